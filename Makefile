@@ -1,0 +1,38 @@
+# Two commands do everything on a fresh machine: `make demo` and `make test`. Both set up .venv by themselves.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: help demo test lint unit bench train evaluate setup-demo setup-test clean
+
+help: ## show what there is
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
+
+demo: setup-demo ## ask sums, get answers and drawn digits, over etcd, ZMQ and vLLM
+	@$(BIN)/omni demo $(DEMO_ARGS)
+
+test: setup-test lint ## everything CI runs: linters, types, unit, contract, integration, the demo end to end
+	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint: setup-test ## ruff and mypy
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check --quiet . && $(BIN)/mypy
+
+unit: setup-test ## the fast tests only
+	@$(BIN)/python -m pytest tests/unit $(PYTEST_ARGS)
+
+bench: setup-demo ## hub overhead, start-up and memory, printed and written to demo-output/bench.json
+	@$(BIN)/python -m tests.bench.demo_numbers
+
+train: setup-test ## train both demo models again from fixed seeds
+	@$(BIN)/python -m stage_runtime.demo.train_thinker && $(BIN)/python -m stage_runtime.demo.train_painter
+
+evaluate: setup-test ## the accuracy figures of the README
+	@$(BIN)/python -m stage_runtime.demo.evaluate
+
+setup-demo:
+	@$(PYTHON) compose/setup_venv.py demo
+
+setup-test:
+	@$(PYTHON) compose/setup_venv.py test
+
+clean: ## remove .venv and what the demo wrote
+	rm -rf .venv demo-output .mypy_cache .ruff_cache .pytest_cache
