@@ -1,0 +1,146 @@
+"""The ``omni`` command. Its sub-commands are entry points of the group ``omni_discovery.commands``."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+import time
+from importlib.metadata import EntryPoint, entry_points
+from typing import TYPE_CHECKING, Final, Protocol
+
+from omni_discovery import __version__
+from omni_discovery.endpoints import parse_endpoints
+from omni_discovery.errors import ConfigError, OmniError, RegistryUnavailableError
+from omni_discovery.runtime_file import read_embedded, runtime_dir
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+GROUP: Final = "omni_discovery.commands"
+
+
+class Command(Protocol):
+    """One sub-command. ``run`` returns the exit code and may raise OmniError: one clear line, exit code 2 or 1."""
+
+    summary: str
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Declare the flags."""
+
+    def run(self, arguments: argparse.Namespace) -> int:
+        """Do it."""
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run ``omni``; return the exit code: 0 done, 1 failed, 2 used wrongly, 130 interrupted."""
+    parser = argparse.ArgumentParser(prog="omni", description="Serve multi-stage models on many hosts, without a head.")
+    parser.add_argument("--version", action="version", version=f"omni {__version__}")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    for entry in sorted(entry_points(group=GROUP), key=lambda entry: entry.name):
+        _add(commands, entry)
+    arguments = parser.parse_args(argv)
+    try:
+        return int(arguments.command.run(arguments))
+    except ConfigError as error:
+        return _complain(error, 2)
+    except OmniError as error:
+        return _complain(error, 1)
+    except KeyboardInterrupt:
+        return 130
+
+
+def configure_logging(*, verbose: bool = False) -> None:
+    """One line per transition on standard error."""
+    logging.basicConfig(
+        level=logging.DEBUG if verbose else logging.INFO,
+        format="%(asctime)s %(levelname)-7s %(message)s",
+        datefmt="%H:%M:%S",
+        stream=sys.stderr,
+    )
+
+
+def add_registry_options(parser: argparse.ArgumentParser) -> None:
+    """The flags that say which registry and which namespace."""
+    parser.add_argument(
+        "--etcd-endpoints",
+        metavar="HOST:PORT[,...]",
+        default=os.environ.get("OMNI_ETCD_ENDPOINTS"),
+        help="the etcd cluster (default: $OMNI_ETCD_ENDPOINTS)",
+    )
+    parser.add_argument("--namespace", default="default", help="which deployment on that etcd (default: %(default)s)")
+
+
+def user_runtime_dir() -> Path:
+    """Where this user's embedded etcd leaves its endpoint."""
+    return runtime_dir(os.environ.get("XDG_RUNTIME_DIR"))
+
+
+def find_endpoints(arguments: argparse.Namespace) -> str:
+    """The endpoints that the flags name, else those of this user's embedded etcd. Raise ConfigError without any."""
+    if arguments.etcd_endpoints:
+        return ",".join(parse_endpoints(arguments.etcd_endpoints))
+    embedded = read_embedded(user_runtime_dir(), arguments.namespace)
+    if embedded is None:
+        raise ConfigError(
+            f"no etcd known: give --etcd-endpoints HOST:PORT or set OMNI_ETCD_ENDPOINTS "
+            f"(no embedded etcd of namespace {arguments.namespace!r} runs on this machine)"
+        )
+    return embedded.endpoint
+
+
+class ReplicasCommand:
+    """``omni replicas``: the live table of stages and replicas."""
+
+    summary = "show the stages and their replicas"
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """See Command."""
+        add_registry_options(parser)
+        parser.add_argument("--watch", action="store_true", help="keep showing it until Ctrl-C")
+        parser.add_argument("--json", action="store_true", help="print the records as JSON lines instead")
+
+    def run(self, arguments: argparse.Namespace) -> int:
+        """See Command."""
+        from rich.console import Console
+        from rich.live import Live
+
+        from omni_discovery.clients import OmniCoordClientForHub
+        from omni_discovery.replica_table import replica_json, replica_table
+
+        endpoints = find_endpoints(arguments)
+        console = Console()
+        with OmniCoordClientForHub(endpoints, namespace=arguments.namespace) as client:
+            try:
+                client.wait_synced(timeout_s=5.0)
+            except TimeoutError as error:
+                raise RegistryUnavailableError(f"no etcd answered at {endpoints}: correct --etcd-endpoints") from error
+            if arguments.json:
+                for line in replica_json(client.view()):
+                    sys.stdout.write(line + "\n")
+            elif arguments.watch:
+                with Live(console=console, refresh_per_second=4) as live:
+                    while True:
+                        live.update(replica_table(client.view(), arguments.namespace, time.time()))
+                        time.sleep(0.25)
+            else:
+                console.print(replica_table(client.view(), arguments.namespace, time.time()))
+        return 0
+
+
+def _add(commands: argparse._SubParsersAction[argparse.ArgumentParser], entry: EntryPoint) -> None:
+    try:
+        command: Command = entry.load()()
+    except ImportError as error:
+        # One broken third-party command must not take the others away.
+        sys.stderr.write(f"omni: the command {entry.name!r} can't be loaded: {error}\n")
+        return
+    parser = commands.add_parser(entry.name, help=command.summary, description=command.summary)
+    command.add_arguments(parser)
+    parser.set_defaults(command=command)
+
+
+def _complain(error: OmniError, code: int) -> int:
+    sys.stderr.write(f"omni: {error}\n")
+    return code

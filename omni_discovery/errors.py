@@ -1,0 +1,111 @@
+"""Every error of the project hangs under one root; each class says who must act.
+
+    OmniError
+    ├── ConfigError                 the operator: a flag, a file or a value is wrong
+    ├── RecordError                 whoever wrote the value: it is skipped, nothing else changes
+    ├── WireError                   the peer: the frame is counted and dropped
+    ├── RegistryError
+    │   ├── RegistryUnavailableError    nobody yet: retried; the operator if it lasts
+    │   ├── LeaseNotFoundError          the registrar: grant again, claim again
+    │   ├── CompactedError              the watcher: list again
+    │   └── RegistryRefusedError        the operator: user, role, quota or size
+    ├── EmbeddedEtcdError           the operator: the embedded etcd did not start
+    └── RequestError                the client of one request
+        ├── InvalidRequestError         the caller: 400
+        ├── StageUnavailableError       the operator: no replica of a stage; retry later
+        ├── ReplicaLostError            nobody: retried where that is safe
+        ├── EngineFailedError           the operator: the engine raised
+        ├── OverloadedError             the caller: retry later
+        └── DeadlineExceededError       the caller: it took too long
+"""
+
+from __future__ import annotations
+
+
+class OmniError(Exception):
+    """Root of all errors raised on purpose by this project."""
+
+
+class ConfigError(OmniError, ValueError):
+    """A flag, file or value is wrong; the message says which and what would be right."""
+
+
+class RecordError(OmniError, ValueError):
+    """A value in the registry can't be read."""
+
+    def __init__(self, key: str, reason: str) -> None:
+        super().__init__(f"{key}: {reason}")
+        self.key = key
+        self.reason = reason
+
+
+class WireError(OmniError, ValueError):
+    """A frame of the data plane can't be read."""
+
+
+class RegistryError(OmniError):
+    """Something between us and etcd went wrong."""
+
+
+class RegistryUnavailableError(RegistryError):
+    """No etcd endpoint answered in time. ``may_have_run`` is true if the call may have taken effect."""
+
+    def __init__(self, message: str, *, may_have_run: bool = False) -> None:
+        super().__init__(message)
+        self.may_have_run = may_have_run
+
+
+class LeaseNotFoundError(RegistryError):
+    """The server says that the lease is gone."""
+
+
+class CompactedError(RegistryError):
+    """The revision asked for is compacted or belongs to another history: list again."""
+
+
+class RegistryRefusedError(RegistryError):
+    """etcd answered and refused: credentials, role, quota or size."""
+
+
+class EmbeddedEtcdError(OmniError):
+    """The embedded etcd could not be started or died while starting."""
+
+
+class RequestError(OmniError):
+    """One request failed. ``retry_after_s`` is set where trying again later makes sense."""
+
+    retry_after_s: float | None = None
+
+
+class InvalidRequestError(RequestError, ValueError):
+    """The request itself is wrong; no replica can serve it."""
+
+
+class StageUnavailableError(RequestError, RuntimeError):
+    """A stage has no replica that can take work."""
+
+    retry_after_s = 1.0
+
+    def __init__(self, stage_id: int, message: str) -> None:
+        super().__init__(message)
+        self.stage_id = stage_id
+
+
+class ReplicaLostError(RequestError):
+    """The replica that held the request went away and the work could not be moved."""
+
+    retry_after_s = 1.0
+
+
+class EngineFailedError(RequestError):
+    """The stage's engine raised while it worked on the request."""
+
+
+class OverloadedError(RequestError):
+    """A bound was reached: too many requests at once."""
+
+    retry_after_s = 1.0
+
+
+class DeadlineExceededError(RequestError, TimeoutError):
+    """The request was not finished by its deadline."""

@@ -1,0 +1,144 @@
+"""The layout of the registry's keys: how they are built and what a key means.
+
+Every prefix ends in ``/``, so that namespace ``a`` never sees the keys of ``ab``.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from omni_discovery.errors import ConfigError
+
+ROOT = "/omni/v1/"
+
+_NAMESPACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
+_HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
+_NUMBER = re.compile(r"0|[1-9][0-9]{0,8}")
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaKey:
+    """``replicas/<stage_id>/<replica_id>``."""
+
+    stage_id: int
+    replica_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class HubKey:
+    """``hubs/<hub_id>``."""
+
+    hub_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class BeatKey:
+    """``beats/<hub_id>``."""
+
+    hub_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaControlKey:
+    """``control/<stage_id>/<replica_id>``."""
+
+    stage_id: int
+    replica_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class HubControlKey:
+    """``control/hubs/<hub_id>``."""
+
+    hub_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineKey:
+    """``pipeline``."""
+
+
+RegistryKey = ReplicaKey | HubKey | BeatKey | ReplicaControlKey | HubControlKey | PipelineKey
+
+
+def check_namespace(namespace: str) -> str:
+    """Return ``namespace`` if it can stand in a key, else raise ConfigError."""
+    if not _NAMESPACE.fullmatch(namespace):
+        raise ConfigError(
+            f"namespace {namespace!r} can't be used: start with a letter or digit, "
+            "then letters, digits, '.', '_' or '-', 63 at most"
+        )
+    return namespace
+
+
+def namespace_prefix(namespace: str) -> str:
+    """The prefix that holds everything of one namespace."""
+    return f"{ROOT}{check_namespace(namespace)}/"
+
+
+def replicas_prefix(namespace: str, stage_id: int | None = None) -> str:
+    """The prefix of all replica records, or of one stage's."""
+    prefix = f"{namespace_prefix(namespace)}replicas/"
+    return prefix if stage_id is None else f"{prefix}{stage_id}/"
+
+
+def replica_key(namespace: str, stage_id: int, replica_id: int) -> str:
+    """The leased key of one replica."""
+    return f"{replicas_prefix(namespace, stage_id)}{replica_id}"
+
+
+def hubs_prefix(namespace: str) -> str:
+    """The prefix of all hub keys: the only hub keys that replicas watch."""
+    return f"{namespace_prefix(namespace)}hubs/"
+
+
+def hub_key(namespace: str, hub_id: str) -> str:
+    """The leased key of one hub."""
+    return f"{hubs_prefix(namespace)}{hub_id}"
+
+
+def beat_key(namespace: str, hub_id: str) -> str:
+    """The leased key that a hub rewrites to see its own echo."""
+    return f"{namespace_prefix(namespace)}beats/{hub_id}"
+
+
+def replica_control_key(namespace: str, stage_id: int, replica_id: int) -> str:
+    """The key by which an operator steers one replica."""
+    return f"{namespace_prefix(namespace)}control/{stage_id}/{replica_id}"
+
+
+def hub_control_key(namespace: str, hub_id: str) -> str:
+    """The key by which an operator revokes one hub."""
+    return f"{namespace_prefix(namespace)}control/hubs/{hub_id}"
+
+
+def pipeline_key(namespace: str) -> str:
+    """The key of the deploy document in force."""
+    return f"{namespace_prefix(namespace)}pipeline"
+
+
+def parse_key(namespace: str, key: str) -> RegistryKey | None:
+    """Say what a key of this namespace means; None for a key that is none of ours."""
+    prefix = namespace_prefix(namespace)
+    if not key.startswith(prefix):
+        return None
+    match key[len(prefix) :].split("/"):
+        case ["pipeline"]:
+            return PipelineKey()
+        case ["replicas", stage_id, replica_id] if _are_numbers(stage_id, replica_id):
+            return ReplicaKey(int(stage_id), int(replica_id))
+        case ["control", "hubs", hub_id] if _HUB_ID.fullmatch(hub_id):
+            return HubControlKey(hub_id)
+        case ["control", stage_id, replica_id] if _are_numbers(stage_id, replica_id):
+            return ReplicaControlKey(int(stage_id), int(replica_id))
+        case ["hubs", hub_id] if _HUB_ID.fullmatch(hub_id):
+            return HubKey(hub_id)
+        case ["beats", hub_id] if _HUB_ID.fullmatch(hub_id):
+            return BeatKey(hub_id)
+        case _:
+            return None
+
+
+def _are_numbers(*parts: str) -> bool:
+    return all(_NUMBER.fullmatch(part) for part in parts)

@@ -1,0 +1,122 @@
+"""KVStore: the small part of etcd that the project needs, as a protocol.
+
+``EtcdKV`` (etcd.py) talks to a server, ``FakeKV`` (testing.py) lives in memory; both pass the same contract suite.
+Keys are text, values bytes. Every method may raise RegistryUnavailableError or RegistryRefusedError.
+An instance belongs to the event loop that it was opened on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class KeyValue:
+    """One key as the server holds it. ``create_revision`` is what the project calls the epoch of a record."""
+
+    key: str
+    value: bytes
+    create_revision: int
+    mod_revision: int
+    lease_id: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """A lease as the server granted it: ``ttl_s`` may be longer than what was asked for."""
+
+    lease_id: int
+    ttl_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """The answer to a create-only or compare-and-swap write.
+
+    ``won`` says whether our value stands; ``current`` is the key as it is now (None if it does not exist).
+    """
+
+    won: bool
+    revision: int
+    current: KeyValue | None
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """All keys under a prefix at one revision, in key order. ``cluster_id`` tells one etcd history from another."""
+
+    revision: int
+    cluster_id: int
+    items: tuple[KeyValue, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PutEvent:
+    """A key was written."""
+
+    item: KeyValue
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteEvent:
+    """A key was deleted or its lease ended, at ``mod_revision``."""
+
+    key: str
+    mod_revision: int
+
+
+WatchEvent = PutEvent | DeleteEvent
+
+
+@dataclass(frozen=True, slots=True)
+class WatchBatch:
+    """Events of one answer, in revision order; empty when the server only proves that it is there.
+
+    The first batch of every watch is empty and says that the watch stands.
+    """
+
+    revision: int
+    events: Sequence[WatchEvent]
+
+
+class KVStore(Protocol):
+    """What the registry's drivers ask of etcd."""
+
+    async def grant(self, ttl_s: float) -> Grant:
+        """Make a lease."""
+
+    async def keep_alive(self, lease_id: int) -> float:
+        """Renew a lease; return the seconds granted anew. Raise LeaseNotFoundError on the server's word only."""
+
+    async def revoke(self, lease_id: int) -> None:
+        """End a lease and delete its keys. A lease that is gone already is no error."""
+
+    async def put(self, key: str, value: bytes, lease_id: int = 0) -> int:
+        """Write a key, attached to the lease if one is given; return the revision. Raise LeaseNotFoundError."""
+
+    async def create(self, key: str, value: bytes, lease_id: int = 0) -> Claim:
+        """Write a key only if it does not exist. Raise LeaseNotFoundError."""
+
+    async def compare_and_put(self, key: str, value: bytes, mod_revision: int, lease_id: int = 0) -> Claim:
+        """Write a key only if it still is at ``mod_revision``. Raise LeaseNotFoundError."""
+
+    async def delete(self, key: str) -> bool:
+        """Delete a key; say whether it existed."""
+
+    async def get(self, key: str) -> KeyValue | None:
+        """Read one key."""
+
+    async def list(self, prefix: str) -> Listing:
+        """Read all keys under a prefix, however many, at one revision."""
+
+    def watch(self, prefix: str, start_revision: int) -> AsyncIterator[WatchBatch]:
+        """Follow all changes under a prefix from ``start_revision`` on.
+
+        Ends only by an error: CompactedError (list again), RegistryUnavailableError (list again later) or
+        RegistryRefusedError. Closing the iterator ends the watch.
+        """
+
+    async def close(self) -> None:
+        """Give back the connection. Idempotent."""

@@ -1,0 +1,91 @@
+"""How a view of the registry looks to a person (a table) or to a script (JSON lines)."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from omni_discovery.messages import ReplicaInfo, ReplicaStatus
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from omni_discovery.table import View
+
+_STYLE: Final = {
+    ReplicaStatus.UP: "green",
+    ReplicaStatus.STARTING: "cyan",
+    ReplicaStatus.DRAINING: "yellow",
+    ReplicaStatus.DOWN: "dim",
+    ReplicaStatus.ERROR: "bold red",
+}
+
+
+def replica_table(view: View, namespace: str, now_s: float) -> Table:
+    """The replicas of a view as a table of 80 columns; ``now_s`` is wall-clock seconds, to show ages."""
+    table = Table(title=_title(view, namespace, now_s), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("replica", justify="right", no_wrap=True)
+    table.add_column("status", no_wrap=True)
+    table.add_column("queue", justify="right", no_wrap=True)
+    table.add_column("model", overflow="ellipsis", no_wrap=True, max_width=20)
+    table.add_column("address", no_wrap=True)
+    table.add_column("process", overflow="ellipsis", no_wrap=True, max_width=24)
+    table.add_column("age", justify="right", no_wrap=True)
+    for info in in_key_order(view):
+        table.add_row(*_row(info, now_s))
+    if not view.replicas:
+        table.caption = "no replica is registered yet"
+    return table
+
+
+def replica_json(view: View) -> Iterator[str]:
+    """One line of JSON for each replica, in key order."""
+    for info in in_key_order(view):
+        yield msgspec.json.encode(dataclasses.asdict(info)).decode()
+
+
+def in_key_order(view: View) -> list[ReplicaInfo]:
+    """The replicas of a view by stage, then replica id."""
+    return [view.replicas[key] for key in sorted(view.replicas)]
+
+
+def _title(view: View, namespace: str, now_s: float) -> Text:
+    counts = f"{_count(len(view.replicas), 'replica')}, {_count(len(view.hubs), 'hub')}"
+    title = Text(f"namespace {namespace} · {counts} · revision {view.revision}")
+    if view.stale_since_s is not None:
+        title.append(f" · not proved fresh for {now_s - view.stale_since_s:.0f} s", style="bold yellow")
+    return title
+
+
+def _row(info: ReplicaInfo, now_s: float) -> tuple[str | Text, ...]:
+    status = Text(info.status.value, style=_STYLE[info.status])
+    if info.status is ReplicaStatus.STARTING and info.phase:
+        status.append(f" {info.phase} {info.progress:.0%}", style="dim")
+    elif info.reason:
+        status.append(f" {info.reason}", style="dim")
+    return (
+        f"{info.stage_id}/{info.replica_id}",
+        status,
+        f"{info.queue_length}/{info.capacity}",
+        info.model.rstrip("/").rsplit("/", 1)[-1],
+        info.input_addr.removeprefix("tcp://"),
+        f"{info.host}:{info.pid} {info.device}",
+        _age(now_s - info.registered_at),
+    )
+
+
+def _count(number: int, thing: str) -> str:
+    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
+
+
+def _age(seconds: float) -> str:
+    if seconds < 90:
+        return f"{max(seconds, 0):.0f} s"
+    if seconds < 5400:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h"

@@ -1,0 +1,57 @@
+"""Where a hub with an embedded etcd leaves its endpoint, for this user's other commands on the same machine."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+import msgspec
+
+from omni_discovery.keys import check_namespace
+
+
+class EmbeddedEndpoint(msgspec.Struct, frozen=True, kw_only=True):
+    """One embedded etcd: its endpoint as ``host:port`` and the process that owns it."""
+
+    endpoint: str
+    pid: int
+
+
+def runtime_dir(xdg_runtime_dir: str | None) -> Path:
+    """The per-user folder: under XDG_RUNTIME_DIR where the system has one, else under the temporary folder."""
+    return Path(xdg_runtime_dir or Path(tempfile.gettempdir()) / f"omni-{os.getuid()}") / "omni"
+
+
+def write_endpoint(folder: Path, namespace: str, endpoint: str) -> Path:
+    """Publish this process's embedded etcd for a namespace; return the file."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    file = _file(folder, namespace)
+    half_written = file.with_suffix(f".{os.getpid()}")
+    half_written.write_bytes(msgspec.json.encode(EmbeddedEndpoint(endpoint=endpoint, pid=os.getpid())))
+    half_written.chmod(0o600)
+    half_written.replace(file)
+    return file
+
+
+def read_embedded(folder: Path, namespace: str) -> EmbeddedEndpoint | None:
+    """The living embedded etcd of this user for a namespace; None if there is none."""
+    try:
+        found = msgspec.json.decode(_file(folder, namespace).read_bytes(), type=EmbeddedEndpoint)
+    except (OSError, msgspec.DecodeError):
+        return None
+    return found if Path(f"/proc/{found.pid}").exists() else None
+
+
+def remove_endpoint(folder: Path, namespace: str) -> None:
+    """Take the file back, if it still is this process's. Idempotent."""
+    file = _file(folder, namespace)
+    try:
+        if msgspec.json.decode(file.read_bytes(), type=EmbeddedEndpoint).pid == os.getpid():
+            file.unlink()
+    except (OSError, msgspec.DecodeError):
+        return
+
+
+def _file(folder: Path, namespace: str) -> Path:
+    return folder / f"{check_namespace(namespace)}.etcd.json"

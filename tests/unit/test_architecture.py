@@ -1,0 +1,158 @@
+"""The walls between the rooms, checked on the imports as they are written."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+ROOMS = ("omni_discovery", "stage_runtime", "hub")
+
+#: Files that decide. They import nothing that waits, draws lots, reads a clock or talks.
+PURE_CORES = (
+    "omni_discovery/errors.py",
+    "omni_discovery/messages.py",
+    "omni_discovery/wire.py",
+    "omni_discovery/keys.py",
+    "omni_discovery/deploy.py",
+    "omni_discovery/lease.py",
+    "omni_discovery/table.py",
+    "stage_runtime/lifecycle.py",
+    "stage_runtime/restarts.py",
+    "hub/pipeline.py",
+    "hub/request.py",
+    "hub/pool_core.py",
+)
+IMPURE = {"asyncio", "threading", "zmq", "grpc", "time", "random", "os", "subprocess", "socket", "uvloop"}
+#: The balancers draw lots and lock themselves, as the system described has them do.
+BALANCERS_MAY = {"random", "threading"}
+
+ZMQ_FILES = {
+    "omni_discovery/security.py",
+    "stage_runtime/server.py",
+    "hub/zmq_loop.py",
+    "hub/stage_client.py",
+}
+WEB = {"starlette", "uvicorn", "fastapi", "aiohttp"}
+
+
+def imports_of(path: Path, *, module_level_only: bool = False) -> Iterator[str]:
+    """Every module that a file imports, dotted; with ``module_level_only`` without those inside functions."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    nodes: list[ast.AST] = list(_module_level(tree)) if module_level_only else list(ast.walk(tree))
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.module
+
+
+def _module_level(node: ast.AST) -> Iterator[ast.AST]:
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.dump(child.test):
+            continue
+        yield child
+        yield from _module_level(child)
+
+
+def files_of(*rooms: str) -> list[str]:
+    return sorted(str(path.relative_to(ROOT)) for room in rooms for path in (ROOT / room).rglob("*.py"))
+
+
+def tops(names: Iterator[str]) -> set[str]:
+    return {name.split(".", 1)[0] for name in names}
+
+
+@pytest.mark.parametrize("name", PURE_CORES)
+def test_a_pure_core_imports_nothing_that_acts(name: str) -> None:
+    assert not tops(imports_of(ROOT / name)) & IMPURE
+
+
+def test_the_balancers_import_chance_and_locks_and_nothing_else_that_acts() -> None:
+    assert not tops(imports_of(ROOT / "omni_discovery/balancers.py")) & (IMPURE - BALANCERS_MAY)
+
+
+@pytest.mark.parametrize(
+    ("room", "forbidden"),
+    [
+        ("omni_discovery", {"hub", "stage_runtime"}),
+        ("hub", {"stage_runtime"}),
+        ("stage_runtime", {"hub"}),
+    ],
+)
+def test_the_rooms_only_know_the_rooms_that_they_may(room: str, forbidden: set[str]) -> None:
+    for name in files_of(room):
+        assert not tops(imports_of(ROOT / name)) & forbidden, name
+
+
+def test_only_the_etcd_files_talk_grpc() -> None:
+    allowed = {"omni_discovery/etcd.py", "omni_discovery/_etcd_messages.py"}
+    for name in files_of(*ROOMS):
+        if name not in allowed and not name.startswith("omni_discovery/etcd"):
+            assert not tops(imports_of(ROOT / name)) & {"grpc", "etcd3"}, name
+
+
+def test_only_the_data_plane_drivers_talk_zmq() -> None:
+    for name in files_of(*ROOMS):
+        if name not in ZMQ_FILES and "/connectors/" not in name:
+            assert "zmq" not in tops(imports_of(ROOT / name)), name
+
+
+def test_torch_stays_in_engines_connectors_and_demo() -> None:
+    for name in files_of(*ROOMS):
+        if not name.startswith(("stage_runtime/engines/", "stage_runtime/connectors/", "stage_runtime/demo/")):
+            assert "torch" not in tops(imports_of(ROOT / name)), name
+
+
+def test_connectors_and_the_engine_list_import_torch_and_vllm_only_when_used() -> None:
+    lazy = files_of("stage_runtime/connectors")
+    lazy += ["stage_runtime/engines/__init__.py", "stage_runtime/engines/base.py", "stage_runtime/engines/echo.py"]
+    for name in lazy:
+        assert not tops(imports_of(ROOT / name, module_level_only=True)) & {"torch", "vllm"}, name
+
+
+def test_vllm_stays_in_the_engines() -> None:
+    for name in files_of(*ROOMS):
+        if not name.startswith("stage_runtime/engines/"):
+            assert "vllm" not in tops(imports_of(ROOT / name)), name
+
+
+def test_the_web_framework_stays_in_the_api() -> None:
+    for name in files_of(*ROOMS):
+        if not name.startswith("hub/api/"):
+            assert not tops(imports_of(ROOT / name)) & WEB, name
+
+
+def test_only_cli_files_read_arguments_and_environment() -> None:
+    for name in files_of(*ROOMS):
+        if Path(name).name in {"cli.py", "__main__.py"} or name.startswith("stage_runtime/demo/"):
+            continue
+        for node in ast.walk(ast.parse((ROOT / name).read_text(encoding="utf-8"))):
+            reads = isinstance(node, ast.Attribute) and node.attr in {"environ", "argv", "getenv"}
+            assert not reads or name in ENVIRONMENT_PASSED_ON, f"{name}:{getattr(node, 'lineno', 0)}"
+
+
+#: The supervisor hands its own environment, narrowed, to the replicas that it starts.
+ENVIRONMENT_PASSED_ON = {"stage_runtime/process_manager.py"}
+
+
+def test_no_pickle_anywhere() -> None:
+    for name in files_of(*ROOMS):
+        assert not tops(imports_of(ROOT / name)) & {"pickle", "cloudpickle", "dill", "marshal", "shelve"}, name
+
+
+def test_the_top_level_holds_what_was_agreed_and_nothing_else() -> None:
+    agreed = {"pyproject.toml", "Makefile", "LICENSE", "README.md", "docs", "tests", "compose", *ROOMS}
+    left_by_tools = {"demo-output", "build", "dist"}
+    found = {path.name for path in ROOT.iterdir() if not path.name.startswith((".", "__"))}
+    assert found - left_by_tools == agreed
+
+
+def test_source_files_stay_small() -> None:
+    long = {name: n for name in files_of(*ROOMS) if (n := len((ROOT / name).read_text().splitlines())) > 300}
+    assert not long

@@ -1,0 +1,92 @@
+"""The deploy document: what is read, what is refused, and what the refusal says."""
+
+from __future__ import annotations
+
+import pytest
+
+from omni_discovery.deploy import (
+    DEFAULT_CONNECTOR,
+    DeployConfig,
+    decode_deploy,
+    describe_difference,
+    encode_deploy,
+    parse_deploy,
+)
+from omni_discovery.errors import ConfigError
+
+TREE = """
+model: tree
+stages:
+  - {stage_id: 0, engine: echo, model: /m/thinker, final_output: text}
+  - {stage_id: 1, engine: echo, final_output: audio}
+  - {stage_id: 2, engine: echo, final_output: image, input_from: [0], runtime: {devices: "0,1", num_replicas: 2}}
+edges:
+  - {from: 0, to: 2, connector: small}
+connectors:
+  small: {name: SharedMemoryConnector, extra: {shm_threshold_bytes: 0}}
+"""
+
+
+@pytest.fixture
+def tree() -> DeployConfig:
+    return parse_deploy(TREE, "tree.yaml")
+
+
+def test_a_stage_takes_input_from_the_one_before_unless_it_says_otherwise(tree: DeployConfig) -> None:
+    assert [tree.inputs_of(stage) for stage in (0, 1, 2)] == [(), (0,), (0,)]
+
+
+def test_an_edge_without_a_connector_gets_shared_memory(tree: DeployConfig) -> None:
+    assert tree.connector_of(0, 1).name == DEFAULT_CONNECTOR
+    assert tree.connector_of(0, 2).extra == {"shm_threshold_bytes": 0}
+
+
+def test_the_document_survives_the_registry_and_has_one_form(tree: DeployConfig) -> None:
+    value = encode_deploy(tree)
+    assert decode_deploy(value, "pipeline") == tree
+    assert encode_deploy(decode_deploy(value, "pipeline")) == value
+
+
+def test_clients_see_the_model_name_or_the_first_stages(tree: DeployConfig) -> None:
+    assert tree.served_name == "tree"
+    assert parse_deploy(TREE.replace("model: tree\n", ""), "t").served_name == "thinker"
+    assert parse_deploy("stages: [{stage_id: 0, engine: echo, final_output: text}]", "t").served_name == "echo"
+
+
+def test_a_difference_names_the_place_and_both_sides(tree: DeployConfig) -> None:
+    other = parse_deploy(TREE.replace("audio", "none").replace("num_replicas: 2", "num_replicas: 3"), "other")
+    assert describe_difference(tree, tree) == ""
+    assert describe_difference(tree, other) == (
+        "stages[1].final_output: 'audio' here, 'none' in force; stages[2].runtime.num_replicas: 2 here, 3 in force"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("stages: [", "line 1: not YAML"),
+        ("- 1", "mapping"),
+        ("stages: []", "empty"),
+        ("stages: 3", "$.stages"),
+        (TREE.replace("engine: echo, model", "engin: echo, model"), "did you mean 'engine'?"),
+        (TREE.replace("stage_id: 1", "stage_id: 0"), "twice"),
+        (TREE.replace("input_from: [0]", "input_from: [9]"), "stage 9"),
+        (TREE.replace("input_from: [0]", "input_from: [2]"), "does not stand before"),
+        (TREE.replace("{from: 0, to: 2", "{from: 1, to: 2"), "joins no two stages"),
+        (TREE.replace("connector: small", "connector: big"), "there are: small"),
+        (TREE.replace("num_replicas: 2", "num_replicas: 0"), ">= 1"),
+        (TREE.replace("stage_id: 0", "stage_id: -1"), ">= 0"),
+        ("stages: [{stage_id: 0, engine: echo}]", "final_output"),
+    ],
+)
+def test_a_wrong_document_is_refused_with_its_place(text: str, said: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        parse_deploy(text, "file.yaml")
+    assert "file.yaml" in str(error.value)
+    assert said in str(error.value)
+
+
+def test_a_damaged_value_in_the_registry_is_a_config_error() -> None:
+    for value in (b"\xff", b"{", b"[" * 100_000):
+        with pytest.raises(ConfigError, match="pipeline"):
+            decode_deploy(value, "pipeline")

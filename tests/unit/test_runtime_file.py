@@ -1,0 +1,47 @@
+"""How other commands of one user find the embedded etcd of a hub."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from omni_discovery.errors import ConfigError
+from omni_discovery.runtime_file import read_embedded, remove_endpoint, runtime_dir, write_endpoint
+
+
+def test_what_a_living_process_wrote_is_found_until_it_takes_it_back(tmp_path: Path) -> None:
+    file = write_endpoint(tmp_path, "default", "127.0.0.1:1")
+    found = read_embedded(tmp_path, "default")
+    assert found is not None
+    assert (found.endpoint, found.pid) == ("127.0.0.1:1", os.getpid())
+    assert file.stat().st_mode & 0o777 == 0o600
+    remove_endpoint(tmp_path, "default")
+    assert read_embedded(tmp_path, "default") is None
+    remove_endpoint(tmp_path, "default")
+
+
+def test_namespaces_have_files_of_their_own(tmp_path: Path) -> None:
+    write_endpoint(tmp_path, "a", "127.0.0.1:1")
+    assert read_embedded(tmp_path, "b") is None
+
+
+def test_the_file_of_a_dead_process_and_a_damaged_one_count_as_none(tmp_path: Path) -> None:
+    file = write_endpoint(tmp_path, "default", "127.0.0.1:1")
+    file.write_text('{"endpoint": "127.0.0.1:1", "pid": 4194305}')
+    assert read_embedded(tmp_path, "default") is None
+    file.write_text("{")
+    assert read_embedded(tmp_path, "default") is None
+    remove_endpoint(tmp_path, "default")
+    assert file.exists()
+
+
+def test_a_namespace_can_not_leave_the_folder(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError):
+        write_endpoint(tmp_path, "../x", "127.0.0.1:1")
+
+
+def test_the_folder_is_the_users_own() -> None:
+    assert runtime_dir("/run/user/7") == Path("/run/user/7/omni")
+    assert str(os.getuid()) in str(runtime_dir(None))
