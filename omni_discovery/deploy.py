@@ -23,7 +23,7 @@ DEFAULT_CONNECTOR: Final = "SharedMemoryConnector"
 
 
 class RuntimeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Where a stage's local replicas run. ``devices`` is split among them, as in CUDA_VISIBLE_DEVICES; empty: the CPU."""
+    """Where a stage's local replicas run. ``devices``, as CUDA_VISIBLE_DEVICES has them, is split among them."""
 
     devices: str = ""
     num_replicas: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 1

@@ -7,7 +7,7 @@ An instance belongs to the event loop that it was opened on.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -111,11 +111,11 @@ class KVStore(Protocol):
     async def list(self, prefix: str) -> Listing:
         """Read all keys under a prefix, however many, at one revision."""
 
-    def watch(self, prefix: str, start_revision: int) -> AsyncIterator[WatchBatch]:
+    def watch(self, prefix: str, start_revision: int) -> AsyncGenerator[WatchBatch, None]:
         """Follow all changes under a prefix from ``start_revision`` on.
 
         Ends only by an error: CompactedError (list again), RegistryUnavailableError (list again later) or
-        RegistryRefusedError. Closing the iterator ends the watch.
+        RegistryRefusedError. Closing the generator ends the watch.
         """
 
     async def close(self) -> None:

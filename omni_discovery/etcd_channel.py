@@ -1,0 +1,144 @@
+"""One gRPC channel per etcd endpoint, and what gRPC's errors mean.
+
+An endpoint that fails is left for the next one; its channel stays open and heals by itself, because closing a channel
+would break the calls that others have on it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Sequence
+from typing import Any, Final
+
+import grpc
+import grpc.aio
+
+from omni_discovery._etcd_messages import stubs
+from omni_discovery.errors import (
+    CompactedError,
+    LeaseNotFoundError,
+    RegistryError,
+    RegistryRefusedError,
+    RegistryUnavailableError,
+)
+
+#: Streams need it: without a leader a member must say so instead of staying silent.
+HAS_LEADER: Final = (("hasleader", "true"),)
+
+_MAX_MESSAGE_BYTES: Final = 64 * 1024 * 1024
+_DRAIN_S: Final = 0.1
+
+_UNAVAILABLE: Final = frozenset(
+    {
+        grpc.StatusCode.UNAVAILABLE,
+        grpc.StatusCode.DEADLINE_EXCEEDED,
+        # The server's own deadline arrives so; our own cancellations never come through here.
+        grpc.StatusCode.CANCELLED,
+        grpc.StatusCode.ABORTED,
+        grpc.StatusCode.INTERNAL,
+        grpc.StatusCode.UNKNOWN,
+    }
+)
+#: Texts of failures that happen before etcd looks at the request.
+_NEVER_RAN: Final = (
+    "failed to connect to all addresses",
+    "connections to all backends failing",
+    "DNS resolution failed",
+    "Name resolution failure",
+    "etcdserver: no leader",
+    "etcdserver: not ready",
+    "etcdserver: too many requests",
+)
+
+
+def channel_options(connect_timeout_s: float) -> list[tuple[str, int]]:
+    """What makes a dead or hung server noticed, and a healthy one not offended."""
+    return [
+        ("grpc.keepalive_time_ms", 10_000),
+        ("grpc.keepalive_timeout_ms", 3_000),
+        # grpcio waits a minute for the answer to a ping unless this is set.
+        ("grpc.http2.ping_timeout_ms", 3_000),
+        ("grpc.http2.max_pings_without_data", 0),
+        ("grpc.initial_reconnect_backoff_ms", 100),
+        ("grpc.min_reconnect_backoff_ms", int(connect_timeout_s * 1000)),
+        ("grpc.max_reconnect_backoff_ms", 1_000),
+        ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
+        ("grpc.enable_http_proxy", 0),
+        # Clients of one process would share a connection, and a busy watch would delay another's renewals.
+        ("grpc.use_local_subchannel_pool", 1),
+    ]
+
+
+def map_error(error: grpc.RpcError) -> RegistryError:
+    """Say in the project's words what gRPC reported."""
+    code, details = error.code(), error.details() or ""
+    if code is grpc.StatusCode.NOT_FOUND and "lease not found" in details:
+        return LeaseNotFoundError(details)
+    if code is grpc.StatusCode.OUT_OF_RANGE:
+        return CompactedError(details)
+    if code in _UNAVAILABLE or "too many requests" in details:
+        never_ran = any(text in details for text in _NEVER_RAN)
+        return RegistryUnavailableError(f"{code.name}: {details}", may_have_run=not never_ran)
+    return RegistryRefusedError(f"{code.name}: {details}")
+
+
+def was_cancelled() -> bool:
+    """Whether the CancelledError at hand is meant for this task.
+
+    grpc.aio also lets a call end by CancelledError when its channel is closed under it.
+    """
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+def closed_under(action: str) -> RegistryUnavailableError:
+    """What a CancelledError means that is not for this task."""
+    return RegistryUnavailableError(f"{action}: the connection was closed", may_have_run=True)
+
+
+class Line:
+    """The channel to one endpoint with its stubs."""
+
+    def __init__(self, endpoint: str, connect_timeout_s: float) -> None:
+        self.endpoint = endpoint
+        self._channel = grpc.aio.insecure_channel(endpoint, options=channel_options(connect_timeout_s))
+        self.kv: Any = stubs.KVStub(self._channel)
+        self.lease: Any = stubs.LeaseStub(self._channel)
+        self.watch: Any = stubs.WatchStub(self._channel)
+
+    async def close(self) -> None:
+        """Break all calls and close."""
+        await self._channel.close(grace=None)
+
+
+class Lines:
+    """The endpoints; all calls use one until it fails, then the next."""
+
+    def __init__(self, endpoints: Sequence[str], connect_timeout_s: float) -> None:
+        # Each client starts elsewhere, so that the members share the load.
+        shift = random.randrange(len(endpoints))
+        ordered = [*endpoints[shift:], *endpoints[:shift]]
+        self._lines = tuple(Line(endpoint, connect_timeout_s) for endpoint in ordered)
+        self._current = 0
+
+    def __len__(self) -> int:
+        return len(self._lines)
+
+    @property
+    def current(self) -> Line:
+        """The endpoint to use now."""
+        return self._lines[self._current]
+
+    def leave(self, line: Line) -> None:
+        """Go to the next endpoint, unless another call has left ``line`` already."""
+        if self.current is line:
+            self._current = (self._current + 1) % len(self._lines)
+
+    async def close(self) -> None:
+        """Close all channels."""
+        for line in self._lines:
+            await line.close()
+        # Calls that were broken off still report through a thread of gRPC's own, and the loop must be there for that:
+        # if it is closed by then, the events of the process's other loops are held up.
+        await asyncio.sleep(_DRAIN_S)

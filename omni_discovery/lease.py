@@ -1,0 +1,236 @@
+"""Lease: when to renew, when to doubt, and when a lease is really gone.
+
+The server alone says that a lease is gone. A client that can't reach it only knows that the deadline it could vouch for
+has passed: the lease is SUSPECT then, renewals go on, and often the server takes them (it was down itself, and a
+restarted server counts all leases anew).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+from omni_discovery.errors import ConfigError
+
+_RENEWALS_PER_TTL: Final = 3
+_FIRST_RETRY_S: Final = 0.1
+_LONGEST_RETRY_S: Final = 2.0
+
+
+class LeaseState(Enum):
+    """What is known about the lease."""
+
+    UNGRANTED = "ungranted"
+    HELD = "held"
+    SUSPECT = "suspect"
+    LOST = "lost"
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    """The server made a lease. ``ttl_s`` is what it granted, ``sent_at_s`` when we asked."""
+
+    lease_id: int
+    ttl_s: float
+    sent_at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class GrantFailed:
+    """No lease was made, or we do not know of it."""
+
+    reason: str
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Renewed:
+    """The server took a renewal sent at ``sent_at_s``."""
+
+    lease_id: int
+    ttl_s: float
+    sent_at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class RenewFailed:
+    """A renewal was not answered."""
+
+    lease_id: int
+    reason: str
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class ServerForgot:
+    """The server said that there is no such lease: to a renewal, or to a write under it."""
+
+    lease_id: int
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has passed. ``may_renew`` is false while the replica does not deserve its lease: alive is not able."""
+
+    now_s: float
+    may_renew: bool = True
+
+
+LeaseEvent = Granted | GrantFailed | Renewed | RenewFailed | ServerForgot | Tick
+
+
+@dataclass(frozen=True, slots=True)
+class SendGrant:
+    """Ask for a lease; answer with Granted or GrantFailed."""
+
+    ttl_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class SendKeepAlive:
+    """Renew; answer with Renewed, RenewFailed or ServerForgot."""
+
+    lease_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeclareHeld:
+    """The lease is good: just granted, or no longer suspect."""
+
+    lease_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeclareSuspect:
+    """No renewal got through for a whole TTL: the keys may be gone, nobody here knows."""
+
+    lease_id: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class DeclareLost:
+    """The lease and its keys are gone, on the server's word."""
+
+    lease_id: int
+    reason: str
+
+
+LeaseAction = SendGrant | SendKeepAlive | DeclareHeld | DeclareSuspect | DeclareLost
+
+
+class Lease:
+    """One lease after the other. ``jitter`` returns a number from 0 to 1 each time."""
+
+    def __init__(self, ttl_s: float, *, jitter: Callable[[], float]) -> None:
+        if not ttl_s > 0:
+            raise ConfigError(f"a lease lives longer than 0 s, not {ttl_s}")
+        self.state = LeaseState.UNGRANTED
+        #: 0 while there is none. Given up only on the server's word.
+        self.lease_id = 0
+        #: Seconds the server granted last, which may be more than was asked for.
+        self.granted_ttl_s = ttl_s
+        #: Until then the server can't have ended the lease.
+        self.deadline_s = 0.0
+        self._asked_ttl_s = ttl_s
+        self._jitter = jitter
+        self._due_s = float("-inf")
+        self._is_sent = False
+        self._failures = 0
+        self._last_failure = ""
+
+    @property
+    def next_tick_s(self) -> float | None:
+        """When the next Tick changes something; None while an answer is awaited and nothing else can happen."""
+        moments = [] if self._is_sent else [self._due_s]
+        if self.state is LeaseState.HELD:
+            moments.append(self.deadline_s)
+        return min(moments, default=None)
+
+    def handle(self, event: LeaseEvent) -> list[LeaseAction]:
+        """Apply one event; return what the driver must do. An event about another lease changes nothing."""
+        match event:
+            case Tick(now_s, may_renew):
+                return self._on_tick(now_s, may_renew)
+            case Granted(lease_id, ttl_s, sent_at_s):
+                return self._on_granted(lease_id, ttl_s, sent_at_s)
+            case GrantFailed(reason, at_s):
+                if not self.lease_id:
+                    self._retry_later(reason, at_s)
+                return []
+            case Renewed(lease_id, ttl_s, sent_at_s):
+                return self._on_renewed(lease_id, ttl_s, sent_at_s) if self._is_ours(lease_id) else []
+            case RenewFailed(lease_id, reason, at_s):
+                if self._is_ours(lease_id):
+                    self._retry_later(reason, at_s)
+                return []
+            case ServerForgot(lease_id, at_s):
+                return self._on_forgotten(lease_id, at_s) if self._is_ours(lease_id) else []
+
+    def _is_ours(self, lease_id: int) -> bool:
+        return self.lease_id == lease_id != 0
+
+    def _on_tick(self, now_s: float, may_renew: bool) -> list[LeaseAction]:
+        actions: list[LeaseAction] = []
+        if self.state is LeaseState.HELD and now_s >= self.deadline_s:
+            self.state = LeaseState.SUSPECT
+            reason = self._last_failure or ("no renewal was answered" if may_renew else "renewals are withheld")
+            actions.append(DeclareSuspect(self.lease_id, reason))
+        if self._is_sent or now_s < self._due_s:
+            return actions
+        if not may_renew:
+            self._due_s = now_s + self._retry_bound_s()
+            return actions
+        self._is_sent = True
+        actions.append(SendKeepAlive(self.lease_id) if self.lease_id else SendGrant(self._asked_ttl_s))
+        return actions
+
+    def _on_granted(self, lease_id: int, ttl_s: float, sent_at_s: float) -> list[LeaseAction]:
+        if self.lease_id:
+            return []
+        self.lease_id = lease_id
+        self.deadline_s = float("-inf")
+        self._extend(ttl_s, sent_at_s)
+        self.state = LeaseState.HELD
+        return [DeclareHeld(lease_id)]
+
+    def _on_renewed(self, lease_id: int, ttl_s: float, sent_at_s: float) -> list[LeaseAction]:
+        was_suspect = self.state is LeaseState.SUSPECT
+        self._extend(ttl_s, sent_at_s)
+        self.state = LeaseState.HELD
+        return [DeclareHeld(lease_id)] if was_suspect else []
+
+    def _on_forgotten(self, lease_id: int, at_s: float) -> list[LeaseAction]:
+        reason = "the server has no such lease"
+        if self.state is LeaseState.SUSPECT:
+            reason += f" after: {self._last_failure or 'renewals were withheld'}"
+        self.state = LeaseState.LOST
+        self.lease_id = 0
+        self._is_sent = False
+        self._failures = 0
+        # A wiped or restarted registry tells everybody at once; they should not all come back in one instant.
+        self._due_s = at_s + _FIRST_RETRY_S * self._jitter()
+        return [DeclareLost(lease_id, reason)]
+
+    def _extend(self, ttl_s: float, sent_at_s: float) -> None:
+        self.granted_ttl_s = ttl_s
+        # Counted from when we sent, not from when the answer came: the server restarted its countdown somewhere in
+        # between, and only the earlier instant is safe to trust. An answer that was overtaken takes nothing back.
+        self.deadline_s = max(self.deadline_s, sent_at_s + ttl_s)
+        self._due_s = sent_at_s + ttl_s / _RENEWALS_PER_TTL * (1.0 - 0.1 * self._jitter())
+        self._is_sent = False
+        self._failures = 0
+        self._last_failure = ""
+
+    def _retry_later(self, reason: str, at_s: float) -> None:
+        self._is_sent = False
+        self._last_failure = reason
+        longest_s = min(self._retry_bound_s(), _FIRST_RETRY_S * 2.0 ** min(self._failures, 30))
+        self._failures += 1
+        self._due_s = at_s + longest_s * (0.5 + 0.5 * self._jitter())
+
+    def _retry_bound_s(self) -> float:
+        return min(_LONGEST_RETRY_S, self.granted_ttl_s / (2 * _RENEWALS_PER_TTL))

@@ -1,0 +1,112 @@
+"""CURVE keys and who may connect: every process makes a pair and publishes the public half in its leased key.
+
+Keys travel as ZMQ's printable form (Z85, 40 characters). The secret half is never logged, shown or sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import zmq
+from zmq.utils import z85
+
+from omni_discovery.errors import ConfigError
+
+#: Length of a key in its printable form.
+KEY_LENGTH = 40
+
+
+@dataclass(frozen=True, slots=True)
+class KeyPair:
+    """One process's CURVE keys; the secret does not show in ``repr``."""
+
+    public: str
+    secret: str = field(repr=False)
+
+    @classmethod
+    def generate(cls) -> KeyPair:
+        """Make a new pair."""
+        public, secret = zmq.curve_keypair()
+        return cls(public.decode("ascii"), secret.decode("ascii"))
+
+    @classmethod
+    def from_secret(cls, secret: str) -> KeyPair:
+        """The pair that belongs to a saved secret. Raise ConfigError if it is none."""
+        try:
+            return cls(zmq.curve_public(secret.encode("ascii")).decode("ascii"), secret)
+        except (ValueError, zmq.ZMQError) as error:
+            raise ConfigError("the saved CURVE secret is damaged; delete its file and a new one is made") from error
+
+
+def is_public_key(text: str) -> bool:
+    """Whether ``text`` can be a public key in the form that records hold."""
+    if len(text) != KEY_LENGTH or not text.isascii():
+        return False
+    try:
+        return len(z85.decode(text)) == 32
+    except (KeyError, ValueError, OverflowError):
+        return False
+
+
+def secure_server(socket: zmq.Socket[bytes], pair: KeyPair) -> None:
+    """Make a socket, before it binds, speak only to peers that know its public key."""
+    socket.curve_publickey = pair.public.encode("ascii")
+    socket.curve_secretkey = pair.secret.encode("ascii")
+    socket.curve_server = True
+
+
+def secure_client(socket: zmq.Socket[bytes], pair: KeyPair, server_public: str) -> None:
+    """Make a socket, before it connects, speak only to the holder of ``server_public``.
+
+    Raise ConfigError if that is no key.
+    """
+    if not is_public_key(server_public):
+        raise ConfigError("the peer's record holds no usable CURVE public key")
+    socket.curve_publickey = pair.public.encode("ascii")
+    socket.curve_secretkey = pair.secret.encode("ascii")
+    socket.curve_serverkey = server_public.encode("ascii")
+
+
+class Gatekeeper:
+    """Says who may open a connection to the servers of one ZMQ context. Used by one thread, but for ``allow``.
+
+    A refused peer is cut off silently and may try again: its key may be on its way through the registry.
+    """
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
+        #: Who may connect: hub id by public key. Swapped whole, so a reader's view never moves.
+        self._allowed: Mapping[str, str] = {}
+        #: How many handshakes were refused.
+        self.refused = 0
+        self.socket = context.socket(zmq.ROUTER)
+        self.socket.linger = 0
+        self.socket.bind("inproc://zeromq.zap.01")
+
+    def allow(self, hubs_by_key: Mapping[str, str]) -> None:
+        """Set who may connect from now on. Connections that stand are not touched. Callable from any thread."""
+        self._allowed = dict(hubs_by_key)
+
+    def answer(self) -> None:
+        """Answer all questions that wait. A peer's hub id becomes the ``User-Id`` of all its frames."""
+        while True:
+            try:
+                frames = self.socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            # Routing id, delimiter, version, request, domain, address, identity, mechanism, credentials.
+            if len(frames) < 8:
+                continue
+            hub_id = self._hub_of(frames[7], frames[8:])
+            self.refused += hub_id is None
+            status = (b"200", b"OK") if hub_id is not None else (b"300", b"unknown key")
+            self.socket.send_multipart([*frames[:2], b"1.0", frames[3], *status, (hub_id or "").encode("utf-8"), b""])
+
+    def close(self) -> None:
+        """Give the socket back. Idempotent."""
+        self.socket.close()
+
+    def _hub_of(self, mechanism: bytes, credentials: list[bytes]) -> str | None:
+        if mechanism != b"CURVE" or len(credentials) != 1 or len(credentials[0]) != 32:
+            return None
+        return self._allowed.get(z85.encode(credentials[0]).decode("ascii"))

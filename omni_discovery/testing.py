@@ -1,0 +1,283 @@
+"""For tests of code that uses the registry: an etcd in memory, and a clock that moves by hand.
+
+``FakeKV`` passes the same contract suite as the client of a real etcd.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+from collections.abc import AsyncGenerator, Callable, Iterable
+from dataclasses import dataclass, field
+
+from omni_discovery.errors import CompactedError, LeaseNotFoundError, RegistryUnavailableError
+from omni_discovery.kv import Claim, DeleteEvent, Grant, KeyValue, Listing, PutEvent, WatchBatch, WatchEvent
+
+#: Rounds of the event loop after which everything that could run has run.
+_SETTLE_ROUNDS = 50
+
+
+async def settle() -> None:
+    """Let all tasks run until they wait for something that only time or the test can bring."""
+    for _ in range(_SETTLE_ROUNDS):
+        await asyncio.sleep(0)
+
+
+class ManualClock:
+    """A Clock that stands still until ``advance``."""
+
+    def __init__(self, wall_s: float = 1_000_000.0) -> None:
+        self._now_s = 0.0
+        self._wall_start_s = wall_s
+        self._order = itertools.count()
+        self._sleepers: list[tuple[float, int, asyncio.Future[None]]] = []
+        self._listeners: list[Callable[[], None]] = []
+
+    def monotonic_s(self) -> float:
+        """See Clock. Begins at 0."""
+        return self._now_s
+
+    def wall_s(self) -> float:
+        """See Clock."""
+        return self._wall_start_s + self._now_s
+
+    async def sleep(self, delay_s: float) -> None:
+        """See Clock."""
+        if delay_s <= 0:
+            await asyncio.sleep(0)
+            return
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        heapq.heappush(self._sleepers, (self._now_s + delay_s, next(self._order), future))
+        await future
+
+    def on_advance(self, listener: Callable[[], None]) -> None:
+        """Call ``listener`` each time the clock has moved."""
+        self._listeners.append(listener)
+
+    async def advance(self, delay_s: float) -> None:
+        """Move the clock, waking each sleeper at its own moment, and let everything run that can."""
+        end_s = self._now_s + delay_s
+        await settle()
+        while self._sleepers and self._sleepers[0][0] <= end_s:
+            moment_s, _, future = heapq.heappop(self._sleepers)
+            self._move(max(moment_s, self._now_s))
+            if not future.done():
+                future.set_result(None)
+                await settle()
+        self._move(end_s)
+        await settle()
+
+    def _move(self, now_s: float) -> None:
+        self._now_s = now_s
+        for listener in self._listeners:
+            listener()
+
+
+@dataclass(slots=True)
+class _FakeLease:
+    ttl_s: float
+    ends_s: float
+    keys: set[str] = field(default_factory=set)
+
+
+class FakeKV:
+    """A KVStore in memory. All users of one instance see one registry; ``close`` ends it for all of them.
+
+    ``is_out`` makes all calls and watches fail as if no etcd answered. ``loses_replies`` makes the next writes take
+    effect and then fail, as when the answer got lost.
+    """
+
+    def __init__(self, clock: ManualClock, *, min_ttl_s: float = 1.0) -> None:
+        self._clock = clock
+        self._min_ttl_s = min_ttl_s
+        self.loses_replies = 0
+        self._is_out = False
+        self._is_closed = False
+        self._leases: dict[int, _FakeLease] = {}
+        self._next_lease_id = itertools.count(1000)
+        self._cluster_id = 1
+        self._begin_history()
+        self._changed = asyncio.Event()
+        clock.on_advance(self._expire)
+
+    def _begin_history(self) -> None:
+        self._items: dict[str, KeyValue] = {}
+        self._history: list[WatchEvent] = []
+        self._revision = 1
+        self._compacted = 0
+
+    @property
+    def is_out(self) -> bool:
+        """Whether etcd can't be reached. Leases stand still meanwhile, as those of a stopped etcd do."""
+        return self._is_out
+
+    @is_out.setter
+    def is_out(self, value: bool) -> None:
+        if self._is_out and not value:
+            for lease in self._leases.values():
+                lease.ends_s = self._clock.monotonic_s() + lease.ttl_s
+        self._is_out = value
+        self._wake_watches()
+
+    def compact(self) -> None:
+        """Forget all history up to now."""
+        self._compacted = self._revision
+        self._history.clear()
+        self._wake_watches()
+
+    def wipe(self) -> None:
+        """Begin anew, empty, as another cluster."""
+        self._cluster_id += 1
+        self._leases.clear()
+        self._begin_history()
+        self._wake_watches()
+
+    def end_lease(self, lease_id: int) -> None:
+        """End a lease as ``etcdctl lease revoke`` does."""
+        self._drop_lease(lease_id)
+
+    async def grant(self, ttl_s: float) -> Grant:
+        """See KVStore."""
+        self._check_reachable()
+        lease_id, granted_s = next(self._next_lease_id), max(self._min_ttl_s, ttl_s)
+        self._leases[lease_id] = _FakeLease(granted_s, self._clock.monotonic_s() + granted_s)
+        self._maybe_lose_reply()
+        return Grant(lease_id, granted_s)
+
+    async def keep_alive(self, lease_id: int) -> float:
+        """See KVStore."""
+        self._check_reachable()
+        lease = self._lease(lease_id)
+        lease.ends_s = self._clock.monotonic_s() + lease.ttl_s
+        return lease.ttl_s
+
+    async def revoke(self, lease_id: int) -> None:
+        """See KVStore."""
+        self._check_reachable()
+        self._drop_lease(lease_id)
+
+    async def put(self, key: str, value: bytes, lease_id: int = 0) -> int:
+        """See KVStore."""
+        self._check_reachable()
+        self._write(key, value, lease_id)
+        self._maybe_lose_reply()
+        return self._revision
+
+    async def create(self, key: str, value: bytes, lease_id: int = 0) -> Claim:
+        """See KVStore."""
+        return self._write_if(key not in self._items, key, value, lease_id)
+
+    async def compare_and_put(self, key: str, value: bytes, mod_revision: int, lease_id: int = 0) -> Claim:
+        """See KVStore."""
+        item = self._items.get(key)
+        return self._write_if(mod_revision == (item.mod_revision if item else 0), key, value, lease_id)
+
+    async def delete(self, key: str) -> bool:
+        """See KVStore."""
+        self._check_reachable()
+        existed = key in self._items
+        self._delete([key])
+        return existed
+
+    async def get(self, key: str) -> KeyValue | None:
+        """See KVStore."""
+        self._check_reachable()
+        return self._items.get(key)
+
+    async def list(self, prefix: str) -> Listing:
+        """See KVStore."""
+        self._check_reachable()
+        found = (item for key, item in sorted(self._items.items()) if key.startswith(prefix))
+        return Listing(self._revision, self._cluster_id, tuple(found))
+
+    async def watch(self, prefix: str, start_revision: int) -> AsyncGenerator[WatchBatch, None]:
+        """See KVStore."""
+        self._check_reachable()
+        if self._revision + 1 < start_revision:
+            raise CompactedError(f"the store went back to revision {self._revision}")
+        cluster_id, next_revision = self._cluster_id, start_revision
+        yield WatchBatch(start_revision - 1, ())
+        while True:
+            self._check_reachable()
+            if cluster_id != self._cluster_id or next_revision < self._compacted:
+                raise CompactedError("this part of the history is gone")
+            # Taken before the batches go out: the registry may change while their reader works on them.
+            changed, seen = self._changed, self._revision
+            for revision, events in self._events_since(next_revision, prefix):
+                yield WatchBatch(revision, events)
+            next_revision = max(next_revision, seen + 1)
+            await changed.wait()
+
+    async def close(self) -> None:
+        """See KVStore."""
+        self._is_closed = True
+        self._wake_watches()
+
+    def _events_since(self, revision: int, prefix: str) -> Iterable[tuple[int, tuple[WatchEvent, ...]]]:
+        """One entry for each revision that touched the prefix."""
+        found: dict[int, list[WatchEvent]] = {}
+        for event in self._history:
+            where = event.item if isinstance(event, PutEvent) else event
+            key, at = where.key, where.mod_revision
+            if at >= revision and key.startswith(prefix):
+                found.setdefault(at, []).append(event)
+        return [(at, tuple(events)) for at, events in found.items()]
+
+    def _write_if(self, condition: bool, key: str, value: bytes, lease_id: int) -> Claim:
+        self._check_reachable()
+        if condition:
+            self._write(key, value, lease_id)
+            self._maybe_lose_reply()
+        return Claim(condition, self._revision, self._items.get(key))
+
+    def _write(self, key: str, value: bytes, lease_id: int) -> None:
+        if lease_id:
+            self._lease(lease_id).keys.add(key)
+        old = self._items.get(key)
+        if old is not None and old.lease_id not in (0, lease_id):
+            self._leases[old.lease_id].keys.discard(key)
+        self._revision += 1
+        created = old.create_revision if old is not None else self._revision
+        item = KeyValue(key, value, created, self._revision, lease_id)
+        self._items[key] = item
+        self._history.append(PutEvent(item))
+        self._wake_watches()
+
+    def _delete(self, keys: Iterable[str]) -> None:
+        gone = [key for key in keys if self._items.pop(key, None) is not None]
+        if gone:
+            self._revision += 1
+            self._history += [DeleteEvent(key, self._revision) for key in gone]
+            self._wake_watches()
+
+    def _drop_lease(self, lease_id: int) -> None:
+        lease = self._leases.pop(lease_id, None)
+        if lease is not None:
+            self._delete(sorted(lease.keys))
+
+    def _expire(self) -> None:
+        if not self._is_out:
+            now_s = self._clock.monotonic_s()
+            for lease_id in [number for number, lease in self._leases.items() if lease.ends_s <= now_s]:
+                self._drop_lease(lease_id)
+
+    def _lease(self, lease_id: int) -> _FakeLease:
+        lease = self._leases.get(lease_id)
+        if lease is None:
+            raise LeaseNotFoundError(f"lease {lease_id} is gone")
+        return lease
+
+    def _check_reachable(self) -> None:
+        if self._is_out or self._is_closed:
+            raise RegistryUnavailableError("the fake registry is out")
+
+    def _maybe_lose_reply(self) -> None:
+        if self.loses_replies > 0:
+            self.loses_replies -= 1
+            raise RegistryUnavailableError("the answer was lost", may_have_run=True)
+
+    def _wake_watches(self) -> None:
+        # Each waiter holds the event it waits on; whoever waits next gets a new one.
+        woken, self._changed = self._changed, asyncio.Event()
+        woken.set()

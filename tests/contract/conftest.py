@@ -1,0 +1,69 @@
+"""The stores that must keep the contract: the one in memory and a real etcd. Neither is ever skipped."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from typing import Protocol
+
+import pytest
+
+from omni_discovery.embedded import EmbeddedEtcd
+from omni_discovery.etcd import EtcdKV
+from omni_discovery.kv import KVStore
+from omni_discovery.testing import FakeKV, ManualClock
+from tests.support.registry import compact
+
+
+class Store(Protocol):
+    """A store and what only its owner can do to it."""
+
+    kv: KVStore
+
+    async def pass_time(self, delay_s: float) -> None: ...
+
+    def compact(self) -> None: ...
+
+
+class FakeStore:
+    def __init__(self) -> None:
+        self._clock = ManualClock()
+        self._fake = FakeKV(self._clock)
+        self.kv: KVStore = self._fake
+
+    async def pass_time(self, delay_s: float) -> None:
+        await self._clock.advance(delay_s)
+
+    def compact(self) -> None:
+        self._fake.compact()
+
+
+class EtcdStore:
+    def __init__(self, endpoint: str) -> None:
+        self._endpoint = endpoint
+        self.kv: KVStore = EtcdKV(endpoint, try_timeout_s=5.0, call_timeout_s=10.0)
+
+    async def pass_time(self, delay_s: float) -> None:
+        await asyncio.sleep(delay_s)
+
+    def compact(self) -> None:
+        compact(self._endpoint)
+
+
+@pytest.fixture(scope="session")
+def endpoint() -> Iterator[str]:
+    with EmbeddedEtcd() as etcd:
+        yield etcd.endpoint
+
+
+@pytest.fixture(params=["fake", "etcd"])
+async def store(request: pytest.FixtureRequest) -> AsyncIterator[Store]:
+    made: Store = FakeStore() if request.param == "fake" else EtcdStore(request.getfixturevalue("endpoint"))
+    yield made
+    await made.kv.close()
+
+
+@pytest.fixture
+def prefix(request: pytest.FixtureRequest) -> str:
+    """A prefix of the test's own: the real etcd outlives the test."""
+    return f"/contract/{request.node.name}/"

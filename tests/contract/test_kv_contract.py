@@ -1,0 +1,238 @@
+"""What every KVStore promises, in memory or in etcd."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+import pytest
+
+from omni_discovery.errors import CompactedError, LeaseNotFoundError, RegistryUnavailableError
+from omni_discovery.kv import DeleteEvent, KVStore, PutEvent, WatchBatch, WatchEvent
+from tests.contract.conftest import Store
+
+NO_LEASE = 0x7FFF_0001
+
+
+async def take(batches: AsyncGenerator[WatchBatch, None], count: int, timeout_s: float = 5.0) -> list[WatchEvent]:
+    """The next ``count`` events of a watch."""
+    found: list[WatchEvent] = []
+    async with asyncio.timeout(timeout_s):
+        while len(found) < count:
+            found += (await anext(batches)).events
+    return found
+
+
+async def opened(kv: KVStore, prefix: str, start_revision: int) -> AsyncGenerator[WatchBatch, None]:
+    """A watch that stands."""
+    batches = kv.watch(prefix, start_revision)
+    async with asyncio.timeout(5.0):
+        first = await anext(batches)
+    assert tuple(first.events) == ()
+    return batches
+
+
+async def test_what_is_put_can_be_read_and_deleted(store: Store, prefix: str) -> None:
+    key = prefix + "a"
+    assert await store.kv.get(key) is None
+    revision = await store.kv.put(key, b"1")
+    found = await store.kv.get(key)
+    assert found is not None
+    assert (found.value, found.create_revision, found.mod_revision, found.lease_id) == (b"1", revision, revision, 0)
+    later = await store.kv.put(key, b"2")
+    found = await store.kv.get(key)
+    assert found is not None
+    assert (found.value, found.create_revision, found.mod_revision) == (b"2", revision, later)
+    assert await store.kv.delete(key) is True
+    assert await store.kv.delete(key) is False
+    assert await store.kv.get(key) is None
+
+
+async def test_only_the_first_create_wins_and_the_second_sees_it(store: Store, prefix: str) -> None:
+    first = await store.kv.create(prefix + "a", b"1")
+    second = await store.kv.create(prefix + "a", b"2")
+    assert (first.won, second.won) == (True, False)
+    assert first.current == second.current
+    assert first.current is not None
+    assert (first.current.value, first.current.create_revision) == (b"1", first.revision)
+
+
+async def test_of_many_that_create_one_key_exactly_one_wins(store: Store, prefix: str) -> None:
+    claims = await asyncio.gather(*(store.kv.create(prefix + "a", str(number).encode()) for number in range(16)))
+    assert sum(claim.won for claim in claims) == 1
+
+
+async def test_a_compare_and_put_wins_only_at_the_revision_it_names(store: Store, prefix: str) -> None:
+    revision = await store.kv.put(prefix + "a", b"1")
+    won = await store.kv.compare_and_put(prefix + "a", b"2", revision)
+    lost = await store.kv.compare_and_put(prefix + "a", b"3", revision)
+    assert (won.won, lost.won) == (True, False)
+    assert won.current == lost.current
+    assert won.current is not None
+    assert (won.current.value, won.current.create_revision) == (b"2", revision)
+
+
+async def test_a_compare_and_put_on_a_key_that_is_gone_loses(store: Store, prefix: str) -> None:
+    revision = await store.kv.put(prefix + "a", b"1")
+    await store.kv.delete(prefix + "a")
+    claim = await store.kv.compare_and_put(prefix + "a", b"2", revision)
+    assert (claim.won, claim.current) == (False, None)
+
+
+async def test_a_revoked_lease_takes_its_keys_with_it(store: Store, prefix: str) -> None:
+    grant = await store.kv.grant(5.0)
+    assert grant.ttl_s >= 5.0
+    await store.kv.put(prefix + "a", b"", grant.lease_id)
+    await store.kv.create(prefix + "b", b"", grant.lease_id)
+    await store.kv.put(prefix + "c", b"")
+    await store.kv.revoke(grant.lease_id)
+    assert [item.key for item in (await store.kv.list(prefix)).items] == [prefix + "c"]
+
+
+async def test_revoking_a_lease_that_is_gone_is_no_error(store: Store) -> None:
+    grant = await store.kv.grant(5.0)
+    await store.kv.revoke(grant.lease_id)
+    await store.kv.revoke(grant.lease_id)
+
+
+async def test_a_lease_that_is_not_renewed_ends_and_one_that_is_does_not(store: Store, prefix: str) -> None:
+    kept, left = await store.kv.grant(1.0), await store.kv.grant(1.0)
+    await store.kv.put(prefix + "kept", b"", kept.lease_id)
+    await store.kv.put(prefix + "left", b"", left.lease_id)
+    for _ in range(8):
+        await store.pass_time(left.ttl_s / 4)
+        assert await store.kv.keep_alive(kept.lease_id) == kept.ttl_s
+    assert [item.key for item in (await store.kv.list(prefix)).items] == [prefix + "kept"]
+
+
+async def test_a_lease_that_does_not_exist_is_named_so(store: Store, prefix: str) -> None:
+    with pytest.raises(LeaseNotFoundError):
+        await store.kv.keep_alive(NO_LEASE)
+    with pytest.raises(LeaseNotFoundError):
+        await store.kv.put(prefix + "a", b"", NO_LEASE)
+    with pytest.raises(LeaseNotFoundError):
+        await store.kv.create(prefix + "a", b"", NO_LEASE)
+    assert await store.kv.get(prefix + "a") is None
+
+
+async def test_renewals_of_many_leases_at_once_are_not_mixed_up(store: Store) -> None:
+    grants = [await store.kv.grant(float(ttl_s)) for ttl_s in range(5, 25)]
+    renewals = [store.kv.keep_alive(grant.lease_id) for grant in grants]
+    answers = await asyncio.gather(*renewals, store.kv.keep_alive(NO_LEASE), return_exceptions=True)
+    assert answers[:-1] == [grant.ttl_s for grant in grants]
+    assert isinstance(answers[-1], LeaseNotFoundError)
+
+
+async def test_a_put_without_the_lease_takes_the_key_off_it(store: Store, prefix: str) -> None:
+    grant = await store.kv.grant(5.0)
+    await store.kv.put(prefix + "a", b"1", grant.lease_id)
+    await store.kv.put(prefix + "a", b"2")
+    await store.kv.revoke(grant.lease_id)
+    assert await store.kv.get(prefix + "a") is not None
+
+
+async def test_a_list_holds_all_keys_of_the_prefix_in_order_and_no_others(store: Store, prefix: str) -> None:
+    """More keys than fit on one page, and neighbours whose names begin almost the same."""
+    names = [f"{prefix}{number:05d}" for number in range(1203)]
+    await asyncio.gather(*(store.kv.put(name, name.encode()) for name in names))
+    await store.kv.put(prefix.removesuffix("/") + "0", b"neighbour")
+    await store.kv.put(prefix.removesuffix("/"), b"neighbour")
+    listing = await store.kv.list(prefix)
+    assert [item.key for item in listing.items] == names
+    assert all(item.value == item.key.encode() for item in listing.items)
+    assert listing.revision >= max(item.mod_revision for item in listing.items)
+    assert listing.cluster_id != 0
+
+
+async def test_a_watch_stands_then_tells_puts_and_deletes_in_order(store: Store, prefix: str) -> None:
+    start = (await store.kv.list(prefix)).revision + 1
+    async with aclosing(await opened(store.kv, prefix, start)) as batches:
+        first = await store.kv.put(prefix + "a", b"1")
+        await store.kv.put(prefix.removesuffix("/") + "-neighbour", b"")
+        await store.kv.put(prefix + "a", b"2")
+        await store.kv.delete(prefix + "a")
+        put, again, deleted = await take(batches, 3)
+    assert isinstance(put, PutEvent)
+    assert isinstance(again, PutEvent)
+    assert (put.item.value, put.item.mod_revision) == (b"1", first)
+    assert (again.item.value, again.item.create_revision) == (b"2", first)
+    assert deleted == DeleteEvent(prefix + "a", again.item.mod_revision + 1)
+
+
+async def test_a_watch_from_the_past_catches_up_and_goes_on(store: Store, prefix: str) -> None:
+    start = (await store.kv.list(prefix)).revision + 1
+    for number in range(50):
+        await store.kv.put(f"{prefix}{number:02d}", b"")
+    async with aclosing(await opened(store.kv, prefix, start)) as batches:
+        await store.kv.put(prefix + "later", b"")
+        events = await take(batches, 51)
+    keys = [event.item.key for event in events if isinstance(event, PutEvent)]
+    assert keys == [*(f"{prefix}{number:02d}" for number in range(50)), prefix + "later"]
+
+
+async def test_a_batch_says_up_to_which_revision_everything_is_told(store: Store, prefix: str) -> None:
+    start = (await store.kv.list(prefix)).revision + 1
+    async with aclosing(await opened(store.kv, prefix, start)) as batches:
+        revision = await store.kv.put(prefix + "a", b"")
+        async with asyncio.timeout(5.0):
+            batch = await anext(batches)
+    assert batch.revision == revision
+
+
+async def test_an_ended_lease_is_seen_as_deletes_of_one_revision(store: Store, prefix: str) -> None:
+    grant = await store.kv.grant(1.0)
+    start = await store.kv.put(prefix + "a", b"", grant.lease_id) + 2
+    await store.kv.put(prefix + "b", b"", grant.lease_id)
+    async with aclosing(await opened(store.kv, prefix, start)) as batches:
+        await store.pass_time(grant.ttl_s + 0.1)
+        events = await take(batches, 2)
+    assert all(isinstance(event, DeleteEvent) for event in events)
+    assert len({event.mod_revision for event in events if isinstance(event, DeleteEvent)}) == 1
+
+
+async def test_a_watch_from_a_compacted_revision_says_so(store: Store, prefix: str) -> None:
+    start = await store.kv.put(prefix + "a", b"1")
+    for _ in range(3):
+        await store.kv.put(prefix + "a", b"2")
+    store.compact()
+    with pytest.raises(CompactedError):
+        async with aclosing(store.kv.watch(prefix, start)) as batches:
+            await take(batches, 1)
+
+
+async def test_a_watch_from_beyond_the_next_revision_says_that_the_store_went_back(store: Store, prefix: str) -> None:
+    revision = (await store.kv.list(prefix)).revision
+    with pytest.raises(CompactedError):
+        async with aclosing(store.kv.watch(prefix, revision + 1000)) as batches:
+            await take(batches, 1)
+
+
+async def test_two_watches_do_not_disturb_each_other(store: Store, prefix: str) -> None:
+    start = (await store.kv.list(prefix)).revision + 1
+    one, other = await opened(store.kv, prefix + "1/", start), await opened(store.kv, prefix + "2/", start)
+    await store.kv.put(prefix + "1/a", b"")
+    assert len(await take(one, 1)) == 1
+    await one.aclose()
+    await store.kv.put(prefix + "2/a", b"")
+    assert len(await take(other, 1)) == 1
+    await other.aclose()
+
+
+async def test_values_are_bytes_and_stay_what_they_are(store: Store, prefix: str) -> None:
+    value = bytes(range(256)) * 400
+    await store.kv.put(prefix + "a", value)
+    found = await store.kv.get(prefix + "a")
+    assert found is not None
+    assert found.value == value
+
+
+async def test_after_close_every_call_fails_and_closing_again_does_not(store: Store, prefix: str) -> None:
+    start = (await store.kv.list(prefix)).revision + 1
+    batches = await opened(store.kv, prefix, start)
+    await store.kv.close()
+    await store.kv.close()
+    with pytest.raises(RegistryUnavailableError):
+        await take(batches, 1)
+    with pytest.raises(RegistryUnavailableError):
+        await store.kv.get(prefix + "a")

@@ -1,0 +1,250 @@
+"""A scripted replica on real ZMQ sockets, and hubs that talk to it without a registry."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from itertools import count
+from typing import Any
+
+import zmq
+
+from hub.async_omni import AsyncOmni
+from hub.config import HubConfig
+from hub.outputs import OmniOutput
+from hub.zmq_loop import LoopSocket
+from omni_discovery import wire
+from omni_discovery.deploy import DeployConfig, parse_deploy
+from omni_discovery.messages import ReplicaInfo, ReplicaStatus
+from omni_discovery.security import KeyPair, secure_server
+from omni_discovery.table import Delta, View
+
+ONE_STAGE = "stages: [{stage_id: 0, engine: echo, final_output: text}]"
+PAIR = """
+stages:
+  - {stage_id: 0, engine: echo, final_output: text, default_sampling_params: {max_tokens: 8}}
+  - {stage_id: 1, engine: echo, final_output: image}
+"""
+#: Short waits, so that what must time out does so within a test's patience.
+QUICK = HubConfig(
+    pick_timeout_s=0.5,
+    accept_timeout_s=0.3,
+    request_timeout_s=10.0,
+    hello_interval_s=0.02,
+    connect_timeout_s=1.0,
+    reconnect_min_s=0.02,
+    reconnect_max_s=0.1,
+)
+
+_revisions = count(1)
+Script = Callable[["FakeReplica", wire.Submit], None]
+
+
+def deploy_of(text: str) -> DeployConfig:
+    return parse_deploy(text, "test.yaml")
+
+
+def echo(replica: FakeReplica, submit: wire.Submit) -> None:
+    """Accept, put the prompt out word by word, and hand over whatever is wanted."""
+    replica.accept(submit)
+    words = str(submit.inputs.get("prompt", "")).split()
+    for seq, word in enumerate(words):
+        replica.chunk(submit, seq, text=word + " ")
+    replica.done(submit, len(words))
+
+
+def picture(replica: FakeReplica, submit: wire.Submit) -> None:
+    """Accept and put out one picture."""
+    replica.accept(submit)
+    replica.chunk(submit, 0, modality="image", mime="image/png", attachments=[b"PNG"])
+    replica.done(submit, 1)
+
+
+def accept_only(replica: FakeReplica, submit: wire.Submit) -> None:
+    """Take the work and say nothing more."""
+    replica.accept(submit)
+
+
+def silence(_replica: FakeReplica, _submit: wire.Submit) -> None:
+    """Read the work and say nothing at all."""
+
+
+class FakeReplica:
+    """One life of one replica on the test's own loop. ``script`` is called with each Submit."""
+
+    def __init__(
+        self,
+        script: Script = echo,
+        stage_id: int = 0,
+        replica_id: int = 0,
+        epoch: int | None = None,
+        keys: KeyPair | None = None,
+        zap: bool = False,
+        bind: tuple[str, str] | None = None,
+    ) -> None:
+        self.script = script
+        self.received: list[wire.ToReplica] = []
+        self.queue_length = 0
+        self.greets = True
+        self._keys = keys or KeyPair.generate()
+        self._hub = b""
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        wanted = bind or ("tcp://127.0.0.1:*", "tcp://127.0.0.1:*")
+        self._input, input_addr = self._bind("input", wanted[0], zap=zap)
+        self._output, output_addr = self._bind("output", wanted[1], zap=zap)
+        self.info = ReplicaInfo(
+            input_addr=input_addr,
+            output_addr=output_addr,
+            stage_id=stage_id,
+            status=ReplicaStatus.UP,
+            queue_length=0,
+            last_heartbeat=0.0,
+            registered_at=0.0,
+            replica_id=replica_id,
+            epoch=next(_revisions) if epoch is None else epoch,
+            curve_public_key=self._keys.public,
+        )
+
+    @property
+    def name(self) -> str:
+        return f"{self.info.stage_id}/{self.info.replica_id}"
+
+    @property
+    def context(self) -> zmq.Context[zmq.Socket[bytes]]:
+        return self._context
+
+    def of(self, kind: type[Any]) -> list[Any]:
+        """The messages of one kind that it has received."""
+        return [message for message in self.received if isinstance(message, kind)]
+
+    def _bind(self, name: str, addr: str, *, zap: bool) -> tuple[LoopSocket, str]:
+        socket = self._context.socket(zmq.ROUTER)
+        socket.setsockopt(zmq.LINGER, 0)
+        if zap:
+            socket.setsockopt(zmq.ZAP_DOMAIN, b"replica")
+        secure_server(socket, self._keys)
+        socket.bind(addr)
+        bound = socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        return LoopSocket(socket, lambda frames: self._read(name, frames)), bound
+
+    def _read(self, name: str, frames: list[bytes]) -> None:
+        self._hub, message = frames[0], wire.decode_to_replica(frames[1:])
+        self.received.append(message)
+        if isinstance(message, wire.Hello):
+            if self.greets and message.epoch == self.info.epoch:
+                welcome = wire.Welcome(epoch=message.epoch, capacity=1, queue_length=self.queue_length)
+                self.say(welcome, self._input if name == "input" else self._output)
+        elif isinstance(message, wire.Submit):
+            self.script(self, message)
+
+    def say(
+        self, message: wire.FromReplica, socket: LoopSocket | None = None, attachments: Sequence[bytes] = ()
+    ) -> None:
+        on_input = isinstance(message, wire.Accepted | wire.Rejected)
+        target = socket or (self._input if on_input else self._output)
+        target.send([self._hub, wire.encode(message), *attachments])
+
+    def accept(self, submit: wire.Submit) -> None:
+        self.say(wire.Accepted(**self._about(submit)))
+
+    def reject(self, submit: wire.Submit, kind: wire.FailureKind = wire.FailureKind.OVERLOADED) -> None:
+        self.say(wire.Rejected(**self._about(submit), kind=kind, reason="no"))
+
+    def chunk(
+        self,
+        submit: wire.Submit,
+        seq: int,
+        text: str = "",
+        modality: str = "text",
+        mime: str = "",
+        attachments: Sequence[bytes] = (),
+    ) -> None:
+        about = self._about(submit)
+        self.say(wire.Chunk(**about, seq=seq, modality=modality, text=text, mime=mime), attachments=attachments)
+
+    def done(self, submit: wire.Submit, seq: int, *, finish_reason: str = "stop", hands_over: bool = True) -> None:
+        payloads = tuple(self.payload(submit, stage_id) for stage_id in submit.next_stages) if hands_over else ()
+        about = self._about(submit)
+        self.say(
+            wire.StageDone(**about, seq=seq, finish_reason=finish_reason, payloads=payloads, usage={"tokens": seq})
+        )
+
+    def fail(self, submit: wire.Submit, kind: wire.FailureKind = wire.FailureKind.ENGINE) -> None:
+        self.say(wire.StageFailed(**self._about(submit), kind=kind, reason="it broke"))
+
+    def payload(self, submit: wire.Submit, to_stage: int) -> wire.PayloadRef:
+        stage_id = self.info.stage_id
+        key = f"{submit.request_id}/{submit.attempt}/{to_stage}"
+        return wire.PayloadRef(from_stage=stage_id, to_stage=to_stage, key=key, connector="shm", size_bytes=1)
+
+    def _about(self, submit: wire.Submit) -> dict[str, Any]:
+        return {
+            "epoch": submit.epoch,
+            "request_id": submit.request_id,
+            "attempt": submit.attempt,
+            "queue_length": self.queue_length,
+        }
+
+    def kill_soon(self, after_s: float = 0.01) -> None:
+        """Die, after what was said has had the time to leave."""
+        asyncio.get_running_loop().call_later(after_s, self.kill)
+
+    def kill(self) -> None:
+        """Close its sockets as a dead process does. Idempotent."""
+        self._input.close()
+        self._output.close()
+        if not self._context.closed:
+            self._context.term()
+
+
+def view_of(replicas: Iterable[ReplicaInfo]) -> View:
+    """A view at a new revision that lists these records."""
+    return View(replicas={(info.stage_id, info.replica_id): info for info in replicas}, revision=next(_revisions))
+
+
+def show(omni: AsyncOmni, *replicas: ReplicaInfo) -> None:
+    """Let the hub see a registry that holds exactly these records."""
+    omni.apply_view(view_of(replicas), Delta(added=tuple(replicas)))
+
+
+@asynccontextmanager
+async def running_hub(
+    *replicas: FakeReplica,
+    deploy: str = ONE_STAGE,
+    config: HubConfig = QUICK,
+    policy: str = "round-robin",
+    wait: bool = True,
+) -> AsyncIterator[AsyncOmni]:
+    """A hub that sees these replicas; hub and replicas are closed at the end."""
+    omni = AsyncOmni(deploy_of(deploy), "hub-1", KeyPair.generate(), config, policy)
+    await omni.start()
+    show(omni, *(replica.info for replica in replicas))
+    try:
+        if wait:
+            await until(lambda: sum(stage.pickable for stage in omni.stage_status()) == len(replicas))
+        yield omni
+    finally:
+        await omni.close()
+        for replica in replicas:
+            replica.kill()
+
+
+async def until(condition: Callable[[], bool], timeout_s: float = 5.0) -> None:
+    """Wait until something is so. Raise TimeoutError."""
+    async with asyncio.timeout(timeout_s):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+
+
+async def collect(outputs: AsyncIterator[OmniOutput]) -> list[OmniOutput]:
+    return [output async for output in outputs]
+
+
+def text_of(outputs: Iterable[OmniOutput]) -> str:
+    return "".join(output.text for output in outputs)
+
+
+def with_status(info: ReplicaInfo, status: ReplicaStatus) -> ReplicaInfo:
+    return replace(info, status=status)

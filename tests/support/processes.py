@@ -1,0 +1,79 @@
+"""Start the product's own commands as child processes, wait for them within a bound, and leave nothing behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from stage_runtime.demo.processes import alive, descendants
+
+OMNI = [sys.executable, "-m", "omni_discovery"]
+
+_Found = TypeVar("_Found")
+
+
+def wait_for(what: str, probe: Callable[[], _Found | None], timeout_s: float = 30.0) -> _Found:
+    """The first truthy value of the probe; fails with ``what`` when none comes in time."""
+    deadline_s = time.monotonic() + timeout_s
+    while True:
+        found = probe()
+        if found:
+            return found
+        if time.monotonic() > deadline_s:
+            raise AssertionError(f"waited {timeout_s} s for {what}")
+        time.sleep(0.05)
+
+
+class Child:
+    """One ``omni`` command, in a session of its own, with its output in a file."""
+
+    def __init__(self, arguments: Sequence[str], folder: Path, name: str = "omni") -> None:
+        self.log = folder / f"{name}.log"
+        environment = {key: value for key, value in os.environ.items() if key != "OMNI_ETCD_ENDPOINTS"}
+        environment["XDG_RUNTIME_DIR"] = str(folder)
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [*OMNI, *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=folder,
+                env=environment,
+                start_new_session=True,
+            )
+
+    @property
+    def text(self) -> str:
+        """Everything it has printed so far."""
+        return self.log.read_text(errors="replace")
+
+    def must_run(self) -> None:
+        """Fail with its last words if it has ended."""
+        assert self.process.poll() is None, f"exit {self.process.returncode}:\n{self.text[-3000:]}"
+
+    def tree(self) -> list[int]:
+        """The process and all that came from it."""
+        return descendants(self.process.pid)
+
+    def stop(self, number: signal.Signals = signal.SIGTERM, timeout_s: float = 60.0) -> list[int]:
+        """Send the signal and wait; return what is left of its tree a moment later."""
+        tree = self.tree()
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+            try:
+                self.process.wait(timeout_s)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+        deadline_s = time.monotonic() + 5
+        while (left := alive(tree)) and time.monotonic() < deadline_s:
+            time.sleep(0.05)
+        for pid in left:
+            os.kill(pid, signal.SIGKILL)
+        return left

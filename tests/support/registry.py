@@ -1,0 +1,108 @@
+"""A real etcd for tests, one that can be killed, stopped and restarted on its data, and its own command line tool."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from omni_discovery import _die_with_parent
+from omni_discovery.embedded import find_binary
+
+_Found = TypeVar("_Found")
+
+
+async def eventually(what: str, probe: Callable[[], _Found | None], timeout_s: float = 10.0) -> _Found:
+    """The first truthy value of the probe; fails with ``what`` when none comes in time."""
+    deadline_s = time.monotonic() + timeout_s
+    while not (found := probe()):
+        assert time.monotonic() < deadline_s, f"waited {timeout_s} s for {what}"
+        await asyncio.sleep(0.02)
+    return found
+
+
+def etcdctl(endpoint: str, *arguments: str) -> str:
+    """Run etcdctl as an operator would; return what it prints."""
+    binary = find_binary(None).with_name("etcdctl")
+    environment = {**os.environ, "ETCDCTL_API": "3"}
+    command = [str(binary), f"--endpoints={endpoint}", *arguments]
+    return subprocess.run(command, env=environment, check=True, capture_output=True, timeout=20).stdout.decode()
+
+
+def revision_of(endpoint: str) -> int:
+    """The store's revision now."""
+    return int(json.loads(etcdctl(endpoint, "get", "/", "-w", "json"))["header"]["revision"])
+
+
+def compact(endpoint: str) -> None:
+    """Forget all history up to now."""
+    etcdctl(endpoint, "compact", str(revision_of(endpoint)))
+
+
+class EtcdServer:
+    """One etcd with a data directory and a port that stay the same over restarts."""
+
+    def __init__(self, folder: Path) -> None:
+        self._data = folder / "data"
+        self._log = folder / "etcd.log"
+        self._token = uuid.uuid4().hex
+        with socket.socket() as first, socket.socket() as second:
+            first.bind(("127.0.0.1", 0))
+            second.bind(("127.0.0.1", 0))
+            self._ports = first.getsockname()[1], second.getsockname()[1]
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def endpoint(self) -> str:
+        return f"127.0.0.1:{self._ports[0]}"
+
+    def start(self) -> None:
+        client, peer = (f"http://127.0.0.1:{port}" for port in self._ports)
+        command = [
+            str(find_binary(None)),
+            "--unsafe-no-fsync",
+            f"--data-dir={self._data}",
+            f"--listen-client-urls={client}",
+            f"--advertise-client-urls={client}",
+            f"--listen-peer-urls={peer}",
+            f"--initial-advertise-peer-urls={peer}",
+            f"--initial-cluster=default={peer}",
+            f"--initial-cluster-token={self._token}",
+            "--heartbeat-interval=50",
+            "--election-timeout=250",
+            "--log-level=warn",
+        ]
+        with self._log.open("ab") as log:
+            launcher = [sys.executable, "-I", "-S", _die_with_parent.__file__]
+            self._process = subprocess.Popen(launcher, stdin=subprocess.PIPE, stdout=log, stderr=log)
+        assert self._process.stdin is not None
+        with self._process.stdin as orders:
+            orders.write(json.dumps({"parent_pid": os.getpid(), "command": command}).encode())
+        deadline_s = time.monotonic() + 15
+        while True:
+            try:
+                etcdctl(self.endpoint, "--dial-timeout=1s", "--command-timeout=1s", "get", "/")
+                return
+            except subprocess.CalledProcessError:
+                assert time.monotonic() < deadline_s, self._log.read_text()
+                time.sleep(0.05)
+
+    def signal(self, number: signal.Signals) -> None:
+        assert self._process is not None
+        self._process.send_signal(number)
+
+    def kill(self) -> None:
+        """As if its machine lost power."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None

@@ -1,0 +1,72 @@
+"""The door of POST /v1/chat/completions: what is let in, and what a refusal says."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from hub.api.chat import stage_params
+from hub.api.schema import parse_chat
+from omni_discovery.deploy import parse_deploy
+from omni_discovery.errors import InvalidRequestError
+
+PAIR = parse_deploy(
+    """
+stages:
+  - {stage_id: 3, engine: echo, final_output: text}
+  - {stage_id: 5, engine: echo, final_output: image}
+""",
+    "pair.yaml",
+)
+
+
+def body(**fields: Any) -> bytes:
+    return json.dumps({"messages": [{"role": "user", "content": "hi"}], **fields}).encode()
+
+
+def test_text_parts_are_read_like_a_string() -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    assert parse_chat(body(messages=[{"role": "user", "content": parts}])).messages[0]["content"] == parts
+
+
+def test_text_sampling_goes_to_text_stages_and_the_seed_to_all() -> None:
+    chat = parse_chat(body(temperature=0.5, max_completion_tokens=7, max_tokens=9, seed=4))
+    assert stage_params(PAIR, chat) == {3: {"temperature": 0.5, "max_tokens": 7, "seed": 4}, 5: {"seed": 4}}
+
+
+def test_the_explicit_list_wins_stage_by_stage() -> None:
+    chat = parse_chat(body(temperature=0.5, seed=4, sampling_params_list=[{"temperature": 1.0}, {"steps": 3}]))
+    assert stage_params(PAIR, chat) == {3: {"temperature": 1.0, "seed": 4}, 5: {"steps": 3, "seed": 4}}
+
+
+@pytest.mark.parametrize(
+    ("raw", "said"),
+    [
+        (b"", "not JSON"),
+        (b"\xff\xfe", "not JSON"),
+        (b'{"messages": [{"content": ' + b"[" * 100_000, "not JSON"),
+        (b"[]", "object"),
+        (b"{}", "messages"),
+        (body(messages=[]), "empty"),
+        (body(messages=["x"]), "messages"),
+        (body(messages=[{"role": "user"}]), "messages[0].content"),
+        (body(messages=[{"role": "user", "content": "\n\t "}]), "empty"),
+        (body(messages=[{"role": "user", "content": [{"type": "image_url"}]}]), "text parts only"),
+        (body(temperature=9), "$.temperature"),
+        (body(max_tokens=0), "$.max_tokens"),
+        (body(modalities=[]), "$.modalities"),
+        (body(seed=-1), "$.seed"),
+        (body(tools=[]), "tools"),
+    ],
+)
+def test_a_wrong_body_is_refused_by_name(raw: bytes, said: str) -> None:
+    with pytest.raises(InvalidRequestError) as error:
+        parse_chat(raw)
+    assert said in str(error.value)
+
+
+def test_more_parameters_than_stages_are_refused() -> None:
+    with pytest.raises(InvalidRequestError, match="2 stages"):
+        stage_params(PAIR, parse_chat(body(sampling_params_list=[{}, {}, {}])))

@@ -1,0 +1,71 @@
+"""Endpoints and times are checked at the door."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from omni_discovery.config import RegistryConfig
+from omni_discovery.endpoints import parse_endpoints
+from omni_discovery.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("etcd:2379", ("etcd:2379",)),
+        ("http://etcd-0.etcd.svc:2379/", ("etcd-0.etcd.svc:2379",)),
+        (" a:1 , b:2,, a:1", ("a:1", "b:2")),
+        (["a:1", "b:2,c:3"], ("a:1", "b:2", "c:3")),
+        ("[fd00::5]:2379", ("[fd00::5]:2379",)),
+        ("10.0.0.1:02379", ("10.0.0.1:2379",)),
+    ],
+)
+def test_endpoints_are_read_as_people_write_them(given: str | Sequence[str], expected: tuple[str, ...]) -> None:
+    assert parse_endpoints(given) == expected
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        "", [], " , ", "etcd", "etcd:", ":2379", "etcd:port", "etcd:0", "etcd:65536", "fd00::5:2379", "[fd00::5]",
+        "[nonsense]:1", "http://", "https://etcd:2379", "a b:1", "etcd:2379/path", "unix:/run/etcd", "-x:1", "etcd:²",
+    ],
+)  # fmt: skip
+def test_what_is_no_endpoint_is_refused_and_told_what_would_be_one(given: str | Sequence[str]) -> None:
+    with pytest.raises(ConfigError, match="host:port"):
+        parse_endpoints(given)
+
+
+def test_endpoints_that_are_not_text_are_refused() -> None:
+    with pytest.raises(ConfigError):
+        parse_endpoints([2379])  # type: ignore[list-item]
+
+
+def test_a_config_holds_its_endpoints_apart_and_three_attempts_fit_into_one_ttl() -> None:
+    config = RegistryConfig("a:1,b:2", ttl_s=2.0)
+    assert config.endpoints == ("a:1", "b:2")
+    assert 3 * config.try_timeout_s <= config.ttl_s
+    assert config.try_timeout_s <= config.call_timeout_s
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"ttl_s": 0.5},
+        {"ttl_s": -1.0},
+        {"ttl_s": float("nan")},
+        {"ttl_s": float("inf")},
+        {"ttl_s": 2.0, "load_interval_s": 3.0},
+        {"load_interval_s": 0.0},
+        {"close_timeout_s": 0.0},
+        {"namespace": "a/b"},
+        {"namespace": ""},
+        {"endpoints": "nonsense"},
+    ],
+)
+def test_values_that_can_not_work_together_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError):
+        RegistryConfig(**{"endpoints": "etcd:2379", **wrong})

@@ -1,0 +1,261 @@
+"""The engine's thread: every accepted request ends exactly once, whatever the engine does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from omni_discovery.wire import FailureKind, PayloadRef
+from stage_runtime.connectors.shm import SharedMemoryConnector
+from stage_runtime.engine_loop import EngineLoop
+from stage_runtime.engines.base import EngineOutput
+from stage_runtime.errors import EngineDeadError
+from stage_runtime.jobs import Broken, Cancel, Finished, Outcome, Piece, Release, Wake, Work
+from stage_runtime.payloads import Edge, Payloads
+from tests.support.replica_engine import ScriptedEngine
+
+
+class Time:
+    """A clock that the test moves."""
+
+    now_s = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+class Bench:
+    """One loop of stage 1 between stage 0 and stage 2, and everything that it said."""
+
+    def __init__(self, folder: Path, keep_s: float = 900.0) -> None:
+        self.engine = ScriptedEngine()
+        self.clock = Time()
+        self.outcomes: list[Outcome] = []
+        self.folder = folder
+        config = {"directory": str(folder), "shm_threshold_bytes": 0}
+        self.incoming, self.outgoing = SharedMemoryConnector(config), SharedMemoryConnector(config)
+        edges = {(0, 1): Edge("shm", self.incoming), (1, 2): Edge("shm", self.outgoing)}
+        payloads = Payloads(1, edges, self.clock, keep_s)
+        self.loop = EngineLoop(self.engine, payloads, {"temperature": 0.5}, self.outcomes.extend, self.clock)
+
+    def submit(self, key: str, prompt: str = "hi", **fields: Any) -> None:
+        self.loop.jobs.put(
+            Work(
+                **{
+                    "key": key,
+                    "owner": f"hub/{key}",
+                    "request_id": key,
+                    "attempt": 0,
+                    "inputs": {"prompt": prompt},
+                    "params": {},
+                    "payloads": (),
+                    "next_stages": (),
+                    "accepted_at_s": self.clock(),
+                    "deadline_s": self.clock() + 60.0,
+                    **fields,
+                }
+            )
+        )
+
+    def turn(self) -> list[Outcome]:
+        """One turn, and what it said."""
+        self.outcomes.clear()
+        if not self.engine.has_unfinished():
+            self.loop.jobs.put(Wake())
+        self.loop.turn()
+        return list(self.outcomes)
+
+    def files(self) -> int:
+        return len(list(self.folder.iterdir()))
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return Bench(tmp_path)
+
+
+def test_output_streams_out_and_the_end_carries_usage_and_timings(bench: Bench) -> None:
+    """1. a request waits 1 s before the engine's thread takes it
+    2. its first word comes 2 s later, its last another 3 s later
+    """
+    bench.submit("a")
+    bench.clock.now_s += 1.0
+    bench.turn()
+    bench.clock.now_s += 2.0
+    bench.engine.steps.append([EngineOutput("a", text="hello ", token_ids=(1,))])
+    assert bench.turn() == [Piece("a", "text", text="hello ", token_ids=(1,))]
+    bench.clock.now_s += 3.0
+    bench.engine.steps.append(
+        [EngineOutput("a", text="you", token_ids=(2,), finish_reason="stop", usage={"completion_tokens": 2})]
+    )
+    piece, end = bench.turn()
+    assert isinstance(piece, Piece)
+    assert isinstance(end, Finished)
+    assert (end.finish_reason, end.usage) == ("stop", {"completion_tokens": 2})
+    assert end.timings_s == pytest.approx({"queue": 1.0, "first_output": 3.0, "generate": 5.0, "transfer": 0.0})
+
+
+def test_a_picture_comes_as_an_attachment(bench: Bench) -> None:
+    bench.submit("a")
+    bench.engine.steps.append([EngineOutput("a", image_png=b"png", finish_reason="stop")])
+    picture, end = bench.turn()
+    assert picture == Piece("a", "image", mime="image/png", attachment=b"png")
+    assert isinstance(end, Finished)
+
+
+def test_the_stages_defaults_hold_where_the_client_said_nothing(bench: Bench) -> None:
+    bench.submit("a")
+    bench.submit("b", params={"temperature": 1.0, "seed": 3})
+    bench.turn()
+    assert bench.engine.requests["a"].params == {"temperature": 0.5}
+    assert bench.engine.requests["b"].params == {"temperature": 1.0, "seed": 3}
+
+
+def test_a_refused_request_breaks_alone(bench: Bench) -> None:
+    bench.submit("bad", prompt="refuse me")
+    bench.submit("good")
+    assert bench.turn() == [Broken("bad", FailureKind.INVALID, "no")]
+    assert list(bench.engine.requests) == ["good"]
+
+
+def test_a_cancelled_request_ends_with_abort_and_once(bench: Bench) -> None:
+    """1. a request is cancelled twice; 2. the engine's late words about it are dropped."""
+    bench.submit("a")
+    bench.turn()
+    bench.loop.jobs.put(Cancel("a"))
+    bench.loop.jobs.put(Cancel("a"))
+    ends = bench.turn()
+    assert [(end.key, end.finish_reason) for end in ends if isinstance(end, Finished)] == [("a", "abort")]
+    bench.engine.steps.append([EngineOutput("a", text="late", finish_reason="stop")])
+    assert bench.turn() == []
+
+
+def test_a_request_past_its_deadline_is_stopped_and_says_so(bench: Bench) -> None:
+    """1. a has 10 s left, b waited until its deadline had passed
+    2. b never reaches the engine; 10 s later a is stopped
+    """
+    bench.submit("a", deadline_s=bench.clock() + 10.0)
+    bench.submit("b", deadline_s=bench.clock())
+    (late,) = bench.turn()
+    assert isinstance(late, Broken)
+    assert (late.key, late.kind) == ("b", FailureKind.DEADLINE)
+    bench.clock.now_s += 10.0
+    stopped, *rest = bench.turn()
+    assert isinstance(stopped, Broken)
+    assert (stopped.key, stopped.kind) == ("a", FailureKind.DEADLINE)
+    assert bench.engine.aborted == ["a"]
+    assert rest == []
+
+
+@pytest.mark.parametrize("error", [RuntimeError("CUDA error"), MemoryError()])
+def test_an_engine_that_raises_takes_all_requests_with_it_but_says_so(bench: Bench, error: Exception) -> None:
+    """1. two requests run, a third waits in the queue; 2. the engine raises; 3. all three end with the reason."""
+    bench.submit("a")
+    bench.submit("b")
+    bench.turn()
+    bench.engine.steps.append(error)
+    bench.outcomes.clear()
+    with pytest.raises(EngineDeadError, match=type(error).__name__):
+        bench.loop.turn()
+    bench.submit("c")
+    bench.loop.fail_all(FailureKind.ENGINE, "dead")
+    broken = [outcome for outcome in bench.outcomes if isinstance(outcome, Broken)]
+    assert sorted((end.key, end.kind) for end in broken) == [(key, FailureKind.ENGINE) for key in "abc"]
+
+
+def test_what_came_out_before_the_engine_raised_is_not_lost(bench: Bench) -> None:
+    bench.submit("bad", prompt="refuse me")
+    bench.submit("a")
+    bench.engine.steps.append(RuntimeError())
+    with pytest.raises(EngineDeadError):
+        bench.loop.turn()
+    assert [(end.key, end.kind) for end in bench.outcomes if isinstance(end, Broken)] == [
+        ("bad", FailureKind.INVALID),
+        ("a", FailureKind.ENGINE),
+    ]
+
+
+def test_a_hand_off_is_kept_until_the_hub_releases_it(bench: Bench) -> None:
+    """1. the stage hands over; 2. the next stage may fetch it as often as it must run; 3. the hub releases it."""
+    bench.submit("a", next_stages=(2,))
+    bench.engine.steps.append([EngineOutput("a", finish_reason="stop", handoff={"token_ids": np.arange(3)})])
+    (end,) = bench.turn()
+    assert isinstance(end, Finished)
+    (ref,) = end.payloads
+    assert (ref.from_stage, ref.to_stage, ref.connector) == (1, 2, "shm")
+    for _ in range(2):
+        got = bench.outgoing.get("1", "2", ref.key, dict(ref.metadata))
+        assert got is not None
+        assert got[0]["token_ids"].tolist() == [0, 1, 2]
+    bench.loop.jobs.put(Release("hub/a"))
+    bench.turn()
+    assert bench.files() == 0
+
+
+def test_an_answer_that_hands_nothing_over_leaves_no_payload(bench: Bench) -> None:
+    bench.submit("a", next_stages=(2,))
+    bench.engine.steps.append([EngineOutput("a", finish_reason="stop", handoff=None)])
+    (end,) = bench.turn()
+    assert isinstance(end, Finished)
+    assert end.payloads == ()
+
+
+def test_a_hand_off_that_nobody_releases_goes_in_the_end(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, keep_s=100.0)
+    bench.submit("a", next_stages=(2,))
+    bench.engine.steps.append([EngineOutput("a", finish_reason="stop", handoff={"x": 1})])
+    bench.turn()
+    assert bench.files() == 1
+    bench.clock.now_s += 101.0
+    bench.turn()
+    assert bench.files() == 0
+
+
+def test_what_the_stage_before_left_reaches_the_engine(bench: Bench) -> None:
+    _, size, metadata = bench.incoming.put("0", "1", "k", {"x": np.ones(2)})
+    ref = PayloadRef(from_stage=0, to_stage=1, key="k", connector="shm", size_bytes=size, metadata=metadata or {})
+    bench.submit("a", payloads=(ref,))
+    bench.turn()
+    assert bench.engine.requests["a"].payloads[0]["x"].tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    "ref",
+    [
+        PayloadRef(from_stage=0, to_stage=1, key="gone", connector="shm", size_bytes=1),
+        PayloadRef(from_stage=0, to_stage=1, key="k", connector="other", size_bytes=1),
+        PayloadRef(from_stage=3, to_stage=1, key="k", connector="shm", size_bytes=1),
+        PayloadRef(from_stage=1, to_stage=2, key="k", connector="shm", size_bytes=1),
+        PayloadRef(from_stage=0, to_stage=1, key="k", connector="shm", size_bytes=1, metadata={"inline": b"junk"}),
+    ],
+    ids=["gone", "other connector", "no edge", "not for us", "damaged"],
+)
+def test_a_hand_off_that_is_not_there_breaks_the_request_and_says_that_it_was_the_payload(
+    bench: Bench, ref: PayloadRef
+) -> None:
+    bench.submit("a", payloads=(ref,))
+    (end,) = bench.turn()
+    assert isinstance(end, Broken)
+    assert end.kind is FailureKind.PAYLOAD
+
+
+def test_progress_stands_still_while_the_engine_does(bench: Bench) -> None:
+    """1. idle: not busy; 2. a step takes 100 s: busy, and the moment of the last progress is before it."""
+    bench.turn()
+    assert not bench.loop.progress.busy
+    bench.submit("a")
+    bench.turn()
+    seen: list[tuple[bool, float]] = []
+
+    def slow_step() -> list[EngineOutput]:
+        bench.clock.now_s += 100.0
+        seen.append((bench.loop.progress.busy, bench.clock() - bench.loop.progress.at_s))
+        return []
+
+    bench.engine.step = slow_step  # type: ignore[method-assign]
+    bench.turn()
+    assert seen == [(True, 100.0)]
+    assert bench.loop.progress.at_s == bench.clock()

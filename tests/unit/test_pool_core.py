@@ -1,0 +1,192 @@
+"""One stage as a hub sees it: who can be picked, and how loaded each replica is by now."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hub.pool_core import PoolCore
+from omni_discovery.messages import ReplicaInfo, ReplicaStatus
+
+
+def info(name: str = "a", queue_length: int = 0, status: ReplicaStatus = ReplicaStatus.UP) -> ReplicaInfo:
+    return ReplicaInfo(f"tcp://{name}:1", f"tcp://{name}:2", 0, status, queue_length, 0.0, 0.0)
+
+
+def core_with(*names: str) -> PoolCore:
+    core = PoolCore(load_fresh_s=1.0)
+    for name in names:
+        core.upsert(info(name), 0.0)
+        core.session_up(f"tcp://{name}:1")
+    return core
+
+
+def addresses(core: PoolCore, *avoid: str) -> list[str]:
+    return [each.input_addr for each in core.candidates(avoid)]
+
+
+def load(core: PoolCore, name: str = "a") -> int:
+    return next(each.queue_length for each in core.candidates() if each.input_addr == f"tcp://{name}:1")
+
+
+def test_up_without_a_session_and_a_session_without_up_are_not_picked() -> None:
+    """Statement 55."""
+    core = core_with("a")
+    core.upsert(info("silent"), 0.0)
+    core.upsert(info("starting", status=ReplicaStatus.STARTING), 0.0)
+    core.session_up("tcp://starting:1")
+    assert addresses(core) == ["tcp://a:1"]
+    assert (core.registered_count(), core.pickable_count()) == (3, 1)
+
+
+@pytest.mark.parametrize("status", [status for status in ReplicaStatus if status is not ReplicaStatus.UP])
+def test_only_up_is_picked(status: ReplicaStatus) -> None:
+    core = core_with("a")
+    core.upsert(info("a", status=status), 1.0)
+    assert addresses(core) == []
+    core.upsert(info("a"), 2.0)
+    assert addresses(core) == ["tcp://a:1"]
+
+
+def test_candidates_keep_the_order_of_registration_and_leave_out_those_to_avoid() -> None:
+    core = core_with("b", "a", "c")
+    assert addresses(core) == ["tcp://b:1", "tcp://a:1", "tcp://c:1"]
+    assert addresses(core, "tcp://a:1") == ["tcp://b:1", "tcp://c:1"]
+
+
+def test_a_lost_session_stops_picks_and_its_return_brings_them_back() -> None:
+    core = core_with("a")
+    core.session_down("tcp://a:1")
+    assert addresses(core) == []
+    core.session_up("tcp://a:1")
+    assert addresses(core) == ["tcp://a:1"]
+
+
+def test_a_removed_key_stops_picks_but_keeps_the_work_in_flight() -> None:
+    """1. r1 is bound to a
+    2. the key of a is removed: not picked, r1 still bound
+    3. r1 ends: nothing is left of a
+    """
+    core = core_with("a")
+    core.bind("r1", "tcp://a:1")
+    core.remove("tcp://a:1")
+    assert addresses(core) == []
+    assert core.bound("r1") == "tcp://a:1"
+    assert core.get("tcp://a:1") is not None
+    assert core.release("r1") == "tcp://a:1"
+    assert core.get("tcp://a:1") is None
+
+
+def test_a_key_that_comes_back_while_work_is_in_flight_is_picked_again() -> None:
+    core = core_with("a")
+    core.bind("r1", "tcp://a:1")
+    core.remove("tcp://a:1")
+    core.upsert(info("a"), 1.0)
+    assert addresses(core) == ["tcp://a:1"]
+
+
+def test_own_work_is_counted_once_reported_or_not() -> None:
+    """1. a reports 3 requests of others; two of ours are sent: 5
+    2. a has accepted one of ours and reports 4: three others, and our two
+    3. both of ours are over and a reports 3
+    """
+    core = core_with()
+    core.upsert(info("a", queue_length=3), 0.0)
+    core.session_up("tcp://a:1")
+    core.bind("r1", "tcp://a:1")
+    core.bind("r2", "tcp://a:1")
+    assert load(core) == 5
+    core.accepted("r1")
+    core.report("tcp://a:1", 4, 0.1)
+    assert load(core) == 5
+    core.release("r1")
+    core.release("r2")
+    core.report("tcp://a:1", 3, 0.2)
+    assert load(core) == 3
+
+
+def test_a_fresh_frame_wins_over_the_records_older_count() -> None:
+    core = core_with("a")
+    core.report("tcp://a:1", 7, 10.0)
+    core.upsert(info("a", queue_length=2), 10.5)
+    assert load(core) == 7
+    core.upsert(info("a", queue_length=2), 11.5)
+    assert load(core) == 2
+
+
+def test_a_report_below_our_own_part_means_that_nobody_else_is_there() -> None:
+    core = core_with("a")
+    core.bind("r1", "tcp://a:1")
+    core.accepted("r1")
+    core.report("tcp://a:1", 0, 0.1)
+    assert load(core) == 1
+
+
+def test_invalidating_an_address_returns_exactly_the_requests_bound_to_it() -> None:
+    """Statement 60."""
+    core = core_with("a", "b")
+    core.bind("r1", "tcp://a:1")
+    core.bind("r2", "tcp://b:1")
+    core.bind("r3", "tcp://a:1")
+    assert core.invalidate("tcp://a:1") == ["r1", "r3"]
+    assert core.bound("r1") is None
+    assert core.bound("r2") == "tcp://b:1"
+    assert core.invalidate("tcp://a:1") == core.invalidate("tcp://nobody:1") == []
+
+
+def test_releasing_and_telling_of_what_is_not_there_is_fine() -> None:
+    """Statement 61."""
+    core = core_with("a")
+    assert core.release("nobody") is None
+    core.remove("tcp://x:1")
+    core.session_up("tcp://x:1")
+    core.session_down("tcp://x:1")
+    core.report("tcp://x:1", 1, 0.0)
+    core.accepted("nobody")
+
+
+def test_binding_to_nobody_is_refused_and_binding_anew_moves() -> None:
+    core = core_with("a", "b")
+    with pytest.raises(ValueError, match="no replica"):
+        core.bind("r1", "tcp://x:1")
+    core.bind("r1", "tcp://a:1")
+    core.bind("r1", "tcp://b:1")
+    assert core.in_flight("tcp://a:1") == []
+    assert core.in_flight("tcp://b:1") == ["r1"]
+
+
+_names = st.sampled_from("abc")
+_steps = st.one_of(
+    st.tuples(st.sampled_from(["upsert", "remove", "up", "down", "invalidate"]), _names),
+    st.tuples(st.just("bind"), _names, st.sampled_from(["r1", "r2", "r3"])),
+    st.tuples(st.just("release"), st.sampled_from(["r1", "r2", "r3"])),
+    st.tuples(st.just("report"), _names, st.integers(0, 9)),
+)
+
+
+@given(st.lists(_steps, max_size=40))
+def test_bindings_and_in_flight_never_disagree(steps: list[tuple[str, str, str]]) -> None:
+    core = PoolCore(load_fresh_s=1.0)
+    for step in steps:
+        match step:
+            case "upsert", name:
+                core.upsert(replace(info(name), queue_length=2), 0.0)
+            case "bind", name, request_id:
+                if core.get(f"tcp://{name}:1") is not None:
+                    core.bind(request_id, f"tcp://{name}:1")
+            case "release", request_id:
+                core.release(request_id)
+            case "report", name, length:
+                core.report(f"tcp://{name}:1", int(length), 0.0)
+            case verb, name:
+                calls = {"remove": core.remove, "up": core.session_up, "down": core.session_down}
+                calls.get(verb, core.invalidate)(f"tcp://{name}:1")
+    for name in "abc":
+        addr = f"tcp://{name}:1"
+        assert core.in_flight(addr) == [r for r in core.in_flight(addr) if core.bound(r) == addr]
+    bound = [r for r in ("r1", "r2", "r3") if core.bound(r)]
+    assert sorted(bound) == sorted(r for name in "abc" for r in core.in_flight(f"tcp://{name}:1"))
+    assert all(each.queue_length >= 0 for each in core.candidates())

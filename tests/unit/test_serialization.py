@@ -1,0 +1,113 @@
+"""Hand-offs as bytes: exact, without pickle, and safe against any bytes at all."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from stage_runtime.connectors.serialization import deserialize, serialize
+from stage_runtime.errors import SerializationError
+
+DTYPES = [
+    torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.bfloat16,
+    torch.float32, torch.float64, torch.complex64, torch.float8_e4m3fn,
+]  # fmt: skip
+
+
+def there_and_back(value: Any) -> Any:
+    return deserialize(serialize(value))
+
+
+def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    return torch.equal(one.contiguous().reshape(-1).view(torch.uint8), other.reshape(-1).view(torch.uint8))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 0, 4), (2, 3, 5)], ids=str)
+def test_a_tensor_comes_back_bit_by_bit(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    tensor = (torch.rand(shape) * 100).to(dtype)
+    assert same_bits(there_and_back({"x": tensor})["x"], tensor)
+
+
+def test_nan_and_the_sign_of_zero_survive() -> None:
+    tensor = torch.tensor([float("nan"), -0.0, float("inf")])
+    assert same_bits(there_and_back(tensor), tensor)
+
+
+def test_a_tensor_that_does_not_lie_in_order_comes_back_in_order() -> None:
+    whole = torch.arange(24).reshape(4, 6)
+    for view in (whole.t(), whole[:, ::2], whole[1:3]):
+        assert torch.equal(there_and_back(view), view)
+
+
+@pytest.mark.parametrize("dtype", ["<f4", ">i2", "<u8", "|b1", "<c16", "<U5", "|S3", "<M8[s]"])
+def test_an_array_comes_back_bit_by_bit(dtype: str) -> None:
+    array = np.zeros((2, 3), dtype=dtype)
+    array[0, 1] = np.array("7", dtype="<U5").astype(dtype) if array.dtype.kind in "US" else 1
+    back = there_and_back([array])[0]
+    assert back.dtype == array.dtype
+    assert back.tobytes() == array.tobytes()
+    assert back.shape == array.shape
+
+
+def test_structure_bytes_numbers_and_pictures_come_back() -> None:
+    picture = Image.new("RGB", (5, 4), (1, 2, 3))
+    value = {
+        "list": [1, 2.5, None, True, "ü"],
+        "deep": {"b": b"\0\xff", "n": -(2**63)},
+        "picture": picture,
+        "empty": {},
+    }
+    back = there_and_back(value)
+    assert back["picture"].tobytes() == picture.tobytes()
+    assert {**back, "picture": None} == {**value, "picture": None}
+    assert there_and_back(np.float32(1.5)) == 1.5
+    assert there_and_back((1, 2)) == [1, 2]
+
+
+def test_what_was_read_may_be_written_to() -> None:
+    back = there_and_back(torch.zeros(4))
+    back += 1
+    assert back.sum() == 4
+
+
+@pytest.mark.parametrize(
+    "value", [object(), {"f": print}, 2**70, np.array([object()]), {"t": torch.zeros(2).to_sparse()}]
+)
+def test_what_can_not_be_sent_is_refused(value: Any) -> None:
+    with pytest.raises(SerializationError):
+        serialize(value)
+
+
+def test_a_user_key_that_looks_like_ours_is_only_a_key() -> None:
+    value = {"__tensor__": True, "dtype": "float32", "shape": [1], "index": 0}
+    assert there_and_back(value) == value
+
+
+GOOD = serialize({"t": torch.arange(6.0).reshape(2, 3), "a": np.ones(3), "i": Image.new("L", (4, 4)), "s": ["x"] * 3})
+
+
+@settings(max_examples=300)
+@given(st.lists(st.tuples(st.integers(0, len(GOOD) - 1), st.integers(0, 255)), max_size=4), st.integers(0, len(GOOD)))
+def test_damaged_bytes_are_read_or_refused_and_nothing_else(flips: list[tuple[int, int]], keep: int) -> None:
+    damaged = bytearray(GOOD)
+    for position, value in flips:
+        damaged[position] = value
+    try:
+        deserialize(bytes(damaged[:keep]))
+    except SerializationError:
+        return
+
+
+@pytest.mark.parametrize("data", [b"", b"\x80\x04K\x01.", b"OMNIPAY1", b"OMNIPAY1" + bytes(8), b"x" * 100])
+def test_foreign_bytes_are_refused(data: bytes) -> None:
+    with pytest.raises(SerializationError):
+        deserialize(data)

@@ -1,0 +1,251 @@
+"""What the replica answers to hubs: epochs, admission, numbering, giving up. No sockets, no threads."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from omni_discovery import wire
+from omni_discovery.errors import WireError
+from omni_discovery.wire import FailureKind
+from stage_runtime.config import ServerConfig
+from stage_runtime.jobs import Broken, Cancel, Finished, Job, Piece, Release, Work
+from stage_runtime.lifecycle import Stage
+from stage_runtime.outbox import Frames, Outbox, SendResult
+from stage_runtime.sessions import ReplicaState, Sessions
+
+
+class Replica:
+    """Sessions with everything around them in lists."""
+
+    def __init__(self, **config: Any) -> None:
+        self.stage = Stage.READY
+        self.jobs: list[Job] = []
+        self.said: list[tuple[str, str, wire.FromReplica, Sequence[bytes | memoryview]]] = []
+        self.reachable = SendResult.SENT
+        self.counters: Counter[str] = Counter()
+        self.sessions = Sessions(
+            ServerConfig(**config),
+            ReplicaState(lambda: self.stage, lambda: 2),
+            self.counters,
+            self.jobs.append,
+            Outbox(lambda hub, frames: self._send("input", hub, frames), 10, 10_000),
+            Outbox(lambda hub, frames: self._send("output", hub, frames), 10, 10_000),
+        )
+        self.set_epoch(7)
+
+    def _send(self, socket: str, hub_id: str, frames: Frames) -> SendResult:
+        if self.reachable is SendResult.SENT:
+            self.said.append((socket, hub_id, *wire.decode_from_replica(frames)))
+        return self.reachable
+
+    def set_epoch(self, epoch: int) -> None:
+        self.sessions.epoch = epoch
+        self.sessions.greet_waiting(0.0)
+
+    def hears(self, hub_id: str, message: wire.ToReplica, now_s: float = 0.0) -> list[wire.FromReplica]:
+        """Give it a frame on the input socket; return what it says to that."""
+        before = len(self.said)
+        self.sessions.on_input(hub_id, [wire.encode(message)], now_s)
+        return [said[2] for said in self.said[before:]]
+
+    def submit(self, request_id: str = "r", hub_id: str = "h", epoch: int = 7, **fields: Any) -> list[wire.FromReplica]:
+        return self.hears(hub_id, wire.Submit(epoch=epoch, request_id=request_id, **fields))
+
+    def works(self) -> list[Work]:
+        return [job for job in self.jobs if isinstance(job, Work)]
+
+
+def test_a_hub_that_names_our_life_is_welcomed_on_both_sockets() -> None:
+    replica = Replica()
+    hello = wire.Hello(hub_id="h", epoch=7)
+    assert replica.hears("h", hello) == [wire.Welcome(epoch=7, capacity=2, queue_length=0)]
+    replica.sessions.on_output("h", [wire.encode(hello)], 0.0)
+    assert [socket for socket, *_ in replica.said] == ["input", "output"]
+
+
+def test_a_hub_that_knows_our_new_life_before_we_do_is_welcomed_when_we_learn_of_it() -> None:
+    """1. the hub has read epoch 9 from the registry, our own answer is still on its way
+    2. as it comes, the hub gets its welcome without asking again
+    """
+    replica = Replica()
+    assert replica.hears("h", wire.Hello(hub_id="h", epoch=9)) == []
+    assert replica.counters["wrong_epoch"] == 1
+    replica.set_epoch(9)
+    assert replica.said[-1][2] == wire.Welcome(epoch=9, capacity=2, queue_length=0)
+
+
+def test_work_for_another_life_is_dropped_and_counted() -> None:
+    replica = Replica()
+    assert replica.submit(epoch=6) == []
+    assert (replica.jobs, replica.counters["wrong_epoch"]) == ([], 1)
+
+
+def test_before_the_first_life_nothing_is_taken() -> None:
+    replica = Replica()
+    replica.sessions.epoch = 0
+    assert replica.submit(epoch=7) == []
+    assert replica.jobs == []
+
+
+def test_accepted_work_reaches_the_engine_with_its_deadline() -> None:
+    replica = Replica()
+    (accepted,) = replica.hears("h", wire.Submit(epoch=7, request_id="r", remaining_s=5.0), now_s=100.0)
+    assert accepted == wire.Accepted(epoch=7, request_id="r", queue_length=1)
+    (work,) = replica.works()
+    assert (work.request_id, work.owner, work.accepted_at_s, work.deadline_s) == ("r", "h/r", 100.0, 105.0)
+
+
+def test_the_bound_is_what_runs_and_what_may_wait_together() -> None:
+    """Capacity 2, one may wait: the fourth is refused, and after an end the next is taken."""
+    replica = Replica(max_waiting=1)
+    for name in "abc":
+        assert isinstance(replica.submit(name)[0], wire.Accepted)
+    (rejected,) = replica.submit("d")
+    assert isinstance(rejected, wire.Rejected)
+    assert (rejected.kind, rejected.queue_length) == (FailureKind.OVERLOADED, 3)
+    replica.sessions.deliver([Finished(replica.works()[0].key, "stop")], 0.0)
+    assert isinstance(replica.submit("d")[0], wire.Accepted)
+
+
+@pytest.mark.parametrize(
+    ("stage", "kind"),
+    [
+        (Stage.STARTING, FailureKind.OVERLOADED),
+        (Stage.DRAINING, FailureKind.DRAINING),
+        (Stage.FAILED, FailureKind.ENGINE),
+    ],
+)
+def test_a_replica_that_is_not_ready_says_why(stage: Stage, kind: FailureKind) -> None:
+    replica = Replica()
+    replica.stage = stage
+    (rejected,) = replica.submit()
+    assert isinstance(rejected, wire.Rejected)
+    assert (rejected.kind, replica.jobs) == (kind, [])
+
+
+def test_frames_are_numbered_without_a_gap_and_carry_the_epoch_of_their_submit() -> None:
+    """1. a request begins in life 7; 2. the replica is registered anew as 9; 3. the request's frames still say 7."""
+    replica = Replica()
+    replica.submit(attempt=4)
+    (key,) = [work.key for work in replica.works()]
+    replica.sessions.deliver([Piece(key, "text", text="a")], 0.0)
+    replica.set_epoch(9)
+    replica.sessions.deliver([Piece(key, "image", mime="image/png", attachment=b"p"), Finished(key, "stop")], 0.0)
+    frames = [said for said in replica.said if said[0] == "output"]
+    assert [
+        (said[2].seq, said[2].epoch, said[2].attempt) for said in frames if not isinstance(said[2], wire.Welcome)
+    ] == [
+        (0, 7, 4),
+        (1, 7, 4),
+        (2, 7, 4),
+    ]
+    assert [bytes(part) for part in frames[1][3]] == [b"p"]
+    assert frames[-1][2].queue_length == 0
+
+
+def test_nothing_follows_an_end() -> None:
+    replica = Replica()
+    replica.submit()
+    key = replica.works()[0].key
+    replica.sessions.deliver([Broken(key, FailureKind.ENGINE, "x"), Finished(key, "stop"), Piece(key, "text")], 0.0)
+    assert [type(said[2]) for said in replica.said if said[0] == "output"] == [wire.StageFailed]
+
+
+def test_the_same_request_twice_is_refused_but_a_later_attempt_replaces_the_earlier() -> None:
+    """1. attempt 1 runs; 2. attempts 0 and 1 again are refused; 3. attempt 2 cancels attempt 1 and is taken."""
+    replica = Replica()
+    replica.submit(attempt=1)
+    for attempt in (0, 1):
+        (rejected,) = replica.submit(attempt=attempt)
+        assert isinstance(rejected, wire.Rejected)
+        assert rejected.kind is FailureKind.INVALID
+    assert isinstance(replica.submit(attempt=2)[0], wire.Accepted)
+    first, second = replica.works()
+    assert replica.jobs == [first, Cancel(first.key), second]
+
+
+def test_two_hubs_may_use_the_same_request_id() -> None:
+    replica = Replica()
+    replica.submit("r", "h1")
+    replica.submit("r", "h2")
+    one, other = replica.works()
+    replica.hears("h2", wire.Abort(epoch=7, request_id="r"))
+    assert replica.jobs[-1] == Cancel(other.key)
+    replica.sessions.deliver([Finished(one.key, "stop")], 0.0)
+    assert replica.said[-1][1] == "h1"
+
+
+def test_aborts_and_releases_work_across_lives_of_the_same_process_and_for_no_other() -> None:
+    replica = Replica()
+    replica.submit()
+    replica.set_epoch(9)
+    replica.hears("h", wire.Abort(epoch=8, request_id="r"))
+    assert len(replica.jobs) == 1
+    replica.hears("h", wire.Abort(epoch=7, request_id="r"))
+    replica.hears("h", wire.ReleasePayloads(epoch=7, request_id="r"))
+    assert replica.jobs[1:] == [Cancel(replica.works()[0].key), Release("h/r")]
+
+
+def test_an_abort_of_what_is_not_running_is_silent() -> None:
+    replica = Replica()
+    assert replica.hears("h", wire.Abort(epoch=7, request_id="r")) == []
+    assert replica.jobs == []
+
+
+def test_a_hub_that_is_away_for_a_moment_misses_nothing() -> None:
+    replica = Replica(hub_grace_s=10.0)
+    replica.submit()
+    key = replica.works()[0].key
+    replica.reachable = SendResult.GONE
+    replica.sessions.deliver([Piece(key, "text", text="a"), Piece(key, "text", text="b")], 100.0)
+    replica.sessions.tick(105.0)
+    replica.reachable = SendResult.SENT
+    replica.sessions.on_output("h", [wire.encode(wire.Hello(hub_id="h", epoch=7))], 106.0)
+    chunks = [said[2] for said in replica.said if isinstance(said[2], wire.Chunk)]
+    assert [(chunk.seq, chunk.text) for chunk in chunks] == [(0, "a"), (1, "b")]
+
+
+def test_a_hub_that_stays_away_has_its_requests_stopped_also_those_that_say_nothing() -> None:
+    """1. a request waits in the engine's queue and makes no output; 2. its hub is gone; 3. a probe finds that out."""
+    replica = Replica(hub_grace_s=10.0)
+    replica.submit()
+    replica.reachable = SendResult.GONE
+    replica.sessions.tick(100.0)
+    replica.sessions.tick(111.0)
+    assert replica.jobs[1:] == [Cancel(replica.works()[0].key), Release("h/r")]
+    assert (len(replica.sessions.ledger), replica.counters["hubs_given_up"]) == (0, 1)
+
+
+def test_a_hub_that_reads_too_slowly_loses_its_own_requests_only() -> None:
+    replica = Replica()
+    replica.submit("slow", "h1")
+    replica.submit("fine", "h2")
+    slow, fine = replica.works()
+    replica.reachable = SendResult.FULL
+    replica.sessions.deliver([Piece(slow.key, "text", text="x" * 2000) for _ in range(20)], 0.0)
+    replica.reachable = SendResult.SENT
+    replica.sessions.deliver([Finished(slow.key, "stop"), Finished(fine.key, "stop")], 0.0)
+    assert Cancel(slow.key) in replica.jobs
+    assert Cancel(fine.key) not in replica.jobs
+    assert [said[1] for said in replica.said if isinstance(said[2], wire.StageDone)] == ["h2"]
+
+
+def test_an_output_that_can_not_be_written_fails_its_request_and_no_other() -> None:
+    replica = Replica()
+    replica.submit()
+    key = replica.works()[0].key
+    replica.sessions.deliver([Piece(key, "text", token_ids=(2**70,))], 0.0)
+    assert isinstance(replica.said[-1][2], wire.StageFailed)
+    assert replica.jobs[-1] == Cancel(key)
+
+
+def test_a_hub_speaks_only_in_its_own_name_and_each_socket_has_its_words() -> None:
+    replica = Replica()
+    with pytest.raises(WireError, match="says that it is"):
+        replica.hears("h", wire.Hello(hub_id="other", epoch=7))
+    with pytest.raises(WireError, match="on the output socket"):
+        replica.sessions.on_output("h", [wire.encode(wire.Abort(epoch=7, request_id="r"))], 0.0)

@@ -1,0 +1,189 @@
+"""The watcher against a registry in memory, on a clock moved by hand."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator
+
+import pytest
+
+from omni_discovery import keys
+from omni_discovery.errors import CompactedError, RegistryError, RegistryRefusedError, RegistryUnavailableError
+from omni_discovery.kv import Listing, WatchBatch
+from omni_discovery.messages import ReplicaRecord, ReplicaStatus, encode_record
+from omni_discovery.table import Delta, ReplicaTable, View
+from omni_discovery.testing import FakeKV, ManualClock, settle
+from omni_discovery.watcher import Watcher
+
+NS = "default"
+PREFIX = keys.namespace_prefix(NS)
+
+
+def key(replica_id: int) -> str:
+    return keys.replica_key(NS, 0, replica_id)
+
+
+def value(replica_id: int) -> bytes:
+    return encode_record(
+        ReplicaRecord(stage_id=0, replica_id=replica_id, input_addr="i", output_addr="o", status=ReplicaStatus.UP)
+    )
+
+
+class UnreliableKV(FakeKV):
+    """Counts lists, and ends watches with the errors it is given, each right after the watch stands."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        super().__init__(clock)
+        self.lists = 0
+        self.watch_errors: list[RegistryError | Exception] = []
+
+    async def list(self, prefix: str) -> Listing:
+        self.lists += 1
+        return await super().list(prefix)
+
+    async def watch(self, prefix: str, start_revision: int) -> AsyncGenerator[WatchBatch, None]:
+        batches = super().watch(prefix, start_revision)
+        async for batch in batches:
+            yield batch
+            if self.watch_errors:
+                raise self.watch_errors.pop(0)
+
+
+class Scene:
+    def __init__(self) -> None:
+        self.clock = ManualClock()
+        self.kv = UnreliableKV(self.clock)
+        self.seen: list[tuple[View, Delta]] = []
+        table = ReplicaTable(NS)
+        self.watcher = Watcher(
+            self.kv, table, PREFIX, lambda *news: self.seen.append(news), clock=self.clock, jitter=lambda: 0.0
+        )
+
+    @property
+    def view(self) -> View:
+        return self.seen[-1][0]
+
+    @property
+    def ids(self) -> list[int]:
+        return sorted(replica_id for _, replica_id in self.view.replicas)
+
+
+@pytest.fixture
+async def scene() -> AsyncIterator[Scene]:
+    scene = Scene()
+    await scene.kv.put(key(0), value(0))
+    scene.watcher.start()
+    await settle()
+    yield scene
+    await scene.watcher.close()
+    await scene.watcher.close()
+
+
+async def test_what_is_there_and_what_comes_is_seen(scene: Scene) -> None:
+    assert scene.ids == [0]
+    await scene.kv.put(key(1), value(1))
+    await settle()
+    assert scene.ids == [0, 1]
+    await scene.kv.delete(key(0))
+    await settle()
+    assert scene.ids == [1]
+    assert scene.kv.lists == 1
+
+
+async def test_an_outage_keeps_the_table_and_says_since_when_it_is_stale(scene: Scene) -> None:
+    """1. etcd goes: same replicas, marked stale, said once
+    2. etcd is back: fresh again, and what came meanwhile is there
+    """
+    await scene.clock.advance(10.0)
+    scene.kv.is_out = True
+    await scene.clock.advance(30.0)
+    assert (scene.ids, scene.view.stale_since_s, len(scene.seen)) == ([0], scene.clock.wall_s() - 30.0, 2)
+    scene.kv.is_out = False
+    await scene.kv.put(key(1), value(1))
+    await scene.clock.advance(3.0)
+    assert (scene.ids, scene.view.stale_since_s) == ([0, 1], None)
+
+
+async def test_fresh_again_is_told_even_if_nothing_else_changed(scene: Scene) -> None:
+    scene.kv.is_out = True
+    await scene.clock.advance(1.0)
+    scene.kv.is_out = False
+    await scene.clock.advance(3.0)
+    assert [(view.stale_since_s is None, bool(delta)) for view, delta in scene.seen[1:]] == [
+        (False, False),
+        (True, False),
+    ]
+
+
+async def test_what_was_deleted_and_compacted_in_an_outage_leaves_the_view(scene: Scene) -> None:
+    scene.kv.is_out = True
+    await scene.clock.advance(1.0)
+    scene.kv.is_out = False
+    await scene.kv.delete(key(0))
+    scene.kv.compact()
+    await scene.clock.advance(3.0)
+    assert scene.ids == []
+
+
+async def test_a_wipe_is_noticed_and_the_new_history_is_followed(scene: Scene) -> None:
+    for _ in range(20):
+        await scene.kv.put("/elsewhere", b"")
+    scene.kv.wipe()
+    await scene.kv.put(key(3), value(3))
+    await scene.clock.advance(1.0)
+    assert scene.ids == [3]
+    await scene.kv.put(key(4), value(4))
+    await settle()
+    assert scene.ids == [3, 4]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        CompactedError("compacted"),
+        RegistryUnavailableError("reset"),
+        RegistryRefusedError("permission denied"),
+        ZeroDivisionError("a defect"),
+    ],
+)
+async def test_every_kind_of_error_converges(scene: Scene, error: Exception) -> None:
+    """The watch ends with the error three times in a row; a change in between is in the view in the end."""
+    scene.kv.watch_errors = [error, error, error]
+    await scene.kv.put(key(1), value(1))
+    await scene.clock.advance(5.0)
+    await scene.kv.put(key(2), value(2))
+    await scene.clock.advance(0.0)
+    assert (scene.ids, scene.view.stale_since_s) == ([0, 1, 2], None)
+
+
+async def test_a_registry_that_ends_every_watch_is_not_stormed(scene: Scene) -> None:
+    scene.kv.watch_errors = [CompactedError("again")] * 10_000
+    await scene.kv.put(key(1), value(1))
+    before = scene.kv.lists
+    await scene.clock.advance(60.0)
+    assert scene.kv.lists - before < 80
+
+
+async def test_a_reader_that_raises_does_not_stop_the_watch() -> None:
+    clock = ManualClock()
+    kv = FakeKV(clock)
+    table = ReplicaTable(NS)
+
+    def raises(view: View, delta: Delta) -> None:
+        raise ZeroDivisionError
+
+    watcher = Watcher(kv, table, PREFIX, raises, clock=clock)
+    watcher.start()
+    await settle()
+    await kv.put(key(0), value(0))
+    await settle()
+    assert len(table.snapshot().replicas) == 1
+    await watcher.close()
+
+
+async def test_a_bad_value_that_goes_away_leaves_the_view(scene: Scene) -> None:
+    await scene.kv.put(key(7), b"nonsense")
+    await settle()
+    assert list(scene.view.bad) == [key(7)]
+    await scene.kv.delete(key(7))
+    await settle()
+    assert not scene.view.bad

@@ -1,0 +1,105 @@
+"""The frames: what goes in comes out, and nothing else gets in."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from omni_discovery import wire
+from omni_discovery.errors import WireError
+
+REF = wire.PayloadRef(from_stage=0, to_stage=1, key="k", connector="c", size_bytes=3, metadata={"inline": b"\0\1"})
+
+TO_REPLICA: list[wire.ToReplica] = [
+    wire.Hello(hub_id="h", epoch=7),
+    wire.Submit(epoch=7, request_id="r", inputs={"prompt": "ü"}, payloads=(REF,), next_stages=(1, 2), remaining_s=0.5),
+    wire.Abort(epoch=7, request_id="r"),
+    wire.ReleasePayloads(epoch=7, request_id="r"),
+]
+FROM_REPLICA: list[wire.FromReplica] = [
+    wire.Welcome(epoch=7, capacity=8, queue_length=0),
+    wire.Accepted(epoch=7, request_id="r", queue_length=1),
+    wire.Rejected(epoch=7, request_id="r", kind=wire.FailureKind.DRAINING, reason="bye", queue_length=1, attempt=3),
+    wire.Chunk(epoch=7, request_id="r", seq=0, modality="text", queue_length=1, text="a", token_ids=(1, 2)),
+    wire.StageDone(epoch=7, request_id="r", seq=1, finish_reason="stop", queue_length=0, payloads=(REF,)),
+    wire.StageFailed(epoch=7, request_id="r", kind=wire.FailureKind.ENGINE, reason="x", queue_length=0),
+]
+
+
+@pytest.mark.parametrize("message", TO_REPLICA, ids=lambda message: type(message).__name__)
+def test_what_a_hub_says_arrives_as_it_was(message: wire.ToReplica) -> None:
+    assert wire.decode_to_replica([wire.encode(message)]) == message
+
+
+@pytest.mark.parametrize("message", FROM_REPLICA, ids=lambda message: type(message).__name__)
+def test_what_a_replica_says_arrives_as_it_was(message: wire.FromReplica) -> None:
+    assert wire.decode_from_replica([wire.encode(message)]) == (message, [])
+
+
+def test_a_chunk_brings_its_attachments_along_and_only_a_chunk_may() -> None:
+    head, other = wire.encode(FROM_REPLICA[3]), wire.encode(FROM_REPLICA[4])
+    assert wire.decode_from_replica([head, b"png"])[1] == [b"png"]
+    with pytest.raises(WireError, match="only a chunk"):
+        wire.decode_from_replica([other, b"png"])
+    with pytest.raises(WireError, match="frames"):
+        wire.decode_to_replica([wire.encode(TO_REPLICA[0]), b"more"])
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [
+        [],
+        [b""],
+        [b"\x01"],
+        [b"\x02" + wire.encode(TO_REPLICA[0])[1:]],
+        [b"\x01\xc1"],
+        [b"\x01" + msgspec.msgpack.encode(["hello"])],
+        [b"\x01" + msgspec.msgpack.encode({"t": "nonsense", "epoch": 1})],
+        [b"\x01" + msgspec.msgpack.encode({"t": "hello", "epoch": 1})],
+        [b"\x01" + msgspec.msgpack.encode({"t": "hello", "hub_id": "", "epoch": 1})],
+        [b"\x01" + msgspec.msgpack.encode({"t": "hello", "hub_id": "h", "epoch": -1})],
+        [b"\x01" + msgspec.msgpack.encode({"t": "hello", "hub_id": "h", "epoch": 1 << 60})],
+        [b"\x01" + msgspec.msgpack.encode({"t": "submit", "epoch": 1, "request_id": "r", "remaining_s": float("nan")})],
+        [b"\x01" + msgspec.msgpack.encode({"t": "submit", "epoch": 1, "request_id": "r" * 257})],
+        [b"\x01" + b"\x91" * 100_000],
+        [b"\x01" + bytes(wire.MAX_HEAD_BYTES)],
+    ],
+)
+def test_anything_else_is_a_wire_error(frames: list[bytes]) -> None:
+    with pytest.raises(WireError):
+        wire.decode_to_replica(frames)
+
+
+@given(st.binary(max_size=200), st.booleans())
+def test_no_bytes_at_all_get_past_as_anything_but_a_message_or_a_wire_error(body: bytes, versioned: bool) -> None:
+    frame = b"\x01" + body if versioned else body
+    for decode in (wire.decode_to_replica, wire.decode_from_replica):
+        try:
+            decode([frame])
+        except WireError:
+            continue
+
+
+@given(st.integers(0, len(wire.encode(TO_REPLICA[1])) - 1), st.integers(0, 255))
+def test_a_flipped_byte_is_read_or_refused_but_never_crashes(position: int, value: int) -> None:
+    frame = bytearray(wire.encode(TO_REPLICA[1]))
+    frame[position] = value
+    try:
+        message = wire.decode_to_replica([bytes(frame)])
+    except WireError:
+        return
+    assert isinstance(message, wire.Hello | wire.Submit | wire.Abort | wire.ReleasePayloads)
+
+
+def test_fields_that_a_later_release_adds_are_skipped() -> None:
+    frame = b"\x01" + msgspec.msgpack.encode({"t": "hello", "hub_id": "h", "epoch": 1, "new": [1, 2]})
+    assert wire.decode_to_replica([frame]) == wire.Hello(hub_id="h", epoch=1)
+
+
+def test_what_can_not_be_written_is_a_wire_error_at_the_sender() -> None:
+    with pytest.raises(WireError):
+        wire.encode(wire.Submit(epoch=1, request_id="r", params={"seed": 1 << 70}))
+    with pytest.raises(WireError, match="bytes are more"):
+        wire.encode(wire.Submit(epoch=1, request_id="r", inputs={"prompt": "x" * wire.MAX_HEAD_BYTES}))
