@@ -1,0 +1,1 @@
+"""One replica and its supervisor: engines, the ZMQ server, connectors."""

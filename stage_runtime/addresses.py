@@ -1,0 +1,63 @@
+"""Where a replica listens and what address it gives to hubs."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from typing import Final
+
+from omni_discovery.endpoints import parse_endpoints
+from omni_discovery.errors import ConfigError
+
+_LOOPBACK_NAMES: Final = {"localhost", "ip6-localhost"}
+
+
+def find_hosts(endpoints: str, replica_address: str = "") -> tuple[str, str]:
+    """The host to bind and the host to advertise.
+
+    An address that the operator gave is advertised as it is, and all interfaces are listened on: it may be one that
+    this machine does not have itself. Otherwise it is the address from which this machine would talk to etcd.
+    Raise ConfigError if no endpoint has a route.
+    """
+    if replica_address:
+        host = replica_address.strip("[]")
+        return ("::" if ":" in host else "0.0.0.0"), host  # noqa: S104
+    failures = []
+    for endpoint in parse_endpoints(endpoints):
+        host, _, port = endpoint.rpartition(":")
+        host = host.strip("[]")
+        if host in _LOOPBACK_NAMES:
+            return "127.0.0.1", "127.0.0.1"
+        try:
+            found = _source_address(host, int(port))
+        except OSError as error:
+            failures.append(f"{endpoint}: {error}")
+            continue
+        if not _is_usable(found):
+            failures.append(f"{endpoint}: {found} is not an address that others can reach")
+            continue
+        return found, found
+    raise ConfigError(f"no address to give to hubs ({'; '.join(failures)}); say one with --omni-replica-address")
+
+
+def _source_address(host: str, port: int) -> str:
+    failure: OSError = OSError("no address")
+    for family, _, _, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM):
+        # Connecting a UDP socket sends nothing: the kernel only looks up the route.
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            try:
+                probe.connect(address)
+                return str(probe.getsockname()[0])
+            except OSError as error:
+                failure = error
+    raise failure
+
+
+def _is_usable(host: str) -> bool:
+    address = ipaddress.ip_address(host.partition("%")[0])
+    return not (address.is_unspecified or address.is_link_local)
+
+
+def tcp_address(host: str, port: int) -> str:
+    """The ZMQ address of a host and a port."""
+    return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"

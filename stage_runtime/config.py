@@ -1,0 +1,78 @@
+"""The settings of a replica and of its supervisor: frozen, complete, checked at the door."""
+
+from __future__ import annotations
+
+import msgspec
+
+from omni_discovery.errors import ConfigError
+from omni_discovery.keys import check_namespace
+
+
+class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """The data plane of one replica. Heartbeats find a silent network in ``heartbeat_timeout_ms``."""
+
+    heartbeat_interval_ms: int = 1000
+    heartbeat_timeout_ms: int = 3000
+    #: Requests that may wait beyond the engine's capacity.
+    max_waiting: int = 256
+    #: What may wait for one hub before its requests are given up.
+    outbox_messages: int = 8192
+    outbox_bytes: int = 256 << 20
+    #: How long an unreachable hub keeps its requests running.
+    hub_grace_s: float = 10.0
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError where the numbers do not fit each other."""
+        if self.heartbeat_timeout_ms < 2 * self.heartbeat_interval_ms:
+            raise ConfigError("heartbeat_timeout_ms must be at least twice heartbeat_interval_ms")
+
+
+class ReplicaConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """One replica process. ``bind_host`` is listened on, ``advertise_host`` is what the record says."""
+
+    stage_id: int
+    endpoints: str
+    namespace: str
+    ttl_s: float = 10.0
+    ordinal: int = 0
+    bind_host: str = "127.0.0.1"
+    advertise_host: str = "127.0.0.1"
+    #: Process id of the supervisor: the replica ends with it. 0 for none.
+    parent_pid: int = 0
+    #: How long a drain waits for what is in flight.
+    drain_timeout_s: float = 60.0
+    #: How long the engine may stand still with work before the lease is let go.
+    stall_after_s: float = 60.0
+    #: How long loading may take before the lease is let go.
+    load_timeout_s: float = 1800.0
+    #: How long to wait for the namespace's deploy document.
+    pipeline_wait_s: float = 600.0
+    #: The deploy document as the supervisor saw it, for starts while etcd is away.
+    known_pipeline: str = ""
+    server: ServerConfig = ServerConfig()
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError where a value is impossible."""
+        check_namespace(self.namespace)
+        if self.stage_id < 0:
+            raise ConfigError(f"--stage-id must be 0 or more, not {self.stage_id}")
+        if not self.ttl_s > 0:
+            raise ConfigError(f"--ttl must be more than 0 seconds, not {self.ttl_s}")
+        if not self.endpoints.strip():
+            raise ConfigError("no etcd known: give --etcd-endpoints HOST:PORT")
+
+
+class SupervisorConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """K local replicas of one stage. ``replica`` is what each gets, but for its ordinal."""
+
+    replica: ReplicaConfig
+    count: int = 1
+    #: The process that wants this supervisor; when it is gone, everything here drains. 0 for none.
+    parent_pid: int = 0
+    #: After a drain's own bound, how long until what is left is killed.
+    kill_after_s: float = 10.0
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError where a value is impossible."""
+        if not 1 <= self.count <= 1024:
+            raise ConfigError(f"--omni-dp-size-local must be from 1 to 1024, not {self.count}")

@@ -1,0 +1,170 @@
+"""Hand-offs as bytes: msgpack for the structure, raw bytes for the tensors. Never pickle.
+
+Layout: magic, length of the head, head, then each tensor's bytes at the next multiple of 64. The head is msgpack: the
+lengths of the tensors and the object, where a tensor stands as an extension that names its dtype, shape and place.
+Tuples and sets come back as lists. A tensor read from a writable buffer is a view of it, not a copy.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import struct
+import sys
+from collections.abc import Sequence
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+
+from stage_runtime.errors import SerializationError
+
+_PREFIX: Final = struct.Struct("<8sQ")
+_MAGIC: Final = b"OMNIPAY1"
+_ALIGN: Final = 64
+_MAX_DIMS: Final = 32
+_TENSOR, _ARRAY, _IMAGE = 1, 2, 3
+#: Numbers, times and text of a fixed length; no objects and no records.
+_ARRAY_DTYPE: Final = re.compile(r"[<>|][biufcSUmM][0-9]{1,6}(\[[0-9]*[a-zA-Z]+\])?")
+
+Buffer = bytes | bytearray | memoryview
+
+
+class _Place(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Where a tensor's bytes are and how to read them. For an image, ``dtype`` is its mode."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    index: int
+
+
+class _Head(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    lengths: tuple[int, ...]
+    body: msgspec.Raw
+
+
+def serialize(obj: Any) -> bytes:
+    """An object as one bytes. Raise SerializationError if it holds what can't be sent."""
+    return b"".join(serialize_parts(obj))
+
+
+def serialize_parts(obj: Any) -> list[Buffer]:
+    """The same bytes in pieces, tensors uncopied where they lie in order in the CPU's memory."""
+    tensors: list[memoryview] = []
+
+    def extend(value: Any) -> Any:
+        if isinstance(value, np.generic) and value.dtype.kind in "biuf":
+            return value.item()
+        code, dtype, shape, raw = _take_apart(value)
+        tensors.append(raw)
+        return msgspec.msgpack.Ext(code, msgspec.msgpack.encode(_Place(dtype, shape, len(tensors) - 1)))
+
+    try:
+        body = msgspec.Raw(msgspec.msgpack.encode(obj, enc_hook=extend))
+        head = msgspec.msgpack.encode(_Head(tuple(len(raw) for raw in tensors), body))
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise SerializationError(f"can't be handed over: {error}") from error
+    parts: list[Buffer] = [_PREFIX.pack(_MAGIC, len(head)), head]
+    end = _PREFIX.size + len(head)
+    for raw in tensors:
+        parts += (bytes(-end % _ALIGN), raw)
+        end += -end % _ALIGN + len(raw)
+    return parts
+
+
+def deserialize(data: Buffer) -> Any:
+    """The object that ``serialize`` wrote. Raise SerializationError for any other bytes."""
+    view = memoryview(data).cast("B")
+    head, start = _read_head(view)
+    if view.readonly and head.lengths:
+        view = memoryview(bytearray(view))
+    tensors: list[memoryview] = []
+    for length in head.lengths:
+        start += -start % _ALIGN
+        if length < 0 or start + length > len(view):
+            raise SerializationError("a tensor reaches beyond the end")
+        tensors.append(view[start : start + length])
+        start += length
+
+    def build(code: int, ext: memoryview) -> Any:
+        place = msgspec.msgpack.decode(ext, type=_Place)
+        if not 0 <= place.index < len(tensors):
+            raise SerializationError(f"there is no tensor {place.index}")
+        return _put_together(code, place, tensors[place.index])
+
+    try:
+        return msgspec.msgpack.decode(head.body, ext_hook=build)
+    except SerializationError:
+        raise
+    except (msgspec.DecodeError, ValueError, TypeError, KeyError, RecursionError, OverflowError) as error:
+        raise SerializationError(f"not a hand-off: {error}") from error
+
+
+def _read_head(view: memoryview) -> tuple[_Head, int]:
+    if len(view) < _PREFIX.size:
+        raise SerializationError(f"{len(view)} bytes are no hand-off")
+    magic, head_length = _PREFIX.unpack(view[: _PREFIX.size])
+    end = _PREFIX.size + head_length
+    if magic != _MAGIC or end > len(view):
+        raise SerializationError("the bytes do not start like a hand-off, or are cut short")
+    try:
+        return msgspec.msgpack.decode(view[_PREFIX.size : end], type=_Head), end
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise SerializationError(f"not a hand-off: {error}") from error
+
+
+def _take_apart(value: Any) -> tuple[int, str, tuple[int, ...], memoryview]:
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(value, torch.Tensor):
+        if value.layout is not torch.strided or value.is_quantized:
+            raise SerializationError(f"tensors of layout {value.layout} can't be handed over")
+        flat = value.detach().to("cpu").contiguous().reshape(-1).resolve_conj().resolve_neg()
+        dtype = str(value.dtype).removeprefix("torch.")
+        return _TENSOR, dtype, tuple(value.shape), memoryview(flat.view(torch.uint8).numpy())
+    if isinstance(value, np.ndarray):
+        if not _ARRAY_DTYPE.fullmatch(value.dtype.str):
+            raise SerializationError(f"arrays of {value.dtype} can't be handed over")
+        raw = np.ascontiguousarray(value).reshape(-1).view(np.uint8) if value.size else np.empty(0, np.uint8)
+        return _ARRAY, value.dtype.str, value.shape, raw.data
+    if "PIL.Image" in sys.modules and isinstance(value, sys.modules["PIL.Image"].Image):
+        return _IMAGE, value.mode, value.size, memoryview(value.tobytes())
+    raise SerializationError(f"a {type(value).__name__} can't be handed over")
+
+
+def _put_together(code: int, place: _Place, raw: memoryview) -> Any:
+    if len(place.shape) > _MAX_DIMS or any(size < 0 for size in place.shape):
+        raise SerializationError(f"the shape {place.shape} is impossible")
+    count = math.prod(place.shape)
+    if code == _TENSOR:
+        return _tensor(place, raw, count)
+    if code == _ARRAY:
+        dtype = np.dtype(place.dtype) if _ARRAY_DTYPE.fullmatch(place.dtype) else None
+        if dtype is None or count * dtype.itemsize != len(raw):
+            raise SerializationError(f"{len(raw)} bytes are no array of {place.dtype} and shape {place.shape}")
+        return np.frombuffer(raw, dtype=dtype).reshape(place.shape) if count else np.empty(place.shape, dtype)
+    if code == _IMAGE:
+        from PIL import Image
+
+        if count > 8 * len(raw):
+            raise SerializationError(f"{len(raw)} bytes are no image of {place.shape}")
+        return Image.frombytes(place.dtype, _pair(place.shape), bytes(raw))
+    raise SerializationError(f"extension {code} is not known")
+
+
+def _tensor(place: _Place, raw: memoryview, count: int) -> Any:
+    try:
+        import torch
+    except ImportError as error:
+        raise SerializationError("the hand-off holds a torch tensor and torch is not installed here") from error
+    dtype = getattr(torch, place.dtype, None)
+    if not isinstance(dtype, torch.dtype) or count * dtype.itemsize != len(raw):
+        raise SerializationError(f"{len(raw)} bytes are no tensor of {place.dtype} and shape {place.shape}")
+    if not count:
+        return torch.empty(place.shape, dtype=dtype)
+    return torch.frombuffer(raw, dtype=dtype, count=count).reshape(place.shape)
+
+
+def _pair(shape: Sequence[int]) -> tuple[int, int]:
+    if len(shape) != 2:
+        raise SerializationError(f"an image of shape {tuple(shape)}")
+    return shape[0], shape[1]

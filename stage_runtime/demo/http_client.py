@@ -1,0 +1,84 @@
+"""The demo's own client of the OpenAI-compatible API, on nothing but the standard library."""
+
+from __future__ import annotations
+
+import base64
+import json
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from omni_discovery.errors import OmniError
+
+
+class DemoError(OmniError):
+    """The demo could not go on; the message says why and what to look at."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What one question brought: text, a PNG (empty if none was drawn) and how long it took, in seconds."""
+
+    text: str
+    png: bytes
+    seconds: float
+
+
+def ask(url: str, question: str, *, seed: int = 0, on_text: Callable[[str], None] | None = None) -> Reply:
+    """Ask for text and image, streaming. Raise DemoError with the server's own words."""
+    body = {
+        "messages": [{"role": "user", "content": question}],
+        "modalities": ["text", "image"],
+        "seed": seed,
+        "stream": True,
+    }
+    begin_s = time.monotonic()
+    text, png = "", b""
+    for chunk in _events(f"{url}/v1/chat/completions", body):
+        if "error" in chunk:
+            raise DemoError(chunk["error"]["message"])
+        for choice in chunk["choices"]:
+            content = choice["delta"].get("content")
+            if isinstance(content, str):
+                text += content
+                if on_text is not None:
+                    on_text(content)
+            elif content:
+                png = base64.b64decode(content[0]["image_url"]["url"].partition(",")[2])
+    return Reply(text, png, time.monotonic() - begin_s)
+
+
+def get_text(url: str) -> tuple[int, str]:
+    """Status and body of a GET; status 0 while nobody listens."""
+    try:
+        with urllib.request.urlopen(url, timeout=5) as response:  # noqa: S310 - the address is our own
+            return response.status, response.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+    except OSError:
+        return 0, ""
+
+
+def _events(url: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    request = urllib.request.Request(  # noqa: S310 - the address is our own
+        url, json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=120) as response:  # noqa: S310
+            for line in response:
+                if line.startswith(b"data: ") and not line.startswith(b"data: [DONE]"):
+                    yield json.loads(line[6:])
+    except urllib.error.HTTPError as error:
+        raise DemoError(f"HTTP {error.code}: {_message(error.read())}") from error
+    except OSError as error:
+        raise DemoError(f"the hub does not answer: {error}") from error
+
+
+def _message(body: bytes) -> str:
+    try:
+        return str(json.loads(body)["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return body.decode(errors="replace")[:200]

@@ -1,0 +1,87 @@
+"""The demo's figures: start-up, memory, and what the hub itself adds to a request."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+import urllib.request
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+from stage_runtime.demo.processes import descendants, memory_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@dataclass(frozen=True, slots=True)
+class Numbers:
+    """One run's figures. ``hub_*_ms`` is HTTP in to stage-0 send plus last stage's receive to HTTP out."""
+
+    requests: int
+    ready_s: float
+    memory_mib: float
+    processes: int
+    hub_p50_ms: float
+    hub_p99_ms: float
+    request_p50_ms: float
+    request_p99_ms: float
+
+    def lines(self) -> Iterator[tuple[str, str]]:
+        """Name and value of each figure, for people."""
+        yield "everything ready after", f"{self.ready_s:.1f} s"
+        yield "memory of all processes", f"{self.memory_mib:.0f} MiB in {self.processes} processes"
+        yield "hub overhead per request", f"p50 {self.hub_p50_ms:.2f} ms, p99 {self.hub_p99_ms:.2f} ms"
+        yield "whole request", f"p50 {self.request_p50_ms:.0f} ms, p99 {self.request_p99_ms:.0f} ms"
+        yield "over", f"{self.requests} requests, one at a time"
+
+    def to_json(self) -> str:
+        """The figures for a file."""
+        return json.dumps({name: round(value, 3) for name, value in asdict(self).items()}, indent=2) + "\n"
+
+
+def measure_memory(hub_pid: int) -> tuple[float, int]:
+    """MiB of the hub and all that came from it, and how many processes that are."""
+    pids = descendants(hub_pid)
+    return memory_bytes(pids) / (1 << 20), len(pids)
+
+
+def measure(url: str, ready_s: float, memory: tuple[float, int], requests: int) -> Numbers:
+    """Send ``requests`` sums one after the other and read what the hub says of each in ``Server-Timing``."""
+    overheads, wholes = [], []
+    for index in range(requests):
+        begin_s = time.perf_counter()
+        timings = _one(url, f"what is {index % 50} + {index % 49}?", index)
+        wholes.append(1000 * (time.perf_counter() - begin_s))
+        overheads.append(timings["hub_in"] + timings["hub_out"])
+    return Numbers(
+        requests=requests,
+        ready_s=ready_s,
+        memory_mib=memory[0],
+        processes=memory[1],
+        hub_p50_ms=statistics.median(overheads),
+        hub_p99_ms=_p99(overheads),
+        request_p50_ms=statistics.median(wholes),
+        request_p99_ms=_p99(wholes),
+    )
+
+
+def _one(url: str, question: str, seed: int) -> dict[str, float]:
+    body = {"messages": [{"role": "user", "content": question}], "modalities": ["text", "image"], "seed": seed}
+    request = urllib.request.Request(  # noqa: S310 - the address is our own
+        f"{url}/v1/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(request, timeout=60) as response:  # noqa: S310
+        response.read()
+        return _server_timing(response.headers["Server-Timing"])
+
+
+def _server_timing(header: str) -> dict[str, float]:
+    """The header's entries in milliseconds: ``name;dur=1.5, name2;dur=2``."""
+    pairs = (entry.split(";dur=") for entry in header.split(","))
+    return {name.strip(): float(value) for name, value in pairs}
+
+
+def _p99(values: list[float]) -> float:
+    return sorted(values)[min(len(values) - 1, int(0.99 * len(values)))]

@@ -1,0 +1,223 @@
+"""The demo: start everything, ask, kill a replica, ask again, measure, stop everything."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.spinner import Spinner
+from rich.text import Text
+
+from omni_discovery.clients import OmniCoordClientForHub
+from omni_discovery.deploy import parse_deploy
+from omni_discovery.embedded import find_binary
+from omni_discovery.messages import ReplicaStatus
+from omni_discovery.replica_table import replica_table
+from omni_discovery.runtime_file import read_embedded
+from stage_runtime.demo.http_client import DemoError, Reply, ask, get_text
+from stage_runtime.demo.measure import measure, measure_memory
+from stage_runtime.demo.processes import alive, descendants
+from stage_runtime.demo.show import answer_panel, next_steps, numbers_table
+
+if TYPE_CHECKING:
+    from omni_discovery.messages import ReplicaInfo
+
+DEPLOY: Final = Path(__file__).with_name("deploy.yaml")
+QUESTIONS: Final = ("three plus four", "what is 17 - 9?", "draw a 6", "26 plus 48", "how is the weather today?")
+_READY_S: Final = 600.0
+_STOP_S: Final = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class DemoConfig:
+    """What one ``omni demo`` was asked to do."""
+
+    output: Path
+    keep: bool
+    port: int
+    requests: int
+    namespace: str
+    runtime_dir: Path
+
+
+def run_demo(config: DemoConfig) -> int:
+    """Run it; return the exit code. Raise DemoError with the reason if it can't go on."""
+    console = Console(highlight=False)
+    config.output.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as stack:
+        demo = _Demo(config, console, stack)
+        demo.start()
+        stack.callback(demo.stop)
+        demo.wait_until_ready()
+        demo.ask_questions()
+        demo.lose_a_replica()
+        demo.show_numbers()
+        if config.keep:
+            demo.keep_serving()
+    return 0
+
+
+class _Demo:
+    """One run. The hub is a child process; all other processes are the hub's."""
+
+    def __init__(self, config: DemoConfig, console: Console, stack: ExitStack) -> None:
+        self._config = config
+        self._console = console
+        self._stack = stack
+        self._log = config.output / "serve.log"
+        self._begin_s = time.monotonic()
+        self._ready_s = 0.0
+        self._memory = (0.0, 0)
+        #: Processes that were killed on purpose; their records stand until their leases end.
+        self._killed: set[int] = set()
+        self._url = ""
+        self._endpoint = ""
+
+    def start(self) -> None:
+        """Start ``omni serve`` in a session of its own: Ctrl-C is for us, and we stop it in order."""
+        self._console.rule(
+            "[bold]omni demo[/] · a thinker (vLLM) and a painter (diffusion), two replicas each", align="left"
+        )
+        log = self._stack.enter_context(self._log.open("wb"))
+        command = [
+            *(sys.executable, "-m", "omni_discovery", "serve"),
+            *("--deploy-config", str(DEPLOY)),
+            *("--port", str(self._config.port)),
+            *("--namespace", self._config.namespace),
+            *("--parent-pid", str(os.getpid())),
+        ]
+        environment = {name: value for name, value in os.environ.items() if name != "OMNI_ETCD_ENDPOINTS"}
+        self._hub = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, env=environment
+        )
+
+    def wait_until_ready(self) -> None:
+        """Show the registry while everything starts."""
+        with Live(console=self._console, refresh_per_second=8, transient=True) as live:
+            live.update(Spinner("dots", text="starting an embedded etcd and the hub"))
+            while (found := read_embedded(self._config.runtime_dir, self._config.namespace)) is None:
+                self._check_still_starting()
+                time.sleep(0.05)
+            self._endpoint = found.endpoint
+            client = OmniCoordClientForHub(self._endpoint, namespace=self._config.namespace)
+            self._client = self._stack.enter_context(client)
+            while not self._all_up():
+                self._check_still_starting()
+                table = replica_table(client.view(), self._config.namespace, time.time())
+                waited = f"loading the models · {time.monotonic() - self._begin_s:.0f} s"
+                live.update(Group(Spinner("dots", text=waited), table))
+                time.sleep(0.1)
+            self._url = next(iter(client.view().hubs.values())).address
+            while get_text(f"{self._url}/ready")[0] != 200:
+                self._check_still_starting()
+                time.sleep(0.05)
+        self._ready_s = time.monotonic() - self._begin_s
+        self._memory = measure_memory(self._hub.pid)
+        self._console.print(replica_table(self._client.view(), self._config.namespace, time.time()))
+        self._console.print(f"ready after {self._ready_s:.1f} s at [bold]{self._url}[/]\n")
+
+    def ask_questions(self) -> None:
+        """Ask, show, and keep the picture of the longest sum."""
+        pictures = {}
+        for seed, question in enumerate(QUESTIONS):
+            reply = self._ask(question, seed)
+            self._console.print(answer_panel(question, reply, colour=self._console.color_system is not None))
+            if reply.png:
+                pictures[question] = reply.png
+        path = self._config.output / "answer.png"
+        path.write_bytes(pictures[QUESTIONS[3]])
+        self._console.print(f"picture of {QUESTIONS[3]!r}: [bold]{path.resolve()}[/]\n")
+
+    def lose_a_replica(self) -> None:
+        """Kill a replica of each stage without warning; the next request must not notice."""
+        for stage_id in sorted({info.stage_id for info in self._replicas()}):
+            victim = next(info for info in self._replicas() if info.stage_id == stage_id)
+            os.kill(victim.pid, signal.SIGKILL)
+            self._killed.add(victim.pid)
+            reply = self._ask("nine plus nine", stage_id)
+            name = f"stage {stage_id} replica {victim.replica_id} (pid {victim.pid})"
+            self._console.print(
+                f"killed {name} with SIGKILL; the next request: [green]{reply.text}[/] in {reply.seconds:.2f} s"
+            )
+        self._console.print()
+
+    def show_numbers(self) -> None:
+        """Measure and print; the figures also go to a file."""
+        with self._console.status("the supervisors restart what was killed"):
+            deadline_s = time.monotonic() + _READY_S
+            while not self._all_up() and time.monotonic() < deadline_s:
+                time.sleep(0.2)
+        with self._console.status(f"measuring over {self._config.requests} requests"):
+            numbers = measure(self._url, self._ready_s, self._memory, self._config.requests)
+        (self._config.output / "numbers.json").write_text(numbers.to_json())
+        self._console.print(numbers_table(numbers))
+
+    def keep_serving(self) -> None:
+        """Stay until Ctrl-C, with lines to try next."""
+        self._console.print("\nserving until Ctrl-C; try in another terminal:\n")
+        for line in next_steps(self._url, _etcdctl(), self._endpoint, self._config.namespace):
+            self._console.print(line + "\n", soft_wrap=True, markup=False, style="cyan")
+        self._hub.wait()
+        raise DemoError(f"the hub ended by itself; {self._last_words()}")
+
+    def stop(self) -> None:
+        """Stop the hub, which stops the rest, and look that nothing is left."""
+        pids = descendants(self._hub.pid)
+        self._hub.send_signal(signal.SIGTERM)
+        with self._console.status("stopping"):
+            try:
+                self._hub.wait(_STOP_S)
+            except (subprocess.TimeoutExpired, KeyboardInterrupt):
+                self._hub.kill()
+                self._hub.wait()
+        deadline_s = time.monotonic() + 5
+        while (left := alive(pids)) and time.monotonic() < deadline_s:
+            time.sleep(0.05)
+        self._console.print(f"[red]still running: {left}[/]" if left else "stopped; no process is left")
+
+    def _ask(self, question: str, seed: int) -> Reply:
+        with self._console.status(Text(question)) as status:
+            words: list[str] = []
+
+            def show(text: str) -> None:
+                words.append(text)
+                status.update(Text(f"{question}  →  {''.join(words)}"))
+
+            return ask(self._url, question, seed=seed, on_text=show)
+
+    def _replicas(self) -> list[ReplicaInfo]:
+        view = self._client.view()
+        return [
+            info
+            for _, info in sorted(view.replicas.items())
+            if info.status is ReplicaStatus.UP and info.pid not in self._killed
+        ]
+
+    def _all_up(self) -> bool:
+        deploy = parse_deploy(DEPLOY.read_text(encoding="utf-8"), str(DEPLOY))
+        return len(self._replicas()) == sum(stage.runtime.num_replicas for stage in deploy.stages)
+
+    def _check_still_starting(self) -> None:
+        if self._hub.poll() is not None:
+            raise DemoError(f"the hub ended while it started; {self._last_words()}")
+        if time.monotonic() - self._begin_s > _READY_S:
+            raise DemoError(f"not ready after {_READY_S:.0f} s; {self._last_words()}")
+
+    def _last_words(self) -> str:
+        lines = self._log.read_text(encoding="utf-8", errors="replace").splitlines()
+        return f"see {self._log}. Its end:\n  " + "\n  ".join(lines[-8:])
+
+
+def _etcdctl() -> str:
+    """The etcdctl to try: the one on the path, else the one beside the embedded etcd."""
+    return shutil.which("etcdctl") or str(find_binary(None).with_name("etcdctl"))

@@ -1,0 +1,1 @@
+"""Engines: what turns one stage request into outputs."""

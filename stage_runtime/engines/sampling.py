@@ -1,0 +1,74 @@
+"""Sampling parameters by their OpenAI names, checked before they get near an engine.
+
+Checked here and strictly, because a value of the wrong type may pass an engine's own check and crash a later step,
+and with it everybody else's request.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, Final, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from omni_discovery.errors import InvalidRequestError
+
+_Penalty = Annotated[float, Meta(ge=-2, le=2)]
+_Fraction = Annotated[float, Meta(ge=0, le=1)]
+_TokenId = Annotated[int, Meta(ge=0, lt=1 << 31)]
+_StopText = Annotated[str, Meta(min_length=1, max_length=256)]
+
+_UNKNOWN: Final = re.compile(r"unknown field `([^`]*)`")
+_PLACE: Final = re.compile(r" - at `\$\.?([^`]*)`$")
+
+_Checked = TypeVar("_Checked")
+
+
+class TokenSampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
+    """What may be asked of a stage that makes tokens. None means: as the engine has it."""
+
+    temperature: Annotated[float, Meta(ge=0, le=100)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Meta(ge=-1, lt=1 << 31)] | None = None
+    min_p: _Fraction | None = None
+    seed: Annotated[int, Meta(ge=-(1 << 62), lt=1 << 62)] | None = None
+    stop: _StopText | Annotated[list[_StopText], Meta(max_length=16)] | None = None
+    stop_token_ids: Annotated[list[_TokenId], Meta(max_length=256)] | None = None
+    max_tokens: Annotated[int, Meta(ge=1, lt=1 << 31)] | None = None
+    min_tokens: Annotated[int, Meta(ge=0, lt=1 << 31)] | None = None
+    presence_penalty: _Penalty | None = None
+    frequency_penalty: _Penalty | None = None
+    repetition_penalty: Annotated[float, Meta(gt=0, le=100)] | None = None
+    logit_bias: dict[_TokenId, Annotated[float, Meta(ge=-100, le=100)]] | None = None
+    bad_words: Annotated[list[_StopText], Meta(max_length=256)] | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    include_stop_str_in_output: bool | None = None
+
+
+def token_sampling(params: Mapping[str, Any]) -> dict[str, Any]:
+    """The parameters that were set, ready for an engine. Raise InvalidRequestError that names the bad one."""
+    given = {name: value for name, value in params.items() if value is not None}
+    longest = given.pop("max_completion_tokens", None)
+    if longest is not None:
+        given["max_tokens"] = longest
+    if given.pop("n", 1) != 1:
+        raise InvalidRequestError("n: one answer per request is made; send the request again for more")
+    return msgspec.structs.asdict(checked(given, TokenSampling))
+
+
+def checked(given: Mapping[str, Any], kind: type[_Checked]) -> _Checked:
+    """The parameters as a struct. Raise InvalidRequestError that names the bad one."""
+    try:
+        # Keys of a JSON object are text, those of logit_bias mean numbers.
+        return msgspec.convert(given, kind, str_keys=True)
+    except msgspec.ValidationError as error:
+        text = str(error)
+        unknown = _UNKNOWN.search(text)
+        if unknown is not None:
+            raise InvalidRequestError(f"the parameter {unknown.group(1)!r} is not known to this stage") from error
+        place = _PLACE.search(text)
+        name = place.group(1) if place is not None else "parameters"
+        raise InvalidRequestError(f"{name}: {_PLACE.sub('', text)}") from error

@@ -1,0 +1,266 @@
+"""vLLM in the replica's own process, stepped by the thread that owns it.
+
+No process of vLLM's own stands between: engine, process and lease live and die together. The same code runs vLLM's CPU
+and GPU builds; ``engine_args`` go to vLLM as they are, but for ``handoff``, which is ours.
+"""
+
+from __future__ import annotations
+
+import difflib
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import msgspec
+
+from omni_discovery.deploy import StageConfig
+from omni_discovery.errors import ConfigError, InvalidRequestError
+from omni_discovery.wire import FailureKind
+from stage_runtime.engines.base import EngineOutput, Report, StageRequest, check_model_folder
+from stage_runtime.engines.sampling import token_sampling
+
+logger = logging.getLogger(__name__)
+
+#: What vLLM runs at once when ``max_num_seqs`` is not given; corrected when the engine has loaded.
+_USUAL_CAPACITY: Final = 256
+
+
+class HandoffArgs(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """When the stage hands over: always, or only answers that hold ``require_token``."""
+
+    require_token: str = ""
+
+
+@dataclass(slots=True)
+class _Answer:
+    request: StageRequest
+    prompt_tokens: int
+    token_ids: list[int] = field(default_factory=list)
+
+
+class VllmEngine:
+    """A stage that makes tokens. Hands over ``token_ids``: all ids of the answer, special ones included."""
+
+    def __init__(self, stage: StageConfig) -> None:
+        self._stage = stage
+        self._args = dict(stage.engine_args)
+        try:
+            self._handoff = msgspec.convert(self._args.pop("handoff", {}), HandoffArgs)
+        except msgspec.ValidationError as error:
+            raise ConfigError(f"stage {stage.stage_id}: engine_args.handoff: {error}") from error
+        self._is_local = check_model_folder(stage)
+        self._capacity = int(self._args.get("max_num_seqs", _USUAL_CAPACITY))
+        self._llm: Any = None
+        self._tokenizer: Any = None
+        self._max_model_len = 0
+        self._required_id: int | None = None
+        #: What is in the engine, by request key.
+        self._answers: dict[str, _Answer] = {}
+        self._aborted: list[EngineOutput] = []
+
+    @property
+    def capacity(self) -> int:
+        """See Engine."""
+        return self._capacity
+
+    @property
+    def modality(self) -> str:
+        """See Engine."""
+        return "text"
+
+    def load(self, report: Report) -> None:
+        """See Engine."""
+        report("importing vllm", 0.05)
+        from vllm import EngineArgs, LLMEngine
+
+        report("loading the model", 0.4)
+        arguments = self._engine_args(EngineArgs)
+        try:
+            self._llm = LLMEngine.from_engine_args(arguments, enable_multiprocessing=False)
+        except ValueError as error:
+            raise ConfigError(f"stage {self._stage.stage_id}: vLLM refuses model or engine_args: {error}") from error
+        except OSError as error:
+            if self._is_local:
+                raise ConfigError(f"stage {self._stage.stage_id}: {self._stage.model}: {error}") from error
+            raise
+        config = self._llm.vllm_config
+        self._max_model_len = int(config.model_config.max_model_len)
+        self._capacity = int(config.scheduler_config.max_num_seqs)
+        self._tokenizer = self._llm.get_tokenizer()
+        self._required_id = self._resolve(self._handoff.require_token)
+        report("warming up", 0.9)
+        self._warm_up()
+
+    def add(self, request: StageRequest) -> None:
+        """See Engine."""
+        if request.key in self._answers:
+            raise InvalidRequestError("the request is running already")
+        params = self._sampling_params(request)
+        prompt_token_ids = self._prompt_token_ids(request.inputs)
+        if not prompt_token_ids:
+            raise InvalidRequestError("the prompt is empty")
+        if len(prompt_token_ids) >= self._max_model_len:
+            raise InvalidRequestError(
+                f"this model's maximum context length is {self._max_model_len} tokens, and at least one is for the "
+                f"answer; the prompt has {len(prompt_token_ids)} tokens. Make it shorter"
+            )
+        self._submit(request.key, prompt_token_ids, params)
+        self._answers[request.key] = _Answer(request, len(prompt_token_ids))
+
+    def abort(self, key: str) -> None:
+        """See Engine."""
+        answer = self._answers.pop(key, None)
+        if answer is not None:
+            self._llm.abort_request([key])
+            # vLLM itself says nothing any more about what it was told to stop.
+            self._aborted.append(EngineOutput(key, finish_reason="abort", usage=_usage(answer)))
+
+    def has_unfinished(self) -> bool:
+        """See Engine."""
+        return bool(self._answers or self._aborted)
+
+    def step(self) -> list[EngineOutput]:
+        """See Engine."""
+        outputs, self._aborted = self._aborted, []
+        if self._answers:
+            for made in self._llm.step():
+                output = self._output_of(made)
+                if output is not None:
+                    outputs.append(output)
+        return outputs
+
+    def close(self) -> None:
+        """See Engine."""
+        llm, self._llm = self._llm, None
+        if llm is not None:
+            self._answers.clear()
+            llm.engine_core.shutdown()
+
+    def _engine_args(self, engine_args: Any) -> Any:
+        known = set(engine_args.__dataclass_fields__)
+        for name in self._args:
+            if name not in known:
+                near = difflib.get_close_matches(name, known, n=1)
+                hint = f" (did you mean {near[0]!r}?)" if near else ""
+                raise ConfigError(f"stage {self._stage.stage_id}: vLLM has no engine_args.{name}{hint}")
+        try:
+            return engine_args(**{"model": self._stage.model, "disable_log_stats": True, **self._args})
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"stage {self._stage.stage_id}: engine_args: {error}") from error
+
+    def _resolve(self, token: str) -> int | None:
+        if not token:
+            return None
+        token_id = self._tokenizer.convert_tokens_to_ids(token)
+        if token_id is None or token_id == self._tokenizer.unk_token_id:
+            where = f"stage {self._stage.stage_id}: engine_args.handoff.require_token"
+            raise ConfigError(f"{where}: {token!r} is not one token of the model")
+        return int(token_id)
+
+    def _warm_up(self) -> None:
+        # One token through the whole engine: an engine that can't do that must not be called ready.
+        self._submit("warm-up", [0], self._make_params({"max_tokens": 1, "temperature": 0.0}))
+        while self._llm.has_unfinished_requests():
+            self._llm.step()
+
+    def _sampling_params(self, request: StageRequest) -> Any:
+        return self._make_params(token_sampling(request.params))
+
+    def _make_params(self, given: Mapping[str, Any]) -> Any:
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        chosen = {name: value for name, value in given.items() if value is not None}
+        # Without a bound of its own, an answer may fill the context.
+        chosen.setdefault("max_tokens", None)
+        try:
+            return SamplingParams(output_kind=RequestOutputKind.DELTA, **chosen)
+        except (TypeError, ValueError, _client_error()) as error:
+            raise InvalidRequestError(str(error)) from error
+
+    def _submit(self, key: str, prompt_token_ids: Sequence[int], params: Any) -> None:
+        try:
+            self._llm.add_request(key, {"prompt_token_ids": list(prompt_token_ids)}, params)
+        except (ValueError, _client_error()) as error:
+            raise InvalidRequestError(str(error)) from error
+
+    def _prompt_token_ids(self, inputs: Mapping[str, Any]) -> list[int]:
+        given = [name for name in ("messages", "prompt", "prompt_token_ids") if inputs.get(name) is not None]
+        if len(given) != 1:
+            raise InvalidRequestError("give one of messages, prompt and prompt_token_ids")
+        value = inputs[given[0]]
+        match given[0]:
+            case "messages":
+                return self._render(value)
+            case "prompt" if isinstance(value, str):
+                return list(self._tokenizer.encode(value)) if value else []
+            case "prompt_token_ids" if isinstance(value, list | tuple) and all(type(item) is int for item in value):
+                return list(value)
+        raise InvalidRequestError(f"{given[0]} is of the wrong type")
+
+    def _render(self, messages: Any) -> list[int]:
+        _check_messages(messages)
+        try:
+            text = self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        except Exception as error:
+            # A template is a program that came with the model; it may raise anything.
+            raise InvalidRequestError(f"the model's chat template refuses the messages: {error}") from error
+        # The template has written the special tokens that it wants.
+        return list(self._tokenizer.encode(text, add_special_tokens=False))
+
+    def _output_of(self, made: Any) -> EngineOutput | None:
+        answer = self._answers.get(made.request_id)
+        if answer is None or not made.outputs:
+            return None
+        piece = made.outputs[0]
+        token_ids = tuple(int(token_id) for token_id in piece.token_ids)
+        answer.token_ids += token_ids
+        if not made.finished:
+            return EngineOutput(made.request_id, text=piece.text, token_ids=token_ids)
+        del self._answers[made.request_id]
+        if piece.finish_reason == "error":
+            reason = str(getattr(made, "error", None) or "the engine could not finish this request")
+            return EngineOutput(made.request_id, error=(FailureKind.ENGINE, reason))
+        return EngineOutput(
+            made.request_id,
+            text=piece.text,
+            token_ids=token_ids,
+            finish_reason=piece.finish_reason or "stop",
+            handoff=self._handoff_of(answer),
+            usage=_usage(answer),
+        )
+
+    def _handoff_of(self, answer: _Answer) -> Mapping[str, Any] | None:
+        if not answer.request.next_stages:
+            return None
+        if self._required_id is not None and self._required_id not in answer.token_ids:
+            return None
+        import torch
+
+        return {"token_ids": torch.tensor(answer.token_ids, dtype=torch.int64)}
+
+
+def _usage(answer: _Answer) -> dict[str, int]:
+    return {"prompt_tokens": answer.prompt_tokens, "completion_tokens": len(answer.token_ids)}
+
+
+def _client_error() -> type[Exception]:
+    from vllm.exceptions import VLLMValidationError
+
+    return VLLMValidationError
+
+
+def _check_messages(messages: Any) -> None:
+    if not isinstance(messages, list) or not messages:
+        raise InvalidRequestError("messages must be a list with at least one message")
+    for index, message in enumerate(messages):
+        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+            raise InvalidRequestError(f"messages[{index}] needs a role")
+        content = message.get("content")
+        if isinstance(content, list):
+            for part in content:
+                if not isinstance(part, Mapping) or part.get("type") != "text" or not isinstance(part.get("text"), str):
+                    raise InvalidRequestError(f"messages[{index}]: this stage takes text only")
+        elif not isinstance(content, str | None):
+            raise InvalidRequestError(f"messages[{index}].content must be text")

@@ -1,0 +1,23 @@
+"""The errors of a replica, under the project's root.
+
+OmniError
+├── SerializationError      the other stage: the bytes are no hand-off of ours, or hold what can't be sent
+├── PayloadError            nobody: the hand-off is gone; the stage before has to run again
+└── EngineDeadError         the operator: the engine raised; the process ends and is started anew
+"""
+
+from __future__ import annotations
+
+from omni_discovery.errors import OmniError
+
+
+class SerializationError(OmniError, ValueError):
+    """An object can't be written as a hand-off, or bytes can't be read as one."""
+
+
+class PayloadError(OmniError):
+    """A hand-off could not be stored or is not there any more."""
+
+
+class EngineDeadError(OmniError):
+    """The engine raised while it worked; nothing it holds can be finished."""

@@ -1,0 +1,139 @@
+"""Hand-offs between this replica's stage and its neighbours, through the connector of each edge.
+
+Used by the engine's thread. What was handed over is kept until the hub releases it, so that the next stage can be run
+again; what nobody releases goes after ``keep_s``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from omni_discovery.deploy import DeployConfig
+from omni_discovery.errors import ConfigError
+from omni_discovery.wire import PayloadRef
+from stage_runtime.connectors.base import OmniConnectorBase
+from stage_runtime.connectors.config import ConnectorSpec
+from stage_runtime.connectors.factory import OmniConnectorFactory
+from stage_runtime.errors import PayloadError, SerializationError
+from stage_runtime.jobs import Work
+
+KEEP_S: Final = 900.0
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """One edge that ends or begins at this stage."""
+
+    name: str
+    connector: OmniConnectorBase
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    connector: OmniConnectorBase
+    key: str
+    put_at_s: float
+
+
+class Payloads:
+    """Puts and fetches. ``edges`` holds the connectors by (from stage, to stage)."""
+
+    def __init__(
+        self, stage_id: int, edges: Mapping[tuple[int, int], Edge], clock: Callable[[], float], keep_s: float = KEEP_S
+    ) -> None:
+        self._stage_id = stage_id
+        self._edges = edges
+        self._clock = clock
+        self._keep_s = keep_s
+        #: What was put and not released, by the owner of the request; oldest owner first.
+        self._kept: dict[str, list[_Kept]] = {}
+
+    def fetch(self, refs: Sequence[PayloadRef]) -> dict[int, Mapping[str, Any]]:
+        """What the stages before left, by stage. Raise PayloadError if any of it is missing or damaged."""
+        found: dict[int, Mapping[str, Any]] = {}
+        for ref in refs:
+            edge = self._edges.get((ref.from_stage, ref.to_stage))
+            if edge is None or ref.to_stage != self._stage_id:
+                raise PayloadError(f"no edge from stage {ref.from_stage} to {ref.to_stage} ends at this replica")
+            if ref.connector != edge.name:
+                raise PayloadError(f"the hand-off came by {ref.connector}, this replica has {edge.name}")
+            try:
+                got = edge.connector.get(str(ref.from_stage), str(ref.to_stage), ref.key, dict(ref.metadata))
+            except (SerializationError, OSError) as error:
+                raise PayloadError(f"the hand-off of stage {ref.from_stage} can't be read: {error}") from error
+            if got is None:
+                raise PayloadError(f"the hand-off of stage {ref.from_stage} is not there any more")
+            if not isinstance(got[0], Mapping):
+                raise PayloadError(f"the hand-off of stage {ref.from_stage} is no mapping")
+            found[ref.from_stage] = got[0]
+        return found
+
+    def hand_over(self, work: Work, handoff: Mapping[str, Any] | None) -> tuple[PayloadRef, ...]:
+        """Store what the next stages need. Raise PayloadError if it can't be stored."""
+        if handoff is None:
+            return ()
+        return tuple(self._put(work, to_stage, handoff) for to_stage in work.next_stages)
+
+    def release(self, owner: str) -> None:
+        """Drop all that was handed over for one request."""
+        for kept in self._kept.pop(owner, ()):
+            kept.connector.cleanup(kept.key)
+
+    def expire(self) -> None:
+        """Drop what was kept for too long."""
+        oldest_allowed_s = self._clock() - self._keep_s
+        while self._kept:
+            owner, kept = next(iter(self._kept.items()))
+            if kept[0].put_at_s > oldest_allowed_s:
+                return
+            self.release(owner)
+
+    def close(self) -> None:
+        """Close all connectors. Idempotent."""
+        for edge in self._edges.values():
+            edge.connector.close()
+
+    def _put(self, work: Work, to_stage: int, handoff: Mapping[str, Any]) -> PayloadRef:
+        edge = self._edges.get((self._stage_id, to_stage))
+        if edge is None:
+            raise PayloadError(f"no edge leads from stage {self._stage_id} to {to_stage}")
+        key = _key(work)
+        stored, size_bytes, metadata = edge.connector.put(str(self._stage_id), str(to_stage), key, handoff)
+        if not stored:
+            raise PayloadError(f"{edge.name} could not store the hand-off for stage {to_stage}")
+        self._kept.setdefault(work.owner, []).append(_Kept(edge.connector, key, self._clock()))
+        return PayloadRef(
+            from_stage=self._stage_id,
+            to_stage=to_stage,
+            key=key,
+            connector=edge.name,
+            size_bytes=size_bytes,
+            # The hand-off stays until the hub releases it: the next stage may have to run again elsewhere.
+            metadata={**(metadata or {}), "consume": False},
+        )
+
+
+def _key(work: Work) -> str:
+    # The hash keeps equal request ids of two hubs apart.
+    return f"{work.request_id[:128]}_{hashlib.blake2b(work.key.encode('utf-8'), digest_size=8).hexdigest()}"
+
+
+def build_edges(deploy: DeployConfig, stage_id: int, namespace: str) -> dict[tuple[int, int], Edge]:
+    """The connectors of all edges that touch a stage. Raise ConfigError for one that can't be built."""
+    pairs = [(before, stage_id) for before in deploy.inputs_of(stage_id)]
+    pairs += [(stage_id, stage.stage_id) for stage in deploy.stages if stage_id in deploy.inputs_of(stage.stage_id)]
+    edges: dict[tuple[int, int], Edge] = {}
+    for pair in pairs:
+        config = deploy.connector_of(*pair)
+        extra = dict(config.extra)
+        if config.name == "SharedMemoryConnector":
+            extra = {"namespace": namespace, "stage_id": stage_id, **extra}
+        try:
+            connector = OmniConnectorFactory.create_connector(ConnectorSpec(config.name, extra))
+        except (ValueError, TypeError, ImportError) as error:
+            raise ConfigError(f"edge {pair[0]} to {pair[1]}: {error}") from error
+        edges[pair] = Edge(config.name, connector)
+    return edges

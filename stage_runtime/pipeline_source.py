@@ -1,0 +1,65 @@
+"""The deploy document in force, as replicas and their supervisor get it from the registry."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import Final
+
+from omni_discovery.deploy import DeployConfig, decode_deploy
+from omni_discovery.errors import ConfigError, RegistryError, RegistryUnavailableError
+from omni_discovery.etcd import EtcdKV
+from omni_discovery.keys import pipeline_key
+
+logger = logging.getLogger(__name__)
+
+_RETRY_S: Final = 0.5
+_LOG_EACH_S: Final = 10.0
+
+
+def read_pipeline(
+    endpoints: str, namespace: str, *, absent_wait_s: float, unreachable_wait_s: float = 30.0
+) -> DeployConfig:
+    """The namespace's deploy document; waits while it is absent.
+
+    Raise RegistryUnavailableError if etcd is silent for ``unreachable_wait_s``, ConfigError if there is no document
+    after ``absent_wait_s`` or it can't be read.
+    """
+    return asyncio.run(_read(endpoints, namespace, absent_wait_s, unreachable_wait_s))
+
+
+async def _read(endpoints: str, namespace: str, absent_wait_s: float, unreachable_wait_s: float) -> DeployConfig:
+    key = pipeline_key(namespace)
+    kv = EtcdKV(endpoints)
+    begun_s = answered_s = time.monotonic()
+    next_log_s = 0.0
+    try:
+        while True:
+            failure: RegistryError | None = None
+            try:
+                item = await kv.get(key)
+            except RegistryUnavailableError as error:
+                failure = error
+            now_s = time.monotonic()
+            if failure is not None:
+                if now_s - answered_s >= unreachable_wait_s:
+                    raise RegistryUnavailableError(
+                        f"no etcd answered at {endpoints} for {unreachable_wait_s:g} s; "
+                        f"check --etcd-endpoints and that etcd runs ({failure})"
+                    ) from failure
+            elif item is not None:
+                return decode_deploy(item.value, key)
+            else:
+                answered_s = now_s
+                if now_s - begun_s >= absent_wait_s:
+                    raise ConfigError(
+                        f"{key} is not in etcd; start a hub with 'omni serve --deploy-config FILE' in this namespace"
+                    )
+            if now_s >= next_log_s:
+                next_log_s = now_s + _LOG_EACH_S
+                reason = "no etcd answers" if failure is not None else "no hub has written it yet"
+                logger.info("pipeline.waiting key=%s reason=%s", key, reason)
+            await asyncio.sleep(_RETRY_S)
+    finally:
+        await kv.close()

@@ -1,0 +1,245 @@
+"""The supervisor: K local replicas of one stage, each in a process of its own.
+
+One thread, one selector: the replicas' output, the signals, and the clock. What a replica prints comes out line by line
+with its stage and ordinal before it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import selectors
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import msgspec
+
+from omni_discovery.deploy import DeployConfig, StageConfig, encode_deploy
+from stage_runtime.config import ReplicaConfig, SupervisorConfig
+from stage_runtime.restarts import EXIT_DONE, EXIT_FAILED, GiveUp, Restarts, StartAgain
+
+logger = logging.getLogger(__name__)
+
+_TICK_S: Final = 0.25
+
+
+class Child(Protocol):
+    """One replica process. ``output_fd`` is the reading end of what it prints."""
+
+    pid: int
+    output_fd: int
+
+    def poll(self) -> int | None:
+        """The exit code, negative for a signal; None while it runs."""
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal; nothing happens if it has ended."""
+
+
+class Launcher(Protocol):
+    """Starts replica processes."""
+
+    def start(self, config: ReplicaConfig, environment: dict[str, str]) -> Child:
+        """Start one."""
+
+    def close(self) -> None:
+        """Give back what starting needs. Idempotent."""
+
+
+@dataclass(slots=True)
+class _Slot:
+    """One of the K replicas over all its processes."""
+
+    ordinal: int
+    restarts: Restarts
+    child: Child | None = None
+    started_at_s: float = 0.0
+    #: When to start it; infinity for never.
+    start_at_s: float = 0.0
+    unfinished_line: bytes = b""
+    gave_up_with: int | None = None
+
+
+class Supervisor:
+    """Built and run in the main thread."""
+
+    def __init__(
+        self,
+        config: SupervisorConfig,
+        deploy: DeployConfig,
+        launcher: Launcher,
+        environment_of: Callable[[int], dict[str, str]],
+    ) -> None:
+        self._config = config
+        known = encode_deploy(deploy).decode("utf-8")
+        self._replica_config = msgspec.structs.replace(
+            config.replica, known_pipeline=known, parent_pid=config.replica.parent_pid or os.getpid()
+        )
+        self._launcher = launcher
+        self._environment_of = environment_of
+        self._slots = [_Slot(ordinal, Restarts()) for ordinal in range(config.count)]
+        self._selector = selectors.DefaultSelector()
+        #: When what is left is killed; None while nobody asked us to stop.
+        self._kill_at_s: float | None = None
+
+    def run(self) -> int:
+        """Keep the replicas running until a signal or until all have given up; return the exit code."""
+        with _SignalPipe((signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)) as signals:
+            self._selector.register(signals.receiver, selectors.EVENT_READ)
+            try:
+                while self._kill_at_s is None or any(slot.child for slot in self._slots):
+                    self._turn(signals)
+                    if self._kill_at_s is None and all(slot.gave_up_with is not None for slot in self._slots):
+                        break
+            finally:
+                self._kill_all()
+                self._launcher.close()
+                self._selector.close()
+        if self._kill_at_s is not None:
+            return EXIT_DONE
+        return max(slot.gave_up_with or EXIT_FAILED for slot in self._slots)
+
+    def _turn(self, signals: _SignalPipe) -> None:
+        now_s = time.monotonic()
+        if self._config.parent_pid and os.getppid() != self._config.parent_pid and self._kill_at_s is None:
+            logger.warning("supervisor.orphaned: draining")
+            self._stop(now_s)
+        for slot in self._slots:
+            if slot.child is None and now_s >= slot.start_at_s and self._kill_at_s is None:
+                self._start(slot, now_s)
+        for key, _ in self._selector.select(self._wait_s(now_s)):
+            if key.fileobj is signals.receiver:
+                for number in signals.drain():
+                    if number in (signal.SIGTERM, signal.SIGINT):
+                        self._stop(time.monotonic())
+            else:
+                self._forward(key.data)
+        for slot in self._slots:
+            self._reap(slot)
+        if self._kill_at_s is not None and time.monotonic() >= self._kill_at_s:
+            logger.error("supervisor.killing: the drain's bound has passed")
+            self._kill_all()
+
+    def _wait_s(self, now_s: float) -> float:
+        due = [slot.start_at_s - now_s for slot in self._slots if slot.child is None]
+        return max(0.0, min([_TICK_S, *due]))
+
+    def _start(self, slot: _Slot, now_s: float) -> None:
+        config = msgspec.structs.replace(self._replica_config, ordinal=slot.ordinal)
+        slot.child = self._launcher.start(config, self._environment_of(slot.ordinal))
+        slot.started_at_s = now_s
+        slot.start_at_s = float("inf")
+        os.set_blocking(slot.child.output_fd, False)
+        self._selector.register(slot.child.output_fd, selectors.EVENT_READ, slot)
+        logger.info("supervisor.started stage=%d ordinal=%d pid=%d", config.stage_id, slot.ordinal, slot.child.pid)
+
+    def _reap(self, slot: _Slot) -> None:
+        child = slot.child
+        code = None if child is None else child.poll()
+        if child is None or code is None:
+            return
+        self._forward(slot)
+        if slot.unfinished_line:
+            self._print(slot, slot.unfinished_line)
+            slot.unfinished_line = b""
+        self._selector.unregister(child.output_fd)
+        os.close(child.output_fd)
+        slot.child = None
+        stage_id = self._config.replica.stage_id
+        if self._kill_at_s is not None:
+            logger.info("supervisor.ended stage=%d ordinal=%d code=%d", stage_id, slot.ordinal, code)
+            return
+        now_s = time.monotonic()
+        # An end that nobody asked for is one, also with code 0.
+        match slot.restarts.ended(code, now_s - slot.started_at_s):
+            case StartAgain(delay_s):
+                slot.start_at_s = now_s + delay_s
+                logger.warning(
+                    "supervisor.restarting stage=%d ordinal=%d code=%d in_s=%.1f", stage_id, slot.ordinal, code, delay_s
+                )
+            case GiveUp(exit_code, reason):
+                slot.gave_up_with = exit_code
+                logger.error("supervisor.gave_up stage=%d ordinal=%d code=%d: %s", stage_id, slot.ordinal, code, reason)
+
+    def _stop(self, now_s: float) -> None:
+        if self._kill_at_s is None:
+            self._kill_at_s = now_s + self._config.replica.drain_timeout_s + self._config.kill_after_s
+            logger.info("supervisor.draining stage=%d", self._config.replica.stage_id)
+        # A second signal is passed on too: the replicas then end at once.
+        for slot in self._slots:
+            if slot.child is not None:
+                slot.child.send_signal(signal.SIGTERM)
+
+    def _kill_all(self) -> None:
+        for slot in self._slots:
+            if slot.child is not None:
+                slot.child.send_signal(signal.SIGKILL)
+
+    def _forward(self, slot: _Slot) -> None:
+        while slot.child is not None:
+            try:
+                content = os.read(slot.child.output_fd, 65536)
+            except BlockingIOError:
+                return
+            if not content:
+                return
+            *lines, slot.unfinished_line = (slot.unfinished_line + content).split(b"\n")
+            for line in lines:
+                self._print(slot, line)
+
+    def _print(self, slot: _Slot, line: bytes) -> None:
+        prefix = f"[stage {self._config.replica.stage_id} #{slot.ordinal}] ".encode()
+        sys.stderr.buffer.write(prefix + line + b"\n")
+        sys.stderr.buffer.flush()
+
+
+class _SignalPipe:
+    """Signals as bytes on a socket, so that a selector can wait for them."""
+
+    def __init__(self, numbers: tuple[signal.Signals, ...]) -> None:
+        self._numbers = numbers
+        self.receiver, self._sender = socket.socketpair()
+        self.receiver.setblocking(False)
+        self._sender.setblocking(False)
+
+    def __enter__(self) -> _SignalPipe:
+        self._former = {number: signal.signal(number, lambda *_: None) for number in self._numbers}
+        self._former_fd = signal.set_wakeup_fd(self._sender.fileno(), warn_on_full_buffer=False)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        signal.set_wakeup_fd(self._former_fd)
+        for number, handler in self._former.items():
+            signal.signal(number, handler)
+        self.receiver.close()
+        self._sender.close()
+
+    def drain(self) -> bytes:
+        """The numbers of the signals that came."""
+        try:
+            return self.receiver.recv(4096)
+        except BlockingIOError:
+            return b""
+
+
+def stage_environment(stage: StageConfig, model_is_local: bool) -> dict[str, str]:
+    """What an engine's process needs to find in its environment, before anything is imported."""
+    if stage.engine == "echo":
+        return {}
+    environment = {"OMP_NUM_THREADS": "1"}
+    if stage.engine == "vllm":
+        # On the CPU, threads bound to cores spin against each other as soon as there is a second replica.
+        environment |= {
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+            "VLLM_NO_USAGE_STATS": "1",
+            "VLLM_LOGGING_LEVEL": "ERROR",
+        }
+        if model_is_local:
+            environment["HF_HUB_OFFLINE"] = "1"
+    return environment

@@ -1,0 +1,277 @@
+"""One replica: sockets, registration, engine, wired in this order and taken down in the reverse."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import platform
+import signal
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Protocol
+
+import msgspec
+
+from omni_discovery import __version__
+from omni_discovery.clients import OmniCoordClientForStage
+from omni_discovery.deploy import DeployConfig, StageConfig, decode_deploy
+from omni_discovery.errors import ConfigError, RegistryUnavailableError
+from omni_discovery.messages import HubRecord, ReplicaStatus
+from omni_discovery.security import KeyPair
+from omni_discovery.wire import FailureKind
+from stage_runtime.addresses import tcp_address
+from stage_runtime.config import ReplicaConfig
+from stage_runtime.engine_loop import EngineLoop
+from stage_runtime.engines.base import Engine, create_engine
+from stage_runtime.errors import EngineDeadError
+from stage_runtime.jobs import Job, Wake
+from stage_runtime.lifecycle import (
+    DrainAsked,
+    EngineDied,
+    EngineLoaded,
+    Lifecycle,
+    Stage,
+    WorkFinished,
+    published_status,
+    stalled,
+)
+from stage_runtime.payloads import Payloads, build_edges
+from stage_runtime.pipeline_source import read_pipeline
+from stage_runtime.restarts import EXIT_CONFIG, EXIT_DONE, EXIT_FAILED
+from stage_runtime.server import ReplicaServer
+from stage_runtime.sessions import ReplicaState
+
+logger = logging.getLogger(__name__)
+
+_PUBLISH_INTERVAL_S: Final = 0.05
+_FLUSH_TIMEOUT_S: Final = 2.0
+
+
+class StageClient(Protocol):
+    """What a replica needs of its registration."""
+
+    def update_info(self, status: ReplicaStatus | None = None, queue_length: int | None = None) -> None:
+        """Publish a change."""
+
+    def describe(self, **fields: Any) -> None:
+        """Publish other fields of the record."""
+
+    def close(self) -> None:
+        """Withdraw."""
+
+
+class _StopAsked(BaseException):
+    """SIGTERM came while the model was loading."""
+
+
+class Replica:
+    """Built and run in the main thread of its process."""
+
+    def __init__(
+        self,
+        config: ReplicaConfig,
+        deploy: DeployConfig,
+        connect: Callable[..., StageClient] = OmniCoordClientForStage,
+        *,
+        device: str = "cpu",
+    ) -> None:
+        self._config = config
+        self._stage: StageConfig = deploy.stage(config.stage_id)
+        self._connect = connect
+        self._device = device
+        self._lifecycle = Lifecycle()
+        self._engine: Engine = create_engine(self._stage)
+        self._keys = KeyPair.generate()
+        self._payloads = Payloads(
+            config.stage_id, build_edges(deploy, config.stage_id, config.namespace), time.monotonic
+        )
+        state = ReplicaState(lambda: self._lifecycle.stage, lambda: self._engine.capacity)
+        self._server = ReplicaServer(config.server, config.bind_host, self._keys, state, self._take_job)
+        self._loop = EngineLoop(
+            self._engine, self._payloads, dict(self._stage.default_sampling_params), self._server.emit
+        )
+        self._begun_s = time.monotonic()
+        self._drain_until_s = float("inf")
+        self._stopped = threading.Event()
+        self._client: StageClient | None = None
+        self._publisher: threading.Thread | None = None
+
+    def run(self) -> int:
+        """Serve until told to stop; return the exit code."""
+        signal.signal(signal.SIGTERM, self._on_stop_signal)
+        self._server.start()
+        exit_code = EXIT_DONE
+        try:
+            self._client = self._register()
+            self._publisher = threading.Thread(
+                target=self._publish_changes, args=(self._client,), name="replica-status", daemon=True
+            )
+            self._publisher.start()
+            self._load()
+            self._serve()
+        except _StopAsked:
+            logger.info("replica.stopped_while_loading stage=%d", self._config.stage_id)
+        except ConfigError as error:
+            exit_code = EXIT_CONFIG
+            logger.error("replica.misconfigured stage=%d reason=%s", self._config.stage_id, error)
+            self._fail(str(error))
+        except EngineDeadError as error:
+            exit_code = EXIT_FAILED
+            logger.error("replica.engine_dead stage=%d reason=%s", self._config.stage_id, error)
+            self._fail(f"the engine died: {error}")
+        except Exception as error:
+            exit_code = EXIT_FAILED
+            logger.exception("replica.failed stage=%d", self._config.stage_id)
+            self._fail(f"{type(error).__name__}: {error}")
+        finally:
+            self._take_down()
+        return exit_code
+
+    def _register(self) -> StageClient:
+        config, stage = self._config, self._stage
+        fields = {
+            "phase": "starting",
+            "host": platform.node(),
+            "pid": os.getpid(),
+            "device": self._device,
+            "model": stage.model,
+            "fingerprint": fingerprint(stage),
+            "version": __version__,
+            "capacity": self._engine.capacity,
+            "curve_public_key": self._keys.public,
+        }
+        return self._connect(
+            config.endpoints,
+            tcp_address(config.advertise_host, self._server.input_port),
+            tcp_address(config.advertise_host, self._server.output_port),
+            config.stage_id,
+            namespace=config.namespace,
+            ttl_s=config.ttl_s,
+            status=ReplicaStatus.STARTING,
+            fields=fields,
+            may_renew=self._may_renew,
+            on_hubs=self._on_hubs,
+            on_registered=self._on_registered,
+            on_lost=self._on_lost,
+        )
+
+    def _load(self) -> None:
+        stage = self._stage
+        logger.info("replica.loading stage=%d engine=%s model=%s", stage.stage_id, stage.engine, stage.model)
+        try:
+            self._engine.load(self._report)
+        except ConfigError:
+            raise
+        except Exception as error:
+            logger.exception("engine.load_failed")
+            raise EngineDeadError(f"could not be loaded: {type(error).__name__}: {error}") from error
+        self._describe(phase="ready", progress=1.0, capacity=self._engine.capacity)
+        self._lifecycle.handle(EngineLoaded())
+        took_s = time.monotonic() - self._begun_s
+        logger.info("replica.ready stage=%d capacity=%d took_s=%.1f", stage.stage_id, self._engine.capacity, took_s)
+
+    def _serve(self) -> None:
+        while self._lifecycle.stage in (Stage.READY, Stage.DRAINING):
+            self._loop.turn()
+            if self._lifecycle.stage is not Stage.DRAINING:
+                continue
+            now_s = time.monotonic()
+            if now_s >= self._drain_until_s and self._server.queue_length:
+                self._loop.fail_all(FailureKind.DRAINING, "the replica had to stop before the request was finished")
+                self._lifecycle.handle(WorkFinished())
+            elif not self._server.queue_length:
+                self._lifecycle.handle(WorkFinished())
+
+    def _take_down(self) -> None:
+        # Withdrawn first: nobody is sent here any more when the sockets close.
+        self._stopped.set()
+        if self._publisher is not None:
+            self._publisher.join(timeout=5.0)
+        if self._client is not None:
+            self._client.close()
+        self._server.close(flush_timeout_s=_FLUSH_TIMEOUT_S)
+        self._payloads.close()
+        self._engine.close()
+        logger.info("replica.stopped stage=%d", self._config.stage_id)
+
+    def _fail(self, reason: str) -> None:
+        self._lifecycle.handle(EngineDied(reason))
+        self._loop.fail_all(FailureKind.ENGINE, reason)
+        self._describe(reason=reason[:1000])
+        if self._client is not None:
+            self._client.update_info(status=ReplicaStatus.ERROR)
+
+    def _publish_changes(self, client: StageClient) -> None:
+        published: tuple[ReplicaStatus, int] = (ReplicaStatus.STARTING, 0)
+        was_stalled = False
+        while not self._stopped.wait(_PUBLISH_INTERVAL_S):
+            is_stalled = self._is_stalled()
+            if is_stalled is not was_stalled:
+                was_stalled = is_stalled
+                reason = f"no progress for {self._config.stall_after_s:g} s with work in hand" if is_stalled else ""
+                logger.warning("replica.stall stalled=%s", is_stalled)
+                self._describe(reason=reason)
+            current = published_status(self._lifecycle.stage, is_stalled), self._server.queue_length
+            # The last words, down or error with their reason, are the main thread's.
+            if current != published and self._lifecycle.stage not in (Stage.STOPPED, Stage.FAILED):
+                published = current
+                client.update_info(status=current[0], queue_length=current[1])
+
+    def _take_job(self, job: Job) -> None:
+        self._loop.jobs.put(job)
+
+    def _is_stalled(self) -> bool:
+        progress, now_s = self._loop.progress, time.monotonic()
+        if self._lifecycle.stage is Stage.STARTING:
+            return stalled(True, now_s, self._begun_s, self._config.load_timeout_s)
+        return stalled(progress.busy, now_s, progress.at_s, self._config.stall_after_s)
+
+    def _may_renew(self) -> bool:
+        return not self._is_stalled()
+
+    def _report(self, phase: str, progress: float) -> None:
+        self._describe(phase=phase, progress=max(0.0, min(1.0, progress)))
+
+    def _describe(self, **fields: Any) -> None:
+        if self._client is not None:
+            self._client.describe(**fields)
+
+    def _on_hubs(self, hubs: Mapping[str, HubRecord]) -> None:
+        self._server.set_allowed_hubs({hub.curve_public_key: hub_id for hub_id, hub in hubs.items()})
+
+    def _on_registered(self, _replica_id: int, epoch: int) -> None:
+        self._server.set_epoch(epoch)
+
+    def _on_lost(self, *details: object) -> None:
+        # In-flight work goes on; the client registers again by itself and says so.
+        logger.warning("replica.registration_lost stage=%d", self._config.stage_id)
+
+    def _on_stop_signal(self, number: int, frame: object) -> None:
+        if self._lifecycle.stage is Stage.STARTING:
+            self._lifecycle.handle(DrainAsked())
+            raise _StopAsked
+        first = self._lifecycle.handle(DrainAsked())
+        self._drain_until_s = time.monotonic() + (self._config.drain_timeout_s if first else 0.0)
+        self._loop.jobs.put(Wake())
+
+
+def fingerprint(stage: StageConfig) -> str:
+    """What must be equal between replicas of one stage: a hash of its part of the deploy document."""
+    content = msgspec.structs.replace(stage, runtime=type(stage.runtime)())
+    return hashlib.blake2b(msgspec.json.encode(content, order="sorted"), digest_size=8).hexdigest()
+
+
+def deploy_for(config: ReplicaConfig) -> DeployConfig:
+    """The document in force, or, while etcd is away, the one that the supervisor saw last."""
+    try:
+        wait_s = 3.0 if config.known_pipeline else 30.0
+        return read_pipeline(
+            config.endpoints, config.namespace, absent_wait_s=config.pipeline_wait_s, unreachable_wait_s=wait_s
+        )
+    except RegistryUnavailableError:
+        if not config.known_pipeline:
+            raise
+        logger.warning("pipeline.from_supervisor reason=no etcd answers")
+        return decode_deploy(config.known_pipeline.encode("utf-8"), "the supervisor's copy")

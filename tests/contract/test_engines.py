@@ -1,0 +1,397 @@
+"""What every engine promises, run over all three; then what is each one's own."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+
+from omni_discovery.deploy import StageConfig
+from omni_discovery.errors import ConfigError, InvalidRequestError
+from omni_discovery.wire import FailureKind
+from stage_runtime.engines.base import Engine, EngineOutput, StageRequest, create_engine
+
+DEMO = Path(__file__).resolve().parents[2] / "stage_runtime" / "demo"
+PAINT, DIGIT_0, END = 3, 4, 1
+
+THINKER = StageConfig(
+    stage_id=0,
+    engine="vllm",
+    model=str(DEMO / "thinker"),
+    engine_args={
+        "dtype": "float32",
+        "max_model_len": 128,
+        "max_num_seqs": 4,
+        "kv_cache_memory_bytes": 16 << 20,
+        "enforce_eager": True,
+        "handoff": {"require_token": "<|paint|>"},
+    },
+)
+PAINTER = StageConfig(stage_id=1, engine="diffusion", model=str(DEMO / "painter"), engine_args={"capacity": 4})
+ECHO = StageConfig(stage_id=0, engine="echo", engine_args={"capacity": 4})
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A loaded engine, and a request that takes it many steps."""
+
+    engine: Engine
+    reports: list[tuple[str, float]]
+    request: Callable[[str], StageRequest]
+
+
+def load(stage: StageConfig, request: Callable[[str], StageRequest]) -> Subject:
+    engine = create_engine(stage)
+    reports: list[tuple[str, float]] = []
+    engine.load(lambda phase, progress: reports.append((phase, progress)))
+    return Subject(engine, reports, request)
+
+
+def ask_echo(key: str) -> StageRequest:
+    return StageRequest(key, key, inputs={"prompt": "word " * 20})
+
+
+def ask_thinker(key: str) -> StageRequest:
+    params = {"temperature": 0.0, "max_tokens": 20, "ignore_eos": True}
+    return StageRequest(key, key, inputs={"prompt": "What is 1 + 2?"}, params=params)
+
+
+def ask_painter(key: str) -> StageRequest:
+    token_ids = torch.tensor([30, PAINT, DIGIT_0 + 1, DIGIT_0 + 2, END])
+    return StageRequest(key, key, params={"steps": 6}, payloads={0: {"token_ids": token_ids}})
+
+
+@pytest.fixture(scope="module")
+def thinker() -> Iterator[Subject]:
+    # What the supervisor puts into a replica's environment; read as vllm is imported.
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in {
+            "OMP_NUM_THREADS": "1",
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+            "VLLM_NO_USAGE_STATS": "1",
+            "VLLM_LOGGING_LEVEL": "ERROR",
+            "HF_HUB_OFFLINE": "1",
+            "MASTER_ADDR": "127.0.0.1",
+            "TOKENIZERS_PARALLELISM": "false",
+        }.items():
+            patch.setitem(os.environ, name, value)
+        subject = load(THINKER, ask_thinker)
+        yield subject
+        subject.engine.close()
+
+
+@pytest.fixture(scope="module")
+def painter() -> Subject:
+    return load(PAINTER, ask_painter)
+
+
+THINKS = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
+
+
+@pytest.fixture(
+    params=["echo", "diffusion", pytest.param("vllm", marks=THINKS)],
+)
+def subject(request: pytest.FixtureRequest) -> Subject:
+    match request.param:
+        case "echo":
+            return load(ECHO, ask_echo)
+        case "diffusion":
+            found: Subject = request.getfixturevalue("painter")
+        case _:
+            found = request.getfixturevalue("thinker")
+    return found
+
+
+def run(engine: Engine, *requests: StageRequest) -> dict[str, list[EngineOutput]]:
+    """Everything said about these requests, in order."""
+    for request in requests:
+        engine.add(request)
+    said: dict[str, list[EngineOutput]] = {request.key: [] for request in requests}
+    for _ in range(10_000):
+        if not engine.has_unfinished():
+            return said
+        for output in engine.step():
+            said[output.key].append(output)
+    raise AssertionError("the engine never ends")
+
+
+def test_loading_says_how_far_it_is(subject: Subject) -> None:
+    progress = [report[1] for report in subject.reports]
+    assert progress == sorted(progress)
+    assert all(phase and 0 <= share <= 1 for phase, share in subject.reports)
+
+
+def test_more_than_the_capacity_all_end_once_and_leave_nothing(subject: Subject) -> None:
+    assert subject.engine.capacity == 4
+    said = run(subject.engine, *(subject.request(f"k{number}") for number in range(9)))
+    for outputs in said.values():
+        assert [output.finished for output in outputs].count(True) == 1
+        assert outputs[-1].finish_reason in ("stop", "length")
+        assert outputs[-1].error is None
+    assert not subject.engine.has_unfinished()
+
+
+def test_an_abort_ends_a_running_request_and_touches_no_other(subject: Subject) -> None:
+    """1. two run, one is aborted in the middle; 2. it says abort and nothing more; 3. the other ends as usual."""
+    engine = subject.engine
+    engine.add(subject.request("gone"))
+    engine.add(subject.request("stays"))
+    said = engine.step()
+    engine.abort("gone")
+    engine.abort("gone")
+    engine.abort("never heard of")
+    while engine.has_unfinished():
+        said += engine.step()
+    gone = [output for output in said if output.key == "gone"]
+    assert [output.finish_reason for output in gone if output.finished] == ["abort"]
+    assert gone[-1].finished
+    assert gone[-1].handoff is None
+    assert {output.finish_reason for output in said if output.key == "stays" and output.finished} <= {"stop", "length"}
+
+
+def test_a_request_that_waits_can_be_aborted_too(subject: Subject) -> None:
+    engine = subject.engine
+    for number in range(6):
+        engine.add(subject.request(f"k{number}"))
+    engine.abort("k5")
+    ends: dict[str, str | None] = {}
+    while engine.has_unfinished():
+        ends |= {output.key: output.finish_reason for output in engine.step() if output.finished}
+    assert ends.pop("k5") == "abort"
+    assert len(ends) == 5
+
+
+def test_a_finished_request_may_come_again_under_the_same_key(subject: Subject) -> None:
+    first = run(subject.engine, subject.request("k"))["k"]
+    again = run(subject.engine, subject.request("k"))["k"]
+    assert [(one.text, one.token_ids, one.image_png) for one in first] == [
+        (one.text, one.token_ids, one.image_png) for one in again
+    ]
+
+
+@pytest.mark.parametrize("engine_args", [{"no_such_argument": 1}])
+@pytest.mark.parametrize("stage", [ECHO, PAINTER], ids=["echo", "diffusion"])
+def test_an_argument_that_it_does_not_know_is_refused_by_name(stage: StageConfig, engine_args: dict[str, Any]) -> None:
+    import msgspec
+
+    with pytest.raises(ConfigError, match="no_such_argument"):
+        create_engine(msgspec.structs.replace(stage, engine_args=engine_args))
+
+
+def test_a_picture_depends_on_its_seed_and_digits_and_not_on_its_company(painter: Subject) -> None:
+    """1. drawn alone; 2. among others; 3. as a second attempt: the same bytes. Another id or seed: another picture."""
+    alone = run(painter.engine, ask_painter("r"))["r"][-1].image_png
+    among = run(painter.engine, *(ask_painter(name) for name in ("x", "r", "y")))
+    assert among["r"][-1].image_png == alone != among["x"][-1].image_png
+    again = replace(ask_painter("r"), key="other", attempt=1)
+    assert run(painter.engine, again)["other"][-1].image_png == alone
+    seeded = [replace(ask_painter(name), params={"steps": 6, "seed": 5}) for name in ("a", "b")]
+    pictures = [said[-1].image_png for said in run(painter.engine, *seeded).values()]
+    assert pictures[0] == pictures[1] != alone
+
+
+def test_a_picture_is_a_picture(painter: Subject) -> None:
+    (output,) = run(painter.engine, ask_painter("r"))["r"]
+    assert output.image_png is not None
+    picture = Image.open(io.BytesIO(output.image_png))
+    picture.load()
+    assert (picture.format, picture.height) == ("PNG", 128)
+
+
+def test_nothing_to_draw_ends_without_a_picture(painter: Subject) -> None:
+    request = replace(ask_painter("r"), payloads={0: {"token_ids": torch.tensor([30, 31, END])}})
+    (output,) = run(painter.engine, request)["r"]
+    assert (output.image_png, output.finish_reason) == (None, "stop")
+
+
+def test_what_can_not_be_drawn_fails_alone_and_is_not_called_the_clients_mistake(painter: Subject) -> None:
+    bad = replace(ask_painter("bad"), payloads={0: {"token_ids": torch.tensor([PAINT, END])}})
+    said = run(painter.engine, bad, ask_painter("good"))
+    assert said["bad"][-1].error is not None
+    assert said["bad"][-1].error[0] is FailureKind.ENGINE
+    assert said["good"][-1].image_png is not None
+
+
+@pytest.mark.parametrize(
+    ("params", "named"),
+    [
+        ({"steps": 0}, "steps"),
+        ({"seed": -1}, "seed"),
+        ({"guidance_scale": "x"}, "guidance_scale"),
+        ({"sepia": 1}, "sepia"),
+    ],
+)
+def test_a_parameter_of_a_picture_that_is_wrong_is_named(painter: Subject, params: dict[str, Any], named: str) -> None:
+    with pytest.raises(InvalidRequestError, match=named):
+        painter.engine.add(replace(ask_painter("r"), params=params))
+
+
+def test_a_painter_with_nothing_handed_over_refuses(painter: Subject) -> None:
+    for payloads in ({}, {0: {"other": 1}}, {0: {"token_ids": "text"}}):
+        with pytest.raises(InvalidRequestError):
+            painter.engine.add(replace(ask_painter("r"), payloads=payloads))
+
+
+@pytest.mark.vllm
+@pytest.mark.filterwarnings("ignore")
+class TestThinker:
+    """vLLM, with the demo's thinker."""
+
+    def test_an_answer_streams_token_by_token(self, thinker: Subject) -> None:
+        said = run(thinker.engine, ask_thinker("k"))["k"]
+        assert sum(len(output.token_ids) for output in said) == 20
+        assert len(said) == 20
+        assert said[-1].finish_reason == "length"
+        assert said[-1].usage["completion_tokens"] == 20
+        assert said[-1].usage["prompt_tokens"] > 0
+
+    def test_messages_prompt_and_token_ids_say_the_same(self, thinker: Subject) -> None:
+        """The demo's template puts the last user message before <|answer|>."""
+        text = "2 + 2"
+        asked = [
+            {"messages": [{"role": "user", "content": text}]},
+            {"messages": [{"role": "user", "content": [{"type": "text", "text": text}]}]},
+            {"prompt": f"{text}<|answer|>"},
+        ]
+        requests = [replace(ask_thinker(f"k{number}"), inputs=inputs) for number, inputs in enumerate(asked)]
+        said = run(thinker.engine, *requests)
+        texts = ["".join(output.text for output in outputs) for outputs in said.values()]
+        assert len(set(texts)) == 1
+
+    @pytest.mark.parametrize(
+        "inputs",
+        [
+            {},
+            {"prompt": ""},
+            {"prompt": 5},
+            {"prompt_token_ids": []},
+            {"prompt_token_ids": [1, "2"]},
+            {"prompt_token_ids": [10**6]},
+            {"prompt_token_ids": [-1]},
+            {"prompt_token_ids": [True]},
+            {"messages": []},
+            {"messages": [{"content": "x"}]},
+            {"messages": [{"role": "user", "content": 5}]},
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+            {"messages": [{"role": "user", "content": "x"}], "prompt": "x"},
+        ],
+        ids=str,
+    )
+    def test_a_prompt_that_is_none_is_refused_and_the_engine_lives(self, thinker: Subject, inputs: Any) -> None:
+        with pytest.raises(InvalidRequestError):
+            thinker.engine.add(replace(ask_thinker("bad"), inputs=inputs))
+        assert run(thinker.engine, ask_thinker("k"))["k"][-1].finished
+
+    def test_a_prompt_longer_than_the_context_is_refused_with_both_numbers(self, thinker: Subject) -> None:
+        with pytest.raises(InvalidRequestError, match=r"128 tokens.*128 tokens"):
+            thinker.engine.add(replace(ask_thinker("k"), inputs={"prompt_token_ids": [30] * 128}))
+        (output,) = run(thinker.engine, replace(ask_thinker("k"), inputs={"prompt_token_ids": [30] * 127}))["k"]
+        assert output.finish_reason == "length"
+
+    @pytest.mark.parametrize(
+        ("params", "named"),
+        [
+            ({"temprature": 1}, "temprature"),
+            ({"temperature": "hot"}, "temperature"),
+            ({"temperature": float("nan")}, "temperature"),
+            ({"top_p": 0}, "top_p"),
+            ({"top_k": 1.5}, "top_k"),
+            ({"max_tokens": 0}, "max_tokens"),
+            ({"seed": 1 << 70}, "seed"),
+            ({"stop": [""]}, "stop"),
+            ({"stop": ["x"] * 99}, "stop"),
+            ({"logit_bias": {"x": 1}}, "logit_bias"),
+            ({"logit_bias": {"999999": 1}}, "999999"),
+            ({"stop_token_ids": [999999]}, "999999"),
+            ({"n": 2}, "n:"),
+            ({"presence_penalty": 3}, "presence_penalty"),
+            ({"min_tokens": 20, "max_tokens": 3}, "min_tokens"),
+        ],
+        ids=str,
+    )
+    def test_a_parameter_that_is_wrong_is_named_and_the_engine_lives(
+        self, thinker: Subject, params: dict[str, Any], named: str
+    ) -> None:
+        with pytest.raises(InvalidRequestError, match=named):
+            thinker.engine.add(replace(ask_thinker("bad"), params=params))
+        assert run(thinker.engine, ask_thinker("k"))["k"][-1].finished
+
+    def test_all_parameters_at_once_are_taken(self, thinker: Subject) -> None:
+        params = {
+            "temperature": 0.7, "top_p": 0.9, "top_k": 5, "min_p": 0.01, "seed": 1, "stop": ["zz"], "bad_words": ["no"],
+            "stop_token_ids": [5], "max_completion_tokens": 4, "min_tokens": 1, "presence_penalty": 0.1, "n": 1,
+            "frequency_penalty": 0.1, "repetition_penalty": 1.1, "logit_bias": {"30": -1}, "ignore_eos": False,
+            "user": None,
+        }  # fmt: skip
+        outputs = [run(thinker.engine, replace(ask_thinker("k"), params=params))["k"] for _ in range(2)]
+        ids = [[token_id for output in said for token_id in output.token_ids] for said in outputs]
+        assert 1 <= len(ids[0]) <= 4
+        assert ids[0] == ids[1]
+
+    def test_a_stop_text_ends_the_answer_before_it(self, thinker: Subject) -> None:
+        whole = "".join(output.text for output in run(thinker.engine, ask_thinker("k"))["k"])
+        stop = whole[2:4]
+        said = run(thinker.engine, replace(ask_thinker("k"), params={**ask_thinker("k").params, "stop": stop}))["k"]
+        assert "".join(output.text for output in said) == whole[: whole.index(stop)]
+        assert said[-1].finish_reason == "stop"
+
+    def test_the_same_key_twice_is_refused(self, thinker: Subject) -> None:
+        thinker.engine.add(ask_thinker("k"))
+        with pytest.raises(InvalidRequestError, match="running already"):
+            thinker.engine.add(ask_thinker("k"))
+        thinker.engine.abort("k")
+        assert [output.finish_reason for output in thinker.engine.step()] == ["abort"]
+
+    def test_only_an_answer_that_holds_the_token_is_handed_over_and_then_whole(self, thinker: Subject) -> None:
+        """1. made to say <|paint|>: all ids are handed over, the special ones too
+        2. kept from saying it: nothing; 3. with nobody next: nothing
+        """
+        forced = {"max_tokens": 3, "ignore_eos": True, "temperature": 0.0, "logit_bias": {str(PAINT): 100}}
+        kept = {**forced, "logit_bias": {str(PAINT): -100}}
+        paints = replace(ask_thinker("paints"), params=forced, next_stages=(1,))
+        speaks = replace(ask_thinker("speaks"), params=kept, next_stages=(1,))
+        alone = replace(ask_thinker("alone"), params=forced)
+        said = run(thinker.engine, paints, speaks, alone)
+        handoff = said["paints"][-1].handoff
+        assert handoff is not None
+        assert handoff["token_ids"].tolist() == [PAINT] * 3
+        assert handoff["token_ids"].dtype == torch.int64
+        assert "".join(output.text for output in said["paints"]) == ""
+        assert said["speaks"][-1].handoff is None
+        assert said["alone"][-1].handoff is None
+
+    def test_arguments_that_vllm_does_not_know_are_refused_with_the_nearest(self) -> None:
+        import msgspec
+
+        engine = create_engine(msgspec.structs.replace(THINKER, engine_args={"max_model_length": 5}))
+        with pytest.raises(ConfigError, match=r"engine_args\.max_model_length \(did you mean 'max_model_len'\?\)"):
+            engine.load(lambda phase, progress: None)
+
+    def test_values_that_vllm_refuses_are_the_operators(self) -> None:
+        import msgspec
+
+        engine = create_engine(msgspec.structs.replace(THINKER, engine_args={"max_model_len": 10**6}))
+        with pytest.raises(ConfigError, match="stage 0"):
+            engine.load(lambda phase, progress: None)
+
+    def test_a_failing_step_is_not_hidden(self, thinker: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The engine's thread must see it: it fails everybody and ends the process."""
+
+        def fail() -> None:
+            raise RuntimeError("device lost")
+
+        thinker.engine.add(ask_thinker("k"))
+        with monkeypatch.context() as patch:
+            patch.setattr(thinker.engine._llm, "step", fail)  # type: ignore[attr-defined]
+            with pytest.raises(RuntimeError, match="device lost"):
+                thinker.engine.step()
+        thinker.engine.abort("k")
+        thinker.engine.step()

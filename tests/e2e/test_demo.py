@@ -1,0 +1,122 @@
+"""``omni demo`` as a user sees it, on a real vLLM: run once, then kept serving for the questions of this file."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import re
+import signal
+from collections.abc import Iterator
+
+import openai
+import pytest
+from PIL import Image
+
+from tests.support.hub import Hub
+from tests.support.processes import Child, wait_for
+
+pytestmark = [pytest.mark.e2e, pytest.mark.vllm]
+
+
+class Demo(Hub):
+    """A demo that was told to keep serving."""
+
+    def __init__(self, folder: object) -> None:
+        self.folder = folder  # type: ignore[assignment]
+        self.namespace = "demo"
+        Child.__init__(self, ["demo", "--keep", "--requests", "20", "--output", "out"], self.folder, "demo")
+
+    def _listening(self) -> str | None:
+        self.must_run()
+        found = re.search(r"ready after .* at (http://\S+)", self.text)
+        return found.group(1) if found and "serving until Ctrl-C" in self.text else None
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Demo]:
+    running = Demo(tmp_path_factory.mktemp("demo"))
+    try:
+        yield running.wait_ready(400)
+    finally:
+        left = running.stop(signal.SIGINT)
+    assert not left, running.text[-3000:]
+    assert running.process.returncode == 130
+    assert "no process is left" in running.text
+
+
+@pytest.fixture
+def client(demo: Demo) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{demo.url}/v1", api_key="none", max_retries=0) as made:
+        yield made
+
+
+def test_it_shows_answers_survives_kills_and_leaves_a_picture_and_figures(demo: Demo) -> None:
+    for said in ("3 + 4 = 7", "17 - 9 = 8", "26 + 48 = 74", "I can only do sums from 0 to 99.", "answer.png"):
+        assert said in demo.text
+    assert len(re.findall(r"killed stage \d replica \d .* with SIGKILL", demo.text)) == 2
+    assert "9 + 9 = 18" in demo.text
+    assert f"curl -s {demo.url}/v1/chat/completions" in demo.text
+    assert "get --prefix /omni/v1/" in demo.text
+    with Image.open(demo.folder / "out" / "answer.png") as picture:
+        assert picture.width > picture.height > 50
+    numbers = json.loads((demo.folder / "out" / "numbers.json").read_text())
+    assert numbers["requests"] == 20
+    assert numbers["processes"] >= 8
+
+
+def test_the_official_client_gets_the_answer_and_its_picture(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(
+        model="omni-demo",
+        messages=[{"role": "user", "content": "What is twenty-three plus 19?"}],
+        seed=5,
+        extra_body={"modalities": ["text", "image"]},
+    )
+    text, image = answer.choices
+    assert text.message.content == "23 + 19 = 42"
+    url = image.message.content[0]["image_url"]["url"]
+    with Image.open(io.BytesIO(base64.b64decode(url.partition(",")[2]))) as picture:
+        assert picture.format == "PNG"
+        assert picture.width > picture.height, "two digits stand side by side"
+
+
+def test_what_is_no_sum_gets_words_and_no_picture(demo: Demo) -> None:
+    status, body = demo.ask("who won the election?", modalities=["text", "image"])
+    assert status == 200
+    assert [choice["message"]["content"] for choice in body["choices"]] == ["I can only do sums from 0 to 99."]
+    status, body = demo.ask("who won the election?", modalities=["image"])
+    assert status == 200
+    assert body["choices"][0]["message"]["content"] is None
+    assert body["choices"][0]["message"]["refusal"]
+
+
+def test_the_same_seed_draws_the_same_and_another_seed_another_picture(demo: Demo) -> None:
+    def draw(seed: int) -> str:
+        status, body = demo.ask("draw a 3", modalities=["image"], seed=seed)
+        assert status == 200, body
+        return str(body["choices"][0]["message"]["content"][0]["image_url"]["url"])
+
+    assert draw(1) == draw(1)
+    assert draw(1) != draw(2)
+
+
+def test_a_prompt_longer_than_the_context_is_refused_with_both_numbers(demo: Demo) -> None:
+    status, body = demo.ask("one plus two " * 400)
+    assert status == 400
+    assert "256" in body["error"]["message"]
+    assert demo.ask("one plus two", modalities=["text"])[1]["choices"][0]["message"]["content"] == "1 + 2 = 3"
+
+
+@pytest.mark.parametrize(
+    ("params", "said"),
+    [([{"tempurature": 1}], "tempurature"), ([{}, {"steps": 0}], "steps"), ([{"max_tokens": "many"}], "max_tokens")],
+)
+def test_wrong_parameters_of_a_stage_are_refused_by_name(demo: Demo, params: list[object], said: str) -> None:
+    status, body = demo.ask("1 + 1", modalities=["text", "image"], sampling_params_list=params)
+    assert status == 400, body
+    assert said in body["error"]["message"]
+
+
+def test_omni_replicas_finds_the_demo_by_itself(demo: Demo) -> None:
+    wait_for("four replicas", lambda: len([r for r in demo.replicas() if r["status"] == "up"]) == 4, 60)
+    assert {replica["model"].rsplit("/", 1)[-1] for replica in demo.replicas()} == {"thinker", "painter"}
