@@ -1,0 +1,1 @@
+"""Requests: the orchestrator, stage pools and the OpenAI-compatible HTTP API."""

@@ -1,0 +1,58 @@
+"""What clients ask of the orchestrator, what it says to them, and one request under way."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from hub.pipeline import RequestPlan
+from hub.request import RequestMachine
+from omni_discovery.errors import RequestError
+
+
+@dataclass(frozen=True, slots=True)
+class AddRequest:
+    """A request, checked and planned. ``request_id`` is unique in this hub for ever, ``shown_id`` is the client's."""
+
+    request_id: str
+    shown_id: str
+    inputs: Mapping[str, Any]
+    plan: RequestPlan
+    params: Mapping[int, Mapping[str, Any]]
+    timeout_s: float
+    #: When the hub got it, on ``time.perf_counter``; its deadline is counted from there.
+    received_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class AbortRequest:
+    """Stop a request, for ``error`` if the reason is the hub's. ``done`` gets its result in any case."""
+
+    request_id: str
+    error: RequestError | None = None
+    done: asyncio.Future[None] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The last thing said of a request."""
+
+    error: RequestError | None
+
+
+@dataclass(slots=True)
+class Active:
+    """One request under way."""
+
+    request: AddRequest
+    machine: RequestMachine
+    #: On ``time.perf_counter``.
+    deadline_s: float
+    timer: asyncio.TimerHandle
+    #: Picks that wait, by stage.
+    picks: dict[int, asyncio.Task[None]] = field(default_factory=dict)
+    #: Timers of stages whose session was lost and whose work waits for it, by stage.
+    graces: dict[int, asyncio.TimerHandle] = field(default_factory=dict)
+    first_sent: bool = False

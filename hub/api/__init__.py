@@ -1,0 +1,1 @@
+"""The HTTP faces of the hub."""

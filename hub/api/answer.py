@@ -1,0 +1,93 @@
+"""The body of a chat completion: one choice for each final stage that had something to put out."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hub.outputs import OmniOutput
+
+#: The one choice when no stage asked for had anything to put out: a picture for a question that has none.
+_NOTHING_TO_SHOW = {
+    "index": 0,
+    "message": {"role": "assistant", "content": None, "refusal": "nothing of what was asked for came out of this"},
+    "finish_reason": "stop",
+}
+
+
+class Answer:
+    """Collects the outputs of one request into choices: one for each final stage, in order of appearance."""
+
+    def __init__(self, request_id: str, model: str, created: int) -> None:
+        self.request_id = request_id
+        #: Seconds by name, as the request's summary told them.
+        self.timings_s: Mapping[str, float] = {}
+        #: When the last frame of it came, on ``time.perf_counter``.
+        self.received_at_s = 0.0
+        self.usage = {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
+        self._head = {"id": request_id, "created": created, "model": model}
+        #: Choice index of each final stage that has put something out.
+        self._indexes: dict[int, int] = {}
+        self._texts: dict[int, list[str]] = {}
+        self._images: dict[int, list[dict[str, Any]]] = {}
+        self._finished: dict[int, str] = {}
+
+    def add(self, output: OmniOutput) -> int | None:
+        """Take in one output; return its choice index, None if it belongs to no choice."""
+        if output.is_summary:
+            self.timings_s = output.timings_s
+            return None
+        self.received_at_s = max(self.received_at_s, output.received_at_s)
+        # A stage that ends without having drawn anything is no choice; an empty text is one.
+        if output.stage_id not in self._indexes and not (output.text or output.data or output.modality == "text"):
+            return None
+        index = self._indexes.setdefault(output.stage_id, len(self._indexes))
+        if output.text:
+            self._texts.setdefault(index, []).append(output.text)
+        if output.data:
+            self._images.setdefault(index, []).append(image_part(output.data, output.mime))
+        if output.finish_reason is not None:
+            self._finished[index] = output.finish_reason
+            self._count(output.usage)
+        return index
+
+    def completion(self) -> dict[str, Any]:
+        """The body of the whole answer."""
+        choices = [self._choice(index) for index in self._indexes.values()] or [_NOTHING_TO_SHOW]
+        return {**self._head, "object": "chat.completion", "choices": choices, "usage": self.usage}
+
+    def chunk(self, output: OmniOutput, index: int, *, first: bool) -> dict[str, Any]:
+        """One event of the stream; ``modality`` tells text from image."""
+        delta: dict[str, Any] = {"role": "assistant"} if first else {}
+        if output.data:
+            delta["content"] = [image_part(output.data, output.mime)]
+        elif output.text:
+            delta["content"] = output.text
+        choice = {"index": index, "delta": delta, "finish_reason": output.finish_reason}
+        return {**self._head, "object": "chat.completion.chunk", "modality": output.modality, "choices": [choice]}
+
+    def usage_chunk(self) -> dict[str, Any]:
+        """The last event when the client asked for the token counts."""
+        return {**self._head, "object": "chat.completion.chunk", "choices": [], "usage": self.usage}
+
+    def _choice(self, index: int) -> dict[str, Any]:
+        content: str | list[dict[str, Any]] = self._images.get(index) or "".join(self._texts.get(index, []))
+        message = {"role": "assistant", "content": content}
+        return {"index": index, "message": message, "finish_reason": self._finished.get(index, "stop")}
+
+    def _count(self, usage: Mapping[str, int]) -> None:
+        for name in ("prompt_tokens", "completion_tokens"):
+            self.usage[name] += usage.get(name, 0)
+        self.usage["total_tokens"] = self.usage["prompt_tokens"] + self.usage["completion_tokens"]
+
+
+def image_part(data: bytes, mime: str) -> dict[str, Any]:
+    """An image as OpenAI's clients expect it: a data URL."""
+    return {"type": "image_url", "image_url": {"url": f"data:{mime};base64,{base64.b64encode(data).decode()}"}}
+
+
+def server_timing(timings_s: Mapping[str, float]) -> str:
+    """The timings as the standard ``Server-Timing`` header has them: ``name;dur=milliseconds``."""
+    return ", ".join(f"{name};dur={1000 * seconds:.3f}" for name, seconds in sorted(timings_s.items()))

@@ -1,0 +1,148 @@
+"""POST /v1/chat/completions: one choice for each final output, whole or as server-sent events."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import AsyncIterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from starlette.responses import JSONResponse, Response, StreamingResponse
+
+from hub.api.answer import Answer, server_timing
+from hub.api.disconnect import ClientLeftError, iterate_unless_left, run_unless_left
+from hub.api.errors import describe, error_body, error_response
+from hub.api.schema import MAX_BODY_BYTES, ChatRequest, parse_chat
+from omni_discovery.errors import InvalidRequestError, OmniError
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+
+    from hub.async_omni import AsyncOmni
+    from hub.outputs import OmniOutput
+    from omni_discovery.deploy import DeployConfig
+
+#: What nginx says when the client left before the answer; nobody reads it but the access log.
+_CLIENT_LEFT = 499
+
+
+class ChatCompletions:
+    """The endpoint, over one AsyncOmni."""
+
+    def __init__(self, omni: AsyncOmni, deploy: DeployConfig) -> None:
+        self._omni = omni
+        self._deploy = deploy
+
+    async def respond(self, request: Request) -> Response:
+        """Answer one request."""
+        received_s = time.perf_counter()
+        try:
+            chat = parse_chat(await read_body(request))
+            self._check_model(chat.model)
+            answer = Answer(f"chatcmpl-{uuid.uuid4().hex}", self._deploy.served_name, int(time.time()))
+            outputs = self._generate(chat, answer.request_id, received_s)
+            if chat.stream:
+                return await self._streamed(request, chat, answer, outputs)
+            return await run_unless_left(request, self._whole(answer, outputs))
+        except _UnknownModelError as error:
+            return JSONResponse(
+                error_body(str(error), "invalid_request_error", "model_not_found", "model"), status_code=404
+            )
+        except ClientLeftError:
+            return Response(status_code=_CLIENT_LEFT)
+        except OmniError as error:
+            return error_response(error)
+
+    def _generate(self, chat: ChatRequest, request_id: str, received_s: float) -> AsyncIterator[OmniOutput]:
+        return self._omni.generate(
+            {"messages": chat.messages},
+            request_id=request_id,
+            modalities=chat.modalities,
+            params=stage_params(self._deploy, chat),
+            timeout_s=chat.timeout,
+            received_s=received_s,
+        )
+
+    async def _whole(self, answer: Answer, outputs: AsyncIterator[OmniOutput]) -> Response:
+        async for output in outputs:
+            answer.add(output)
+        body = answer.completion()
+        out_s = time.perf_counter() - answer.received_at_s
+        self._omni.hub_metrics.observe_out(out_s)
+        timing = server_timing({**answer.timings_s, "hub_out": out_s})
+        return JSONResponse(body, headers={"x-request-id": answer.request_id, "Server-Timing": timing})
+
+    async def _streamed(
+        self, request: Request, chat: ChatRequest, answer: Answer, outputs: AsyncIterator[OmniOutput]
+    ) -> Response:
+        live = iterate_unless_left(request, outputs)
+        # The first output decides the status: an error before it is an ordinary error answer.
+        first = await anext(live, None)
+        usage = chat.stream_options is not None and chat.stream_options.include_usage
+        return StreamingResponse(
+            _events(answer, first, live, usage=usage),
+            media_type="text/event-stream",
+            headers={"x-request-id": answer.request_id, "Cache-Control": "no-cache"},
+        )
+
+    def _check_model(self, model: str) -> None:
+        if model and model != self._deploy.served_name:
+            raise _UnknownModelError(f"the model {model!r} is not served here; there is {self._deploy.served_name!r}")
+
+
+def stage_params(deploy: DeployConfig, chat: ChatRequest) -> dict[int, dict[str, Any]]:
+    """What the body asks of each stage: text sampling for text stages, the seed for all, then the explicit list."""
+    explicit = chat.sampling_params_list or []
+    if len(explicit) > len(deploy.stages):
+        raise InvalidRequestError(
+            f"'sampling_params_list' has {len(explicit)} entries; the pipeline has {len(deploy.stages)} stages"
+        )
+    params: dict[int, dict[str, Any]] = {}
+    for position, stage in enumerate(deploy.stages):
+        asked = chat.text_params() if stage.final_output == "text" else {}
+        if chat.seed is not None:
+            asked["seed"] = chat.seed
+        if position < len(explicit):
+            asked.update(explicit[position])
+        params[stage.stage_id] = asked
+    return params
+
+
+async def read_body(request: Request) -> bytes:
+    """The whole body, bounded. Raise InvalidRequestError if it is longer."""
+    body = bytearray()
+    async for piece in request.stream():
+        body += piece
+        if len(body) > MAX_BODY_BYTES:
+            raise InvalidRequestError(f"the body is longer than {MAX_BODY_BYTES} bytes")
+    return bytes(body)
+
+
+class _UnknownModelError(InvalidRequestError):
+    """The body names a model that is not served here."""
+
+
+async def _events(
+    answer: Answer, first: OmniOutput | None, rest: AsyncIterator[OmniOutput], *, usage: bool
+) -> AsyncIterator[bytes]:
+    started: set[int] = set()
+    output = first
+    try:
+        while output is not None:
+            index = answer.add(output)
+            if index is not None:
+                yield _event(answer.chunk(output, index, first=index not in started))
+                started.add(index)
+            output = await anext(rest, None)
+        if usage:
+            yield _event(answer.usage_chunk())
+    except ClientLeftError:
+        return
+    except OmniError as error:
+        yield _event(describe(error)[1])
+    yield b"data: [DONE]\n\n"
+
+
+def _event(body: Mapping[str, Any]) -> bytes:
+    return b"data: " + msgspec.json.encode(body) + b"\n\n"

@@ -1,0 +1,70 @@
+"""Serve the routes with uvicorn on a socket that is bound before anything else starts."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final
+
+import uvicorn
+
+from hub.api.routes import build_app
+from omni_discovery.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from hub.async_omni import AsyncOmni
+    from omni_discovery.deploy import DeployConfig
+
+#: How long open answers may go on when the hub is told to stop.
+_GRACE_S: Final = 5
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A listening socket; port 0 takes a free one. Raise ConfigError that says what to do."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+        listener.listen(1024)
+    except OSError as error:
+        listener.close()
+        raise ConfigError(f"can't listen on {host} port {port}: {error.strerror}; choose another --port") from error
+    listener.setblocking(False)
+    return listener
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its signal handlers: the hub's own decide when to stop."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class HttpServer:
+    """The HTTP face of one hub."""
+
+    def __init__(self, omni: AsyncOmni, deploy: DeployConfig, started_s: int) -> None:
+        config = uvicorn.Config(
+            build_app(omni, deploy, started_s),
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            timeout_graceful_shutdown=_GRACE_S,
+        )
+        self._server = _Server(config)
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self, listener: socket.socket) -> None:
+        """Begin to answer on the socket; until then the kernel keeps connections waiting."""
+        self._task = asyncio.create_task(self._server.serve(sockets=[listener]))
+
+    async def stop(self) -> None:
+        """Take nothing new, let open answers end within the grace. Idempotent."""
+        self._server.should_exit = True
+        if self._task is not None:
+            await asyncio.gather(self._task, return_exceptions=True)

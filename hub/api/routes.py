@@ -1,0 +1,75 @@
+"""All HTTP routes of a hub."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from hub.api.chat import ChatCompletions
+from hub.api.errors import error_body
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+
+    from hub.async_omni import AsyncOmni
+    from omni_discovery.deploy import DeployConfig
+
+
+def build_app(omni: AsyncOmni, deploy: DeployConfig, started_s: int) -> Starlette:
+    """The web application over one AsyncOmni; ``started_s`` is wall-clock seconds."""
+
+    async def models(_: Request) -> Response:
+        model = {"id": deploy.served_name, "object": "model", "created": started_s, "owned_by": "omni-discovery"}
+        return JSONResponse({"object": "list", "data": [model]})
+
+    async def health(_: Request) -> Response:
+        """Alive, and nothing more: a hub without replicas must not be restarted for that."""
+        return JSONResponse({"status": "ok"})
+
+    async def ready(_: Request) -> Response:
+        return _ready(omni)
+
+    async def exposition(_: Request) -> Response:
+        return Response(generate_latest(omni.metrics), media_type=CONTENT_TYPE_LATEST)
+
+    return Starlette(
+        routes=[
+            Route("/v1/chat/completions", ChatCompletions(omni, deploy).respond, methods=["POST"]),
+            Route("/v1/models", models),
+            Route("/health", health),
+            Route("/ready", ready),
+            Route("/metrics", exposition),
+        ],
+        exception_handlers={HTTPException: _not_found_or_not_allowed, Exception: _bug},
+    )
+
+
+def _ready(omni: AsyncOmni) -> Response:
+    stages = omni.stage_status()
+    empty = [stage.stage_id for stage in stages if not stage.pickable]
+    body = {
+        "ready": not empty,
+        "stages": {
+            str(stage.stage_id): {"registered": stage.registered, "pickable": stage.pickable} for stage in stages
+        },
+    }
+    if empty:
+        body["reason"] = f"no replica of stage {', '.join(map(str, empty))} can take work"
+    return JSONResponse(body, status_code=503 if empty else 200)
+
+
+async def _not_found_or_not_allowed(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)  # noqa: S101 - Starlette calls it for nothing else
+    text = f"{request.method} {request.url.path}: {error.detail}"
+    return JSONResponse(error_body(text, "invalid_request_error", "not_found"), status_code=error.status_code)
+
+
+async def _bug(_: Request, error: Exception) -> Response:
+    return JSONResponse(
+        error_body(f"an internal error: {type(error).__name__}", "server_error", "internal_error"), status_code=500
+    )

@@ -1,0 +1,106 @@
+"""What a chat completion request may hold, checked at the door. The names are OpenAI's, and vLLM-Omni's where it adds.
+
+A field that this server would have to ignore silently is refused instead, by its name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Final
+
+import msgspec
+
+from omni_discovery.errors import InvalidRequestError
+
+#: Longest request body that is read.
+MAX_BODY_BYTES: Final = 2 << 20
+
+_Unit = Annotated[float, msgspec.Meta(ge=0, le=1)]
+_Penalty = Annotated[float, msgspec.Meta(ge=-2, le=2)]
+_Tokens = Annotated[int, msgspec.Meta(ge=1, le=1 << 24)]
+
+
+class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """``include_usage`` asks for one last chunk with the token counts."""
+
+    include_usage: bool = False
+
+
+class ChatRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The body of POST /v1/chat/completions.
+
+    ``sampling_params_list`` holds one mapping for each stage of the pipeline and wins over all else.
+    """
+
+    messages: list[dict[str, Any]]
+    model: str = ""
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    modalities: Annotated[list[str], msgspec.Meta(min_length=1, max_length=8)] | None = None
+    temperature: Annotated[float, msgspec.Meta(ge=0, le=2)] | None = None
+    top_p: _Unit | None = None
+    top_k: Annotated[int, msgspec.Meta(ge=-1)] | None = None
+    max_tokens: _Tokens | None = None
+    max_completion_tokens: _Tokens | None = None
+    presence_penalty: _Penalty | None = None
+    frequency_penalty: _Penalty | None = None
+    stop: str | list[str] | None = None
+    seed: Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)] | None = None
+    n: Annotated[int, msgspec.Meta(ge=1, le=1)] | None = None
+    sampling_params_list: list[dict[str, Any]] | None = None
+    timeout: Annotated[float, msgspec.Meta(gt=0, le=86400)] | None = None
+    user: str | None = None
+    metadata: dict[str, str] | None = None
+    store: bool | None = None
+
+    def text_params(self) -> dict[str, Any]:
+        """What the body says about sampling text, under the names that a text stage takes."""
+        named = {
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "top_k": self.top_k,
+            "max_tokens": self.max_completion_tokens or self.max_tokens,
+            "presence_penalty": self.presence_penalty,
+            "frequency_penalty": self.frequency_penalty,
+            "stop": self.stop,
+        }
+        return {name: value for name, value in named.items() if value is not None}
+
+
+_decoder = msgspec.json.Decoder(ChatRequest)
+
+
+def parse_chat(body: bytes) -> ChatRequest:
+    """Read and check a request body. Raise InvalidRequestError that names the field."""
+    try:
+        request = _decoder.decode(body)
+    except msgspec.ValidationError as error:
+        # The decoder names the place already; its quotes are for code.
+        raise InvalidRequestError(f"the body can't be used: {error}".replace("`", "'")) from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidRequestError(f"the body is not JSON: {error}") from error
+    if not request.messages:
+        raise InvalidRequestError("'messages' is empty; send at least one user message")
+    for position, message in enumerate(request.messages):
+        _check_message(position, message)
+    if not _text_of(request.messages[-1]["content"]).strip():
+        raise InvalidRequestError("the last message is empty; write a question into its 'content'")
+    return request
+
+
+def _check_message(position: int, message: Mapping[str, Any]) -> None:
+    where = f"messages[{position}]"
+    if message.get("role") not in {"system", "developer", "user", "assistant"}:
+        raise InvalidRequestError(f"{where}.role must be system, developer, user or assistant")
+    content = message.get("content")
+    if isinstance(content, str):
+        return
+    if not isinstance(content, list):
+        raise InvalidRequestError(f"{where}.content must be a string or a list of text parts")
+    for part in content:
+        if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
+            raise InvalidRequestError(f"{where}.content: this pipeline reads text parts only")
+
+
+def _text_of(content: str | list[dict[str, Any]]) -> str:
+    return content if isinstance(content, str) else "".join(part["text"] for part in content)

@@ -1,0 +1,248 @@
+"""AsyncOmni: the pipeline as one asynchronous generator, in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import threading
+import time
+import uuid
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from prometheus_client import CollectorRegistry
+
+from hub.active import AbortRequest, AddRequest, Ended
+from hub.config import HubConfig
+from hub.metrics import HubMetrics
+from hub.orchestrator import Orchestrator
+from hub.output_queue import OutputQueue
+from hub.outputs import OmniOutput
+from hub.pipeline import StageGraph
+from hub.stage_client import ClientEvent, StageClient
+from hub.stage_pool import StagePool
+from hub.zmq_loop import make_context
+from omni_discovery.balancers import build_load_balancer_factory
+from omni_discovery.deploy import DeployConfig
+from omni_discovery.errors import InvalidRequestError, OverloadedError, RequestError, StageUnavailableError
+from omni_discovery.messages import ReplicaInfo
+from omni_discovery.security import KeyPair
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from omni_discovery.table import Delta, View
+
+logger = logging.getLogger(__name__)
+
+_MAX_ID_LENGTH: Final = 200
+_MAX_TIMEOUT_S: Final = 30 * 86400
+#: How long the last aborts may take to leave before the sockets are closed.
+_LAST_WORDS_S: Final = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class StageStatus:
+    """How many replicas a stage has: listed by the registry, and able to take work now."""
+
+    stage_id: int
+    registered: int
+    pickable: int
+
+
+class AsyncOmni:
+    """One hub's requests. Made anywhere; used on the loop that ``start`` runs on, but for ``apply_view``."""
+
+    def __init__(
+        self,
+        deploy: DeployConfig,
+        hub_id: str,
+        key_pair: KeyPair | None,
+        config: HubConfig | None = None,
+        policy: str = "random",
+    ) -> None:
+        self.hub_id = hub_id
+        self.graph = StageGraph(deploy)
+        self.hub_metrics = HubMetrics()
+        self._key_pair = key_pair
+        self._config = config or HubConfig()
+        self._new_balancer = build_load_balancer_factory(policy)
+        self._numbers = itertools.count()
+        #: Where each unfinished request's outputs go, by its id inside the hub.
+        self._queues: dict[str, OutputQueue] = {}
+        #: The ids inside the hub by the client's ids.
+        self._inner_ids: dict[str, str] = {}
+        self._tasks: list[asyncio.Task[None]] = []
+        self._orchestrator: Orchestrator | None = None
+        #: Guards the two below, which the registry's thread touches, too.
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._view_before_start: tuple[View, Delta] | None = None
+
+    @property
+    def public_key(self) -> str:
+        """The CURVE key that replicas must let in; empty where nothing is encrypted."""
+        return "" if self._key_pair is None else self._key_pair.public
+
+    @property
+    def metrics(self) -> CollectorRegistry:
+        """The figures of this hub."""
+        return self.hub_metrics.registry
+
+    @property
+    def is_running(self) -> bool:
+        """Whether requests are taken."""
+        return bool(self._tasks) and not any(task.done() for task in self._tasks)
+
+    def check_health(self) -> None:
+        """Raise RequestError if no request can be served, whatever the replicas do."""
+        if not self.is_running:
+            raise RequestError("the hub is not running")
+
+    async def start(self) -> None:
+        """Begin to serve on the running loop. Raise RuntimeError if it was started before."""
+        if self._orchestrator is not None:
+            raise RuntimeError("AsyncOmni is started once")
+        loop = asyncio.get_running_loop()
+        self._context = make_context()
+        config = self._config
+        pools = [
+            StagePool(stage_id, self._new_balancer(), config.pick_timeout_s, config.load_fresh_s)
+            for stage_id in self.graph.stage_ids
+        ]
+        for pool in pools:
+            self.hub_metrics.watch(pool)
+        self._orchestrator = Orchestrator(pools, self._connect, config, self.hub_metrics)
+        self._tasks = [loop.create_task(self._orchestrator.run()), loop.create_task(self._deliver(self._orchestrator))]
+        for task in self._tasks:
+            task.add_done_callback(self._stopped)
+        with self._lock:
+            self._loop = loop
+            if self._view_before_start is not None:
+                self._orchestrator.apply_view(*self._view_before_start)
+
+    def apply_view(self, view: View, delta: Delta) -> None:
+        """Follow the registry. May be called from any thread, also before ``start`` and after ``close``."""
+        with self._lock:
+            if self._loop is None:
+                self._view_before_start = (view, delta)
+            elif self._orchestrator is not None:
+                with suppress(RuntimeError):  # the loop is closed
+                    self._loop.call_soon_threadsafe(self._orchestrator.apply_view, view, delta)
+
+    def stage_status(self) -> tuple[StageStatus, ...]:
+        """The replicas of each stage, in pipeline order."""
+        if self._orchestrator is None:
+            return tuple(StageStatus(stage_id, 0, 0) for stage_id in self.graph.stage_ids)
+        return tuple(
+            StageStatus(pool.stage_id, pool.registered_count, pool.pickable_count)
+            for pool in self._orchestrator.stage_pools
+        )
+
+    async def generate(
+        self,
+        inputs: Mapping[str, Any],
+        *,
+        request_id: str | None = None,
+        modalities: Sequence[str] | None = None,
+        params: Mapping[int, Mapping[str, Any]] | None = None,
+        timeout_s: float | None = None,
+        received_s: float | None = None,
+    ) -> AsyncGenerator[OmniOutput, None]:
+        """Run one request; give its outputs as they come, then one summary. Raise RequestError.
+
+        ``inputs`` holds ``messages``, ``prompt`` or ``prompt_token_ids``; ``modalities`` None means all that the
+        pipeline puts out; ``params`` is by stage id. ``received_s`` (``time.perf_counter``) is when the client's bytes
+        came. Closing the generator early, or cancelling its reader, aborts every stage.
+        """
+        request = self._admit(inputs, request_id, modalities, params, timeout_s, received_s)
+        queue = self._queues[request.request_id]
+        try:
+            while (output := await queue.get()) is not None:
+                yield output
+        finally:
+            del self._queues[request.request_id], self._inner_ids[request.shown_id]
+            self._ask(AbortRequest(request.request_id))
+
+    async def abort(self, request_id: str) -> None:
+        """Stop a request at every stage; its generator ends after what is already there. Unknown ids are fine."""
+        inner_id = self._inner_ids.get(request_id)
+        if inner_id is not None and self.is_running:
+            done = asyncio.get_running_loop().create_future()
+            self._ask(AbortRequest(inner_id, done=done))
+            await done
+
+    async def close(self) -> None:
+        """End every request and close every socket. Idempotent."""
+        tasks, self._tasks = self._tasks, []
+        if not tasks or self._orchestrator is None:
+            return
+        self._orchestrator.end_all()
+        await asyncio.sleep(_LAST_WORDS_S)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._context.destroy(linger=0)
+        logger.info("hub.closed hub=%s", self.hub_id)
+
+    # ---- inside
+
+    def _stopped(self, task: asyncio.Task[None]) -> None:
+        """Nobody serves any more: no generator may wait for ever."""
+        if not task.cancelled() and task.exception() is not None:
+            logger.error("hub.died", exc_info=task.exception())
+        for queue in self._queues.values():
+            queue.end(StageUnavailableError(self.graph.stage_ids[0], "the hub is stopping"))
+
+    def _connect(self, info: ReplicaInfo, on_event: Callable[[ClientEvent], None]) -> StageClient:
+        return StageClient(info, self.hub_id, self._key_pair, self._config, self._context, on_event)
+
+    def _admit(
+        self,
+        inputs: Mapping[str, Any],
+        shown_id: str | None,
+        modalities: Sequence[str] | None,
+        params: Mapping[int, Mapping[str, Any]] | None,
+        timeout_s: float | None,
+        received_s: float | None,
+    ) -> AddRequest:
+        shown_id = uuid.uuid4().hex if shown_id is None else shown_id
+        timeout_s = self._config.request_timeout_s if timeout_s is None else timeout_s
+        plan, merged = self.graph.plan(modalities), self.graph.merge_params(params)
+        if not 1 <= len(shown_id) <= _MAX_ID_LENGTH:
+            raise InvalidRequestError(f"a request id has 1 to {_MAX_ID_LENGTH} characters")
+        if shown_id in self._inner_ids:
+            raise InvalidRequestError(f"a request with the id {shown_id!r} is already running")
+        if not 0 < timeout_s <= _MAX_TIMEOUT_S:
+            raise InvalidRequestError(f"a timeout of {timeout_s} s; it must be above 0 and at most {_MAX_TIMEOUT_S} s")
+        self.check_health()
+        if self._orchestrator is None or len(self._queues) >= self._config.max_in_flight:
+            raise OverloadedError(f"{len(self._queues)} requests are in flight, which is the bound of this hub")
+        # A number of its own keeps late frames of an aborted request off one that reuses its id.
+        inner_id = f"{shown_id}~{next(self._numbers)}"
+        received_s = time.perf_counter() if received_s is None else received_s
+        request = AddRequest(inner_id, shown_id, inputs, plan, merged, timeout_s, received_s)
+        self._orchestrator.request_async_queue.put_nowait(request)
+        self._inner_ids[shown_id] = inner_id
+        self._queues[inner_id] = OutputQueue(self._config.max_queued_outputs, self._config.max_queued_bytes)
+        return request
+
+    def _ask(self, abort: AbortRequest) -> None:
+        if self._orchestrator is not None and self.is_running:
+            self._orchestrator.rpc_async_queue.put_nowait(abort)
+
+    async def _deliver(self, orchestrator: Orchestrator) -> None:
+        while True:
+            request_id, what = await orchestrator.output_async_queue.get()
+            queue = self._queues.get(request_id)
+            if queue is None:
+                continue
+            if isinstance(what, Ended):
+                queue.end(what.error)
+            elif not queue.put(what):
+                error = OverloadedError("the client reads too slowly: its outputs filled the hub's bound")
+                queue.end(error)
+                self._ask(AbortRequest(request_id, error))

@@ -1,0 +1,61 @@
+"""Every length of time and every bound of a hub, checked against each other once."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+
+from omni_discovery.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class HubConfig:
+    """How long a hub waits and how much it holds. Raise ConfigError if the values don't go together."""
+
+    #: Time given to a request that names none.
+    request_timeout_s: float = 600.0
+    #: How long a stage may have no replica before its request fails.
+    pick_timeout_s: float = 10.0
+    #: How long a replica may take to answer a dispatch with Accepted or Rejected.
+    accept_timeout_s: float = 5.0
+    #: How long a connection may take to become a session before it is made anew.
+    connect_timeout_s: float = 3.0
+    #: Pause between two Hellos that got no Welcome.
+    hello_interval_s: float = 0.2
+    #: Bounds of the pause before a lost connection is tried again.
+    reconnect_min_s: float = 0.05
+    reconnect_max_s: float = 1.0
+    #: ZMTP heartbeats: a peer silent for ``zmq_heartbeat_timeout_s`` has lost its session.
+    zmq_heartbeat_interval_s: float = 1.0
+    zmq_heartbeat_timeout_s: float = 3.0
+    #: How long work whose output was shown waits for a lost session to come back and speak of it.
+    silence_grace_s: float = 2.0
+    #: A load that a frame brought is trusted over the registry's for this long.
+    load_fresh_s: float = 1.0
+    #: Requests that may be unfinished at one time; more are refused.
+    max_in_flight: int = 1024
+    #: How often one stage of one request may be dispatched.
+    attempts: int = 3
+    #: Messages that may wait for one replica's socket.
+    send_queue: int = 4096
+    #: Outputs and bytes that may wait for one client that reads slowly.
+    max_queued_outputs: int = 512
+    max_queued_bytes: int = 256 << 20
+
+    def __post_init__(self) -> None:
+        """Check the values."""
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if not (math.isfinite(value) and value > 0):
+                raise ConfigError(f"{field.name} is {value}; it must be a number above 0")
+        if self.zmq_heartbeat_timeout_s <= self.zmq_heartbeat_interval_s:
+            raise ConfigError(
+                f"zmq_heartbeat_timeout_s ({self.zmq_heartbeat_timeout_s}) must be longer than"
+                f" zmq_heartbeat_interval_s ({self.zmq_heartbeat_interval_s})"
+            )
+        if self.reconnect_max_s < self.reconnect_min_s:
+            raise ConfigError("reconnect_max_s must not be below reconnect_min_s")
+        if self.hello_interval_s >= self.connect_timeout_s:
+            raise ConfigError("hello_interval_s must be shorter than connect_timeout_s, or no Hello is ever repeated")
+        if self.accept_timeout_s >= self.request_timeout_s:
+            raise ConfigError("accept_timeout_s must be shorter than request_timeout_s, or no dispatch is ever retried")

@@ -1,0 +1,149 @@
+"""Dispatcher: carries out what concerns replicas: pick and send, abort, release."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hub import request_events as ev
+from hub.active import Active
+from hub.errors import SendFailedError
+from hub.membership import Membership
+from hub.metrics import HubMetrics
+from hub.stage_pool import StagePool
+from omni_discovery import wire
+from omni_discovery.errors import StageUnavailableError, WireError
+from omni_discovery.messages import ReplicaInfo
+
+if TYPE_CHECKING:
+    from omni_discovery.balancers import Task
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class PickEnded:
+    """A pick that had to wait is over."""
+
+    request_id: str
+    dispatch: ev.Dispatch
+    task: asyncio.Task[None] | None
+    found: ReplicaInfo | StageUnavailableError
+
+
+class Dispatcher:
+    """Part of the orchestrator's task. Each dispatch ends as exactly one event, at once or through ``post``."""
+
+    def __init__(
+        self,
+        pools: Mapping[int, StagePool],
+        membership: Membership,
+        metrics: HubMetrics,
+        post: Callable[[PickEnded], None],
+    ) -> None:
+        self._pools = pools
+        self._membership = membership
+        self._metrics = metrics
+        self._post = post
+
+    def dispatch(self, active: Active, action: ev.Dispatch) -> ev.Event | None:
+        """Pick and send; None if the pick has to wait."""
+        pool, request_id = self._pools[action.stage_id], active.request.request_id
+        try:
+            found = pool.try_pick(request_id, _task(active, action), avoid=action.avoid)
+        except StageUnavailableError as error:
+            return ev.StageUnavailable(action.stage_id, action.attempt, str(error))
+        if found is not None:
+            return self._send(active, action, found)
+        waiting = asyncio.create_task(self._pick(active, action, pool))
+        active.picks[action.stage_id] = waiting
+        return None
+
+    def pick_ended(self, active: Active, ended: PickEnded) -> ev.Event | None:
+        """Go on with a pick that has waited; None if nobody wants it any more."""
+        action = ended.dispatch
+        if active.picks.get(action.stage_id) is not ended.task:
+            return None
+        del active.picks[action.stage_id]
+        if isinstance(ended.found, StageUnavailableError):
+            return ev.StageUnavailable(action.stage_id, action.attempt, str(ended.found))
+        return self._send(active, action, ended.found)
+
+    def abort(self, active: Active, action: ev.Abort) -> None:
+        """Stop an attempt that was sent, or whose replica is still being picked."""
+        for pending in (active.picks.pop(action.stage_id, None), active.graces.pop(action.stage_id, None)):
+            if pending is not None:
+                pending.cancel()
+        if action.replica is not None:
+            client = self._membership.clients.get(action.replica.input_addr)
+            if client is not None:
+                client.abort(active.request.request_id)
+        self.release(active, action.stage_id)
+
+    def release(self, active: Active, stage_id: int) -> None:
+        """A stage's work is over: its binding ends."""
+        addr = self._pools[stage_id].release(active.request.request_id)
+        if addr is not None:
+            self._membership.close_if_unused(stage_id, addr)
+
+    def release_payload(self, active: Active, action: ev.ReleasePayload) -> None:
+        """Let a replica forget what it holds for the request."""
+        client = self._membership.clients.get(action.replica.input_addr)
+        if client is not None:
+            client.release_payloads(active.request.request_id)
+
+    async def _pick(self, active: Active, action: ev.Dispatch, pool: StagePool) -> None:
+        found: ReplicaInfo | StageUnavailableError
+        try:
+            found = await pool.pick(active.request.request_id, _task(active, action), avoid=action.avoid)
+        except StageUnavailableError as error:
+            found = error
+        except Exception as error:
+            logger.exception("pick.bug stage=%d", action.stage_id)
+            found = StageUnavailableError(action.stage_id, f"a bug while picking a replica: {error!r}")
+        self._post(PickEnded(active.request.request_id, action, asyncio.current_task(), found))
+
+    def _send(self, active: Active, action: ev.Dispatch, info: ReplicaInfo) -> ev.Event:
+        now_s = time.perf_counter()
+        client = self._membership.clients.get(info.input_addr)
+        message = wire.Submit(
+            epoch=info.epoch,
+            request_id=active.request.request_id,
+            attempt=action.attempt,
+            inputs=dict(action.inputs),
+            params=dict(action.params),
+            payloads=action.payloads,
+            next_stages=action.next_stages,
+            remaining_s=max(0.0, active.deadline_s - now_s),
+        )
+        try:
+            if client is None:
+                raise SendFailedError("its record was removed while it was picked")
+            client.submit(message)
+        except WireError as error:
+            self.release(active, action.stage_id)
+            return ev.DispatchRefused(action.stage_id, action.attempt, str(error))
+        except SendFailedError as error:
+            self.release(active, action.stage_id)
+            return ev.ReplicaLost(
+                action.stage_id, action.attempt, str(error), may_have_run=False, avoid_addr=info.input_addr
+            )
+        if not active.first_sent:
+            active.first_sent = True
+            hub_in_s = time.perf_counter() - active.request.received_s
+            self._metrics.observe_in(hub_in_s)
+            active.machine.state.pipeline_timings["hub_in"] = hub_in_s
+        replica = ev.ReplicaRef(info.stage_id, info.replica_id, info.epoch, info.input_addr)
+        return ev.Sent(action.stage_id, action.attempt, replica)
+
+
+def _task(active: Active, action: ev.Dispatch) -> Task:
+    return {
+        "request_id": active.request.request_id,
+        "engine_inputs": action.inputs,
+        "sampling_params": action.params,
+    }

@@ -1,0 +1,120 @@
+"""Membership: turns views of the registry into clients and pool entries."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from omni_discovery.errors import ConfigError
+from omni_discovery.messages import ReplicaInfo, ReplicaStatus
+
+if TYPE_CHECKING:
+    from hub.stage_client import StageClient
+    from hub.stage_pool import StagePool
+    from omni_discovery.table import View
+
+logger = logging.getLogger(__name__)
+
+
+class Membership:
+    """Owns the client of every replica process, by its input address.
+
+    A key that is gone stops picks at once; its client stays until nothing is in flight there. ``on_lost`` is told when
+    a replica's work in flight has no answer to wait for.
+    """
+
+    def __init__(
+        self,
+        pools: Mapping[int, StagePool],
+        connect: Callable[[ReplicaInfo], StageClient],
+        on_lost: Callable[[int, str, str], None],
+    ) -> None:
+        self.clients: dict[str, StageClient] = {}
+        self._pools = pools
+        self._connect = connect
+        self._on_lost = on_lost
+        #: What the last view listed, by stage and replica id.
+        self._listed: dict[tuple[int, int], ReplicaInfo] = {}
+        #: (cluster id, revision) of the last view.
+        self._version = (0, 0)
+        #: What has been warned about: stages that the pipeline has not, addresses that can't be used.
+        self._warned: set[object] = set()
+
+    def apply(self, view: View) -> None:
+        """Follow a view. One that is older than the last is ignored; the same one again changes nothing."""
+        cluster_id, revision = self._version
+        if view.cluster_id == cluster_id and view.revision < revision:
+            return
+        self._version = (view.cluster_id, view.revision)
+        before, self._listed = self._listed, {key: info for key, info in view.replicas.items() if self._is_ours(info)}
+        here = {(info.stage_id, info.input_addr) for info in self._listed.values()}
+        for info in before.values():
+            if (info.stage_id, info.input_addr) not in here:
+                self._remove(info)
+        for key, info in self._listed.items():
+            if before.get(key) is not info:
+                self._upsert(info)
+
+    def close_if_unused(self, stage_id: int, addr: str) -> None:
+        """Let go of a client whose replica is not listed any more and has nothing in flight."""
+        client = self.clients.get(addr)
+        if client is not None and self._pools[stage_id].get(addr) is None:
+            del self.clients[addr]
+            client.close()
+
+    def close(self) -> None:
+        """Close every client. Idempotent."""
+        for client in self.clients.values():
+            client.close()
+        self.clients.clear()
+
+    def _is_ours(self, info: ReplicaInfo) -> bool:
+        if info.stage_id in self._pools:
+            return True
+        if info.stage_id not in self._warned:
+            self._warned.add(info.stage_id)
+            logger.warning("replica.ignored stage=%d: the pipeline has no such stage", info.stage_id)
+        return False
+
+    def _remove(self, info: ReplicaInfo) -> None:
+        logger.info("replica.removed stage=%d replica=%d epoch=%d", info.stage_id, info.replica_id, info.epoch)
+        self._pools[info.stage_id].remove(info.input_addr)
+        self.close_if_unused(info.stage_id, info.input_addr)
+
+    def _upsert(self, info: ReplicaInfo) -> None:
+        pool, addr = self._pools[info.stage_id], info.input_addr
+        client = self.clients.get(addr)
+        if client is not None and not client.is_same_process(info):
+            self._replace(client)
+            client = None
+        pool.upsert(info)
+        if client is not None:
+            client.renew(info)
+        else:
+            self._attach(info)
+        if info.status is ReplicaStatus.ERROR:
+            self._on_lost(info.stage_id, addr, f"it reports an error: {info.reason or 'no reason given'}")
+
+    def _replace(self, client: StageClient) -> None:
+        stage_id, addr = client.info.stage_id, client.addr
+        del self.clients[addr]
+        client.close()
+        self._pools[stage_id].session_down(addr)
+        self._on_lost(stage_id, addr, "another process has taken its address")
+
+    def _attach(self, info: ReplicaInfo) -> None:
+        try:
+            self.clients[info.input_addr] = self._connect(info)
+        except ConfigError as error:
+            if info.input_addr not in self._warned:
+                self._warned.add(info.input_addr)
+                logger.warning("replica.unusable stage=%d replica=%d: %s", info.stage_id, info.replica_id, error)
+            return
+        logger.info(
+            "replica.attached stage=%d replica=%d epoch=%d addr=%s",
+            info.stage_id,
+            info.replica_id,
+            info.epoch,
+            info.input_addr,
+        )

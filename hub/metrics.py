@@ -1,0 +1,59 @@
+"""The hub's figures for Prometheus, on a registry of their own."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+if TYPE_CHECKING:
+    from hub.stage_pool import StagePool
+
+_OVERHEAD_BUCKETS_S: Final = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1.0, 10.0)
+
+
+class HubMetrics:
+    """Everything that one hub counts."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.requests = Counter(
+            "omni_hub_requests", "Requests that ended, by outcome.", ["outcome"], registry=self.registry
+        )
+        self.in_flight = Gauge("omni_hub_requests_in_flight", "Requests that have not ended.", registry=self.registry)
+        self.registered = Gauge(
+            "omni_hub_replicas_registered", "Replicas that the registry lists.", ["stage"], registry=self.registry
+        )
+        self.pickable = Gauge(
+            "omni_hub_replicas_pickable", "Replicas that can take work.", ["stage"], registry=self.registry
+        )
+        self.session_losses = Counter(
+            "omni_hub_session_losses", "Sessions to replicas that were lost.", ["stage"], registry=self.registry
+        )
+        self.retries = Counter(
+            "omni_hub_retries", "Stages of requests that were dispatched again.", ["stage"], registry=self.registry
+        )
+        self.dropped = Counter(
+            "omni_hub_dropped_frames", "Frames that could not be used.", ["reason"], registry=self.registry
+        )
+        self._overhead = Histogram(
+            "omni_hub_overhead_seconds",
+            "Time spent in the hub: 'in' from the HTTP request to the first dispatch, 'out' from a replica's frame to "
+            "the HTTP answer.",
+            ["way"],
+            buckets=_OVERHEAD_BUCKETS_S,
+            registry=self.registry,
+        )
+
+    def watch(self, pool: StagePool) -> None:
+        """Ask for a stage's counts whenever the figures are read."""
+        self.registered.labels(pool.stage_id).set_function(lambda: pool.registered_count)
+        self.pickable.labels(pool.stage_id).set_function(lambda: pool.pickable_count)
+
+    def observe_in(self, seconds: float) -> None:
+        """The hub took this long to send a request's first work."""
+        self._overhead.labels("in").observe(seconds)
+
+    def observe_out(self, seconds: float) -> None:
+        """The hub took this long to pass a replica's frame on to the client."""
+        self._overhead.labels("out").observe(seconds)

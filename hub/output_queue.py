@@ -1,0 +1,66 @@
+"""OutputQueue: what waits between the orchestrator and one client, within bounds."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import Final
+
+from hub.outputs import OmniOutput
+from omni_discovery.errors import RequestError
+
+#: Text that waits is not made longer than this: joining copies it.
+_LONG_BYTES: Final = 4096
+
+
+class OutputQueue:
+    """Outputs of one request. Behind half the bound, text that waits is joined: a slow reader gets longer pieces."""
+
+    def __init__(self, max_outputs: int, max_bytes: int) -> None:
+        self._max_outputs = max_outputs
+        self._max_bytes = max_bytes
+        self._outputs: deque[OmniOutput] = deque()
+        self._size_bytes = 0
+        self._ended = False
+        self._error: RequestError | None = None
+        self._waiter: asyncio.Future[None] | None = None
+
+    def put(self, output: OmniOutput) -> bool:
+        """Add an output; False, and nothing added, if the reader is too far behind."""
+        if self._size_bytes + output.size_bytes > self._max_bytes and self._outputs:
+            return False
+        behind = len(self._outputs) >= max(1, self._max_outputs // 2)
+        last = self._outputs[-1] if behind else None
+        joined = last.joined(output) if last is not None and last.size_bytes < _LONG_BYTES else None
+        if joined is not None:
+            self._outputs[-1] = joined
+        elif len(self._outputs) >= self._max_outputs:
+            return False
+        else:
+            self._outputs.append(output)
+        self._size_bytes += output.size_bytes
+        self._wake()
+        return True
+
+    def end(self, error: RequestError | None) -> None:
+        """Nothing more will come. The first end counts."""
+        if not self._ended:
+            self._ended, self._error = True, error
+            self._wake()
+
+    async def get(self) -> OmniOutput | None:
+        """The next output, None at the end. Raise the request's error once its outputs are taken."""
+        while not self._outputs and not self._ended:
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        if self._outputs:
+            output = self._outputs.popleft()
+            self._size_bytes -= output.size_bytes
+            return output
+        if self._error is not None:
+            raise self._error
+        return None
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)

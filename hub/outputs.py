@@ -1,0 +1,113 @@
+"""What a client of a request gets. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from omni_discovery import wire
+
+#: Modality and stage id of the last record of each request: no content, only the pipeline's timings.
+SUMMARY: Final = "summary"
+NO_STAGE: Final = -1
+
+
+@dataclass(frozen=True, slots=True)
+class OmniOutput:
+    """One piece of a request's output.
+
+    A chunk has ``finish_reason`` None. Each final stage ends with one output whose ``finish_reason`` is set, which
+    carries its ``usage`` and ``timings_s`` and no content. Then comes one summary (``is_summary``) with the timings of
+    the whole pipeline; its ``finish_reason`` is ``done``, or ``abort`` if the request was aborted.
+    """
+
+    request_id: str
+    stage_id: int
+    modality: str
+    text: str = ""
+    token_ids: tuple[int, ...] = ()
+    data: bytes = b""
+    mime: str = ""
+    finish_reason: str | None = None
+    usage: Mapping[str, int] = field(default_factory=dict)
+    timings_s: Mapping[str, float] = field(default_factory=dict)
+    #: ``stage/replica_id`` of the replica it came from.
+    replica: str = ""
+    #: When its frame was received, on ``time.perf_counter``; 0.0 if it came from no frame.
+    received_at_s: float = 0.0
+
+    @property
+    def is_summary(self) -> bool:
+        """Whether this is the request's last record."""
+        return self.modality == SUMMARY
+
+    @property
+    def size_bytes(self) -> int:
+        """About how much memory the content takes."""
+        return len(self.data) + len(self.text) + 8 * len(self.token_ids)
+
+    def joined(self, later: OmniOutput) -> OmniOutput | None:
+        """One chunk for this and the next, or None where they are no plain text of one stage and replica."""
+        if self.data or later.data or self.finish_reason or later.finish_reason:
+            return None
+        if (self.stage_id, self.modality, self.replica) != (later.stage_id, later.modality, later.replica):
+            return None
+        return replace(
+            self,
+            text=self.text + later.text,
+            token_ids=self.token_ids + later.token_ids,
+            received_at_s=later.received_at_s,
+        )
+
+
+def chunk_outputs(
+    request_id: str,
+    stage_id: int,
+    replica: str,
+    message: wire.Chunk,
+    attachments: Sequence[bytes],
+    received_at_s: float,
+) -> list[OmniOutput]:
+    """What a chunk shows the client: one output, or one for each attachment."""
+    return [
+        OmniOutput(
+            request_id=request_id,
+            stage_id=stage_id,
+            modality=message.modality,
+            text="" if position else message.text,
+            token_ids=() if position else message.token_ids,
+            data=data,
+            mime=message.mime,
+            replica=replica,
+            received_at_s=received_at_s,
+        )
+        for position, data in enumerate(attachments or (b"",))
+    ]
+
+
+def end_output(
+    request_id: str, stage_id: int, replica: str, modality: str, message: wire.StageDone, received_at_s: float
+) -> OmniOutput:
+    """The last output of a final stage."""
+    return OmniOutput(
+        request_id=request_id,
+        stage_id=stage_id,
+        modality=modality,
+        finish_reason=message.finish_reason,
+        usage=message.usage,
+        timings_s=message.timings_s,
+        replica=replica,
+        received_at_s=received_at_s,
+    )
+
+
+def summary_output(request_id: str, finish_reason: str, timings_s: Mapping[str, float]) -> OmniOutput:
+    """The record that closes a request."""
+    return OmniOutput(
+        request_id=request_id,
+        stage_id=NO_STAGE,
+        modality=SUMMARY,
+        finish_reason=finish_reason,
+        timings_s=dict(timings_s),
+    )

@@ -1,0 +1,147 @@
+"""ReplicaListener: what replicas say and how their sessions fare, told to pools and requests."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hub import request_events as ev
+from hub.active import Active
+from hub.metrics import HubMetrics
+from hub.stage_client import (
+    Answered,
+    ClientEvent,
+    FrameDropped,
+    ProcessGone,
+    SessionDown,
+    SessionUp,
+    StageClient,
+    Unanswered,
+)
+from hub.stage_pool import StagePool
+from omni_discovery import wire
+
+if TYPE_CHECKING:
+    from hub.config import HubConfig
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class StillSilent:
+    """A session was lost, and its work got no answer within the grace."""
+
+    request_id: str
+    stage_id: int
+    attempt: int
+
+
+class ReplicaListener:
+    """Part of the orchestrator's task. ``tell`` feeds a request's machine, ``release`` ends a binding."""
+
+    def __init__(
+        self,
+        pools: Mapping[int, StagePool],
+        active: Mapping[str, Active],
+        config: HubConfig,
+        metrics: HubMetrics,
+        tell: Callable[[str, ev.Event], None],
+        release: Callable[[Active, int], None],
+        post: Callable[[StillSilent], None],
+    ) -> None:
+        self._pools = pools
+        self._active = active
+        self._config = config
+        self._metrics = metrics
+        self._tell = tell
+        self._release = release
+        self._post = post
+
+    def hear(self, item: ClientEvent) -> None:
+        """Take in what one client has to say."""
+        match item:
+            case Answered():
+                self._answered(item)
+            case Unanswered():
+                self._unanswered(item)
+            case SessionUp(client=client, queue_length=queue_length):
+                self._session_up(client, queue_length)
+            case SessionDown():
+                self._session_down(item)
+            case ProcessGone(client=client):
+                self.lose(client.info.stage_id, client.addr, "its process is gone")
+            case FrameDropped(reason=reason):
+                self._metrics.dropped.labels(reason).inc()
+
+    def lose(self, stage_id: int, addr: str, reason: str) -> None:
+        """What is in flight at an address will not be answered."""
+        for request_id in self._pools[stage_id].in_flight(addr):
+            active = self._active.get(request_id)
+            if active is not None:
+                self._tell(request_id, ev.ReplicaLost(stage_id, active.machine.runs[stage_id].attempt, reason))
+
+    def still_silent(self, item: StillSilent) -> None:
+        """The grace of one request is over."""
+        reason = f"its connection was lost and it said nothing for {self._config.silence_grace_s:.1f} s"
+        self._tell(item.request_id, ev.ReplicaLost(item.stage_id, item.attempt, reason))
+
+    def _answered(self, answer: Answered) -> None:
+        info, message = answer.client.info, answer.message
+        pool, active = self._pools[info.stage_id], self._active.get(message.request_id)
+        if (
+            active is None
+            or not active.machine.is_out(info.stage_id, message.attempt)
+            or pool.bound(message.request_id) != info.input_addr
+        ):
+            pool.report(info.input_addr, message.queue_length)
+            if not isinstance(message, wire.Accepted | wire.Rejected):
+                self._metrics.dropped.labels("stale").inc()
+            return
+        grace = active.graces.pop(info.stage_id, None)
+        if grace is not None:
+            grace.cancel()
+        if isinstance(message, wire.Accepted | wire.Chunk):
+            pool.accepted(message.request_id)
+        else:
+            self._release(active, info.stage_id)
+        pool.report(info.input_addr, message.queue_length)
+        self._tell(message.request_id, answer.event())
+
+    def _unanswered(self, item: Unanswered) -> None:
+        info = item.client.info
+        reason = f"it said nothing for {self._config.accept_timeout_s:.1f} s after the dispatch"
+        lost = ev.ReplicaLost(info.stage_id, item.attempt, reason, avoid_addr=info.input_addr)
+        self._tell(item.request_id, lost)
+
+    def _session_up(self, client: StageClient, queue_length: int) -> None:
+        info, pool = client.info, self._pools[client.info.stage_id]
+        # It may be lost again by now: only what is true at this moment is told.
+        if client.session_up:
+            logger.info("replica.session_up stage=%d replica=%d epoch=%d", info.stage_id, info.replica_id, info.epoch)
+            pool.report(client.addr, queue_length)
+            pool.session_up(client.addr)
+
+    def _session_down(self, item: SessionDown) -> None:
+        info = item.client.info
+        logger.warning("replica.session_down stage=%d replica=%d: %s", info.stage_id, info.replica_id, item.reason)
+        self._metrics.session_losses.labels(info.stage_id).inc()
+        self._pools[info.stage_id].session_down(info.input_addr)
+        if not item.lost:
+            return
+        for request_id in self._pools[info.stage_id].in_flight(info.input_addr):
+            active = self._active.get(request_id)
+            if active is not None:
+                self._interrupt(active, info.stage_id, item.reason)
+
+    def _interrupt(self, active: Active, stage_id: int, reason: str) -> None:
+        """Work that can be done elsewhere moves at once; other work waits for the session, there is nothing to lose."""
+        request_id, attempt = active.request.request_id, active.machine.runs[stage_id].attempt
+        if active.machine.can_move(stage_id):
+            self._tell(request_id, ev.ReplicaLost(stage_id, attempt, reason))
+        elif stage_id not in active.graces:
+            active.graces[stage_id] = asyncio.get_running_loop().call_later(
+                self._config.silence_grace_s, self._post, StillSilent(request_id, stage_id, attempt)
+            )

@@ -1,0 +1,212 @@
+"""What a RequestMachine is told and what it asks for: frozen events and actions. Pure.
+
+Every event that speaks of a dispatch carries its ``attempt``; one of an attempt that is over changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from hub.outputs import OmniOutput
+from omni_discovery import wire
+from omni_discovery.errors import RequestError
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaRef:
+    """One life of one replica, as a request remembers it."""
+
+    stage_id: int
+    replica_id: int
+    epoch: int
+    input_addr: str
+
+    def __str__(self) -> str:
+        return f"{self.stage_id}/{self.replica_id}"
+
+
+@dataclass(frozen=True, slots=True)
+class Submitted:
+    """The request is admitted: begin."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """A dispatch has left for a replica."""
+
+    stage_id: int
+    attempt: int
+    replica: ReplicaRef
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """The replica has the work."""
+
+    stage_id: int
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """The replica will not do it; nothing has run."""
+
+    stage_id: int
+    attempt: int
+    kind: wire.FailureKind
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A piece of a stage's output, with the moment its frame was received."""
+
+    stage_id: int
+    attempt: int
+    message: wire.Chunk
+    attachments: Sequence[bytes] = ()
+    received_at_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class StageDone:
+    """A stage is through with the request."""
+
+    stage_id: int
+    attempt: int
+    message: wire.StageDone
+    received_at_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class StageFailed:
+    """A stage took the work and could not finish it."""
+
+    stage_id: int
+    attempt: int
+    kind: wire.FailureKind
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaLost:
+    """The dispatch will not be answered.
+
+    ``may_have_run`` is false if it never left this process. ``avoid_addr`` is the replica's input address where it
+    still looks reachable, so that the next pick must be kept off it.
+    """
+
+    stage_id: int
+    attempt: int
+    reason: str
+    may_have_run: bool = True
+    avoid_addr: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StageUnavailable:
+    """No replica could be picked for the dispatch."""
+
+    stage_id: int
+    attempt: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class DispatchRefused:
+    """The dispatch can't be written as a frame: the request itself is wrong."""
+
+    stage_id: int
+    attempt: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class DeadlinePassed:
+    """The request's time is over."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cancelled:
+    """The client has left or asked to stop; with ``error``, the hub ends the request for a reason of its own."""
+
+    error: RequestError | None = None
+
+
+StageEvent = (
+    Sent | Accepted | Rejected | Chunk | StageDone | StageFailed | ReplicaLost | StageUnavailable | DispatchRefused
+)
+Event = Submitted | StageEvent | DeadlinePassed | Cancelled
+
+
+@dataclass(frozen=True, slots=True)
+class Dispatch:
+    """Pick a replica of the stage, none of ``avoid`` (input addresses), and send it the work."""
+
+    stage_id: int
+    attempt: int
+    inputs: Mapping[str, Any]
+    params: Mapping[str, Any]
+    payloads: tuple[wire.PayloadRef, ...]
+    next_stages: tuple[int, ...]
+    avoid: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """Stop the stage's work. ``replica`` None: it was still being picked."""
+
+    stage_id: int
+    attempt: int
+    replica: ReplicaRef | None
+
+
+@dataclass(frozen=True, slots=True)
+class Emit:
+    """Hand an output to the client."""
+
+    output: OmniOutput
+
+
+@dataclass(frozen=True, slots=True)
+class ReleasePayload:
+    """Nobody will fetch what the request left at this replica."""
+
+    stage_id: int
+    replica: ReplicaRef
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """A frame was of no use; count it."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """A stage's work is done again; count it."""
+
+    stage_id: int
+
+
+class Outcome(StrEnum):
+    """How a request ended."""
+
+    OK = "ok"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """The request is over; the last action of every machine."""
+
+    outcome: Outcome
+    error: RequestError | None = None
+
+
+Action = Dispatch | Abort | Emit | ReleasePayload | Drop | Retry | Finish

@@ -1,0 +1,113 @@
+"""A hub and scripted replicas on real sockets: what a client gets."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from omni_discovery import wire
+from omni_discovery.errors import InvalidRequestError
+from tests.support.hub_fakes import (
+    PAIR,
+    FakeReplica,
+    accept_only,
+    collect,
+    echo,
+    picture,
+    running_hub,
+    text_of,
+    until,
+)
+
+
+async def test_a_prompt_comes_back_in_pieces_then_an_end_then_the_summary() -> None:
+    async with running_hub(FakeReplica(echo)) as omni:
+        outputs = await collect(omni.generate({"prompt": "to be or"}, request_id="r1"))
+    assert text_of(outputs) == "to be or "
+    assert [output.finish_reason for output in outputs if not output.text] == ["stop", "done"]
+    assert outputs[-1].is_summary
+    assert {"total", "stage0.pick", "stage0.accept", "stage0.total"} <= set(outputs[-1].timings_s)
+    assert {output.request_id for output in outputs} == {"r1"}
+    assert outputs[0].replica.startswith("0/")
+
+
+async def test_text_and_picture_come_from_two_stages() -> None:
+    thinker, painter = FakeReplica(echo), FakeReplica(picture, stage_id=1)
+    async with running_hub(thinker, painter, deploy=PAIR) as omni:
+        outputs = await collect(omni.generate({"prompt": "a cat"}, params={0: {"seed": 7}}))
+    assert text_of(outputs) == "a cat "
+    assert [output.data for output in outputs if output.data] == [b"PNG"]
+    assert [(o.stage_id, o.modality) for o in outputs if o.finish_reason] == [
+        (0, "text"),
+        (1, "image"),
+        (-1, "summary"),
+    ]
+
+
+async def test_a_stage_is_told_its_parameters_its_handoffs_and_who_is_next() -> None:
+    thinker, painter = FakeReplica(echo), FakeReplica(picture, stage_id=1)
+    async with running_hub(thinker, painter, deploy=PAIR) as omni:
+        await collect(omni.generate({"prompt": "a cat"}, params={0: {"seed": 7}, 1: {"steps": 4}}))
+    (first,), (second,) = thinker.of(wire.Submit), painter.of(wire.Submit)
+    assert (first.inputs, first.params, first.next_stages) == ({"prompt": "a cat"}, {"max_tokens": 8, "seed": 7}, (1,))
+    assert (second.params, second.next_stages) == ({"steps": 4}, ())
+    assert [(ref.from_stage, ref.to_stage) for ref in second.payloads] == [(0, 1)]
+    assert first.epoch == thinker.info.epoch
+    assert first.request_id == second.request_id
+
+
+async def test_a_thinker_that_refuses_leaves_the_painter_alone() -> None:
+    """1. the thinker hands nothing over
+    2. the text comes, the request ends well, the painter never hears of it
+    """
+
+    def refuse(replica: FakeReplica, submit: wire.Submit) -> None:
+        replica.accept(submit)
+        replica.chunk(submit, 0, text="no")
+        replica.done(submit, 1, hands_over=False)
+
+    painter = FakeReplica(picture, stage_id=1)
+    async with running_hub(FakeReplica(refuse), painter, deploy=PAIR) as omni:
+        outputs = await collect(omni.generate({"prompt": "x"}))
+        assert text_of(outputs) == "no"
+        assert outputs[-1].finish_reason == "done"
+        assert painter.of(wire.Submit) == []
+
+
+async def test_text_only_never_reaches_the_painter() -> None:
+    thinker, painter = FakeReplica(echo), FakeReplica(picture, stage_id=1)
+    async with running_hub(thinker, painter, deploy=PAIR) as omni:
+        await collect(omni.generate({"prompt": "x"}, modalities=["text"]))
+        assert thinker.of(wire.Submit)[0].next_stages == ()
+        assert painter.of(wire.Submit) == []
+
+
+async def test_unknown_modalities_and_stages_are_refused_before_anything_is_sent() -> None:
+    replica = FakeReplica()
+    async with running_hub(replica) as omni:
+        with pytest.raises(InvalidRequestError, match="text"):
+            await collect(omni.generate({"prompt": "x"}, modalities=["smell"]))
+        with pytest.raises(InvalidRequestError, match="stage 4"):
+            await collect(omni.generate({"prompt": "x"}, params={4: {}}))
+        assert replica.of(wire.Submit) == []
+
+
+async def test_requests_spread_by_least_queue_length_as_known_now() -> None:
+    """Three replicas, nine requests that stay: three each, though no replica ever reports."""
+    replicas = [FakeReplica(accept_only, replica_id=number) for number in range(3)]
+    async with running_hub(*replicas, policy="least-queue-length") as omni:
+        running = [omni.generate({"prompt": "x"}) for _ in range(9)]
+        readers = [asyncio.ensure_future(anext(outputs)) for outputs in running]
+        await until(lambda: sum(len(replica.of(wire.Submit)) for replica in replicas) == 9)
+        assert [len(replica.of(wire.Submit)) for replica in replicas] == [3, 3, 3]
+        for reader in readers:
+            reader.cancel()
+        await asyncio.gather(*readers, return_exceptions=True)
+
+
+async def test_a_thousand_requests_at_once_all_get_their_own_text() -> None:
+    replicas = [FakeReplica(echo, replica_id=number) for number in range(3)]
+    async with running_hub(*replicas) as omni:
+        answers = await asyncio.gather(*(collect(omni.generate({"prompt": f"n{number}"})) for number in range(1000)))
+        assert [text_of(outputs) for outputs in answers] == [f"n{number} " for number in range(1000)]

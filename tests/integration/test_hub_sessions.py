@@ -1,0 +1,191 @@
+"""The session between a hub and one replica: who is let in, which frames count, what comes back."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import zmq
+from zmq.auth.asyncio import AsyncioAuthenticator
+
+from hub.async_omni import AsyncOmni
+from omni_discovery import wire
+from omni_discovery.messages import ReplicaInfo, ReplicaStatus
+from omni_discovery.security import KeyPair
+from omni_discovery.table import Delta
+from tests.support.hub_fakes import (
+    ONE_STAGE,
+    QUICK,
+    FakeReplica,
+    accept_only,
+    collect,
+    deploy_of,
+    running_hub,
+    show,
+    text_of,
+    until,
+    view_of,
+)
+
+
+def dropped(omni: AsyncOmni, reason: str) -> float:
+    return omni.metrics.get_sample_value("omni_hub_dropped_frames_total", {"reason": reason}) or 0.0
+
+
+async def test_a_hub_greets_both_sockets_and_picks_only_after_both_have_welcomed_it() -> None:
+    replica = FakeReplica()
+    replica.greets = False
+    async with running_hub(replica, wait=False) as omni:
+        await until(lambda: len(replica.of(wire.Hello)) >= 4)
+        assert (omni.stage_status()[0].registered, omni.stage_status()[0].pickable) == (1, 0)
+        replica.greets = True
+        await until(lambda: omni.stage_status()[0].pickable == 1)
+        assert {hello.hub_id for hello in replica.of(wire.Hello)} == {"hub-1"}
+
+
+async def test_a_hub_that_is_refused_at_first_gets_in_once_its_key_is_known() -> None:
+    """1. the replica knows no hub: every handshake is denied for good, as libzmq sees it
+    2. the hub's record appears: its key is allowed
+    3. the hub has a session without anybody's help
+    """
+    replica = FakeReplica(zap=True)
+    gate = AsyncioAuthenticator(replica.context)
+    gate.start()
+    gate.configure_curve_callback("replica", credentials_provider=_Nobody())
+    try:
+        async with running_hub(replica, wait=False) as omni:
+            await asyncio.sleep(0.3)
+            assert omni.stage_status()[0].pickable == 0
+            gate.configure_curve(domain="replica", location=zmq.auth.CURVE_ALLOW_ANY)
+            await until(lambda: omni.stage_status()[0].pickable == 1)
+            assert text_of(await collect(omni.generate({"prompt": "at last"}))) == "at last "
+            gate.stop()
+    finally:
+        gate.stop()
+
+
+class _Nobody:
+    def callback(self, _domain: str, _key: bytes) -> bool:
+        return False
+
+
+async def test_a_replica_with_another_key_than_its_record_says_is_never_picked() -> None:
+    replica = FakeReplica()
+    async with running_hub(wait=False) as omni:
+        show(omni, replace(replica.info, curve_public_key=KeyPair.generate().public))
+        await asyncio.sleep(0.2)
+        assert omni.stage_status()[0].pickable == 0
+        assert replica.received == []
+    replica.kill()
+
+
+async def test_a_record_without_a_key_or_with_nonsense_harms_nobody_else() -> None:
+    good = FakeReplica(replica_id=5)
+    bad = [
+        ReplicaInfo("tcp://127.0.0.1:1", "tcp://127.0.0.1:2", 0, ReplicaStatus.UP, 0, 0.0, 0.0, replica_id=1, epoch=1),
+        ReplicaInfo("nonsense", "\0", 0, ReplicaStatus.UP, 0, 0.0, 0.0, replica_id=2, curve_public_key="x" * 40),
+        replace(good.info, replica_id=3, input_addr="tcp://:", output_addr="udp://1", epoch=3),
+        replace(good.info, replica_id=4, stage_id=77),
+    ]
+    async with running_hub(good) as omni:
+        show(omni, good.info, *bad)
+        await until(lambda: omni.stage_status()[0].registered == 4)
+        assert omni.stage_status()[0].pickable == 1
+        assert text_of(await collect(omni.generate({"prompt": "fine"}))) == "fine "
+
+
+async def test_frames_of_another_life_and_nonsense_are_counted_and_dropped() -> None:
+    """1. a replica has accepted a request
+    2. frames with another epoch, for unknown requests, on the wrong socket, and garbage arrive
+    3. none shows; the right frames still do
+    """
+    replica = FakeReplica(accept_only)
+    async with running_hub(replica) as omni:
+        outputs = omni.generate({"prompt": "x"})
+        first = asyncio.ensure_future(anext(outputs))
+        await until(lambda: len(replica.of(wire.Submit)) == 1)
+        (submit,) = replica.of(wire.Submit)
+        replica.chunk(wire.Submit(epoch=submit.epoch + 1, request_id=submit.request_id), 0, text="wrong life")
+        replica.chunk(wire.Submit(epoch=submit.epoch, request_id="nobody"), 0, text="nobody")
+        replica.chunk(wire.Submit(epoch=submit.epoch, request_id=submit.request_id, attempt=5), 0, text="old")
+        replica.say(wire.Accepted(epoch=submit.epoch, request_id="x", queue_length=0), replica._output)
+        replica._output.send([replica._hub, b"\x01garbage"])
+        replica.chunk(submit, 0, text="right")
+        assert (await first).text == "right"
+        assert (dropped(omni, "epoch"), dropped(omni, "malformed"), dropped(omni, "misplaced")) == (1, 1, 1)
+        assert dropped(omni, "stale") == 2
+        await outputs.aclose()
+
+
+async def test_a_lost_connection_that_comes_back_is_a_session_again_and_old_work_is_aborted() -> None:
+    """1. a holds a request; its sockets die and are bound again on the same ports by the same life
+    2. the request was lost to b; when a answers again it is told to stop what it may still run
+    """
+    keys = KeyPair.generate()
+    a, b = FakeReplica(accept_only, keys=keys), FakeReplica(replica_id=1)
+    async with running_hub(a, b) as omni:
+        outputs = omni.generate({"prompt": "moved"})
+        first = asyncio.ensure_future(anext(outputs))
+        await until(lambda: len(a.of(wire.Submit)) == 1)
+        a.kill()
+        assert (await first).replica == "0/1"
+        again = FakeReplica(keys=keys, epoch=a.info.epoch, bind=(a.info.input_addr, a.info.output_addr))
+        await until(lambda: omni.stage_status()[0].pickable == 2)
+        await until(lambda: len(again.of(wire.Abort)) == 1)
+        await outputs.aclose()
+        again.kill()
+
+
+async def test_a_lease_renewed_under_another_epoch_keeps_the_work_in_flight() -> None:
+    """1. a replica works on a request; its lease is lost and taken anew: same process, another epoch
+    2. the hub greets the new life on the same sockets
+    3. what was sent to the old life is still answered under the old epoch, and counts
+    """
+    replica = FakeReplica(accept_only)
+    async with running_hub(replica) as omni:
+        outputs = omni.generate({"prompt": "x"})
+        first = asyncio.ensure_future(anext(outputs))
+        await until(lambda: len(replica.of(wire.Submit)) == 1)
+        replica.info = replace(replica.info, epoch=replica.info.epoch + 1000)
+        show(omni, replica.info)
+        await until(lambda: replica.of(wire.Hello)[-1].epoch == replica.info.epoch)
+        await until(lambda: omni.stage_status()[0].pickable == 1)
+        (submit,) = replica.of(wire.Submit)
+        replica.chunk(submit, 0, text="still here")
+        assert (await first).text == "still here"
+        await outputs.aclose()
+
+
+async def test_another_process_on_the_same_ports_is_another_replica() -> None:
+    """1. a works on a request and dies; a new process with its own key binds the same ports before the hub notices
+    2. the record changes: the old work is lost and moves to the new process
+    """
+    a = FakeReplica(accept_only)
+    async with running_hub(a) as omni:
+        outputs = omni.generate({"prompt": "moved"})
+        first = asyncio.ensure_future(anext(outputs))
+        await until(lambda: len(a.of(wire.Submit)) == 1)
+        a.kill()
+        again = FakeReplica(bind=(a.info.input_addr, a.info.output_addr))
+        show(omni, again.info)
+        assert (await first).text == "moved "
+        await outputs.aclose()
+        again.kill()
+
+
+async def test_views_may_come_before_the_start_and_older_ones_are_ignored() -> None:
+    a, b = FakeReplica(), FakeReplica(replica_id=1)
+    omni = AsyncOmni(deploy_of(ONE_STAGE), "hub-1", KeyPair.generate(), QUICK, "random")
+    assert [(stage.registered, stage.pickable) for stage in omni.stage_status()] == [(0, 0)]
+    show(omni, a.info)
+    await omni.start()
+    try:
+        await until(lambda: omni.stage_status()[0].pickable == 1)
+        older, newer = view_of([a.info]), view_of([a.info, b.info])
+        omni.apply_view(newer, Delta())
+        omni.apply_view(older, Delta())
+        await until(lambda: omni.stage_status()[0].pickable == 2)
+    finally:
+        await omni.close()
+        a.kill()
+        b.kill()
