@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING, Any, Final
 from prometheus_client import CollectorRegistry
 
 from hub.active import AbortRequest, AddRequest, Ended
+from hub.client_events import ClientEvent
 from hub.config import HubConfig
 from hub.metrics import HubMetrics
 from hub.orchestrator import Orchestrator
 from hub.output_queue import OutputQueue
 from hub.outputs import OmniOutput
 from hub.pipeline import StageGraph
-from hub.stage_client import ClientEvent, StageClient
+from hub.stage_client import StageClient
 from hub.stage_pool import StagePool
 from hub.zmq_loop import make_context
 from omni_discovery.balancers import build_load_balancer_factory

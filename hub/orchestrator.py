@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from hub import request_events as ev
 from hub.active import AbortRequest, Active, AddRequest, Ended
+from hub.client_events import Answered, ClientEvent, FrameDropped, ProcessGone, SessionDown, SessionUp, Unanswered
 from hub.dispatcher import Dispatcher, PickEnded
 from hub.membership import Membership
 from hub.metrics import HubMetrics
@@ -25,16 +26,7 @@ from hub.outputs import OmniOutput
 from hub.replica_listener import ReplicaListener, StillSilent
 from hub.request import RequestMachine
 from hub.request_state import OrchestratorRequestState, StreamingInputState
-from hub.stage_client import (
-    Answered,
-    ClientEvent,
-    FrameDropped,
-    ProcessGone,
-    SessionDown,
-    SessionUp,
-    StageClient,
-    Unanswered,
-)
+from hub.stage_client import StageClient
 from hub.stage_pool import StagePool
 from hub.waking_queue import WakingQueue, drain
 from omni_discovery.errors import RequestError, StageUnavailableError
@@ -82,9 +74,7 @@ class Orchestrator:
         self._closed = False
         self._outbox: deque[tuple[str, OmniOutput | Ended]] = deque()
         self._active: dict[str, Active] = {}
-        self._membership = Membership(
-            self._pools, lambda info: connect(info, self._post), lambda *lost: self._listener.lose(*lost)
-        )
+        self._membership = Membership(self._pools, lambda info: connect(info, self._post), self._lose)
         self._dispatcher = Dispatcher(self._pools, self._membership, metrics, self._post)
         self._listener = ReplicaListener(
             self._pools, self._active, config, metrics, self._tell, self._dispatcher.release, self._post
@@ -113,6 +103,9 @@ class Orchestrator:
         for request_id in list(self._active):
             error = StageUnavailableError(self.stage_pools[0].stage_id, "the hub is stopping")
             self._tell(request_id, ev.Cancelled(error))
+
+    def _lose(self, stage_id: int, addr: str, reason: str) -> None:
+        self._listener.lose(stage_id, addr, reason)
 
     # ---- one turn
 

@@ -10,22 +10,14 @@ from typing import TYPE_CHECKING
 
 from hub import request_events as ev
 from hub.active import Active
+from hub.client_events import Answered, ClientEvent, FrameDropped, ProcessGone, SessionDown, SessionUp, Unanswered
 from hub.metrics import HubMetrics
-from hub.stage_client import (
-    Answered,
-    ClientEvent,
-    FrameDropped,
-    ProcessGone,
-    SessionDown,
-    SessionUp,
-    StageClient,
-    Unanswered,
-)
 from hub.stage_pool import StagePool
 from omni_discovery import wire
 
 if TYPE_CHECKING:
     from hub.config import HubConfig
+    from hub.stage_client import StageClient
 
 logger = logging.getLogger(__name__)
 

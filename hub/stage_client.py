@@ -6,13 +6,12 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
 import zmq
 
-from hub import request_events as ev
+from hub.client_events import Answered, ClientEvent, FrameDropped, ProcessGone, SessionDown, SessionUp, Unanswered
 from hub.config import HubConfig
 from hub.errors import NotConnectedError, SendFailedError
 from hub.zmq_loop import Callbacks, DealerConnection
@@ -24,76 +23,6 @@ from omni_discovery.security import KeyPair
 logger = logging.getLogger(__name__)
 
 _ON_INPUT: Final = (wire.Accepted, wire.Rejected)
-Answer = wire.Accepted | wire.Rejected | wire.Chunk | wire.StageDone | wire.StageFailed
-
-
-@dataclass(frozen=True, slots=True)
-class SessionUp:
-    """The replica has welcomed this hub on both sockets."""
-
-    client: StageClient
-    queue_length: int
-
-
-@dataclass(frozen=True, slots=True)
-class SessionDown:
-    """The replica can't be talked to. ``lost``: some of its answers to what is in flight may be lost."""
-
-    client: StageClient
-    reason: str
-    lost: bool
-
-
-@dataclass(frozen=True, slots=True)
-class ProcessGone:
-    """Nobody listens any more where the replica was."""
-
-    client: StageClient
-
-
-@dataclass(frozen=True, slots=True)
-class Answered:
-    """A frame about one request, with the moment (``perf_counter``) it was received."""
-
-    client: StageClient
-    message: Answer
-    attachments: tuple[bytes, ...]
-    received_at_s: float
-
-    def event(self) -> ev.StageEvent:
-        """What it means to the request."""
-        stage_id, message = self.client.info.stage_id, self.message
-        match message:
-            case wire.Accepted():
-                return ev.Accepted(stage_id, message.attempt)
-            case wire.Rejected():
-                return ev.Rejected(stage_id, message.attempt, message.kind, message.reason)
-            case wire.Chunk():
-                return ev.Chunk(stage_id, message.attempt, message, self.attachments, self.received_at_s)
-            case wire.StageDone():
-                return ev.StageDone(stage_id, message.attempt, message, self.received_at_s)
-            case wire.StageFailed():
-                return ev.StageFailed(stage_id, message.attempt, message.kind, message.reason)
-
-
-@dataclass(frozen=True, slots=True)
-class Unanswered:
-    """A dispatch was neither accepted nor rejected in time."""
-
-    client: StageClient
-    request_id: str
-    attempt: int
-
-
-@dataclass(frozen=True, slots=True)
-class FrameDropped:
-    """A frame could not be used; ``reason`` is one word."""
-
-    client: StageClient
-    reason: str
-
-
-ClientEvent = SessionUp | SessionDown | ProcessGone | Answered | Unanswered | FrameDropped
 
 
 class StageClient:
@@ -129,11 +58,7 @@ class StageClient:
         self._begun_at_s = dict.fromkeys(("input", "output"), self._loop.time())
         keys = None if key_pair is None else (key_pair, info.curve_public_key)
         try:
-            for name, addr in (("input", info.input_addr), ("output", info.output_addr)):
-                callbacks = Callbacks(
-                    partial(self._read, name), partial(self._greet, name), partial(self._lose, name), self._miss
-                )
-                self._connections[name] = DealerConnection(context, addr, hub_id, keys, config, callbacks)
+            self._connect(context, keys)
         except ConfigError:
             self.close()
             raise
@@ -200,6 +125,13 @@ class StageClient:
             connection.close()
 
     # ---- the session
+
+    def _connect(self, context: zmq.Context[zmq.Socket[bytes]], keys: tuple[KeyPair, str] | None) -> None:
+        for name, addr in (("input", self.info.input_addr), ("output", self.info.output_addr)):
+            callbacks = Callbacks(
+                partial(self._read, name), partial(self._greet, name), partial(self._lose, name), self._miss
+            )
+            self._connections[name] = DealerConnection(context, addr, self._hub_id, keys, self._config, callbacks)
 
     def _greet(self, name: str) -> None:
         self._send(name, wire.Hello(hub_id=self._hub_id, epoch=self.info.epoch))

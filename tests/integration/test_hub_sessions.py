@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
+import pytest
 import zmq
 from zmq.auth.asyncio import AsyncioAuthenticator
 
 from hub.async_omni import AsyncOmni
 from omni_discovery import wire
+from omni_discovery.errors import ReplicaLostError
 from omni_discovery.messages import ReplicaInfo, ReplicaStatus
 from omni_discovery.security import KeyPair
 from omni_discovery.table import Delta
@@ -189,3 +191,47 @@ async def test_views_may_come_before_the_start_and_older_ones_are_ignored() -> N
         await omni.close()
         a.kill()
         b.kill()
+
+
+def talk(replica: FakeReplica, submit: wire.Submit) -> None:
+    replica.accept(submit)
+    replica.chunk(submit, 0, text="one ")
+
+
+async def test_a_connection_that_is_cut_and_back_within_the_grace_costs_no_output() -> None:
+    """1. a piece has been shown, so the work can't be moved; the connection is cut
+    2. the same life of the replica answers again and goes on: the client notices nothing
+    """
+    keys = KeyPair.generate()
+    a = FakeReplica(talk, keys=keys)
+    async with running_hub(a) as omni:
+        outputs = omni.generate({"prompt": "x"})
+        assert (await anext(outputs)).text == "one "
+        (submit,) = a.of(wire.Submit)
+        a.kill()
+        again = FakeReplica(keys=keys, epoch=a.info.epoch, bind=(a.info.input_addr, a.info.output_addr))
+        await until(lambda: len(again.of(wire.Hello)) >= 2)
+        await until(lambda: omni.stage_status()[0].pickable == 1)
+        again.chunk(submit, 1, text="two")
+        again.done(submit, 2)
+        assert text_of(await collect(outputs)) == "two"
+        assert again.of(wire.Abort) == []
+        again.kill()
+
+
+async def test_work_that_is_never_spoken_of_again_ends_after_the_grace() -> None:
+    """1. the connection is cut while a piece was shown; the replica is back but has forgotten the request
+    2. after the grace the request ends, and the replica is told to stop it
+    """
+    keys = KeyPair.generate()
+    a = FakeReplica(talk, keys=keys)
+    async with running_hub(a, config=replace(QUICK, silence_grace_s=0.4)) as omni:
+        outputs = omni.generate({"prompt": "x"})
+        await anext(outputs)
+        a.kill()
+        again = FakeReplica(keys=keys, epoch=a.info.epoch, bind=(a.info.input_addr, a.info.output_addr))
+        await until(lambda: omni.stage_status()[0].pickable == 1)
+        with pytest.raises(ReplicaLostError, match=r"said nothing for 0\.4 s"):
+            await collect(outputs)
+        await until(lambda: len(again.of(wire.Abort)) == 1)
+        again.kill()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from omni_discovery import keys
@@ -13,6 +13,7 @@ _names = st.from_regex(r"\A[A-Za-z0-9][A-Za-z0-9_.-]{0,62}\Z")
 _numbers = st.integers(0, 999_999_999)
 
 
+@settings(deadline=None)
 @given(_names, _numbers, _numbers, _names)
 def test_what_is_built_is_read_back(namespace: str, stage_id: int, replica_id: int, hub_id: str) -> None:
     built = {
@@ -28,6 +29,7 @@ def test_what_is_built_is_read_back(namespace: str, stage_id: int, replica_id: i
         assert keys.parse_key(namespace + "x", key) is None
 
 
+@settings(deadline=None)
 @given(st.text(max_size=40))
 def test_any_other_text_is_no_key_and_no_error(rest: str) -> None:
     meaning = keys.parse_key("default", keys.namespace_prefix("default") + rest)

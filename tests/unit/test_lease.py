@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from omni_discovery.errors import ConfigError
@@ -175,6 +175,7 @@ _events = st.one_of(
 )
 
 
+@settings(deadline=None)
 @given(st.lists(_events, max_size=60))
 def test_in_any_order_of_events_an_id_is_held_exactly_while_one_was_granted_and_not_forgotten(
     events: list[LeaseEvent],

@@ -8,7 +8,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from omni_discovery.errors import RecordError
@@ -101,6 +101,7 @@ def test_a_record_without_its_main_fields_is_refused(missing: str) -> None:
         decode({name: value for name, value in WRITTEN.items() if name != missing})
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=200) | st.text(max_size=200).map(str.encode))
 def test_any_bytes_are_a_record_or_a_record_error(value: bytes) -> None:
     for read in (lambda: decode(value), lambda: decode_hub("key", "h", value)):

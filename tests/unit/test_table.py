@@ -7,7 +7,7 @@ import random
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from omni_discovery import keys
@@ -214,6 +214,7 @@ def apply_delta(replicas: dict[tuple[int, int], ReplicaInfo], delta: Delta) -> N
         replicas[info.stage_id, info.replica_id] = info
 
 
+@settings(deadline=None)
 @given(st.integers(0, 2**32), st.integers(1, 40))
 def test_deltas_applied_one_by_one_give_the_view_whatever_is_listed_and_watched(seed: int, rounds: int) -> None:
     """A random history is played as batches, some twice, some skipped and healed by a relist."""

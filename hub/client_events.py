@@ -1,0 +1,83 @@
+"""What a StageClient tells the orchestrator."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hub import request_events as ev
+from omni_discovery import wire
+
+if TYPE_CHECKING:
+    from hub.stage_client import StageClient
+
+Answer = wire.Accepted | wire.Rejected | wire.Chunk | wire.StageDone | wire.StageFailed
+
+
+@dataclass(frozen=True, slots=True)
+class SessionUp:
+    """The replica has welcomed this hub on both sockets."""
+
+    client: StageClient
+    queue_length: int
+
+
+@dataclass(frozen=True, slots=True)
+class SessionDown:
+    """The replica can't be talked to. ``lost``: some of its answers to what is in flight may be lost."""
+
+    client: StageClient
+    reason: str
+    lost: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessGone:
+    """Nobody listens any more where the replica was."""
+
+    client: StageClient
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """A frame about one request, with the moment (``perf_counter``) it was received."""
+
+    client: StageClient
+    message: Answer
+    attachments: tuple[bytes, ...]
+    received_at_s: float
+
+    def event(self) -> ev.StageEvent:
+        """What it means to the request."""
+        stage_id, message = self.client.info.stage_id, self.message
+        match message:
+            case wire.Accepted():
+                return ev.Accepted(stage_id, message.attempt)
+            case wire.Rejected():
+                return ev.Rejected(stage_id, message.attempt, message.kind, message.reason)
+            case wire.Chunk():
+                return ev.Chunk(stage_id, message.attempt, message, self.attachments, self.received_at_s)
+            case wire.StageDone():
+                return ev.StageDone(stage_id, message.attempt, message, self.received_at_s)
+            case wire.StageFailed():
+                return ev.StageFailed(stage_id, message.attempt, message.kind, message.reason)
+
+
+@dataclass(frozen=True, slots=True)
+class Unanswered:
+    """A dispatch was neither accepted nor rejected in time."""
+
+    client: StageClient
+    request_id: str
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class FrameDropped:
+    """A frame could not be used; ``reason`` is one word."""
+
+    client: StageClient
+    reason: str
+
+
+ClientEvent = SessionUp | SessionDown | ProcessGone | Answered | Unanswered | FrameDropped

@@ -1,0 +1,101 @@
+"""A RequestMachine with a clock, and short ways to tell it what happens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from hub import request_events as ev
+from hub.pipeline import StageGraph
+from hub.request import RequestMachine
+from omni_discovery import wire
+from omni_discovery.deploy import parse_deploy
+from omni_discovery.wire import FailureKind
+
+PAIR = "stages: [{stage_id: 0, engine: e, final_output: text}, {stage_id: 1, engine: e, final_output: image}]"
+BRANCHING = """
+stages:
+  - {stage_id: 0, engine: e, final_output: text}
+  - {stage_id: 1, engine: e, input_from: [0], final_output: image}
+  - {stage_id: 2, engine: e, input_from: [0]}
+  - {stage_id: 3, engine: e, input_from: [1, 2], final_output: audio}
+"""
+
+
+class Walk:
+    """A machine with a clock, and short ways to tell it things."""
+
+    def __init__(self, deploy: str = PAIR, modalities: Sequence[str] | None = None, attempts: int = 3) -> None:
+        graph = StageGraph(parse_deploy(deploy, "test.yaml"))
+        plan = graph.plan(modalities)
+        params = graph.merge_params({0: {"seed": 1}})
+        self.machine = RequestMachine("r1", {"prompt": "hi"}, plan, params, attempts)
+        self.now_s = 0.0
+        self.actions: list[ev.Action] = []
+
+    def tell(self, event: ev.Event) -> list[ev.Action]:
+        self.now_s += 1.0
+        actions = self.machine.handle(event, self.now_s)
+        self.actions += actions
+        return actions
+
+    def attempt(self, stage_id: int) -> int:
+        return self.machine.runs[stage_id].attempt
+
+    def sent(self, stage_id: int, replica_id: int = 0) -> list[ev.Action]:
+        replica = ev.ReplicaRef(stage_id, replica_id, 7, f"tcp://{stage_id}-{replica_id}:1")
+        return self.tell(ev.Sent(stage_id, self.attempt(stage_id), replica))
+
+    def accepted(self, stage_id: int, replica_id: int = 0) -> list[ev.Action]:
+        self.sent(stage_id, replica_id)
+        return self.tell(ev.Accepted(stage_id, self.attempt(stage_id)))
+
+    def chunk(self, stage_id: int, seq: int, text: str = "x", attempt: int | None = None) -> list[ev.Action]:
+        number = self.attempt(stage_id) if attempt is None else attempt
+        return self.tell(ev.Chunk(stage_id, number, chunk(seq, text)))
+
+    def done(self, stage_id: int, seq: int, to: Sequence[int] = (), reason: str = "stop") -> list[ev.Action]:
+        return self.tell(ev.StageDone(stage_id, self.attempt(stage_id), done(stage_id, seq, to, reason)))
+
+    def lost(self, stage_id: int, **more: Any) -> list[ev.Action]:
+        return self.tell(ev.ReplicaLost(stage_id, self.attempt(stage_id), "it died", **more))
+
+    def failed(self, stage_id: int, kind: FailureKind) -> list[ev.Action]:
+        return self.tell(ev.StageFailed(stage_id, self.attempt(stage_id), kind, "it broke"))
+
+    def rejected(self, stage_id: int, kind: FailureKind) -> list[ev.Action]:
+        return self.tell(ev.Rejected(stage_id, self.attempt(stage_id), kind, "no"))
+
+
+def chunk(seq: int, text: str = "x") -> wire.Chunk:
+    return wire.Chunk(epoch=7, request_id="r1", seq=seq, modality="text", queue_length=0, text=text)
+
+
+def done(stage_id: int, seq: int, to: Sequence[int] = (), reason: str = "stop") -> wire.StageDone:
+    payloads = tuple(
+        wire.PayloadRef(from_stage=stage_id, to_stage=each, key=f"{stage_id}-{each}", connector="shm", size_bytes=1)
+        for each in to
+    )
+    return wire.StageDone(
+        epoch=7, request_id="r1", seq=seq, finish_reason=reason, queue_length=0, payloads=payloads, usage={"n": seq}
+    )
+
+
+def of(actions: Sequence[ev.Action], *kinds: type[Any]) -> list[Any]:
+    return [action for action in actions if isinstance(action, kinds)]
+
+
+def finish_of(actions: Sequence[ev.Action]) -> ev.Finish:
+    assert isinstance(actions[-1], ev.Finish)
+    return actions[-1]
+
+
+def at_picture(modalities: Sequence[str] | None = None) -> Walk:
+    """Stage 0 is done, stage 1 has accepted."""
+    walk = Walk(modalities=modalities)
+    walk.tell(ev.Submitted())
+    walk.accepted(0)
+    walk.chunk(0, 0)
+    walk.done(0, 1, to=[1])
+    walk.accepted(1)
+    return walk

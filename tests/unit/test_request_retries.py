@@ -1,0 +1,215 @@
+"""RequestMachine when replicas die, refuse or break; and in any order of events at all."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hub import request_events as ev
+from omni_discovery.errors import (
+    EngineFailedError,
+    InvalidRequestError,
+    OverloadedError,
+    ReplicaLostError,
+    StageUnavailableError,
+)
+from omni_discovery.wire import FailureKind
+from tests.support.request_walk import BRANCHING, PAIR, Walk, at_picture, chunk, done, finish_of, of
+
+# ---- loss
+
+
+def test_a_replica_that_dies_before_output_is_replaced() -> None:
+    walk = Walk()
+    walk.tell(ev.Submitted())
+    walk.accepted(0)
+    actions = walk.lost(0)
+    assert of(actions, ev.Dispatch)[0].attempt == 1
+    # Its session is gone, so no pick finds it; should the session come back, it may serve after all.
+    assert of(actions, ev.Dispatch)[0].avoid == frozenset()
+    assert of(actions, ev.Abort)[0].replica.replica_id == 0
+
+
+def test_a_replica_that_dies_after_output_was_shown_ends_the_request() -> None:
+    walk = Walk()
+    walk.tell(ev.Submitted())
+    walk.accepted(0)
+    walk.chunk(0, 0)
+    error = finish_of(walk.lost(0)).error
+    assert isinstance(error, ReplicaLostError)
+    assert "stage 0 replica 0/0: it died" in str(error)
+
+
+def test_a_send_that_failed_is_no_abort_and_goes_elsewhere() -> None:
+    walk = Walk()
+    walk.tell(ev.Submitted())
+    actions = walk.lost(0, may_have_run=False, avoid_addr="tcp://full:1")
+    assert of(actions, ev.Abort) == []
+    assert of(actions, ev.Dispatch)[0].avoid == {"tcp://full:1"}
+
+
+@pytest.mark.parametrize("kind", [FailureKind.OVERLOADED, FailureKind.DRAINING, FailureKind.ENGINE])
+def test_a_rejection_goes_to_another_replica(kind: FailureKind) -> None:
+    walk = Walk()
+    walk.tell(ev.Submitted())
+    walk.sent(0)
+    (_, dispatch) = walk.rejected(0, kind)
+    assert (dispatch.attempt, dispatch.avoid) == (1, {"tcp://0-0:1"})
+
+
+def test_an_invalid_request_is_not_tried_twice() -> None:
+    walk = Walk()
+    walk.tell(ev.Submitted())
+    walk.sent(0)
+    assert isinstance(finish_of(walk.rejected(0, FailureKind.INVALID)).error, InvalidRequestError)
+
+
+def test_attempts_are_bounded_and_the_last_reason_is_told() -> None:
+    walk = Walk(attempts=3)
+    walk.tell(ev.Submitted())
+    for number in range(3):
+        walk.accepted(0, replica_id=number)
+        actions = walk.failed(0, FailureKind.ENGINE)
+    error = finish_of(actions).error
+    assert isinstance(error, EngineFailedError)
+    assert "0/2: it broke" in str(error)
+
+
+def test_a_full_stage_is_told_as_overload_once_nobody_else_is_there() -> None:
+    walk = Walk()
+    walk.tell(ev.Submitted())
+    walk.sent(0)
+    walk.rejected(0, FailureKind.OVERLOADED)
+    actions = walk.tell(ev.StageUnavailable(0, 1, "nobody else"))
+    assert isinstance(finish_of(actions).error, OverloadedError)
+
+
+def test_a_stage_without_replicas_is_told_as_such() -> None:
+    walk = Walk()
+    walk.tell(ev.Submitted())
+    error = finish_of(walk.tell(ev.StageUnavailable(0, 0, "no UP replica for stage 0 after 10.0s"))).error
+    assert isinstance(error, StageUnavailableError)
+    assert str(error) == "no UP replica for stage 0 after 10.0s"
+
+
+def test_an_unasked_abort_by_the_replica_is_a_loss() -> None:
+    walk = Walk()
+    walk.tell(ev.Submitted())
+    walk.accepted(0)
+    assert of(walk.done(0, 0, reason="abort"), ev.Dispatch)[0].attempt == 1
+
+
+def test_a_painter_that_dies_before_it_accepts_is_replaced_with_the_same_handoff() -> None:
+    walk = Walk(modalities=["image"])
+    walk.tell(ev.Submitted())
+    walk.accepted(0)
+    walk.done(0, 0, to=[1])
+    walk.sent(1)
+    (dispatch,) = of(walk.lost(1), ev.Dispatch)
+    assert (dispatch.stage_id, dispatch.attempt, len(dispatch.payloads)) == (1, 1, 1)
+
+
+def test_a_painter_that_dies_at_work_has_the_unseen_thinker_think_again() -> None:
+    """1. only the picture is wanted; the painter dies after it took the hand-off
+    2. nothing was shown, so the thinker begins anew, under a new attempt
+    3. the second hand-off goes to a painter and the request ends well
+    """
+    walk = at_picture(["image"])
+    actions = walk.lost(1)
+    (dispatch,) = of(actions, ev.Dispatch)
+    assert (dispatch.stage_id, dispatch.attempt) == (0, 1)
+    assert [action.stage_id for action in of(actions, ev.ReleasePayload)] == [0]
+    walk.accepted(0)
+    assert [action.stage_id for action in of(walk.done(0, 0, to=[1]), ev.Dispatch)] == [1]
+    walk.accepted(1, replica_id=1)
+    assert finish_of(walk.done(1, 0)).outcome is ev.Outcome.OK
+
+
+def test_a_painter_that_dies_after_text_was_shown_is_replaced_if_the_handoff_is_still_there() -> None:
+    walk = at_picture()
+    (dispatch,) = of(walk.lost(1), ev.Dispatch)
+    assert (dispatch.stage_id, dispatch.attempt) == (1, 1)
+    walk.accepted(1, replica_id=1)
+    assert finish_of(walk.done(1, 0)).outcome is ev.Outcome.OK
+
+
+def test_text_that_was_shown_and_a_handoff_that_is_gone_end_the_request() -> None:
+    walk = at_picture()
+    walk.lost(1)
+    walk.accepted(1, replica_id=1)
+    error = finish_of(walk.failed(1, FailureKind.PAYLOAD)).error
+    assert isinstance(error, ReplicaLostError)
+
+
+# ---- any order at all
+
+_stages = st.integers(0, 4)
+_attempts = st.sampled_from([0, 0, -1])
+_kinds = st.sampled_from(FailureKind)
+
+
+@st.composite
+def events(draw: st.DrawFn) -> tuple[str, int, int, Any]:
+    """A step: what happens, at which stage, how far from the current attempt, and a detail."""
+    name = draw(st.sampled_from(["sent", "accepted", "chunk", "done", "rejected", "failed", "lost", "nobody"]))
+    detail = draw({"rejected": _kinds, "failed": _kinds}.get(name, st.sampled_from([0, 0, 0, 1, -1])))
+    return name, draw(_stages), draw(_attempts), detail
+
+
+def event_of(walk: Walk, step: tuple[str, int, int, Any]) -> ev.Event:
+    name, stage_id, back, detail = step
+    run = walk.machine.runs.get(stage_id)
+    attempt = (run.attempt if run else 0) + back
+    seq = max(0, (run.next_seq if run else 0) + (detail if isinstance(detail, int) else 0))
+    match name:
+        case "sent":
+            return ev.Sent(stage_id, attempt, ev.ReplicaRef(stage_id, attempt, 7, f"tcp://{stage_id}-{attempt}:1"))
+        case "accepted":
+            return ev.Accepted(stage_id, attempt)
+        case "chunk":
+            return ev.Chunk(stage_id, attempt, chunk(seq, f"{attempt}.{seq}"))
+        case "done":
+            targets = [1, 2, 3] if detail >= 0 else [1]
+            return ev.StageDone(stage_id, attempt, done(stage_id, seq, targets))
+        case "rejected":
+            return ev.Rejected(stage_id, attempt, detail, "no")
+        case "failed":
+            return ev.StageFailed(stage_id, attempt, detail, "broke")
+        case "lost":
+            return ev.ReplicaLost(stage_id, attempt, "died", may_have_run=detail == 0)
+        case _:
+            return ev.StageUnavailable(stage_id, attempt, "nobody")
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.lists(events(), max_size=60),
+    st.sampled_from([PAIR, BRANCHING]),
+    st.sampled_from([None, ["text"], ["image"]]),
+    st.sampled_from([ev.Cancelled(), ev.DeadlinePassed()]),
+)
+def test_whatever_comes_each_request_ends_once_and_shows_nothing_twice(
+    steps: list[tuple[str, int, int, Any]], deploy: str, modalities: list[str] | None, last: ev.Event
+) -> None:
+    """In any order of events: one Finish and it is the last action; no stage is dispatched more than the
+    attempts allow for it and its ancestors; the text of a stage comes from one attempt, gapless.
+    """
+    walk = Walk(deploy, modalities)
+    walk.tell(ev.Submitted())
+    for step in steps:
+        walk.tell(event_of(walk, step))
+    walk.tell(last)
+    assert [type(action) for action in walk.actions].count(ev.Finish) == 1
+    assert isinstance(walk.actions[-1], ev.Finish)
+    for stage_id, run in walk.machine.runs.items():
+        dispatches = [action for action in of(walk.actions, ev.Dispatch) if action.stage_id == stage_id]
+        assert [action.attempt for action in dispatches] == list(range(len(dispatches)))
+        assert run.attempt < 3 * len(walk.machine.runs)
+        emitted = [action.output for action in of(walk.actions, ev.Emit) if action.output.stage_id == stage_id]
+        texts = [output.text for output in emitted if output.finish_reason is None]
+        assert len({text.split(".")[0] for text in texts}) <= 1
+        assert [int(text.split(".")[1]) for text in texts] == list(range(len(texts)))
+        assert [output.finish_reason for output in emitted].count("stop") <= 1
