@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import resource
 import sys
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ class ServeCommand:
         parser.add_argument("--deploy-config", type=Path, metavar="YAML", help="the stages of the pipeline")
         parser.add_argument("--stage-id", type=int, help="run only this stage here (default: all of them)")
         parser.add_argument("--headless", action="store_true", help="only replicas of --stage-id, no hub")
+        parser.add_argument("--hub-only", action="store_true", help="only a hub: all replicas run elsewhere")
         parser.add_argument(
             "--omni-dp-size-local",
             type=int,
@@ -82,11 +84,7 @@ def check_flags(arguments: argparse.Namespace) -> None:
         raise ConfigError(
             "--headless joins an existing etcd: give --etcd-endpoints HOST:PORT or set OMNI_ETCD_ENDPOINTS"
         )
-    if arguments.omni_dp_size_local is not None:
-        if arguments.stage_id is None:
-            raise ConfigError("--omni-dp-size-local counts replicas of one stage: say which with --stage-id N")
-        if arguments.omni_dp_size_local < 1:
-            raise ConfigError("--omni-dp-size-local must be at least 1")
+    check_local_replicas(arguments)
     if arguments.omni_heartbeat_timeout <= 0:
         raise ConfigError("--omni-heartbeat-timeout must be more than 0 seconds")
     if not arguments.headless and arguments.deploy_config is None and not arguments.model:
@@ -96,6 +94,17 @@ def check_flags(arguments: argparse.Namespace) -> None:
         parse_endpoints(arguments.etcd_endpoints)
     if not 0 <= arguments.port <= 65535:
         raise ConfigError(f"--port {arguments.port} is none; take 0 to 65535")
+
+
+def check_local_replicas(arguments: argparse.Namespace) -> None:
+    """Refuse flags that contradict each other about what runs here. Raise ConfigError with the reason."""
+    if arguments.hub_only and (arguments.headless or arguments.stage_id is not None):
+        raise ConfigError("--hub-only runs no replicas: leave out --headless and --stage-id")
+    if arguments.omni_dp_size_local is not None:
+        if arguments.stage_id is None:
+            raise ConfigError("--omni-dp-size-local counts replicas of one stage: say which with --stage-id N")
+        if arguments.omni_dp_size_local < 1:
+            raise ConfigError("--omni-dp-size-local must be at least 1")
 
 
 def warn_of_ignored_flags(arguments: argparse.Namespace) -> None:
@@ -138,7 +147,10 @@ def run_with_hub(arguments: argparse.Namespace) -> int:
         build_load_balancer_factory(arguments.omni_lb_policy)
     except ValueError as error:
         raise ConfigError(f"--omni-lb-policy: {error}") from error
+    raise_descriptor_limit()
     local = [stage for stage in deploy.stages if arguments.stage_id in (None, stage.stage_id)]
+    if arguments.hub_only:
+        local = []
     counts = {stage.stage_id: arguments.omni_dp_size_local or stage.runtime.num_replicas for stage in local}
     for stage in local:
         check_model(stage)
@@ -158,6 +170,12 @@ def run_with_hub(arguments: argparse.Namespace) -> int:
             etcd_binary=Path(binary) if (binary := os.environ.get("OMNI_ETCD_BINARY")) else None,
         )
     )
+
+
+def raise_descriptor_limit() -> None:
+    """Take all the file descriptors that this user may have: each replica's two encrypted sockets need several."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def read_deploy(arguments: argparse.Namespace) -> DeployConfig:

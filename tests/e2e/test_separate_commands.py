@@ -1,0 +1,97 @@
+"""Hubs and replicas as separate commands around one etcd, in an order that a head would not forgive."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from omni_discovery.embedded import EmbeddedEtcd
+from tests.support.hub import ECHO_PAIR, Hub
+from tests.support.processes import Child, wait_for
+
+pytestmark = pytest.mark.e2e
+
+
+@pytest.fixture
+def endpoint() -> Iterator[str]:
+    with EmbeddedEtcd() as etcd:
+        yield etcd.endpoint
+
+
+class TwoHubs:
+    """Two replicas of each stage started headless, then two hubs that run nothing themselves."""
+
+    def __init__(self, folder: Path, endpoint: str) -> None:
+        self.children: list[Child] = []
+        self.registry = ["--etcd-endpoints", endpoint, "--namespace", "test"]
+        for stage in ("0", "1"):
+            arguments = ["serve", "--headless", "--stage-id", stage, "--omni-dp-size-local", "2", *self.registry]
+            self.children.append(Child(arguments, folder, f"stage{stage}"))
+        self.hubs = [self.start_hub(folder / name, endpoint) for name in ("a", "b")]
+
+    def start_hub(self, folder: Path, endpoint: str) -> Hub:
+        folder.mkdir()
+        hub = Hub.of_yaml(folder, ECHO_PAIR, "--hub-only", "--etcd-endpoints", endpoint)
+        self.children.append(hub)
+        return hub
+
+    def stop(self) -> list[int]:
+        return [pid for child in reversed(self.children) for pid in child.stop()]
+
+
+@pytest.fixture
+def two_hubs(tmp_path: Path, endpoint: str) -> Iterator[TwoHubs]:
+    running = TwoHubs(tmp_path, endpoint)
+    try:
+        yield running
+    finally:
+        left = running.stop()
+    assert left == []
+
+
+def test_replicas_may_come_first_and_any_hub_may_go(two_hubs: TwoHubs, tmp_path: Path) -> None:
+    """1. two headless supervisors wait for a pipeline that nobody has published
+    2. two hubs without replicas of their own start: both serve with the same four replicas
+    3. one hub is killed with SIGKILL: the other does not notice
+    4. a third hub joins
+    """
+    first, second = (hub.wait_ready() for hub in two_hubs.hubs)
+    for hub in (first, second):
+        status, body = hub.ask("a b c")
+        assert status == 200, body
+        assert len(body["choices"]) == 2
+    assert first.stop(signal.SIGKILL) == []
+    assert all(second.ask(f"still {index}")[0] == 200 for index in range(5))
+    endpoint = two_hubs.registry[1]
+    third = two_hubs.start_hub(tmp_path / "c", endpoint).wait_ready()
+    assert third.ask("hello")[0] == 200
+
+
+def test_another_pipeline_in_the_same_namespace_is_refused_with_the_difference(
+    two_hubs: TwoHubs, tmp_path: Path
+) -> None:
+    two_hubs.hubs[0].wait_ready()
+    other = tmp_path / "other.yaml"
+    other.write_text(ECHO_PAIR.replace("capacity: 8", "capacity: 9"))
+    arguments = ["serve", "--deploy-config", str(other), "--port", "0", "--hub-only", *two_hubs.registry]
+    child = Child(arguments, tmp_path, "other")
+    assert child.process.wait(30) == 2
+    assert "stages[0].engine_args.capacity: 9 here, 8 in force" in child.text
+
+
+def test_a_stage_without_replicas_answers_503_and_names_the_stage(tmp_path: Path, endpoint: str) -> None:
+    hub = Hub.of_yaml(tmp_path, ECHO_PAIR, "--hub-only", "--etcd-endpoints", endpoint)
+    try:
+        hub.url = wait_for("the hub to listen", hub._listening)
+        assert hub.get("/health")[0] == 200
+        status, text = hub.get("/ready")
+        assert status == 503
+        assert "stage 0, 1" in text
+        status, body = hub.ask("anyone?", timeout=1.5)
+        assert status in {503, 504}
+        assert "stage 0" in body["error"]["message"].lower()
+    finally:
+        assert hub.stop() == []
