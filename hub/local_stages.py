@@ -13,8 +13,8 @@ from typing import Final
 
 logger = logging.getLogger(__name__)
 
-#: How long a supervisor may take to drain its replicas before it is killed.
-_STOP_S: Final = 20.0
+#: A supervisor drains its replicas for up to a minute and then kills them itself; this is for one that hangs.
+_STOP_S: Final = 75.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,6 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--namespace", default="default", help="which deployment on that etcd (default: %(default)s)")
     parser.add_argument(
         "--omni-heartbeat-timeout",
-        "--ttl",
         type=float,
         default=10.0,
         metavar="S",

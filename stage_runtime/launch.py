@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -24,7 +23,6 @@ class SpawnedChild:
 
     def __init__(self, process: subprocess.Popen[bytes], output_fd: int) -> None:
         self._process = process
-        self.pid = process.pid
         self.output_fd = output_fd
 
     def poll(self) -> int | None:
@@ -81,7 +79,7 @@ class ForkedChild:
         return self.code
 
     def send_signal(self, number: int) -> None:
-        """See Child. Before the fork it waits its turn at the zygote, but SIGKILL does not."""
+        """See Child."""
         self._launcher.signal(self, number)
 
 
@@ -117,8 +115,8 @@ class ZygoteLauncher:
         self.listen()
         if child.code is not None:
             return
-        if number == signal.SIGKILL and not child.pid and self._zygote is not None:
-            # It is still importing and would not read the order for a while.
+        if self._zygote is not None and not any(other.pid for other in self._children.values()):
+            # It is still importing, would not read the order for a while, and has nobody to take care of.
             self._zygote.kill()
         self._send(Signal(child.token, number))
 
@@ -152,7 +150,7 @@ class ZygoteLauncher:
             with theirs:
                 self._zygote = subprocess.Popen(
                     [sys.executable, "-u", "-m", "stage_runtime", "--zygote", str(os.getpid()), *self._modules],
-                    stdin=theirs,
+                    stdin=theirs.fileno(),
                     env=environment,
                     start_new_session=True,
                 )

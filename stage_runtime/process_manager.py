@@ -31,7 +31,6 @@ _TICK_S: Final = 0.25
 class Child(Protocol):
     """One replica process. ``output_fd`` is the reading end of what it prints."""
 
-    pid: int
     output_fd: int
 
     def poll(self) -> int | None:
@@ -136,7 +135,7 @@ class Supervisor:
         slot.start_at_s = float("inf")
         os.set_blocking(slot.child.output_fd, False)
         self._selector.register(slot.child.output_fd, selectors.EVENT_READ, slot)
-        logger.info("supervisor.started stage=%d ordinal=%d pid=%d", config.stage_id, slot.ordinal, slot.child.pid)
+        logger.info("supervisor.starting stage=%d ordinal=%d", config.stage_id, slot.ordinal)
 
     def _reap(self, slot: _Slot) -> None:
         child = slot.child
@@ -239,6 +238,7 @@ def stage_environment(stage: StageConfig, model_is_local: bool) -> dict[str, str
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
             "VLLM_NO_USAGE_STATS": "1",
             "VLLM_LOGGING_LEVEL": "ERROR",
+            "PYTHONWARNINGS": "ignore::FutureWarning",
         }
         if model_is_local:
             environment["HF_HUB_OFFLINE"] = "1"

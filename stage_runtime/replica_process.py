@@ -47,6 +47,8 @@ logger = logging.getLogger(__name__)
 
 _PUBLISH_INTERVAL_S: Final = 0.05
 _FLUSH_TIMEOUT_S: Final = 2.0
+#: After so many times the bound on standing still, the process ends itself.
+_HOPELESS: Final = 3.0
 
 
 class StageClient(Protocol):
@@ -213,6 +215,10 @@ class Replica:
                 reason = f"no progress for {self._config.stall_after_s:g} s with work in hand" if is_stalled else ""
                 logger.warning("replica.stall stalled=%s", is_stalled)
                 self._describe(reason=reason)
+            if is_stalled and self._is_stalled(_HOPELESS):
+                logger.error("replica.hopeless stage=%d: ending, to be started anew", self._config.stage_id)
+                # The main thread, which would take everything down in order, is the one that hangs.
+                os._exit(EXIT_FAILED)
             current = published_status(self._lifecycle.stage, is_stalled), self._server.queue_length
             # The last words, down or error with their reason, are the main thread's.
             if current != published and self._lifecycle.stage not in (Stage.STOPPED, Stage.FAILED):
@@ -222,11 +228,11 @@ class Replica:
     def _take_job(self, job: Job) -> None:
         self._loop.jobs.put(job)
 
-    def _is_stalled(self) -> bool:
+    def _is_stalled(self, times: float = 1.0) -> bool:
         progress, now_s = self._loop.progress, time.monotonic()
         if self._lifecycle.stage is Stage.STARTING:
-            return stalled(True, now_s, self._begun_s, self._config.load_timeout_s)
-        return stalled(progress.busy, now_s, progress.at_s, self._config.stall_after_s)
+            return stalled(True, now_s, self._begun_s, times * self._config.load_timeout_s)
+        return stalled(progress.busy, now_s, progress.at_s, times * self._config.stall_after_s)
 
     def _may_renew(self) -> bool:
         return not self._is_stalled()

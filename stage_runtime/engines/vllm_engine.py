@@ -144,8 +144,10 @@ class VllmEngine:
                 near = difflib.get_close_matches(name, known, n=1)
                 hint = f" (did you mean {near[0]!r}?)" if near else ""
                 raise ConfigError(f"stage {self._stage.stage_id}: vLLM has no engine_args.{name}{hint}")
+        quiet = {"disable_log_stats": True, "use_tqdm_on_load": False}
+        ours = {"model": self._stage.model, **{name: value for name, value in quiet.items() if name in known}}
         try:
-            return engine_args(**{"model": self._stage.model, "disable_log_stats": True, **self._args})
+            return engine_args(**{**ours, **self._args})
         except (TypeError, ValueError) as error:
             raise ConfigError(f"stage {self._stage.stage_id}: engine_args: {error}") from error
 

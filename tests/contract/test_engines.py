@@ -18,6 +18,9 @@ from omni_discovery.errors import ConfigError, InvalidRequestError
 from omni_discovery.wire import FailureKind
 from stage_runtime.engines.base import Engine, EngineOutput, StageRequest, create_engine
 
+# As the supervisor has it; threads that spin for each other make tiny models slow.
+torch.set_num_threads(1)
+
 DEMO = Path(__file__).resolve().parents[2] / "stage_runtime" / "demo"
 PAINT, DIGIT_0, END = 3, 4, 1
 

@@ -86,3 +86,17 @@ def test_a_stop_while_the_zygote_imports_does_not_wait_for_it(deployment: Deploy
     supervisor.send_signal(signal.SIGTERM)
     assert supervisor.wait(15) == 0
     assert time.monotonic() - asked_s < 5.0
+
+
+def test_a_model_folder_without_a_model_ends_the_supervisor_with_the_reason(
+    endpoint: str, namespace: str, tmp_path: Path
+) -> None:
+    """1. the folder is there, so both replicas are started; 2. loading finds nothing in it; 3. no restart, exit 2."""
+    (tmp_path / "empty").mkdir()
+    stage = {"stage_id": 0, "engine": "diffusion", "model": str(tmp_path / "empty"), "final_output": "image"}
+    deploy = decode_deploy(msgspec.json.encode({"stages": [stage]}), "test")
+    with Deployment(endpoint, namespace, deploy, tmp_path) as deployment:
+        assert deployment.start(0, 2).wait(STARTUP_S) == 2
+        log = deployment.log().read_text()
+    assert "is no painter" in log
+    assert log.count("supervisor.starting") == 2

@@ -22,9 +22,13 @@ PURE_CORES = (
     "omni_discovery/table.py",
     "stage_runtime/lifecycle.py",
     "stage_runtime/restarts.py",
+    "hub/outputs.py",
     "hub/pipeline.py",
-    "hub/request.py",
     "hub/pool_core.py",
+    "hub/request.py",
+    "hub/request_events.py",
+    "hub/request_state.py",
+    "hub/retry.py",
 )
 IMPURE = {"asyncio", "threading", "zmq", "grpc", "time", "random", "os", "subprocess", "socket", "uvloop"}
 #: The balancers draw lots and lock themselves, as the system described has them do.
