@@ -57,7 +57,7 @@ class ReplicaConfig(msgspec.Struct, frozen=True, kw_only=True):
         if self.stage_id < 0:
             raise ConfigError(f"--stage-id must be 0 or more, not {self.stage_id}")
         if not self.ttl_s > 0:
-            raise ConfigError(f"--ttl must be more than 0 seconds, not {self.ttl_s}")
+            raise ConfigError(f"--omni-heartbeat-timeout must be more than 0 seconds, not {self.ttl_s}")
         if not self.endpoints.strip():
             raise ConfigError("no etcd known: give --etcd-endpoints HOST:PORT")
 

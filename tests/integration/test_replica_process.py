@@ -260,7 +260,7 @@ def test_values_that_are_impossible_are_refused() -> None:
     for flags in (
         ["--omni-dp-size-local", "0"],
         ["--namespace", "a/b"],
-        ["--ttl", "0"],
+        ["--omni-heartbeat-timeout", "0"],
         ["--etcd-endpoints", "nonsense"],
     ):
         ended = run_once("--stage-id", "0", "--etcd-endpoints", "127.0.0.1:1", *flags)
