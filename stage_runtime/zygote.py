@@ -13,6 +13,7 @@ import os
 import select
 import signal
 import socket
+import traceback
 from collections.abc import Callable, Sequence
 from typing import Annotated, Final
 
@@ -116,6 +117,8 @@ class Zygote:
                 os.dup2(output_fd, standard)
             os.close(output_fd)
             code = self._run_replica(order.config, order.environment)
+        except BaseException:  # noqa: BLE001 - nobody above us would print it
+            traceback.print_exc()
         finally:
             # A child must never return into the zygote's loop.
             os._exit(code)

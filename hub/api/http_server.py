@@ -52,6 +52,7 @@ class HttpServer:
         config = uvicorn.Config(
             build_app(omni, deploy, started_s),
             log_config=None,
+            log_level="warning",
             access_log=False,
             lifespan="off",
             timeout_graceful_shutdown=_GRACE_S,
