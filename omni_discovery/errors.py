@@ -1,22 +1,22 @@
 """Every error of the project hangs under one root; each class says who must act.
 
-    OmniError
-    ├── ConfigError                 the operator: a flag, a file or a value is wrong
-    ├── RecordError                 whoever wrote the value: it is skipped, nothing else changes
-    ├── WireError                   the peer: the frame is counted and dropped
-    ├── RegistryError
-    │   ├── RegistryUnavailableError    nobody yet: retried; the operator if it lasts
-    │   ├── LeaseNotFoundError          the registrar: grant again, claim again
-    │   ├── CompactedError              the watcher: list again
-    │   └── RegistryRefusedError        the operator: user, role, quota or size
-    ├── EmbeddedEtcdError           the operator: the embedded etcd did not start
-    └── RequestError                the client of one request
-        ├── InvalidRequestError         the caller: 400
-        ├── StageUnavailableError       the operator: no replica of a stage; retry later
-        ├── ReplicaLostError            nobody: retried where that is safe
-        ├── EngineFailedError           the operator: the engine raised
-        ├── OverloadedError             the caller: retry later
-        └── DeadlineExceededError       the caller: it took too long
+OmniError
+├── ConfigError                 the operator: a flag, a file or a value is wrong
+├── RecordError                 whoever wrote the value: it is skipped, nothing else changes
+├── WireError                   the peer: the frame is counted and dropped
+├── RegistryError
+│   ├── RegistryUnavailableError    nobody yet: retried; the operator if it lasts
+│   ├── LeaseNotFoundError          the registrar: grant again, claim again
+│   ├── CompactedError              the watcher: list again
+│   └── RegistryRefusedError        the operator: user, role, quota or size
+├── EmbeddedEtcdError           the operator: the embedded etcd did not start
+└── RequestError                the client of one request
+    ├── InvalidRequestError         the caller: 400
+    ├── StageUnavailableError       the operator: no replica of a stage; retry later
+    ├── ReplicaLostError            nobody: retried where that is safe
+    ├── EngineFailedError           the operator: the engine raised
+    ├── OverloadedError             the caller: retry later
+    └── DeadlineExceededError       the caller: it took too long
 """
 
 from __future__ import annotations

@@ -18,6 +18,7 @@ from omni_discovery.errors import RecordError
 #: Version of the JSON written by this release. Readers take any version whose known fields decode.
 SCHEMA: Final = 1
 
+
 class ReplicaStatus(StrEnum):
     """What a replica says of itself; only ``up`` is picked."""
 

@@ -165,9 +165,7 @@ def token_id(word: str) -> int:
 def draw_png(text: str, size_px: int = 16) -> bytes:
     """A small grey picture that depends on the text alone."""
     seed = zlib.crc32(text.encode("utf-8"))
-    rows = b"".join(
-        b"\0" + bytes((seed >> (x * y % 24)) & 0xFF for x in range(size_px)) for y in range(size_px)
-    )
+    rows = b"".join(b"\0" + bytes((seed >> (x * y % 24)) & 0xFF for x in range(size_px)) for y in range(size_px))
     header = struct.pack(">IIBBBBB", size_px, size_px, 8, 0, 0, 0, 0)
     parts = ((b"IHDR", header), (b"IDAT", zlib.compress(rows)), (b"IEND", b""))
     return b"\x89PNG\r\n\x1a\n" + b"".join(
