@@ -48,7 +48,8 @@ class Deployment:
             process = subprocess.Popen(
                 [
                     sys.executable, "-m", "stage_runtime", "--stage-id", str(stage_id), "--etcd-endpoints",
-                    self.endpoint, "--namespace", self.namespace, "--omni-dp-size-local", str(count), "--omni-heartbeat-timeout", "5",
+                    self.endpoint, "--namespace", self.namespace, "--omni-dp-size-local", str(count),
+                    "--omni-heartbeat-timeout", "5",
                     *flags,
                 ],
                 stdin=subprocess.DEVNULL,
