@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help demo test lint unit bench train evaluate setup-demo setup-test clean
+.PHONY: help demo test lint unit chaos bench train evaluate setup-demo setup-test clean
 
 help: ## show what there is
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -19,11 +19,18 @@ lint: setup-test ## ruff and mypy
 unit: setup-test ## the fast tests only
 	@$(BIN)/python -m pytest tests/unit $(PYTEST_ARGS)
 
-bench: setup-demo ## hub overhead, start-up and memory, printed and written to demo-output/bench.json
-	@$(BIN)/python -m tests.bench.demo_numbers
+chaos: setup-test ## the faults of an etcd cluster again and again; needs Docker (OMNI_CHAOS_ROUNDS=40)
+	@OMNI_CHAOS_ROUNDS=$${OMNI_CHAOS_ROUNDS:-40} $(BIN)/python -m pytest tests/fault $(PYTEST_ARGS)
+
+bench: setup-demo ## the hub's own time per request and the registry's figures; PEER_WHEEL=path adds the peer's columns
+	@$(BIN)/python -m tests.bench.hub_overhead --out demo-output/bench-hub.json
+	@$(BIN)/python -m tests.bench.registry --out demo-output/bench-registry.json \
+		$(if $(PEER_WHEEL),--peer-wheel $(PEER_WHEEL)) $(BENCH_ARGS)
 
 train: setup-test ## train both demo models again from fixed seeds
-	@$(BIN)/python -m stage_runtime.demo.train_thinker && $(BIN)/python -m stage_runtime.demo.train_painter
+	@$(BIN)/python -m stage_runtime.demo.train_thinker --out demo-output/first
+	@$(BIN)/python -m stage_runtime.demo.train_thinker --polish demo-output/first --steps 1500
+	@$(BIN)/python -m stage_runtime.demo.train_painter
 
 evaluate: setup-test ## the accuracy figures of the README
 	@$(BIN)/python -m stage_runtime.demo.evaluate

@@ -9,37 +9,45 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import re
 import signal
 import socket
+import threading
 import time
 from contextlib import AsyncExitStack, ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 import uvloop
 
 from hub.api.http_server import HttpServer, bind
 from hub.async_omni import AsyncOmni
+from hub.identity import HubIdentity, new_identity, take_identity
 from hub.local_stages import LocalStage, LocalStages
+from hub.pipeline_claim import check_pipeline, claim_pipeline, claim_pipeline_later
 from omni_discovery import __version__
 from omni_discovery.clients import OmniCoordClientForHub
-from omni_discovery.deploy import DeployConfig, decode_deploy, describe_difference, encode_deploy
+from omni_discovery.config import RegistryConfig
+from omni_discovery.deploy import DeployConfig
 from omni_discovery.embedded import EmbeddedEtcd
 from omni_discovery.errors import ConfigError, RegistryUnavailableError
+from omni_discovery.history_log import remembering
+from omni_discovery.hub_watcher import ViewOptions
 from omni_discovery.messages import HubRecord
+from omni_discovery.registry_check import check_registry
 from omni_discovery.runtime_file import read_embedded, remove_endpoint, write_endpoint
-from omni_discovery.security import KeyPair
 
 if TYPE_CHECKING:
     from pathlib import Path
     from types import FrameType
 
     from hub.config import HubConfig
+    from omni_discovery.registry_security import RegistrySecurity
 
 logger = logging.getLogger(__name__)
 
 _SYNC_S: Final = 10.0
+#: A hub that has a saved view waits so long for etcd.
+_SAVED_VIEW_AFTER_S: Final = 3.0
 _SUPERVISOR_CHECK_S: Final = 0.5
 #: Exit code of a supervisor that was given something it can't run with; it has said what.
 _BAD_INPUT: Final = 2
@@ -52,6 +60,9 @@ class ServeConfig:
     deploy: DeployConfig
     hub: HubConfig
     endpoints: str | None
+    security: RegistrySecurity
+    #: What the supervisors of local stages need to log in as we do.
+    security_flags: tuple[str, ...]
     namespace: str
     ttl_s: float
     policy: str
@@ -61,6 +72,8 @@ class ServeConfig:
     replica_address: str | None
     runtime_dir: Path
     etcd_binary: Path | None
+    #: Where the hub's identity and last view outlive it; None keeps nothing.
+    state_dir: Path | None = None
 
 
 def run_hub(config: ServeConfig) -> int:
@@ -102,15 +115,20 @@ class _Hub:
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, self._stopping.set)
         async with AsyncExitStack() as stack:
-            omni = AsyncOmni(config.deploy, _hub_id(), KeyPair.generate(), config.hub, config.policy)
+            identity = self._identity()
+            stack.callback(identity.close)
+            hub = replace(config.hub, registry_ttl_s=config.ttl_s)
+            omni = AsyncOmni(config.deploy, identity.hub_id, identity.keys, hub, config.policy)
             await omni.start()
             # Replicas may still be draining work of ours: they are stopped while the sessions stand.
             stack.push_async_callback(omni.close)
-            client = stack.enter_context(self._register(omni))
+            client = stack.enter_context(self._register(omni, identity.view))
             if not await self._synced(client):
                 return 130
-            await asyncio.to_thread(self._publish_pipeline, client)
-            stages = LocalStages(self._endpoints, config.namespace, config.ttl_s, config.replica_address)
+            await self._agree_on_pipeline(client, stack)
+            stages = LocalStages(
+                self._endpoints, config.namespace, config.ttl_s, config.replica_address, config.security_flags
+            )
             stack.push_async_callback(asyncio.to_thread, stages.stop)
             stages.start(config.local_stages)
             server = HttpServer(omni, config.deploy, int(time.time()))
@@ -119,7 +137,14 @@ class _Hub:
             logger.info("hub.listening url=%s etcd=%s namespace=%s", self._url, self._endpoints, config.namespace)
             return await self._serve(stages)
 
-    def _register(self, omni: AsyncOmni) -> OmniCoordClientForHub:
+    def _identity(self) -> HubIdentity:
+        config, host = self._config, socket.gethostname()
+        # An embedded etcd is another one at each start: nothing of it is worth keeping.
+        if config.endpoints is None or config.state_dir is None:
+            return new_identity(host)
+        return take_identity(config.state_dir, config.namespace, self._endpoints, host)
+
+    def _register(self, omni: AsyncOmni, saved_view: Path | None) -> OmniCoordClientForHub:
         record = HubRecord(
             hub_id=omni.hub_id,
             curve_public_key=omni.public_key,
@@ -133,41 +158,74 @@ class _Hub:
             self._endpoints,
             namespace=self._config.namespace,
             ttl_s=self._config.ttl_s,
+            tls=self._config.security.tls,
+            user=self._config.security.user,
+            password=self._config.security.password,
             hub=record,
-            on_view=omni.apply_view,
+            on_view=remembering(omni.apply_view, self._config.runtime_dir, self._config.namespace),
+            options=ViewOptions(
+                saved_view=saved_view, applied_revision=omni.applied_revision, count=omni.hub_metrics.count_view
+            ),
         )
 
     async def _synced(self, client: OmniCoordClientForHub) -> bool:
-        """Whether the first list is in; False if we were told to stop. Raise RegistryUnavailableError."""
-        deadline_s = time.monotonic() + _SYNC_S
-        while time.monotonic() < deadline_s:
-            if client.view().revision:
+        """Whether there is a view to begin with; False if we were told to stop. Raise RegistryError.
+
+        While etcd is away, the saved view will do; not if etcd refuses us.
+        """
+        settled = threading.Event()
+        registry = RegistryConfig(
+            self._endpoints, self._config.namespace, self._config.security, ttl_s=self._config.ttl_s
+        )
+        # The client only goes on trying; the check says why that is in vain.
+        check = asyncio.create_task(asyncio.to_thread(check_registry, registry, _SYNC_S, settled.is_set))
+        try:
+            return await self._has_view(client, check)
+        finally:
+            settled.set()
+            await asyncio.gather(check, return_exceptions=True)
+
+    async def _has_view(self, client: OmniCoordClientForHub, check: asyncio.Task[None]) -> bool:
+        began_s = time.monotonic()
+        while time.monotonic() < began_s + 2 * _SYNC_S:
+            view = client.view()
+            if client.is_synced:
+                return True
+            if view.stale_since_s is not None and view.revision and time.monotonic() > began_s + _SAVED_VIEW_AFTER_S:
+                logger.warning(
+                    "hub.started_from_saved_view replicas=%d age_s=%.0f: no etcd answers at %s; the view is stale",
+                    len(view.replicas),
+                    time.time() - view.stale_since_s,
+                    self._endpoints,
+                )
                 return True
             if self._stopping.is_set():
                 return False
+            if check.done():
+                check.result()
             await asyncio.sleep(0.02)
-        raise RegistryUnavailableError(
-            f"no etcd answered at {self._endpoints} within {_SYNC_S:.0f} s: start it, or correct --etcd-endpoints; "
-            "without that flag an embedded etcd is used"
-        )
+        raise RegistryUnavailableError(f"no list of replicas from {self._endpoints} within {2 * _SYNC_S:.0f} s")
 
-    def _publish_pipeline(self, client: OmniCoordClientForHub) -> None:
-        claim = client.create_pipeline(encode_deploy(self._config.deploy))
-        if claim.won or claim.current is None:
+    async def _agree_on_pipeline(self, client: OmniCoordClientForHub, stack: AsyncExitStack) -> None:
+        deploy, namespace = self._config.deploy, self._config.namespace
+        if client.is_synced:
+            await asyncio.to_thread(claim_pipeline, client, deploy, namespace)
             return
-        in_force = decode_deploy(claim.current.value, claim.current.key)
-        difference = describe_difference(self._config.deploy, in_force)
-        if difference:
-            raise ConfigError(
-                f"namespace {self._config.namespace!r} already runs another pipeline: {difference}. "
-                "Serve the same document, or another --namespace"
-            )
+        saved = client.view().pipeline
+        if saved is not None:
+            check_pipeline(saved, deploy, namespace)
+        later = asyncio.create_task(claim_pipeline_later(client, deploy, namespace))
+        stack.callback(later.cancel)
 
     async def _serve(self, stages: LocalStages) -> int:
         """Wait for a signal; a supervisor that was given something it can't run with ends the hub, too."""
         while not self._stopping.is_set():
             for stage_id, code in stages.ended().items():
-                logger.error("stage.ended stage=%d exit_code=%d: no local replica of it runs any more", stage_id, code)
+                # Code 0: an operator has drained them all.
+                level = logging.ERROR if code else logging.INFO
+                logger.log(
+                    level, "stage.ended stage=%d exit_code=%d: no local replica of it runs any more", stage_id, code
+                )
                 if code == _BAD_INPUT:
                     return _BAD_INPUT
             try:
@@ -176,11 +234,6 @@ class _Hub:
                 continue
         logger.info("hub.stopping")
         return 0
-
-
-def _hub_id() -> str:
-    host = re.sub(r"[^A-Za-z0-9_.-]", "-", socket.gethostname())[:40].strip(".-_") or "hub"
-    return f"{host}-{os.getpid()}"
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> None:

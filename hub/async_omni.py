@@ -82,6 +82,9 @@ class AsyncOmni:
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._view_before_start: tuple[View, Delta] | None = None
+        #: Since when the view is not proved fresh, wall clock; None while it is.
+        self._stale_since_s: float | None = None
+        self.hub_metrics.view_stale.set_function(lambda: self.view_stale_s or 0.0)
 
     @property
     def public_key(self) -> str:
@@ -127,12 +130,23 @@ class AsyncOmni:
 
     def apply_view(self, view: View, delta: Delta) -> None:
         """Follow the registry. May be called from any thread, also before ``start`` and after ``close``."""
+        self._stale_since_s = view.stale_since_s
         with self._lock:
             if self._loop is None:
                 self._view_before_start = (view, delta)
             elif self._orchestrator is not None:
                 with suppress(RuntimeError):  # the loop is closed
                     self._loop.call_soon_threadsafe(self._orchestrator.apply_view, view, delta)
+
+    @property
+    def view_stale_s(self) -> float | None:
+        """How long the view of the registry has not been proved fresh; None while it is."""
+        since_s = self._stale_since_s
+        return None if since_s is None else max(0.0, time.time() - since_s)
+
+    def applied_revision(self) -> int:
+        """The registry's revision that picks go by. May be called from any thread."""
+        return 0 if self._orchestrator is None else self._orchestrator.applied_revision
 
     def stage_status(self) -> tuple[StageStatus, ...]:
         """The replicas of each stage, in pipeline order."""

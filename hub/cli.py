@@ -12,11 +12,19 @@ from typing import Any
 
 import msgspec
 
-from omni_discovery.cli import add_registry_options, configure_logging, user_runtime_dir
+from omni_discovery.cli import (
+    add_registry_options,
+    configure_logging,
+    read_security,
+    security_flags,
+    user_runtime_dir,
+)
+from omni_discovery.config import RegistryConfig
 from omni_discovery.deploy import DeployConfig, StageConfig, parse_deploy
 from omni_discovery.endpoints import parse_endpoints
 from omni_discovery.errors import ConfigError
 from omni_discovery.keys import check_namespace
+from omni_discovery.registry_security import RegistrySecurity
 
 logger = logging.getLogger(__name__)
 
@@ -90,8 +98,12 @@ def check_flags(arguments: argparse.Namespace) -> None:
     if not arguments.headless and arguments.deploy_config is None and not arguments.model:
         raise ConfigError("nothing to serve: give a MODEL or --deploy-config YAML")
     check_namespace(arguments.namespace)
+    security = read_security(arguments)
     if arguments.etcd_endpoints:
         parse_endpoints(arguments.etcd_endpoints)
+        RegistryConfig(arguments.etcd_endpoints, arguments.namespace, security, ttl_s=arguments.omni_heartbeat_timeout)
+    elif security != RegistrySecurity():
+        raise ConfigError("an embedded etcd has neither users nor TLS: give --etcd-endpoints, or no other --etcd flag")
     if not 0 <= arguments.port <= 65535:
         raise ConfigError(f"--port {arguments.port} is none; take 0 to 65535")
 
@@ -124,6 +136,7 @@ def run_headless(arguments: argparse.Namespace) -> int:
         *("--etcd-endpoints", arguments.etcd_endpoints),
         *("--namespace", arguments.namespace),
         *("--omni-heartbeat-timeout", str(arguments.omni_heartbeat_timeout)),
+        *security_flags(arguments),
     ]
     if arguments.omni_replica_address:
         command += ["--omni-replica-address", arguments.omni_replica_address]
@@ -159,6 +172,8 @@ def run_with_hub(arguments: argparse.Namespace) -> int:
             deploy=deploy,
             hub=HubConfig(),
             endpoints=arguments.etcd_endpoints,
+            security=read_security(arguments),
+            security_flags=tuple(security_flags(arguments)),
             namespace=arguments.namespace,
             ttl_s=arguments.omni_heartbeat_timeout,
             policy=arguments.omni_lb_policy,
@@ -167,9 +182,15 @@ def run_with_hub(arguments: argparse.Namespace) -> int:
             local_stages=tuple(LocalStage(stage_id, count) for stage_id, count in counts.items()),
             replica_address=arguments.omni_replica_address,
             runtime_dir=user_runtime_dir(),
+            state_dir=user_state_dir(),
             etcd_binary=Path(binary) if (binary := os.environ.get("OMNI_ETCD_BINARY")) else None,
         )
     )
+
+
+def user_state_dir() -> Path:
+    """Where this user's hubs keep their identity and their last view of a registry."""
+    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "omni"
 
 
 def raise_descriptor_limit() -> None:

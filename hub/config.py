@@ -32,6 +32,8 @@ class HubConfig:
     silence_grace_s: float = 2.0
     #: A load that a frame brought is trusted over the registry's for this long.
     load_fresh_s: float = 1.0
+    #: The TTL of the namespace's leases: within it, keys that vanish in numbers are not believed.
+    registry_ttl_s: float = 10.0
     #: Requests that may be unfinished at one time; more are refused.
     max_in_flight: int = 1024
     #: How often one stage of one request may be dispatched.

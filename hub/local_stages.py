@@ -33,6 +33,8 @@ class LocalStages:
     namespace: str
     ttl_s: float
     replica_address: str | None = None
+    #: Further flags for the supervisors: how to log in to etcd.
+    security_flags: tuple[str, ...] = ()
     _running: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     def start(self, stages: tuple[LocalStage, ...]) -> None:
@@ -73,5 +75,6 @@ class LocalStages:
             *("--namespace", self.namespace),
             *("--omni-heartbeat-timeout", str(self.ttl_s)),
             *("--parent-pid", str(os.getpid())),
+            *self.security_flags,
         ]
         return command + (["--omni-replica-address", self.replica_address] if self.replica_address else [])

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
+from omni_discovery.disappearance import Disappearance
 from omni_discovery.errors import ConfigError
 from omni_discovery.messages import ReplicaInfo, ReplicaStatus
 
@@ -20,8 +22,8 @@ logger = logging.getLogger(__name__)
 class Membership:
     """Owns the client of every replica process, by its input address.
 
-    A key that is gone stops picks at once; its client stays until nothing is in flight there. ``on_lost`` is told when
-    a replica's work in flight has no answer to wait for.
+    A key that is gone stops picks at once, but in a mass disappearance; its client stays until nothing is in flight
+    there. ``on_lost`` is told when a replica's work in flight has no answer to wait for. ``ttl_s`` is the leases'.
     """
 
     def __init__(
@@ -29,6 +31,8 @@ class Membership:
         pools: Mapping[int, StagePool],
         connect: Callable[[ReplicaInfo], StageClient],
         on_lost: Callable[[int, str, str], None],
+        ttl_s: float = 10.0,
+        now: Callable[[], float] = time.monotonic,
     ) -> None:
         self.clients: dict[str, StageClient] = {}
         self._pools = pools
@@ -36,25 +40,83 @@ class Membership:
         self._on_lost = on_lost
         #: What the last view listed, by stage and replica id.
         self._listed: dict[tuple[int, int], ReplicaInfo] = {}
-        #: (cluster id, revision) of the last view.
-        self._version = (0, 0)
+        #: (history, cluster id, revision) of the last view.
+        self._version = (0, 0, 0)
+        self._now = now
+        self._disappearance: Disappearance[int, str] = Disappearance(ttl_s)
+        #: Replicas that vanished lately, by stage and input address: they may have to be served on.
+        self._vanished: dict[tuple[int, str], ReplicaInfo] = {}
+        #: Those of them that are served on.
+        self._held: set[tuple[int, str]] = set()
         #: What has been warned about: stages that the pipeline has not, addresses that can't be used.
         self._warned: set[object] = set()
 
     def apply(self, view: View) -> None:
         """Follow a view. One that is older than the last is ignored; the same one again changes nothing."""
-        cluster_id, revision = self._version
-        if view.cluster_id == cluster_id and view.revision < revision:
+        history, cluster_id, revision = self._version
+        if (view.history, view.cluster_id) == (history, cluster_id) and view.revision < revision:
             return
-        self._version = (view.cluster_id, view.revision)
+        self._version = (view.history, view.cluster_id, view.revision)
         before, self._listed = self._listed, {key: info for key, info in view.replicas.items() if self._is_ours(info)}
         here = {(info.stage_id, info.input_addr) for info in self._listed.values()}
-        for info in before.values():
-            if (info.stage_id, info.input_addr) not in here:
+        gone = [info for info in before.values() if (info.stage_id, info.input_addr) not in here]
+        self._vanished.update(((info.stage_id, info.input_addr), info) for info in gone)
+        members: dict[int, dict[str, bool]] = {stage_id: {} for stage_id in self._pools}
+        for info in self._listed.values():
+            members[info.stage_id][info.input_addr] = info.takes_new_work
+        self._disappearance.follow(
+            members, fresh=view.stale_since_s is None, regressed=view.history != history, now_s=self._now()
+        )
+        # Before the others are let go of: these may be all that a stage has left.
+        self._hold(here)
+        for info in gone:
+            if (info.stage_id, info.input_addr) not in self._held:
                 self._remove(info)
         for key, info in self._listed.items():
             if before.get(key) is not info:
                 self._upsert(info)
+
+    @property
+    def applied_revision(self) -> int:
+        """The revision of the last view that was followed."""
+        return self._version[2]
+
+    @property
+    def next_review_s(self) -> float | None:
+        """When ``review`` is due though nothing happens, monotonic."""
+        return self._disappearance.next_review_s
+
+    def review(self) -> None:
+        """Time has passed or a session has changed: let go of whom the registry rightly lists no more."""
+        if self._vanished:
+            self._hold({(info.stage_id, info.input_addr) for info in self._listed.values()})
+
+    def _hold(self, listed: set[tuple[int, str]]) -> None:
+        """Serve on, of all that vanished, those whom the registry is not believed to have lost."""
+        spared = self._disappearance.review(lambda stage_id, addr: self._pools[stage_id].answers(addr), self._now())
+        held = {(stage_id, addr) for stage_id, addrs in spared.items() for addr in addrs}
+        before, self._held = self._held, held
+        for key in held - before:
+            self._keep(self._vanished[key])
+        for key in before - held - listed:
+            self._remove(self._vanished[key])
+        for key in self._vanished.keys() - self._disappearance.tracked():
+            del self._vanished[key]
+
+    def _keep(self, info: ReplicaInfo) -> None:
+        pool, addr = self._pools[info.stage_id], info.input_addr
+        logger.warning(
+            "replica.kept stage=%d replica=%d epoch=%d: it vanished from the registry with many others",
+            info.stage_id,
+            info.replica_id,
+            info.epoch,
+        )
+        if pool.get(addr) is None:
+            # The first of a mass disappearance is let go of before anybody can know that it is one.
+            pool.upsert(info)
+        if addr not in self.clients:
+            self._attach(info)
+        pool.hold(addr)
 
     def close_if_unused(self, stage_id: int, addr: str) -> None:
         """Let go of a client whose replica is not listed any more and has nothing in flight."""

@@ -11,6 +11,14 @@ if TYPE_CHECKING:
 
 _OVERHEAD_BUCKETS_S: Final = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1.0, 10.0)
 
+#: What the registry's watcher counts, by its name there: the metric and its text.
+_VIEW_COUNTERS: Final = {
+    "relist": ("view_relists", "Times the view was listed anew after its watch had ended."),
+    "bad_value": ("view_bad_values", "Values under the prefix that could not be read."),
+    "repair": ("view_repairs", "Times a comparison with the registry found what the watch had not brought."),
+    "unproved": ("view_unproved", "Times a beat did not come back on the watch."),
+}
+
 
 class HubMetrics:
     """Everything that one hub counts."""
@@ -36,6 +44,21 @@ class HubMetrics:
         self.dropped = Counter(
             "omni_hub_dropped_frames", "Frames that could not be used.", ["reason"], registry=self.registry
         )
+        self.held = Gauge(
+            "omni_hub_replicas_held",
+            "Replicas that are served though the registry lists them no more, since it lost many at once.",
+            ["stage"],
+            registry=self.registry,
+        )
+        self.view_stale = Gauge(
+            "omni_hub_view_stale_seconds",
+            "How long the hub's view of the registry has not been proved fresh; 0 while it is.",
+            registry=self.registry,
+        )
+        self._view_counters = {
+            name: Counter(f"omni_hub_{metric}", text, registry=self.registry)
+            for name, (metric, text) in _VIEW_COUNTERS.items()
+        }
         self._overhead = Histogram(
             "omni_hub_overhead_seconds",
             "Time spent in the hub: 'in' from the HTTP request to the first dispatch, 'out' from a replica's frame to "
@@ -49,6 +72,13 @@ class HubMetrics:
         """Ask for a stage's counts whenever the figures are read."""
         self.registered.labels(pool.stage_id).set_function(lambda: pool.registered_count)
         self.pickable.labels(pool.stage_id).set_function(lambda: pool.pickable_count)
+        self.held.labels(pool.stage_id).set_function(lambda: pool.held_count)
+
+    def count_view(self, name: str) -> None:
+        """Something befell the view of the registry; from any thread. Names that are not known are fine."""
+        counter = self._view_counters.get(name)
+        if counter is not None:
+            counter.inc()
 
     def observe_in(self, seconds: float) -> None:
         """The hub took this long to send a request's first work."""

@@ -40,13 +40,18 @@ __all__ = ["Orchestrator", "OrchestratorRequestState", "StreamingInputState"]
 
 logger = logging.getLogger(__name__)
 
-_InboxItem: TypeAlias = "ClientEvent | PickEnded | StillSilent | _TimeUp | View"
+_InboxItem: TypeAlias = "ClientEvent | PickEnded | StillSilent | _TimeUp | _Review | View"
 _Connect = Callable[[ReplicaInfo, Callable[[ClientEvent], None]], StageClient]
 
 
 @dataclass(frozen=True, slots=True)
 class _TimeUp:
     request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Review:
+    """The moment has come at which time alone changes who is served."""
 
 
 class Orchestrator:
@@ -74,7 +79,10 @@ class Orchestrator:
         self._closed = False
         self._outbox: deque[tuple[str, OmniOutput | Ended]] = deque()
         self._active: dict[str, Active] = {}
-        self._membership = Membership(self._pools, lambda info: connect(info, self._post), self._lose)
+        self._membership = Membership(
+            self._pools, lambda info: connect(info, self._post), self._lose, config.registry_ttl_s
+        )
+        self._review_timer: asyncio.TimerHandle | None = None
         self._dispatcher = Dispatcher(self._pools, self._membership, metrics, self._post)
         self._listener = ReplicaListener(
             self._pools, self._active, config, metrics, self._tell, self._dispatcher.release, self._post
@@ -91,6 +99,8 @@ class Orchestrator:
                     await self.output_async_queue.put(self._outbox.popleft())
         finally:
             self._closed = True
+            if self._review_timer is not None:
+                self._review_timer.cancel()
             self.end_all()
             self._membership.close()
 
@@ -158,8 +168,33 @@ class Orchestrator:
                 # A client that has been replaced speaks of a process that is gone.
                 if self._membership.clients.get(item.client.addr) is item.client:
                     self._listener.hear(item)
+                if isinstance(item, SessionUp | SessionDown | ProcessGone):
+                    self._review()
+            case _Review():
+                self._review()
             case _:
                 self._membership.apply(item)
+                self._time_review()
+
+    # ---- who is served
+
+    @property
+    def applied_revision(self) -> int:
+        """The registry's revision that picks go by."""
+        return self._membership.applied_revision
+
+    def _review(self) -> None:
+        self._membership.review()
+        self._time_review()
+
+    def _time_review(self) -> None:
+        if self._review_timer is not None:
+            self._review_timer.cancel()
+            self._review_timer = None
+        moment_s = self._membership.next_review_s
+        if moment_s is not None:
+            delay_s = max(0.0, moment_s - time.monotonic())
+            self._review_timer = asyncio.get_running_loop().call_later(delay_s, self._post, _Review())
 
     # ---- requests
 

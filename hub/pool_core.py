@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
-from omni_discovery.messages import ReplicaInfo, ReplicaStatus
+from omni_discovery.messages import ReplicaInfo
 
 
 @dataclass(slots=True)
@@ -13,6 +13,8 @@ class _Entry:
     info: ReplicaInfo
     #: Whether the registry lists it. An entry that is not listed stays only while requests are in flight there.
     registered: bool = True
+    #: Whether it is served though the registry lists it no more.
+    held: bool = False
     #: Whether its data-plane session is up.
     answers: bool = False
     #: Requests sent there and not finished, in order; true once the replica has accepted them.
@@ -26,7 +28,7 @@ class _Entry:
 
     @property
     def pickable(self) -> bool:
-        return self.registered and self.answers and self.info.status is ReplicaStatus.UP
+        return (self.registered or self.held) and self.answers and self.info.takes_new_work
 
     def estimated(self) -> ReplicaInfo:
         if self.listed is None:
@@ -58,7 +60,7 @@ class PoolCore:
             entry = self._entries[info.input_addr] = _Entry(info)
             entry.report(info.queue_length)
             return
-        entry.info, entry.registered, entry.listed = info, True, None
+        entry.info, entry.registered, entry.held, entry.listed = info, True, False, None
         if entry.reported_at_s is None or now_s - entry.reported_at_s > self._load_fresh_s:
             entry.report(info.queue_length)
 
@@ -66,8 +68,14 @@ class PoolCore:
         """The registry lists it no more: no picks. What is in flight there goes on. Unknown addresses are fine."""
         entry = self._entries.get(addr)
         if entry is not None:
-            entry.registered = False
+            entry.registered = entry.held = False
             self._forget_if_idle(addr, entry)
+
+    def hold(self, addr: str) -> None:
+        """The registry lists it no more, and is not believed: picks go on while it answers. Until upsert or remove."""
+        entry = self._entries.get(addr)
+        if entry is not None:
+            entry.registered, entry.held = False, True
 
     def session_up(self, addr: str) -> None:
         """The replica answers."""
@@ -91,6 +99,11 @@ class PoolCore:
     def candidates(self, avoid: Collection[str] = ()) -> list[ReplicaInfo]:
         """Who can take work and is not in ``avoid``; ``queue_length`` is this hub's estimate of now."""
         return [entry.estimated() for addr, entry in self._entries.items() if entry.pickable and addr not in avoid]
+
+    def answers(self, addr: str) -> bool:
+        """Whether the replica at that address answers, listed or not."""
+        entry = self._entries.get(addr)
+        return entry is not None and entry.answers
 
     def serviceable(self, addr: str) -> bool:
         """Whether the replica at that address can take work."""
@@ -154,10 +167,14 @@ class PoolCore:
         """How many replicas the registry lists."""
         return sum(entry.registered for entry in self._entries.values())
 
+    def held_count(self) -> int:
+        """How many are served though the registry lists them no more."""
+        return sum(entry.held for entry in self._entries.values())
+
     def pickable_count(self) -> int:
         """How many can take work."""
         return sum(entry.pickable for entry in self._entries.values())
 
     def _forget_if_idle(self, addr: str, entry: _Entry) -> None:
-        if not entry.registered and not entry.in_flight:
+        if not (entry.registered or entry.held or entry.in_flight):
             del self._entries[addr]

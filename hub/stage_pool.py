@@ -117,6 +117,11 @@ class StagePool:
         """The registry does not list the replica any more."""
         self._core.remove(addr)
 
+    def hold(self, addr: str) -> None:
+        """The registry does not list the replica any more; it is served all the same, while it answers."""
+        self._core.hold(addr)
+        self._wake()
+
     def session_up(self, addr: str) -> None:
         """The replica answers on its data plane."""
         self._core.session_up(addr)
@@ -144,6 +149,10 @@ class StagePool:
         """The replica at that address, listed or with work still in flight."""
         return self._core.get(addr)
 
+    def answers(self, addr: str) -> bool:
+        """Whether the replica at that address answers, listed or not."""
+        return self._core.answers(addr)
+
     def serviceable(self, addr: str) -> bool:
         """Whether a pick may choose the replica."""
         return self._core.serviceable(addr)
@@ -156,6 +165,11 @@ class StagePool:
     def registered_count(self) -> int:
         """How many replicas the registry lists."""
         return self._core.registered_count()
+
+    @property
+    def held_count(self) -> int:
+        """How many replicas are served though the registry lists them no more."""
+        return self._core.held_count()
 
     @property
     def pickable_count(self) -> int:

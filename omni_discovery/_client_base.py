@@ -49,7 +49,12 @@ class RegistryClient(abc.ABC):
 
     async def _open_on_loop(self) -> None:
         config = self._config
-        self._kv = EtcdKV(config.endpoints, try_timeout_s=config.try_timeout_s, call_timeout_s=config.call_timeout_s)
+        self._kv = EtcdKV(
+            config.endpoints,
+            security=config.security,
+            try_timeout_s=config.try_timeout_s,
+            call_timeout_s=config.call_timeout_s,
+        )
         self._begin(self._kv)
 
     def close(self) -> None:

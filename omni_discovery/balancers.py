@@ -7,6 +7,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from enum import StrEnum
+from math import inf
 from typing import Any, Final, TypedDict
 
 from omni_discovery.errors import ConfigError
@@ -65,7 +66,10 @@ class RoundRobinBalancer(LoadBalancer):
 
 
 class LeastQueueLengthBalancer(LoadBalancer):
-    """The shortest reported queue; among equals any, each as likely as the next."""
+    """The shortest reported queue for its weight; among equals any, each as likely as its weight.
+
+    All replicas weigh 1 unless an operator says otherwise: then it is the shortest queue, and all equals are alike.
+    """
 
     def select(self, task: Task, replicas: list[ReplicaInfo]) -> int:
         """See LoadBalancer. Raise ValueError also if any queue length is negative."""
@@ -74,7 +78,14 @@ class LeastQueueLengthBalancer(LoadBalancer):
         shortest = min(lengths)
         if shortest < 0:
             raise ValueError(f"queue_length must not be negative, but {replicas[lengths.index(shortest)]} says so")
-        return random.choice([index for index, length in enumerate(lengths) if length == shortest])
+        weights = [replica.weight for replica in replicas]
+        # Nobody is left out when all weigh nothing: a list holds only those that may be chosen.
+        if not any(weights):
+            weights = [1.0] * len(weights)
+        loads = [length / weight if weight > 0 else inf for length, weight in zip(lengths, weights, strict=True)]
+        least = min(loads)
+        equals = [index for index, load in enumerate(loads) if load == least]
+        return random.choices(equals, [weights[index] or 1.0 for index in equals])[0]
 
 
 def _check_some(replicas: list[ReplicaInfo]) -> None:

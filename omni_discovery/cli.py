@@ -8,17 +8,18 @@ import os
 import sys
 import time
 from importlib.metadata import EntryPoint, entry_points
-from typing import TYPE_CHECKING, Final, Protocol
+from pathlib import Path
+from typing import Final, Protocol
 
 from omni_discovery import __version__
 from omni_discovery.endpoints import parse_endpoints
 from omni_discovery.errors import ConfigError, OmniError, RegistryUnavailableError
+from omni_discovery.registry_security import RegistrySecurity, RegistryTls
 from omni_discovery.runtime_file import read_embedded, runtime_dir
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 GROUP: Final = "omni_discovery.commands"
+
+_ANSWER_S: Final = 5.0
 
 
 class Command(Protocol):
@@ -53,12 +54,19 @@ def main(argv: list[str] | None = None) -> int:
 
 def configure_logging(*, verbose: bool = False) -> None:
     """One line per transition on standard error."""
+    # gRPC's core writes a line of its own for each attempt that fails; ours says what is wrong, once.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     logging.basicConfig(
         level=logging.DEBUG if verbose else logging.INFO,
         format="%(asctime)s %(levelname)-7s %(message)s",
         datefmt="%H:%M:%S",
         stream=sys.stderr,
     )
+
+
+def quiet_logging() -> None:
+    """For a command that prints an answer: only what needs a person now, and never between its lines."""
+    logging.basicConfig(level=logging.ERROR, format="omni: %(message)s", stream=sys.stderr)
 
 
 def add_registry_options(parser: argparse.ArgumentParser) -> None:
@@ -70,6 +78,48 @@ def add_registry_options(parser: argparse.ArgumentParser) -> None:
         help="the etcd cluster (default: $OMNI_ETCD_ENDPOINTS)",
     )
     parser.add_argument("--namespace", default="default", help="which deployment on that etcd (default: %(default)s)")
+    add_security_options(parser)
+
+
+def add_security_options(parser: argparse.ArgumentParser) -> None:
+    """The flags for TLS and login. There is none for the password itself: every user of a machine can read flags."""
+    group = parser.add_argument_group("a secured etcd")
+    group.add_argument("--etcd-ca", metavar="PEM", default="", help="who signed etcd's certificate; turns TLS on")
+    group.add_argument("--etcd-cert", metavar="PEM", default="", help="our certificate, where etcd asks for one")
+    group.add_argument("--etcd-key", metavar="PEM", default="", help="the key of --etcd-cert")
+    group.add_argument("--etcd-server-name", metavar="NAME", default="", help="the name in etcd's certificate")
+    group.add_argument("--etcd-user", metavar="NAME", default="", help="log in; the password is $OMNI_ETCD_PASSWORD")
+    group.add_argument("--etcd-password-file", metavar="FILE", default="", help="the password's file, instead")
+
+
+def read_security(arguments: argparse.Namespace) -> RegistrySecurity:
+    """What the flags of add_security_options say. Raise ConfigError."""
+    asked = {
+        "ca_file": arguments.etcd_ca,
+        "cert_file": arguments.etcd_cert,
+        "key_file": arguments.etcd_key,
+        "server_name": arguments.etcd_server_name,
+    }
+    tls = RegistryTls(**asked) if any(asked.values()) else None
+    if not arguments.etcd_user:
+        return RegistrySecurity(tls=tls)
+    return RegistrySecurity(tls=tls, user=arguments.etcd_user, password=_read_password(arguments.etcd_password_file))
+
+
+def _read_password(file: str) -> str:
+    if not file:
+        return os.environ.get("OMNI_ETCD_PASSWORD", "")
+    try:
+        return Path(file).read_text(encoding="utf-8").rstrip("\r\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--etcd-password-file {file} can't be read: {error}") from error
+
+
+def security_flags(arguments: argparse.Namespace) -> list[str]:
+    """The same flags for a child process. A password from the environment reaches it by that."""
+    names = ("etcd_ca", "etcd_cert", "etcd_key", "etcd_server_name", "etcd_user", "etcd_password_file")
+    given = [(f"--{name.replace('_', '-')}", getattr(arguments, name)) for name in names]
+    return [word for flag, value in given if value for word in (flag, value)]
 
 
 def user_runtime_dir() -> Path:
@@ -80,7 +130,8 @@ def user_runtime_dir() -> Path:
 def find_endpoints(arguments: argparse.Namespace) -> str:
     """The endpoints that the flags name, else those of this user's embedded etcd. Raise ConfigError without any."""
     if arguments.etcd_endpoints:
-        return ",".join(parse_endpoints(arguments.etcd_endpoints))
+        parse_endpoints(arguments.etcd_endpoints)
+        return str(arguments.etcd_endpoints)
     embedded = read_embedded(user_runtime_dir(), arguments.namespace)
     if embedded is None:
         raise ConfigError(
@@ -107,13 +158,23 @@ class ReplicasCommand:
         from rich.live import Live
 
         from omni_discovery.clients import OmniCoordClientForHub
+        from omni_discovery.config import RegistryConfig
+        from omni_discovery.registry_check import check_registry
         from omni_discovery.replica_table import replica_json, replica_table
 
-        endpoints = find_endpoints(arguments)
+        quiet_logging()
+        endpoints, security = find_endpoints(arguments), read_security(arguments)
+        check_registry(RegistryConfig(endpoints, arguments.namespace, security), _ANSWER_S)
         console = Console()
-        with OmniCoordClientForHub(endpoints, namespace=arguments.namespace) as client:
+        with OmniCoordClientForHub(
+            endpoints,
+            namespace=arguments.namespace,
+            tls=security.tls,
+            user=security.user,
+            password=security.password,
+        ) as client:
             try:
-                client.wait_synced(timeout_s=5.0)
+                client.wait_synced(timeout_s=_ANSWER_S)
             except TimeoutError as error:
                 raise RegistryUnavailableError(f"no etcd answered at {endpoints}: correct --etcd-endpoints") from error
             if arguments.json:
@@ -122,10 +183,10 @@ class ReplicasCommand:
             elif arguments.watch:
                 with Live(console=console, refresh_per_second=4) as live:
                     while True:
-                        live.update(replica_table(client.view(), arguments.namespace, time.time()))
+                        live.update(replica_table(client.view(), arguments.namespace, time.time(), console.width))
                         time.sleep(0.25)
             else:
-                console.print(replica_table(client.view(), arguments.namespace, time.time()))
+                console.print(replica_table(client.view(), arguments.namespace, time.time(), console.width))
         return 0
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from omni_discovery.endpoints import parse_endpoints
 from omni_discovery.errors import ConfigError
 from omni_discovery.keys import check_namespace
+from omni_discovery.registry_security import RegistrySecurity
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +18,8 @@ class RegistryConfig:
     #: Given in any way that parse_endpoints reads, kept as its tuple.
     endpoints: str | Sequence[str]
     namespace: str = "default"
+    #: With TLS too where the endpoints ask for it.
+    security: RegistrySecurity = field(default_factory=RegistrySecurity)
     #: Length of the lease asked for; a replica that stops renewing is gone after this.
     ttl_s: float = 10.0
     #: The load alone is published at most this often.
@@ -26,8 +29,10 @@ class RegistryConfig:
 
     def __post_init__(self) -> None:
         """Check each value and how they fit together."""
+        object.__setattr__(self, "security", self.security.for_endpoints(self.endpoints))
         object.__setattr__(self, "endpoints", parse_endpoints(self.endpoints))
         check_namespace(self.namespace)
+        # etcd counts leases in whole seconds, and three renewals must fit into one.
         _check_length("ttl_s", self.ttl_s, 1.0, 3600.0)
         # Load that is older than a lease could be that of a dead replica.
         _check_length("load_interval_s", self.load_interval_s, 0.01, self.ttl_s)

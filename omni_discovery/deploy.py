@@ -7,6 +7,7 @@ replicas read their own stage's part. Unknown keys are errors, with the nearest 
 from __future__ import annotations
 
 import difflib
+import hashlib
 import re
 from typing import Annotated, Any, Final, Literal
 
@@ -119,6 +120,12 @@ def decode_deploy(value: bytes, source: str) -> DeployConfig:
 def encode_deploy(deploy: DeployConfig) -> bytes:
     """The document as JSON, the same bytes for the same content."""
     return msgspec.json.encode(deploy, order="sorted")
+
+
+def fingerprint(stage: StageConfig) -> str:
+    """What must be equal between replicas of one stage: a hash of its part of the deploy document."""
+    content = msgspec.structs.replace(stage, runtime=RuntimeConfig())
+    return hashlib.blake2b(msgspec.json.encode(content, order="sorted"), digest_size=8).hexdigest()
 
 
 def describe_difference(ours: DeployConfig, theirs: DeployConfig) -> str:

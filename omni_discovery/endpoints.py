@@ -1,4 +1,4 @@
-"""Where etcd listens, as people write it: ``host:port``, a comma list, or a list."""
+"""Where etcd listens, as people write it: ``host:port``, a comma list, or a list; with ``https://`` it is TLS."""
 
 from __future__ import annotations
 
@@ -24,10 +24,18 @@ def parse_endpoints(endpoints: str | Sequence[str]) -> tuple[str, ...]:
     return tuple(found)
 
 
+def scheme_of(endpoints: str | Sequence[str]) -> str:
+    """``https``, ``http``, or empty where no endpoint says either. Raise ConfigError if they differ."""
+    words = [endpoints] if isinstance(endpoints, str) else list(endpoints)
+    parts = [part.strip() for word in words for part in word.split(",")]
+    found = {part.partition("://")[0] for part in parts if "://" in part}
+    if len(found) > 1:
+        raise ConfigError(f"etcd endpoints {endpoints!r} mix http:// and https://; a cluster speaks one of them")
+    return found.pop() if found else ""
+
+
 def _parse_one(text: str) -> str:
-    if text.startswith("https://"):
-        raise ConfigError(f"etcd endpoint {text!r} asks for TLS, which is not spoken yet: {_RIGHT}")
-    rest = text.removeprefix("http://").removesuffix("/")
+    rest = text.removeprefix("http://").removeprefix("https://").removesuffix("/")
     host, colon, port = rest.rpartition(":")
     if not colon or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
         raise ConfigError(f"etcd endpoint {text!r} has no usable port: {_RIGHT}")

@@ -6,9 +6,12 @@ OmniError
 ├── WireError                   the peer: the frame is counted and dropped
 ├── RegistryError
 │   ├── RegistryUnavailableError    nobody yet: retried; the operator if it lasts
+│   │   └── RegistryTlsError            the operator: the CA, a certificate, or TLS against plaintext
 │   ├── LeaseNotFoundError          the registrar: grant again, claim again
 │   ├── CompactedError              the watcher: list again
 │   └── RegistryRefusedError        the operator: user, role, quota or size
+│       ├── RegistryLoginError          the operator: user or password, or one is needed
+│       └── RegistryDeniedError         the operator: the user's role does not reach so far
 ├── EmbeddedEtcdError           the operator: the embedded etcd did not start
 └── RequestError                the client of one request
     ├── InvalidRequestError         the caller: 400
@@ -55,16 +58,35 @@ class RegistryUnavailableError(RegistryError):
         self.may_have_run = may_have_run
 
 
+class RegistryTlsError(RegistryUnavailableError):
+    """No connection, because the two sides don't agree on TLS; the message says what about it is wrong."""
+
+
 class LeaseNotFoundError(RegistryError):
     """The server says that the lease is gone."""
 
 
 class CompactedError(RegistryError):
-    """The revision asked for is compacted or belongs to another history: list again."""
+    """The revision asked for is compacted or belongs to another history: list again.
+
+    ``compact_revision`` is the oldest that is left, 0 if that is not known.
+    """
+
+    def __init__(self, message: str, compact_revision: int = 0) -> None:
+        super().__init__(message)
+        self.compact_revision = compact_revision
 
 
 class RegistryRefusedError(RegistryError):
     """etcd answered and refused: credentials, role, quota or size."""
+
+
+class RegistryLoginError(RegistryRefusedError):
+    """etcd does not know who we are: wrong user or password, none where one is needed, or a token that ended."""
+
+
+class RegistryDeniedError(RegistryRefusedError):
+    """etcd knows the user and does not let it do this."""
 
 
 class EmbeddedEtcdError(OmniError):

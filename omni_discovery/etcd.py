@@ -3,20 +3,32 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, Final
 
+from omni_discovery import etcd_fork  # noqa: F401
+
+# isort: split
 import grpc
 import tenacity
 
 from omni_discovery._etcd_messages import rpc
 from omni_discovery.endpoints import parse_endpoints
-from omni_discovery.errors import LeaseNotFoundError, RegistryError, RegistryUnavailableError
-from omni_discovery.etcd_channel import Line, Lines, closed_under, map_error, was_cancelled
+from omni_discovery.errors import (
+    LeaseNotFoundError,
+    RegistryDeniedError,
+    RegistryError,
+    RegistryLoginError,
+    RegistryUnavailableError,
+)
+from omni_discovery.etcd_auth import Tokens
+from omni_discovery.etcd_channel import Line, Lines, closed_under, was_cancelled
+from omni_discovery.etcd_greeting import Greetings
 from omni_discovery.etcd_keepalive import KeepAlives
 from omni_discovery.etcd_watch import EtcdWatch, prefix_end, to_key_value
-from omni_discovery.kv import Claim, Grant, KeyValue, Listing, WatchBatch
+from omni_discovery.kv import Claim, Grant, KeyValue, Listing, Summary, WatchBatch
+from omni_discovery.registry_security import RegistrySecurity
 
 __all__ = ["EtcdKV", "parse_endpoints"]
 
@@ -37,18 +49,27 @@ class EtcdKV:
         self,
         endpoints: str | Sequence[str],
         *,
+        security: RegistrySecurity | None = None,
         connect_timeout_s: float = 1.0,
         try_timeout_s: float = 2.0,
         call_timeout_s: float = 6.0,
     ) -> None:
         self._loop = asyncio.get_running_loop()
-        self._lines = Lines(parse_endpoints(endpoints), connect_timeout_s)
+        secured = (security or RegistrySecurity()).for_endpoints(endpoints)
+        self._lines = Lines(parse_endpoints(endpoints), connect_timeout_s, secured.tls)
+        self._tokens = Tokens(secured.user, secured.password, try_timeout_s)
         self._try_timeout_s = try_timeout_s
         self._call_timeout_s = call_timeout_s
-        self._keep_alives = KeepAlives(self._lines, try_timeout_s)
+        self._greetings = Greetings(self._tokens, try_timeout_s)
+        self._keep_alives = KeepAlives(self._lines, self._tokens, try_timeout_s)
         #: The etcd history that the last answer of a list came from; 0 before the first.
         self._cluster_id = 0
         self._closed = False
+
+    @property
+    def server_versions(self) -> Mapping[str, str]:
+        """What the endpoints that have answered say they are; empty text where one does not tell."""
+        return self._greetings.versions
 
     async def grant(self, ttl_s: float) -> Grant:
         """See KVStore. The TTL is asked for in whole seconds, rounded up."""
@@ -88,9 +109,16 @@ class EtcdKV:
         )
         return await self._put_if(unchanged, key, value, lease_id)
 
-    async def delete(self, key: str) -> bool:
+    async def delete(self, key: str, mod_revision: int = 0) -> bool:
         """See KVStore."""
         request = rpc.DeleteRangeRequest(key=key.encode())
+        if mod_revision:
+            at = rpc.Compare(
+                result=rpc.Compare.EQUAL, target=rpc.Compare.MOD, key=key.encode(), mod_revision=mod_revision
+            )
+            delete = rpc.RequestOp(request_delete_range=request)
+            transaction = rpc.TxnRequest(compare=[at], success=[delete])
+            return bool((await self._call(lambda line: line.kv.Txn, transaction, repeatable=False)).succeeded)
         response = await self._call(lambda line: line.kv.DeleteRange, request, repeatable=False)
         return bool(response.deleted)
 
@@ -99,10 +127,10 @@ class EtcdKV:
         response = await self._call(lambda line: line.kv.Range, rpc.RangeRequest(key=key.encode()), repeatable=True)
         return to_key_value(response.kvs[0]) if response.kvs else None
 
-    async def list(self, prefix: str) -> Listing:
+    async def list(self, prefix: str, *, keys_only: bool = False) -> Listing:
         """See KVStore. Read in pages; raises CompactedError if the revision is compacted meanwhile."""
         start, end = prefix.encode() or b"\0", prefix_end(prefix.encode())
-        request = rpc.RangeRequest(key=start, range_end=end, limit=_PAGE_KEYS)
+        request = rpc.RangeRequest(key=start, range_end=end, limit=_PAGE_KEYS, keys_only=keys_only)
         items: list[KeyValue] = []
         while True:
             page = await self._call(lambda line: line.kv.Range, request, repeatable=True)
@@ -114,24 +142,51 @@ class EtcdKV:
         self._cluster_id = page.header.cluster_id
         return Listing(request.revision, page.header.cluster_id, tuple(items))
 
+    async def summary(self, prefix: str) -> Summary:
+        """See KVStore."""
+        raw = prefix.encode()
+        request = rpc.RangeRequest(
+            key=raw or b"\0",
+            range_end=prefix_end(raw),
+            limit=1,
+            keys_only=True,
+            sort_order=rpc.RangeRequest.DESCEND,
+            sort_target=rpc.RangeRequest.MOD,
+        )
+        response = await self._call(lambda line: line.kv.Range, request, repeatable=True)
+        return Summary(int(response.count), max((int(kv.mod_revision) for kv in response.kvs), default=0))
+
     async def watch(self, prefix: str, start_revision: int) -> AsyncGenerator[WatchBatch, None]:
         """See KVStore."""
         self._check_usable()
         line = self._lines.current
-        watch = EtcdWatch(line, prefix, start_revision, self._cluster_id)
         try:
-            async with aclosing(watch.batches(self._try_timeout_s)) as batches:
-                async for batch in batches:
-                    yield batch
+            for may_log_in_again in (True, False):
+                metadata = await self._tokens.metadata(line)
+                watch = EtcdWatch(line, prefix, start_revision, self._cluster_id, metadata)
+                stands = False
+                try:
+                    async with aclosing(watch.batches(self._try_timeout_s)) as batches:
+                        async for batch in batches:
+                            stands = True
+                            yield batch
+                except (RegistryLoginError, RegistryDeniedError):
+                    if not self._tokens.reject(metadata) or stands or not may_log_in_again:
+                        raise
         except RegistryUnavailableError:
             self._lines.leave(line)
             raise
+
+    def move_on(self) -> None:
+        """See KVStore."""
+        self._lines.leave(self._lines.current)
 
     async def close(self) -> None:
         """See KVStore. Calls and watches that are under way end with RegistryUnavailableError."""
         if not self._closed:
             self._closed = True
             self._keep_alives.close()
+            self._greetings.close()
             await self._lines.close()
 
     async def _put_if(self, condition: Any, key: str, value: bytes, lease_id: int) -> Claim:
@@ -186,17 +241,30 @@ class EtcdKV:
     async def _try_once(self, method: _Method, request: Any) -> Any:
         line = self._lines.current
         try:
-            call: Awaitable[Any] = method(line)(request, timeout=self._try_timeout_s)
-            return await call
-        except grpc.RpcError as error:
-            mapped = map_error(error)
-            if isinstance(mapped, RegistryUnavailableError):
+            try:
+                answer = await self._send(line, method, request, may_log_in_again=True)
+                self._greetings.meet(line)
+                return answer
+            except RegistryUnavailableError:
                 self._lines.leave(line)
-            raise mapped from error
+                raise
         except asyncio.CancelledError:
             if was_cancelled():
                 raise
             raise closed_under("call") from None
+
+    async def _send(self, line: Line, method: _Method, request: Any, *, may_log_in_again: bool) -> Any:
+        metadata = await self._tokens.metadata(line)
+        try:
+            call: Awaitable[Any] = method(line)(request, timeout=self._try_timeout_s, metadata=metadata)
+            return await call
+        except grpc.RpcError as error:
+            mapped = line.explain(error)
+            refused = isinstance(mapped, RegistryLoginError | RegistryDeniedError)
+            # What was refused did not run.
+            if refused and self._tokens.reject(metadata) and may_log_in_again:
+                return await self._send(line, method, request, may_log_in_again=False)
+            raise mapped from error
 
     def _check_usable(self) -> None:
         if self._closed:

@@ -1,4 +1,4 @@
-"""One gRPC channel per etcd endpoint, and what gRPC's errors mean.
+"""One gRPC channel per etcd endpoint.
 
 An endpoint that fails is left for the next one; its channel stays open and heals by itself, because closing a channel
 would break the calls that others have on it.
@@ -15,41 +15,15 @@ import grpc
 import grpc.aio
 
 from omni_discovery._etcd_messages import stubs
-from omni_discovery.errors import (
-    CompactedError,
-    LeaseNotFoundError,
-    RegistryError,
-    RegistryRefusedError,
-    RegistryUnavailableError,
-)
+from omni_discovery.errors import RegistryError, RegistryUnavailableError
+from omni_discovery.etcd_errors import map_error
+from omni_discovery.registry_security import RegistryTls
 
 #: Streams need it: without a leader a member must say so instead of staying silent.
 HAS_LEADER: Final = (("hasleader", "true"),)
 
 _MAX_MESSAGE_BYTES: Final = 64 * 1024 * 1024
 _DRAIN_S: Final = 0.1
-
-_UNAVAILABLE: Final = frozenset(
-    {
-        grpc.StatusCode.UNAVAILABLE,
-        grpc.StatusCode.DEADLINE_EXCEEDED,
-        # The server's own deadline arrives so; our own cancellations never come through here.
-        grpc.StatusCode.CANCELLED,
-        grpc.StatusCode.ABORTED,
-        grpc.StatusCode.INTERNAL,
-        grpc.StatusCode.UNKNOWN,
-    }
-)
-#: Texts of failures that happen before etcd looks at the request.
-_NEVER_RAN: Final = (
-    "failed to connect to all addresses",
-    "connections to all backends failing",
-    "DNS resolution failed",
-    "Name resolution failure",
-    "etcdserver: no leader",
-    "etcdserver: not ready",
-    "etcdserver: too many requests",
-)
 
 
 def channel_options(connect_timeout_s: float) -> list[tuple[str, int]]:
@@ -70,19 +44,6 @@ def channel_options(connect_timeout_s: float) -> list[tuple[str, int]]:
     ]
 
 
-def map_error(error: grpc.RpcError) -> RegistryError:
-    """Say in the project's words what gRPC reported."""
-    code, details = error.code(), error.details() or ""
-    if code is grpc.StatusCode.NOT_FOUND and "lease not found" in details:
-        return LeaseNotFoundError(details)
-    if code is grpc.StatusCode.OUT_OF_RANGE:
-        return CompactedError(details)
-    if code in _UNAVAILABLE or "too many requests" in details:
-        never_ran = any(text in details for text in _NEVER_RAN)
-        return RegistryUnavailableError(f"{code.name}: {details}", may_have_run=not never_ran)
-    return RegistryRefusedError(f"{code.name}: {details}")
-
-
 def was_cancelled() -> bool:
     """Whether the CancelledError at hand is meant for this task.
 
@@ -97,15 +58,31 @@ def closed_under(action: str) -> RegistryUnavailableError:
     return RegistryUnavailableError(f"{action}: the connection was closed", may_have_run=True)
 
 
+def _channel(endpoint: str, tls: RegistryTls | None, options: list[tuple[str, Any]]) -> grpc.aio.Channel:
+    if tls is None:
+        return grpc.aio.insecure_channel(endpoint, options=options)
+    if tls.server_name:
+        options = [*options, ("grpc.ssl_target_name_override", tls.server_name)]
+    credentials = grpc.ssl_channel_credentials(*tls.read())
+    return grpc.aio.secure_channel(endpoint, credentials, options=options)
+
+
 class Line:
     """The channel to one endpoint with its stubs."""
 
-    def __init__(self, endpoint: str, connect_timeout_s: float) -> None:
+    def __init__(self, endpoint: str, connect_timeout_s: float, tls: RegistryTls | None = None) -> None:
         self.endpoint = endpoint
-        self._channel = grpc.aio.insecure_channel(endpoint, options=channel_options(connect_timeout_s))
+        self._tls = tls
+        self._channel = _channel(endpoint, tls, channel_options(connect_timeout_s))
         self.kv: Any = stubs.KVStub(self._channel)
         self.lease: Any = stubs.LeaseStub(self._channel)
         self.watch: Any = stubs.WatchStub(self._channel)
+        self.auth: Any = stubs.AuthStub(self._channel)
+        self.maintenance: Any = stubs.MaintenanceStub(self._channel)
+
+    def explain(self, error: grpc.RpcError) -> RegistryError:
+        """The error of a call on this line, in the project's words."""
+        return map_error(error, self.endpoint, self._tls)
 
     async def close(self) -> None:
         """Break all calls and close."""
@@ -115,11 +92,11 @@ class Line:
 class Lines:
     """The endpoints; all calls use one until it fails, then the next."""
 
-    def __init__(self, endpoints: Sequence[str], connect_timeout_s: float) -> None:
+    def __init__(self, endpoints: Sequence[str], connect_timeout_s: float, tls: RegistryTls | None = None) -> None:
         # Each client starts elsewhere, so that the members share the load.
         shift = random.randrange(len(endpoints))
         ordered = [*endpoints[shift:], *endpoints[:shift]]
-        self._lines = tuple(Line(endpoint, connect_timeout_s) for endpoint in ordered)
+        self._lines = tuple(Line(endpoint, connect_timeout_s, tls) for endpoint in ordered)
         self._current = 0
 
     def __len__(self) -> int:

@@ -11,15 +11,23 @@ import grpc
 import grpc.aio
 
 from omni_discovery._etcd_messages import rpc
-from omni_discovery.errors import LeaseNotFoundError, RegistryError, RegistryUnavailableError
-from omni_discovery.etcd_channel import HAS_LEADER, Line, Lines, closed_under, map_error, was_cancelled
+from omni_discovery.errors import (
+    LeaseNotFoundError,
+    RegistryDeniedError,
+    RegistryError,
+    RegistryLoginError,
+    RegistryUnavailableError,
+)
+from omni_discovery.etcd_auth import Metadata, Tokens
+from omni_discovery.etcd_channel import HAS_LEADER, Line, Lines, closed_under, was_cancelled
 
 
 class _Stream:
     """One bidirectional LeaseKeepAlive call: one task reads it, one writes it."""
 
-    def __init__(self, line: Line) -> None:
+    def __init__(self, line: Line, metadata: Metadata) -> None:
         self.line = line
+        self.metadata = metadata
         self._requests: asyncio.Queue[int] = asyncio.Queue()
         #: Renewals without an answer yet. etcd answers one lease's renewals in the order they came.
         self._waiting: dict[int, deque[asyncio.Future[int]]] = {}
@@ -41,13 +49,13 @@ class _Stream:
 
     async def _run(self) -> None:
         failure: RegistryError = RegistryUnavailableError("the keep-alive stream ended", may_have_run=True)
-        call = self.line.lease.LeaseKeepAlive(metadata=HAS_LEADER)
+        call = self.line.lease.LeaseKeepAlive(metadata=(*HAS_LEADER, *self.metadata))
         writer = asyncio.create_task(self._write(call), name=f"lease-keepalive-writer-{self.line.endpoint}")
         try:
             while (response := await call.read()) is not grpc.aio.EOF:
                 self._settle(response.ID, response.TTL)
         except grpc.RpcError as error:
-            failure = map_error(error)
+            failure = self.line.explain(error)
         finally:
             writer.cancel()
             call.cancel()
@@ -81,19 +89,41 @@ class _Stream:
 class KeepAlives:
     """Renews leases; opens a new stream when the last one broke or fell silent."""
 
-    def __init__(self, lines: Lines, timeout_s: float) -> None:
+    def __init__(self, lines: Lines, tokens: Tokens, timeout_s: float) -> None:
         self._lines = lines
+        self._tokens = tokens
         self._timeout_s = timeout_s
         self._stream: _Stream | None = None
 
     async def renew(self, lease_id: int) -> float:
-        """Return the TTL granted anew. Raise LeaseNotFoundError on the server's word, RegistryUnavailableError."""
-        stream = self._stream
-        if stream is None or stream.ended:
-            stream = self._stream = _Stream(self._lines.current)
+        """Return the TTL granted anew. Raise LeaseNotFoundError on the server's word, or another RegistryError."""
+        stream = await self._open()
+        try:
+            ttl_s = await self._renew_on(stream, lease_id)
+        except (RegistryLoginError, RegistryDeniedError):
+            if not self._tokens.reject(stream.metadata):
+                raise
+            ttl_s = await self._renew_on(await self._open(), lease_id)
+        if ttl_s <= 0:
+            raise LeaseNotFoundError(f"lease {lease_id:x} is gone")
+        return float(ttl_s)
+
+    async def _open(self) -> _Stream:
+        if self._stream is None or self._stream.ended:
+            line = self._lines.current
+            try:
+                metadata = await self._tokens.metadata(line)
+            except RegistryUnavailableError:
+                self._lines.leave(line)
+                raise
+            if self._stream is None or self._stream.ended:
+                self._stream = _Stream(line, metadata)
+        return self._stream
+
+    async def _renew_on(self, stream: _Stream, lease_id: int) -> int:
         try:
             async with asyncio.timeout(self._timeout_s):
-                ttl_s = await stream.send(lease_id)
+                return await stream.send(lease_id)
         except TimeoutError:
             self._drop(stream)
             text = f"no answer to a renewal within {self._timeout_s} s from {stream.line.endpoint}"
@@ -105,9 +135,6 @@ class KeepAlives:
             if was_cancelled():
                 raise
             raise closed_under("renewal") from None
-        if ttl_s <= 0:
-            raise LeaseNotFoundError(f"lease {lease_id:x} is gone")
-        return float(ttl_s)
 
     def _drop(self, stream: _Stream) -> None:
         stream.end()

@@ -10,8 +10,10 @@ import grpc
 import grpc.aio
 
 from omni_discovery._etcd_messages import rpc
-from omni_discovery.errors import CompactedError, RegistryError, RegistryRefusedError, RegistryUnavailableError
-from omni_discovery.etcd_channel import HAS_LEADER, Line, closed_under, map_error, was_cancelled
+from omni_discovery.errors import CompactedError, RegistryError, RegistryUnavailableError
+from omni_discovery.etcd_auth import Metadata
+from omni_discovery.etcd_channel import HAS_LEADER, Line, closed_under, was_cancelled
+from omni_discovery.etcd_errors import refusal
 from omni_discovery.kv import DeleteEvent, KeyValue, PutEvent, WatchBatch, WatchEvent
 
 _DELETE: Final = 1
@@ -59,8 +61,9 @@ def _create_request(prefix: str, start_revision: int) -> Any:
 class EtcdWatch:
     """Reads one watch stream; all calls come from one task."""
 
-    def __init__(self, line: Line, prefix: str, start_revision: int, cluster_id: int) -> None:
+    def __init__(self, line: Line, prefix: str, start_revision: int, cluster_id: int, metadata: Metadata = ()) -> None:
         self._line = line
+        self._metadata = metadata
         self._prefix = prefix
         self._start_revision = start_revision
         #: The history that ``start_revision`` belongs to; 0 if no answer has named one yet.
@@ -69,7 +72,7 @@ class EtcdWatch:
 
     async def batches(self, created_timeout_s: float) -> AsyncGenerator[WatchBatch, None]:
         """Yield an empty batch once the watch stands, then all changes. Ends by a RegistryError only."""
-        call = self._line.watch.Watch(metadata=HAS_LEADER)
+        call = self._line.watch.Watch(metadata=(*HAS_LEADER, *self._metadata))
         try:
             try:
                 async with asyncio.timeout(created_timeout_s):
@@ -85,7 +88,7 @@ class EtcdWatch:
                 if batch is not None:
                     yield batch
         except grpc.RpcError as error:
-            raise map_error(error) from error
+            raise self._line.explain(error) from error
         except asyncio.CancelledError:
             if was_cancelled():
                 raise
@@ -113,9 +116,10 @@ class EtcdWatch:
     def _why_cancelled(self, response: Any) -> RegistryError:
         reason = response.cancel_reason or "no reason given"
         if response.compact_revision:
-            return CompactedError(f"revision {self._start_revision} is gone: compacted at {response.compact_revision}")
+            text = f"revision {self._start_revision} is gone: compacted at {response.compact_revision}"
+            return CompactedError(text, int(response.compact_revision))
         if "permission denied" in reason or "auth" in reason:
-            return RegistryRefusedError(f"watch of {self._prefix!r}: {reason}")
+            return refusal(f"watch of {self._prefix!r}: {reason}", self._line.endpoint)
         return RegistryUnavailableError(f"watch of {self._prefix!r} was ended: {reason}")
 
     def _to_batch(self, response: Any) -> WatchBatch | None:

@@ -53,6 +53,14 @@ class Listing:
 
 
 @dataclass(frozen=True, slots=True)
+class Summary:
+    """What is cheap to know about a prefix: how many keys it has, and the revision of the youngest write among them."""
+
+    count: int
+    max_mod_revision: int
+
+
+@dataclass(frozen=True, slots=True)
 class PutEvent:
     """A key was written."""
 
@@ -102,14 +110,17 @@ class KVStore(Protocol):
     async def compare_and_put(self, key: str, value: bytes, mod_revision: int, lease_id: int = 0) -> Claim:
         """Write a key only if it still is at ``mod_revision``. Raise LeaseNotFoundError."""
 
-    async def delete(self, key: str) -> bool:
-        """Delete a key; say whether it existed."""
+    async def delete(self, key: str, mod_revision: int = 0) -> bool:
+        """Delete a key, if ``mod_revision`` is given only while it still is at that; say whether that happened."""
 
     async def get(self, key: str) -> KeyValue | None:
         """Read one key."""
 
-    async def list(self, prefix: str) -> Listing:
-        """Read all keys under a prefix, however many, at one revision."""
+    async def list(self, prefix: str, *, keys_only: bool = False) -> Listing:
+        """Read all keys under a prefix, however many, at one revision; with ``keys_only`` all values are empty."""
+
+    async def summary(self, prefix: str) -> Summary:
+        """Count the keys under a prefix, without reading them."""
 
     def watch(self, prefix: str, start_revision: int) -> AsyncGenerator[WatchBatch, None]:
         """Follow all changes under a prefix from ``start_revision`` on.
@@ -117,6 +128,9 @@ class KVStore(Protocol):
         Ends only by an error: CompactedError (list again), RegistryUnavailableError (list again later) or
         RegistryRefusedError. Closing the generator ends the watch.
         """
+
+    def move_on(self) -> None:
+        """The server that is asked now is not to be believed: ask another from now on, where there is one."""
 
     async def close(self) -> None:
         """Give back the connection. Idempotent."""

@@ -50,9 +50,11 @@ class LeaseKeeper:
         self._may_renew = may_renew
         self._on_held = on_held
         self._on_lost = on_lost
+        self._asked_ttl_s = ttl_s
         self._lease = Lease(ttl_s, jitter=jitter)
         self._wake = asyncio.Event()
         self._gate_broken = False
+        self._is_told_raised = False
 
     @property
     def lease_id(self) -> int:
@@ -126,6 +128,7 @@ class LeaseKeeper:
         match action:
             case DeclareHeld(lease_id):
                 logger.info("lease.held lease=%x ttl_s=%g", lease_id, self._lease.granted_ttl_s)
+                self._say_if_raised(self._lease.granted_ttl_s)
                 self._on_held(lease_id)
             case DeclareSuspect(lease_id, reason):
                 logger.warning("lease.suspect lease=%x reason=%s", lease_id, reason)
@@ -134,6 +137,12 @@ class LeaseKeeper:
                 self._on_lost(reason)
             case SendGrant() | SendKeepAlive():
                 self._wake.set()
+
+    def _say_if_raised(self, granted_ttl_s: float) -> None:
+        # etcd counts whole seconds; and with slow elections it grants no short leases.
+        if not self._is_told_raised and granted_ttl_s >= self._asked_ttl_s + 1.0:
+            self._is_told_raised = True
+            logger.warning("lease.ttl_raised asked_s=%g granted_s=%g by=etcd", self._asked_ttl_s, granted_ttl_s)
 
     def _ask_gate(self) -> bool:
         try:

@@ -62,6 +62,12 @@ class ReplicaInfo:
     connectors: Mapping[str, Any] = field(default_factory=dict)
     control_revision: int = 0
     control_error: str = ""
+    cordoned: bool = False
+
+    @property
+    def takes_new_work(self) -> bool:
+        """Whether the record allows picks: it is up, not cordoned, and of some weight."""
+        return self.status is ReplicaStatus.UP and not self.cordoned and self.weight > 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +129,7 @@ class ReplicaRecord(msgspec.Struct, frozen=True, kw_only=True):
     connectors: dict[str, Any] = {}
     control_revision: _Count = 0
     control_error: _Text = ""
+    cordoned: bool = False
 
     def to_info(self, epoch: int) -> ReplicaInfo:
         """The replica as balancers see it, in the life that the key's creation revision ``epoch`` names."""
@@ -152,6 +159,7 @@ class ReplicaRecord(msgspec.Struct, frozen=True, kw_only=True):
             connectors=self.connectors,
             control_revision=self.control_revision,
             control_error=self.control_error,
+            cordoned=self.cordoned,
         )
 
 

@@ -21,6 +21,7 @@ from omni_discovery.clock import Clock, SystemClock
 from omni_discovery.errors import CompactedError, LeaseNotFoundError, RegistryError, RegistryUnavailableError
 from omni_discovery.kv import KeyValue, KVStore, PutEvent, WatchEvent
 from omni_discovery.lease_keeper import LeaseKeeper
+from omni_discovery.write_budget import LoadPace
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +64,8 @@ class LeasedKey(abc.ABC):
         self._kv = kv
         self._clock = clock or SystemClock()
         self._listener = listener or Listener()
-        self._load_interval_s = load_interval_s
+        self._jitter = jitter
+        self._load_pace = LoadPace(load_interval_s)
         self._keeper = LeaseKeeper(
             kv, ttl_s, clock=self._clock, may_renew=may_renew, on_held=self._on_held, on_lost=self._lose, jitter=jitter
         )
@@ -118,13 +120,21 @@ class LeasedKey(abc.ABC):
         self._standing = None
 
     @property
+    def lease_id(self) -> int:
+        """The lease that the key is under; 0 while there is none."""
+        return self._keeper.lease_id
+
+    @property
     def _key_name(self) -> str:
         return self._standing.key if self._standing else "-"
 
     def _changed(self, *, at_once: bool) -> None:
         """What should stand in the key has changed."""
-        moment_s = self._clock.monotonic_s() if at_once else self._published_at_s + self._load_interval_s
-        if self._publish_at_s is None or moment_s < self._publish_at_s:
+        moment_s = self._clock.monotonic_s()
+        if not at_once:
+            moment_s = self._load_pace.next_s(self._published_at_s, moment_s, self._jitter())
+        # A load that waits already does not draw lots again with each change.
+        if self._publish_at_s is None or (at_once and moment_s < self._publish_at_s):
             self._publish_at_s = moment_s
             self._wake.set()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
@@ -14,6 +15,7 @@ from omni_discovery.errors import ConfigError, RegistryUnavailableError
 from omni_discovery.kv import Claim, KeyValue, KVStore
 from omni_discovery.messages import HubRecord, ReplicaRecord, ReplicaStatus, encode_record
 from omni_discovery.registrar import LeasedKey
+from omni_discovery.write_budget import follow_population
 
 #: Fields that move all the time and are written at most each load interval.
 _SLOW_FIELDS: Final = frozenset({"queue_length", "progress"})
@@ -57,6 +59,13 @@ class ReplicaRegistrar(LeasedKey):
         self._wanted_id = wanted_id
         self._registered_at_s = 0.0
 
+    def start(self) -> None:
+        """Begin to register; returns at once."""
+        super().start()
+        every = keys.replicas_prefix(self._namespace)
+        counting = follow_population(self._kv, every, self._load_pace, self._clock, self._jitter)
+        self._tasks = (*self._tasks, asyncio.create_task(counting, name="write-budget"))
+
     def update(self, record: ReplicaRecord) -> None:
         """Publish this record instead: at once, or after the load interval if only the load has changed."""
         before, self._record = self._record, record
@@ -65,7 +74,8 @@ class ReplicaRegistrar(LeasedKey):
             self._changed(at_once=not changed <= _SLOW_FIELDS)
 
     async def _claim(self, lease_id: int) -> KeyValue:
-        listing = await self._kv.list(keys.replicas_prefix(self._namespace, self._record.stage_id))
+        prefix = keys.replicas_prefix(self._namespace, self._record.stage_id)
+        listing = await self._kv.list(prefix, keys_only=True)
         taken = set()
         for item in listing.items:
             if item.lease_id == lease_id:

@@ -26,20 +26,44 @@ _STYLE: Final = {
 }
 
 
-def replica_table(view: View, namespace: str, now_s: float) -> Table:
-    """The replicas of a view as a table of 80 columns; ``now_s`` is wall-clock seconds, to show ages."""
-    table = Table(title=_title(view, namespace, now_s), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("replica", justify="right", no_wrap=True)
-    table.add_column("status", no_wrap=True)
-    table.add_column("queue", justify="right", no_wrap=True)
-    table.add_column("model", overflow="ellipsis", no_wrap=True, max_width=20)
-    table.add_column("address", no_wrap=True)
-    table.add_column("process", overflow="ellipsis", no_wrap=True, max_width=24)
-    table.add_column("age", justify="right", no_wrap=True)
-    for info in in_key_order(view):
-        table.add_row(*_row(info, now_s))
+#: Columns that may be cut.
+_STATUS: Final = 1
+_MODEL: Final = 3
+_PROCESS: Final = 5
+
+
+def replica_table(view: View, namespace: str, now_s: float, width: int = 80) -> Table:
+    """The replicas of a view as a table of ``width`` columns; ``now_s`` is wall-clock seconds, to show ages.
+
+    Names and addresses of replicas are never cut; the process gets what is left, then a long reason is cut.
+    """
+    rows = [_row(info, now_s) for info in in_key_order(view)]
+    table = Table(
+        title=_title(view, namespace, now_s),
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        padding=(0, 1, 0, 0),
+    )
+    names = ("replica", "status", "queue", "model", "address", "process", "age")
+    wanted = [max(len(name), *(len(row[at]) for row in rows), 1) for at, name in enumerate(names)]
+    wanted[_MODEL] = min(wanted[_MODEL], 16)
+    for at, least in ((_PROCESS, 7), (_STATUS, 14), (_MODEL, 6), (_PROCESS, 4)):
+        too_wide = sum(wanted) + 2 * len(names) - width
+        wanted[at] = max(min(wanted[at], least), wanted[at] - max(0, too_wide))
+    for at, name in enumerate(names):
+        right = at in (0, 2, len(names) - 1)
+        table.add_column(
+            name, justify="right" if right else "left", no_wrap=True, overflow="ellipsis", width=wanted[at]
+        )
+    for row in rows:
+        table.add_row(*row)
+    refused = [info for info in in_key_order(view) if info.control_error]
     if not view.replicas:
         table.caption = "no replica is registered yet"
+    elif refused:
+        lines = (f"! control/{info.stage_id}/{info.replica_id}, {info.control_error}" for info in refused)
+        table.caption = Text("\n".join(lines), style="red", justify="left")
     return table
 
 
@@ -68,6 +92,12 @@ def _row(info: ReplicaInfo, now_s: float) -> tuple[str | Text, ...]:
         status.append(f" {info.phase} {info.progress:.0%}", style="dim")
     elif info.reason:
         status.append(f" {info.reason}", style="dim")
+    if info.cordoned:
+        status.append(" cordoned", style="yellow")
+    if info.weight != 1:
+        status.append(f" w{info.weight:g}", style="yellow")
+    if info.control_error:
+        status.append(" !", style="bold red")
     return (
         f"{info.stage_id}/{info.replica_id}",
         status,

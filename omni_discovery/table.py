@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from omni_discovery import keys
 from omni_discovery.errors import RecordError
-from omni_discovery.kv import KeyValue, Listing, PutEvent, WatchBatch
+from omni_discovery.kv import KeyValue, Listing, PutEvent, Summary, WatchBatch
 from omni_discovery.messages import HubRecord, ReplicaInfo, decode_hub, decode_replica
 
 #: (stage_id, replica_id)
@@ -36,6 +36,8 @@ class View:
     #: Everything up to this revision is in; 0 before the first list.
     revision: int = 0
     cluster_id: int = 0
+    #: How often the registry turned out to be another one, or to have gone back: wiped, restored, replaced.
+    history: int = 0
     #: Wall-clock time of the last change, 0.0 before the first list.
     changed_at: float = 0.0
     #: Wall-clock time since when the table is not proved fresh; None while it is.
@@ -75,8 +77,13 @@ class ReplicaTable:
 
     def __init__(self, namespace: str) -> None:
         self._namespace = keys.check_namespace(namespace)
+        self._beats = keys.beat_key(namespace, "")
         self._rows: dict[str, _Row] = {}
         self._view = View()
+        #: What the view's replicas stand on: copying a mapping proxy would take ten times as long.
+        self._replicas: dict[ReplicaId, ReplicaInfo] = {}
+        #: Revisions of what is deleted while a list is being read; None while none is.
+        self._deleted: dict[str, int] | None = None
 
     def snapshot(self) -> View:
         """The table as it is now."""
@@ -90,7 +97,16 @@ class ReplicaTable:
             after[item.key] = old if old is not None and old.item == item else self._read(item)
         self._rows = after
         is_first = self._view.revision == 0
-        view = replace(self._view, revision=listing.revision, cluster_id=listing.cluster_id, stale_since_s=None)
+        went_back = not is_first and (
+            listing.cluster_id != self._view.cluster_id or listing.revision < self._view.revision
+        )
+        view = replace(
+            self._view,
+            revision=listing.revision,
+            cluster_id=listing.cluster_id,
+            history=self._view.history + went_back,
+            stale_since_s=None,
+        )
         return self._show(view, {key: before.get(key) for key in before.keys() | after.keys()}, at_s, is_first)
 
     def apply(self, batch: WatchBatch, at_s: float) -> Delta:
@@ -107,7 +123,51 @@ class ReplicaTable:
                 self._rows[key] = self._read(event.item)
             else:
                 self._rows.pop(key, None)
+                if self._deleted is not None:
+                    self._deleted[key] = where.mod_revision
         return self._show(replace(self._view, revision=revision), before, at_s, False)
+
+    def listing(self) -> Listing:
+        """What a list would have answered, but for the beats, which mean nothing later."""
+        items = (row.item for key, row in sorted(self._rows.items()) if not key.startswith(self._beats))
+        return Listing(self._view.revision, self._view.cluster_id, tuple(items))
+
+    def restore(self, listing: Listing, fresh_at_s: float) -> Delta:
+        """Begin with a list kept from before, which was proved fresh until wall-clock ``fresh_at_s``."""
+        delta = self.replace(listing, fresh_at_s)
+        self.mark_stale(fresh_at_s)
+        return delta
+
+    def summary(self) -> Summary:
+        """What the registry should answer to the same question."""
+        revisions = [row.item.mod_revision for row in self._rows.values()]
+        return Summary(len(revisions), max(revisions, default=0))
+
+    def begin_reconcile(self) -> None:
+        """A list is asked for, while batches go on being applied."""
+        self._deleted = {}
+
+    def reconcile(self, listing: Listing, at_s: float) -> tuple[Delta, int]:
+        """Take in a list that was asked for at ``begin_reconcile``, and what it holds that batches did not bring.
+
+        The number says how many keys the batches should have told otherwise. A key that is gone from the list counts,
+        even if the batch that deletes it may yet be on its way.
+        """
+        seen, deleted, self._deleted = self._view.revision, self._deleted or {}, None
+        before: dict[str, _Row | None] = {}
+        missed = 0
+        for item in listing.items:
+            row = self._rows.get(item.key)
+            if item.mod_revision > (row.item.mod_revision if row is not None else deleted.get(item.key, 0)):
+                before[item.key], self._rows[item.key] = row, self._read(item)
+                missed += item.mod_revision <= seen
+        listed = {item.key for item in listing.items}
+        for key in [key for key in self._rows if key not in listed]:
+            if self._rows[key].item.mod_revision <= listing.revision:
+                before[key] = self._rows.pop(key)
+                missed += 1
+        view = replace(self._view, revision=max(seen, listing.revision))
+        return self._show(view, before, at_s, False), missed
 
     def mark_stale(self, since_s: float) -> bool:
         """The table can't be proved fresh since wall-clock ``since_s``; say whether that is new."""
@@ -146,10 +206,11 @@ class ReplicaTable:
         """Make ``view`` tell what became of the keys in ``before``; return the same as a delta."""
         delta = _difference(before, self._rows)
         if delta.added or delta.updated or delta.removed:
-            replicas = dict(view.replicas)
+            replicas = self._replicas.copy()
             for info in delta.removed:
                 del replicas[_by_id(info)]
             replicas.update((_by_id(info), info) for info in (*delta.updated, *delta.added))
+            self._replicas = replicas
             view = replace(view, replicas=MappingProxyType(replicas))
         if delta.hubs_changed:
             view = replace(view, hubs=MappingProxyType(self._all_hubs()))

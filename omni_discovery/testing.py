@@ -9,10 +9,10 @@ import asyncio
 import heapq
 import itertools
 from collections.abc import AsyncGenerator, Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from omni_discovery.errors import CompactedError, LeaseNotFoundError, RegistryUnavailableError
-from omni_discovery.kv import Claim, DeleteEvent, Grant, KeyValue, Listing, PutEvent, WatchBatch, WatchEvent
+from omni_discovery.kv import Claim, DeleteEvent, Grant, KeyValue, Listing, PutEvent, Summary, WatchBatch, WatchEvent
 
 #: Rounds of the event loop after which everything that could run has run.
 _SETTLE_ROUNDS = 50
@@ -173,23 +173,33 @@ class FakeKV:
         item = self._items.get(key)
         return self._write_if(mod_revision == (item.mod_revision if item else 0), key, value, lease_id)
 
-    async def delete(self, key: str) -> bool:
+    async def delete(self, key: str, mod_revision: int = 0) -> bool:
         """See KVStore."""
         self._check_reachable()
-        existed = key in self._items
+        item = self._items.get(key)
+        if item is None or mod_revision not in (0, item.mod_revision):
+            return False
         self._delete([key])
-        return existed
+        return True
 
     async def get(self, key: str) -> KeyValue | None:
         """See KVStore."""
         self._check_reachable()
         return self._items.get(key)
 
-    async def list(self, prefix: str) -> Listing:
+    async def list(self, prefix: str, *, keys_only: bool = False) -> Listing:
         """See KVStore."""
         self._check_reachable()
         found = (item for key, item in sorted(self._items.items()) if key.startswith(prefix))
+        if keys_only:
+            found = (replace(item, value=b"") for item in found)
         return Listing(self._revision, self._cluster_id, tuple(found))
+
+    async def summary(self, prefix: str) -> Summary:
+        """See KVStore."""
+        self._check_reachable()
+        revisions = [item.mod_revision for key, item in self._items.items() if key.startswith(prefix)]
+        return Summary(len(revisions), max(revisions, default=0))
 
     async def watch(self, prefix: str, start_revision: int) -> AsyncGenerator[WatchBatch, None]:
         """See KVStore."""
@@ -201,13 +211,16 @@ class FakeKV:
         while True:
             self._check_reachable()
             if cluster_id != self._cluster_id or next_revision < self._compacted:
-                raise CompactedError("this part of the history is gone")
+                raise CompactedError("this part of the history is gone", self._compacted)
             # Taken before the batches go out: the registry may change while their reader works on them.
             changed, seen = self._changed, self._revision
             for revision, events in self._events_since(next_revision, prefix):
                 yield WatchBatch(revision, events)
             next_revision = max(next_revision, seen + 1)
             await changed.wait()
+
+    def move_on(self) -> None:
+        """See KVStore. There is no other."""
 
     async def close(self) -> None:
         """See KVStore."""

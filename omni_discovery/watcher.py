@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import aclosing
-from typing import Final
+from typing import Any, Final
 
 from omni_discovery._waiting import Backoff
 from omni_discovery.clock import Clock, SystemClock
 from omni_discovery.errors import CompactedError, RegistryError
 from omni_discovery.kv import KVStore
 from omni_discovery.table import Delta, ReplicaTable, View
+from omni_discovery.upkeep import NotProvedError, Upkeep, UpkeepOptions
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +40,7 @@ class Watcher:
         *,
         clock: Clock | None = None,
         jitter: Callable[[], float] = random.random,
+        options: UpkeepOptions | None = None,
     ) -> None:
         self._kv = kv
         self._table = table
@@ -46,6 +48,16 @@ class Watcher:
         self._on_view = on_view
         self._clock = clock or SystemClock()
         self._backoff = Backoff(0.05, 2.0, jitter)
+        self._count = (options or UpkeepOptions()).count
+        self._upkeep = Upkeep(
+            kv,
+            table,
+            prefix,
+            lambda delta: self._deliver(table.snapshot(), delta),
+            self._clock,
+            options or UpkeepOptions(),
+            jitter,
+        )
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -67,6 +79,8 @@ class Watcher:
             except CompactedError as error:
                 # The registry answers; only our place in its history is gone.
                 logger.info("watcher.relist prefix=%s reason=%s", self._prefix, error)
+            except NotProvedError as error:
+                self._turn_stale(str(error), self._clock.monotonic_s() - error.fresh_at_s)
             except RegistryError as error:
                 self._turn_stale(str(error))
             except Exception:
@@ -77,6 +91,7 @@ class Watcher:
             await self._clock.sleep(self._backoff.next_delay_s())
 
     async def _list_and_watch(self) -> None:
+        asked_at_s = self._clock.monotonic_s()
         listing = await self._kv.list(self._prefix)
         before = self._table.snapshot()
         delta = self._table.replace(listing, self._clock.wall_s())
@@ -85,7 +100,13 @@ class Watcher:
             logger.info("watcher.fresh prefix=%s revision=%d", self._prefix, listing.revision)
         if delta or after.bad is not before.bad or before.revision == 0 or before.stale_since_s is not None:
             self._deliver(after, delta)
-        async with aclosing(self._kv.watch(self._prefix, listing.revision + 1)) as batches:
+        if before.revision:
+            self._count("relist")
+        self._upkeep.opened(asked_at_s)
+        await _first_to_end(self._follow(listing.revision + 1), self._upkeep.prove(), self._upkeep.tend())
+
+    async def _follow(self, start_revision: int) -> None:
+        async with aclosing(self._kv.watch(self._prefix, start_revision)) as batches:
             async for batch in batches:
                 before = self._table.snapshot()
                 delta = self._table.apply(batch, self._clock.wall_s())
@@ -93,16 +114,31 @@ class Watcher:
                 # A bad value that went away changes no replica, but the view shows it no longer.
                 if delta or after.bad is not before.bad:
                     self._deliver(after, delta)
+                self._upkeep.heard(batch, delta)
 
-    def _turn_stale(self, reason: str) -> None:
-        if self._table.mark_stale(self._clock.wall_s()):
+    def _turn_stale(self, reason: str, for_s: float = 0.0) -> None:
+        if self._table.mark_stale(self._clock.wall_s() - for_s):
             logger.warning("watcher.stale prefix=%s reason=%s", self._prefix, reason)
             self._deliver(self._table.snapshot(), Delta())
 
     def _deliver(self, view: View, delta: Delta) -> None:
         for bad in delta.bad:
+            self._count("bad_value")
             logger.warning("watcher.bad_value key=%s reason=%s", bad.key, bad.reason)
         try:
             self._on_view(view, delta)
         except Exception:
             logger.exception("watcher.listener_failed prefix=%s", self._prefix)
+
+
+async def _first_to_end(*works: Coroutine[Any, Any, None]) -> None:
+    """Run these together until one ends; then end the others, and end as that one did."""
+    tasks = [asyncio.ensure_future(work) for work in works]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    for task in done:
+        task.result()

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from omni_discovery.cli import configure_logging
+from omni_discovery.cli import add_security_options, configure_logging, read_security
 from omni_discovery.errors import ConfigError, OmniError
 from omni_discovery.process_tools import die_with_parent
 from stage_runtime.addresses import find_hosts
@@ -55,6 +55,7 @@ def build_parser() -> argparse.ArgumentParser:
         help="an engine that has work and stands still for so long is not renewed (default: %(default)s)",
     )
     parser.add_argument("--parent-pid", type=int, default=0, metavar="PID", help="drain when this process is gone")
+    add_security_options(parser)
     return parser
 
 
@@ -85,6 +86,7 @@ def _supervise(arguments: argparse.Namespace) -> int:
     replica = ReplicaConfig(
         stage_id=arguments.stage_id,
         endpoints=arguments.etcd_endpoints,
+        security=read_security(arguments),
         namespace=arguments.namespace,
         ttl_s=arguments.omni_heartbeat_timeout,
         bind_host=bind_host,
@@ -93,6 +95,8 @@ def _supervise(arguments: argparse.Namespace) -> int:
         stall_after_s=arguments.stall_after,
         parent_pid=os.getpid(),
     )
+    # The replicas have it in their settings; whatever else they load or start need not see it.
+    os.environ.pop("OMNI_ETCD_PASSWORD", None)
     config = SupervisorConfig(replica=replica, count=arguments.omni_dp_size_local, parent_pid=arguments.parent_pid)
 
     from stage_runtime.engines.base import create_engine, modules_to_preload
@@ -100,7 +104,9 @@ def _supervise(arguments: argparse.Namespace) -> int:
     from stage_runtime.pipeline_source import read_pipeline
     from stage_runtime.process_manager import Supervisor, stage_environment
 
-    deploy = read_pipeline(replica.endpoints, replica.namespace, absent_wait_s=replica.pipeline_wait_s)
+    deploy = read_pipeline(
+        replica.endpoints, replica.namespace, security=replica.security, absent_wait_s=replica.pipeline_wait_s
+    )
     stage = deploy.stage(replica.stage_id)
     # Built once here, unloaded, so that what is wrong with it is said once and before any process starts.
     create_engine(stage).close()

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
+from omni_discovery.config import RegistryConfig
 from omni_discovery.errors import ConfigError
 from omni_discovery.keys import check_namespace
+from omni_discovery.registry_security import RegistrySecurity
 
 
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,6 +35,8 @@ class ReplicaConfig(msgspec.Struct, frozen=True, kw_only=True):
     stage_id: int
     endpoints: str
     namespace: str
+    #: Travels to the replica through a pipe, never in its arguments.
+    security: RegistrySecurity = RegistrySecurity()
     ttl_s: float = 10.0
     ordinal: int = 0
     bind_host: str = "127.0.0.1"
@@ -60,6 +64,7 @@ class ReplicaConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(f"--omni-heartbeat-timeout must be more than 0 seconds, not {self.ttl_s}")
         if not self.endpoints.strip():
             raise ConfigError("no etcd known: give --etcd-endpoints HOST:PORT")
+        RegistryConfig(self.endpoints, self.namespace, self.security, ttl_s=self.ttl_s)
 
 
 class SupervisorConfig(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,9 +8,10 @@ import time
 from typing import Final
 
 from omni_discovery.deploy import DeployConfig, decode_deploy
-from omni_discovery.errors import ConfigError, RegistryError, RegistryUnavailableError
+from omni_discovery.errors import ConfigError, RegistryError, RegistryTlsError, RegistryUnavailableError
 from omni_discovery.etcd import EtcdKV
 from omni_discovery.keys import pipeline_key
+from omni_discovery.registry_security import RegistrySecurity
 
 logger = logging.getLogger(__name__)
 
@@ -19,19 +20,30 @@ _LOG_EACH_S: Final = 10.0
 
 
 def read_pipeline(
-    endpoints: str, namespace: str, *, absent_wait_s: float, unreachable_wait_s: float = 30.0
+    endpoints: str,
+    namespace: str,
+    *,
+    absent_wait_s: float,
+    unreachable_wait_s: float = 30.0,
+    security: RegistrySecurity | None = None,
 ) -> DeployConfig:
     """The namespace's deploy document; waits while it is absent.
 
-    Raise RegistryUnavailableError if etcd is silent for ``unreachable_wait_s``, ConfigError if there is no document
-    after ``absent_wait_s`` or it can't be read.
+    Raise RegistryRefusedError and RegistryTlsError at once, RegistryUnavailableError if etcd is silent for
+    ``unreachable_wait_s``, ConfigError if there is no document after ``absent_wait_s`` or it can't be read.
     """
-    return asyncio.run(_read(endpoints, namespace, absent_wait_s, unreachable_wait_s))
+    return asyncio.run(_read(endpoints, security, namespace, absent_wait_s, unreachable_wait_s))
 
 
-async def _read(endpoints: str, namespace: str, absent_wait_s: float, unreachable_wait_s: float) -> DeployConfig:
+async def _read(
+    endpoints: str,
+    security: RegistrySecurity | None,
+    namespace: str,
+    absent_wait_s: float,
+    unreachable_wait_s: float,
+) -> DeployConfig:
     key = pipeline_key(namespace)
-    kv = EtcdKV(endpoints)
+    kv = EtcdKV(endpoints, security=security)
     begun_s = answered_s = time.monotonic()
     next_log_s = 0.0
     try:
@@ -39,6 +51,8 @@ async def _read(endpoints: str, namespace: str, absent_wait_s: float, unreachabl
             failure: RegistryError | None = None
             try:
                 item = await kv.get(key)
+            except RegistryTlsError:
+                raise
             except RegistryUnavailableError as error:
                 failure = error
             now_s = time.monotonic()

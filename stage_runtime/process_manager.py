@@ -101,7 +101,8 @@ class Supervisor:
                 self._selector.close()
         if self._kill_at_s is not None:
             return EXIT_DONE
-        return max(slot.gave_up_with or EXIT_FAILED for slot in self._slots)
+        codes = [slot.gave_up_with for slot in self._slots]
+        return max(EXIT_FAILED if code is None else code for code in codes)
 
     def _turn(self, signals: _SignalPipe) -> None:
         now_s = time.monotonic()
@@ -163,7 +164,14 @@ class Supervisor:
                 )
             case GiveUp(exit_code, reason):
                 slot.gave_up_with = exit_code
-                logger.error("supervisor.gave_up stage=%d ordinal=%d code=%d: %s", stage_id, slot.ordinal, code, reason)
+                logger.log(
+                    logging.INFO if exit_code == EXIT_DONE else logging.ERROR,
+                    "supervisor.gave_up stage=%d ordinal=%d code=%d: %s",
+                    stage_id,
+                    slot.ordinal,
+                    code,
+                    reason,
+                )
 
     def _stop(self, now_s: float) -> None:
         if self._kill_at_s is None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 import platform
@@ -12,11 +11,9 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Protocol
 
-import msgspec
-
 from omni_discovery import __version__
 from omni_discovery.clients import OmniCoordClientForStage
-from omni_discovery.deploy import DeployConfig, StageConfig, decode_deploy
+from omni_discovery.deploy import DeployConfig, StageConfig, decode_deploy, fingerprint
 from omni_discovery.errors import ConfigError, RegistryUnavailableError
 from omni_discovery.messages import HubRecord, ReplicaStatus
 from omni_discovery.security import KeyPair
@@ -39,7 +36,7 @@ from stage_runtime.lifecycle import (
 )
 from stage_runtime.payloads import Payloads, build_edges
 from stage_runtime.pipeline_source import read_pipeline
-from stage_runtime.restarts import EXIT_CONFIG, EXIT_DONE, EXIT_FAILED
+from stage_runtime.restarts import EXIT_CONFIG, EXIT_DONE, EXIT_DRAINED, EXIT_FAILED
 from stage_runtime.server import ReplicaServer
 from stage_runtime.sessions import ReplicaState
 
@@ -95,7 +92,10 @@ class Replica:
             self._engine, self._payloads, dict(self._stage.default_sampling_params), self._server.emit
         )
         self._begun_s = time.monotonic()
+        #: When a drain fails what still runs. Never, while it was the operator who asked by the control key.
         self._drain_until_s = float("inf")
+        #: Whether the operator has asked for the drain; a replica that was drained stays down.
+        self._drained_by_key = False
         self._stopped = threading.Event()
         self._client: StageClient | None = None
         self._publisher: threading.Thread | None = None
@@ -103,6 +103,7 @@ class Replica:
     def run(self) -> int:
         """Serve until told to stop; return the exit code."""
         signal.signal(signal.SIGTERM, self._on_stop_signal)
+        signal.signal(signal.SIGUSR1, self._on_drain_signal)
         self._server.start()
         exit_code = EXIT_DONE
         try:
@@ -129,7 +130,7 @@ class Replica:
             self._fail(f"{type(error).__name__}: {error}")
         finally:
             self._take_down()
-        return exit_code
+        return EXIT_DRAINED if self._drained_by_key else exit_code
 
     def _register(self) -> StageClient:
         config, stage = self._config, self._stage
@@ -151,12 +152,16 @@ class Replica:
             config.stage_id,
             namespace=config.namespace,
             ttl_s=config.ttl_s,
+            tls=config.security.tls,
+            user=config.security.user,
+            password=config.security.password,
             status=ReplicaStatus.STARTING,
             fields=fields,
             may_renew=self._may_renew,
             on_hubs=self._on_hubs,
             on_registered=self._on_registered,
             on_lost=self._on_lost,
+            on_drain=self._on_drain,
         )
 
     def _load(self) -> None:
@@ -254,19 +259,27 @@ class Replica:
         # In-flight work goes on; the client registers again by itself and says so.
         logger.warning("replica.registration_lost stage=%d", self._config.stage_id)
 
+    def _on_drain(self) -> None:
+        # The lifecycle and the loading of a model belong to the main thread, which only a signal can interrupt.
+        logger.info("replica.drain_asked stage=%d by=control-key", self._config.stage_id)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
+
+    def _on_drain_signal(self, number: int, frame: object) -> None:
+        self._drained_by_key = True
+        self._begin_drain(float("inf"))
+
     def _on_stop_signal(self, number: int, frame: object) -> None:
-        if self._lifecycle.stage is Stage.STARTING:
-            self._lifecycle.handle(DrainAsked())
+        # The first waits for what runs, for a while; the second does not.
+        is_first = self._drain_until_s == float("inf")
+        self._begin_drain(self._config.drain_timeout_s if is_first else 0.0)
+
+    def _begin_drain(self, patience_s: float) -> None:
+        is_loading = self._lifecycle.stage is Stage.STARTING
+        self._lifecycle.handle(DrainAsked())
+        if is_loading:
             raise _StopAsked
-        first = self._lifecycle.handle(DrainAsked())
-        self._drain_until_s = time.monotonic() + (self._config.drain_timeout_s if first else 0.0)
+        self._drain_until_s = min(self._drain_until_s, time.monotonic() + patience_s)
         self._loop.jobs.put(Wake())
-
-
-def fingerprint(stage: StageConfig) -> str:
-    """What must be equal between replicas of one stage: a hash of its part of the deploy document."""
-    content = msgspec.structs.replace(stage, runtime=type(stage.runtime)())
-    return hashlib.blake2b(msgspec.json.encode(content, order="sorted"), digest_size=8).hexdigest()
 
 
 def deploy_for(config: ReplicaConfig) -> DeployConfig:
@@ -274,7 +287,11 @@ def deploy_for(config: ReplicaConfig) -> DeployConfig:
     try:
         wait_s = 3.0 if config.known_pipeline else 30.0
         return read_pipeline(
-            config.endpoints, config.namespace, absent_wait_s=config.pipeline_wait_s, unreachable_wait_s=wait_s
+            config.endpoints,
+            config.namespace,
+            absent_wait_s=config.pipeline_wait_s,
+            unreachable_wait_s=wait_s,
+            security=config.security,
         )
     except RegistryUnavailableError:
         if not config.known_pipeline:

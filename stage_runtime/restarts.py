@@ -10,6 +10,8 @@ from omni_discovery.errors import ConfigError
 EXIT_DONE = 0
 EXIT_FAILED = 1
 EXIT_CONFIG = 2
+#: To the supervisor only: the operator has drained it by its control key.
+EXIT_DRAINED = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,8 @@ class Restarts:
 
     def ended(self, exit_code: int, ran_for_s: float) -> StartAgain | GiveUp:
         """Decide after an end that nobody asked for. ``exit_code`` is negative for a signal."""
+        if exit_code == EXIT_DRAINED:
+            return GiveUp(EXIT_DONE, "an operator has drained it; it is started again with its supervisor only")
         if exit_code == EXIT_CONFIG:
             return GiveUp(EXIT_CONFIG, "its configuration is wrong; starting it again would not help")
         if ran_for_s >= self._policy.stable_s:

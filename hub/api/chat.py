@@ -71,7 +71,8 @@ class ChatCompletions:
         out_s = time.perf_counter() - answer.received_at_s
         self._omni.hub_metrics.observe_out(out_s)
         timing = server_timing({**answer.timings_s, "hub_out": out_s})
-        return JSONResponse(body, headers={"x-request-id": answer.request_id, "Server-Timing": timing})
+        headers = {"x-request-id": answer.request_id, "Server-Timing": timing, **stale_header(self._omni)}
+        return JSONResponse(body, headers=headers)
 
     async def _streamed(
         self, request: Request, chat: ChatRequest, answer: Answer, outputs: AsyncIterator[OmniOutput]
@@ -83,12 +84,18 @@ class ChatCompletions:
         return StreamingResponse(
             _events(answer, first, live, usage=usage),
             media_type="text/event-stream",
-            headers={"x-request-id": answer.request_id, "Cache-Control": "no-cache"},
+            headers={"x-request-id": answer.request_id, "Cache-Control": "no-cache", **stale_header(self._omni)},
         )
 
     def _check_model(self, model: str) -> None:
         if model and model != self._deploy.served_name:
             raise _UnknownModelError(f"the model {model!r} is not served here; there is {self._deploy.served_name!r}")
+
+
+def stale_header(omni: AsyncOmni) -> dict[str, str]:
+    """What tells the client that replicas were picked by a view that is not proved fresh; empty while it is."""
+    stale_s = omni.view_stale_s
+    return {} if stale_s is None else {"x-omni-view-stale-s": f"{stale_s:.1f}"}
 
 
 def stage_params(deploy: DeployConfig, chat: ChatRequest) -> dict[int, dict[str, Any]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.applications import Starlette
@@ -52,7 +52,7 @@ def build_app(omni: AsyncOmni, deploy: DeployConfig, started_s: int) -> Starlett
 def _ready(omni: AsyncOmni) -> Response:
     stages = omni.stage_status()
     empty = [stage.stage_id for stage in stages if not stage.pickable]
-    body = {
+    body: dict[str, Any] = {
         "ready": not empty,
         "stages": {
             str(stage.stage_id): {"registered": stage.registered, "pickable": stage.pickable} for stage in stages
@@ -60,6 +60,10 @@ def _ready(omni: AsyncOmni) -> Response:
     }
     if empty:
         body["reason"] = f"no replica of stage {', '.join(map(str, empty))} can take work"
+    stale_s = omni.view_stale_s
+    if stale_s is not None:
+        body["view_stale_s"] = round(stale_s, 1)
+        body["view"] = f"the view of the registry has not been proved fresh for {stale_s:.0f} s; serving goes on by it"
     return JSONResponse(body, status_code=503 if empty else 200)
 
 

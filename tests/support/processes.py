@@ -37,6 +37,7 @@ class Child:
         self.log = folder / f"{name}.log"
         environment = {key: value for key, value in os.environ.items() if key != "OMNI_ETCD_ENDPOINTS"}
         environment["XDG_RUNTIME_DIR"] = str(folder)
+        environment["XDG_STATE_HOME"] = str(folder / "state")
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
                 [*OMNI, *arguments],

@@ -17,9 +17,14 @@ PURE_CORES = (
     "omni_discovery/messages.py",
     "omni_discovery/wire.py",
     "omni_discovery/keys.py",
+    "omni_discovery/control.py",
+    "omni_discovery/doctor.py",
+    "omni_discovery/history.py",
     "omni_discovery/deploy.py",
     "omni_discovery/lease.py",
     "omni_discovery/table.py",
+    "omni_discovery/disappearance.py",
+    "omni_discovery/freshness.py",
     "stage_runtime/lifecycle.py",
     "stage_runtime/restarts.py",
     "hub/outputs.py",
@@ -142,7 +147,8 @@ def test_only_cli_files_read_arguments_and_environment() -> None:
 
 
 #: The supervisor hands its own environment, narrowed, to the replicas that it starts.
-ENVIRONMENT_PASSED_ON = {"stage_runtime/process_manager.py"}
+#: And gRPC reads one setting of its own from there, as it is imported.
+ENVIRONMENT_PASSED_ON = {"stage_runtime/process_manager.py", "omni_discovery/etcd_fork.py"}
 
 
 def test_no_pickle_anywhere() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 
@@ -80,6 +81,28 @@ def test_least_queue_length_breaks_ties_by_chance() -> None:
     chosen = Counter(LeastQueueLengthBalancer().select(TASK, replicas(1, 5, 1)) for _ in range(600))
     assert set(chosen) == {0, 2}
     assert min(chosen.values()) > 200
+
+
+def weighing(weight: float, queue_length: int = 0) -> ReplicaInfo:
+    return replace(replicas(queue_length)[0], weight=weight)
+
+
+def test_least_queue_length_takes_the_shortest_queue_for_its_weight() -> None:
+    """Six waiting for a replica of weight 3 are fewer, each for each, than three for one of weight 1."""
+    assert LeastQueueLengthBalancer().select(TASK, [weighing(1.0, 3), weighing(3.0, 6)]) == 1
+    assert LeastQueueLengthBalancer().select(TASK, [weighing(1.0, 3), weighing(0.5, 2)]) == 0
+
+
+def test_idle_replicas_are_taken_as_often_as_they_weigh() -> None:
+    listed = [weighing(1.0), weighing(0.5), weighing(0.0)]
+    chosen = Counter(LeastQueueLengthBalancer().select(TASK, listed) for _ in range(900))
+    assert set(chosen) == {0, 1}
+    assert 1.4 < chosen[0] / chosen[1] < 2.9
+
+
+def test_weights_of_nothing_still_give_an_answer() -> None:
+    assert LeastQueueLengthBalancer().select(TASK, [weighing(0.0, 2), weighing(0.0, 1)]) == 1
+    assert LeastQueueLengthBalancer().select(TASK, [weighing(5e-324, 7), weighing(1.0, 9)]) == 1
 
 
 def test_least_queue_length_refuses_a_negative_length() -> None:

@@ -27,7 +27,7 @@ def threads() -> set[str]:
     return {thread.name for thread in threading.enumerate() if thread.name.startswith("omni-registry")}
 
 
-@pytest.mark.parametrize("endpoint", ["nonsense", "", "etcd:0", "https://etcd:2379"])
+@pytest.mark.parametrize("endpoint", ["nonsense", "", "etcd:0", "http://"])
 def test_an_endpoint_that_can_not_be_one_is_named_at_once(endpoint: str) -> None:
     with pytest.raises(RuntimeError, match=endpoint or "no etcd endpoint"):
         OmniCoordClientForHub(endpoint)

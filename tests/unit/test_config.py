@@ -31,7 +31,7 @@ def test_endpoints_are_read_as_people_write_them(given: str | Sequence[str], exp
     "given",
     [
         "", [], " , ", "etcd", "etcd:", ":2379", "etcd:port", "etcd:0", "etcd:65536", "fd00::5:2379", "[fd00::5]",
-        "[nonsense]:1", "http://", "https://etcd:2379", "a b:1", "etcd:2379/path", "unix:/run/etcd", "-x:1", "etcd:²",
+        "[nonsense]:1", "http://", "https://etcd", "a b:1", "etcd:2379/path", "unix:/run/etcd", "-x:1", "etcd:²",
     ],
 )  # fmt: skip
 def test_what_is_no_endpoint_is_refused_and_told_what_would_be_one(given: str | Sequence[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -47,6 +48,24 @@ def test_only_up_is_picked(status: ReplicaStatus) -> None:
     core = core_with("a")
     core.upsert(info("a", status=status), 1.0)
     assert addresses(core) == []
+    core.upsert(info("a"), 2.0)
+    assert addresses(core) == ["tcp://a:1"]
+
+
+@pytest.mark.parametrize("change", [{"cordoned": True}, {"weight": 0.0}])
+def test_who_is_cordoned_or_weighs_nothing_is_not_picked_not_even_alone_and_keeps_its_work(
+    change: dict[str, Any],
+) -> None:
+    """1. r1 is bound to a; a is cordoned: no picks, also not where r1 was; r1 stays
+    2. the cordon goes: picked again
+    """
+    core = core_with("a")
+    core.bind("r1", "tcp://a:1")
+    core.upsert(replace(info("a"), **change), 1.0)
+    assert addresses(core) == []
+    assert not core.serviceable("tcp://a:1")
+    assert core.pickable_count() == 0
+    assert core.in_flight("tcp://a:1") == ["r1"]
     core.upsert(info("a"), 2.0)
     assert addresses(core) == ["tcp://a:1"]
 

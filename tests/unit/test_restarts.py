@@ -7,6 +7,8 @@ import pytest
 from omni_discovery.errors import ConfigError
 from stage_runtime.restarts import (
     EXIT_CONFIG,
+    EXIT_DONE,
+    EXIT_DRAINED,
     EXIT_FAILED,
     GiveUp,
     RestartPolicy,
@@ -44,6 +46,12 @@ def test_a_wrong_configuration_is_not_tried_again() -> None:
 
 def test_an_end_with_code_0_that_nobody_asked_for_is_an_end_like_others() -> None:
     assert Restarts(POLICY).ended(0, ran_for_s=1.0) == StartAgain(1.0)
+
+
+def test_who_was_drained_by_an_operator_stays_down_and_that_is_no_failure() -> None:
+    decision = Restarts(POLICY).ended(EXIT_DRAINED, ran_for_s=1.0)
+    assert isinstance(decision, GiveUp)
+    assert decision.exit_code == EXIT_DONE
 
 
 @pytest.mark.parametrize(

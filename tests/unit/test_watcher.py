@@ -36,9 +36,9 @@ class UnreliableKV(FakeKV):
         self.lists = 0
         self.watch_errors: list[RegistryError | Exception] = []
 
-    async def list(self, prefix: str) -> Listing:
+    async def list(self, prefix: str, *, keys_only: bool = False) -> Listing:
         self.lists += 1
-        return await super().list(prefix)
+        return await super().list(prefix, keys_only=keys_only)
 
     async def watch(self, prefix: str, start_revision: int) -> AsyncGenerator[WatchBatch, None]:
         batches = super().watch(prefix, start_revision)

@@ -1,0 +1,59 @@
+"""The beat: the key that a hub rewrites to see it come back on its own watch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Final
+
+import msgspec
+
+from omni_discovery.errors import RecordError, RegistryUnavailableError
+from omni_discovery.kv import KVStore
+
+_Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
+
+
+class BeatRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """The JSON under ``beats/<hub_id>``."""
+
+    schema: Annotated[int, msgspec.Meta(ge=1)] = 1
+    #: Counts the beats of one life of the hub.
+    counter: _Count = 0
+    #: Everything up to this revision decides about this hub's picks.
+    revision: _Count = 0
+    #: Wall-clock seconds of the hub.
+    written_at: float = 0.0
+
+
+_encoder: Final = msgspec.json.Encoder()
+_decoder: Final = msgspec.json.Decoder(BeatRecord)
+
+
+def decode_beat(key: str, value: bytes) -> BeatRecord:
+    """Read a beat. Raise RecordError."""
+    try:
+        return _decoder.decode(value)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OverflowError) as error:
+        raise RecordError(key, str(error)) from error
+
+
+class Beat:
+    """Writes one hub's beats, under that hub's lease."""
+
+    def __init__(self, kv: KVStore, key: str, lease_id: Callable[[], int]) -> None:
+        self.key = key
+        self._kv = kv
+        self._lease_id = lease_id
+        self._sent = b""
+
+    def is_echo(self, value: bytes) -> bool:
+        """Whether a value of the key is the beat written last."""
+        return value == self._sent
+
+    async def write(self, counter: int, revision: int, at_s: float) -> None:
+        """Write one beat. Raise RegistryError, also while there is no lease to write under."""
+        lease_id = self._lease_id()
+        if not lease_id:
+            raise RegistryUnavailableError("this hub holds no lease now")
+        self._sent = _encoder.encode(BeatRecord(counter=counter, revision=revision, written_at=at_s))
+        await self._kv.put(self.key, self._sent, lease_id)

@@ -1,0 +1,247 @@
+"""What is wrong with a deployment, from what its registry holds: findings, each with what to do."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from omni_discovery import keys
+from omni_discovery.control import ControlError, answered_revision, parse
+from omni_discovery.deploy import DeployConfig, decode_deploy, fingerprint
+from omni_discovery.errors import ConfigError
+from omni_discovery.etcd_versions import known_bugs, parse_version
+from omni_discovery.kv import KeyValue
+from omni_discovery.messages import ReplicaInfo, ReplicaStatus
+from omni_discovery.table import View
+
+#: Clocks that differ by less don't mislead anybody.
+_CLOCK_S: Final = 2.0
+#: A namespace that is as empty as this hides nothing.
+_SHOWN: Final = 8
+_NEWER: Final = "run etcd 3.5.23 or newer, or 3.6"
+
+
+class Grade(StrEnum):
+    """How a finding is to be taken."""
+
+    OK = "ok"
+    NOTE = "note"
+    PROBLEM = "problem"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was looked at; ``advice`` is what to do, empty where there is nothing to do."""
+
+    grade: Grade
+    topic: str
+    text: str
+    advice: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What the checks look at: the view and the raw keys of one namespace, and the wall clock here."""
+
+    namespace: str
+    view: View
+    items: Sequence[KeyValue]
+    now_s: float
+    #: How many replicas each namespace of this etcd has; None if we may not look.
+    namespaces: Mapping[str, int] | None = None
+
+
+def examine(evidence: Evidence) -> list[Finding]:
+    """All findings about a namespace's keys; at least one for each thing that was looked at."""
+    checks = (_namespace, _records, _leases, _clocks, _pipeline, _stages, _control, _versions)
+    found: list[Finding] = []
+    for check in checks:
+        found += check(evidence)
+    return found
+
+
+def judge_version(endpoint: str, version: str) -> Finding:
+    """What the release of the etcd at one endpoint is known to do wrong."""
+    parsed = parse_version(version)
+    if parsed is None:
+        return Finding(Grade.NOTE, "release", f"{endpoint} does not say which release of etcd it is")
+    bugs = known_bugs(parsed)
+    if not bugs:
+        return Finding(Grade.OK, "release", f"{endpoint} is etcd {version}, without a known bug that matters here")
+    harmful = [bug.what for bug in bugs if not bug.workaround]
+    if harmful:
+        text = f"{endpoint} is etcd {version}: {'; '.join(harmful)}"
+        # No problem of this deployment's: what is registered is put back by who registered it.
+        return Finding(Grade.NOTE, "release", text, _NEWER)
+    text = f"{endpoint} is etcd {version}, with {_count(len(bugs), 'known bug')}, worked around here"
+    return Finding(Grade.NOTE, "release", text, _NEWER)
+
+
+def count_namespaces(listed: Iterable[str]) -> dict[str, int]:
+    """How many replica records each namespace has, by its keys."""
+    counts: dict[str, int] = defaultdict(int)
+    for key in listed:
+        parts = key.removeprefix(keys.ROOT).split("/")
+        if key.startswith(keys.ROOT) and len(parts) == 4 and parts[1] == "replicas":
+            counts[parts[0]] += 1
+    return dict(counts)
+
+
+def _namespace(evidence: Evidence) -> Iterator[Finding]:
+    count = len(evidence.view.replicas)
+    others = {name: n for name, n in (evidence.namespaces or {}).items() if name != evidence.namespace}
+    if count:
+        hubs = len(evidence.view.hubs)
+        text = f"{evidence.namespace!r} has {_count(count, 'replica')} and {_count(hubs, 'hub')}"
+        yield Finding(Grade.OK, "namespace", text)
+        if not hubs:
+            yield Finding(Grade.NOTE, "namespace", "no hub is registered: nobody sends requests to these replicas")
+    elif others:
+        named = ", ".join(f"{name} ({n})" for name, n in sorted(others.items())[:_SHOWN])
+        text = f"{evidence.namespace!r} has no replica, but other namespaces have: {named}"
+        yield Finding(Grade.PROBLEM, "namespace", text, "give --namespace as the replicas do, or start replicas here")
+    else:
+        text = f"{evidence.namespace!r} has no replica, nor has any other namespace that can be seen on this etcd"
+        yield Finding(Grade.NOTE, "namespace", text, "is this the etcd that the replicas use? compare --etcd-endpoints")
+
+
+def _records(evidence: Evidence) -> Iterator[Finding]:
+    for error in evidence.view.bad.values():
+        yield Finding(
+            Grade.PROBLEM, "record", str(error), "it hides this one key; find who wrote it, or `etcdctl del` it"
+        )
+    if not evidence.view.bad:
+        yield Finding(Grade.OK, "record", "every record can be read")
+
+
+def _leases(evidence: Evidence) -> Iterator[Finding]:
+    found = False
+    for item in evidence.items:
+        parsed = keys.parse_key(evidence.namespace, item.key)
+        if isinstance(parsed, keys.ReplicaKey | keys.HubKey) and not item.lease_id:
+            found = True
+            yield Finding(
+                Grade.PROBLEM, "lease", f"{item.key} has no lease: it stays when its process dies",
+                f"if nobody is behind it: etcdctl del {item.key}",
+            )  # fmt: skip
+    if not found:
+        yield Finding(Grade.OK, "lease", "every replica and hub is under a lease")
+
+
+def _clocks(evidence: Evidence) -> Iterator[Finding]:
+    """A clock that is ahead of ours, or one that tells an earlier time than a write before its own."""
+    apart: dict[str, float] = {}
+    by_key = {keys.replica_key(evidence.namespace, *key): info for key, info in evidence.view.replicas.items()}
+    latest_s, latest_host = 0.0, ""
+    for item in sorted(evidence.items, key=lambda item: item.mod_revision):
+        info = by_key.get(item.key)
+        if info is None:
+            continue
+        ahead_s = info.last_heartbeat - evidence.now_s
+        if ahead_s > _CLOCK_S:
+            apart[f"{info.host} is {ahead_s:.0f} s ahead of this machine"] = ahead_s
+        if latest_s - info.last_heartbeat > _CLOCK_S and info.host != latest_host:
+            apart[f"{info.host} is at least {latest_s - info.last_heartbeat:.0f} s behind {latest_host}"] = 0.0
+        if info.last_heartbeat > latest_s:
+            latest_s, latest_host = info.last_heartbeat, info.host
+    for text in apart:
+        yield Finding(
+            Grade.NOTE, "clock", f"the clock of {text}",
+            "ages and history are shown wrongly, nothing else depends on it; see to NTP there",
+        )  # fmt: skip
+    if not apart:
+        yield Finding(Grade.OK, "clock", f"no clock is seen to differ by more than {_CLOCK_S:g} s")
+
+
+def _pipeline(evidence: Evidence) -> Iterator[Finding]:
+    deploy, reason = _deploy_of(evidence)
+    if deploy is None:
+        grade = Grade.PROBLEM if reason or evidence.view.replicas else Grade.NOTE
+        text = f"the pipeline key can't be read: {reason}" if reason else "no pipeline is in force"
+        yield Finding(grade, "pipeline", text, "start a hub with --deploy-config; it puts the document there")
+        return
+    expected = {stage.stage_id: fingerprint(stage) for stage in deploy.stages}
+    wrong = 0
+    for (stage_id, replica_id), info in sorted(evidence.view.replicas.items()):
+        if stage_id not in expected:
+            text = f"replica {stage_id}/{replica_id} serves a stage that the pipeline has not"
+        elif info.fingerprint and info.fingerprint != expected[stage_id]:
+            text = f"replica {stage_id}/{replica_id} runs another document than the one in force for its stage"
+        else:
+            continue
+        wrong += 1
+        yield Finding(Grade.PROBLEM, "pipeline", text, "restart it, or serve the other document in its own namespace")
+    if not wrong:
+        yield Finding(Grade.OK, "pipeline", f"{_count(len(deploy.stages), 'stage')} in force, all replicas run that")
+
+
+def _stages(evidence: Evidence) -> Iterator[Finding]:
+    deploy, _ = _deploy_of(evidence)
+    able: dict[int, int] = defaultdict(int)
+    for info in evidence.view.replicas.values():
+        able[info.stage_id] += info.takes_new_work
+        if info.status is ReplicaStatus.ERROR:
+            text = f"replica {info.stage_id}/{info.replica_id} reports an error: {info.reason or 'no reason given'}"
+            yield Finding(Grade.PROBLEM, "replica", text, f"see its log on {info.host}, process {info.pid}")
+    for stage in deploy.stages if deploy else ():
+        if not able[stage.stage_id]:
+            text = f"stage {stage.stage_id} has nobody who takes work: its requests get 503"
+            yield Finding(Grade.PROBLEM, "stage", text, "start a replica of it, or see `omni replicas` for why")
+
+
+def _control(evidence: Evidence) -> Iterator[Finding]:
+    for item in evidence.items:
+        parsed = keys.parse_key(evidence.namespace, item.key)
+        if not isinstance(parsed, keys.ReplicaControlKey):
+            continue
+        name = f"{parsed.stage_id}/{parsed.replica_id}"
+        info = evidence.view.replicas.get((parsed.stage_id, parsed.replica_id))
+        try:
+            wish = parse(item.value)
+        except ControlError as error:
+            yield Finding(Grade.PROBLEM, "control", f"{item.key}: {error}", f"correct it, or: etcdctl del {item.key}")
+            continue
+        if info is None:
+            text = f"{item.key} is for nobody: no replica {name} is registered; the next one with that id obeys it"
+            yield Finding(Grade.NOTE, "control", text, f"if it is not wanted: etcdctl del {item.key}")
+        elif wish.drain and wish.epoch not in (None, info.epoch):
+            text = f"{item.key} drains epoch {wish.epoch}, which is over; {name} is at {info.epoch} and ignores it"
+            yield Finding(Grade.NOTE, "control", text, f"it may go: etcdctl del {item.key}")
+        elif (
+            answered_revision(info.control_revision, info.control_error) < item.mod_revision
+            and evidence.now_s - info.last_heartbeat > _CLOCK_S
+        ):
+            text = f"replica {name} has not answered revision {item.mod_revision} of its control key"
+            yield Finding(Grade.PROBLEM, "control", text, f"is its process {info.pid} on {info.host} well?")
+        elif info.cordoned or info.weight == 0:
+            yield Finding(Grade.NOTE, "control", f"replica {name} is kept from new work: {item.value.decode()}")
+
+
+def _versions(evidence: Evidence) -> Iterator[Finding]:
+    found: dict[str, list[str]] = defaultdict(list)
+    for info in evidence.view.replicas.values():
+        if info.version:
+            found[info.version].append(_name(info))
+    if len(found) > 1:
+        shown = "; ".join(f"{version}: {', '.join(names[:_SHOWN])}" for version, names in sorted(found.items()))
+        yield Finding(Grade.NOTE, "version", f"replicas of several releases: {shown}")
+
+
+def _count(number: int, thing: str) -> str:
+    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
+
+
+def _name(info: ReplicaInfo) -> str:
+    return f"{info.stage_id}/{info.replica_id}"
+
+
+def _deploy_of(evidence: Evidence) -> tuple[DeployConfig | None, str]:
+    if evidence.view.pipeline is None:
+        return None, ""
+    try:
+        return decode_deploy(evidence.view.pipeline, keys.pipeline_key(evidence.namespace)), ""
+    except ConfigError as error:
+        return None, str(error)

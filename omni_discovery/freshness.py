@@ -1,0 +1,91 @@
+"""Freshness: when a hub writes its beat, and when a view that still looks alive is not to be believed. Pure.
+
+A watch may stand and bring nothing, because nothing happens or because it is broken; servers have claimed progress that
+they had not made. So a hub writes a key and waits for it to come back on the same watch: whatever was written before
+that has then come, too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+#: A watch that brought something within this time needs no beat.
+QUIET_S: Final = 1.0
+#: Beats written per second, by all hubs of a namespace together.
+BEATS_PER_S: Final = 20.0
+#: The pause after a beat that could not be written, though the registry answered.
+_REFUSED_PAUSE_S: Final = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class WriteBeat:
+    """Write the beat with this number."""
+
+    counter: int
+
+
+@dataclass(frozen=True, slots=True)
+class Distrust:
+    """The beat did not come back: what the watch said is true as of ``fresh_at_s``, monotonic, and not proved since."""
+
+    fresh_at_s: float
+
+
+class Freshness:
+    """One hub's proofs. Moments are monotonic seconds; ``hubs`` is how many live, this one included."""
+
+    def __init__(self, echo_timeout_s: float) -> None:
+        self._echo_timeout_s = echo_timeout_s
+        #: Everything that was written until then has been seen.
+        self.fresh_at_s = float("-inf")
+        self._heard_at_s = float("-inf")
+        self._not_before_s = float("-inf")
+        self._beat_at_s = float("-inf")
+        self._counter = 0
+        self._is_out = False
+        self._is_asked = False
+
+    def opened(self, listed_at_s: float, now_s: float) -> None:
+        """A watch stands that follows on a list asked for at ``listed_at_s``."""
+        self.fresh_at_s = max(self.fresh_at_s, listed_at_s)
+        self._heard_at_s = now_s
+        self._is_out = False
+
+    def heard(self, now_s: float) -> None:
+        """The watch brought something other than beats."""
+        self._heard_at_s = now_s
+
+    def ask(self) -> None:
+        """Somebody waits for this hub to say what it has applied: beat as soon as the rate allows."""
+        self._is_asked = True
+
+    def echoed(self) -> None:
+        """The last beat has come back."""
+        if self._is_out:
+            self._is_out = False
+            self.fresh_at_s = max(self.fresh_at_s, self._beat_at_s)
+
+    def refused(self, listed_at_s: float, now_s: float) -> None:
+        """The beat could not be written, but a list asked for at ``listed_at_s`` was answered."""
+        self._is_out = False
+        self.fresh_at_s = max(self.fresh_at_s, listed_at_s)
+        self._not_before_s = now_s + _REFUSED_PAUSE_S
+
+    def due_s(self, hubs: int) -> float:
+        """When to call ``tick`` next."""
+        if self._is_out:
+            return self._beat_at_s + self._echo_timeout_s
+        allowed_s = max(self._beat_at_s + max(QUIET_S, hubs / BEATS_PER_S), self._not_before_s)
+        return allowed_s if self._is_asked else max(allowed_s, self._heard_at_s + QUIET_S)
+
+    def tick(self, now_s: float, hubs: int) -> WriteBeat | Distrust | None:
+        """What to do now; None if nothing is due."""
+        if now_s < self.due_s(hubs):
+            return None
+        if self._is_out:
+            self._is_out = False
+            return Distrust(self.fresh_at_s)
+        self._counter += 1
+        self._beat_at_s, self._is_out, self._is_asked = now_s, True, False
+        return WriteBeat(self._counter)

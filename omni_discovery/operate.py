@@ -1,0 +1,154 @@
+"""What an operator does to one replica: write its control key, wait for its answer, wait for a drain's end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Final
+
+from omni_discovery import keys
+from omni_discovery.control import ControlError, answered_revision, changed_value, parse
+from omni_discovery.errors import ConfigError, OmniError, RecordError, RegistryUnavailableError
+from omni_discovery.kv import KVStore
+from omni_discovery.messages import ReplicaInfo, decode_replica
+
+_POLL_S: Final = 0.1
+_WRITE_TRIES: Final = 10
+
+
+class OperationFailedError(OmniError):
+    """The operator: what was asked for did not come about; the message says how far it came."""
+
+
+class DrainEnd(StrEnum):
+    """How a drain ended."""
+
+    DRAINED = "drained"
+    #: The life to drain is over, but it did not say that it was done.
+    DIED = "died"
+    TIMED_OUT = "timed-out"
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One replica of one namespace, as ``STAGE/REPLICA`` names it."""
+
+    namespace: str
+    stage_id: int
+    replica_id: int
+
+    def __str__(self) -> str:
+        return f"{self.stage_id}/{self.replica_id}"
+
+    @property
+    def record_key(self) -> str:
+        """Where its record is."""
+        return keys.replica_key(self.namespace, self.stage_id, self.replica_id)
+
+    @property
+    def control_key(self) -> str:
+        """Where its operator writes."""
+        return keys.replica_control_key(self.namespace, self.stage_id, self.replica_id)
+
+
+async def read_replica(kv: KVStore, target: Target) -> ReplicaInfo | None:
+    """The replica as registered now; None if it is not, or if its record can't be read."""
+    item = await kv.get(target.record_key)
+    if item is None:
+        return None
+    try:
+        record = decode_replica(item.key, target.stage_id, target.replica_id, item.value)
+    except RecordError:
+        return None
+    return record.to_info(item.create_revision)
+
+
+async def must_be_registered(kv: KVStore, target: Target) -> ReplicaInfo:
+    """The replica as registered now. Raise ConfigError, naming those that are."""
+    info = await read_replica(kv, target)
+    if info is not None:
+        return info
+    listing = await kv.list(keys.replicas_prefix(target.namespace))
+    found = [parsed for item in listing.items if (parsed := keys.parse_key(target.namespace, item.key)) is not None]
+    names = [f"{key.stage_id}/{key.replica_id}" for key in found if isinstance(key, keys.ReplicaKey)]
+    there = f"there are: {', '.join(names[:20])}" if names else "no replica is"
+    raise ConfigError(f"no replica {target} is registered in namespace {target.namespace!r}; {there}")
+
+
+async def write_control(kv: KVStore, target: Target, changes: dict[str, Any]) -> int:
+    """Change parts of the control key and leave the others; return its revision, 0 if no key is left."""
+    for _ in range(_WRITE_TRIES):
+        current = await kv.get(target.control_key)
+        value = changed_value(current.value if current else None, changes)
+        if value is None:
+            if current is None or await kv.delete(target.control_key, current.mod_revision):
+                return 0
+            continue
+        if current is None:
+            claim = await kv.create(target.control_key, value)
+        else:
+            claim = await kv.compare_and_put(target.control_key, value, current.mod_revision)
+        if claim.won and claim.current is not None:
+            return claim.current.mod_revision
+    raise OperationFailedError(f"others keep writing {target.control_key}: nothing was changed")
+
+
+async def wait_answered(kv: KVStore, target: Target, revision: int, timeout_s: float) -> ReplicaInfo | None:
+    """Wait until the replica has answered the control key of that revision, 0 for its absence; return its record.
+
+    None if it left the registry meanwhile. Raise OperationFailedError if it refuses, or does not answer in time.
+    """
+    info = None
+    try:
+        async with asyncio.timeout(timeout_s):
+            while (info := await read_replica(kv, target)) is not None:
+                answered = answered_revision(info.control_revision, info.control_error)
+                if answered >= revision > 0 or (revision == 0 and answered == 0):
+                    break
+                await asyncio.sleep(_POLL_S)
+    except TimeoutError:
+        raise OperationFailedError(
+            f"replica {target} did not answer revision {revision} of {target.control_key} within {timeout_s:g} s; "
+            "the key stands, and holds as soon as it does"
+        ) from None
+    if info is not None and info.control_error:
+        raise OperationFailedError(f"replica {target} did not do it: {info.control_error}")
+    return info
+
+
+async def _still_there(kv: KVStore, target: Target, epoch: int, on_progress: Callable[[ReplicaInfo], None]) -> bool:
+    try:
+        info = await read_replica(kv, target)
+    except RegistryUnavailableError:
+        # The drain goes on without etcd, and so does the wait for its end.
+        return True
+    if info is None or info.epoch != epoch:
+        return False
+    on_progress(info)
+    return True
+
+
+async def wait_drained(
+    kv: KVStore, target: Target, epoch: int, timeout_s: float, on_progress: Callable[[ReplicaInfo], None]
+) -> DrainEnd:
+    """Wait until the life ``epoch`` of the replica is over; ``on_progress`` gets its record again and again."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            while True:
+                if not await _still_there(kv, target, epoch, on_progress):
+                    break
+                await asyncio.sleep(_POLL_S)
+    except TimeoutError:
+        return DrainEnd.TIMED_OUT
+    current = await kv.get(target.control_key)
+    try:
+        stands = current is not None and parse(current.value).epoch == epoch
+    except ControlError:
+        stands = False
+    if not stands:
+        return DrainEnd.DRAINED
+    # It was killed: the key is for a life that is over, and nobody else will take it away.
+    await write_control(kv, target, {"drain": None, "epoch": None})
+    return DrainEnd.DIED

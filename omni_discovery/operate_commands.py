@@ -1,0 +1,215 @@
+"""``omni cordon``, ``omni weight``, ``omni drain``: what ``etcdctl put`` does, and a wait for the replica's answer."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import re
+import sys
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+from omni_discovery.cli import add_registry_options, find_endpoints, quiet_logging, read_security
+
+if TYPE_CHECKING:
+    from omni_discovery.kv import KVStore
+    from omni_discovery.messages import ReplicaInfo
+    from omni_discovery.operate import Target
+
+_ANSWER_S: Final = 5.0
+_TARGET: Final = re.compile(r"(\d{1,9})/(\d{1,9})")
+
+
+def add_target(parser: argparse.ArgumentParser) -> None:
+    """The flags that say which replica of which registry."""
+    parser.add_argument("replica", metavar="STAGE/REPLICA", type=_target, help="as `omni replicas` shows it, e.g. 1/3")
+    add_registry_options(parser)
+
+
+def _target(text: str) -> tuple[int, int]:
+    found = _TARGET.fullmatch(text)
+    if not found:
+        raise argparse.ArgumentTypeError(f"{text!r} is no replica; right would be STAGE/REPLICA, for example 1/3")
+    return int(found[1]), int(found[2])
+
+
+def _weight(text: str) -> float:
+    try:
+        weight = float(text)
+    except ValueError:
+        weight = -1.0
+    if not 0 <= weight <= 1000:
+        raise argparse.ArgumentTypeError(f"{text!r} is no weight; right would be a number from 0 to 1000")
+    return weight
+
+
+class CordonCommand:
+    """``omni cordon 1/3``: it takes nothing new; what runs goes on."""
+
+    summary = "let a replica take nothing new; what runs there goes on"
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """See Command."""
+        add_target(parser)
+        parser.add_argument("--undo", action="store_true", help="let it take work again")
+
+    def run(self, arguments: argparse.Namespace) -> int:
+        """See Command."""
+        done = "takes work again" if arguments.undo else "is cordoned: it takes nothing new"
+        return _set(arguments, {"cordon": None if arguments.undo else True}, done, arguments.undo)
+
+
+class WeightCommand:
+    """``omni weight 1/3 0.5``: half the share of one that weighs 1."""
+
+    summary = "give a replica a larger or smaller share of the requests"
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """See Command."""
+        add_target(parser)
+        group = parser.add_mutually_exclusive_group(required=True)
+        group.add_argument("weight", nargs="?", type=_weight, help="1 is usual, 0 is nothing at all")
+        group.add_argument("--undo", action="store_true", help="its own weight again")
+
+    def run(self, arguments: argparse.Namespace) -> int:
+        """See Command."""
+        done = "has its own weight again" if arguments.undo else f"weighs {arguments.weight:g}"
+        return _set(arguments, {"weight": arguments.weight}, done, arguments.undo)
+
+
+class DrainCommand:
+    """``omni drain 1/3``: finish what runs, then go."""
+
+    summary = "let a replica finish what it has, withdraw and end"
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """See Command."""
+        add_target(parser)
+        parser.add_argument(
+            "--timeout",
+            type=float,
+            default=600.0,
+            metavar="S",
+            help="wait so long for the end; the drain goes on after that, too (default: %(default)g)",
+        )
+
+    def run(self, arguments: argparse.Namespace) -> int:
+        """See Command."""
+        from omni_discovery.errors import ConfigError
+
+        if not arguments.timeout > 0:
+            raise ConfigError(f"--timeout is {arguments.timeout!r}; right would be more than 0 seconds")
+        return with_registry(arguments, lambda kv: _drain(kv, _of(arguments), arguments.timeout))
+
+
+def with_registry(arguments: argparse.Namespace, work: Callable[[KVStore], Any]) -> int:
+    """Connect, do the work, disconnect; return the exit code."""
+    from omni_discovery.etcd import EtcdKV
+
+    quiet_logging()
+    endpoints, security = find_endpoints(arguments), read_security(arguments)
+
+    async def connected() -> int:
+        kv = EtcdKV(endpoints, security=security, call_timeout_s=4.0)
+        try:
+            return int(await work(kv))
+        finally:
+            await kv.close()
+
+    return asyncio.run(connected())
+
+
+def _of(arguments: argparse.Namespace) -> Target:
+    from omni_discovery.keys import check_namespace
+    from omni_discovery.operate import Target
+
+    return Target(check_namespace(arguments.namespace), *arguments.replica)
+
+
+def _set(arguments: argparse.Namespace, changes: dict[str, Any], done: str, undo: bool) -> int:
+    return with_registry(arguments, lambda kv: _write_and_wait(kv, _of(arguments), changes, done, undo))
+
+
+async def _write_and_wait(kv: KVStore, target: Target, changes: dict[str, Any], done: str, undo: bool) -> int:
+    from omni_discovery.operate import must_be_registered, read_replica, wait_answered, write_control
+
+    # A key may be left by a replica that is gone; taking it away needs nobody's answer.
+    if undo and await read_replica(kv, target) is None:
+        await write_control(kv, target, changes)
+        _say(f"replica {target} is not registered; its key is cleared")
+        return 0
+    await must_be_registered(kv, target)
+    began_s = time.monotonic()
+    revision = await write_control(kv, target, changes)
+    info = await wait_answered(kv, target, revision, _ANSWER_S)
+    if info is None:
+        _say(f"replica {target} has left meanwhile; the key holds for whoever has that id next")
+        return 1
+    _say(f"replica {target} {done} (answered in {time.monotonic() - began_s:.2f} s, {info.queue_length} in flight)")
+    return 0
+
+
+async def _drain(kv: KVStore, target: Target, timeout_s: float) -> int:
+    from omni_discovery.operate import DrainEnd, must_be_registered, wait_answered, wait_drained, write_control
+
+    before = await must_be_registered(kv, target)
+    began_s = time.monotonic()
+    revision = await write_control(kv, target, {"drain": True, "epoch": before.epoch})
+    # It may be done, and gone, before we read its answer.
+    await wait_answered(kv, target, revision, min(_ANSWER_S, timeout_s))
+    with _Progress(target, before.epoch) as progress:
+        left_s = max(0.1, timeout_s - (time.monotonic() - began_s))
+        end = await wait_drained(kv, target, before.epoch, left_s, progress.show)
+    took = f"{time.monotonic() - began_s:.1f} s"
+    match end:
+        case DrainEnd.DRAINED:
+            _say(f"replica {target} (epoch {before.epoch}) has drained in {took}: it withdrew and ended")
+            return 0
+        case DrainEnd.DIED:
+            _say(f"replica {target} (epoch {before.epoch}) ended after {took} before its drain was done", error=True)
+        case DrainEnd.TIMED_OUT:
+            _say(
+                f"replica {target} still drains after {took}, {progress.in_flight} in flight; it goes on by itself: "
+                "follow it with `omni replicas --watch`",
+                error=True,
+            )
+    return 1
+
+
+class _Progress:
+    """What a drain waits for: a live line on a terminal, else a line for each change."""
+
+    def __init__(self, target: Target, epoch: int) -> None:
+        from rich.console import Console
+
+        self.in_flight = -1
+        self._title = f"draining {target} (epoch {epoch})"
+        self._console = Console()
+        self._status = self._console.status(f"{self._title}: asked") if self._console.is_terminal else None
+
+    def __enter__(self) -> _Progress:
+        if self._status is not None:
+            self._status.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._status is not None:
+            self._status.stop()
+
+    def show(self, info: ReplicaInfo) -> None:
+        """The record as it is now."""
+        if info.queue_length == self.in_flight:
+            return
+        self.in_flight = info.queue_length
+        text = f"{self._title}: {info.queue_length} in flight"
+        if self._status is not None:
+            self._status.update(text)
+        else:
+            _say(text)
+
+
+def _say(text: str, *, error: bool = False) -> None:
+    stream = sys.stderr if error else sys.stdout
+    stream.write(f"omni: {text}\n" if error else f"{text}\n")
+    stream.flush()

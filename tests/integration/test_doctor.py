@@ -1,0 +1,55 @@
+"""``omni doctor`` against real etcds: one that asks for users, one where something is wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+from omni_discovery.doctor import Finding, Grade
+from omni_discovery.doctor_command import diagnose
+from omni_discovery.messages import ReplicaRecord, ReplicaStatus, encode_record
+from omni_discovery.registry_security import RegistrySecurity
+from tests.support.registry import EtcdServer, etcdctl
+from tests.support.secured import add_users, login
+
+
+def texts(findings: list[Finding], grade: Grade) -> list[str]:
+    return [f"{each.topic}: {each.text}" for each in findings if each.grade is grade]
+
+
+def diagnosed(endpoints: str, namespace: str, security: RegistrySecurity | None = None) -> list[Finding]:
+    return asyncio.run(diagnose(endpoints, security or RegistrySecurity(), namespace))
+
+
+def test_who_is_refused_is_told_so_and_who_is_let_in_is_not(server: EtcdServer) -> None:
+    """1. nobody logged in; 2. the user of another namespace; 3. the right user, who can't see the others."""
+    add_users(server)
+    for security in (RegistrySecurity(), login("beta")):
+        (refused,) = texts(diagnosed(server.endpoint, "alpha", security), Grade.PROBLEM)
+        assert refused.startswith(f"etcd: {server.endpoint} refuses us")
+    findings = diagnosed(server.endpoint, "alpha", login("alpha"))
+    assert texts(findings, Grade.PROBLEM) == []
+    assert any("other namespaces can't be seen" in text for text in texts(findings, Grade.NOTE))
+
+
+def test_a_record_without_a_lease_and_of_nobody_is_named_beside_an_endpoint_that_is_down(
+    endpoint: str, namespace: str
+) -> None:
+    """Of two endpoints one is down: the other is asked, and what it holds is looked at all the same."""
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        nobody = f"127.0.0.1:{closed.getsockname()[1]}"
+        record = ReplicaRecord(
+            stage_id=0,
+            replica_id=0,
+            input_addr=f"tcp://{nobody}",
+            output_addr="tcp://[::1]:x",
+            status=ReplicaStatus.UP,
+            host="gpu-7",
+        )
+        etcdctl(endpoint, "put", f"/omni/v1/{namespace}/replicas/0/0", encode_record(record).decode())
+        problems = texts(diagnosed(f"{nobody},{endpoint}", namespace), Grade.PROBLEM)
+    assert [text.split(":")[0] for text in problems] == ["etcd", "lease", "pipeline", "address"]
+    assert f"{nobody} does not answer" in problems[0]
+    assert f"tcp://{nobody} (Connection refused)" in problems[3]
+    assert "tcp://[::1]:x (not an address)" in problems[3]

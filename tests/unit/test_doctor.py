@@ -1,0 +1,127 @@
+"""What doctor makes of a namespace's keys."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from omni_discovery import keys
+from omni_discovery.deploy import decode_deploy, fingerprint
+from omni_discovery.doctor import Evidence, Finding, Grade, count_namespaces, examine, judge_version
+from omni_discovery.kv import KeyValue, Listing
+from omni_discovery.messages import HubRecord, ReplicaRecord, ReplicaStatus, encode_record
+from omni_discovery.table import ReplicaTable
+
+NOW_S = 5000.0
+PIPELINE = b'{"stages": [{"stage_id": 0, "engine": "echo", "final_output": "text"}]}'
+RIGHT = fingerprint(decode_deploy(PIPELINE, "test").stage(0))
+
+
+def record(replica_id: int = 0, stage_id: int = 0, at_s: float = NOW_S - 9, **fields: Any) -> tuple[str, bytes]:
+    made = ReplicaRecord(
+        stage_id=stage_id,
+        replica_id=replica_id,
+        input_addr="tcp://h:1",
+        output_addr="tcp://h:2",
+        updated_at=at_s,
+        **{"status": ReplicaStatus.UP, "fingerprint": RIGHT, "host": "gpu-7", **fields},
+    )
+    return keys.replica_key("n", stage_id, replica_id), encode_record(made)
+
+
+HUB = (keys.hub_key("n", "hub-1"), encode_record(HubRecord(hub_id="hub-1")))
+FORCE = (keys.pipeline_key("n"), PIPELINE)
+NO_LEASE = ("pipeline", "control")
+
+
+def found(*items: tuple[str, bytes], namespaces: dict[str, int] | None = None, bare: bool = False) -> list[Finding]:
+    """The findings about keys written in this order, each but plain ones under a lease unless ``bare``."""
+    listed = tuple(
+        KeyValue(key, value, number, number, 0 if bare or key.split("/")[4] in NO_LEASE else 7)
+        for number, (key, value) in enumerate(items, 10)
+    )
+    table = ReplicaTable("n")
+    table.replace(Listing(99, 1, listed), NOW_S)
+    return examine(Evidence("n", table.snapshot(), listed, NOW_S, namespaces))
+
+
+def wrong(findings: list[Finding], grade: Grade = Grade.PROBLEM) -> list[str]:
+    return [f"{each.topic}: {each.text}" for each in findings if each.grade is grade]
+
+
+def test_nothing_is_wrong_with_what_is_right() -> None:
+    findings = found(FORCE, HUB, record())
+    assert wrong(findings) == wrong(findings, Grade.NOTE) == []
+    assert {each.topic for each in findings} == {"namespace", "record", "lease", "clock", "pipeline"}
+
+
+def test_an_empty_namespace_beside_full_ones_is_the_wrong_namespace() -> None:
+    assert wrong(found(namespaces={"prod": 4, "n": 0}))[0].endswith("other namespaces have: prod (4)")
+    assert wrong(found(namespaces={})) == []
+    assert wrong(found(namespaces=None)) == []
+
+
+def test_namespaces_are_counted_by_their_replicas() -> None:
+    listed = ["/omni/v1/a/replicas/0/0", "/omni/v1/a/replicas/0/1", "/omni/v1/b/hubs/h", "/other/a/replicas/0/0"]
+    assert count_namespaces(listed) == {"a": 2}
+
+
+@pytest.mark.parametrize(
+    ("items", "told"),
+    [
+        ([FORCE, HUB, record(), (keys.replica_key("n", 0, 1), b"{")], "record: /omni/v1/n/replicas/0/1"),
+        ([FORCE, HUB, record(fingerprint="other")], "pipeline: replica 0/0 runs another document"),
+        ([FORCE, HUB, record(), record(0, 3)], "pipeline: replica 3/0 serves a stage that the pipeline has not"),
+        ([HUB, record()], "pipeline: no pipeline is in force"),
+        ([(keys.pipeline_key("n"), b"{"), HUB, record()], "pipeline: the pipeline key can't be read"),
+        ([FORCE, HUB, record(status=ReplicaStatus.STARTING)], "stage: stage 0 has nobody who takes work"),
+        ([FORCE, HUB, record(cordoned=True)], "stage: stage 0 has nobody who takes work"),
+        ([FORCE, HUB, record(), record(1, status=ReplicaStatus.ERROR, reason="sick")], "replica 0/1 reports an error"),
+        ([FORCE, HUB, record(), (keys.replica_control_key("n", 0, 0), b"{")], "control: /omni/v1/n/control/0/0: not"),
+        (
+            [FORCE, HUB, record(), (keys.replica_control_key("n", 0, 0), b'{"weight": 2}')],
+            "replica 0/0 has not answered revision 13",
+        ),
+    ],
+)
+def test_what_is_wrong_is_named(items: list[tuple[str, bytes]], told: str) -> None:
+    assert any(told in text for text in wrong(found(*items))), wrong(found(*items))
+
+
+def test_records_without_a_lease_are_named() -> None:
+    leases = [text for text in wrong(found(FORCE, HUB, record(), bare=True)) if text.startswith("lease: ")]
+    assert [text.split()[1] for text in leases] == ["/omni/v1/n/hubs/hub-1", "/omni/v1/n/replicas/0/0"]
+
+
+def test_a_clock_ahead_of_ours_and_one_that_is_behind_another_are_told_apart() -> None:
+    """The second record was written after the first, so its clock can't rightly tell an earlier time."""
+    findings = found(FORCE, HUB, record(at_s=NOW_S + 60, host="fast"))
+    assert wrong(findings, Grade.NOTE) == ["clock: the clock of fast is 60 s ahead of this machine"]
+    findings = found(FORCE, HUB, record(at_s=NOW_S - 5, host="good"), record(1, at_s=NOW_S - 95, host="slow"))
+    assert wrong(findings, Grade.NOTE) == ["clock: the clock of slow is at least 90 s behind good"]
+
+
+def test_control_keys_that_steer_nobody_or_keep_somebody_idle_are_notes() -> None:
+    drain = (keys.replica_control_key("n", 0, 0), b'{"drain": true, "epoch": 3}')
+    nobody = (keys.replica_control_key("n", 0, 9), b'{"cordon": true}')
+    cordon = (keys.replica_control_key("n", 0, 1), b'{"cordon": true}')
+    findings = found(FORCE, HUB, record(), record(1, cordoned=True, control_revision=99), drain, nobody, cordon)
+    assert wrong(findings) == []
+    drained, absent, kept = wrong(findings, Grade.NOTE)
+    assert "drains epoch 3, which is over" in drained
+    assert "is for nobody" in absent
+    assert "0/1 is kept from new work" in kept
+
+
+@pytest.mark.parametrize(
+    ("version", "grade"),
+    [("3.6.5", Grade.OK), ("3.5.23", Grade.OK), ("3.4.23", Grade.NOTE), ("3.5.1", Grade.NOTE), ("", Grade.NOTE)],
+)
+def test_the_release_of_etcd_is_judged(version: str, grade: Grade) -> None:
+    assert judge_version("etcd:2379", version).grade is grade
+
+
+def test_replicas_of_several_releases_are_a_note() -> None:
+    findings = found(FORCE, HUB, record(version="1"), record(1, version="2"))
+    assert wrong(findings, Grade.NOTE) == ["version: replicas of several releases: 1: 0/0; 2: 0/1"]

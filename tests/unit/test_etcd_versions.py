@@ -1,0 +1,37 @@
+"""Which release of etcd has which known bugs."""
+
+from __future__ import annotations
+
+import pytest
+
+from omni_discovery.etcd_versions import KNOWN_BUGS, known_bugs, parse_version
+
+
+@pytest.mark.parametrize(
+    ("text", "version"),
+    [("3.4.23", (3, 4, 23)), ("3.6.0-rc.1", (3, 6, 0)), ("3.5.23+dfsg", (3, 5, 23)), ("", None), ("unknown", None)],
+)
+def test_a_version_is_read_from_what_servers_say(text: str, version: tuple[int, int, int] | None) -> None:
+    assert parse_version(text) == version
+
+
+@pytest.mark.parametrize(
+    ("version", "count"),
+    [((3, 4, 23), 7), ((3, 4, 24), 6), ((3, 4, 38), 0), ((3, 5, 1), 8), ((3, 5, 3), 7), ((3, 5, 22), 1)],
+)
+def test_a_release_has_the_bugs_that_it_came_before_the_fix_of(version: tuple[int, int, int], count: int) -> None:
+    assert len(known_bugs(version)) == count
+
+
+@pytest.mark.parametrize("version", [(3, 5, 23), (3, 6, 0), (4, 0, 0)])
+def test_current_releases_have_none(version: tuple[int, int, int]) -> None:
+    assert known_bugs(version) == ()
+
+
+def test_releases_that_were_never_mended_have_all_that_their_line_had() -> None:
+    assert len(known_bugs((3, 3, 10))) == 7
+
+
+def test_every_bug_but_one_has_a_workaround_and_that_one_is_about_stored_data() -> None:
+    (bare,) = (bug for bug in KNOWN_BUGS if not bug.workaround)
+    assert "lose writes" in bare.what

@@ -1,0 +1,82 @@
+"""When a hub beats, and when it stops believing its watch."""
+
+from __future__ import annotations
+
+import pytest
+
+from omni_discovery.freshness import Distrust, Freshness, WriteBeat
+
+
+def opened() -> Freshness:
+    freshness = Freshness(echo_timeout_s=3.0)
+    freshness.opened(10.0, 10.1)
+    return freshness
+
+
+def test_a_watch_that_was_quiet_for_a_second_is_asked_for_an_echo() -> None:
+    freshness = opened()
+    assert freshness.tick(11.0, 1) is None
+    assert freshness.tick(11.1, 1) == WriteBeat(1)
+    assert freshness.due_s(1) == pytest.approx(14.1)
+
+
+def test_a_watch_that_brings_news_is_left_alone() -> None:
+    freshness = opened()
+    for tenth in range(1, 50):
+        freshness.heard(10.1 + tenth / 10)
+        assert freshness.tick(10.1 + tenth / 10 + 0.05, 1) is None
+    assert freshness.tick(16.0, 1) == WriteBeat(1)
+
+
+def test_an_echo_proves_what_was_written_before_the_beat() -> None:
+    freshness = opened()
+    freshness.tick(12.0, 1)
+    freshness.echoed()
+    assert freshness.fresh_at_s == 12.0
+    assert freshness.tick(12.5, 1) is None
+    assert freshness.tick(13.0, 1) == WriteBeat(2)
+
+
+def test_without_an_echo_the_view_is_true_as_of_the_last_proof() -> None:
+    """1. listed at 10; the beat of 12 never comes back
+    2. at 15 the watch is distrusted; the view is as old as the list
+    3. a new watch starts over
+    """
+    freshness = opened()
+    freshness.tick(12.0, 1)
+    assert freshness.tick(14.9, 1) is None
+    assert freshness.tick(15.0, 1) == Distrust(10.0)
+    freshness.opened(15.5, 15.6)
+    assert freshness.fresh_at_s == 15.5
+    assert freshness.tick(16.6, 1) == WriteBeat(2)
+
+
+@pytest.mark.parametrize(("hubs", "interval_s"), [(1, 1.0), (20, 1.0), (40, 2.0), (1000, 50.0)])
+def test_all_hubs_together_beat_twenty_times_a_second_at_most(hubs: int, interval_s: float) -> None:
+    freshness, beats, now_s = opened(), 0, 20.0
+    while now_s < 20.0 + 10 * interval_s - 0.01:
+        now_s = max(now_s, freshness.due_s(hubs))
+        if freshness.tick(now_s, hubs) is not None:
+            beats += 1
+            freshness.echoed()
+    assert beats == pytest.approx(10, abs=1)
+    assert hubs * beats / (10 * interval_s) <= 22.0
+
+
+def test_a_hub_that_is_asked_answers_though_the_watch_is_busy() -> None:
+    freshness = opened()
+    freshness.tick(11.1, 1)
+    freshness.echoed()
+    freshness.heard(11.5)
+    freshness.ask()
+    assert freshness.tick(11.6, 1) is None
+    assert freshness.tick(12.1, 1) == WriteBeat(2)
+
+
+def test_a_beat_that_could_not_be_written_is_tried_again_later() -> None:
+    freshness = opened()
+    freshness.tick(12.0, 1)
+    freshness.refused(12.5, 13.0)
+    assert freshness.fresh_at_s == 12.5
+    assert freshness.tick(17.9, 1) is None
+    assert freshness.tick(18.0, 1) == WriteBeat(2)

@@ -1,0 +1,174 @@
+"""Who was up when: from the registry's events, from a hub's log, and from both."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from omni_discovery import keys
+from omni_discovery.history import EventReader, Life, Transition, lives
+from omni_discovery.history_command import history_table, read_registry
+from omni_discovery.history_log import HistoryLog, history_file, read_log
+from omni_discovery.kv import DeleteEvent, KeyValue, PutEvent, WatchEvent
+from omni_discovery.messages import ReplicaInfo, ReplicaRecord, ReplicaStatus, encode_record
+from omni_discovery.table import Delta, View
+from omni_discovery.testing import FakeKV, ManualClock
+
+KEY = keys.replica_key("n", 0, 1)
+
+
+def value(status: ReplicaStatus, at_s: float, **fields: Any) -> bytes:
+    record = ReplicaRecord(
+        stage_id=0,
+        replica_id=1,
+        input_addr="in",
+        output_addr="out",
+        status=status,
+        registered_at=100.0,
+        updated_at=at_s,
+        host="gpu-7",
+        pid=42,
+        **fields,
+    )
+    return encode_record(record)
+
+
+def put(status: ReplicaStatus, at_s: float, revision: int, epoch: int = 5, **fields: Any) -> PutEvent:
+    return PutEvent(KeyValue(KEY, value(status, at_s, **fields), epoch, revision, 1))
+
+
+def read(*events: WatchEvent) -> list[Transition]:
+    reader = EventReader("n")
+    return [transition for event in events for transition in reader.read(event)]
+
+
+STARTS = put(ReplicaStatus.STARTING, 100.0, 5)
+IS_UP = put(ReplicaStatus.UP, 103.0, 6)
+BUSY = put(ReplicaStatus.UP, 110.0, 7, queue_length=3)
+WITHDRAWS = put(ReplicaStatus.DOWN, 120.0, 8)
+GONE = DeleteEvent(KEY, 9)
+
+
+def test_only_what_changes_a_life_is_told_not_each_new_load() -> None:
+    assert [each.what for each in read(STARTS, IS_UP, BUSY, WITHDRAWS, GONE)] == [
+        "registered",
+        "starting",
+        "up",
+        "down",
+        "gone",
+    ]
+
+
+def test_a_life_that_withdrew_and_one_that_was_lost() -> None:
+    (life,) = lives(read(STARTS, IS_UP, WITHDRAWS, GONE))
+    assert (life.registered_at_s, life.up_at_s, life.seen_at_s, life.is_gone) == (100.0, 103.0, 120.0, True)
+    assert (life.end, life.host, life.pid) == ("withdrew", "gpu-7", 42)
+    assert [life.end for life in lives(read(STARTS, IS_UP, GONE))] == ["lost"]
+    failed = put(ReplicaStatus.ERROR, 105.0, 7, reason="the engine died")
+    assert [life.end for life in lives(read(STARTS, IS_UP, failed, GONE))] == ["failed: the engine died"]
+
+
+def test_two_lives_of_one_key_are_two_also_if_the_end_of_the_first_was_compacted() -> None:
+    first, second = lives(read(IS_UP, put(ReplicaStatus.UP, 203.0, 20, epoch=19)))
+    assert (first.epoch, second.epoch) == (5, 19)
+
+
+def test_values_that_can_not_be_read_and_keys_of_others_are_passed_over() -> None:
+    nonsense = PutEvent(KeyValue(KEY, b"{", 5, 7, 1))
+    beat = PutEvent(KeyValue("/omni/v1/n/beats/h", b"x", 8, 8, 1))
+    assert read(nonsense, beat, DeleteEvent("/omni/v1/n/replicas/0/1/x", 9), GONE) == []
+
+
+def test_the_log_knows_the_moment_of_an_end_that_the_registry_only_knows_to_have_come() -> None:
+    """1. etcd tells of the delete, without a time; 2. the hub's log has the time; 3. in any order the same life."""
+    from_etcd = read(STARTS, IS_UP, GONE)
+    from_log = [Transition(stage_id=0, replica_id=1, epoch=5, what="gone", at_s=131.0)]
+    (life,) = lives(from_etcd + from_log)
+    assert life.gone_at_s == 131.0
+    assert lives(from_log + from_etcd) == [life]
+
+
+def info(epoch: int = 5, status: ReplicaStatus = ReplicaStatus.UP, **fields: Any) -> ReplicaInfo:
+    made = ReplicaInfo("in", "out", 0, status, 0, 103.0, 100.0, replica_id=1, epoch=epoch, host="gpu-7", pid=42)
+    return replace(made, **fields)
+
+
+def test_who_is_registered_now_is_not_gone_and_who_is_not_is() -> None:
+    found = lives(read(STARTS, IS_UP), [info(epoch=77)])
+    assert [(life.epoch, life.is_gone) for life in found] == [(5, True), (77, False)]
+
+
+def test_a_hub_writes_what_changes_and_reads_it_back(tmp_path: Path) -> None:
+    """1. a replica appears, its load changes, it drains, it goes; 2. four things are written; 3. one life is read."""
+    file = history_file(tmp_path / "omni", "n")
+    log = HistoryLog(file)
+    view = View(changed_at=150.0)
+    log.note(view, Delta(added=(info(status=ReplicaStatus.STARTING),)))
+    log.note(view, Delta(updated=(info(),)))
+    log.note(view, Delta(updated=(info(queue_length=9),)))
+    log.note(view, Delta(removed=(info(),)))
+    assert [each.what for each in read_log(file)] == ["registered", "starting", "up", "gone"]
+    (life,) = lives(read_log(file))
+    assert (life.up_at_s, life.gone_at_s, life.end) == (103.0, 150.0, "lost")
+
+
+def test_the_log_stays_within_its_bound_and_keeps_the_newest(tmp_path: Path) -> None:
+    log = HistoryLog(tmp_path / "n.history.jsonl", most_bytes=2000)
+    for epoch in range(1, 200):
+        log.note(View(changed_at=1.0), Delta(added=(info(epoch=epoch),)))
+    assert sum(file.stat().st_size for file in tmp_path.iterdir()) < 5000
+    assert max(each.epoch for each in read_log(tmp_path / "n.history.jsonl")) == 199
+
+
+def test_a_log_that_can_not_be_written_holds_nobody_up_and_broken_lines_are_left_out(tmp_path: Path) -> None:
+    in_the_way = tmp_path / "file"
+    in_the_way.write_text("x")
+    HistoryLog(in_the_way / "n.history.jsonl").note(View(), Delta(added=(info(),)))
+    broken = tmp_path / "n.history.jsonl"
+    broken.write_bytes(b'{"half": \n\xff\xfe\n[]\n')
+    assert list(read_log(broken)) == []
+
+
+async def test_what_the_registry_remembers_is_read_from_its_oldest_revision_on() -> None:
+    """1. a life begins and ends, another begins: both are read
+    2. the history is compacted: the one that is there now is left
+    """
+    kv = FakeKV(ManualClock())
+    await kv.put(KEY, value(ReplicaStatus.UP, 103.0))
+    await kv.delete(KEY)
+    await kv.put(KEY, value(ReplicaStatus.UP, 203.0))
+    transitions, present, oldest = await read_registry(kv, "n")
+    assert [life.is_gone for life in lives(transitions, present)] == [True, False]
+    assert oldest == 1
+    kv.compact()
+    transitions, present, oldest = await read_registry(kv, "n")
+    assert [life.is_gone for life in lives(transitions, present)] == [False]
+    assert oldest > 1
+
+
+def test_the_table_takes_lives_of_which_little_is_known() -> None:
+    table = history_table([Life(0, 1, 5), Life(0, 1, 6, is_gone=True)], 40, 1000.0)
+    assert table.row_count == 2
+    assert history_table([], 40, 1000.0).caption is not None
+
+
+TRANSITIONS = st.builds(
+    Transition,
+    stage_id=st.integers(0, 1),
+    replica_id=st.integers(0, 1),
+    epoch=st.integers(1, 3),
+    what=st.sampled_from(["registered", "up", "down", "gone", "error", "something new"]),
+    at_s=st.none() | st.floats(0, 1e6),
+)
+
+
+@given(st.lists(TRANSITIONS, max_size=12))
+def test_any_transitions_make_one_life_for_each_epoch(transitions: list[Transition]) -> None:
+    found = lives(transitions)
+    ids = [(life.stage_id, life.replica_id, life.epoch) for life in found]
+    assert sorted(ids) == sorted({(each.stage_id, each.replica_id, each.epoch) for each in transitions})
+    assert all(life.is_gone for life in found)

@@ -1,0 +1,110 @@
+"""Writing control keys and waiting for answers, on a registry in memory."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from omni_discovery import keys
+from omni_discovery.errors import ConfigError
+from omni_discovery.messages import ReplicaInfo, ReplicaRecord, ReplicaStatus, encode_record
+from omni_discovery.operate import (
+    DrainEnd,
+    OperationFailedError,
+    Target,
+    must_be_registered,
+    wait_answered,
+    wait_drained,
+    write_control,
+)
+from omni_discovery.testing import FakeKV, ManualClock
+
+TARGET = Target("n", 0, 1)
+
+
+@pytest.fixture
+def kv() -> FakeKV:
+    return FakeKV(ManualClock())
+
+
+async def register(kv: FakeKV, **fields: Any) -> int:
+    """Write the target's record; return its epoch."""
+    known = {"status": ReplicaStatus.UP, "input_addr": "in", "output_addr": "out", **fields}
+    await kv.put(TARGET.record_key, encode_record(ReplicaRecord(stage_id=0, replica_id=1, **known)))
+    item = await kv.get(TARGET.record_key)
+    assert item is not None
+    return item.create_revision
+
+
+async def control(kv: FakeKV) -> Any:
+    item = await kv.get(TARGET.control_key)
+    return None if item is None else json.loads(item.value)
+
+
+async def test_an_unknown_replica_is_told_with_those_that_there_are(kv: FakeKV) -> None:
+    with pytest.raises(ConfigError, match="no replica is"):
+        await must_be_registered(kv, TARGET)
+    await kv.put(keys.replica_key("n", 3, 4), b"{}")
+    with pytest.raises(ConfigError, match=r"no replica 0/1 .* there are: 3/4"):
+        await must_be_registered(kv, TARGET)
+
+
+async def test_each_part_of_a_key_is_written_without_the_others_being_lost(kv: FakeKV) -> None:
+    assert await write_control(kv, TARGET, {"cordon": True}) > 0
+    assert await write_control(kv, TARGET, {"weight": 2}) > 0
+    assert await control(kv) == {"cordon": True, "weight": 2}
+    assert await write_control(kv, TARGET, {"cordon": None}) > 0
+    assert await control(kv) == {"weight": 2}
+    assert await write_control(kv, TARGET, {"weight": None}) == 0
+    assert await control(kv) is None
+    assert await write_control(kv, TARGET, {"weight": None}) == 0
+
+
+async def test_a_value_that_can_not_be_read_is_replaced(kv: FakeKV) -> None:
+    await kv.put(TARGET.control_key, b'{"cordn": true}')
+    await write_control(kv, TARGET, {"cordon": True})
+    assert await control(kv) == {"cordon": True}
+
+
+async def test_an_answer_is_taken_for_what_it_says(kv: FakeKV) -> None:
+    await register(kv, control_revision=8)
+    found = await wait_answered(kv, TARGET, 8, 1.0)
+    assert found is not None
+    await register(kv, control_revision=8, control_error="revision 9: no")
+    with pytest.raises(OperationFailedError, match="revision 9: no"):
+        await wait_answered(kv, TARGET, 9, 1.0)
+    with pytest.raises(OperationFailedError, match="did not answer revision 10"):
+        await wait_answered(kv, TARGET, 10, 0.15)
+    await kv.delete(TARGET.record_key)
+    assert await wait_answered(kv, TARGET, 10, 1.0) is None
+
+
+async def test_a_drain_is_done_when_the_life_is_over_and_its_key_is_gone(kv: FakeKV) -> None:
+    """1. two in flight, then none, and the record goes; 2. etcd is away for a moment meanwhile, which ends nothing."""
+    epoch = await register(kv, status=ReplicaStatus.DRAINING, queue_length=2)
+    seen: list[ReplicaInfo] = []
+    waiting = asyncio.create_task(wait_drained(kv, TARGET, epoch, 10.0, seen.append))
+    await asyncio.sleep(0.05)
+    kv.is_out = True
+    await asyncio.sleep(0.15)
+    kv.is_out = False
+    await kv.delete(TARGET.record_key)
+    assert await waiting is DrainEnd.DRAINED
+    assert seen[0].queue_length == 2
+
+
+async def test_a_life_that_ended_with_its_drain_key_standing_was_killed_and_the_key_is_cleared(kv: FakeKV) -> None:
+    epoch = await register(kv)
+    await write_control(kv, TARGET, {"drain": True, "epoch": epoch, "cordon": True})
+    await kv.delete(TARGET.record_key)
+    await register(kv)
+    assert await wait_drained(kv, TARGET, epoch, 1.0, lambda info: None) is DrainEnd.DIED
+    assert await control(kv) == {"cordon": True}
+
+
+async def test_a_drain_that_takes_too_long_is_said_to(kv: FakeKV) -> None:
+    epoch = await register(kv, status=ReplicaStatus.DRAINING)
+    assert await wait_drained(kv, TARGET, epoch, 0.15, lambda info: None) is DrainEnd.TIMED_OUT

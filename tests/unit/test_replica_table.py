@@ -1,0 +1,49 @@
+"""The table of replicas, as a person sees it on 80 columns."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+from rich.console import Console
+
+from omni_discovery.messages import ReplicaInfo, ReplicaStatus
+from omni_discovery.replica_table import replica_table
+from omni_discovery.table import View
+
+
+def info(replica_id: int, status: ReplicaStatus = ReplicaStatus.UP, **fields: Any) -> ReplicaInfo:
+    known = {"host": "gpu-node-17.rack-4", "pid": 4194303, "device": "cuda:0,1", "capacity": 128, "model": "/m/thinker"}
+    address = "tcp://10.120.130.140:36151"
+    return ReplicaInfo(address, address, 0, status, 100, 0.0, 0.0, replica_id=replica_id, **{**known, **fields})
+
+
+def printed(*infos: ReplicaInfo) -> list[str]:
+    view = View(replicas={(each.stage_id, each.replica_id): each for each in infos})
+    console = Console(width=80, file=io.StringIO())
+    with console.capture() as captured:
+        console.print(replica_table(view, "default", 30_000.0))
+    return captured.get().splitlines()
+
+
+def test_what_the_operator_asked_for_is_shown_and_no_line_is_too_long() -> None:
+    lines = printed(
+        info(0, cordoned=True),
+        info(1, ReplicaStatus.DRAINING, weight=0.25),
+        info(2, control_error='revision 21: weight is "x"; right would be a number from 0 to 1000'),
+        info(3, ReplicaStatus.ERROR, reason="no progress for 60 s with work in hand"),
+    )
+    text = "\n".join(lines)
+    assert "0/0  up cordoned" in text
+    assert "draining w0.25" in text
+    assert '! control/0/2, revision 21: weight is "x"' in text
+    assert "10.120.130.140:36151" in text
+    assert "error no prog" in text
+    assert all(len(line) <= 80 for line in lines), text
+
+
+def test_a_calm_table_has_no_marks_and_an_empty_one_says_so() -> None:
+    text = "\n".join(printed(info(0)))
+    assert "!" not in text
+    assert "cordoned" not in text
+    assert "no replica is registered yet" in "\n".join(printed())

@@ -1,0 +1,223 @@
+"""A watch that lies by silence, and what finds it out; in memory, on a clock moved by hand."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import AsyncGenerator, AsyncIterator
+
+import pytest
+
+from omni_discovery import keys
+from omni_discovery.beats import Beat, decode_beat
+from omni_discovery.errors import RegistryUnavailableError
+from omni_discovery.kv import DeleteEvent, Listing, PutEvent, WatchBatch
+from omni_discovery.messages import HubRecord, ReplicaRecord, ReplicaStatus, encode_record
+from omni_discovery.table import ReplicaTable, View
+from omni_discovery.testing import FakeKV, ManualClock, settle
+from omni_discovery.upkeep import UpkeepOptions
+from omni_discovery.watcher import Watcher
+
+NS = "default"
+BEAT = keys.beat_key(NS, "hub-1")
+
+
+def key(replica_id: int) -> str:
+    return keys.replica_key(NS, 0, replica_id)
+
+
+def value(replica_id: int, status: ReplicaStatus = ReplicaStatus.UP) -> bytes:
+    return encode_record(
+        ReplicaRecord(stage_id=0, replica_id=replica_id, input_addr="i", output_addr="o", status=status)
+    )
+
+
+class LyingKV(FakeKV):
+    """Its watches may drop the events of some keys, or all events, and say nothing; its beats may be refused."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        super().__init__(clock)
+        self.lists = self.watches = 0
+        self.drops: set[str] = set()
+        self.is_mute = self.is_read_only = False
+        self.moves = 0
+
+    def move_on(self) -> None:
+        self.moves += 1
+
+    async def list(self, prefix: str, *, keys_only: bool = False) -> Listing:
+        self.lists += 1
+        return await super().list(prefix, keys_only=keys_only)
+
+    async def put(self, key: str, value: bytes, lease_id: int = 0) -> int:
+        if self.is_read_only:
+            raise RegistryUnavailableError("no space")
+        return await super().put(key, value, lease_id)
+
+    async def watch(self, prefix: str, start_revision: int) -> AsyncGenerator[WatchBatch, None]:
+        self.watches += 1
+        async for batch in super().watch(prefix, start_revision):
+            kept = [event for event in batch.events if not (self.is_mute or _key_of(event) in self.drops)]
+            if kept or not batch.events:
+                yield WatchBatch(batch.revision, tuple(kept))
+
+
+def _key_of(event: PutEvent | DeleteEvent) -> str:
+    return event.item.key if isinstance(event, PutEvent) else event.key
+
+
+class Scene:
+    """One hub's view, with beats under a lease that never ends."""
+
+    def __init__(self) -> None:
+        self.clock = ManualClock()
+        self.kv = LyingKV(self.clock)
+        self.views: list[View] = []
+        self.counts: Counter[str] = Counter()
+        self.table = ReplicaTable(NS)
+
+    async def start(self) -> None:
+        lease_id = (await self.kv.grant(1_000_000.0)).lease_id
+        await self.kv.put(key(0), value(0))
+        options = UpkeepOptions(beat=lambda kv: Beat(kv, BEAT, lambda: lease_id), count=self._count)
+        prefix = keys.namespace_prefix(NS)
+        self.watcher = Watcher(
+            self.kv,
+            self.table,
+            prefix,
+            lambda view, _: self.views.append(view),
+            clock=self.clock,
+            jitter=lambda: 0.5,
+            options=options,
+        )
+        self.watcher.start()
+        await settle()
+
+    def _count(self, name: str) -> None:
+        self.counts[name] += 1
+
+    @property
+    def ids(self) -> list[int]:
+        return sorted(replica_id for _, replica_id in self.table.snapshot().replicas)
+
+    async def beat(self) -> int:
+        item = await self.kv.get(BEAT)
+        return 0 if item is None else decode_beat(BEAT, item.value).counter
+
+
+@pytest.fixture
+async def scene() -> AsyncIterator[Scene]:
+    scene = Scene()
+    await scene.start()
+    yield scene
+    await scene.watcher.close()
+
+
+async def test_a_quiet_watch_is_proved_each_second_by_a_leased_beat(scene: Scene) -> None:
+    await scene.clock.advance(10.5)
+    assert await scene.beat() == 10
+    item = await scene.kv.get(BEAT)
+    assert item is not None
+    assert item.lease_id != 0
+    assert decode_beat(BEAT, item.value).revision > 0
+    assert scene.table.snapshot().stale_since_s is None
+    assert (scene.kv.watches, scene.counts["unproved"], len(scene.views)) == (1, 0, 1)
+
+
+async def test_a_watch_that_goes_mute_is_found_out_and_opened_anew(scene: Scene) -> None:
+    """1. the watch says nothing any more, while replica 1 comes
+    2. within five seconds the view is marked stale since the last proof, and a new list shows replica 1
+    """
+    await scene.clock.advance(5.5)
+    scene.kv.is_mute = True
+    await scene.kv.put(key(1), value(1))
+    await scene.clock.advance(5.0)
+    assert scene.ids == [0, 1]
+    assert scene.counts["unproved"] == scene.kv.moves == 1
+    stale = [view.stale_since_s for view in scene.views if view.stale_since_s is not None]
+    assert len(stale) == 1
+    assert 1_000_003.0 <= stale[0] <= 1_000_005.5
+    scene.kv.is_mute = False
+    await scene.clock.advance(10.0)
+    assert scene.table.snapshot().stale_since_s is None
+
+
+async def test_many_hubs_share_the_beats_between_them(scene: Scene) -> None:
+    for number in range(60):
+        hub_id = f"other-{number}"
+        await scene.kv.put(keys.hub_key(NS, hub_id), encode_record(HubRecord(hub_id=hub_id)))
+    await scene.clock.advance(31.0)
+    assert 9 <= await scene.beat() <= 11
+
+
+async def test_a_store_that_takes_no_writes_is_proved_by_lists(scene: Scene) -> None:
+    scene.kv.is_read_only = True
+    await scene.clock.advance(60.0)
+    assert scene.table.snapshot().stale_since_s is None
+    assert scene.kv.lists < 20
+    assert scene.counts["unproved"] == 0
+
+
+async def test_a_registry_that_goes_while_the_watch_stands_makes_the_view_stale(scene: Scene) -> None:
+    await scene.clock.advance(3.5)
+    scene.kv.is_out = True
+    await scene.clock.advance(60.0)
+    since_s = scene.table.snapshot().stale_since_s
+    assert since_s is not None
+    assert since_s <= 1_000_003.6
+    assert scene.ids == [0]
+
+
+async def test_a_deletion_lost_as_the_watch_opened_is_found_a_second_later(scene: Scene) -> None:
+    scene.kv.drops.add(key(0))
+    await scene.kv.delete(key(0))
+    await scene.clock.advance(0.9)
+    assert scene.ids == [0]
+    await scene.clock.advance(0.2)
+    assert scene.ids == []
+    assert scene.counts["repair"] == 1
+
+
+@pytest.mark.parametrize("event", ["put", "delete"])
+async def test_an_event_lost_later_is_found_within_the_minute(scene: Scene, event: str) -> None:
+    await scene.clock.advance(5.0)
+    changed = key(1) if event == "put" else key(0)
+    scene.kv.drops.add(changed)
+    if event == "put":
+        await scene.kv.put(changed, value(1))
+    else:
+        await scene.kv.delete(changed)
+    await scene.clock.advance(62.0)
+    assert scene.ids == ([0, 1] if event == "put" else [])
+    assert scene.counts["repair"] == 1
+
+
+async def test_a_view_that_is_right_is_not_read_again(scene: Scene) -> None:
+    await scene.clock.advance(600.0)
+    assert scene.kv.lists == 2
+    assert scene.counts == Counter()
+
+
+async def test_a_registry_that_went_back_unseen_is_read_anew(scene: Scene) -> None:
+    """The watch stays silent on a wipe; the comparison of the minute, or the beat, notices."""
+    await scene.clock.advance(2.0)
+    history = scene.table.snapshot().history
+    scene.kv.is_mute = True
+    scene.kv.wipe()
+    await scene.kv.put(key(5), value(5))
+    scene.kv.is_mute = False
+    await scene.clock.advance(6.0)
+    assert scene.ids == [5]
+    assert scene.table.snapshot().history == history + 1
+
+
+async def test_a_drain_is_acknowledged_by_a_beat_on_a_busy_watch(scene: Scene) -> None:
+    await scene.clock.advance(2.0)
+    await scene.kv.put(key(0), value(0, ReplicaStatus.DRAINING))
+    item = await scene.kv.get(key(0))
+    assert item is not None
+    for number in range(1, 20):
+        await scene.clock.advance(0.1)
+        await scene.kv.put(key(1), value(1) + b" " * number)
+    beat = await scene.kv.get(BEAT)
+    assert beat is not None
+    assert decode_beat(BEAT, beat.value).revision >= item.mod_revision
