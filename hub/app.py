@@ -33,7 +33,7 @@ from omni_discovery.errors import ConfigError, RegistryUnavailableError
 from omni_discovery.history_log import remembering
 from omni_discovery.hub_watcher import ViewOptions
 from omni_discovery.messages import HubRecord
-from omni_discovery.registry_check import check_registry
+from omni_discovery.registry_check import check_registry, check_ttl
 from omni_discovery.runtime_file import read_embedded, remove_endpoint, write_endpoint
 
 if TYPE_CHECKING:
@@ -174,9 +174,7 @@ class _Hub:
         While etcd is away, the saved view will do; not if etcd refuses us.
         """
         settled = threading.Event()
-        registry = RegistryConfig(
-            self._endpoints, self._config.namespace, self._config.security, ttl_s=self._config.ttl_s
-        )
+        registry = self._registry()
         # The client only goes on trying; the check says why that is in vain.
         check = asyncio.create_task(asyncio.to_thread(check_registry, registry, _SYNC_S, settled.is_set))
         try:
@@ -184,6 +182,10 @@ class _Hub:
         finally:
             settled.set()
             await asyncio.gather(check, return_exceptions=True)
+
+    def _registry(self) -> RegistryConfig:
+        config = self._config
+        return RegistryConfig(self._endpoints, config.namespace, config.security, ttl_s=config.ttl_s)
 
     async def _has_view(self, client: OmniCoordClientForHub, check: asyncio.Task[None]) -> bool:
         began_s = time.monotonic()
@@ -209,6 +211,7 @@ class _Hub:
     async def _agree_on_pipeline(self, client: OmniCoordClientForHub, stack: AsyncExitStack) -> None:
         deploy, namespace = self._config.deploy, self._config.namespace
         if client.is_synced:
+            await asyncio.to_thread(check_ttl, self._registry())
             await asyncio.to_thread(claim_pipeline, client, deploy, namespace)
             return
         saved = client.view().pipeline

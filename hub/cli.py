@@ -8,9 +8,6 @@ import os
 import resource
 import sys
 from pathlib import Path
-from typing import Any
-
-import msgspec
 
 from omni_discovery.cli import (
     add_registry_options,
@@ -20,7 +17,8 @@ from omni_discovery.cli import (
     user_runtime_dir,
 )
 from omni_discovery.config import RegistryConfig
-from omni_discovery.deploy import DeployConfig, StageConfig, parse_deploy
+from omni_discovery.deploy import DeployConfig, StageConfig
+from omni_discovery.deploy_file import load_deploy
 from omni_discovery.endpoints import parse_endpoints
 from omni_discovery.errors import ConfigError
 from omni_discovery.keys import check_namespace
@@ -204,28 +202,13 @@ def read_deploy(arguments: argparse.Namespace) -> DeployConfig:
     if arguments.deploy_config is None:
         stage = StageConfig(stage_id=0, engine="vllm", model=arguments.model, final_output="text")
         return DeployConfig(stages=(stage,))
-    try:
-        text = arguments.deploy_config.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"can't read {arguments.deploy_config}: {error}") from error
-    deploy = parse_deploy(text, str(arguments.deploy_config))
+    deploy = load_deploy(arguments.deploy_config, arguments.model)
     if arguments.stage_id is not None:
         deploy.stage(arguments.stage_id)
-    folder = arguments.deploy_config.resolve().parent
-    stages = tuple(_with_model(stage, arguments.model, folder) for stage in deploy.stages)
-    return msgspec.structs.replace(deploy, stages=stages)
+    return deploy
 
 
 def check_model(stage: StageConfig) -> None:
     """Raise ConfigError if a stage that is to run here names a folder that is not there."""
     if stage.model.startswith("/") and not Path(stage.model).exists():
         raise ConfigError(f"stage {stage.stage_id}: the model folder {stage.model} does not exist; correct 'model'")
-
-
-def _with_model(stage: StageConfig, default: str | None, folder: Path) -> StageConfig:
-    changes: dict[str, Any] = {}
-    if not stage.model and default:
-        changes["model"] = default
-    elif stage.model.startswith(("./", "../")):
-        changes["model"] = str((folder / stage.model).resolve())
-    return msgspec.structs.replace(stage, **changes)

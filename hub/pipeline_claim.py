@@ -31,7 +31,7 @@ def check_pipeline(in_force: bytes, deploy: DeployConfig, namespace: str) -> Non
     if difference:
         raise ConfigError(
             f"namespace {namespace!r} already runs another pipeline: {difference}. "
-            "Serve the same document, or another --namespace"
+            "Serve the same document, take another --namespace, or replace it with 'omni pipeline apply FILE'"
         )
 
 

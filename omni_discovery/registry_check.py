@@ -8,7 +8,13 @@ from collections.abc import Callable
 from typing import Final
 
 from omni_discovery.config import RegistryConfig
-from omni_discovery.errors import RegistryDeniedError, RegistryTlsError, RegistryUnavailableError
+from omni_discovery.errors import (
+    ConfigError,
+    RegistryDeniedError,
+    RegistryError,
+    RegistryTlsError,
+    RegistryUnavailableError,
+)
 from omni_discovery.etcd import EtcdKV
 from omni_discovery.keys import pipeline_key
 
@@ -23,6 +29,31 @@ def check_registry(config: RegistryConfig, patience_s: float, is_stopped: Callab
     which endpoint, and what to correct. Blocks: not for a thread that has an event loop.
     """
     asyncio.run(_check(config, patience_s, is_stopped))
+
+
+def check_ttl(config: RegistryConfig) -> None:
+    """Raise ConfigError if etcd would grant no lease as short as ``config.ttl_s``; it counts whole seconds.
+
+    An etcd that does not answer is not asked again: clients honour what they are granted. Blocks, as check_registry.
+    """
+    granted_s = asyncio.run(_granted_s(config))
+    if granted_s >= config.ttl_s + 1:
+        raise ConfigError(
+            f"a TTL of {config.ttl_s:g} s is too short for etcd at {','.join(config.endpoints)}, whose elections are "
+            f"slow: it grants {granted_s:g} s at least; give --omni-heartbeat-timeout {granted_s:g}"
+        )
+
+
+async def _granted_s(config: RegistryConfig) -> float:
+    kv = EtcdKV(config.endpoints, security=config.security, try_timeout_s=_TRY_S, call_timeout_s=_TRY_S)
+    try:
+        grant = await kv.grant(config.ttl_s)
+        await kv.revoke(grant.lease_id)
+    except RegistryError:
+        return 0.0
+    finally:
+        await kv.close()
+    return grant.ttl_s
 
 
 async def _check(config: RegistryConfig, patience_s: float, is_stopped: Callable[[], bool]) -> None:

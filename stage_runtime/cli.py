@@ -99,6 +99,8 @@ def _supervise(arguments: argparse.Namespace) -> int:
     os.environ.pop("OMNI_ETCD_PASSWORD", None)
     config = SupervisorConfig(replica=replica, count=arguments.omni_dp_size_local, parent_pid=arguments.parent_pid)
 
+    from omni_discovery.config import RegistryConfig
+    from omni_discovery.registry_check import check_ttl
     from stage_runtime.engines.base import create_engine, modules_to_preload
     from stage_runtime.launch import SpawnLauncher, ZygoteLauncher, replica_environment
     from stage_runtime.pipeline_source import read_pipeline
@@ -107,6 +109,7 @@ def _supervise(arguments: argparse.Namespace) -> int:
     deploy = read_pipeline(
         replica.endpoints, replica.namespace, security=replica.security, absent_wait_s=replica.pipeline_wait_s
     )
+    check_ttl(RegistryConfig(replica.endpoints, replica.namespace, replica.security, ttl_s=replica.ttl_s))
     stage = deploy.stage(replica.stage_id)
     # Built once here, unloaded, so that what is wrong with it is said once and before any process starts.
     create_engine(stage).close()

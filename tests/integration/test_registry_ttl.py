@@ -14,7 +14,7 @@ from omni_discovery.clients import OmniCoordClientForStage
 from omni_discovery.errors import ConfigError
 from omni_discovery.etcd import EtcdKV
 from stage_runtime.config import ReplicaConfig
-from tests.support.processes import Child
+from tests.support.processes import Child, wait_for
 from tests.support.registry import EtcdServer, etcdctl
 
 
@@ -56,6 +56,26 @@ def test_the_commands_refuse_it_too_before_they_start_anything(tmp_path: Path, k
     child = Child(["serve", *kind, *flags], tmp_path)
     assert child.process.wait(20.0) == 2
     assert "ttl_s is 0.5; right would be from 1 to 3600" in child.text
+
+
+def test_the_commands_refuse_a_ttl_below_the_servers_shortest(slow_server: EtcdServer, tmp_path: Path) -> None:
+    """A hub with 2 s is refused; one with 5 s starts; then a supervisor with 2 s is refused."""
+    deploy = tmp_path / "deploy.yaml"
+    deploy.write_text("stages: [{stage_id: 0, engine: echo, final_output: text}]")
+    registry = ["--etcd-endpoints", slow_server.endpoint, "--omni-heartbeat-timeout"]
+    hub = ["serve", "--deploy-config", str(deploy), "--port", "0", "--hub-only", *registry]
+    child = Child([*hub, "2"], tmp_path)
+    assert child.process.wait(20.0) == 2
+    assert "a TTL of 2 s is too short" in child.text
+    assert "--omni-heartbeat-timeout 5" in child.text
+    started = Child([*hub, "5"], tmp_path, "hub")
+    try:
+        wait_for("the hub to listen", lambda: "hub.listening" in started.text)
+        headless = Child(["serve", "--headless", "--stage-id", "0", *registry, "2"], tmp_path, "headless")
+        assert headless.process.wait(20.0) == 2
+        assert "a TTL of 2 s is too short" in headless.text
+    finally:
+        assert started.stop() == []
 
 
 async def test_a_call_that_is_being_retried_ends_at_once_when_it_is_cancelled() -> None:
