@@ -245,8 +245,11 @@ def _is_healthy(port: int) -> bool:
 
 
 def _lock_folder(folder: Path) -> IO[bytes]:
-    lock = (folder / "owner").open("wb")
+    unnamed = folder / "owner.new"
+    lock = unnamed.open("wb")
     fcntl.flock(lock, fcntl.LOCK_EX)
+    # Named only once it is locked: another start, which looks for orphans, must not find it free.
+    unnamed.rename(folder / "owner")
     return lock
 
 
