@@ -121,7 +121,8 @@ class Membership:
     def close_if_unused(self, stage_id: int, addr: str) -> None:
         """Let go of a client whose replica is not listed any more and has nothing in flight."""
         client = self.clients.get(addr)
-        if client is not None and self._pools[stage_id].get(addr) is None:
+        # A replica of another stage may have got the port of one that died.
+        if client is not None and client.info.stage_id == stage_id and self._pools[stage_id].get(addr) is None:
             del self.clients[addr]
             client.close()
 

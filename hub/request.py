@@ -250,29 +250,26 @@ class RequestMachine:
                 return self._finish(Outcome.FAILED, error, now_s)
 
     def _restart(self, now_s: float) -> list[Action]:
-        actions = self._stop_all(None)
+        actions = self._stop_all()
         for run in self.runs.values():
             run.reset()
         return actions + self._begin(now_s)
 
-    def _stop_all(self, outcome: Outcome | None) -> list[Action]:
+    def _stop_all(self) -> list[Action]:
         actions: list[Action] = []
         for run in self.runs.values():
             if run.running:
                 actions.append(ev.Abort(run.stage_id, run.attempt, run.replica))
-            elif run.left_payloads and run.replica is not None and not self._fetched(run, outcome):
+            elif run.left_payloads and run.replica is not None:
+                # Also after it was fetched: the replica keeps it, so that the next stage can be run again.
                 actions.append(ev.ReleasePayload(run.stage_id, run.replica))
         return actions
-
-    def _fetched(self, run: StageRun, outcome: Outcome | None) -> bool:
-        takers = [self.runs[stage_id] for stage_id in self._plan.next_stages[run.stage_id]]
-        return outcome is Outcome.OK and all(each.phase is Phase.DONE and each.attempt == 0 for each in takers)
 
     def _finish(self, outcome: Outcome, error: RequestError | None, now_s: float) -> list[Action]:
         self.finished = True
         if self._started_at_s is not None:
             self.state.pipeline_timings["total"] = now_s - self._started_at_s
-        actions = self._stop_all(outcome)
+        actions = self._stop_all()
         if error is None:
             reason = "done" if outcome is Outcome.OK else "abort"
             actions.append(ev.Emit(summary_output(self._shown_id, reason, self.state.pipeline_timings)))

@@ -41,6 +41,8 @@ class StageClient:
             raise ConfigError("its record holds no CURVE public key, and this hub speaks only encrypted")
         self.info = info
         self.session_up = False
+        #: Whether it is known that nothing sent before will be answered without a new session.
+        self._is_lost = True
         self._hub_id = hub_id
         self._config = config
         self._on_event = on_event
@@ -104,7 +106,8 @@ class StageClient:
     def abort(self, request_id: str) -> None:
         """Stop the work on a request, now or once the session is back."""
         self._forget(request_id)
-        if not self._send("input", wire.Abort(epoch=self.info.epoch, request_id=request_id)):
+        # A replica that has not welcomed us may not know of its new epoch yet, and would drop this.
+        if not (self.session_up and self._send("input", wire.Abort(epoch=self.info.epoch, request_id=request_id))):
             self._to_abort.add(request_id)
             self._keep_ticking()
 
@@ -144,7 +147,7 @@ class StageClient:
         self._welcomed.add(name)
         if self.session_up or len(self._welcomed) < len(self._connections):
             return
-        self.session_up = True
+        self.session_up, self._is_lost = True, False
         self._epochs.add(message.epoch)
         self._abort_the_rest()
         self._on_event(SessionUp(self, message.queue_length))
@@ -160,9 +163,10 @@ class StageClient:
             self._on_event(ProcessGone(self))
 
     def _end_session(self, reason: str, *, lost: bool) -> None:
-        if not self.session_up:
+        # After a change of epoch, work goes on without a session: the loss of the connection is news then, too.
+        if not self.session_up and (self._is_lost or not lost):
             return
-        self.session_up = False
+        self.session_up, self._is_lost = False, lost
         if lost:
             for timer in self._unanswered.values():
                 timer.cancel()

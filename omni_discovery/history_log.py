@@ -11,6 +11,7 @@ import msgspec
 
 from omni_discovery.history import Transition, of_record, of_removal
 from omni_discovery.keys import check_namespace
+from omni_discovery.runtime_file import is_private
 from omni_discovery.table import Delta, View
 
 logger = logging.getLogger(__name__)
@@ -52,6 +53,8 @@ class HistoryLog:
     def _append(self, lines: bytes) -> None:
         try:
             self._file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if not is_private(self._file.parent):
+                raise PermissionError(f"others can write to {self._file.parent}")
             with self._file.open("ab") as log:
                 log.write(lines)
                 is_full = log.tell() >= self._most_bytes

@@ -186,6 +186,9 @@ class LeasedKey(abc.ABC):
         self._published_at_s = self._clock.monotonic_s()
         if not claim.won:
             self._changed(at_once=True)
+            if self._standing and claim.current and claim.current.mod_revision < standing.mod_revision:
+                # Read after what we knew of: the registry was restored from a backup, and its word counts.
+                self._standing = replace(standing, mod_revision=0)
             self._observe(claim.current)
         elif claim.current is not None and self._standing is not None:
             self._standing = claim.current

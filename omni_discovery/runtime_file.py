@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import stat
 import tempfile
 from pathlib import Path
 
 import msgspec
 
+from omni_discovery.errors import ConfigError
 from omni_discovery.keys import check_namespace
 
 
@@ -23,9 +25,20 @@ def runtime_dir(xdg_runtime_dir: str | None) -> Path:
     return Path(xdg_runtime_dir or Path(tempfile.gettempdir()) / f"omni-{os.getuid()}") / "omni"
 
 
+def is_private(folder: Path) -> bool:
+    """Whether it is a folder that only this user writes to: in the temporary folder, others may have been first."""
+    try:
+        status = folder.lstat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o022
+
+
 def write_endpoint(folder: Path, namespace: str, endpoint: str) -> Path:
-    """Publish this process's embedded etcd for a namespace; return the file."""
+    """Publish this process's embedded etcd for a namespace; return the file. Raise ConfigError for another's folder."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if not is_private(folder):
+        raise ConfigError(f"others can write to {folder}: remove it, or set XDG_RUNTIME_DIR to a folder of your own")
     file = _file(folder, namespace)
     half_written = file.with_suffix(f".{os.getpid()}")
     half_written.write_bytes(msgspec.json.encode(EmbeddedEndpoint(endpoint=endpoint, pid=os.getpid())))
@@ -36,6 +49,8 @@ def write_endpoint(folder: Path, namespace: str, endpoint: str) -> Path:
 
 def read_embedded(folder: Path, namespace: str) -> EmbeddedEndpoint | None:
     """The living embedded etcd of this user for a namespace; None if there is none."""
+    if not is_private(folder):
+        return None
     try:
         found = msgspec.json.decode(_file(folder, namespace).read_bytes(), type=EmbeddedEndpoint)
     except (OSError, msgspec.DecodeError):

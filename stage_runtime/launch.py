@@ -50,6 +50,9 @@ class SpawnLauncher:
                 # Ctrl-C in a terminal is for the supervisor, which drains.
                 start_new_session=True,
             )
+        except OSError:
+            os.close(output_fd)
+            raise
         finally:
             os.close(write_fd)
         # If the child died at once, its end is noticed like any other.

@@ -6,6 +6,7 @@ with its stage and ordinal before it.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import selectors
@@ -131,9 +132,15 @@ class Supervisor:
 
     def _start(self, slot: _Slot, now_s: float) -> None:
         config = msgspec.structs.replace(self._replica_config, ordinal=slot.ordinal)
-        slot.child = self._launcher.start(config, self._environment_of(slot.ordinal))
         slot.started_at_s = now_s
         slot.start_at_s = float("inf")
+        try:
+            slot.child = self._launcher.start(config, self._environment_of(slot.ordinal))
+        except OSError as error:
+            # That the machine has no process or memory to give just now must not cost the replicas that run.
+            logger.error("supervisor.not_started stage=%d ordinal=%d: %s", config.stage_id, slot.ordinal, error)
+            self._ended(slot, EXIT_FAILED)
+            return
         os.set_blocking(slot.child.output_fd, False)
         self._selector.register(slot.child.output_fd, selectors.EVENT_READ, slot)
         logger.info("supervisor.starting stage=%d ordinal=%d", config.stage_id, slot.ordinal)
@@ -147,9 +154,12 @@ class Supervisor:
         if slot.unfinished_line:
             self._print(slot, slot.unfinished_line)
             slot.unfinished_line = b""
-        self._selector.unregister(child.output_fd)
+        self._ignore(child.output_fd)
         os.close(child.output_fd)
         slot.child = None
+        self._ended(slot, code)
+
+    def _ended(self, slot: _Slot, code: int) -> None:
         stage_id = self._config.replica.stage_id
         if self._kill_at_s is not None:
             logger.info("supervisor.ended stage=%d ordinal=%d code=%d", stage_id, slot.ordinal, code)
@@ -194,10 +204,16 @@ class Supervisor:
             except BlockingIOError:
                 return
             if not content:
+                # It closed its output and may run on: the selector would call this ready for ever.
+                self._ignore(slot.child.output_fd)
                 return
             *lines, slot.unfinished_line = (slot.unfinished_line + content).split(b"\n")
             for line in lines:
                 self._print(slot, line)
+
+    def _ignore(self, output_fd: int) -> None:
+        with contextlib.suppress(KeyError):
+            self._selector.unregister(output_fd)
 
     def _print(self, slot: _Slot, line: bytes) -> None:
         prefix = f"[stage {self._config.replica.stage_id} #{slot.ordinal}] ".encode()

@@ -53,18 +53,20 @@ def _ready(omni: AsyncOmni) -> Response:
     stages = omni.stage_status()
     empty = [stage.stage_id for stage in stages if not stage.pickable]
     body: dict[str, Any] = {
-        "ready": not empty,
+        "ready": omni.is_running and not empty,
         "stages": {
             str(stage.stage_id): {"registered": stage.registered, "pickable": stage.pickable} for stage in stages
         },
     }
     if empty:
         body["reason"] = f"no replica of stage {', '.join(map(str, empty))} can take work"
+    if not omni.is_running:
+        body["reason"] = "this hub takes no requests any more: its log says why"
     stale_s = omni.view_stale_s
     if stale_s is not None:
         body["view_stale_s"] = round(stale_s, 1)
         body["view"] = f"the view of the registry has not been proved fresh for {stale_s:.0f} s; serving goes on by it"
-    return JSONResponse(body, status_code=503 if empty else 200)
+    return JSONResponse(body, status_code=200 if body["ready"] else 503)
 
 
 async def _not_found_or_not_allowed(request: Request, error: Exception) -> Response:

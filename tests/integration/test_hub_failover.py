@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -193,3 +194,21 @@ async def test_a_replica_that_reports_an_error_loses_its_work() -> None:
         await until(lambda: len(a.of(wire.Submit)) == 1)
         show(omni, with_status(a.info, ReplicaStatus.ERROR), b.info)
         assert (await first).text == "moved "
+
+
+async def test_a_replica_that_got_the_port_of_a_dead_one_of_another_stage_keeps_its_client() -> None:
+    """1. a replica of stage 0 dies; the kernel gives its port to a new one of stage 1
+    2. the dead one's key expires last: that takes nothing from the new one
+    """
+    thinker, painter = FakeReplica(echo), FakeReplica(picture, stage_id=1)
+    dead = replace(painter.info, stage_id=0, replica_id=5, curve_public_key=thinker.info.curve_public_key)
+    async with running_hub(thinker, deploy=PAIR) as omni:
+        show(omni, thinker.info, dead)
+        await until(lambda: omni.stage_status()[0].registered == 2)
+        show(omni, thinker.info, dead, painter.info)
+        await until(lambda: omni.stage_status()[1].pickable == 1)
+        show(omni, thinker.info, painter.info)
+        await until(lambda: omni.stage_status()[0].registered == 1)
+        outputs = await collect(omni.generate({"prompt": "a cat"}))
+        assert b"PNG" in [output.data for output in outputs]
+    painter.kill()

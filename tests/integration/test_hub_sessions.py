@@ -28,6 +28,7 @@ from tests.support.hub_fakes import (
     until,
     view_of,
 )
+from tests.support.proxy import TcpProxy
 
 
 def dropped(omni: AsyncOmni, reason: str) -> float:
@@ -235,3 +236,52 @@ async def test_work_that_is_never_spoken_of_again_ends_after_the_grace() -> None
             await collect(outputs)
         await until(lambda: len(again.of(wire.Abort)) == 1)
         again.kill()
+
+
+async def test_an_abort_waits_until_the_replica_knows_its_new_epoch() -> None:
+    """1. the hub hears of a new epoch before the replica itself does
+    2. the client leaves: an abort sent now would name an epoch that the replica does not know
+    3. the replica welcomes the hub under that epoch, and then gets it
+    """
+    replica = FakeReplica(accept_only)
+    async with running_hub(replica) as omni:
+        reading = asyncio.create_task(collect(omni.generate({"prompt": "long"}, request_id="r1")))
+        await until(lambda: len(replica.of(wire.Submit)) == 1)
+        renewed = replace(replica.info, epoch=replica.info.epoch + 1000)
+        show(omni, renewed)
+        await until(lambda: renewed.epoch in [hello.epoch for hello in replica.of(wire.Hello)])
+        await omni.abort("r1")
+        await asyncio.sleep(0.05)
+        assert not replica.of(wire.Abort)
+        replica.info = renewed
+        await until(lambda: [abort.epoch for abort in replica.of(wire.Abort)] == [renewed.epoch])
+        await reading
+
+
+def one_word(replica: FakeReplica, submit: wire.Submit) -> None:
+    replica.accept(submit)
+    replica.chunk(submit, 0, text="one ")
+
+
+async def test_work_of_a_replica_that_falls_silent_right_after_its_epoch_changed_is_given_up() -> None:
+    """1. a request has shown output; the replica's epoch changes, and it has not welcomed the hub under it
+    2. the network to it goes silent: nobody hears that it is gone
+    3. the request ends after the grace, long before its deadline
+    """
+    replica = FakeReplica(one_word)
+    short = replace(QUICK, zmq_heartbeat_interval_s=0.1, zmq_heartbeat_timeout_s=0.3, silence_grace_s=0.2)
+    ways = [TcpProxy(addr.removeprefix("tcp://")) for addr in (replica.info.input_addr, replica.info.output_addr)]
+    with ways[0], ways[1]:
+        input_addr, output_addr = (f"tcp://{way.endpoint}" for way in ways)
+        replica.info = replace(replica.info, input_addr=input_addr, output_addr=output_addr)
+        async with running_hub(replica, config=short) as omni:
+            outputs = omni.generate({"prompt": "long"})
+            assert (await anext(outputs)).text == "one "
+            replica.greets = False
+            show(omni, replace(replica.info, epoch=replica.info.epoch + 1000))
+            await until(lambda: not omni.stage_status()[0].pickable)
+            for way in ways:
+                way.freeze()
+            with pytest.raises(ReplicaLostError):
+                async with asyncio.timeout(5.0):
+                    await anext(outputs)

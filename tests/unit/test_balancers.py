@@ -31,34 +31,34 @@ def replicas(*queue_lengths: int) -> list[ReplicaInfo]:
 
 
 @pytest.mark.parametrize("policy", list(LoadBalancingPolicy))
-def test_no_policy_chooses_from_nothing(policy: str) -> None:
+def test_statement_7_no_policy_chooses_from_nothing(policy: str) -> None:
     with pytest.raises(ValueError, match="replicas must not be empty"):
         build_load_balancer_factory(policy)().select(TASK, [])
 
 
 @pytest.mark.parametrize("policy", list(LoadBalancingPolicy))
-def test_choosing_leaves_the_list_as_it_is_and_takes_an_empty_task(policy: str) -> None:
+def test_statement_16_choosing_leaves_the_list_as_it_is_and_takes_an_empty_task(policy: str) -> None:
     listed = replicas(3, 1, 2)
     before = copy.deepcopy(listed)
     assert build_load_balancer_factory(policy)().select({}, listed) in range(3)
     assert listed == before
 
 
-def test_random_reaches_every_replica() -> None:
+def test_statement_8_random_reaches_every_replica() -> None:
     chosen = {RandomBalancer().select(TASK, replicas(0, 0, 0)) for _ in range(300)}
     assert chosen == {0, 1, 2}
 
 
-def test_round_robin_goes_around() -> None:
+def test_statement_9_round_robin_goes_around() -> None:
     balancer, listed = RoundRobinBalancer(), replicas(0, 0, 0)
     assert [balancer.select(TASK, listed) for _ in range(7)] == [0, 1, 2, 0, 1, 2, 0]
 
 
-def test_round_robin_starts_where_told_modulo_the_length() -> None:
+def test_statement_10_round_robin_starts_where_told_modulo_the_length() -> None:
     assert RoundRobinBalancer(start_index=5).select(TASK, replicas(0, 0, 0)) == 2
 
 
-def test_round_robin_stays_in_range_when_the_list_shrinks() -> None:
+def test_statement_11_round_robin_stays_in_range_when_the_list_shrinks() -> None:
     """After index 3 of five the next is 4 of five; of two replicas that is the first."""
     balancer = RoundRobinBalancer(start_index=3)
     assert balancer.select(TASK, replicas(0, 0, 0, 0, 0)) == 3
@@ -66,18 +66,18 @@ def test_round_robin_stays_in_range_when_the_list_shrinks() -> None:
     assert balancer.select(TASK, replicas(0)) == 0
 
 
-def test_round_robin_is_fair_to_many_threads() -> None:
+def test_statement_12_round_robin_is_fair_to_many_threads() -> None:
     balancer, listed = RoundRobinBalancer(), replicas(0, 0, 0, 0)
     with ThreadPoolExecutor(8) as pool:
         chosen = Counter(pool.map(lambda _: balancer.select(TASK, listed), range(4000)))
     assert chosen == {0: 1000, 1: 1000, 2: 1000, 3: 1000}
 
 
-def test_least_queue_length_takes_the_shortest() -> None:
+def test_statement_13_least_queue_length_takes_the_shortest() -> None:
     assert LeastQueueLengthBalancer().select(TASK, replicas(4, 2, 9)) == 1
 
 
-def test_least_queue_length_breaks_ties_by_chance() -> None:
+def test_statement_14_least_queue_length_breaks_ties_by_chance() -> None:
     chosen = Counter(LeastQueueLengthBalancer().select(TASK, replicas(1, 5, 1)) for _ in range(600))
     assert set(chosen) == {0, 2}
     assert min(chosen.values()) > 200
@@ -105,24 +105,24 @@ def test_weights_of_nothing_still_give_an_answer() -> None:
     assert LeastQueueLengthBalancer().select(TASK, [weighing(5e-324, 7), weighing(1.0, 9)]) == 1
 
 
-def test_least_queue_length_refuses_a_negative_length() -> None:
+def test_statement_15_least_queue_length_refuses_a_negative_length() -> None:
     with pytest.raises(ValueError, match="negative"):
         LeastQueueLengthBalancer().select(TASK, replicas(0, -1))
 
 
-def test_a_balancer_that_can_not_choose_can_not_be_made() -> None:
+def test_statement_17_a_balancer_that_can_not_choose_can_not_be_made() -> None:
     with pytest.raises(TypeError):
         LoadBalancer()  # type: ignore[abstract]
 
 
-def test_policies_go_by_their_names() -> None:
+def test_statement_18_policies_go_by_their_names() -> None:
     made = {policy: type(build_load_balancer_factory(policy)()) for policy in ("random", "round-robin")}
     assert made == {"random": RandomBalancer, "round-robin": RoundRobinBalancer}
     assert isinstance(build_load_balancer_factory("least-queue-length")(), LeastQueueLengthBalancer)
     assert LoadBalancingPolicy("least-queue-length") == "least-queue-length"
 
 
-def test_an_unknown_policy_is_told_what_the_valid_ones_are() -> None:
+def test_statement_18_an_unknown_policy_is_told_what_the_valid_ones_are() -> None:
     with pytest.raises(ValueError, match="random, round-robin, least-queue-length"):
         build_load_balancer_factory("fastest")
 

@@ -11,7 +11,7 @@ import pytest
 
 from omni_discovery import keys
 from omni_discovery.errors import ConfigError
-from omni_discovery.kv import KeyValue
+from omni_discovery.kv import Claim, KeyValue
 from omni_discovery.messages import HubRecord, ReplicaRecord, ReplicaStatus
 from omni_discovery.registrar import Listener
 from omni_discovery.registrations import HubRegistrar, ReplicaRegistrar, changed_record, replica_id_of
@@ -312,3 +312,28 @@ async def test_a_listener_that_raises_changes_nothing(scene: Scene) -> None:
 def test_a_value_that_no_reader_would_take_is_refused_at_the_door(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         changed_record(RECORD, wrong)
+
+
+async def test_a_registry_restored_from_a_backup_is_written_to_again_and_not_without_end(scene: Scene) -> None:
+    """1. a replica has published a few times
+    2. the registry is restored from before that: the key and its lease stand, at an earlier revision
+    3. the next change is written after a try or two, and not tried in a tight loop for ever
+    """
+    registrar = await scene.replica()
+    backup = await scene.key()
+    registrar.update(changed_record(RECORD, {"queue_length": 1}))
+    await scene.clock.advance(1.0)
+    scene.kv._items[backup.key], scene.kv._revision = backup, backup.mod_revision
+    tries: list[int] = []
+    write = scene.kv.compare_and_put
+
+    async def counted(key: str, value: bytes, mod_revision: int, lease_id: int = 0) -> Claim:
+        tries.append(mod_revision)
+        assert len(tries) < 10, "a tight loop"
+        return await write(key, value, mod_revision, lease_id)
+
+    scene.kv.compare_and_put = counted  # type: ignore[method-assign]
+    registrar.update(changed_record(RECORD, {"queue_length": 2}))
+    await scene.clock.advance(2.0)
+    assert (await scene.record())["queue_length"] == 2
+    assert len(tries) == 2

@@ -38,6 +38,13 @@ def test_text_then_picture_then_the_end() -> None:
     assert finish_of(actions) == ev.Finish(ev.Outcome.OK, None)
 
 
+def test_a_hand_off_that_was_fetched_is_released_when_the_request_ends_well() -> None:
+    """The replica keeps it over the fetch, so that the next stage could run again; nobody else ever drops it."""
+    actions = at_picture().done(1, 0)
+    assert finish_of(actions).outcome is ev.Outcome.OK
+    assert [action.stage_id for action in of(actions, ev.ReleasePayload)] == [0]
+
+
 def test_a_stage_that_is_not_asked_for_shows_nothing() -> None:
     walk = Walk(modalities=["image"])
     walk.tell(ev.Submitted())
@@ -58,7 +65,7 @@ def test_a_stage_that_hands_nothing_over_ends_its_branch_quietly() -> None:
     walk.accepted(1)
     actions = walk.done(1, 0, to=[3])
     assert finish_of(actions).outcome is ev.Outcome.OK
-    # What 1 left for 3 will never be fetched; 0 is told as well, as not everyone it might serve has run.
+    # What 1 left for 3 will never be fetched; what 0 left was, and is kept all the same until it is released.
     assert [action.stage_id for action in of(actions, ev.ReleasePayload)] == [0, 1]
 
 

@@ -45,3 +45,20 @@ def test_a_namespace_can_not_leave_the_folder(tmp_path: Path) -> None:
 def test_the_folder_is_the_users_own() -> None:
     assert runtime_dir("/run/user/7") == Path("/run/user/7/omni")
     assert str(os.getuid()) in str(runtime_dir(None))
+
+
+@pytest.mark.parametrize("link", [False, True])
+def test_a_folder_that_others_can_write_to_is_neither_believed_nor_written_to(tmp_path: Path, link: bool) -> None:
+    """1. another user was first in the temporary folder, and left an endpoint of his own there
+    2. his etcd is not taken for ours, and ours is not announced there, where he could put a link in the way
+    """
+    folder = tmp_path / "omni"
+    write_endpoint(folder, "default", "127.0.0.1:1")
+    if link:
+        folder = tmp_path / "link"
+        folder.symlink_to(tmp_path / "omni")
+    else:
+        folder.chmod(0o777)
+    assert read_embedded(folder, "default") is None
+    with pytest.raises(ConfigError, match="others can write"):
+        write_endpoint(folder, "default", "127.0.0.1:2")

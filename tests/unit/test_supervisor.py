@@ -1,0 +1,64 @@
+"""The supervisor where a replica can't even be started."""
+
+from __future__ import annotations
+
+import os
+
+from stage_runtime.config import ReplicaConfig, SupervisorConfig
+from stage_runtime.process_manager import Child, Supervisor
+from tests.support.hub_fakes import ONE_STAGE, deploy_of
+
+
+class _Running:
+    def __init__(self) -> None:
+        self.output_fd, self.write_fd = os.pipe()
+
+    def poll(self) -> int | None:
+        return None
+
+    def send_signal(self, number: int) -> None:
+        """Nothing to send it to."""
+
+
+class _Launcher:
+    """Starts the first replica, and then the machine has no process left to give."""
+
+    def __init__(self) -> None:
+        self.started: list[_Running] = []
+
+    def start(self, config: ReplicaConfig, environment: dict[str, str]) -> Child:
+        if self.started:
+            raise BlockingIOError("Resource temporarily unavailable")
+        self.started.append(_Running())
+        return self.started[0]
+
+    def close(self) -> None:
+        """Nothing to give back."""
+
+
+def test_a_replica_that_can_not_be_started_is_tried_again_and_costs_the_others_nothing() -> None:
+    replica = ReplicaConfig(stage_id=0, endpoints="127.0.0.1:1", namespace="default")
+    supervisor = Supervisor(
+        SupervisorConfig(replica=replica, count=2), deploy_of(ONE_STAGE), _Launcher(), lambda ordinal: {}
+    )
+    for slot in supervisor._slots:
+        supervisor._start(slot, 100.0)
+    first, second = supervisor._slots
+    assert first.child is not None
+    assert second.child is None
+    assert 100.0 < second.start_at_s < float("inf")
+    assert second.gave_up_with is None
+
+
+def test_a_replica_that_closed_its_output_and_runs_on_does_not_keep_the_supervisor_busy() -> None:
+    replica = ReplicaConfig(stage_id=0, endpoints="127.0.0.1:1", namespace="default")
+    launcher = _Launcher()
+    supervisor = Supervisor(SupervisorConfig(replica=replica), deploy_of(ONE_STAGE), launcher, lambda ordinal: {})
+    (slot,) = supervisor._slots
+    supervisor._start(slot, 100.0)
+    (child,) = launcher.started
+    assert child.output_fd in supervisor._selector.get_map()
+    os.close(child.write_fd)
+    supervisor._forward(slot)
+    assert child.output_fd not in supervisor._selector.get_map()
+    supervisor._forward(slot)
