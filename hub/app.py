@@ -23,7 +23,7 @@ from hub.api.http_server import HttpServer, bind
 from hub.async_omni import AsyncOmni
 from hub.identity import HubIdentity, new_identity, take_identity
 from hub.local_stages import LocalStage, LocalStages
-from hub.pipeline_claim import check_pipeline, claim_pipeline, claim_pipeline_later
+from hub.pipeline_claim import claim_pipeline, keep_pipeline
 from omni_discovery import __version__
 from omni_discovery.clients import OmniCoordClientForHub
 from omni_discovery.config import RegistryConfig
@@ -108,6 +108,8 @@ class _Hub:
         host, port = listener.getsockname()[:2]
         self._url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
         self._stopping = asyncio.Event()
+        #: At which revision this hub put the deploy document; 0 if it stood there.
+        self._put_pipeline_at = 0
 
     async def run(self) -> int:
         """Start in order, serve, stop in the reverse order; return the exit code."""
@@ -135,7 +137,11 @@ class _Hub:
             stack.push_async_callback(server.stop)
             server.start(self._listener)
             logger.info("hub.listening url=%s etcd=%s namespace=%s", self._url, self._endpoints, config.namespace)
-            return await self._serve(stages)
+            code = await self._serve(stages, omni)
+            if code == _BAD_INPUT and self._put_pipeline_at:
+                # What can't run here must not stand in the way of its own correction.
+                await asyncio.to_thread(client.drop_pipeline, self._put_pipeline_at)
+            return code
 
     def _identity(self) -> HubIdentity:
         config, host = self._config, socket.gethostname()
@@ -212,15 +218,11 @@ class _Hub:
         deploy, namespace = self._config.deploy, self._config.namespace
         if client.is_synced:
             await asyncio.to_thread(check_ttl, self._registry())
-            await asyncio.to_thread(claim_pipeline, client, deploy, namespace)
-            return
-        saved = client.view().pipeline
-        if saved is not None:
-            check_pipeline(saved, deploy, namespace)
-        later = asyncio.create_task(claim_pipeline_later(client, deploy, namespace))
-        stack.callback(later.cancel)
+            self._put_pipeline_at = await asyncio.to_thread(claim_pipeline, client, deploy, namespace)
+        keeping = asyncio.create_task(keep_pipeline(client, deploy, namespace))
+        stack.callback(keeping.cancel)
 
-    async def _serve(self, stages: LocalStages) -> int:
+    async def _serve(self, stages: LocalStages, omni: AsyncOmni) -> int:
         """Wait for a signal; a supervisor that was given something it can't run with ends the hub, too."""
         while not self._stopping.is_set():
             for stage_id, code in stages.ended().items():
@@ -231,6 +233,9 @@ class _Hub:
                 )
                 if code == _BAD_INPUT:
                     return _BAD_INPUT
+            if not omni.is_running:
+                logger.error("hub.failed: its orchestrator has ended, and nothing can be served without it")
+                return 1
             try:
                 await asyncio.wait_for(self._stopping.wait(), _SUPERVISOR_CHECK_S)
             except TimeoutError:

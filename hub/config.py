@@ -20,6 +20,8 @@ class HubConfig:
     accept_timeout_s: float = 5.0
     #: How long a connection may take to become a session before it is made anew.
     connect_timeout_s: float = 3.0
+    #: How long the encrypted handshake may take; a replica that does not know this hub yet leaves it without an answer.
+    handshake_timeout_s: float = 0.5
     #: Pause between two Hellos that got no Welcome.
     hello_interval_s: float = 0.2
     #: Bounds of the pause before a lost connection is tried again.

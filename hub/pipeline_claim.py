@@ -18,11 +18,15 @@ logger = logging.getLogger(__name__)
 _RETRY_S: Final = 1.0
 
 
-def claim_pipeline(client: OmniCoordClientForHub, deploy: DeployConfig, namespace: str) -> None:
-    """Put the document if there is none. Raise ConfigError if there is another, RegistryError."""
+def claim_pipeline(client: OmniCoordClientForHub, deploy: DeployConfig, namespace: str) -> int:
+    """Put the document if there is none; return the revision of that, 0 if it stood there already.
+
+    Raise ConfigError if there is another, RegistryError.
+    """
     claim = client.create_pipeline(encode_deploy(deploy))
     if not claim.won and claim.current is not None:
         check_pipeline(claim.current.value, deploy, namespace)
+    return claim.revision if claim.won else 0
 
 
 def check_pipeline(in_force: bytes, deploy: DeployConfig, namespace: str) -> None:
@@ -35,17 +39,25 @@ def check_pipeline(in_force: bytes, deploy: DeployConfig, namespace: str) -> Non
         )
 
 
-async def claim_pipeline_later(client: OmniCoordClientForHub, deploy: DeployConfig, namespace: str) -> None:
-    """Claim it as soon as etcd answers. A hub that serves already goes on, whatever the answer is."""
+async def keep_pipeline(client: OmniCoordClientForHub, deploy: DeployConfig, namespace: str) -> None:
+    """Put the document back whenever the registry has none: after a wipe, or once etcd answers at last.
+
+    A hub that serves already goes on, whatever stands there. Ends only by cancellation.
+    """
+    said: bytes | None = None
     while True:
         await asyncio.sleep(_RETRY_S)
-        if not client.is_synced:
+        view = client.view()
+        if not client.is_synced or view.stale_since_s is not None or (view.pipeline and view.pipeline == said):
             continue
         try:
-            await asyncio.to_thread(claim_pipeline, client, deploy, namespace)
+            if view.pipeline is None:
+                await asyncio.to_thread(claim_pipeline, client, deploy, namespace)
+                logger.info("hub.pipeline_put namespace=%s", namespace)
+            else:
+                check_pipeline(view.pipeline, deploy, namespace)
         except ConfigError as error:
             logger.error("hub.pipeline_differs %s", error)
         except RegistryError as error:
-            logger.info("hub.pipeline_not_claimed reason=%s", error)
-            continue
-        return
+            logger.info("hub.pipeline_not_put reason=%s", error)
+        said = view.pipeline

@@ -199,7 +199,7 @@ def _configure(socket: zmq.Socket[bytes], identity: str, keys: tuple[KeyPair, st
     socket.setsockopt(zmq.RECONNECT_IVL, _ms(config.reconnect_min_s))
     socket.setsockopt(zmq.RECONNECT_IVL_MAX, _ms(config.reconnect_max_s))
     socket.setsockopt(zmq.CONNECT_TIMEOUT, _ms(config.connect_timeout_s))
-    socket.setsockopt(zmq.HANDSHAKE_IVL, _ms(config.connect_timeout_s))
+    socket.setsockopt(zmq.HANDSHAKE_IVL, _ms(config.handshake_timeout_s))
     socket.setsockopt(zmq.HEARTBEAT_IVL, _ms(config.zmq_heartbeat_interval_s))
     socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, _ms(config.zmq_heartbeat_timeout_s))
     if keys is not None:

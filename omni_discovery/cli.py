@@ -43,7 +43,13 @@ def main(argv: list[str] | None = None) -> int:
         _add(commands, entry)
     arguments = parser.parse_args(argv)
     try:
-        return int(arguments.command.run(arguments))
+        code = int(arguments.command.run(arguments))
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:
+        # Who read has had enough; the interpreter must not try to write the rest at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except ConfigError as error:
         return _complain(error, 2)
     except OmniError as error:

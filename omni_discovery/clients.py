@@ -266,6 +266,10 @@ class OmniCoordClientForHub(RegistryClient):
         """Put the deploy document if there is none; ``current`` of the answer is what stands. Raise RegistryError."""
         return self._run(self._kv.create(keys.pipeline_key(self._config.namespace), value))
 
+    def drop_pipeline(self, revision: int) -> None:
+        """Delete the deploy document if it still is the one written at ``revision``. Raise RegistryError."""
+        self._run(self._kv.delete(keys.pipeline_key(self._config.namespace), revision))
+
     def get_pipeline(self) -> bytes | None:
         """The deploy document as etcd has it now. Raise RegistryError."""
         current = self._run(self._kv.get(keys.pipeline_key(self._config.namespace)))

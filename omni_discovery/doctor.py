@@ -161,7 +161,8 @@ def _pipeline(evidence: Evidence) -> Iterator[Finding]:
     if deploy is None:
         grade = Grade.PROBLEM if reason or evidence.view.replicas else Grade.NOTE
         text = f"the pipeline key can't be read: {reason}" if reason else "no pipeline is in force"
-        yield Finding(grade, "pipeline", text, "start a hub with --deploy-config; it puts the document there")
+        mend = "replace it with omni pipeline apply FILE" if reason else "start a hub with --deploy-config; it puts one"
+        yield Finding(grade, "pipeline", text, mend)
         return
     expected = {stage.stage_id: fingerprint(stage) for stage in deploy.stages}
     wrong = 0

@@ -68,4 +68,4 @@ def _speak_of(endpoint: str, text: str) -> None:
     bugs = known_bugs(version) if version else ()
     if bugs and is_new_release:
         said = "; ".join(f"{bug.what} ({bug.workaround or 'not for data that must last'})" for bug in bugs)
-        logger.warning("etcd.known_bugs version=%s count=%d: %s", text, len(bugs), said)
+        logger.info("etcd.known_bugs version=%s count=%d: %s", text, len(bugs), said)

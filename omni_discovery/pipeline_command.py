@@ -52,7 +52,11 @@ async def _show(kv: KVStore, namespace: str) -> int:
         raise ConfigError(
             f"namespace {namespace!r} has no pipeline yet: the first 'omni serve --deploy-config' puts one"
         )
-    yaml.safe_dump(msgspec.json.decode(current.value), sys.stdout, sort_keys=False)
+    try:
+        document = msgspec.json.decode(current.value)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{current.key}: {error}; replace it with 'omni pipeline apply FILE'") from error
+    yaml.safe_dump(document, sys.stdout, sort_keys=False)
     return 0
 
 
@@ -62,6 +66,9 @@ async def _apply(kv: KVStore, namespace: str, value: bytes) -> int:
 
     key = pipeline_key(namespace)
     current = await kv.get(key)
+    if current is not None and current.value == value:
+        sys.stdout.write("nothing to change: it was in force already\n")
+        return 0
     # Swapped only against what we compared with: of two operators, one is told.
     claim = await (kv.compare_and_put(key, value, current.mod_revision) if current else kv.create(key, value))
     if not claim.won:
@@ -73,9 +80,6 @@ async def _apply(kv: KVStore, namespace: str, value: bytes) -> int:
         difference = describe_difference(decode_deploy(value, "the file"), decode_deploy(current.value, key))
     except ConfigError:
         difference = "what was there could not be read"
-    if not difference:
-        sys.stdout.write("nothing to change: it was in force already\n")
-        return 0
     sys.stdout.write(f"replaced: {difference.replace(' in force', ' before')}\n")
     sys.stdout.write("hubs and replicas that run keep what they started with: restart replicas first, then hubs\n")
     return 0

@@ -184,7 +184,7 @@ class Sessions:
             del self._hellos[next(iter(self._hellos))]
         if hello.epoch == self.epoch:
             self._welcome(socket, hub_id, now_s)
-        else:
+        elif self.epoch:
             self._refuse_epoch(hello.epoch)
 
     def _welcome(self, socket: str, hub_id: str, now_s: float) -> None:

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from hub.api.answer import Answer, server_timing
@@ -49,7 +50,7 @@ class ChatCompletions:
             return JSONResponse(
                 error_body(str(error), "invalid_request_error", "model_not_found", "model"), status_code=404
             )
-        except ClientLeftError:
+        except (ClientLeftError, ClientDisconnect):
             return Response(status_code=_CLIENT_LEFT)
         except OmniError as error:
             return error_response(error)
@@ -138,7 +139,7 @@ async def _events(
     try:
         while output is not None:
             index = answer.add(output)
-            if index is not None:
+            if index is not None and (output.text or output.data or output.finish_reason is not None):
                 yield _event(answer.chunk(output, index, first=index not in started))
                 started.add(index)
             output = await anext(rest, None)

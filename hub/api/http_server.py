@@ -55,8 +55,9 @@ class HttpServer:
             log_level="warning",
             access_log=False,
             lifespan="off",
-            timeout_graceful_shutdown=_GRACE_S,
+            timeout_graceful_shutdown=2 * _GRACE_S,
         )
+        self._omni = omni
         self._server = _Server(config)
         self._task: asyncio.Task[None] | None = None
 
@@ -68,4 +69,8 @@ class HttpServer:
         """Take nothing new, let open answers end within the grace. Idempotent."""
         self._server.should_exit = True
         if self._task is not None:
+            _, open_still = await asyncio.wait({self._task}, timeout=_GRACE_S)
+            if open_still:
+                # Each open answer ends with an error that says so, in place of in the middle of a word.
+                await self._omni.close()
             await asyncio.gather(self._task, return_exceptions=True)

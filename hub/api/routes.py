@@ -72,7 +72,9 @@ def _ready(omni: AsyncOmni) -> Response:
 async def _not_found_or_not_allowed(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)  # noqa: S101 - Starlette calls it for nothing else
     text = f"{request.method} {request.url.path}: {error.detail}"
-    return JSONResponse(error_body(text, "invalid_request_error", "not_found"), status_code=error.status_code)
+    code = "not_found" if error.status_code == 404 else "method_not_allowed"
+    body = error_body(text, "invalid_request_error", code)
+    return JSONResponse(body, status_code=error.status_code, headers=error.headers)
 
 
 async def _bug(_: Request, error: Exception) -> Response:

@@ -15,7 +15,6 @@ from omni_discovery.errors import InvalidRequestError
 #: Longest request body that is read.
 MAX_BODY_BYTES: Final = 2 << 20
 
-_Unit = Annotated[float, msgspec.Meta(ge=0, le=1)]
 _Penalty = Annotated[float, msgspec.Meta(ge=-2, le=2)]
 _Tokens = Annotated[int, msgspec.Meta(ge=1, le=1 << 24)]
 
@@ -38,7 +37,7 @@ class ChatRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     stream_options: StreamOptions | None = None
     modalities: Annotated[list[str], msgspec.Meta(min_length=1, max_length=8)] | None = None
     temperature: Annotated[float, msgspec.Meta(ge=0, le=2)] | None = None
-    top_p: _Unit | None = None
+    top_p: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
     top_k: Annotated[int, msgspec.Meta(ge=-1)] | None = None
     max_tokens: _Tokens | None = None
     max_completion_tokens: _Tokens | None = None

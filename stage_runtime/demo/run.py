@@ -21,6 +21,7 @@ from rich.text import Text
 from omni_discovery.clients import OmniCoordClientForHub
 from omni_discovery.deploy import parse_deploy
 from omni_discovery.embedded import find_binary
+from omni_discovery.errors import ConfigError
 from omni_discovery.messages import ReplicaStatus
 from omni_discovery.replica_table import replica_table
 from omni_discovery.runtime_file import read_embedded
@@ -56,7 +57,10 @@ class DemoConfig:
 def run_demo(config: DemoConfig) -> int:
     """Run it; return the exit code. Raise DemoError with the reason if it can't go on."""
     console = Console(highlight=False)
-    config.output.mkdir(parents=True, exist_ok=True)
+    try:
+        config.output.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"can't write to --output {config.output}: {error.strerror}") from error
     with ExitStack() as stack:
         demo = _Demo(config, console, stack)
         demo.start()
@@ -170,7 +174,7 @@ class _Demo:
     def keep_serving(self) -> None:
         """Stay until Ctrl-C, with lines to try next."""
         self._console.print("\nserving until Ctrl-C; try in another terminal:\n")
-        for line in next_steps(self._url, _etcdctl(), self._endpoint, self._config.namespace):
+        for line in next_steps(self._url, _omni(), _etcdctl(), self._endpoint, self._config.namespace):
             self._console.print(line + "\n", soft_wrap=True, markup=False, style="cyan")
         self._hub.wait()
         raise DemoError(f"the hub ended by itself; {self._last_words()}")
@@ -221,6 +225,12 @@ class _Demo:
     def _last_words(self) -> str:
         lines = self._log.read_text(encoding="utf-8", errors="replace").splitlines()
         return f"see {self._log}. Its end:\n  " + "\n  ".join(lines[-8:])
+
+
+def _omni() -> str:
+    """The command as it can be typed here: by its name where that is found, else by its path."""
+    beside = Path(sys.executable).with_name("omni")
+    return "omni" if shutil.which("omni") == str(beside) or not beside.exists() else str(beside)
 
 
 def _etcdctl() -> str:

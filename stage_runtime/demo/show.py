@@ -62,9 +62,9 @@ def numbers_table(numbers: Numbers) -> Table:
     return table
 
 
-def next_steps(url: str, etcdctl: str, endpoint: str, namespace: str) -> Iterable[str]:
+def next_steps(url: str, omni: str, etcdctl: str, endpoint: str, namespace: str) -> Iterable[str]:
     """Lines to copy into another terminal."""
     yield f"""curl -s {url}/v1/chat/completions -H 'Content-Type: application/json' \\
   -d '{{"messages": [{{"role": "user", "content": "what is 26 + 48?"}}], "modalities": ["text"]}}'"""
-    yield f"{etcdctl} --endpoints {endpoint} get --prefix /omni/v1/"
-    yield f"omni replicas --namespace {namespace} --watch"
+    yield f"ETCDCTL_ENDPOINTS={endpoint} {etcdctl} get --prefix /omni/v1/"
+    yield f"{omni} replicas --namespace {namespace} --watch"

@@ -6,11 +6,13 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 
 from omni_discovery.embedded import EmbeddedEtcd
 from tests.support.hub import ECHO_PAIR, Hub
 from tests.support.processes import Child, wait_for
+from tests.support.registry import etcdctl
 
 pytestmark = pytest.mark.e2e
 
@@ -80,6 +82,51 @@ def test_another_pipeline_in_the_same_namespace_is_refused_with_the_difference(
     child = Child(arguments, tmp_path, "other")
     assert child.process.wait(30) == 2
     assert "stages[0].engine_args.capacity: 9 here, 8 in force" in child.text
+
+
+def test_a_pipeline_that_was_deleted_or_wiped_is_put_back_by_a_running_hub(two_hubs: TwoHubs) -> None:
+    two_hubs.hubs[0].wait_ready()
+    endpoint, key = two_hubs.registry[1], "/omni/v1/test/pipeline"
+    assert etcdctl(endpoint, "get", key)
+    etcdctl(endpoint, "del", key)
+    wait_for("the document to be back", lambda: etcdctl(endpoint, "get", key), 20)
+
+
+def test_a_pipeline_that_can_not_run_does_not_stay_in_the_way_of_its_correction(tmp_path: Path, endpoint: str) -> None:
+    """An engine that does not exist is found out by the supervisor, when the hub has claimed the namespace already."""
+    registry = ["--etcd-endpoints", endpoint]
+    wrong = Hub.of_yaml(tmp_path, ECHO_PAIR.replace("engine: echo", "engine: nope", 1), *registry)
+    assert wrong.process.wait(30) == 2
+    assert wrong.stop() == []
+    assert "'nope'" in wrong.text
+    right = Hub.of_yaml(tmp_path, ECHO_PAIR, *registry)
+    try:
+        assert right.wait_ready().ask("hello")[0] == 200
+    finally:
+        assert right.stop() == []
+
+
+def test_a_stream_that_is_open_when_the_hub_stops_is_told_so(tmp_path: Path) -> None:
+    """1. an answer of a thousand words begins to stream, which would take half a minute
+    2. Ctrl-C: after the grace the stream ends with an error that says why, and with its end mark
+    """
+    hub = Hub.of_yaml(
+        tmp_path, "stages: [{stage_id: 0, engine: echo, engine_args: {delay_s: 0.03}, final_output: text}]"
+    )
+    try:
+        url = f"{hub.wait_ready().url}/v1/chat/completions"
+        body = {"messages": [{"role": "user", "content": "word " * 1000}], "stream": True}
+        with httpx.stream("POST", url, json=body, timeout=30) as response:
+            lines = response.iter_lines()
+            assert next(lines).startswith("data: ")
+            hub.process.send_signal(signal.SIGINT)
+            events = [line for line in lines if line]
+    finally:
+        assert hub.stop() == []
+    assert events[-1] == "data: [DONE]"
+    assert "stopping" in events[-2]
+    assert hub.process.returncode == 0
+    assert "Traceback" not in hub.text
 
 
 def test_a_stage_without_replicas_answers_503_and_names_the_stage(tmp_path: Path, endpoint: str) -> None:
