@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 from omni_discovery.deploy import DeployConfig
@@ -51,10 +50,6 @@ class StageGraph:
     def next_of(self, stage_id: int) -> tuple[int, ...]:
         """The stages that take a stage's hand-off."""
         return self._next[stage_id]
-
-    def final_outputs(self) -> Mapping[int, str]:
-        """The modality of each stage that has a final output."""
-        return MappingProxyType(self._finals)
 
     def plan(self, modalities: Sequence[str] | None = None) -> RequestPlan:
         """The stages needed for the wanted modalities (None: all). Raise InvalidRequestError for an unknown one."""

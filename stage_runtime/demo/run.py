@@ -82,6 +82,8 @@ class _Demo:
         self._console = console
         self._stack = stack
         self._log = config.output / "serve.log"
+        deploy = parse_deploy(DEPLOY.read_text(encoding="utf-8"), str(DEPLOY))
+        self._expected = sum(stage.runtime.num_replicas for stage in deploy.stages)
         self._begin_s = time.monotonic()
         self._ready_s = 0.0
         self._memory = (0.0, 0)
@@ -213,8 +215,7 @@ class _Demo:
         ]
 
     def _all_up(self) -> bool:
-        deploy = parse_deploy(DEPLOY.read_text(encoding="utf-8"), str(DEPLOY))
-        return len(self._replicas()) == sum(stage.runtime.num_replicas for stage in deploy.stages)
+        return len(self._replicas()) == self._expected
 
     def _check_still_starting(self) -> None:
         if self._hub.poll() is not None:
