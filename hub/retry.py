@@ -77,7 +77,7 @@ def error_of(kind: FailureKind, stage_id: int, text: str) -> RequestError:
             return StageUnavailableError(stage_id, text)
         case FailureKind.ENGINE:
             return EngineFailedError(text)
-        case FailureKind.PAYLOAD:
+        case FailureKind.PAYLOAD | FailureKind.NOT_RESUMABLE:
             return ReplicaLostError(text)
         case FailureKind.DEADLINE:
             return DeadlineExceededError(text)

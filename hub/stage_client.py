@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
@@ -215,9 +215,17 @@ class StageClient:
     def _read(self, name: str, frames: list[bytes]) -> None:
         received_at_s = time.perf_counter()
         try:
-            message, attachments = wire.decode_from_replica(frames)
+            messages, attachments = wire.decode_from_replica(frames)
         except WireError:
             self._on_event(FrameDropped(self, "malformed"))
+            return
+        for message in messages:
+            self._hear(name, message, attachments, received_at_s)
+
+    def _hear(
+        self, name: str, message: wire.FromReplica, attachments: Sequence[bytes | memoryview], received_at_s: float
+    ) -> None:
+        if isinstance(message, wire.Aborted | wire.Grant | wire.Recall):
             return
         if isinstance(message, wire.Welcome):
             self._welcome(name, message)

@@ -67,26 +67,16 @@ class Sessions:
 
     def on_input(self, hub_id: str, frames: Sequence[bytes], now_s: float) -> None:
         """Handle what a hub sent to the input socket. Raise WireError if it can't be read."""
-        match wire.decode_to_replica(frames):
-            case wire.Hello() as hello:
-                self._greet("input", hub_id, hello, now_s)
-            case wire.Submit() as submit:
-                self._submit(hub_id, submit, now_s)
-            case wire.Abort() as abort:
-                ticket = self.ledger.current(hub_id, abort.request_id)
-                if self._is_a_life(abort.epoch) and ticket is not None:
-                    self._jobs(Cancel(ticket.key))
-            case wire.ReleasePayloads() as release:
-                if self._is_a_life(release.epoch):
-                    self._jobs(Release(f"{hub_id}/{release.request_id}"))
+        for message in wire.decode_to_replica(frames):
+            self._take(hub_id, message, now_s)
 
     def on_output(self, hub_id: str, frames: Sequence[bytes], now_s: float) -> None:
         """Handle what a hub sent to the output socket. Raise WireError for anything but Hello."""
-        message = wire.decode_to_replica(frames)
-        if not isinstance(message, wire.Hello):
-            raise WireError(f"{type(message).__name__} on the output socket")
-        self._greet("output", hub_id, message, now_s)
-        self._replies.flush(hub_id, now_s)
+        for message in wire.decode_to_replica(frames):
+            if not isinstance(message, wire.Hello):
+                raise WireError(f"{type(message).__name__} on the output socket")
+            self._greet("output", hub_id, message, now_s)
+            self._replies.flush(hub_id, now_s)
 
     def greet_waiting(self, now_s: float) -> None:
         """After a change of epoch: welcome the hubs that knew of the new life before we did."""
@@ -133,6 +123,22 @@ class Sessions:
         """A frame was dropped."""
         self._counters["bad_frames"] += 1
         self._log_once("wire", "server.bad_frame reason=%s (others are only counted)", reason)
+
+    def _take(self, hub_id: str, message: wire.ToReplica, now_s: float) -> None:
+        match message:
+            case wire.Hello():
+                self._greet("input", hub_id, message, now_s)
+            case wire.Submit():
+                self._submit(hub_id, message, now_s)
+            case wire.Abort():
+                ticket = self.ledger.current(hub_id, message.request_id)
+                if self._is_a_life(message.epoch) and ticket is not None:
+                    self._jobs(Cancel(ticket.key))
+            case wire.ReleasePayloads():
+                if self._is_a_life(message.epoch):
+                    self._jobs(Release(f"{hub_id}/{message.request_id}"))
+            case wire.WantCredits() | wire.ReturnCredits():
+                pass
 
     def _submit(self, hub_id: str, submit: wire.Submit, now_s: float) -> None:
         if submit.epoch != self.epoch:

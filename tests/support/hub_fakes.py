@@ -130,7 +130,11 @@ class FakeReplica:
         return LoopSocket(socket, lambda frames: self._read(name, frames)), bound
 
     def _read(self, name: str, frames: list[bytes]) -> None:
-        self._hub, message = frames[0], wire.decode_to_replica(frames[1:])
+        self._hub = frames[0]
+        for message in wire.decode_to_replica(frames[1:]):
+            self._hear(name, message)
+
+    def _hear(self, name: str, message: wire.ToReplica) -> None:
         self.received.append(message)
         if isinstance(message, wire.Hello):
             if self.greets and message.epoch == self.info.epoch:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import zmq
@@ -28,6 +29,8 @@ class RawHub:
     ) -> None:
         self.hub_id = hub_id
         self.epoch = epoch
+        #: What came with a batch and was not asked for yet, with its attachments, by socket.
+        self._unread: dict[zmq.Socket[bytes], deque[tuple[wire.FromReplica, Sequence[bytes | memoryview]]]] = {}
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.input = self._connect(keys, input_addr, replica_public)
         self.output = self._connect(keys, output_addr, replica_public)
@@ -63,16 +66,20 @@ class RawHub:
     ) -> _Message:
         """The next message, which must be of that kind; unasked-for load reports are skipped."""
         deadline_s = time.monotonic() + timeout_s
+        unread = self._unread.setdefault(socket, deque())
         while True:
+            while unread:
+                message, attachments = unread.popleft()
+                if isinstance(message, wire.Welcome) and kind is not wire.Welcome:
+                    continue
+                assert isinstance(message, kind), message
+                self.attachments = [bytes(attachment) for attachment in attachments]
+                return message
             left_ms = max(0, int(1000 * (deadline_s - time.monotonic())))
             if not socket.poll(left_ms):
                 raise TimeoutError(f"no {kind} within {timeout_s} s")
-            message, attachments = wire.decode_from_replica(socket.recv_multipart())
-            if isinstance(message, wire.Welcome) and kind is not wire.Welcome:
-                continue
-            assert isinstance(message, kind), message
-            self.attachments = [bytes(attachment) for attachment in attachments]
-            return message
+            messages, attached = wire.decode_from_replica(socket.recv_multipart())
+            unread.extend((each, attached) for each in messages)
 
     def collect(self, request_id: str, timeout_s: float = 10.0) -> tuple[list[wire.Chunk], Any, list[bytes]]:
         """All chunks of one request, its end, and the attachments; frames of others are an error."""

@@ -39,7 +39,8 @@ class Replica:
 
     def _send(self, socket: str, hub_id: str, frames: Frames) -> SendResult:
         if self.reachable is SendResult.SENT:
-            self.said.append((socket, hub_id, *wire.decode_from_replica(frames)))
+            messages, attachments = wire.decode_from_replica(frames)
+            self.said += [(socket, hub_id, message, attachments) for message in messages]
         return self.reachable
 
     def set_epoch(self, epoch: int) -> None:

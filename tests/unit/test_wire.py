@@ -17,9 +17,14 @@ TO_REPLICA: list[wire.ToReplica] = [
     wire.Submit(epoch=7, request_id="r", inputs={"prompt": "ü"}, payloads=(REF,), next_stages=(1, 2), remaining_s=0.5),
     wire.Abort(epoch=7, request_id="r"),
     wire.ReleasePayloads(epoch=7, request_id="r"),
+    wire.WantCredits(epoch=7, session=2, waiting=3, oldest_wait_s=0.5),
+    wire.ReturnCredits(epoch=7, session=2, credits=1),
 ]
 FROM_REPLICA: list[wire.FromReplica] = [
     wire.Welcome(epoch=7, capacity=8, queue_length=0),
+    wire.Aborted(epoch=7, request_id="r", attempt=1, running=True, queue_length=0),
+    wire.Grant(epoch=7, session=2, credits=4, queue_length=1),
+    wire.Recall(epoch=7, session=2, credits=1, queue_length=1),
     wire.Accepted(epoch=7, request_id="r", queue_length=1),
     wire.Rejected(epoch=7, request_id="r", kind=wire.FailureKind.DRAINING, reason="bye", queue_length=1, attempt=3),
     wire.Chunk(epoch=7, request_id="r", seq=0, modality="text", queue_length=1, text="a", token_ids=(1, 2)),
@@ -30,21 +35,32 @@ FROM_REPLICA: list[wire.FromReplica] = [
 
 @pytest.mark.parametrize("message", TO_REPLICA, ids=lambda message: type(message).__name__)
 def test_what_a_hub_says_arrives_as_it_was(message: wire.ToReplica) -> None:
-    assert wire.decode_to_replica([wire.encode(message)]) == message
+    assert wire.decode_to_replica([wire.encode(message)]) == [message]
 
 
 @pytest.mark.parametrize("message", FROM_REPLICA, ids=lambda message: type(message).__name__)
 def test_what_a_replica_says_arrives_as_it_was(message: wire.FromReplica) -> None:
-    assert wire.decode_from_replica([wire.encode(message)]) == (message, [])
+    assert wire.decode_from_replica([wire.encode(message)]) == ([message], [])
 
 
 def test_a_chunk_brings_its_attachments_along_and_only_a_chunk_may() -> None:
-    head, other = wire.encode(FROM_REPLICA[3]), wire.encode(FROM_REPLICA[4])
+    head, other = wire.encode(FROM_REPLICA[6]), wire.encode(FROM_REPLICA[7])
     assert wire.decode_from_replica([head, b"png"])[1] == [b"png"]
     with pytest.raises(WireError, match="only a chunk"):
         wire.decode_from_replica([other, b"png"])
     with pytest.raises(WireError, match="frames"):
         wire.decode_to_replica([wire.encode(TO_REPLICA[0]), b"more"])
+
+
+def test_a_batch_is_read_in_its_order_and_attaches_nothing() -> None:
+    head = wire.encode(FROM_REPLICA)
+    assert wire.decode_from_replica([head]) == (FROM_REPLICA, [])
+    assert wire.decode_to_replica([wire.encode(TO_REPLICA)]) == TO_REPLICA
+    with pytest.raises(WireError, match="only a chunk"):
+        wire.decode_from_replica([head, b"png"])
+    for count in (0, wire.MAX_BATCH + 1):
+        with pytest.raises(WireError, match="a batch of"):
+            wire.decode_to_replica([wire.encode([TO_REPLICA[3]] * count)])
 
 
 @pytest.mark.parametrize(
@@ -87,15 +103,15 @@ def test_a_flipped_byte_is_read_or_refused_but_never_crashes(position: int, valu
     frame = bytearray(wire.encode(TO_REPLICA[1]))
     frame[position] = value
     try:
-        message = wire.decode_to_replica([bytes(frame)])
+        messages = wire.decode_to_replica([bytes(frame)])
     except WireError:
         return
-    assert isinstance(message, wire.Hello | wire.Submit | wire.Abort | wire.ReleasePayloads)
+    assert all(isinstance(message, wire.ToReplica) for message in messages)
 
 
 def test_fields_that_a_later_release_adds_are_skipped() -> None:
     frame = b"\x01" + msgspec.msgpack.encode({"t": "hello", "hub_id": "h", "epoch": 1, "new": [1, 2]})
-    assert wire.decode_to_replica([frame]) == wire.Hello(hub_id="h", epoch=1)
+    assert wire.decode_to_replica([frame]) == [wire.Hello(hub_id="h", epoch=1)]
 
 
 def test_what_can_not_be_written_is_a_wire_error_at_the_sender() -> None:
