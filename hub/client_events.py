@@ -20,6 +20,34 @@ class SessionUp:
 
     client: StageClient
     queue_length: int
+    #: Whether it runs only what it has granted credits for.
+    gated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    """The replica has free slots for this hub."""
+
+    client: StageClient
+    credits: int
+    queue_length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Recalled:
+    """The replica wants unspent credits back, for others."""
+
+    client: StageClient
+    session: int
+    credits: int
+
+
+@dataclass(frozen=True, slots=True)
+class AbortEnded:
+    """Nothing of the request runs at the replica any more, or there is nobody left to ask."""
+
+    client: StageClient
+    request_id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +93,12 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class Unanswered:
-    """A dispatch was neither accepted nor rejected in time."""
+    """A dispatch was neither accepted nor rejected in time. ``is_final``: it is given up, come what may."""
 
     client: StageClient
     request_id: str
     attempt: int
+    is_final: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,4 +109,6 @@ class FrameDropped:
     reason: str
 
 
-ClientEvent = SessionUp | SessionDown | ProcessGone | Answered | Unanswered | FrameDropped
+ClientEvent = (
+    SessionUp | SessionDown | ProcessGone | Answered | Unanswered | FrameDropped | Granted | Recalled | AbortEnded
+)

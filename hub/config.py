@@ -16,8 +16,12 @@ class HubConfig:
     request_timeout_s: float = 600.0
     #: How long a stage may have no replica before its request fails.
     pick_timeout_s: float = 10.0
-    #: How long a replica may take to answer a dispatch with Accepted or Rejected.
-    accept_timeout_s: float = 5.0
+    #: How long a replica may take to answer a dispatch with Accepted or Rejected before another one gets it, if there
+    #: is one with a free slot; and how long at most.
+    accept_timeout_s: float = 0.1
+    accept_limit_s: float = 5.0
+    #: How long an abort waits for the replicas' acknowledgement before its caller is let go.
+    abort_timeout_s: float = 2.0
     #: How long a connection may take to become a session before it is made anew.
     connect_timeout_s: float = 3.0
     #: How long the encrypted handshake may take; a replica that does not know this hub yet leaves it without an answer.
@@ -37,7 +41,9 @@ class HubConfig:
     #: The TTL of the namespace's leases: within it, keys that vanish in numbers are not believed.
     registry_ttl_s: float = 10.0
     #: Requests that may be unfinished at one time; more are refused.
-    max_in_flight: int = 1024
+    max_in_flight: int = 4096
+    #: Requests that may be on their way to one stage beyond what it can run; more are refused with the time to wait.
+    max_waiting: int = 2048
     #: How often one stage of one request may be dispatched.
     attempts: int = 3
     #: Messages that may wait for one replica's socket.
@@ -61,5 +67,7 @@ class HubConfig:
             raise ConfigError("reconnect_max_s must not be below reconnect_min_s")
         if self.hello_interval_s >= self.connect_timeout_s:
             raise ConfigError("hello_interval_s must be shorter than connect_timeout_s, or no Hello is ever repeated")
-        if self.accept_timeout_s >= self.request_timeout_s:
-            raise ConfigError("accept_timeout_s must be shorter than request_timeout_s, or no dispatch is ever retried")
+        if not self.accept_timeout_s <= self.accept_limit_s < self.request_timeout_s:
+            raise ConfigError(
+                "accept_timeout_s, accept_limit_s and request_timeout_s must come in this order of length"
+            )

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from hub import request_events as ev
 from hub.active import Active
+from hub.cancels import Cancels
 from hub.errors import SendFailedError
 from hub.membership import Membership
 from hub.metrics import HubMetrics
@@ -43,11 +44,13 @@ class Dispatcher:
         pools: Mapping[int, StagePool],
         membership: Membership,
         metrics: HubMetrics,
+        cancels: Cancels,
         post: Callable[[PickEnded], None],
     ) -> None:
         self._pools = pools
         self._membership = membership
         self._metrics = metrics
+        self._cancels = cancels
         self._post = post
 
     def dispatch(self, active: Active, action: ev.Dispatch) -> ev.Event | None:
@@ -81,7 +84,8 @@ class Dispatcher:
         if action.replica is not None:
             client = self._membership.clients.get(action.replica.input_addr)
             if client is not None:
-                client.abort(active.request.request_id)
+                client.abort(active.request.request_id, action.attempt)
+                self._cancels.asked(active.request.request_id, client)
         self.release(active, action.stage_id)
 
     def release(self, active: Active, stage_id: int) -> None:

@@ -32,6 +32,7 @@ class Membership:
         connect: Callable[[ReplicaInfo], StageClient],
         on_lost: Callable[[int, str, str], None],
         ttl_s: float = 10.0,
+        on_closed: Callable[[StageClient], None] = lambda _client: None,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self.clients: dict[str, StageClient] = {}
@@ -42,6 +43,7 @@ class Membership:
         self._listed: dict[tuple[int, int], ReplicaInfo] = {}
         #: (history, cluster id, revision) of the last view.
         self._version = (0, 0, 0)
+        self._on_closed = on_closed
         self._now = now
         self._disappearance: Disappearance[int, str] = Disappearance(ttl_s)
         #: Replicas that vanished lately, by stage and input address: they may have to be served on.
@@ -122,7 +124,10 @@ class Membership:
         """Let go of a client whose replica is not listed any more and has nothing in flight."""
         client = self.clients.get(addr)
         # A replica of another stage may have got the port of one that died.
-        if client is not None and client.info.stage_id == stage_id and self._pools[stage_id].get(addr) is None:
+        if client is None or client.info.stage_id != stage_id or self._pools[stage_id].get(addr) is not None:
+            return
+        # What was sent last would be lost with the socket, and an abort that is lost keeps an engine busy.
+        if not client.has_open_aborts:
             del self.clients[addr]
             client.close()
 
@@ -163,6 +168,7 @@ class Membership:
         stage_id, addr = client.info.stage_id, client.addr
         del self.clients[addr]
         client.close()
+        self._on_closed(client)
         self._pools[stage_id].session_down(addr)
         self._on_lost(stage_id, addr, "another process has taken its address")
 

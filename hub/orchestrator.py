@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from hub import request_events as ev
 from hub.active import AbortRequest, Active, AddRequest, Ended
-from hub.client_events import Answered, ClientEvent, FrameDropped, ProcessGone, SessionDown, SessionUp, Unanswered
+from hub.cancels import Cancels
+from hub.client_events import AbortEnded, Answered, ClientEvent, ProcessGone, SessionDown, SessionUp
 from hub.dispatcher import Dispatcher, PickEnded
 from hub.membership import Membership
 from hub.metrics import HubMetrics
@@ -31,10 +32,11 @@ from hub.stage_pool import StagePool
 from hub.waking_queue import WakingQueue, drain
 from omni_discovery.errors import RequestError, StageUnavailableError
 from omni_discovery.messages import ReplicaInfo
+from omni_discovery.table import View
 
 if TYPE_CHECKING:
     from hub.config import HubConfig
-    from omni_discovery.table import Delta, View
+    from omni_discovery.table import Delta
 
 __all__ = ["Orchestrator", "OrchestratorRequestState", "StreamingInputState"]
 
@@ -79,13 +81,18 @@ class Orchestrator:
         self._closed = False
         self._outbox: deque[tuple[str, OmniOutput | Ended]] = deque()
         self._active: dict[str, Active] = {}
+        self._cancels = Cancels(config.abort_timeout_s)
         self._membership = Membership(
-            self._pools, lambda info: connect(info, self._post), self._lose, config.registry_ttl_s
+            self._pools,
+            lambda info: connect(info, self._post),
+            self._lose,
+            config.registry_ttl_s,
+            on_closed=self._cancels.gone,
         )
         self._review_timer: asyncio.TimerHandle | None = None
-        self._dispatcher = Dispatcher(self._pools, self._membership, metrics, self._post)
+        self._dispatcher = Dispatcher(self._pools, self._membership, metrics, self._cancels, self._post)
         self._listener = ReplicaListener(
-            self._pools, self._active, config, metrics, self._tell, self._dispatcher.release, self._post
+            self._pools, self._active, config, metrics, self._cancels, self._tell, self._dispatcher.release, self._post
         )
 
     async def run(self) -> None:
@@ -164,17 +171,22 @@ class Orchestrator:
                 self._pick_ended(item)
             case StillSilent():
                 self._listener.still_silent(item)
-            case Answered() | Unanswered() | SessionUp() | SessionDown() | ProcessGone() | FrameDropped():
-                # A client that has been replaced speaks of a process that is gone.
-                if self._membership.clients.get(item.client.addr) is item.client:
-                    self._listener.hear(item)
-                if isinstance(item, SessionUp | SessionDown | ProcessGone):
-                    self._review()
             case _Review():
                 self._review()
-            case _:
+            case View():
                 self._membership.apply(item)
                 self._time_review()
+            case _:
+                self._hear(item)
+
+    def _hear(self, event: ClientEvent) -> None:
+        # A client that has been replaced speaks of a process that is gone.
+        if self._membership.clients.get(event.client.addr) is event.client:
+            self._listener.hear(event)
+        if isinstance(event, AbortEnded | ProcessGone):
+            self._membership.close_if_unused(event.client.info.stage_id, event.client.addr)
+        if isinstance(event, SessionUp | SessionDown | ProcessGone):
+            self._review()
 
     # ---- who is served
 
@@ -219,8 +231,8 @@ class Orchestrator:
 
     def _abort(self, abort: AbortRequest) -> None:
         self._tell(abort.request_id, ev.Cancelled(abort.error))
-        if abort.done is not None and not abort.done.done():
-            abort.done.set_result(None)
+        if abort.done is not None:
+            self._cancels.when_quiet(abort.request_id, abort.done)
 
     def _pick_ended(self, ended: PickEnded) -> None:
         active = self._active.get(ended.request_id)

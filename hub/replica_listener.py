@@ -10,7 +10,19 @@ from typing import TYPE_CHECKING
 
 from hub import request_events as ev
 from hub.active import Active
-from hub.client_events import Answered, ClientEvent, FrameDropped, ProcessGone, SessionDown, SessionUp, Unanswered
+from hub.cancels import Cancels
+from hub.client_events import (
+    AbortEnded,
+    Answered,
+    ClientEvent,
+    FrameDropped,
+    Granted,
+    ProcessGone,
+    Recalled,
+    SessionDown,
+    SessionUp,
+    Unanswered,
+)
 from hub.metrics import HubMetrics
 from hub.stage_pool import StagePool
 from omni_discovery import wire
@@ -40,6 +52,7 @@ class ReplicaListener:
         active: Mapping[str, Active],
         config: HubConfig,
         metrics: HubMetrics,
+        cancels: Cancels,
         tell: Callable[[str, ev.Event], None],
         release: Callable[[Active, int], None],
         post: Callable[[StillSilent], None],
@@ -48,6 +61,7 @@ class ReplicaListener:
         self._active = active
         self._config = config
         self._metrics = metrics
+        self._cancels = cancels
         self._tell = tell
         self._release = release
         self._post = post
@@ -63,7 +77,14 @@ class ReplicaListener:
                 self._session_up(client, queue_length)
             case SessionDown():
                 self._session_down(item)
+            case Granted(client=client, queue_length=queue_length):
+                self._pools[client.info.stage_id].report(client.addr, queue_length)
+            case Recalled():
+                pass
+            case AbortEnded(client=client, request_id=request_id):
+                self._cancels.ended(request_id, client)
             case ProcessGone(client=client):
+                self._cancels.gone(client)
                 self.lose(client.info.stage_id, client.addr, "its process is gone")
             case FrameDropped(reason=reason):
                 self._metrics.dropped.labels(reason).inc()

@@ -11,7 +11,19 @@ from typing import Final
 
 import zmq
 
-from hub.client_events import Answered, ClientEvent, FrameDropped, ProcessGone, SessionDown, SessionUp, Unanswered
+from hub.awaited import AwaitedAborts, AwaitedDispatches
+from hub.client_events import (
+    AbortEnded,
+    Answered,
+    ClientEvent,
+    FrameDropped,
+    Granted,
+    ProcessGone,
+    Recalled,
+    SessionDown,
+    SessionUp,
+    Unanswered,
+)
 from hub.config import HubConfig
 from hub.errors import NotConnectedError, SendFailedError
 from hub.zmq_loop import Callbacks, DealerConnection
@@ -22,7 +34,7 @@ from omni_discovery.security import KeyPair
 
 logger = logging.getLogger(__name__)
 
-_ON_INPUT: Final = (wire.Accepted, wire.Rejected)
+_ON_INPUT: Final = (wire.Accepted, wire.Rejected, wire.Aborted)
 
 
 class StageClient:
@@ -49,10 +61,13 @@ class StageClient:
         self._loop = asyncio.get_running_loop()
         #: The lives of this process that have welcomed us: work that was sent to an earlier one goes on.
         self._epochs: set[int] = set()
-        #: Timers of the dispatches that have no answer yet, by request and attempt.
-        self._unanswered: dict[tuple[str, int], asyncio.TimerHandle] = {}
-        #: Requests to abort once there is a session again.
-        self._to_abort: set[str] = set()
+        self._dispatches = AwaitedDispatches(config, self._time_out)
+        self._aborts = AwaitedAborts()
+        #: Counts the sessions with this process: credits of an earlier one are void.
+        self._session = 1
+        #: Whether the replica grants credits, and those that came before the session was up.
+        self._is_gated = False
+        self._early_credits = 0
         self._welcomed: set[str] = set()
         self._connections: dict[str, DealerConnection] = {}
         self._ticker: asyncio.TimerHandle | None = None
@@ -74,6 +89,11 @@ class StageClient:
         """The input address, by which the pools know the replica."""
         return self.info.input_addr
 
+    @property
+    def has_open_aborts(self) -> bool:
+        """Whether the replica has still to acknowledge an abort."""
+        return bool(self._aborts)
+
     def is_same_process(self, info: ReplicaInfo) -> bool:
         """Whether a record speaks of the process that this client is connected to."""
         ours = self.info
@@ -89,7 +109,7 @@ class StageClient:
         is_new_life = info.epoch != self.info.epoch
         self.info = info
         if is_new_life:
-            self._welcomed.clear()
+            self._begin_session()
             self._end_session("its lease was renewed under another epoch", lost=False)
             for name in self._connections:
                 self._greet(name)
@@ -100,16 +120,30 @@ class StageClient:
         if not self.session_up:
             raise NotConnectedError(f"no session with {self.addr}")
         self._connections["input"].send([head])
-        key = (message.request_id, message.attempt)
-        self._unanswered[key] = self._loop.call_later(self._config.accept_timeout_s, self._time_out, key)
+        self._dispatches.sent((message.request_id, message.attempt))
 
-    def abort(self, request_id: str) -> None:
-        """Stop the work on a request, now or once the session is back."""
-        self._forget(request_id)
+    def abort(self, request_id: str, attempt: int) -> None:
+        """Stop the work on a request, now or once the session is back, until the replica acknowledges it."""
+        self._dispatches.forget(request_id)
+        self._aborts.ask(request_id, attempt)
         # A replica that has not welcomed us may not know of its new epoch yet, and would drop this.
-        if not (self.session_up and self._send("input", wire.Abort(epoch=self.info.epoch, request_id=request_id))):
-            self._to_abort.add(request_id)
-            self._keep_ticking()
+        if self.session_up:
+            self._send("input", wire.Abort(epoch=self.info.epoch, request_id=request_id, attempt=attempt))
+        self._keep_ticking()
+
+    def want_credits(self, waiting: int, oldest_wait_s: float) -> None:
+        """Tell how many requests wait for a slot. Nothing happens without a session."""
+        if self.session_up:
+            epoch, session = self.info.epoch, self._session
+            self._send(
+                "input",
+                wire.WantCredits(epoch=epoch, session=session, waiting=waiting, oldest_wait_s=oldest_wait_s),
+            )
+
+    def return_credits(self, session: int, count: int) -> None:
+        """Answer a Recall of that session."""
+        if self.session_up and session == self._session:
+            self._send("input", wire.ReturnCredits(epoch=self.info.epoch, session=session, credits=count))
 
     def release_payloads(self, request_id: str) -> None:
         """Say that nobody will fetch the request's hand-offs. Nothing happens without a session."""
@@ -118,9 +152,7 @@ class StageClient:
     def close(self) -> None:
         """Close both sockets at once, without an event. Idempotent."""
         self.session_up = False
-        for timer in self._unanswered.values():
-            timer.cancel()
-        self._unanswered.clear()
+        self._dispatches.clear()
         if self._ticker is not None:
             self._ticker.cancel()
             self._ticker = None
@@ -137,29 +169,44 @@ class StageClient:
             self._connections[name] = DealerConnection(context, addr, self._hub_id, keys, self._config, callbacks)
 
     def _greet(self, name: str) -> None:
-        self._send(name, wire.Hello(hub_id=self._hub_id, epoch=self.info.epoch))
+        self._send(name, wire.Hello(hub_id=self._hub_id, epoch=self.info.epoch, session=self._session))
         self._keep_ticking()
 
     def _welcome(self, name: str, message: wire.Welcome) -> None:
         if message.epoch != self.info.epoch:
             self._on_event(FrameDropped(self, "epoch"))
             return
+        # A replica that grants no credits names no session; an earlier one may have been welcomed late.
+        if message.session not in (0, self._session):
+            return
+        self._is_gated = message.session == self._session
         self._welcomed.add(name)
         if self.session_up or len(self._welcomed) < len(self._connections):
             return
         self.session_up, self._is_lost = True, False
         self._epochs.add(message.epoch)
-        self._abort_the_rest()
-        self._on_event(SessionUp(self, message.queue_length))
+        self._abort_again()
+        self._on_event(SessionUp(self, message.queue_length, self._is_gated))
+        early, self._early_credits = self._early_credits, 0
+        if early:
+            self._on_event(Granted(self, early, message.queue_length))
+
+    def _begin_session(self) -> None:
+        # Both sockets anew: what was granted on one may have been lost with the other.
+        self._session += 1
+        self._early_credits = 0
+        self._welcomed.clear()
 
     def _lose(self, name: str) -> None:
-        self._welcomed.discard(name)
+        self._begin_session()
         self._begun_at_s[name] = self._loop.time()
         self._end_session("its connection was lost", lost=True)
 
     def _miss(self) -> None:
         # Only who had a session can be missed; a replica that has just registered may not listen to us yet.
         if self._epochs and not self.session_up:
+            for request_id in self._aborts.give_up():
+                self._on_event(AbortEnded(self, request_id))
             self._on_event(ProcessGone(self))
 
     def _end_session(self, reason: str, *, lost: bool) -> None:
@@ -168,9 +215,7 @@ class StageClient:
             return
         self.session_up, self._is_lost = False, lost
         if lost:
-            for timer in self._unanswered.values():
-                timer.cancel()
-            self._unanswered.clear()
+            self._dispatches.clear()
         self._keep_ticking()
         self._on_event(SessionDown(self, reason, lost))
 
@@ -181,10 +226,10 @@ class StageClient:
     def _tick(self) -> None:
         self._ticker = None
         if self.session_up:
-            self._abort_the_rest()
+            self._abort_again()
         else:
             self._try_again()
-        if not self.session_up or self._to_abort:
+        if not self.session_up or self._aborts:
             self._keep_ticking()
 
     def _try_again(self) -> None:
@@ -197,10 +242,9 @@ class StageClient:
                 self._begun_at_s[name] = now_s
                 connection.reconnect()
 
-    def _abort_the_rest(self) -> None:
-        for request_id in sorted(self._to_abort):
-            if self._send("input", wire.Abort(epoch=self.info.epoch, request_id=request_id)):
-                self._to_abort.discard(request_id)
+    def _abort_again(self) -> None:
+        for request_id, attempt in self._aborts.open():
+            self._send("input", wire.Abort(epoch=self.info.epoch, request_id=request_id, attempt=attempt))
 
     def _send(self, name: str, message: wire.ToReplica) -> bool:
         try:
@@ -225,25 +269,31 @@ class StageClient:
     def _hear(
         self, name: str, message: wire.FromReplica, attachments: Sequence[bytes | memoryview], received_at_s: float
     ) -> None:
-        if isinstance(message, wire.Aborted | wire.Grant | wire.Recall):
-            return
         if isinstance(message, wire.Welcome):
             self._welcome(name, message)
         elif isinstance(message, _ON_INPUT) != (name == "input"):
             self._on_event(FrameDropped(self, "misplaced"))
+        elif isinstance(message, wire.Grant | wire.Recall):
+            self._take_credits(message)
         elif message.epoch not in self._epochs:
             self._on_event(FrameDropped(self, "epoch"))
+        elif isinstance(message, wire.Aborted):
+            if self._aborts.acknowledged(message.request_id, message.attempt):
+                self._on_event(AbortEnded(self, message.request_id))
         else:
-            timer = self._unanswered.pop((message.request_id, message.attempt), None)
-            if timer is not None:
-                timer.cancel()
+            self._dispatches.answered((message.request_id, message.attempt))
             pieces = tuple(bytes(attachment) for attachment in attachments)
             self._on_event(Answered(self, message, pieces, received_at_s))
 
-    def _time_out(self, key: tuple[str, int]) -> None:
-        del self._unanswered[key]
-        self._on_event(Unanswered(self, *key))
+    def _take_credits(self, message: wire.Grant | wire.Recall) -> None:
+        if (message.epoch, message.session) != (self.info.epoch, self._session):
+            self._on_event(FrameDropped(self, "session"))
+        elif isinstance(message, wire.Recall):
+            self._on_event(Recalled(self, message.session, message.credits))
+        elif self.session_up:
+            self._on_event(Granted(self, message.credits, message.queue_length))
+        else:
+            self._early_credits += message.credits
 
-    def _forget(self, request_id: str) -> None:
-        for key in [key for key in self._unanswered if key[0] == request_id]:
-            self._unanswered.pop(key).cancel()
+    def _time_out(self, request_id: str, attempt: int, is_final: bool) -> None:
+        self._on_event(Unanswered(self, request_id, attempt, is_final))

@@ -15,7 +15,7 @@ from typing import Any, Final
 from omni_discovery.errors import InvalidRequestError
 from omni_discovery.wire import FailureKind
 from stage_runtime.engines.base import Engine, EngineOutput, StageRequest
-from stage_runtime.errors import EngineDeadError, PayloadError
+from stage_runtime.errors import EngineDeadError, NotResumableError, PayloadError
 from stage_runtime.jobs import Broken, Cancel, Finished, Job, Outcome, Piece, Release, Wake, Work
 from stage_runtime.payloads import Payloads
 
@@ -125,6 +125,9 @@ class EngineLoop:
         now_s = self._clock()
         if now_s >= work.deadline_s:
             return [Broken(work.key, FailureKind.DEADLINE, "the deadline passed while the request waited")]
+        if work.resume is not None and getattr(self._engine, "not_resumable", None) is None:
+            # It would begin at the beginning, and the client would see that twice.
+            return [Broken(work.key, FailureKind.NOT_RESUMABLE, "this engine can't go on behind what was shown")]
         try:
             fetched = self._payloads.fetch(work.payloads)
             added_at_s = self._clock()
@@ -138,12 +141,16 @@ class EngineLoop:
                     payloads=fetched,
                     next_stages=work.next_stages,
                     deadline_s=work.deadline_s,
+                    resume=work.resume,
+                    priority=work.priority,
                 )
             )
         except InvalidRequestError as error:
             return [Broken(work.key, FailureKind.INVALID, str(error))]
         except PayloadError as error:
             return [Broken(work.key, FailureKind.PAYLOAD, str(error))]
+        except NotResumableError as error:
+            return [Broken(work.key, FailureKind.NOT_RESUMABLE, str(error))]
         except Exception as error:
             # The engine is not stepped here: what one request broke is that request's own.
             logger.exception("engine.add_failed")

@@ -3,6 +3,7 @@
 OmniError
 ├── SerializationError      the other stage: the bytes are no hand-off of ours, or hold what can't be sent
 ├── PayloadError            nobody: the hand-off is gone; the stage before has to run again
+├── NotResumableError       the client: asks anew; the answer can't be continued exactly as it was begun
 └── EngineDeadError         the operator: the engine raised; the process ends and is started anew
 """
 
@@ -17,6 +18,10 @@ class SerializationError(OmniError, ValueError):
 
 class PayloadError(OmniError):
     """A hand-off could not be stored or is not there any more."""
+
+
+class NotResumableError(OmniError):
+    """What another replica has shown of an answer can't be continued here exactly; the message says why."""
 
 
 class EngineDeadError(OmniError):

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from omni_discovery.wire import FailureKind, PayloadRef
+from omni_discovery.wire import FailureKind, PayloadRef, Resume
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +26,9 @@ class Work:
     next_stages: tuple[int, ...]
     accepted_at_s: float
     deadline_s: float
+    #: What the client has seen of the answer already; None: begin at the beginning.
+    resume: Resume | None = None
+    priority: int = 0
 
 
 @dataclass(frozen=True, slots=True)

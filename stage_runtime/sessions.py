@@ -252,6 +252,8 @@ def _work(ticket: Ticket, submit: wire.Submit, now_s: float) -> Work:
         next_stages=submit.next_stages,
         accepted_at_s=now_s,
         deadline_s=now_s + submit.remaining_s,
+        resume=submit.resume,
+        priority=submit.priority,
     )
 
 

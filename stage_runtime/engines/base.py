@@ -16,7 +16,7 @@ from typing import Any, Final, Protocol
 
 from omni_discovery.deploy import StageConfig
 from omni_discovery.errors import ConfigError
-from omni_discovery.wire import FailureKind
+from omni_discovery.wire import FailureKind, Resume
 
 #: Gets the phase of loading and how far it is, 0 to 1.
 Report = Callable[[str, float], None]
@@ -28,7 +28,8 @@ ENTRY_POINT_GROUP: Final = "omni_discovery.engines"
 class StageRequest:
     """One request as an engine sees it. ``key`` is its name in this replica and comes back on every output.
 
-    ``payloads`` holds what the stages before handed over, by stage id. ``params`` has the stage's defaults merged in.
+    ``request_id`` is the hub's and the same over all attempts. ``payloads`` holds what the stages before handed over,
+    by stage id. ``params`` has the stage's defaults merged in.
     """
 
     key: str
@@ -39,6 +40,10 @@ class StageRequest:
     payloads: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
     next_stages: tuple[int, ...] = ()
     deadline_s: float = float("inf")
+    #: What another replica has shown of the answer: say only what comes behind it. None: say all.
+    resume: Resume | None = None
+    #: Lower goes first, where the engine lets requests overtake each other.
+    priority: int = 0
 
     @property
     def payload(self) -> Mapping[str, Any] | None:
@@ -79,11 +84,22 @@ class Engine(Protocol):
     def modality(self) -> str:
         """What comes out: ``text``, ``image`` or ``audio``."""
 
+    @property
+    def not_resumable(self) -> Mapping[str, str] | None:
+        """What stands in the way of going on behind an answer that was begun elsewhere: name and reason.
+
+        None: this engine never goes on, and is never given a ``resume``. An engine without the attribute counts so.
+        """
+
     def load(self, report: Report) -> None:
         """Make ready for work. Raise ConfigError where the operator must act."""
 
     def add(self, request: StageRequest) -> None:
-        """Take a request. Raise InvalidRequestError if it can't be served as it is."""
+        """Take a request. Raise InvalidRequestError if it can't be served as it is.
+
+        Raise NotResumableError if it has ``resume`` and what would come behind that is not sure to be exactly what
+        the replica that began would have said. The hand-off and the usage are those of the whole answer.
+        """
 
     def abort(self, key: str) -> None:
         """Stop a request. Its last output has finish_reason ``abort``; unknown keys are fine."""

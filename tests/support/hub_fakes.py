@@ -31,6 +31,8 @@ stages:
 QUICK = HubConfig(
     pick_timeout_s=0.5,
     accept_timeout_s=0.3,
+    accept_limit_s=0.3,
+    abort_timeout_s=0.5,
     request_timeout_s=10.0,
     hello_interval_s=0.02,
     connect_timeout_s=1.0,
@@ -88,6 +90,7 @@ class FakeReplica:
         self.received: list[wire.ToReplica] = []
         self.queue_length = 0
         self.greets = True
+        self.acknowledges_aborts = True
         self._keys = keys or KeyPair.generate()
         self._hub = b""
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -140,13 +143,24 @@ class FakeReplica:
             if self.greets and message.epoch == self.info.epoch:
                 welcome = wire.Welcome(epoch=message.epoch, capacity=1, queue_length=self.queue_length)
                 self.say(welcome, self._input if name == "input" else self._output)
+        elif isinstance(message, wire.Abort):
+            if self.acknowledges_aborts:
+                self.say(
+                    wire.Aborted(
+                        epoch=message.epoch,
+                        request_id=message.request_id,
+                        attempt=message.attempt,
+                        running=True,
+                        queue_length=self.queue_length,
+                    )
+                )
         elif isinstance(message, wire.Submit):
             self.script(self, message)
 
     def say(
         self, message: wire.FromReplica, socket: LoopSocket | None = None, attachments: Sequence[bytes] = ()
     ) -> None:
-        on_input = isinstance(message, wire.Accepted | wire.Rejected)
+        on_input = isinstance(message, wire.Accepted | wire.Rejected | wire.Aborted)
         target = socket or (self._input if on_input else self._output)
         target.send([self._hub, wire.encode(message), *attachments])
 
