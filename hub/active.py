@@ -24,6 +24,8 @@ class AddRequest:
     timeout_s: float
     #: When the hub got it, on ``time.perf_counter``; its deadline is counted from there.
     received_s: float
+    #: Lower goes first where requests wait.
+    priority: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any, Final
 from prometheus_client import CollectorRegistry
 
 from hub.active import AbortRequest, AddRequest, Ended
+from hub.admission import Bounds, StageLoad, refusal
+from hub.backlog import Backlog
 from hub.client_events import ClientEvent
 from hub.config import HubConfig
 from hub.metrics import HubMetrics
@@ -24,13 +26,14 @@ from hub.output_queue import OutputQueue
 from hub.outputs import OmniOutput
 from hub.pipeline import StageGraph
 from hub.stage_client import StageClient
-from hub.stage_pool import StagePool
+from hub.stage_pool import PoolOptions, StagePool
 from hub.zmq_loop import make_context
 from omni_discovery.balancers import build_load_balancer_factory
 from omni_discovery.deploy import DeployConfig
 from omni_discovery.errors import InvalidRequestError, OverloadedError, RequestError, StageUnavailableError
 from omni_discovery.messages import ReplicaInfo
 from omni_discovery.security import KeyPair
+from omni_discovery.wire import MAX_PRIORITY
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -76,6 +79,7 @@ class AsyncOmni:
         self._queues: dict[str, OutputQueue] = {}
         #: The ids inside the hub by the client's ids.
         self._inner_ids: dict[str, str] = {}
+        self._backlog = Backlog()
         self._tasks: list[asyncio.Task[None]] = []
         self._orchestrator: Orchestrator | None = None
         #: Guards the two below, which the registry's thread touches, too.
@@ -114,12 +118,12 @@ class AsyncOmni:
         self._context = make_context()
         config = self._config
         pools = [
-            StagePool(stage_id, self._new_balancer(), config.pick_timeout_s, config.load_fresh_s)
+            StagePool(stage_id, self._new_balancer(), PoolOptions(config.pick_timeout_s, config.load_fresh_s))
             for stage_id in self.graph.stage_ids
         ]
         for pool in pools:
             self.hub_metrics.watch(pool)
-        self._orchestrator = Orchestrator(pools, self._connect, config, self.hub_metrics)
+        self._orchestrator = Orchestrator(pools, self._connect, config, self.hub_metrics, self._backlog)
         self._tasks = [loop.create_task(self._orchestrator.run()), loop.create_task(self._deliver(self._orchestrator))]
         for task in self._tasks:
             task.add_done_callback(self._stopped)
@@ -166,14 +170,16 @@ class AsyncOmni:
         params: Mapping[int, Mapping[str, Any]] | None = None,
         timeout_s: float | None = None,
         received_s: float | None = None,
+        priority: int = 0,
     ) -> AsyncGenerator[OmniOutput, None]:
         """Run one request; give its outputs as they come, then one summary. Raise RequestError.
 
         ``inputs`` holds ``messages``, ``prompt`` or ``prompt_token_ids``; ``modalities`` None means all that the
-        pipeline puts out; ``params`` is by stage id. ``received_s`` (``time.perf_counter``) is when the client's bytes
+        pipeline puts out; ``params`` is by stage id. Where requests wait, a lower ``priority`` goes first.
+        ``received_s`` (``time.perf_counter``) is when the client's bytes
         came. Closing the generator early, or cancelling its reader, aborts every stage.
         """
-        request = self._admit(inputs, request_id, modalities, params, timeout_s, received_s)
+        request = self._admit(inputs, request_id, modalities, params, timeout_s, received_s, priority)
         queue = self._queues[request.request_id]
         try:
             while (output := await queue.get()) is not None:
@@ -223,6 +229,7 @@ class AsyncOmni:
         params: Mapping[int, Mapping[str, Any]] | None,
         timeout_s: float | None,
         received_s: float | None,
+        priority: int,
     ) -> AddRequest:
         shown_id = uuid.uuid4().hex if shown_id is None else shown_id
         timeout_s = self._config.request_timeout_s if timeout_s is None else timeout_s
@@ -233,17 +240,36 @@ class AsyncOmni:
             raise InvalidRequestError(f"a request with the id {shown_id!r} is already running")
         if not 0 < timeout_s <= _MAX_TIMEOUT_S:
             raise InvalidRequestError(f"a timeout of {timeout_s} s; it must be above 0 and at most {_MAX_TIMEOUT_S} s")
+        if not abs(priority) <= MAX_PRIORITY:
+            raise InvalidRequestError(f"a priority of {priority}; it must be from -{MAX_PRIORITY} to {MAX_PRIORITY}")
         self.check_health()
-        if self._orchestrator is None or len(self._queues) >= self._config.max_in_flight:
-            raise OverloadedError(f"{len(self._queues)} requests are in flight, which is the bound of this hub")
+        self._check_load(plan.stages, timeout_s)
         # A number of its own keeps late frames of an aborted request off one that reuses its id.
         inner_id = f"{shown_id}~{next(self._numbers)}"
         received_s = time.perf_counter() if received_s is None else received_s
-        request = AddRequest(inner_id, shown_id, inputs, plan, merged, timeout_s, received_s)
-        self._orchestrator.request_async_queue.put_nowait(request)
+        request = AddRequest(inner_id, shown_id, inputs, plan, merged, timeout_s, received_s, priority)
+        self._running_orchestrator().request_async_queue.put_nowait(request)
+        self._backlog.enter(inner_id, plan.stages)
         self._inner_ids[shown_id] = inner_id
         self._queues[inner_id] = OutputQueue(self._config.max_queued_outputs, self._config.max_queued_bytes)
         return request
+
+    def _check_load(self, stages: Sequence[int], timeout_s: float) -> None:
+        orchestrator, config = self._running_orchestrator(), self._config
+        loads = [
+            StageLoad(pool.stage_id, self._backlog.of(pool.stage_id), pool.slots, pool.mean_service_s)
+            for pool in orchestrator.stage_pools
+            if pool.stage_id in stages
+        ]
+        bounds = Bounds(config.max_waiting, config.max_in_flight, orchestrator.live_hubs)
+        found = refusal(loads, bounds, len(self._queues), timeout_s)
+        if found is not None:
+            raise OverloadedError(found.reason, found.retry_after_s)
+
+    def _running_orchestrator(self) -> Orchestrator:
+        if self._orchestrator is None:
+            raise RequestError("the hub is not running")
+        return self._orchestrator
 
     def _ask(self, abort: AbortRequest) -> None:
         if self._orchestrator is not None and self.is_running:

@@ -15,6 +15,7 @@ from hub.cancels import Cancels
 from hub.errors import SendFailedError
 from hub.membership import Membership
 from hub.metrics import HubMetrics
+from hub.paced_retries import PacedRetries, RetryDue
 from hub.stage_pool import StagePool
 from omni_discovery import wire
 from omni_discovery.errors import StageUnavailableError, WireError
@@ -45,8 +46,10 @@ class Dispatcher:
         membership: Membership,
         metrics: HubMetrics,
         cancels: Cancels,
-        post: Callable[[PickEnded], None],
+        post: Callable[[PickEnded | RetryDue], None],
     ) -> None:
+        #: How fast work is repeated.
+        self.retries = PacedRetries(post)
         self._pools = pools
         self._membership = membership
         self._metrics = metrics
@@ -54,10 +57,20 @@ class Dispatcher:
         self._post = post
 
     def dispatch(self, active: Active, action: ev.Dispatch) -> ev.Event | None:
-        """Pick and send; None if the pick has to wait."""
+        """Pick and send; None if the pick, or a retry before it, has to wait."""
+        if action.is_retry and not self.retries.may_go(active.request.request_id, action):
+            return None
+        return self._dispatch(active, action)
+
+    def retry_due(self, active: Active, due: RetryDue) -> ev.Event | None:
+        """Go on with a retry that has waited; None if nobody wants it any more, or the pick has to wait."""
+        action = due.dispatch
+        return self._dispatch(active, action) if active.machine.is_out(action.stage_id, action.attempt) else None
+
+    def _dispatch(self, active: Active, action: ev.Dispatch) -> ev.Event | None:
         pool, request_id = self._pools[action.stage_id], active.request.request_id
         try:
-            found = pool.try_pick(request_id, _task(active, action), avoid=action.avoid)
+            found = pool.try_pick(request_id, _task(active, action), avoid=action.avoid, priority=action.priority)
         except StageUnavailableError as error:
             return ev.StageUnavailable(action.stage_id, action.attempt, str(error))
         if found is not None:
@@ -86,11 +99,19 @@ class Dispatcher:
             if client is not None:
                 client.abort(active.request.request_id, action.attempt)
                 self._cancels.asked(active.request.request_id, client)
-        self.release(active, action.stage_id)
+            self.release(active, action.stage_id)
+        else:
+            self._take_back(active, action.stage_id)
 
     def release(self, active: Active, stage_id: int) -> None:
         """A stage's work is over: its binding ends."""
         addr = self._pools[stage_id].release(active.request.request_id)
+        if addr is not None:
+            self._membership.close_if_unused(stage_id, addr)
+
+    def _take_back(self, active: Active, stage_id: int) -> None:
+        """A replica was picked and nothing was sent to it."""
+        addr = self._pools[stage_id].unsent(active.request.request_id)
         if addr is not None:
             self._membership.close_if_unused(stage_id, addr)
 
@@ -103,7 +124,9 @@ class Dispatcher:
     async def _pick(self, active: Active, action: ev.Dispatch, pool: StagePool) -> None:
         found: ReplicaInfo | StageUnavailableError
         try:
-            found = await pool.pick(active.request.request_id, _task(active, action), avoid=action.avoid)
+            found = await pool.pick(
+                active.request.request_id, _task(active, action), avoid=action.avoid, priority=action.priority
+            )
         except StageUnavailableError as error:
             found = error
         except Exception as error:
@@ -122,17 +145,20 @@ class Dispatcher:
             params=dict(action.params),
             payloads=action.payloads,
             next_stages=action.next_stages,
+            credit=self._pools[action.stage_id].spent_credit(active.request.request_id),
             remaining_s=max(0.0, active.deadline_s - now_s),
+            resume=action.resume,
+            priority=action.priority,
         )
         try:
             if client is None:
                 raise SendFailedError("its record was removed while it was picked")
             client.submit(message)
         except WireError as error:
-            self.release(active, action.stage_id)
+            self._take_back(active, action.stage_id)
             return ev.DispatchRefused(action.stage_id, action.attempt, str(error))
         except SendFailedError as error:
-            self.release(active, action.stage_id)
+            self._take_back(active, action.stage_id)
             return ev.ReplicaLost(
                 action.stage_id, action.attempt, str(error), may_have_run=False, avoid_addr=info.input_addr
             )

@@ -36,6 +36,8 @@ class Membership:
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self.clients: dict[str, StageClient] = {}
+        #: How many hubs share the replicas, this one included.
+        self.live_hubs = 1
         self._pools = pools
         self._connect = connect
         self._on_lost = on_lost
@@ -59,6 +61,9 @@ class Membership:
         if (view.history, view.cluster_id) == (history, cluster_id) and view.revision < revision:
             return
         self._version = (view.history, view.cluster_id, view.revision)
+        self.live_hubs = max(1, len(view.hubs))
+        for pool in self._pools.values():
+            pool.set_live_hubs(self.live_hubs)
         before, self._listed = self._listed, {key: info for key, info in view.replicas.items() if self._is_ours(info)}
         here = {(info.stage_id, info.input_addr) for info in self._listed.values()}
         gone = [info for info in before.values() if (info.stage_id, info.input_addr) not in here]

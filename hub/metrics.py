@@ -41,6 +41,24 @@ class HubMetrics:
         self.retries = Counter(
             "omni_hub_retries", "Stages of requests that were dispatched again.", ["stage"], registry=self.registry
         )
+        self.continued = Counter(
+            "omni_hub_continuations",
+            "Answers that another replica continued behind what was shown.",
+            ["stage"],
+            registry=self.registry,
+        )
+        self.waiting = Gauge(
+            "omni_hub_requests_waiting", "Requests that wait for a free slot.", ["stage"], registry=self.registry
+        )
+        self.ejected = Gauge(
+            "omni_hub_replicas_ejected", "Replicas left out for their failures.", ["stage"], registry=self.registry
+        )
+        self.slots = Gauge(
+            "omni_hub_slots",
+            "What the replicas that can take work run at one time, for all hubs.",
+            ["stage"],
+            registry=self.registry,
+        )
         self.dropped = Counter(
             "omni_hub_dropped_frames", "Frames that could not be used.", ["reason"], registry=self.registry
         )
@@ -73,6 +91,9 @@ class HubMetrics:
         self.registered.labels(pool.stage_id).set_function(lambda: pool.registered_count)
         self.pickable.labels(pool.stage_id).set_function(lambda: pool.pickable_count)
         self.held.labels(pool.stage_id).set_function(lambda: pool.held_count)
+        self.waiting.labels(pool.stage_id).set_function(lambda: pool.waiting_count)
+        self.ejected.labels(pool.stage_id).set_function(lambda: pool.ejected_count)
+        self.slots.labels(pool.stage_id).set_function(lambda: pool.slots)
 
     def count_view(self, name: str) -> None:
         """Something befell the view of the registry; from any thread. Names that are not known are fine."""

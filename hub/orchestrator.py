@@ -18,17 +18,20 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from hub import request_events as ev
 from hub.active import AbortRequest, Active, AddRequest, Ended
+from hub.backlog import Backlog
 from hub.cancels import Cancels
 from hub.client_events import AbortEnded, Answered, ClientEvent, ProcessGone, SessionDown, SessionUp
 from hub.dispatcher import Dispatcher, PickEnded
 from hub.membership import Membership
 from hub.metrics import HubMetrics
 from hub.outputs import OmniOutput
+from hub.paced_retries import RetryDue
 from hub.replica_listener import ReplicaListener, StillSilent
 from hub.request import RequestMachine
 from hub.request_state import OrchestratorRequestState, StreamingInputState
 from hub.stage_client import StageClient
 from hub.stage_pool import StagePool
+from hub.tending import ReviewDue, Tending
 from hub.waking_queue import WakingQueue, drain
 from omni_discovery.errors import RequestError, StageUnavailableError
 from omni_discovery.messages import ReplicaInfo
@@ -42,18 +45,13 @@ __all__ = ["Orchestrator", "OrchestratorRequestState", "StreamingInputState"]
 
 logger = logging.getLogger(__name__)
 
-_InboxItem: TypeAlias = "ClientEvent | PickEnded | StillSilent | _TimeUp | _Review | View"
+_InboxItem: TypeAlias = "ClientEvent | PickEnded | RetryDue | StillSilent | _TimeUp | ReviewDue | View"
 _Connect = Callable[[ReplicaInfo, Callable[[ClientEvent], None]], StageClient]
 
 
 @dataclass(frozen=True, slots=True)
 class _TimeUp:
     request_id: str
-
-
-@dataclass(frozen=True, slots=True)
-class _Review:
-    """The moment has come at which time alone changes who is served."""
 
 
 class Orchestrator:
@@ -64,7 +62,12 @@ class Orchestrator:
     """
 
     def __init__(
-        self, stage_pools: Sequence[StagePool], connect: _Connect, config: HubConfig, metrics: HubMetrics
+        self,
+        stage_pools: Sequence[StagePool],
+        connect: _Connect,
+        config: HubConfig,
+        metrics: HubMetrics,
+        backlog: Backlog | None = None,
     ) -> None:
         self.stage_pools = list(stage_pools)
         self.num_stages = len(self.stage_pools)
@@ -73,6 +76,7 @@ class Orchestrator:
         self.request_async_queue: asyncio.Queue[AddRequest] = WakingQueue(config.max_in_flight, self._wake)
         self.rpc_async_queue: asyncio.Queue[AbortRequest] = WakingQueue(4 * config.max_in_flight, self._wake)
         self.output_async_queue: asyncio.Queue[tuple[str, OmniOutput | Ended]] = asyncio.Queue(4 * config.max_in_flight)
+        self._backlog = backlog or Backlog()
         self._config = config
         self._metrics = metrics
         self._pools = {pool.stage_id: pool for pool in self.stage_pools}
@@ -89,7 +93,7 @@ class Orchestrator:
             config.registry_ttl_s,
             on_closed=self._cancels.gone,
         )
-        self._review_timer: asyncio.TimerHandle | None = None
+        self._tending = Tending(self.stage_pools, self._membership, self._post)
         self._dispatcher = Dispatcher(self._pools, self._membership, metrics, self._cancels, self._post)
         self._listener = ReplicaListener(
             self._pools, self._active, config, metrics, self._cancels, self._tell, self._dispatcher.release, self._post
@@ -106,9 +110,9 @@ class Orchestrator:
                     await self.output_async_queue.put(self._outbox.popleft())
         finally:
             self._closed = True
-            if self._review_timer is not None:
-                self._review_timer.cancel()
+            self._tending.close()
             self.end_all()
+            self._dispatcher.retries.close()
             self._membership.close()
 
     def apply_view(self, view: View, delta: Delta) -> None:
@@ -138,6 +142,7 @@ class Orchestrator:
             self._take(request)
         for _ in range(len(self._inbox)):
             self._take(self._inbox.popleft())
+        self._tending.look()
         if self._inbox:
             self._wake.set()
 
@@ -168,14 +173,15 @@ class Orchestrator:
             case _TimeUp(request_id=request_id):
                 self._tell(request_id, ev.DeadlinePassed())
             case PickEnded():
-                self._pick_ended(item)
+                self._go_on(item.request_id, lambda active: self._dispatcher.pick_ended(active, item))
+            case RetryDue():
+                self._go_on(item.request_id, lambda active: self._dispatcher.retry_due(active, item))
             case StillSilent():
                 self._listener.still_silent(item)
-            case _Review():
-                self._review()
+            case ReviewDue():
+                self._tending.review()
             case View():
                 self._membership.apply(item)
-                self._time_review()
             case _:
                 self._hear(item)
 
@@ -186,27 +192,19 @@ class Orchestrator:
         if isinstance(event, AbortEnded | ProcessGone):
             self._membership.close_if_unused(event.client.info.stage_id, event.client.addr)
         if isinstance(event, SessionUp | SessionDown | ProcessGone):
-            self._review()
+            self._tending.review()
 
     # ---- who is served
+
+    @property
+    def live_hubs(self) -> int:
+        """How many hubs share the replicas, this one included."""
+        return self._membership.live_hubs
 
     @property
     def applied_revision(self) -> int:
         """The registry's revision that picks go by."""
         return self._membership.applied_revision
-
-    def _review(self) -> None:
-        self._membership.review()
-        self._time_review()
-
-    def _time_review(self) -> None:
-        if self._review_timer is not None:
-            self._review_timer.cancel()
-            self._review_timer = None
-        moment_s = self._membership.next_review_s
-        if moment_s is not None:
-            delay_s = max(0.0, moment_s - time.monotonic())
-            self._review_timer = asyncio.get_running_loop().call_later(delay_s, self._post, _Review())
 
     # ---- requests
 
@@ -219,6 +217,7 @@ class Orchestrator:
             attempts=self._config.attempts,
             request_timestamp=time.time(),
             shown_id=request.shown_id,
+            priority=request.priority,
         )
         deadline_s = request.received_s + request.timeout_s
         timer = asyncio.get_running_loop().call_later(
@@ -227,6 +226,7 @@ class Orchestrator:
         self._active[request.request_id] = Active(request, machine, deadline_s, timer)
         self.request_states[request.request_id] = machine.state
         self._metrics.in_flight.set(len(self._active))
+        self._dispatcher.retries.admitted()
         self._tell(request.request_id, ev.Submitted())
 
     def _abort(self, abort: AbortRequest) -> None:
@@ -234,11 +234,11 @@ class Orchestrator:
         if abort.done is not None:
             self._cancels.when_quiet(abort.request_id, abort.done)
 
-    def _pick_ended(self, ended: PickEnded) -> None:
-        active = self._active.get(ended.request_id)
-        event = None if active is None else self._dispatcher.pick_ended(active, ended)
+    def _go_on(self, request_id: str, dispatch: Callable[[Active], ev.Event | None]) -> None:
+        active = self._active.get(request_id)
+        event = None if active is None else dispatch(active)
         if event is not None:
-            self._tell(ended.request_id, event)
+            self._tell(request_id, event)
 
     def _tell(self, request_id: str, event: ev.Event) -> None:
         """Feed one request's machine and carry out what it decides. Requests that have ended are left alone."""
@@ -251,6 +251,9 @@ class Orchestrator:
                 follows = self._carry_out(active, action)
                 if follows is not None:
                     events.append(follows)
+        if isinstance(event, ev.StageDone):
+            settled = [stage_id for stage_id, run in active.machine.runs.items() if run.settled]
+            self._backlog.passed(request_id, settled)
 
     def _carry_out(self, active: Active, action: ev.Action) -> ev.Event | None:
         match action:
@@ -264,8 +267,8 @@ class Orchestrator:
                 self._say(active.request.request_id, output)
             case ev.Drop(reason=reason):
                 self._metrics.dropped.labels(reason).inc()
-            case ev.Retry(stage_id=stage_id):
-                self._metrics.retries.labels(stage_id).inc()
+            case ev.Retry(stage_id=stage_id, resumed=resumed):
+                (self._metrics.continued if resumed else self._metrics.retries).labels(stage_id).inc()
             case ev.Finish(outcome=outcome, error=error):
                 self._finish(active, outcome, error)
         return None
@@ -275,6 +278,7 @@ class Orchestrator:
         for timer in (active.timer, *active.graces.values()):
             timer.cancel()
         del self._active[request_id], self.request_states[request_id]
+        self._backlog.leave(request_id)
         self._metrics.in_flight.set(len(self._active))
         self._metrics.requests.labels(outcome if error is None else type(error).__name__).inc()
         self._say(request_id, Ended(error))

@@ -1,104 +1,200 @@
-"""One stage as a hub sees it: who is registered, who answers, what is in flight where. Pure."""
+"""One stage as a hub sees it: picks, the bindings of requests to replicas, and the credits they spend. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
+from hub.outliers import Standing
+from hub.pool_entry import ACCEPTED, CREDIT, NOWHERE, Entry
+from hub.pool_members import PoolMembers
 from omni_discovery.messages import ReplicaInfo
 
-
-@dataclass(slots=True)
-class _Entry:
-    info: ReplicaInfo
-    #: Whether the registry lists it. An entry that is not listed stays only while requests are in flight there.
-    registered: bool = True
-    #: Whether it is served though the registry lists it no more.
-    held: bool = False
-    #: Whether its data-plane session is up.
-    answers: bool = False
-    #: Requests sent there and not finished, in order; true once the replica has accepted them.
-    in_flight: dict[str, bool] = field(default_factory=dict)
-    #: The part of the last report that is not this hub's own work.
-    others: int = 0
-    #: When a frame last brought a report, monotonic; None before the first.
-    reported_at_s: float | None = None
-    #: ``info`` with the fresh estimate; None when it has to be made anew.
-    listed: ReplicaInfo | None = None
-
-    @property
-    def pickable(self) -> bool:
-        return (self.registered or self.held) and self.answers and self.info.takes_new_work
-
-    def estimated(self) -> ReplicaInfo:
-        if self.listed is None:
-            self.listed = replace(self.info, queue_length=self.others + len(self.in_flight))
-        return self.listed
-
-    def report(self, queue_length: int) -> None:
-        # What is sent but not yet accepted can't be in the replica's count.
-        own = sum(self.in_flight.values())
-        self.others, self.listed = max(0, queue_length - own), None
+if TYPE_CHECKING:
+    from omni_discovery.balancers import Task
 
 
-class PoolCore:
+class PoolCore(PoolMembers):
     """Replicas of one stage by input address, and the bindings of requests to them."""
 
-    def __init__(self, load_fresh_s: float) -> None:
-        self._load_fresh_s = load_fresh_s
-        #: In order of registration, which is what a round robin goes by.
-        self._entries: dict[str, _Entry] = {}
-        #: Input address by request. Each binding is also in that entry's ``in_flight``.
-        self._bindings: dict[str, str] = {}
+    # ---- credits
 
-    # ---- membership
+    def grant(self, addr: str, count: int) -> None:
+        """The replica lets this hub send so many more."""
+        entry = self._entries.get(addr)
+        if entry is not None and entry.answers and entry.gated and count > 0:
+            entry.credits += count
+            self._place(entry)
 
-    def upsert(self, info: ReplicaInfo, now_s: float) -> None:
-        """The registry lists a replica. A report from a frame younger than ``load_fresh_s`` wins over the record's."""
-        entry = self._entries.get(info.input_addr)
+    def recall(self, addr: str, count: int) -> int:
+        """The replica wants credits back; return how many unspent ones are given up."""
+        entry = self._entries.get(addr)
         if entry is None:
-            entry = self._entries[info.input_addr] = _Entry(info)
-            entry.report(info.queue_length)
-            return
-        entry.info, entry.registered, entry.held, entry.listed = info, True, False, None
-        if entry.reported_at_s is None or now_s - entry.reported_at_s > self._load_fresh_s:
-            entry.report(info.queue_length)
+            return 0
+        given_up = max(0, min(count, entry.credits))
+        entry.credits -= given_up
+        self._place(entry)
+        return given_up
 
-    def remove(self, addr: str) -> None:
-        """The registry lists it no more: no picks. What is in flight there goes on. Unknown addresses are fine."""
+    def credits(self, addr: str) -> int:
+        """How many unspent credits there are for a replica."""
         entry = self._entries.get(addr)
-        if entry is not None:
-            entry.registered = entry.held = False
-            self._forget_if_idle(addr, entry)
+        return 0 if entry is None else entry.credits
 
-    def hold(self, addr: str) -> None:
-        """The registry lists it no more, and is not believed: picks go on while it answers. Until upsert or remove."""
-        entry = self._entries.get(addr)
-        if entry is not None:
-            entry.registered, entry.held = False, True
+    def spent_credit(self, request_id: str) -> bool:
+        """Whether the request's binding spent a credit of the session that is still up."""
+        entry = self._bindings.get(request_id)
+        return entry is not None and bool(entry.in_flight[request_id] & CREDIT)
 
-    def session_up(self, addr: str) -> None:
-        """The replica answers."""
-        if addr in self._entries:
-            self._entries[addr].answers = True
-
-    def session_down(self, addr: str) -> None:
-        """The replica does not answer: no picks."""
-        if addr in self._entries:
-            self._entries[addr].answers = False
-
-    def report(self, addr: str, queue_length: int, now_s: float) -> None:
-        """A frame told the replica's queue length."""
-        entry = self._entries.get(addr)
-        if entry is not None:
-            entry.reported_at_s = now_s
-            entry.report(queue_length)
+    def givers(self) -> tuple[str, ...]:
+        """Who can be asked for credits."""
+        if self._giver_addrs is None:
+            self._giver_addrs = tuple(self._givers)
+        return self._giver_addrs
 
     # ---- picking
 
+    def pick(
+        self, request_id: str, task: Task, affinity_request_id: str | None = None, avoid: Collection[str] = ()
+    ) -> ReplicaInfo | None:
+        """Choose and bind: where the request is, then where the other one is, then who has a free slot; else None."""
+        if affinity_request_id is not None or request_id in self._bindings:
+            found = self._affine(request_id, affinity_request_id, avoid)
+            if found is not None:
+                return found.info
+        chosen = self._choose(task, avoid) if avoid else self._from_indices(task)
+        if chosen is None:
+            return None
+        self._bind(request_id, chosen)
+        return chosen.info
+
+    def all_avoided(self, avoid: Collection[str]) -> bool:
+        """Whether somebody can take work, and everybody who can is in ``avoid``."""
+        if not avoid or not self._pickable_count:
+            return False
+        return sum(self.serviceable(addr) for addr in set(avoid)) == self._pickable_count
+
+    def has_free(self, avoid: Collection[str] = ()) -> bool:
+        """Whether somebody who is not in ``avoid`` has a free slot."""
+        return any(entry.tier != NOWHERE and addr not in avoid for addr, entry in self._entries.items())
+
     def candidates(self, avoid: Collection[str] = ()) -> list[ReplicaInfo]:
-        """Who can take work and is not in ``avoid``; ``queue_length`` is this hub's estimate of now."""
-        return [entry.estimated() for addr, entry in self._entries.items() if entry.pickable and addr not in avoid]
+        """Who has a free slot and is not in ``avoid``; ``queue_length`` is this hub's estimate of now."""
+        return [
+            replace(entry.info, queue_length=entry.load)
+            for addr, entry in self._entries.items()
+            if entry.tier != NOWHERE and addr not in avoid
+        ]
+
+    def _affine(self, request_id: str, affinity_request_id: str | None, avoid: Collection[str]) -> Entry | None:
+        for bound_id in (request_id, affinity_request_id):
+            entry = self._bindings.get(bound_id) if bound_id is not None else None
+            if entry is not None and entry.addr not in avoid and entry.pickable:
+                if self._bindings.get(request_id) is not entry:
+                    self.release(request_id)
+                    self._bind(request_id, entry)
+                return entry
+        self.release(request_id)
+        return None
+
+    def _from_indices(self, task: Task) -> Entry | None:
+        for index in self._indices:
+            found = index.pick(task)
+            if found is not None:
+                return found  # type: ignore[return-value]
+        return None
+
+    def _choose(self, task: Task, avoid: Collection[str]) -> Entry | None:
+        """Pick from the indices as if those to avoid were not in them; then from those who are spared."""
+        hidden = [
+            entry for addr in set(avoid) if (entry := self._entries.get(addr)) is not None and entry.tier != NOWHERE
+        ]
+        for entry in hidden:
+            self._indices[entry.tier].remove(entry)
+        try:
+            chosen = self._from_indices(task)
+        finally:
+            for entry in hidden:
+                self._indices[entry.tier].add(entry)
+        return self._last_resort(avoid) if chosen is None else chosen
+
+    def _last_resort(self, avoid: Collection[str]) -> Entry | None:
+        """Rather one who is spared for its failures than nobody; not where somebody better is only full."""
+        addrs = set(avoid) | self._spared.keys()
+        if sum(self.serviceable(addr) for addr in addrs) < self._pickable_count:
+            return None
+        for addr, entry in self._spared.items():
+            if addr not in avoid and entry.pickable and not (entry.gated and entry.credits <= 0):
+                return entry
+        return None
+
+    # ---- bindings
+
+    def bind(self, request_id: str, addr: str) -> None:
+        """Work of the request is in flight at ``addr``; a former binding ends. Raise ValueError if nobody is there."""
+        entry = self._entries.get(addr)
+        if entry is None:
+            raise ValueError(f"no replica has the address {addr!r}")
+        if self._bindings.get(request_id) is not entry:
+            self.release(request_id)
+            self._bind(request_id, entry)
+
+    def _bind(self, request_id: str, entry: Entry) -> None:
+        flags = 0
+        if entry.gated and entry.credits > 0:
+            entry.credits -= 1
+            flags = CREDIT
+        self._bindings[request_id] = entry
+        entry.in_flight[request_id] = flags
+        if entry.health.standing is Standing.PROBED and entry.health.probe is None:
+            entry.health.probe = request_id
+        entry.reload(self._hubs)
+        self._place(entry)
+
+    def bound(self, request_id: str) -> str | None:
+        """Where the request's work of this stage is."""
+        entry = self._bindings.get(request_id)
+        return None if entry is None else entry.addr
+
+    def accepted(self, request_id: str) -> None:
+        """The replica has the work: its reports count it from now on."""
+        entry = self._bindings.get(request_id)
+        if entry is not None:
+            flags = entry.in_flight[request_id]
+            if not flags & ACCEPTED:
+                entry.in_flight[request_id] = flags | ACCEPTED
+                entry.accepted += 1
+
+    def release(self, request_id: str, *, unsent: bool = False) -> str | None:
+        """The request's work of this stage is over; return where it was. Unknown requests are fine.
+
+        With ``unsent`` the replica never heard of it: the credit that it spent is there again.
+        """
+        entry = self._bindings.pop(request_id, None)
+        if entry is None:
+            return None
+        flags = entry.in_flight.pop(request_id)
+        if flags & ACCEPTED:
+            entry.accepted -= 1
+        if unsent and flags & CREDIT:
+            entry.credits += 1
+        if entry.health.probe == request_id:
+            entry.health.probe = None
+        entry.reload(self._hubs)
+        self._place(entry)
+        if not entry.registered:
+            self._forget_if_idle(entry)
+        return entry.addr
+
+    def invalidate(self, addr: str) -> list[str]:
+        """End every binding to ``addr``; return exactly the requests that had one."""
+        request_ids = self.in_flight(addr)
+        for request_id in request_ids:
+            self.release(request_id)
+        return request_ids
+
+    # ---- what is known
 
     def answers(self, addr: str) -> bool:
         """Whether the replica at that address answers, listed or not."""
@@ -115,53 +211,10 @@ class PoolCore:
         entry = self._entries.get(addr)
         return None if entry is None else entry.info
 
-    # ---- bindings
-
-    def bind(self, request_id: str, addr: str) -> None:
-        """Work of the request is in flight at ``addr``; a former binding ends. Raise ValueError if nobody is there."""
-        if addr not in self._entries:
-            raise ValueError(f"no replica has the address {addr!r}")
-        if self._bindings.get(request_id) == addr:
-            return
-        self.release(request_id)
-        self._bindings[request_id] = addr
-        entry = self._entries[addr]
-        entry.in_flight[request_id] = False
-        entry.listed = None
-
-    def bound(self, request_id: str) -> str | None:
-        """Where the request's work of this stage is."""
-        return self._bindings.get(request_id)
-
-    def accepted(self, request_id: str) -> None:
-        """The replica has the work: its reports count it from now on."""
-        addr = self._bindings.get(request_id)
-        if addr is not None:
-            self._entries[addr].in_flight[request_id] = True
-
-    def release(self, request_id: str) -> str | None:
-        """The request's work of this stage is over; return where it was. Unknown requests are fine."""
-        addr = self._bindings.pop(request_id, None)
-        if addr is not None:
-            entry = self._entries[addr]
-            del entry.in_flight[request_id]
-            entry.listed = None
-            self._forget_if_idle(addr, entry)
-        return addr
-
-    def invalidate(self, addr: str) -> list[str]:
-        """End every binding to ``addr``; return exactly the requests that had one."""
-        request_ids = list(self._entries[addr].in_flight) if addr in self._entries else []
-        for request_id in request_ids:
-            self.release(request_id)
-        return request_ids
-
     def in_flight(self, addr: str) -> list[str]:
         """The requests whose work is at ``addr``."""
         entry = self._entries.get(addr)
         return [] if entry is None else list(entry.in_flight)
-
-    # ---- counts
 
     def registered_count(self) -> int:
         """How many replicas the registry lists."""
@@ -171,10 +224,10 @@ class PoolCore:
         """How many are served though the registry lists them no more."""
         return sum(entry.held for entry in self._entries.values())
 
+    def ejected_count(self) -> int:
+        """How many are left out for their failures, or just tried again."""
+        return len(self._spared)
+
     def pickable_count(self) -> int:
         """How many can take work."""
-        return sum(entry.pickable for entry in self._entries.values())
-
-    def _forget_if_idle(self, addr: str, entry: _Entry) -> None:
-        if not (entry.registered or entry.held or entry.in_flight):
-            del self._entries[addr]
+        return self._pickable_count

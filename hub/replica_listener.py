@@ -29,7 +29,6 @@ from omni_discovery import wire
 
 if TYPE_CHECKING:
     from hub.config import HubConfig
-    from hub.stage_client import StageClient
 
 logger = logging.getLogger(__name__)
 
@@ -73,14 +72,17 @@ class ReplicaListener:
                 self._answered(item)
             case Unanswered():
                 self._unanswered(item)
-            case SessionUp(client=client, queue_length=queue_length):
-                self._session_up(client, queue_length)
+            case SessionUp():
+                self._session_up(item)
             case SessionDown():
                 self._session_down(item)
-            case Granted(client=client, queue_length=queue_length):
-                self._pools[client.info.stage_id].report(client.addr, queue_length)
-            case Recalled():
-                pass
+            case Granted(client=client):
+                pool = self._pools[client.info.stage_id]
+                pool.report(client.addr, item.queue_length)
+                pool.grant(client.addr, item.credits)
+            case Recalled(client=client):
+                given_up = self._pools[client.info.stage_id].recall(client.addr, item.credits)
+                client.return_credits(item.session, given_up)
             case AbortEnded(client=client, request_id=request_id):
                 self._cancels.ended(request_id, client)
             case ProcessGone(client=client):
@@ -119,23 +121,44 @@ class ReplicaListener:
         if isinstance(message, wire.Accepted | wire.Chunk):
             pool.accepted(message.request_id)
         else:
+            self._judge(pool, active, answer)
             self._release(active, info.stage_id)
         pool.report(info.input_addr, message.queue_length)
         self._tell(message.request_id, answer.event())
 
+    def _judge(self, pool: StagePool, active: Active, answer: Answered) -> None:
+        """How the replica did: a request that is itself at fault says nothing about it, nor does being full."""
+        addr, message = answer.client.addr, answer.message
+        if isinstance(message, wire.StageDone) and message.finish_reason != "abort":
+            sent_at_s = active.machine.runs[pool.stage_id].sent_at_s
+            pool.succeeded(addr, answer.received_at_s - sent_at_s)
+        elif isinstance(message, wire.StageFailed) and message.kind is wire.FailureKind.ENGINE:
+            pool.failed(addr)
+
     def _unanswered(self, item: Unanswered) -> None:
-        info = item.client.info
-        reason = f"it said nothing for {self._config.accept_timeout_s:.1f} s after the dispatch"
+        info, active = item.client.info, self._active.get(item.request_id)
+        if active is None or not active.machine.is_out(info.stage_id, item.attempt):
+            return
+        pool = self._pools[info.stage_id]
+        run = active.machine.runs[info.stage_id]
+        if not item.is_final:
+            # Who has nowhere else to go, or one try left, is better served by waiting.
+            is_last = run.attempt + 1 >= self._config.attempts
+            if is_last or not pool.has_free(avoid={*run.avoid, info.input_addr}):
+                return
+        pool.failed(info.input_addr)
+        silence_s = self._config.accept_limit_s if item.is_final else self._config.accept_timeout_s
+        reason = f"it said nothing for {silence_s:g} s after the dispatch"
         lost = ev.ReplicaLost(info.stage_id, item.attempt, reason, avoid_addr=info.input_addr)
         self._tell(item.request_id, lost)
 
-    def _session_up(self, client: StageClient, queue_length: int) -> None:
-        info, pool = client.info, self._pools[client.info.stage_id]
+    def _session_up(self, item: SessionUp) -> None:
+        client, info, pool = item.client, item.client.info, self._pools[item.client.info.stage_id]
         # It may be lost again by now: only what is true at this moment is told.
         if client.session_up:
             logger.info("replica.session_up stage=%d replica=%d epoch=%d", info.stage_id, info.replica_id, info.epoch)
-            pool.report(client.addr, queue_length)
-            pool.session_up(client.addr)
+            pool.report(client.addr, item.queue_length)
+            pool.session_up(client.addr, gated=item.gated)
 
     def _session_down(self, item: SessionDown) -> None:
         info = item.client.info
@@ -144,6 +167,8 @@ class ReplicaListener:
         self._pools[info.stage_id].session_down(info.input_addr)
         if not item.lost:
             return
+        if self._pools[info.stage_id].in_flight(info.input_addr):
+            self._pools[info.stage_id].failed(info.input_addr)
         for request_id in self._pools[info.stage_id].in_flight(info.input_addr):
             active = self._active.get(request_id)
             if active is not None:

@@ -10,7 +10,7 @@ from hub.outputs import chunk_outputs, end_output, summary_output
 from hub.pipeline import RequestPlan
 from hub.request_events import Action, Event, Outcome, StageEvent
 from hub.request_state import OrchestratorRequestState, Phase, StageRun
-from hub.retry import Loss, Verdict, decide, error_of, is_permanent, unavailable_error
+from hub.retry import ENGINE_DIED, Decision, Verdict, decide, error_of, may_not_resume, unavailable_error
 from omni_discovery import wire
 from omni_discovery.errors import (
     DeadlineExceededError,
@@ -32,6 +32,7 @@ class RequestMachine:
         attempts: int = 3,
         request_timestamp: float = 0.0,
         shown_id: str = "",
+        priority: int = 0,
     ) -> None:
         self.finished = False
         self.runs = {stage_id: StageRun(stage_id) for stage_id in plan.stages}
@@ -47,6 +48,7 @@ class RequestMachine:
         self._inputs = inputs
         self._params = params
         self._attempts = attempts
+        self._priority = priority
         #: The client's own name for the request, on its outputs.
         self._shown_id = shown_id or request_id
         self._started_at_s: float | None = None
@@ -58,8 +60,11 @@ class RequestMachine:
 
     def can_move(self, stage_id: int) -> bool:
         """Whether the stage's work, if lost now, is sure to be done again elsewhere unnoticed."""
-        run = self.runs[stage_id]
-        return not run.shown and not (run.handed and any(each.shown for each in self.runs.values()))
+        match self._decide(self.runs[stage_id], None).verdict:
+            case Verdict.CONTINUE:
+                return not may_not_resume(self._params.get(stage_id, {}))
+            case verdict:
+                return verdict is Verdict.AGAIN
 
     def handle(self, event: Event, now_s: float) -> list[Action]:
         """Apply one event; ``now_s`` is monotonic. After ev.Finish, and for attempts that are over, nothing happens."""
@@ -80,7 +85,7 @@ class RequestMachine:
     def _of_stage(self, run: StageRun, event: StageEvent, now_s: float) -> list[Action]:
         match event:
             case ev.Sent(replica=replica):
-                run.replica, run.sent_at_s = replica, now_s
+                run.sent(replica, now_s, hands_over=bool(self._plan.next_stages[run.stage_id]))
                 self.state.stage_submit_ts[run.stage_id] = now_s
                 self._note(run, "pick", now_s - run.dispatched_at_s)
                 return []
@@ -92,10 +97,12 @@ class RequestMachine:
             case ev.StageDone():
                 return self._done(run, event, now_s)
             case ev.Rejected(kind=kind, reason=reason):
-                return self._refused(run, kind, reason, now_s, cannot_have_run=True)
+                return self._refused(run, kind, reason, now_s, may_have_run=False)
             case ev.StageFailed(kind=kind, reason=reason):
-                return self._refused(run, kind, reason, now_s, cannot_have_run=False)
+                run.engine_deaths += kind is wire.FailureKind.ENGINE and reason.startswith(ENGINE_DIED)
+                return self._refused(run, kind, reason, now_s, may_have_run=True)
             case ev.ReplicaLost():
+                run.losses += event.may_have_run and run.phase is Phase.ACCEPTED
                 return self._lost(run, event, now_s)
             case ev.StageUnavailable(reason=reason):
                 return self._finish(Outcome.FAILED, unavailable_error(run.stage_id, reason, run.failure), now_s)
@@ -110,11 +117,14 @@ class RequestMachine:
         self._started_at_s = now_s
         return self._begin(now_s)
 
-    def _begin(self, now_s: float) -> list[Action]:
-        return [self._dispatch(run, now_s) for run in self.runs.values() if not self._plan.inputs[run.stage_id]]
+    def _begin(self, now_s: float, *, is_retry: bool = False) -> list[Action]:
+        roots = [run for run in self.runs.values() if not self._plan.inputs[run.stage_id]]
+        return [self._dispatch(run, now_s, is_retry=is_retry) for run in roots]
 
-    def _dispatch(self, run: StageRun, now_s: float) -> ev.Dispatch:
+    def _dispatch(self, run: StageRun, now_s: float, *, is_retry: bool = False) -> ev.Dispatch:
+        resume = run.seen.resume()
         run.phase, run.replica, run.next_seq = Phase.DISPATCHED, None, 0
+        run.skip = run.seen.chunks if resume is None else 0
         run.attempt += 1
         run.dispatched_at_s = now_s
         return ev.Dispatch(
@@ -125,6 +135,9 @@ class RequestMachine:
             payloads=tuple(ref for stage_id in self._plan.inputs[run.stage_id] for ref in run.handed[stage_id]),
             next_stages=self._plan.next_stages[run.stage_id],
             avoid=frozenset(run.avoid),
+            resume=resume,
+            priority=self._priority,
+            is_retry=is_retry,
         )
 
     def _accept(self, run: StageRun, now_s: float) -> None:
@@ -140,12 +153,12 @@ class RequestMachine:
             return [ev.Drop("duplicate")]
         if message.seq > run.next_seq:
             return self._gap(run, message.seq, now_s)
-        if message.seq == 0:
-            self._note(run, "first_output", now_s - run.sent_at_s)
+        if message.seq == 0 and not run.seen:
+            self._note(run, "first_output", now_s - run.began_at_s)
         run.next_seq += 1
-        if run.stage_id not in self._plan.finals:
+        if run.stage_id not in self._plan.finals or message.seq < run.skip:
             return []
-        run.shown = True
+        run.seen.add(message, event.attachments)
         replica = str(run.replica)
         outputs = chunk_outputs(self._shown_id, run.stage_id, replica, message, event.attachments, event.received_at_s)
         return [ev.Emit(output) for output in outputs]
@@ -158,14 +171,18 @@ class RequestMachine:
             return self._lost(run, self._blame(run, "the replica stopped the work"), now_s)
         if message.seq != run.next_seq:
             return self._gap(run, message.seq, now_s)
-        run.phase, run.left_payloads = Phase.DONE, bool(message.payloads)
-        self._note(run, "total", now_s - run.sent_at_s)
+        if run.next_seq < run.skip:
+            return self._lost(run, self._blame(run, "it made less than had been shown before"), now_s)
+        run.phase = Phase.DONE
+        if not message.payloads and run.attempt == 0:
+            run.holders.clear()
+        self._note(run, "total", now_s - run.began_at_s)
         for name, seconds in message.timings_s.items():
             self._note(run, f"replica.{name}", seconds)
         actions: list[Action] = []
         modality = self._plan.finals.get(run.stage_id)
         if modality is not None:
-            run.shown = True
+            run.seen.ended = True
             self.state.finished_final_output_stage_ids.add(run.stage_id)
             replica = str(run.replica)
             actions.append(
@@ -208,62 +225,49 @@ class RequestMachine:
         if event.avoid_addr:
             run.avoid.add(event.avoid_addr)
         stop: list[Action] = [ev.Abort(run.stage_id, run.attempt, run.replica)] if event.may_have_run else []
-        error = ReplicaLostError(self._where(run, event.reason))
-        return stop + self._judge(run, error, now_s, cannot_have_run=not event.may_have_run)
+        return stop + self._judge(run, None, event.reason, now_s, may_have_run=event.may_have_run)
 
     def _refused(
-        self, run: StageRun, kind: wire.FailureKind, reason: str, now_s: float, *, cannot_have_run: bool
+        self, run: StageRun, kind: wire.FailureKind, reason: str, now_s: float, *, may_have_run: bool
     ) -> list[Action]:
         if run.replica is not None and kind is not wire.FailureKind.PAYLOAD:
             run.avoid.add(run.replica.input_addr)
-        error = error_of(kind, run.stage_id, self._where(run, reason))
-        return self._judge(run, error, now_s, cannot_have_run=cannot_have_run, kind=kind)
+        if kind is wire.FailureKind.NOT_RESUMABLE and run.failure is not None:
+            reason = f"{reason}; that was needed because of this: {run.failure}"
+        return self._judge(run, kind, reason, now_s, may_have_run=may_have_run)
 
     def _judge(
-        self,
-        run: StageRun,
-        error: RequestError,
-        now_s: float,
-        *,
-        cannot_have_run: bool,
-        kind: wire.FailureKind | None = None,
+        self, run: StageRun, kind: wire.FailureKind | None, reason: str, now_s: float, *, may_have_run: bool
     ) -> list[Action]:
-        loss = Loss(
-            permanent=kind is not None and is_permanent(kind),
-            exhausted=run.attempt + 1 >= self._attempts,
-            cannot_have_run=cannot_have_run,
-            accepted=run.phase is Phase.ACCEPTED,
-            takes_handoffs=bool(run.handed),
-            handoff_gone=kind is wire.FailureKind.PAYLOAD,
-            stage_shown=run.shown,
-            request_shown=any(each.shown for each in self.runs.values()),
-        )
+        decision = self._decide(run, kind)
+        text = f"stage {run.stage_id} replica {run.replica or 'not picked'}: {reason}"
+        text += f"; {decision.why}" if decision.why else ""
+        error = ReplicaLostError(text) if kind is None else error_of(kind, run.stage_id, text)
         run.failure = error
         # The failed attempt needs no ev.Abort any more; a ev.Finish or a restart below must not send a second one.
         run.phase = Phase.WAITING
-        match decide(loss):
+        match decision.verdict:
             case Verdict.AGAIN:
-                return [ev.Retry(run.stage_id), self._dispatch(run, now_s)]
+                return [ev.Retry(run.stage_id), self._dispatch(run, now_s, is_retry=may_have_run)]
+            case Verdict.CONTINUE:
+                return [ev.Retry(run.stage_id, resumed=True), self._dispatch(run, now_s, is_retry=may_have_run)]
             case Verdict.RESTART:
                 return [ev.Retry(run.stage_id), *self._restart(now_s)]
             case Verdict.FAIL:
                 return self._finish(Outcome.FAILED, error, now_s)
 
+    def _decide(self, run: StageRun, kind: wire.FailureKind | None) -> Decision:
+        request_shown = any(each.seen for each in self.runs.values())
+        return decide(run.loss(kind, self._attempts, request_shown=request_shown))
+
     def _restart(self, now_s: float) -> list[Action]:
         actions = self._stop_all()
         for run in self.runs.values():
             run.reset()
-        return actions + self._begin(now_s)
+        return actions + self._begin(now_s, is_retry=True)
 
     def _stop_all(self) -> list[Action]:
-        actions: list[Action] = []
-        for run in self.runs.values():
-            if run.running:
-                actions.append(ev.Abort(run.stage_id, run.attempt, run.replica))
-            elif run.left_payloads and run.replica is not None:
-                # Also after it was fetched: the replica keeps it, so that the next stage can be run again.
-                actions.append(ev.ReleasePayload(run.stage_id, run.replica))
-        return actions
+        return [action for run in self.runs.values() for action in run.stop()]
 
     def _finish(self, outcome: Outcome, error: RequestError | None, now_s: float) -> list[Action]:
         self.finished = True
@@ -277,9 +281,6 @@ class RequestMachine:
 
     def _note(self, run: StageRun, name: str, seconds: float) -> None:
         self.state.pipeline_timings[f"stage{run.stage_id}.{name}"] = seconds
-
-    def _where(self, run: StageRun, reason: str) -> str:
-        return f"stage {run.stage_id} replica {run.replica or 'not picked'}: {reason}"
 
     def _progress(self) -> str:
         open_stages = [str(run.stage_id) for run in self.runs.values() if not run.settled]

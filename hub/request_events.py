@@ -144,7 +144,11 @@ Event = Submitted | StageEvent | DeadlinePassed | Cancelled
 
 @dataclass(frozen=True, slots=True)
 class Dispatch:
-    """Pick a replica of the stage, none of ``avoid`` (input addresses), and send it the work."""
+    """Pick a replica of the stage, none of ``avoid`` (input addresses), and send it the work.
+
+    ``resume`` is what the client has seen of the stage's answer: the replica goes on behind it. ``is_retry``: the work
+    may have run before, so it draws on the retry budget.
+    """
 
     stage_id: int
     attempt: int
@@ -153,6 +157,9 @@ class Dispatch:
     payloads: tuple[wire.PayloadRef, ...]
     next_stages: tuple[int, ...]
     avoid: frozenset[str]
+    resume: wire.Resume | None = None
+    priority: int = 0
+    is_retry: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,9 +195,10 @@ class Drop:
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """A stage's work is done again; count it."""
+    """A stage's work is done again, or with ``resumed`` continued; count it."""
 
     stage_id: int
+    resumed: bool = False
 
 
 class Outcome(StrEnum):

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any
 
-from hub.request_events import ReplicaRef
+from hub.request_events import Abort, Action, ReleasePayload, ReplicaRef
+from hub.retry import Loss, Shown, is_permanent, is_poison
+from omni_discovery import wire
 from omni_discovery.errors import RequestError
 from omni_discovery.wire import PayloadRef
 
@@ -55,6 +58,44 @@ class Phase(Enum):
 
 
 @dataclass(slots=True)
+class Seen:
+    """What the client has seen of one stage's output, over all attempts."""
+
+    #: How many chunks, and whether the stage's end was told.
+    chunks: int = 0
+    ended: bool = False
+    token_ids: list[int] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+    attached: bool = False
+
+    def __bool__(self) -> bool:
+        return self.ended or self.chunks > 0
+
+    def add(self, message: wire.Chunk, attachments: Sequence[bytes]) -> None:
+        """The client is shown this chunk."""
+        self.chunks += 1
+        self.token_ids += message.token_ids
+        if message.text:
+            self.texts.append(message.text)
+        self.attached = self.attached or bool(attachments)
+
+    @property
+    def kind(self) -> Shown:
+        """What it was, as far as it matters for going on elsewhere."""
+        if not self:
+            return Shown.NOTHING
+        if self.token_ids:
+            return Shown.OTHER if self.attached else Shown.TOKENS
+        return Shown.OTHER if self.texts else Shown.PIECES
+
+    def resume(self) -> wire.Resume | None:
+        """What another replica has to go on behind; None if it begins at the beginning."""
+        if self.kind is not Shown.TOKENS:
+            return None
+        return wire.Resume(token_ids=tuple(self.token_ids), text="".join(self.texts))
+
+
+@dataclass(slots=True)
 class StageRun:
     """One stage of one request."""
 
@@ -68,16 +109,23 @@ class StageRun:
     avoid: set[str] = field(default_factory=set)
     #: Sequence number of the next chunk of this attempt.
     next_seq: int = 0
-    #: Whether the client has seen output of this stage, in any attempt.
-    shown: bool = False
+    #: What the client has seen of this stage, in any attempt.
+    seen: Seen = field(default_factory=Seen)
+    #: How many chunks of this attempt the client has had from an earlier one: they are dropped.
+    skip: int = 0
     #: What the stages before left for this one, by stage.
     handed: dict[int, tuple[PayloadRef, ...]] = field(default_factory=dict)
-    #: Whether this attempt left hand-offs at its replica.
-    left_payloads: bool = False
+    #: Where hand-offs of this stage may lie, of any attempt, by input address.
+    holders: dict[str, ReplicaRef] = field(default_factory=dict)
     #: Why the last attempt failed.
     failure: RequestError | None = None
+    #: How many replicas said that their engine died with this work, and how many fell silent after they accepted it.
+    engine_deaths: int = 0
+    losses: int = 0
     dispatched_at_s: float = 0.0
     sent_at_s: float = 0.0
+    #: When the attempt was sent whose output the client saw first; of one that showed nothing, when it was sent.
+    began_at_s: float = 0.0
 
     @property
     def running(self) -> bool:
@@ -89,7 +137,34 @@ class StageRun:
         """Whether nothing more will come of this stage."""
         return self.phase in (Phase.DONE, Phase.SKIPPED)
 
+    def sent(self, replica: ReplicaRef, now_s: float, *, hands_over: bool) -> None:
+        """The attempt has left for a replica."""
+        self.replica, self.sent_at_s = replica, now_s
+        if not self.seen:
+            self.began_at_s = now_s
+        if hands_over:
+            self.holders[replica.input_addr] = replica
+
+    def loss(self, kind: wire.FailureKind | None, attempts: int, *, request_shown: bool) -> Loss:
+        """The facts for the retry rule if the attempt fails now; ``kind`` None: it will not be answered."""
+        return Loss(
+            permanent=kind is not None and is_permanent(kind),
+            exhausted=self.attempt + 1 >= attempts,
+            poison=is_poison(self.engine_deaths, self.losses),
+            # Without a hand-off of another's, it was its own that could not be stored.
+            handoff_gone=kind is wire.FailureKind.PAYLOAD and bool(self.handed),
+            shown=self.seen.kind,
+            request_shown=request_shown,
+        )
+
+    def stop(self) -> list[Action]:
+        """What ends the stage's work and frees what it left."""
+        actions: list[Action] = [Abort(self.stage_id, self.attempt, self.replica)] if self.running else []
+        # Also after it was fetched: the replica keeps it, so that the next stage can be run again. An attempt that was
+        # given up may have ended there unheard.
+        return actions + [ReleasePayload(self.stage_id, replica) for replica in self.holders.values()]
+
     def reset(self) -> None:
-        """Forget the attempt and what was handed in; keep the count and the replicas to avoid."""
-        self.phase, self.replica, self.next_seq = Phase.WAITING, None, 0
-        self.handed, self.left_payloads = {}, False
+        """Forget the attempt and the hand-offs; keep the counts and the replicas to avoid."""
+        self.phase, self.replica, self.next_seq, self.skip = Phase.WAITING, None, 0, 0
+        self.handed, self.holders = {}, {}

@@ -26,6 +26,7 @@ from hub.client_events import (
 )
 from hub.config import HubConfig
 from hub.errors import NotConnectedError, SendFailedError
+from hub.session import Session
 from hub.zmq_loop import Callbacks, DealerConnection
 from omni_discovery import wire
 from omni_discovery.errors import ConfigError, WireError
@@ -52,23 +53,14 @@ class StageClient:
         if key_pair is not None and not info.curve_public_key:
             raise ConfigError("its record holds no CURVE public key, and this hub speaks only encrypted")
         self.info = info
-        self.session_up = False
-        #: Whether it is known that nothing sent before will be answered without a new session.
-        self._is_lost = True
+        self._session = Session(("input", "output"), info.epoch)
+        self._closed = False
         self._hub_id = hub_id
         self._config = config
         self._on_event = on_event
         self._loop = asyncio.get_running_loop()
-        #: The lives of this process that have welcomed us: work that was sent to an earlier one goes on.
-        self._epochs: set[int] = set()
         self._dispatches = AwaitedDispatches(config, self._time_out)
         self._aborts = AwaitedAborts()
-        #: Counts the sessions with this process: credits of an earlier one are void.
-        self._session = 1
-        #: Whether the replica grants credits, and those that came before the session was up.
-        self._is_gated = False
-        self._early_credits = 0
-        self._welcomed: set[str] = set()
         self._connections: dict[str, DealerConnection] = {}
         self._ticker: asyncio.TimerHandle | None = None
         #: When each connection was last begun, on the loop's clock.
@@ -83,6 +75,11 @@ class StageClient:
             self.close()
             raise ConfigError(f"its addresses can't be connected to: {error}") from error
         self._keep_ticking()
+
+    @property
+    def session_up(self) -> bool:
+        """Whether the present life of the replica has welcomed us on both sockets."""
+        return self._session.up and not self._closed
 
     @property
     def addr(self) -> str:
@@ -109,7 +106,7 @@ class StageClient:
         is_new_life = info.epoch != self.info.epoch
         self.info = info
         if is_new_life:
-            self._begin_session()
+            self._session.begin(info.epoch)
             self._end_session("its lease was renewed under another epoch", lost=False)
             for name in self._connections:
                 self._greet(name)
@@ -134,15 +131,12 @@ class StageClient:
     def want_credits(self, waiting: int, oldest_wait_s: float) -> None:
         """Tell how many requests wait for a slot. Nothing happens without a session."""
         if self.session_up:
-            epoch, session = self.info.epoch, self._session
-            self._send(
-                "input",
-                wire.WantCredits(epoch=epoch, session=session, waiting=waiting, oldest_wait_s=oldest_wait_s),
-            )
+            about = {"epoch": self.info.epoch, "session": self._session.number}
+            self._send("input", wire.WantCredits(**about, waiting=waiting, oldest_wait_s=oldest_wait_s))
 
     def return_credits(self, session: int, count: int) -> None:
         """Answer a Recall of that session."""
-        if self.session_up and session == self._session:
+        if self.session_up and session == self._session.number:
             self._send("input", wire.ReturnCredits(epoch=self.info.epoch, session=session, credits=count))
 
     def release_payloads(self, request_id: str) -> None:
@@ -151,7 +145,7 @@ class StageClient:
 
     def close(self) -> None:
         """Close both sockets at once, without an event. Idempotent."""
-        self.session_up = False
+        self._closed = True
         self._dispatches.clear()
         if self._ticker is not None:
             self._ticker.cancel()
@@ -169,55 +163,37 @@ class StageClient:
             self._connections[name] = DealerConnection(context, addr, self._hub_id, keys, self._config, callbacks)
 
     def _greet(self, name: str) -> None:
-        self._send(name, wire.Hello(hub_id=self._hub_id, epoch=self.info.epoch, session=self._session))
+        self._send(name, wire.Hello(hub_id=self._hub_id, epoch=self.info.epoch, session=self._session.number))
         self._keep_ticking()
 
     def _welcome(self, name: str, message: wire.Welcome) -> None:
         if message.epoch != self.info.epoch:
             self._on_event(FrameDropped(self, "epoch"))
-            return
-        # A replica that grants no credits names no session; an earlier one may have been welcomed late.
-        if message.session not in (0, self._session):
-            return
-        self._is_gated = message.session == self._session
-        self._welcomed.add(name)
-        if self.session_up or len(self._welcomed) < len(self._connections):
-            return
-        self.session_up, self._is_lost = True, False
-        self._epochs.add(message.epoch)
-        self._abort_again()
-        self._on_event(SessionUp(self, message.queue_length, self._is_gated))
-        early, self._early_credits = self._early_credits, 0
-        if early:
-            self._on_event(Granted(self, early, message.queue_length))
-
-    def _begin_session(self) -> None:
-        # Both sockets anew: what was granted on one may have been lost with the other.
-        self._session += 1
-        self._early_credits = 0
-        self._welcomed.clear()
+        elif self._session.welcome(name, message):
+            self._abort_again()
+            self._on_event(SessionUp(self, message.queue_length, self._session.gated))
+            early = self._session.take_early_credits()
+            if early:
+                self._on_event(Granted(self, early, message.queue_length))
 
     def _lose(self, name: str) -> None:
-        self._begin_session()
+        self._session.begin(self.info.epoch)
         self._begun_at_s[name] = self._loop.time()
         self._end_session("its connection was lost", lost=True)
 
     def _miss(self) -> None:
         # Only who had a session can be missed; a replica that has just registered may not listen to us yet.
-        if self._epochs and not self.session_up:
+        if self._session.epochs and not self.session_up:
             for request_id in self._aborts.give_up():
                 self._on_event(AbortEnded(self, request_id))
             self._on_event(ProcessGone(self))
 
     def _end_session(self, reason: str, *, lost: bool) -> None:
-        # After a change of epoch, work goes on without a session: the loss of the connection is news then, too.
-        if not self.session_up and (self._is_lost or not lost):
-            return
-        self.session_up, self._is_lost = False, lost
-        if lost:
-            self._dispatches.clear()
-        self._keep_ticking()
-        self._on_event(SessionDown(self, reason, lost))
+        if self._session.end(lost=lost):
+            if lost:
+                self._dispatches.clear()
+            self._keep_ticking()
+            self._on_event(SessionDown(self, reason, lost))
 
     def _keep_ticking(self) -> None:
         if self._ticker is None:
@@ -236,7 +212,7 @@ class StageClient:
         now_s = self._loop.time()
         for name, connection in self._connections.items():
             overdue = now_s - self._begun_at_s[name] > self._config.connect_timeout_s
-            if connection.connected and name not in self._welcomed:
+            if connection.connected and not self._session.welcomed_on(name):
                 self._greet(name)
             elif not connection.connected and (connection.refused or overdue):
                 self._begun_at_s[name] = now_s
@@ -275,7 +251,7 @@ class StageClient:
             self._on_event(FrameDropped(self, "misplaced"))
         elif isinstance(message, wire.Grant | wire.Recall):
             self._take_credits(message)
-        elif message.epoch not in self._epochs:
+        elif message.epoch not in self._session.epochs:
             self._on_event(FrameDropped(self, "epoch"))
         elif isinstance(message, wire.Aborted):
             if self._aborts.acknowledged(message.request_id, message.attempt):
@@ -286,14 +262,12 @@ class StageClient:
             self._on_event(Answered(self, message, pieces, received_at_s))
 
     def _take_credits(self, message: wire.Grant | wire.Recall) -> None:
-        if (message.epoch, message.session) != (self.info.epoch, self._session):
+        if not self._session.is_of_this(message):
             self._on_event(FrameDropped(self, "session"))
         elif isinstance(message, wire.Recall):
             self._on_event(Recalled(self, message.session, message.credits))
-        elif self.session_up:
-            self._on_event(Granted(self, message.credits, message.queue_length))
-        else:
-            self._early_credits += message.credits
+        elif usable := self._session.grant(message.credits):
+            self._on_event(Granted(self, usable, message.queue_length))
 
     def _time_out(self, request_id: str, attempt: int, is_final: bool) -> None:
         self._on_event(Unanswered(self, request_id, attempt, is_final))

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
 from hub.pool_core import PoolCore
-from omni_discovery.errors import StageUnavailableError
+from hub.pool_line import PoolLine
+from hub.pool_options import PoolOptions
+from hub.waiting import Asking, Want
 from omni_discovery.messages import ReplicaInfo
 
 if TYPE_CHECKING:
     from omni_discovery.balancers import LoadBalancer, Task
+
+__all__ = ["PoolOptions", "StagePool", "Want"]
 
 
 class StagePool:
@@ -22,17 +25,16 @@ class StagePool:
         self,
         stage_id: int,
         balancer: LoadBalancer,
-        pick_timeout_s: float = 10.0,
-        load_fresh_s: float = 1.0,
+        options: PoolOptions | None = None,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self.stage_id = stage_id
-        self.pick_timeout_s = pick_timeout_s
-        self._balancer = balancer
-        self._core = PoolCore(load_fresh_s)
+        self._options = options or PoolOptions()
+        self.pick_timeout_s = self._options.pick_timeout_s
+        self._core = PoolCore(balancer, self._options)
         self._now = now
-        #: One future for each pick that waits, the longest first; all are woken when anything may have become pickable.
-        self._waiters: dict[asyncio.Future[None], None] = {}
+        self._line = PoolLine(stage_id, self._core, self.pick_timeout_s, now)
+        self._asking = Asking()
 
     # ---- the seeds' face
 
@@ -43,29 +45,19 @@ class StagePool:
         affinity_request_id: str | None = None,
         *,
         avoid: Collection[str] = (),
+        priority: int = 0,
     ) -> ReplicaInfo:
         """Choose a replica and bind the request to it.
 
         First the replica that the request is bound to, then the one of ``affinity_request_id``, then the balancer's
-        choice of those that are UP and answer, none of ``avoid``. Waits for one up to ``pick_timeout_s``, then raises
-        StageUnavailableError; raises it at once if every replica that could serve is to be avoided.
+        choice of those that are UP, answer and have a free slot, none of ``avoid``. Where all are full it waits for
+        one, in the order of ``priority`` (the lowest first) and arrival. Where none can be picked at all for
+        ``pick_timeout_s`` it raises StageUnavailableError; at once if every replica that could serve is to be avoided.
         """
-        loop = asyncio.get_running_loop()
-        deadline_s = loop.time() + self.pick_timeout_s
-        while True:
-            found = self.try_pick(request_id, task, affinity_request_id, avoid=avoid)
-            if found is not None:
-                return found
-            waiter: asyncio.Future[None] = loop.create_future()
-            self._waiters[waiter] = None
-            try:
-                async with asyncio.timeout_at(deadline_s):
-                    await waiter
-            except TimeoutError:
-                text = f"no UP replica for stage {self.stage_id} after {self.pick_timeout_s:.1f}s"
-                raise StageUnavailableError(self.stage_id, text) from None
-            finally:
-                del self._waiters[waiter]
+        found = self.try_pick(request_id, task, affinity_request_id, avoid=avoid, priority=priority)
+        if found is not None:
+            return found
+        return await self._line.wait(request_id, task, affinity_request_id, avoid, priority)
 
     def bind(self, request_id: str, addr: str) -> None:
         """Bind the request to the replica with that input address. Raise ValueError if nobody has it."""
@@ -73,11 +65,21 @@ class StagePool:
 
     def release(self, request_id: str) -> str | None:
         """End the request's binding; return the address it was bound to. Unknown requests are fine."""
-        return self._core.release(request_id)
+        addr = self._core.release(request_id)
+        self._line.serve()
+        return addr
+
+    def unsent(self, request_id: str) -> str | None:
+        """End the binding of a request that never left: as ``release``, and the credit it spent is there again."""
+        addr = self._core.release(request_id, unsent=True)
+        self._line.serve()
+        return addr
 
     def invalidate_addr(self, addr: str) -> list[str]:
         """End all bindings to an address; return exactly the requests that had one."""
-        return self._core.invalidate(addr)
+        request_ids = self._core.invalidate(addr)
+        self._line.serve()
+        return request_ids
 
     # ---- picking without waiting
 
@@ -88,56 +90,99 @@ class StagePool:
         affinity_request_id: str | None = None,
         *,
         avoid: Collection[str] = (),
+        priority: int = 0,
     ) -> ReplicaInfo | None:
-        """Choose and bind as ``pick`` does, or return None where it would wait."""
-        for bound_id in (request_id, affinity_request_id):
-            addr = self._core.bound(bound_id) if bound_id is not None else None
-            if addr is not None and addr not in avoid and self._core.serviceable(addr):
-                self._core.bind(request_id, addr)
-                return self._core.get(addr)
-        self._core.release(request_id)
-        candidates = self._core.candidates(avoid)
-        if not candidates:
-            if avoid and self._core.pickable_count():
-                text = f"every replica of stage {self.stage_id} that can take work has failed this request"
-                raise StageUnavailableError(self.stage_id, text)
-            return None
-        chosen = candidates[self._balancer.select(task, candidates)]
-        self._core.bind(request_id, chosen.input_addr)
-        return chosen
+        """Choose and bind as ``pick`` does, or return None where it would wait.
+
+        A free slot is nobody else's: whoever waits could not use it, whatever the ``priority``.
+        """
+        found = self._core.pick(request_id, task, affinity_request_id, avoid)
+        if found is None and self._core.all_avoided(avoid):
+            raise self._line.all_avoided()
+        return found
 
     # ---- what the orchestrator tells it
 
     def upsert(self, info: ReplicaInfo) -> None:
         """The registry lists a replica, new or changed."""
         self._core.upsert(info, self._now())
-        self._wake()
+        self._line.changed()
 
     def remove(self, addr: str) -> None:
         """The registry does not list the replica any more."""
         self._core.remove(addr)
+        self._line.changed()
 
     def hold(self, addr: str) -> None:
         """The registry does not list the replica any more; it is served all the same, while it answers."""
         self._core.hold(addr)
-        self._wake()
+        self._line.changed()
 
-    def session_up(self, addr: str) -> None:
-        """The replica answers on its data plane."""
-        self._core.session_up(addr)
-        self._wake()
+    def session_up(self, addr: str, *, gated: bool = False) -> None:
+        """The replica answers on its data plane; a gated one is picked as far as it grants credits."""
+        self._core.session_up(addr, self._now(), gated=gated)
+        self._line.changed()
 
     def session_down(self, addr: str) -> None:
-        """The replica does not answer."""
+        """The replica does not answer; its credits are void."""
         self._core.session_down(addr)
+        self._line.changed()
 
     def report(self, addr: str, queue_length: int) -> None:
         """A frame told the replica's queue length."""
         self._core.report(addr, queue_length, self._now())
+        self._line.serve()
 
     def accepted(self, request_id: str) -> None:
         """The replica that the request is bound to has taken the work."""
         self._core.accepted(request_id)
+
+    def succeeded(self, addr: str, service_s: float | None = None) -> None:
+        """A replica has served a request, in ``service_s`` if that is known."""
+        self._core.succeeded(addr, service_s, self._now())
+        self._line.serve()
+
+    def failed(self, addr: str) -> None:
+        """A transport error, a timeout or an engine's failure; nothing that the request itself is to blame for."""
+        self._core.failed(addr, self._now())
+        self._line.changed()
+
+    def set_live_hubs(self, count: int) -> None:
+        """So many hubs share the replicas, this one included."""
+        self._core.set_live_hubs(count)
+
+    def review(self, now_s: float) -> None:
+        """Time has passed; due at ``next_review_s``."""
+        self._core.review(now_s)
+        self._line.changed()
+
+    # ---- credits
+
+    def grant(self, addr: str, count: int) -> None:
+        """The replica lets this hub send so many more requests."""
+        self._core.grant(addr, count)
+        self._line.serve()
+
+    def recall(self, addr: str, count: int) -> int:
+        """The replica wants credits back; return how many unspent ones are given up."""
+        return self._core.recall(addr, count)
+
+    def spent_credit(self, request_id: str) -> bool:
+        """Whether the request's binding spent a credit."""
+        return self._core.spent_credit(request_id)
+
+    def credits(self, addr: str) -> int:
+        """The unspent credits of a replica."""
+        return self._core.credits(addr)
+
+    def wants(self, now_s: float) -> list[Want]:
+        """Whom to ask for how many credits now; ``waiting`` 0 takes back what was asked. Due at ``next_wants_s``."""
+        return self._asking.due(now_s, len(self._line), self._line.oldest_wait_s(now_s), self._core.givers())
+
+    @property
+    def next_wants_s(self) -> float | None:
+        """When ``wants`` has something to say; None while nothing changes."""
+        return self._asking.next_s(len(self._line), len(self._core.givers()))
 
     # ---- what it knows
 
@@ -154,12 +199,20 @@ class StagePool:
         return self._core.answers(addr)
 
     def serviceable(self, addr: str) -> bool:
-        """Whether a pick may choose the replica."""
+        """Whether the replica can take work, full or not."""
         return self._core.serviceable(addr)
+
+    def has_free(self, avoid: Collection[str] = ()) -> bool:
+        """Whether a pick that avoids these would have somebody at once."""
+        return self._core.has_free(avoid)
 
     def in_flight(self, addr: str) -> list[str]:
         """The requests bound to an address."""
         return self._core.in_flight(addr)
+
+    def report_age_s(self, addr: str) -> float | None:
+        """How old the last report of a frame is; None before the first."""
+        return self._core.report_age_s(addr, self._now())
 
     @property
     def registered_count(self) -> int:
@@ -173,10 +226,30 @@ class StagePool:
 
     @property
     def pickable_count(self) -> int:
-        """How many replicas a pick may choose from."""
+        """How many replicas can take work, full or not."""
         return self._core.pickable_count()
 
-    def _wake(self) -> None:
-        for waiter in self._waiters:
-            if not waiter.done():
-                waiter.set_result(None)
+    @property
+    def ejected_count(self) -> int:
+        """How many replicas are left out for their failures."""
+        return self._core.ejected_count()
+
+    @property
+    def waiting_count(self) -> int:
+        """How many picks wait."""
+        return len(self._line)
+
+    @property
+    def slots(self) -> int:
+        """How many requests those who can take work run at one time."""
+        return self._core.slots
+
+    @property
+    def mean_service_s(self) -> float | None:
+        """How long a request lately took at a replica; None before the first."""
+        return self._core.mean_service_s
+
+    @property
+    def next_review_s(self) -> float | None:
+        """When ``review`` is due though nothing happens; None while time changes nothing."""
+        return self._core.next_review_s

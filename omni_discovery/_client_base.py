@@ -6,15 +6,17 @@ import abc
 import concurrent.futures
 import logging
 import threading
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
 from omni_discovery.config import RegistryConfig
-from omni_discovery.errors import RegistryUnavailableError
+from omni_discovery.endpoints import parse_endpoints
+from omni_discovery.errors import ConfigError, RegistryUnavailableError
 from omni_discovery.etcd import EtcdKV
 from omni_discovery.loop_thread import LoopThread
 from omni_discovery.registrar import LeasedKey
+from omni_discovery.registry_security import RegistrySecurity, RegistryTls
 from omni_discovery.watcher import Watcher
 
 logger = logging.getLogger(__name__)
@@ -24,6 +26,24 @@ _OPEN_TIMEOUT_S: Final = 10.0
 _Result = TypeVar("_Result")
 
 
+def client_config(
+    endpoints: str | Sequence[str],
+    namespace: str,
+    ttl_s: float,
+    tls: RegistryTls | None,
+    user: str | None,
+    password: str | None,
+) -> RegistryConfig:
+    """What the arguments of both clients say. Raise RuntimeError for endpoints that can't be used, else ConfigError."""
+    try:
+        parse_endpoints(endpoints)
+    except ConfigError as error:
+        # The seeds' clients raise RuntimeError for an address that can't be used, and name it.
+        raise RuntimeError(str(error)) from error
+    security = RegistrySecurity(tls=tls, user=user or "", password=password or "")
+    return RegistryConfig(endpoints, namespace=namespace, ttl_s=ttl_s, security=security)
+
+
 class RegistryClient(abc.ABC):
     """A thread, a connection, and what runs on it."""
 
@@ -31,7 +51,7 @@ class RegistryClient(abc.ABC):
         self._config = config
         self._close_lock = threading.Lock()
         self._is_closed = False
-        self._watcher: Watcher | None = None
+        self._watchers: tuple[Watcher, ...] = ()
         self._registrar: LeasedKey | None = None
         self._thread = LoopThread(thread_name)
 
@@ -88,8 +108,8 @@ class RegistryClient(abc.ABC):
         # The reverse of the start, but for the record: it is withdrawn first.
         if self._registrar is not None:
             await self._registrar.close(self._config.close_timeout_s)
-        if self._watcher is not None:
-            await self._watcher.close()
+        for watcher in self._watchers:
+            await watcher.close()
         await self._kv.close()
 
     def _check_open(self) -> None:

@@ -12,6 +12,7 @@ from typing import Any, Final, TypedDict
 
 from omni_discovery.errors import ConfigError
 from omni_discovery.messages import ReplicaInfo
+from omni_discovery.pool_index import ListIndex, PoolIndex
 
 
 class Task(TypedDict, total=False):
@@ -28,6 +29,10 @@ class LoadBalancer(ABC):
     @abstractmethod
     def select(self, task: Task, replicas: list[ReplicaInfo]) -> int:
         """Return the index of the chosen replica; the list stays as it is. Raise ValueError if it is empty."""
+
+    def index(self) -> PoolIndex:
+        """Return what picks from one pool; here one that shows ``select`` the whole list."""
+        return ListIndex(self)
 
 
 class LoadBalancingPolicy(StrEnum):

@@ -1,7 +1,8 @@
-"""What an operator's control key means for one life of a replica.
+"""What an operator's control key means for one life of a replica, or for a hub.
 
-The key is written by hand: ``{"cordon": true}``, ``{"weight": 0.5}``, ``{"drain": true}``, or several of them in one
-object. ``cordon`` and ``weight`` hold while the key stands, for whoever has the id; ``drain`` is for one life.
+A replica's key is written by hand: ``{"cordon": true}``, ``{"weight": 0.5}``, ``{"drain": true}``, or several of them
+in one object. ``cordon`` and ``weight`` hold while the key stands, for whoever has the id; ``drain`` is for one life. A
+hub's key says ``{"revoked": true}``, and holds while it stands.
 """
 
 from __future__ import annotations
@@ -32,6 +33,14 @@ class Wish:
     weight: float | None = None
     drain: bool = False
     epoch: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HubWish:
+    """A hub's control value as it was read. Replicas take nothing from a revoked hub and tell it nothing."""
+
+    hub_id: str
+    revoked: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +101,15 @@ def parse(value: bytes) -> Wish:
     return wish
 
 
+def parse_hub(hub_id: str, value: bytes) -> HubWish:
+    """Read a hub's control value. Raise ControlError."""
+    fields = _fields(value, '{"revoked": true}')
+    for name in fields:
+        if name not in ("revoked", "schema"):
+            raise ControlError(f"{_shown(name)} is not known for a hub; known is: revoked")
+    return HubWish(hub_id, _flag(fields, "revoked"))
+
+
 def without_drain(value: bytes) -> bytes | None:
     """What is left of a control value when its drain is done: the rest of it, or None if there is no rest."""
     try:
@@ -130,13 +148,13 @@ def _answer(revision: int, reason: str) -> str:
     return f"revision {revision}: {reason}"[:1000]
 
 
-def _fields(value: bytes) -> dict[str, Any]:
+def _fields(value: bytes, example: str = '{"cordon": true}') -> dict[str, Any]:
     try:
         fields = msgspec.json.decode(value)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OverflowError) as error:
-        raise ControlError(f'not JSON ({error}); right would be, for example, {{"cordon": true}}') from error
+        raise ControlError(f"not JSON ({error}); right would be, for example, {example}") from error
     if not isinstance(fields, dict):
-        raise ControlError(f'{_shown(fields)} is no JSON object; right would be, for example, {{"cordon": true}}')
+        raise ControlError(f"{_shown(fields)} is no JSON object; right would be, for example, {example}")
     return fields
 
 

@@ -126,7 +126,9 @@ class EngineFailedError(RequestError):
 class OverloadedError(RequestError):
     """A bound was reached: too many requests at once."""
 
-    retry_after_s = 1.0
+    def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
 
 
 class DeadlineExceededError(RequestError, TimeoutError):

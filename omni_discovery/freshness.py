@@ -76,8 +76,10 @@ class Freshness:
         """When to call ``tick`` next."""
         if self._is_out:
             return self._beat_at_s + self._echo_timeout_s
-        allowed_s = max(self._beat_at_s + max(QUIET_S, hubs / BEATS_PER_S), self._not_before_s)
-        return allowed_s if self._is_asked else max(allowed_s, self._heard_at_s + QUIET_S)
+        budget_s = hubs / BEATS_PER_S
+        if self._is_asked:
+            return max(self._beat_at_s + budget_s, self._not_before_s)
+        return max(self._beat_at_s + max(QUIET_S, budget_s), self._not_before_s, self._heard_at_s + QUIET_S)
 
     def tick(self, now_s: float, hubs: int) -> WriteBeat | Distrust | None:
         """What to do now; None if nothing is due."""

@@ -62,6 +62,16 @@ class PipelineKey:
 RegistryKey = ReplicaKey | HubKey | BeatKey | ReplicaControlKey | HubControlKey | PipelineKey
 
 
+def check_hub_id(hub_id: str) -> str:
+    """Return ``hub_id`` if it can stand in a key, else raise ConfigError."""
+    if not _HUB_ID.fullmatch(hub_id):
+        raise ConfigError(
+            f"{hub_id!r} is no hub's id: those start with a letter or digit, "
+            "then letters, digits, '.', '_' or '-', 63 at most; `omni hubs` shows them"
+        )
+    return hub_id
+
+
 def check_namespace(namespace: str) -> str:
     """Return ``namespace`` if it can stand in a key, else raise ConfigError."""
     if not _NAMESPACE.fullmatch(namespace):
@@ -98,9 +108,14 @@ def hub_key(namespace: str, hub_id: str) -> str:
     return f"{hubs_prefix(namespace)}{hub_id}"
 
 
+def beats_prefix(namespace: str) -> str:
+    """The prefix of all hubs' beats."""
+    return f"{namespace_prefix(namespace)}beats/"
+
+
 def beat_key(namespace: str, hub_id: str) -> str:
     """The leased key that a hub rewrites to see its own echo."""
-    return f"{namespace_prefix(namespace)}beats/{hub_id}"
+    return f"{beats_prefix(namespace)}{hub_id}"
 
 
 def replica_control_key(namespace: str, stage_id: int, replica_id: int) -> str:
@@ -108,9 +123,14 @@ def replica_control_key(namespace: str, stage_id: int, replica_id: int) -> str:
     return f"{namespace_prefix(namespace)}control/{stage_id}/{replica_id}"
 
 
+def hub_controls_prefix(namespace: str) -> str:
+    """The prefix of the keys by which an operator revokes hubs."""
+    return f"{namespace_prefix(namespace)}control/hubs/"
+
+
 def hub_control_key(namespace: str, hub_id: str) -> str:
     """The key by which an operator revokes one hub."""
-    return f"{namespace_prefix(namespace)}control/hubs/{hub_id}"
+    return f"{hub_controls_prefix(namespace)}{hub_id}"
 
 
 def pipeline_key(namespace: str) -> str:

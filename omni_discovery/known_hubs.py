@@ -1,4 +1,4 @@
-"""KnownHubs: whom a replica lets in, when the registry has lost hubs that it should not have lost."""
+"""KnownHubs: whom a replica lets in and whom it shuts out, also when the registry has lost what it should not have."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from omni_discovery.clock import Clock, SystemClock
 from omni_discovery.disappearance import Disappearance
 from omni_discovery.messages import HubRecord
+from omni_discovery.revocations import Revocations
 from omni_discovery.table import Delta, View
 
 logger = logging.getLogger(__name__)
@@ -16,29 +17,47 @@ logger = logging.getLogger(__name__)
 _POOL = "hubs"
 
 
-class KnownHubs:
-    """Follows a view of the hubs; lives on the loop that brings it.
+def _ignore(_revoked: frozenset[str]) -> None:
+    return None
 
-    ``tell`` gets the hubs by id, listed or kept, with the first list and at each change. A hub whose key is gone is
-    forgotten, unless the registry lost much at once: then it is kept until one ``ttl_s`` after the view is proved
-    fresh.
+
+class KnownHubs:
+    """Follows a view of the hubs and one of their control keys; lives on the loop that brings them.
+
+    ``tell`` gets the hubs that may come in by id, listed or kept, once both views are there, and at each change;
+    ``tell_revoked`` gets the revoked ones each time they change, before. A hub whose key is gone is forgotten, unless
+    the registry lost much at once: then it is kept until one ``ttl_s`` after the view is proved fresh.
     """
 
     def __init__(
-        self, ttl_s: float, tell: Callable[[Mapping[str, HubRecord]], None], clock: Clock | None = None
+        self,
+        ttl_s: float,
+        tell: Callable[[Mapping[str, HubRecord]], None],
+        clock: Clock | None = None,
+        tell_revoked: Callable[[frozenset[str]], None] = _ignore,
     ) -> None:
         self._tell = tell
+        self._tell_revoked = tell_revoked
         self._clock = clock or SystemClock()
         self._disappearance: Disappearance[str, str] = Disappearance(ttl_s)
+        self._revocations = Revocations(ttl_s)
+        #: What the control keys, or their loss, make of hubs; None before the first list of them. Swapped whole.
+        self._revoked: frozenset[str] | None = None
+        self._control_history = 0
         self._history = 0
-        self._listed: Mapping[str, HubRecord] = {}
+        self._listed: Mapping[str, HubRecord] | None = None
         #: Every hub that is listed, or that vanished lately.
         self._remembered: dict[str, HubRecord] = {}
         self._told: Mapping[str, HubRecord] | None = None
         self._timer: asyncio.TimerHandle | None = None
 
+    @property
+    def revoked(self) -> frozenset[str]:
+        """The hubs that are revoked now."""
+        return self._revoked or frozenset()
+
     def on_view(self, view: View, _delta: Delta) -> None:
-        """Take in a view. Before the first list there is no news."""
+        """Take in a view of the hubs. Before the first list there is no news."""
         if not view.revision:
             return
         regressed, self._history = view.history != self._history, view.history
@@ -52,24 +71,55 @@ class KnownHubs:
         )
         self.review()
 
+    def on_control_view(self, view: View, _delta: Delta) -> None:
+        """Take in a view of the hubs' control keys. Nobody is let in before the first list of them."""
+        if not view.revision:
+            return
+        regressed, self._control_history = view.history != self._control_history, view.history
+        self._revocations.follow(
+            view.revoked, fresh=view.stale_since_s is None, regressed=regressed, now_s=self._clock.monotonic_s()
+        )
+        if self._revoked is None:
+            self._revoked = frozenset()
+        self.review()
+
     def review(self) -> None:
         """Forget whom time has made strangers; tell what has changed."""
+        self._review_revoked()
+        if self._listed is not None and self._revoked is not None:
+            self._review_hubs(self._listed)
+        self._set_timer()
+
+    def _review_hubs(self, listed: Mapping[str, HubRecord]) -> None:
         # A hub that only might answer is not worth an open door for ever.
         kept = self._disappearance.review(lambda _pool, _hub_id: False, self._clock.monotonic_s()).get(_POOL, [])
-        known = {**{hub_id: self._remembered[hub_id] for hub_id in kept}, **self._listed}
+        known = {**{hub_id: self._remembered[hub_id] for hub_id in kept}, **listed}
+        known = {hub_id: hub for hub_id, hub in known.items() if hub_id not in self.revoked}
         tracked = {hub_id for _, hub_id in self._disappearance.tracked()}
-        for hub_id in self._remembered.keys() - self._listed.keys() - tracked:
+        for hub_id in self._remembered.keys() - listed.keys() - tracked:
             del self._remembered[hub_id]
-        self._set_timer()
         if known != self._told:
             self._told = known
             self._tell(known)
+
+    def _review_revoked(self) -> None:
+        before = self._revoked
+        if before is None:
+            return
+        self._revoked = self._revocations.review(self._clock.monotonic_s())
+        for hub_id in self._revoked - before:
+            logger.warning("hub.revoked hub=%s", hub_id)
+        for hub_id in before - self._revoked:
+            logger.warning("hub.allowed hub=%s: no control key revokes it any more", hub_id)
+        if self._revoked != before:
+            self._tell_revoked(self._revoked)
 
     def _set_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        moment_s = self._disappearance.next_review_s
-        if moment_s is not None:
-            delay_s = max(0.0, moment_s - self._clock.monotonic_s())
+        moments = (self._disappearance.next_review_s, self._revocations.next_review_s)
+        due = [moment_s for moment_s in moments if moment_s is not None]
+        if due:
+            delay_s = max(0.0, min(due) - self._clock.monotonic_s())
             self._timer = asyncio.get_running_loop().call_later(delay_s, self.review)

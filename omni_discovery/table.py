@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import TypeVar
 
 from omni_discovery import keys
+from omni_discovery.control import ControlError, HubWish, parse_hub
 from omni_discovery.errors import RecordError
 from omni_discovery.kv import KeyValue, Listing, PutEvent, Summary, WatchBatch
 from omni_discovery.messages import HubRecord, ReplicaInfo, decode_hub, decode_replica
@@ -29,6 +30,8 @@ class View:
 
     replicas: Mapping[ReplicaId, ReplicaInfo] = field(default_factory=_empty)
     hubs: Mapping[str, HubRecord] = field(default_factory=_empty)
+    #: Hubs that an operator has revoked, registered or not.
+    revoked: frozenset[str] = frozenset()
     #: The deploy document as it stands in the registry; None if there is none.
     pipeline: bytes | None = None
     #: Values that can't be read, by key. They hide what they should describe and nothing else.
@@ -52,18 +55,23 @@ class Delta:
     updated: tuple[ReplicaInfo, ...] = ()
     removed: tuple[ReplicaInfo, ...] = ()
     hubs_changed: bool = False
+    revoked_changed: bool = False
     pipeline_changed: bool = False
     #: Values seen for the first time that can't be read.
     bad: tuple[RecordError, ...] = ()
 
     def __bool__(self) -> bool:
         """Whether anything changed."""
-        return bool(
-            self.added or self.updated or self.removed or self.hubs_changed or self.pipeline_changed or self.bad
-        )
+        replicas = self.added or self.updated or self.removed
+        return bool(replicas or self.hubs_changed or self.revoked_changed or self.pipeline_changed or self.bad)
 
 
-_Meaning = ReplicaInfo | HubRecord | bytes | RecordError | None
+def live_hubs(view: View) -> int:
+    """How many hubs share the replicas: those that are registered and not revoked, at least the one that asks."""
+    return max(1, len(view.hubs.keys() - view.revoked))
+
+
+_Meaning = ReplicaInfo | HubRecord | HubWish | bytes | RecordError | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +85,8 @@ class ReplicaTable:
 
     def __init__(self, namespace: str) -> None:
         self._namespace = keys.check_namespace(namespace)
-        self._beats = keys.beat_key(namespace, "")
+        self._beats = keys.beats_prefix(namespace)
+        self._hub_controls = keys.hub_controls_prefix(namespace)
         self._rows: dict[str, _Row] = {}
         self._view = View()
         #: What the view's replicas stand on: copying a mapping proxy would take ten times as long.
@@ -189,16 +198,21 @@ class ReplicaTable:
                     return decode_hub(item.key, hub_id, item.value)
                 case keys.PipelineKey():
                     return item.value
-                case keys.BeatKey() | keys.ReplicaControlKey() | keys.HubControlKey():
+                case keys.HubControlKey(hub_id):
+                    return parse_hub(hub_id, item.value)
+                case keys.BeatKey() | keys.ReplicaControlKey():
                     return None
                 case None:
                     return self._stray(item.key)
+        except ControlError as error:
+            return RecordError(item.key, str(error))
         except RecordError as error:
             return error
 
     def _stray(self, key: str) -> RecordError | None:
         """A key that is none of ours is left alone, but among the records it is somebody's mistake."""
-        if key.startswith((keys.replicas_prefix(self._namespace), keys.hubs_prefix(self._namespace))):
+        records = keys.replicas_prefix(self._namespace), keys.hubs_prefix(self._namespace)
+        if key.startswith((*records, self._hub_controls)):
             return RecordError(key, "is not the key of a replica or hub")
         return None
 
@@ -214,6 +228,9 @@ class ReplicaTable:
             view = replace(view, replicas=MappingProxyType(replicas))
         if delta.hubs_changed:
             view = replace(view, hubs=MappingProxyType(self._all_hubs()))
+        revoked = self._all_revoked() if any(key.startswith(self._hub_controls) for key in before) else view.revoked
+        if revoked != view.revoked:
+            delta, view = replace(delta, revoked_changed=True), replace(view, revoked=revoked)
         if delta.pipeline_changed:
             row = self._rows.get(keys.pipeline_key(self._namespace))
             view = replace(view, pipeline=row.item.value if row else None)
@@ -227,6 +244,17 @@ class ReplicaTable:
     def _all_hubs(self) -> dict[str, HubRecord]:
         hubs = (row.meaning for row in self._rows.values() if isinstance(row.meaning, HubRecord))
         return {hub.hub_id: hub for hub in hubs}
+
+    def _all_revoked(self) -> frozenset[str]:
+        # A value that can't be read leaves in force what was.
+        before, found = self._view.revoked, set()
+        for key, row in self._rows.items():
+            if key.startswith(self._hub_controls):
+                hub_id = key.removeprefix(self._hub_controls)
+                wish = row.meaning
+                if wish.revoked if isinstance(wish, HubWish) else hub_id in before:
+                    found.add(hub_id)
+        return frozenset(found)
 
 
 def _difference(before: Mapping[str, _Row | None], after: Mapping[str, _Row]) -> Delta:

@@ -20,6 +20,8 @@ from omni_discovery.table import Delta, ReplicaTable
 
 logger = logging.getLogger(__name__)
 
+#: Who asked is told again and again for so long, if what it asks about is not applied yet.
+_ASKED_S: Final = 5.0
 #: Servers have lost a deletion when a watch was opened at the revision of a compaction; a second look finds it.
 _SECOND_LOOK_S: Final = 1.0
 
@@ -73,6 +75,8 @@ class Upkeep:
         self._jitter = jitter
         self._beat = options.beat(kv) if options.beat is not None else None
         self._freshness = Freshness(options.echo_timeout_s)
+        #: The revision that somebody waits to see applied, and since when, monotonic.
+        self._asked = (0, float("-inf"))
         self._wake = asyncio.Event()
         self._looking = asyncio.Lock()
 
@@ -94,6 +98,7 @@ class Upkeep:
             self._freshness.heard(self._clock.monotonic_s())
         if any(info.status is ReplicaStatus.DRAINING for info in delta.updated):
             # It waits until every hub says that it has seen this.
+            self._asked = self._revision(), self._clock.monotonic_s()
             self._freshness.ask()
             self._wake.set()
 
@@ -132,12 +137,16 @@ class Upkeep:
             except CompactedError:
                 raise
             except RegistryError as error:
-                logger.info("watcher.not_compared prefix=%s reason=%s", self._prefix, error)
+                logger.debug("watcher.not_compared prefix=%s reason=%s", self._prefix, error)
                 delay_s = backoff.next_delay_s()
 
     async def _write(self, counter: int) -> None:
         assert self._beat is not None  # noqa: S101 - no beat is due without one
         revision = (self._options.applied_revision or self._revision)()
+        asked_revision, asked_at_s = self._asked
+        if revision < asked_revision and self._clock.monotonic_s() < asked_at_s + _ASKED_S:
+            # What the watch has brought is not applied yet: this beat does not answer.
+            self._freshness.ask()
         try:
             await self._beat.write(counter, revision, self._clock.wall_s())
         except RegistryError as error:

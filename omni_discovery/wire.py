@@ -29,11 +29,12 @@ MAX_ATTACHMENT_BYTES: Final = 64 << 20
 MAX_ATTACHMENTS: Final = 16
 #: How many messages one batch may have.
 MAX_BATCH: Final = 1024
+MAX_PRIORITY: Final = 1_000_000
 
 _Name = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
 _Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 53)]
 _StageId = Annotated[int, msgspec.Meta(ge=0, lt=1_000_000_000)]
-_Priority = Annotated[int, msgspec.Meta(ge=-1_000_000, le=1_000_000)]
+_Priority = Annotated[int, msgspec.Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)]
 
 
 class FailureKind(StrEnum):

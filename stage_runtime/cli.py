@@ -153,7 +153,8 @@ def _run_replica(config: ReplicaConfig) -> int:
     configure_logging()
     code = EXIT_FAILED
     try:
-        from stage_runtime.replica_process import Replica, deploy_for
+        from stage_runtime.pipeline_source import deploy_for
+        from stage_runtime.replica_process import Replica
 
         device = os.environ.get("CUDA_VISIBLE_DEVICES", "")
         code = Replica(config, deploy_for(config), device=f"cuda:{device}" if device else "cpu").run()

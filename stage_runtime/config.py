@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import math
+from typing import Final
+
 import msgspec
 
 from omni_discovery.config import RegistryConfig
 from omni_discovery.errors import ConfigError
 from omni_discovery.keys import check_namespace
 from omni_discovery.registry_security import RegistrySecurity
+
+#: A hub that has died is gone from the registry after a TTL, plus what etcd takes to notice.
+_EXPIRY_MARGIN_S: Final = 3.0
 
 
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,6 +51,8 @@ class ReplicaConfig(msgspec.Struct, frozen=True, kw_only=True):
     parent_pid: int = 0
     #: How long a drain waits for what is in flight.
     drain_timeout_s: float = 60.0
+    #: How long the sockets and the engine may take to close before the process ends without that.
+    close_timeout_s: float = 12.0
     #: How long the engine may stand still with work before the lease is let go.
     stall_after_s: float = 60.0
     #: How long loading may take before the lease is let go.
@@ -64,7 +72,19 @@ class ReplicaConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(f"--omni-heartbeat-timeout must be more than 0 seconds, not {self.ttl_s}")
         if not self.endpoints.strip():
             raise ConfigError("no etcd known: give --etcd-endpoints HOST:PORT")
+        if not (self.drain_timeout_s >= 0 and math.isfinite(self.drain_timeout_s)):
+            raise ConfigError(f"--drain-timeout must be a number of seconds, 0 or more, not {self.drain_timeout_s}")
+        if not self.stall_after_s > 0:
+            raise ConfigError(f"--stall-after must be more than 0 seconds, not {self.stall_after_s}")
         RegistryConfig(self.endpoints, self.namespace, self.security, ttl_s=self.ttl_s)
+
+    @property
+    def ack_timeout_s(self) -> float:
+        """How long a drain waits for hubs to say that they know of it, whatever becomes of etcd meanwhile.
+
+        Within it, a hub that lives has said so, and a hub that does not is gone from the registry.
+        """
+        return self.ttl_s + _EXPIRY_MARGIN_S
 
 
 class SupervisorConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,7 +95,7 @@ class SupervisorConfig(msgspec.Struct, frozen=True, kw_only=True):
     #: The process that wants this supervisor; when it is gone, everything here drains. 0 for none.
     parent_pid: int = 0
     #: After a drain's own bound, how long until what is left is killed.
-    kill_after_s: float = 10.0
+    kill_after_s: float = 20.0
 
     def __post_init__(self) -> None:
         """Raise ConfigError where a value is impossible."""

@@ -12,11 +12,11 @@ from omni_discovery.errors import ConfigError, RegistryError, RegistryTlsError, 
 from omni_discovery.etcd import EtcdKV
 from omni_discovery.keys import pipeline_key
 from omni_discovery.registry_security import RegistrySecurity
+from stage_runtime.config import ReplicaConfig
 
 logger = logging.getLogger(__name__)
 
 _RETRY_S: Final = 0.5
-_LOG_EACH_S: Final = 10.0
 
 
 def read_pipeline(
@@ -45,7 +45,7 @@ async def _read(
     key = pipeline_key(namespace)
     kv = EtcdKV(endpoints, security=security)
     begun_s = answered_s = time.monotonic()
-    next_log_s = 0.0
+    told = ""
     try:
         while True:
             failure: RegistryError | None = None
@@ -70,10 +70,28 @@ async def _read(
                     raise ConfigError(
                         f"{key} is not in etcd; start a hub with 'omni serve --deploy-config FILE' in this namespace"
                     )
-            if now_s >= next_log_s:
-                next_log_s = now_s + _LOG_EACH_S
-                reason = "no etcd answers" if failure is not None else "no hub has written it yet"
+            reason = "no etcd answers" if failure is not None else "no hub has written it yet"
+            if reason != told:
+                told = reason
                 logger.info("pipeline.waiting key=%s reason=%s", key, reason)
             await asyncio.sleep(_RETRY_S)
     finally:
         await kv.close()
+
+
+def deploy_for(config: ReplicaConfig) -> DeployConfig:
+    """The document in force, or, while etcd is away, the one that the supervisor saw last."""
+    try:
+        wait_s = 3.0 if config.known_pipeline else 30.0
+        return read_pipeline(
+            config.endpoints,
+            config.namespace,
+            absent_wait_s=config.pipeline_wait_s,
+            unreachable_wait_s=wait_s,
+            security=config.security,
+        )
+    except RegistryUnavailableError:
+        if not config.known_pipeline:
+            raise
+        logger.warning("pipeline.from_supervisor reason=no etcd answers")
+        return decode_deploy(config.known_pipeline.encode("utf-8"), "the supervisor's copy")

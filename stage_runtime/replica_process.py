@@ -9,56 +9,35 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from omni_discovery import __version__
 from omni_discovery.clients import OmniCoordClientForStage
-from omni_discovery.deploy import DeployConfig, StageConfig, decode_deploy, fingerprint
-from omni_discovery.errors import ConfigError, RegistryUnavailableError
+from omni_discovery.deploy import DeployConfig, StageConfig, fingerprint
+from omni_discovery.errors import ConfigError
 from omni_discovery.messages import HubRecord, ReplicaStatus
 from omni_discovery.security import KeyPair
 from omni_discovery.wire import FailureKind
 from stage_runtime.addresses import tcp_address
 from stage_runtime.config import ReplicaConfig
+from stage_runtime.drain import Drain, Verdict
+from stage_runtime.ending import close_part, ended_within
 from stage_runtime.engine_loop import EngineLoop
 from stage_runtime.engines.base import Engine, create_engine
 from stage_runtime.errors import EngineDeadError
 from stage_runtime.jobs import Job, Wake
-from stage_runtime.lifecycle import (
-    DrainAsked,
-    EngineDied,
-    EngineLoaded,
-    Lifecycle,
-    Stage,
-    WorkFinished,
-    published_status,
-    stalled,
-)
+from stage_runtime.lifecycle import DrainAsked, EngineDied, EngineLoaded, Lifecycle, Stage, WorkFinished, stalled
 from stage_runtime.payloads import Payloads, build_edges
-from stage_runtime.pipeline_source import read_pipeline
+from stage_runtime.publishing import Look, StageClient, StatusPublisher
 from stage_runtime.restarts import EXIT_CONFIG, EXIT_DONE, EXIT_DRAINED, EXIT_FAILED
 from stage_runtime.server import ReplicaServer
 from stage_runtime.sessions import ReplicaState
 
 logger = logging.getLogger(__name__)
 
-_PUBLISH_INTERVAL_S: Final = 0.05
 _FLUSH_TIMEOUT_S: Final = 2.0
 #: After so many times the bound on standing still, the process ends itself.
 _HOPELESS: Final = 3.0
-
-
-class StageClient(Protocol):
-    """What a replica needs of its registration."""
-
-    def update_info(self, status: ReplicaStatus | None = None, queue_length: int | None = None) -> None:
-        """Publish a change."""
-
-    def describe(self, **fields: Any) -> None:
-        """Publish other fields of the record."""
-
-    def close(self) -> None:
-        """Withdraw."""
 
 
 class _StopAsked(BaseException):
@@ -92,25 +71,31 @@ class Replica:
             self._engine, self._payloads, dict(self._stage.default_sampling_params), self._server.emit
         )
         self._begun_s = time.monotonic()
-        #: When a drain fails what still runs. Never, while it was the operator who asked by the control key.
-        self._drain_until_s = float("inf")
+        self._drain = Drain(config.ack_timeout_s)
         #: Whether the operator has asked for the drain; a replica that was drained stays down.
         self._drained_by_key = False
-        self._stopped = threading.Event()
         self._client: StageClient | None = None
-        self._publisher: threading.Thread | None = None
+        self._publisher: StatusPublisher | None = None
 
     def run(self) -> int:
         """Serve until told to stop; return the exit code."""
         signal.signal(signal.SIGTERM, self._on_stop_signal)
         signal.signal(signal.SIGUSR1, self._on_drain_signal)
-        self._server.start()
+        code = EXIT_FAILED
+        try:
+            code = self._live()
+        finally:
+            self._take_down(code)
+        return code
+
+    def _live(self) -> int:
+        """Everything from the registration to the end of the last request; return the exit code."""
         exit_code = EXIT_DONE
         try:
+            self._server.start()
             self._client = self._register()
-            self._publisher = threading.Thread(
-                target=self._publish_changes, args=(self._client,), name="replica-status", daemon=True
-            )
+            reason = f"no progress for {self._config.stall_after_s:g} s with work in hand"
+            self._publisher = StatusPublisher(self._client, self._look, self._config.stage_id, reason)
             self._publisher.start()
             self._load()
             self._serve()
@@ -128,8 +113,6 @@ class Replica:
             exit_code = EXIT_FAILED
             logger.exception("replica.failed stage=%d", self._config.stage_id)
             self._fail(f"{type(error).__name__}: {error}")
-        finally:
-            self._take_down()
         return EXIT_DRAINED if self._drained_by_key else exit_code
 
     def _register(self) -> StageClient:
@@ -162,6 +145,7 @@ class Replica:
             on_registered=self._on_registered,
             on_lost=self._on_lost,
             on_drain=self._on_drain,
+            on_acknowledged=self._on_acknowledged,
         )
 
     def _load(self) -> None:
@@ -184,23 +168,32 @@ class Replica:
             self._loop.turn()
             if self._lifecycle.stage is not Stage.DRAINING:
                 continue
-            now_s = time.monotonic()
-            if now_s >= self._drain_until_s and self._server.queue_length:
-                self._loop.fail_all(FailureKind.DRAINING, "the replica had to stop before the request was finished")
-                self._lifecycle.handle(WorkFinished())
-            elif not self._server.queue_length:
-                self._lifecycle.handle(WorkFinished())
+            match self._drain.verdict(time.monotonic(), self._server.queue_length):
+                case Verdict.GIVE_UP:
+                    self._loop.fail_all(FailureKind.DRAINING, "the replica had to stop before the request was finished")
+                    self._lifecycle.handle(WorkFinished())
+                case Verdict.DONE:
+                    self._say_who_is_silent()
+                    self._lifecycle.handle(WorkFinished())
+                case Verdict.WAIT:
+                    continue
 
-    def _take_down(self) -> None:
+    def _say_who_is_silent(self) -> None:
+        if not self._drain.is_acknowledged and self._client is not None:
+            awaited = self._client.awaited_hubs
+            named = "unknown, etcd does not say" if awaited is None else ",".join(sorted(awaited))
+            logger.warning("replica.drain_unacknowledged stage=%d hubs=%s", self._config.stage_id, named)
+
+    def _take_down(self, exit_code: int) -> None:
         # Withdrawn first: nobody is sent here any more when the sockets close.
-        self._stopped.set()
         if self._publisher is not None:
-            self._publisher.join(timeout=5.0)
+            close_part("publisher", self._publisher.stop)
         if self._client is not None:
-            self._client.close()
-        self._server.close(flush_timeout_s=_FLUSH_TIMEOUT_S)
-        self._payloads.close()
-        self._engine.close()
+            close_part("registration", self._client.close)
+        with ended_within(self._config.close_timeout_s, exit_code):
+            close_part("server", lambda: self._server.close(flush_timeout_s=_FLUSH_TIMEOUT_S))
+            close_part("payloads", self._payloads.close)
+            close_part("engine", self._engine.close)
         logger.info("replica.stopped stage=%d", self._config.stage_id)
 
     def _fail(self, reason: str) -> None:
@@ -210,25 +203,8 @@ class Replica:
         if self._client is not None:
             self._client.update_info(status=ReplicaStatus.ERROR)
 
-    def _publish_changes(self, client: StageClient) -> None:
-        published: tuple[ReplicaStatus, int] = (ReplicaStatus.STARTING, 0)
-        was_stalled = False
-        while not self._stopped.wait(_PUBLISH_INTERVAL_S):
-            is_stalled = self._is_stalled()
-            if is_stalled is not was_stalled:
-                was_stalled = is_stalled
-                reason = f"no progress for {self._config.stall_after_s:g} s with work in hand" if is_stalled else ""
-                logger.warning("replica.stall stalled=%s", is_stalled)
-                self._describe(reason=reason)
-            if is_stalled and self._is_stalled(_HOPELESS):
-                logger.error("replica.hopeless stage=%d: ending, to be started anew", self._config.stage_id)
-                # The main thread, which would take everything down in order, is the one that hangs.
-                os._exit(EXIT_FAILED)
-            current = published_status(self._lifecycle.stage, is_stalled), self._server.queue_length
-            # The last words, down or error with their reason, are the main thread's.
-            if current != published and self._lifecycle.stage not in (Stage.STOPPED, Stage.FAILED):
-                published = current
-                client.update_info(status=current[0], queue_length=current[1])
+    def _look(self) -> Look:
+        return Look(self._lifecycle.stage, self._server.queue_length, self._is_stalled(), self._is_stalled(_HOPELESS))
 
     def _take_job(self, job: Job) -> None:
         self._loop.jobs.put(job)
@@ -264,37 +240,22 @@ class Replica:
         logger.info("replica.drain_asked stage=%d by=control-key", self._config.stage_id)
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
 
+    def _on_acknowledged(self) -> None:
+        self._drain.is_acknowledged = True
+        self._loop.jobs.put(Wake())
+
     def _on_drain_signal(self, number: int, frame: object) -> None:
         self._drained_by_key = True
         self._begin_drain(float("inf"))
 
     def _on_stop_signal(self, number: int, frame: object) -> None:
         # The first waits for what runs, for a while; the second does not.
-        is_first = self._drain_until_s == float("inf")
-        self._begin_drain(self._config.drain_timeout_s if is_first else 0.0)
+        self._begin_drain(0.0 if self._drain.is_bounded else self._config.drain_timeout_s)
 
     def _begin_drain(self, patience_s: float) -> None:
         is_loading = self._lifecycle.stage is Stage.STARTING
         self._lifecycle.handle(DrainAsked())
         if is_loading:
             raise _StopAsked
-        self._drain_until_s = min(self._drain_until_s, time.monotonic() + patience_s)
+        self._drain.ask(time.monotonic(), patience_s)
         self._loop.jobs.put(Wake())
-
-
-def deploy_for(config: ReplicaConfig) -> DeployConfig:
-    """The document in force, or, while etcd is away, the one that the supervisor saw last."""
-    try:
-        wait_s = 3.0 if config.known_pipeline else 30.0
-        return read_pipeline(
-            config.endpoints,
-            config.namespace,
-            absent_wait_s=config.pipeline_wait_s,
-            unreachable_wait_s=wait_s,
-            security=config.security,
-        )
-    except RegistryUnavailableError:
-        if not config.known_pipeline:
-            raise
-        logger.warning("pipeline.from_supervisor reason=no etcd answers")
-        return decode_deploy(config.known_pipeline.encode("utf-8"), "the supervisor's copy")

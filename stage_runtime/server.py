@@ -26,7 +26,7 @@ from stage_runtime.sessions import ReplicaState, Sessions
 logger = logging.getLogger(__name__)
 
 _TICK_MS = 100
-_IDLE_TICK_MS = 1000
+_IDLE_TICK_MS = 100
 
 
 class ReplicaServer:
@@ -166,6 +166,7 @@ class ReplicaServer:
             self._receive(self._input, self._sessions.on_input)
         if self._output in ready:
             self._receive(self._output, self._sessions.on_output)
+        self._sessions.settle_credits(now_s)
 
     def _receive(self, socket: zmq.Socket[bytes], handle: Callable[[str, list[bytes], float], None]) -> None:
         # A bounded batch: output must not wait until a hub stops talking.

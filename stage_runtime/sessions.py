@@ -15,6 +15,7 @@ from omni_discovery import wire
 from omni_discovery.errors import WireError
 from omni_discovery.wire import FailureKind
 from stage_runtime.config import ServerConfig
+from stage_runtime.credits import CreditBook, GrantCredits
 from stage_runtime.jobs import Broken, Cancel, Finished, Job, Outcome, Piece, Release, Work
 from stage_runtime.ledger import Ledger, Ticket
 from stage_runtime.lifecycle import Refusal, Stage, admit
@@ -56,12 +57,13 @@ class Sessions:
         self._acks = acks
         self._replies = replies
         self.ledger = Ledger()
+        self.credits = CreditBook()
         #: The life that the registry knows; 0 before the first. Set from the lease's thread.
         self.epoch = 0
         #: All lives of this process, the present one last.
         self._lives: dict[int, None] = {}
         #: Who greeted which life, by socket and hub; answered again when the life becomes true.
-        self._hellos: dict[tuple[str, str], int] = {}
+        self._hellos: dict[tuple[str, str], wire.Hello] = {}
         self._logged_errors: set[str] = set()
         self._next_probe_s = 0.0
 
@@ -87,8 +89,8 @@ class Sessions:
         while len(self._lives) > _MAX_LIVES:
             del self._lives[next(iter(self._lives))]
         for (socket, hub_id), wanted in list(self._hellos.items()):
-            if wanted == epoch:
-                self._welcome(socket, hub_id, now_s)
+            if wanted.epoch == epoch:
+                self._begin(socket, hub_id, wanted.session, now_s)
 
     def deliver(self, outcomes: Sequence[Outcome], now_s: float) -> None:
         """Number what came out of the engine and send it to the hubs that asked."""
@@ -98,7 +100,7 @@ class Sessions:
                 continue
             seq = self.ledger.take_seq(outcome.key)
             if not isinstance(outcome, Piece):
-                self.ledger.close(outcome.key)
+                self._close(ticket)
             frames = self._frames(ticket, seq, outcome)
             if not self._replies.push(ticket.hub_id, frames, now_s):
                 self._give_up(ticket.hub_id, "reads too slowly")
@@ -115,7 +117,7 @@ class Sessions:
             return
         self._next_probe_s = now_s + _PROBE_INTERVAL_S
         # Only a send tells whether a hub is still there; a request that waits in the queue sends nothing by itself.
-        for hub_id in self.ledger.hubs():
+        for hub_id in self.ledger.hubs() | set(self.credits.holders()):
             if not self._replies.has_waiting(hub_id):
                 self._welcome("output", hub_id, now_s)
 
@@ -131,14 +133,43 @@ class Sessions:
             case wire.Submit():
                 self._submit(hub_id, message, now_s)
             case wire.Abort():
-                ticket = self.ledger.current(hub_id, message.request_id)
-                if self._is_a_life(message.epoch) and ticket is not None:
-                    self._jobs(Cancel(ticket.key))
+                self._abort(hub_id, message, now_s)
             case wire.ReleasePayloads():
                 if self._is_a_life(message.epoch):
                     self._jobs(Release(f"{hub_id}/{message.request_id}"))
-            case wire.WantCredits() | wire.ReturnCredits():
-                pass
+            case wire.WantCredits(session=session, waiting=waiting, oldest_wait_s=oldest_wait_s):
+                if self._is_a_life(message.epoch):
+                    self.credits.want(hub_id, session, waiting, oldest_wait_s, now_s)
+            case wire.ReturnCredits(session=session):
+                if self._is_a_life(message.epoch):
+                    self.credits.give_back(hub_id, session, message.credits)
+
+    def _abort(self, hub_id: str, abort: wire.Abort, now_s: float) -> None:
+        if not self._is_a_life(abort.epoch):
+            return
+        ticket = self.ledger.current(hub_id, abort.request_id)
+        running = ticket is not None and ticket.attempt <= abort.attempt
+        if ticket is not None and running:
+            self._jobs(Cancel(ticket.key))
+        aborted = wire.Aborted(
+            epoch=abort.epoch,
+            request_id=abort.request_id,
+            attempt=abort.attempt,
+            running=running,
+            queue_length=len(self.ledger),
+        )
+        self._acknowledge(hub_id, aborted, now_s)
+
+    def settle_credits(self, now_s: float) -> None:
+        """Lend what is free, ask back what others wait for."""
+        is_ready = self._state.stage() is Stage.READY
+        self.credits.set_capacity(self._state.capacity() if is_ready else 0)
+        for action in self.credits.settle(now_s):
+            kind = wire.Grant if isinstance(action, GrantCredits) else wire.Recall
+            message = kind(
+                epoch=self.epoch, session=action.session, credits=action.credits, queue_length=len(self.ledger)
+            )
+            self._replies.push(action.peer, (wire.encode(message),), now_s)
 
     def _submit(self, hub_id: str, submit: wire.Submit, now_s: float) -> None:
         if submit.epoch != self.epoch:
@@ -146,6 +177,8 @@ class Sessions:
             return
         refusal = self._verdict(hub_id, submit)
         if refusal is not None:
+            if submit.credit:
+                self.credits.spend(hub_id)
             self._counters[f"rejected_{refusal.kind}"] += 1
             self._acknowledge(
                 hub_id,
@@ -161,6 +194,7 @@ class Sessions:
             )
             return
         ticket = self.ledger.open(hub_id, submit.request_id, submit.attempt, submit.epoch)
+        self.credits.began(hub_id, credit=submit.credit)
         accepted = wire.Accepted(
             epoch=submit.epoch,
             request_id=submit.request_id,
@@ -185,20 +219,27 @@ class Sessions:
         if hello.hub_id != hub_id:
             raise WireError(f"hub {hub_id!r} says that it is {hello.hub_id!r}")
         self._hellos.pop((socket, hub_id), None)
-        self._hellos[socket, hub_id] = hello.epoch
+        self._hellos[socket, hub_id] = hello
         while len(self._hellos) > _MAX_HELLOS:
             del self._hellos[next(iter(self._hellos))]
         if hello.epoch == self.epoch:
-            self._welcome(socket, hub_id, now_s)
+            self._begin(socket, hub_id, hello.session, now_s)
         elif self.epoch:
             self._refuse_epoch(hello.epoch)
 
-    def _welcome(self, socket: str, hub_id: str, now_s: float) -> None:
-        message = wire.Welcome(epoch=self.epoch, capacity=self._state.capacity(), queue_length=len(self.ledger))
+    def _begin(self, socket: str, hub_id: str, session: int, now_s: float) -> None:
+        self._welcome(socket, hub_id, now_s, session)
+        if socket == "output" and session:
+            self.credits.open(hub_id, session)
+
+    def _welcome(self, socket: str, hub_id: str, now_s: float, session: int = 0) -> None:
+        message = wire.Welcome(
+            epoch=self.epoch, capacity=self._state.capacity(), queue_length=len(self.ledger), session=session
+        )
         outbox = self._acks if socket == "input" else self._replies
         outbox.push(hub_id, (wire.encode(message),), now_s)
 
-    def _acknowledge(self, hub_id: str, message: wire.Accepted | wire.Rejected, now_s: float) -> None:
+    def _acknowledge(self, hub_id: str, message: wire.Accepted | wire.Rejected | wire.Aborted, now_s: float) -> None:
         if not self._acks.push(hub_id, (wire.encode(message),), now_s):
             self._counters["dropped_acknowledgements"] += 1
 
@@ -209,19 +250,25 @@ class Sessions:
             broken = Broken(ticket.key, FailureKind.ENGINE, f"the output can't be sent: {error}")
             if isinstance(outcome, Piece):
                 self._jobs(Cancel(ticket.key))
-                self.ledger.close(ticket.key)
+                self._close(ticket)
             return (wire.encode(_message(ticket, seq, broken, len(self.ledger))),)
         return (head, outcome.attachment) if isinstance(outcome, Piece) and outcome.attachment else (head,)
 
     def _give_up(self, hub_id: str, why: str) -> None:
         tickets = self.ledger.of_hub(hub_id)
         dropped = self._replies.drop(hub_id)
+        self.credits.close(hub_id)
         self._counters["hubs_given_up"] += 1
         logger.warning("server.hub_given_up hub=%s %s requests=%d messages=%d", hub_id, why, len(tickets), dropped)
         for ticket in tickets:
-            self.ledger.close(ticket.key)
+            self._close(ticket)
             self._jobs(Cancel(ticket.key))
             self._jobs(Release(f"{hub_id}/{ticket.request_id}"))
+
+    def _close(self, ticket: Ticket) -> None:
+        if self.ledger.get(ticket.key) is not None:
+            self.ledger.close(ticket.key)
+            self.credits.ended(ticket.hub_id)
 
     def _is_a_life(self, epoch: int) -> bool:
         # What began in an earlier life of this same process may be ended in this one.

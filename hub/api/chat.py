@@ -63,6 +63,7 @@ class ChatCompletions:
             params=stage_params(self._deploy, chat),
             timeout_s=chat.timeout,
             received_s=received_s,
+            priority=chat.priority,
         )
 
     async def _whole(self, answer: Answer, outputs: AsyncIterator[OmniOutput]) -> Response:

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Final
 import msgspec
 
 from omni_discovery.errors import InvalidRequestError
+from omni_discovery.wire import MAX_PRIORITY
 
 #: Longest request body that is read.
 MAX_BODY_BYTES: Final = 2 << 20
@@ -48,6 +49,8 @@ class ChatRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     n: Annotated[int, msgspec.Meta(ge=1, le=1)] | None = None
     sampling_params_list: list[dict[str, Any]] | None = None
     timeout: Annotated[float, msgspec.Meta(gt=0, le=86400)] | None = None
+    #: As vLLM has it: lower goes first where requests wait.
+    priority: Annotated[int, msgspec.Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] = 0
     user: str | None = None
     metadata: dict[str, str] | None = None
     store: bool | None = None

@@ -12,7 +12,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeVar
+
+import msgspec
 
 from omni_discovery.deploy import StageConfig
 from omni_discovery.errors import ConfigError
@@ -22,6 +24,8 @@ from omni_discovery.wire import FailureKind, Resume
 Report = Callable[[str, float], None]
 
 ENTRY_POINT_GROUP: Final = "omni_discovery.engines"
+
+_Args = TypeVar("_Args")
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +160,14 @@ def create_engine(stage: StageConfig) -> Engine:
     except ImportError as error:
         raise ConfigError(f"stage {stage.stage_id}: engine {stage.engine!r} can't be loaded: {error}") from error
     return engine
+
+
+def checked_args(stage: StageConfig, kind: type[_Args], given: Any = None, name: str = "engine_args") -> _Args:
+    """The stage's ``engine_args``, or a part of them, as a struct. Raise ConfigError that names stage and argument."""
+    try:
+        return msgspec.convert(stage.engine_args if given is None else given, kind)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"stage {stage.stage_id}: {name}: {error}") from error
 
 
 def check_model_folder(stage: StageConfig) -> bool:

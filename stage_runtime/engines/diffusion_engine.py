@@ -18,7 +18,7 @@ from msgspec import Meta
 from omni_discovery.deploy import StageConfig
 from omni_discovery.errors import ConfigError, InvalidRequestError
 from omni_discovery.wire import FailureKind
-from stage_runtime.engines.base import EngineOutput, Report, StageRequest, check_model_folder
+from stage_runtime.engines.base import EngineOutput, Report, StageRequest, check_model_folder, checked_args
 from stage_runtime.engines.sampling import checked
 
 if TYPE_CHECKING:
@@ -48,10 +48,7 @@ class DiffusionEngine:
 
     def __init__(self, stage: StageConfig) -> None:
         self._stage = stage
-        try:
-            self._args = msgspec.convert(stage.engine_args, DiffusionArgs)
-        except msgspec.ValidationError as error:
-            raise ConfigError(f"stage {stage.stage_id}: engine_args: {error}") from error
+        self._args = checked_args(stage, DiffusionArgs)
         if not check_model_folder(stage):
             raise ConfigError(f"stage {stage.stage_id}: the model {stage.model!r} is not a folder on this machine")
         self._model: DigitPainter | None = None
@@ -68,6 +65,11 @@ class DiffusionEngine:
     def modality(self) -> str:
         """See Engine."""
         return "image"
+
+    @property
+    def not_resumable(self) -> None:
+        """See Engine. A picture is drawn anew: from the same seed, so it is the same."""
+        return None
 
     def load(self, report: Report) -> None:
         """See Engine."""

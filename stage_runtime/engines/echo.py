@@ -13,17 +13,24 @@ import zlib
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 import numpy as np
 
 from omni_discovery.deploy import StageConfig
-from omni_discovery.errors import ConfigError, InvalidRequestError
-from omni_discovery.wire import FailureKind
-from stage_runtime.engines.base import EngineOutput, Report, StageRequest
+from omni_discovery.errors import InvalidRequestError
+from omni_discovery.wire import FailureKind, Resume
+from stage_runtime.engines.base import EngineOutput, Report, StageRequest, checked_args
+from stage_runtime.errors import NotResumableError
 
 _WORD = re.compile(r"\s*\S+\s*$|\s*\S+\s")
+
+#: See Engine.not_resumable.
+NOT_RESUMABLE: Final[Mapping[str, str]] = {
+    "other words": "what was shown are not the first words of this answer, as where the prompts differ",
+    "a picture": "it is drawn in one piece, there is nothing behind it",
+}
 
 
 class EchoArgs(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -58,10 +65,7 @@ class EchoEngine:
     """Deterministic: the same request gets the same words, token ids and picture everywhere."""
 
     def __init__(self, stage: StageConfig) -> None:
-        try:
-            self._args = msgspec.convert(stage.engine_args, EchoArgs)
-        except msgspec.ValidationError as error:
-            raise ConfigError(f"stage {stage.stage_id}: engine_args: {error}") from error
+        self._args = checked_args(stage, EchoArgs)
         #: By request key, oldest first; the first ``capacity`` speak, the others wait.
         self._speeches: dict[str, _Speech] = {}
         self._said: list[EngineOutput] = []
@@ -75,6 +79,11 @@ class EchoEngine:
     def modality(self) -> str:
         """See Engine."""
         return self._args.modality
+
+    @property
+    def not_resumable(self) -> Mapping[str, str]:
+        """See Engine."""
+        return NOT_RESUMABLE
 
     def load(self, report: Report) -> None:
         """See Engine."""
@@ -90,7 +99,10 @@ class EchoEngine:
             if not isinstance(max_tokens, int) or max_tokens < 1:
                 raise InvalidRequestError(f"max_tokens must be a whole number above 0, not {max_tokens!r}")
             words = deque(list(words)[:max_tokens])
-        self._speeches[request.key] = _Speech(request, text, words, time.monotonic() + self._args.delay_s)
+        speech = _Speech(request, text, words, time.monotonic() + self._args.delay_s)
+        if request.resume is not None:
+            self._skip_shown(speech, request.resume)
+        self._speeches[request.key] = speech
 
     def abort(self, key: str) -> None:
         """See Engine."""
@@ -118,6 +130,14 @@ class EchoEngine:
     def close(self) -> None:
         """See Engine."""
         self._speeches.clear()
+
+    def _skip_shown(self, speech: _Speech, resume: Resume) -> None:
+        if self._args.modality == "image":
+            raise NotResumableError(f"a picture: {NOT_RESUMABLE['a picture']}")
+        shown = [speech.words.popleft() for _ in resume.token_ids if speech.words]
+        speech.said = [token_id(word) for word in shown]
+        if "".join(shown) != resume.text or speech.said != list(resume.token_ids):
+            raise NotResumableError(f"other words: {NOT_RESUMABLE['other words']}")
 
     def _speak(self, speech: _Speech, now_s: float) -> EngineOutput:
         args, key = self._args, speech.request.key

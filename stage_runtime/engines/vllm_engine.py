@@ -9,16 +9,20 @@ from __future__ import annotations
 import difflib
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import msgspec
 
 from omni_discovery.deploy import StageConfig
 from omni_discovery.errors import ConfigError, InvalidRequestError
-from omni_discovery.wire import FailureKind
-from stage_runtime.engines.base import EngineOutput, Report, StageRequest, check_model_folder
+from omni_discovery.wire import FailureKind, Resume
+from stage_runtime.engines import vllm_resume
+from stage_runtime.engines.base import EngineOutput, Report, StageRequest, check_model_folder, checked_args
+from stage_runtime.engines.prompts import read_prompt
 from stage_runtime.engines.sampling import token_sampling
+from stage_runtime.engines.vllm_resume import NOT_RESUMABLE, Model, Wording
+from stage_runtime.errors import NotResumableError
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +40,10 @@ class HandoffArgs(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 class _Answer:
     request: StageRequest
     prompt_tokens: int
+    #: The whole answer, with what another replica showed of it.
     token_ids: list[int] = field(default_factory=list)
+    #: Makes the text of an answer that another replica began; vLLM itself makes that of the others.
+    wording: Wording | None = None
 
 
 class VllmEngine:
@@ -45,19 +52,18 @@ class VllmEngine:
     def __init__(self, stage: StageConfig) -> None:
         self._stage = stage
         self._args = dict(stage.engine_args)
-        try:
-            self._handoff = msgspec.convert(self._args.pop("handoff", {}), HandoffArgs)
-        except msgspec.ValidationError as error:
-            raise ConfigError(f"stage {stage.stage_id}: engine_args.handoff: {error}") from error
+        self._handoff = checked_args(stage, HandoffArgs, self._args.pop("handoff", {}), "engine_args.handoff")
         self._is_local = check_model_folder(stage)
         self._capacity = int(self._args.get("max_num_seqs", _USUAL_CAPACITY))
         self._llm: Any = None
         self._tokenizer: Any = None
-        self._max_model_len = 0
+        self._model = Model(None, 0, frozenset())
+        self._takes_priority = False
         self._required_id: int | None = None
         #: What is in the engine, by request key.
         self._answers: dict[str, _Answer] = {}
-        self._aborted: list[EngineOutput] = []
+        #: Ends that vLLM has no part in.
+        self._said: list[EngineOutput] = []
 
     @property
     def capacity(self) -> int:
@@ -68,6 +74,11 @@ class VllmEngine:
     def modality(self) -> str:
         """See Engine."""
         return "text"
+
+    @property
+    def not_resumable(self) -> Mapping[str, str]:
+        """See Engine. What one replica shows and another continues is what one alone would have said."""
+        return NOT_RESUMABLE
 
     def load(self, report: Report) -> None:
         """See Engine."""
@@ -84,10 +95,10 @@ class VllmEngine:
             if self._is_local:
                 raise ConfigError(f"stage {self._stage.stage_id}: {self._stage.model}: {error}") from error
             raise
-        config = self._llm.vllm_config
-        self._max_model_len = int(config.model_config.max_model_len)
-        self._capacity = int(config.scheduler_config.max_num_seqs)
+        scheduling = self._llm.vllm_config.scheduler_config
+        self._capacity, self._takes_priority = int(scheduling.max_num_seqs), str(scheduling.policy) == "priority"
         self._tokenizer = self._llm.get_tokenizer()
+        self._model = self._describe_model()
         self._required_id = self._resolve(self._handoff.require_token)
         report("warming up", 0.9)
         self._warm_up()
@@ -97,16 +108,25 @@ class VllmEngine:
         if request.key in self._answers:
             raise InvalidRequestError("the request is running already")
         params = self._sampling_params(request)
-        prompt_token_ids = self._prompt_token_ids(request.inputs)
+        prompt_token_ids = read_prompt(self._tokenizer, request.inputs)
         if not prompt_token_ids:
             raise InvalidRequestError("the prompt is empty")
-        if len(prompt_token_ids) >= self._max_model_len:
+        longest = self._model.max_model_len
+        if len(prompt_token_ids) >= longest:
             raise InvalidRequestError(
-                f"this model's maximum context length is {self._max_model_len} tokens, and at least one is for the "
-                f"answer; the prompt has {len(prompt_token_ids)} tokens. Make it shorter"
+                f"this model's maximum context length is {longest} tokens, and at least one is for the answer; "
+                f"the prompt has {len(prompt_token_ids)} tokens. Make it shorter"
             )
-        self._submit(request.key, prompt_token_ids, params)
-        self._answers[request.key] = _Answer(request, len(prompt_token_ids))
+        answer = _Answer(request, len(prompt_token_ids))
+        if request.resume is not None and not self._resume(answer, prompt_token_ids, params, request.resume):
+            return
+        try:
+            self._submit(request.key, [*prompt_token_ids, *answer.token_ids], params, request.priority)
+        except InvalidRequestError as error:
+            if not answer.token_ids:
+                raise
+            raise NotResumableError(f"{vllm_resume.refusal('other prompt')}: {error}") from error
+        self._answers[request.key] = answer
 
     def abort(self, key: str) -> None:
         """See Engine."""
@@ -114,15 +134,15 @@ class VllmEngine:
         if answer is not None:
             self._llm.abort_request([key])
             # vLLM itself says nothing any more about what it was told to stop.
-            self._aborted.append(EngineOutput(key, finish_reason="abort", usage=_usage(answer)))
+            self._said.append(EngineOutput(key, finish_reason="abort", usage=_usage(answer)))
 
     def has_unfinished(self) -> bool:
         """See Engine."""
-        return bool(self._answers or self._aborted)
+        return bool(self._answers or self._said)
 
     def step(self) -> list[EngineOutput]:
         """See Engine."""
-        outputs, self._aborted = self._aborted, []
+        outputs, self._said = self._said, []
         if self._answers:
             for made in self._llm.step():
                 output = self._output_of(made)
@@ -150,6 +170,18 @@ class VllmEngine:
             return engine_args(**{**ours, **self._args})
         except (TypeError, ValueError) as error:
             raise ConfigError(f"stage {self._stage.stage_id}: engine_args: {error}") from error
+
+    def _describe_model(self) -> Model:
+        config = self._llm.vllm_config.model_config
+        # As vLLM itself finds out what ends an answer.
+        more = config.try_get_generation_config().get("eos_token_id")
+        eos = [self._tokenizer.eos_token_id, *(more if isinstance(more, list) else [more])]
+        return Model(
+            tokenizer=self._tokenizer,
+            max_model_len=int(config.max_model_len),
+            eos_token_ids=frozenset(int(each) for each in eos if each is not None),
+            has_logits_processors=bool(self._args.get("logits_processors")),
+        )
 
     def _resolve(self, token: str) -> int | None:
         if not token:
@@ -181,35 +213,26 @@ class VllmEngine:
         except (TypeError, ValueError, _client_error()) as error:
             raise InvalidRequestError(str(error)) from error
 
-    def _submit(self, key: str, prompt_token_ids: Sequence[int], params: Any) -> None:
+    def _resume(self, answer: _Answer, prompt_token_ids: Sequence[int], params: Any, resume: Resume) -> bool:
+        """Take over what was shown; whether there is anything left to say. Raise NotResumableError."""
+        vllm_resume.check(params, self._model)
+        answer.token_ids += resume.token_ids
+        ended = vllm_resume.end_of(resume.token_ids, answer.prompt_tokens, params, self._model)
+        answer.wording = Wording(answer.request.key, prompt_token_ids, params, self._model)
+        answer.wording.replay(resume, stopped=ended == "stop")
+        if ended is not None:
+            self._said.append(self._end_of(answer, EngineOutput(answer.request.key, finish_reason=ended)))
+            return False
+        vllm_resume.shorten(params, len(resume.token_ids))
+        return True
+
+    def _submit(self, key: str, prompt_token_ids: Sequence[int], params: Any, priority: int = 0) -> None:
+        # vLLM refuses a priority where nobody may overtake.
+        more = {"priority": priority} if self._takes_priority else {}
         try:
-            self._llm.add_request(key, {"prompt_token_ids": list(prompt_token_ids)}, params)
+            self._llm.add_request(key, {"prompt_token_ids": list(prompt_token_ids)}, params, **more)
         except (ValueError, _client_error()) as error:
             raise InvalidRequestError(str(error)) from error
-
-    def _prompt_token_ids(self, inputs: Mapping[str, Any]) -> list[int]:
-        given = [name for name in ("messages", "prompt", "prompt_token_ids") if inputs.get(name) is not None]
-        if len(given) != 1:
-            raise InvalidRequestError("give one of messages, prompt and prompt_token_ids")
-        value = inputs[given[0]]
-        match given[0]:
-            case "messages":
-                return self._render(value)
-            case "prompt" if isinstance(value, str):
-                return list(self._tokenizer.encode(value)) if value else []
-            case "prompt_token_ids" if isinstance(value, list | tuple) and all(type(item) is int for item in value):
-                return list(value)
-        raise InvalidRequestError(f"{given[0]} is of the wrong type")
-
-    def _render(self, messages: Any) -> list[int]:
-        _check_messages(messages)
-        try:
-            text = self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        except Exception as error:
-            # A template is a program that came with the model; it may raise anything.
-            raise InvalidRequestError(f"the model's chat template refuses the messages: {error}") from error
-        # The template has written the special tokens that it wants.
-        return list(self._tokenizer.encode(text, add_special_tokens=False))
 
     def _output_of(self, made: Any) -> EngineOutput | None:
         answer = self._answers.get(made.request_id)
@@ -218,20 +241,18 @@ class VllmEngine:
         piece = made.outputs[0]
         token_ids = tuple(int(token_id) for token_id in piece.token_ids)
         answer.token_ids += token_ids
-        if not made.finished:
-            return EngineOutput(made.request_id, text=piece.text, token_ids=token_ids)
-        del self._answers[made.request_id]
+        if made.finished:
+            del self._answers[made.request_id]
         if piece.finish_reason == "error":
             reason = str(getattr(made, "error", None) or "the engine could not finish this request")
             return EngineOutput(made.request_id, error=(FailureKind.ENGINE, reason))
-        return EngineOutput(
-            made.request_id,
-            text=piece.text,
-            token_ids=token_ids,
-            finish_reason=piece.finish_reason or "stop",
-            handoff=self._handoff_of(answer),
-            usage=_usage(answer),
-        )
+        finish_reason = (piece.finish_reason or "stop") if made.finished else None
+        text = piece.text if answer.wording is None else answer.wording.text_of(token_ids, finish_reason)
+        output = EngineOutput(made.request_id, text=text, token_ids=token_ids, finish_reason=finish_reason)
+        return self._end_of(answer, output) if made.finished else output
+
+    def _end_of(self, answer: _Answer, last: EngineOutput) -> EngineOutput:
+        return replace(last, handoff=self._handoff_of(answer), usage=_usage(answer))
 
     def _handoff_of(self, answer: _Answer) -> Mapping[str, Any] | None:
         if not answer.request.next_stages:
@@ -251,18 +272,3 @@ def _client_error() -> type[Exception]:
     from vllm.exceptions import VLLMValidationError
 
     return VLLMValidationError
-
-
-def _check_messages(messages: Any) -> None:
-    if not isinstance(messages, list) or not messages:
-        raise InvalidRequestError("messages must be a list with at least one message")
-    for index, message in enumerate(messages):
-        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-            raise InvalidRequestError(f"messages[{index}] needs a role")
-        content = message.get("content")
-        if isinstance(content, list):
-            for part in content:
-                if not isinstance(part, Mapping) or part.get("type") != "text" or not isinstance(part.get("text"), str):
-                    raise InvalidRequestError(f"messages[{index}]: this stage takes text only")
-        elif not isinstance(content, str | None):
-            raise InvalidRequestError(f"messages[{index}].content must be text")

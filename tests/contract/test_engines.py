@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import io
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,29 +14,13 @@ from PIL import Image
 from omni_discovery.deploy import StageConfig
 from omni_discovery.errors import ConfigError, InvalidRequestError
 from omni_discovery.wire import FailureKind
-from stage_runtime.engines.base import Engine, EngineOutput, StageRequest, create_engine
+from stage_runtime.engines.base import Engine, StageRequest, create_engine
+from tests.support.engines import ECHO, PAINTER, THINKER, as_the_supervisor_has_it, run
 
 # As the supervisor has it; threads that spin for each other make tiny models slow.
 torch.set_num_threads(1)
 
-DEMO = Path(__file__).resolve().parents[2] / "stage_runtime" / "demo"
 PAINT, DIGIT_0, END = 3, 4, 1
-
-THINKER = StageConfig(
-    stage_id=0,
-    engine="vllm",
-    model=str(DEMO / "thinker"),
-    engine_args={
-        "dtype": "float32",
-        "max_model_len": 128,
-        "max_num_seqs": 4,
-        "kv_cache_memory_bytes": 16 << 20,
-        "enforce_eager": True,
-        "handoff": {"require_token": "<|paint|>"},
-    },
-)
-PAINTER = StageConfig(stage_id=1, engine="diffusion", model=str(DEMO / "painter"), engine_args={"capacity": 4})
-ECHO = StageConfig(stage_id=0, engine="echo", engine_args={"capacity": 4})
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,19 +55,7 @@ def ask_painter(key: str) -> StageRequest:
 
 @pytest.fixture(scope="module")
 def thinker() -> Iterator[Subject]:
-    # What the supervisor puts into a replica's environment; read as vllm is imported.
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in {
-            "OMP_NUM_THREADS": "1",
-            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-            "VLLM_NO_USAGE_STATS": "1",
-            "VLLM_LOGGING_LEVEL": "ERROR",
-            "HF_HUB_OFFLINE": "1",
-            "MASTER_ADDR": "127.0.0.1",
-            "TOKENIZERS_PARALLELISM": "false",
-        }.items():
-            patch.setitem(os.environ, name, value)
+    with as_the_supervisor_has_it():
         subject = load(THINKER, ask_thinker)
         yield subject
         subject.engine.close()
@@ -111,19 +81,6 @@ def subject(request: pytest.FixtureRequest) -> Subject:
         case _:
             found = request.getfixturevalue("thinker")
     return found
-
-
-def run(engine: Engine, *requests: StageRequest) -> dict[str, list[EngineOutput]]:
-    """Everything said about these requests, in order."""
-    for request in requests:
-        engine.add(request)
-    said: dict[str, list[EngineOutput]] = {request.key: [] for request in requests}
-    for _ in range(10_000):
-        if not engine.has_unfinished():
-            return said
-        for output in engine.step():
-            said[output.key].append(output)
-    raise AssertionError("the engine never ends")
 
 
 def test_loading_says_how_far_it_is(subject: Subject) -> None:

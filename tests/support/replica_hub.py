@@ -64,13 +64,14 @@ class RawHub:
     def receive(
         self, socket: zmq.Socket[bytes], kind: type[_Message] | tuple[type[_Message], ...], timeout_s: float = 5.0
     ) -> _Message:
-        """The next message, which must be of that kind; unasked-for load reports are skipped."""
+        """The next message, which must be of that kind; unasked-for load reports and credits are skipped."""
+        kinds = kind if isinstance(kind, tuple) else (kind,)
         deadline_s = time.monotonic() + timeout_s
         unread = self._unread.setdefault(socket, deque())
         while True:
             while unread:
                 message, attachments = unread.popleft()
-                if isinstance(message, wire.Welcome) and kind is not wire.Welcome:
+                if isinstance(message, wire.Welcome | wire.Grant | wire.Recall) and type(message) not in kinds:
                     continue
                 assert isinstance(message, kind), message
                 self.attachments = [bytes(attachment) for attachment in attachments]

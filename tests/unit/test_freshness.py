@@ -69,8 +69,16 @@ def test_a_hub_that_is_asked_answers_though_the_watch_is_busy() -> None:
     freshness.echoed()
     freshness.heard(11.5)
     freshness.ask()
-    assert freshness.tick(11.6, 1) is None
-    assert freshness.tick(12.1, 1) == WriteBeat(2)
+    assert freshness.tick(11.6, 1) == WriteBeat(2)
+
+
+def test_many_hubs_that_are_asked_at_once_keep_to_their_common_rate() -> None:
+    freshness = opened()
+    freshness.tick(20.0, 100)
+    freshness.echoed()
+    freshness.ask()
+    assert freshness.due_s(100) == pytest.approx(25.0)
+    assert freshness.due_s(1) == pytest.approx(20.05)
 
 
 def test_a_beat_that_could_not_be_written_is_tried_again_later() -> None:

@@ -14,7 +14,13 @@ class Scene:
     def __init__(self) -> None:
         self.clock = ManualClock()
         self.told: list[list[str]] = []
-        self.known = KnownHubs(10.0, self._tell, self.clock)
+        self.revoked: list[list[str]] = []
+        self.known = KnownHubs(10.0, self._tell, self.clock, lambda hubs: self.revoked.append(sorted(hubs)))
+        self.revoke()
+
+    def revoke(self, *hubs: str, history: int = 0, stale_since_s: float | None = None) -> None:
+        view = View(revoked=frozenset(hubs), revision=5, history=history, stale_since_s=stale_since_s)
+        self.known.on_control_view(view, Delta())
 
     def _tell(self, hubs: Mapping[str, HubRecord]) -> None:
         self.told.append(sorted(hubs))
@@ -67,3 +73,55 @@ async def test_hubs_that_vanish_together_are_kept_while_the_view_is_stale() -> N
     await scene.clock.advance(10.1)
     scene.known.review()
     assert scene.told[-1] == ["b", "c"]
+
+
+async def test_nobody_is_let_in_before_it_is_known_who_is_revoked() -> None:
+    told: list[list[str]] = []
+    known = KnownHubs(10.0, lambda hubs: told.append(sorted(hubs)), ManualClock())
+    hubs = {hub_id: HubRecord(hub_id=hub_id) for hub_id in ("a", "b")}
+    known.on_view(View(hubs=hubs, revision=5), Delta())
+    known.on_control_view(View(), Delta())
+    assert told == []
+    known.on_control_view(View(revoked=frozenset({"b"}), revision=5), Delta())
+    assert told == [["a"]]
+
+
+async def test_a_revoked_hub_is_shut_out_and_one_that_is_allowed_again_comes_in() -> None:
+    scene = Scene()
+    assert scene.see("a", "b") == ["a", "b"]
+    scene.revoke("b")
+    assert (scene.told[-1], scene.revoked) == (["a"], [["b"]])
+    assert scene.see("a") == ["a"]
+    assert scene.see("a", "b") == ["a"]
+    scene.revoke()
+    assert (scene.told[-1], scene.revoked) == (["a", "b"], [["b"], []])
+
+
+async def test_a_wipe_lifts_no_revocation_until_the_new_registry_has_had_a_ttl() -> None:
+    """1. the registry is wiped: hub and control key are gone; the hub is known, and shut out
+    2. it registers anew: still
+    3. nobody puts the control key back within a TTL of the first list: then it is forgotten
+    """
+    scene = Scene()
+    scene.see("a", "b")
+    scene.revoke("b")
+    scene.revoke(history=1)
+    assert scene.see(history=1) == ["a"]
+    assert scene.see("a", "b", history=1) == ["a"]
+    assert scene.known.revoked == {"b"}
+    await scene.clock.advance(9.0)
+    scene.known.review()
+    assert scene.known.revoked == {"b"}
+    await scene.clock.advance(1.1)
+    scene.known.review()
+    assert (scene.told[-1], scene.revoked[-1]) == (["a", "b"], [])
+
+
+async def test_while_etcd_is_away_a_revoked_hub_stays_revoked() -> None:
+    scene = Scene()
+    scene.see("a", "b")
+    scene.revoke("b")
+    scene.revoke("b", stale_since_s=1.0)
+    await scene.clock.advance(600.0)
+    scene.known.review()
+    assert (scene.told[-1], scene.known.revoked) == (["a"], {"b"})

@@ -10,6 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hub.pool_core import PoolCore
+from hub.pool_options import PoolOptions
+from omni_discovery.balancers import RandomBalancer
 from omni_discovery.messages import ReplicaInfo, ReplicaStatus
 
 
@@ -18,10 +20,10 @@ def info(name: str = "a", queue_length: int = 0, status: ReplicaStatus = Replica
 
 
 def core_with(*names: str) -> PoolCore:
-    core = PoolCore(load_fresh_s=1.0)
+    core = PoolCore(RandomBalancer(), PoolOptions(slow_start_s=0.0))
     for name in names:
         core.upsert(info(name), 0.0)
-        core.session_up(f"tcp://{name}:1")
+        core.session_up(f"tcp://{name}:1", 0.0)
     return core
 
 
@@ -38,7 +40,7 @@ def test_up_without_a_session_and_a_session_without_up_are_not_picked() -> None:
     core = core_with("a")
     core.upsert(info("silent"), 0.0)
     core.upsert(info("starting", status=ReplicaStatus.STARTING), 0.0)
-    core.session_up("tcp://starting:1")
+    core.session_up("tcp://starting:1", 0.0)
     assert addresses(core) == ["tcp://a:1"]
     assert (core.registered_count(), core.pickable_count()) == (3, 1)
 
@@ -80,7 +82,7 @@ def test_a_lost_session_stops_picks_and_its_return_brings_them_back() -> None:
     core = core_with("a")
     core.session_down("tcp://a:1")
     assert addresses(core) == []
-    core.session_up("tcp://a:1")
+    core.session_up("tcp://a:1", 0.0)
     assert addresses(core) == ["tcp://a:1"]
 
 
@@ -114,7 +116,7 @@ def test_own_work_is_counted_once_reported_or_not() -> None:
     """
     core = core_with()
     core.upsert(info("a", queue_length=3), 0.0)
-    core.session_up("tcp://a:1")
+    core.session_up("tcp://a:1", 0.0)
     core.bind("r1", "tcp://a:1")
     core.bind("r2", "tcp://a:1")
     assert load(core) == 5
@@ -161,7 +163,7 @@ def test_releasing_and_telling_of_what_is_not_there_is_fine() -> None:
     core = core_with("a")
     assert core.release("nobody") is None
     core.remove("tcp://x:1")
-    core.session_up("tcp://x:1")
+    core.session_up("tcp://x:1", 0.0)
     core.session_down("tcp://x:1")
     core.report("tcp://x:1", 1, 0.0)
     core.accepted("nobody")
@@ -188,7 +190,7 @@ _steps = st.one_of(
 
 @given(st.lists(_steps, max_size=40))
 def test_bindings_and_in_flight_never_disagree(steps: list[tuple[str, str, str]]) -> None:
-    core = PoolCore(load_fresh_s=1.0)
+    core = PoolCore(RandomBalancer(), PoolOptions(slow_start_s=0.0))
     for step in steps:
         match step:
             case "upsert", name:
@@ -201,7 +203,7 @@ def test_bindings_and_in_flight_never_disagree(steps: list[tuple[str, str, str]]
             case "report", name, length:
                 core.report(f"tcp://{name}:1", int(length), 0.0)
             case verb, name:
-                calls = {"remove": core.remove, "up": core.session_up, "down": core.session_down}
+                calls = {"remove": core.remove, "up": lambda addr: core.session_up(addr, 0.0), "down": core.session_down}
                 calls.get(verb, core.invalidate)(f"tcp://{name}:1")
     for name in "abc":
         addr = f"tcp://{name}:1"

@@ -191,10 +191,21 @@ def test_aborts_and_releases_work_across_lives_of_the_same_process_and_for_no_ot
     assert replica.jobs[1:] == [Cancel(replica.works()[0].key), Release("h/r")]
 
 
-def test_an_abort_of_what_is_not_running_is_silent() -> None:
+def test_every_abort_is_answered_and_stops_no_later_attempt() -> None:
+    """1. nothing runs: the answer says so; 2. attempt 5 runs: an abort of attempt 4 leaves it, one of attempt 5 not."""
     replica = Replica()
-    assert replica.hears("h", wire.Abort(epoch=7, request_id="r")) == []
-    assert replica.jobs == []
+    answers = replica.hears("h", wire.Abort(epoch=7, request_id="r", attempt=4))
+    replica.submit(attempt=5)
+    answers += replica.hears("h", wire.Abort(epoch=7, request_id="r", attempt=4))
+    (key,) = [work.key for work in replica.works()]
+    assert len(replica.jobs) == 1
+    answers += replica.hears("h", wire.Abort(epoch=7, request_id="r", attempt=5))
+    assert replica.jobs[1:] == [Cancel(key)]
+    assert [(answer.attempt, answer.running) for answer in answers if isinstance(answer, wire.Aborted)] == [
+        (4, False),
+        (4, False),
+        (5, True),
+    ]
 
 
 def test_a_hub_that_is_away_for_a_moment_misses_nothing() -> None:

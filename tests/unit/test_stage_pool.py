@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hub.stage_pool import StagePool
+from hub.stage_pool import PoolOptions, StagePool
 from omni_discovery.balancers import LoadBalancer, build_load_balancer_factory
 from omni_discovery.errors import StageUnavailableError
 from omni_discovery.messages import ReplicaInfo, ReplicaStatus
@@ -30,7 +30,7 @@ def info(name: str, queue_length: int = 0) -> ReplicaInfo:
 
 
 def pool_with(*names: str, balancer: LoadBalancer | None = None, timeout_s: float = 0.05) -> StagePool:
-    pool = StagePool(3, balancer or First(), timeout_s)
+    pool = StagePool(3, balancer or First(), PoolOptions(pick_timeout_s=timeout_s))
     for name in names:
         pool.upsert(info(name))
         pool.session_up(f"tcp://{name}:1")
@@ -120,7 +120,7 @@ async def test_a_cancelled_pick_leaves_no_binding_and_no_waiter() -> None:
     pool.upsert(info("a"))
     pool.session_up("tcp://a:1")
     assert pool.bound("r") is None
-    assert not pool._waiters
+    assert pool.waiting_count == 0
 
 
 def test_release_and_invalidate_are_plain_calls() -> None:

@@ -1,0 +1,116 @@
+"""PoolLine: the picks that wait for one stage, each a future that is served as soon as a slot frees."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING
+
+from hub.waiting import Waiter, WaitingLine
+from omni_discovery.errors import StageUnavailableError
+
+if TYPE_CHECKING:
+    from hub.pool_core import PoolCore
+    from omni_discovery.balancers import Task
+    from omni_discovery.messages import ReplicaInfo
+
+    _Waiter = Waiter[asyncio.Future[ReplicaInfo]]
+
+
+class PoolLine:
+    """Part of StagePool, on the hub's loop."""
+
+    def __init__(self, stage_id: int, core: PoolCore, timeout_s: float, now: Callable[[], float]) -> None:
+        self._stage_id = stage_id
+        self._core = core
+        self._timeout_s = timeout_s
+        self._now = now
+        #: Whoever is in it can use none of the free slots: each event that frees one serves it at once.
+        self._line: WaitingLine[asyncio.Future[ReplicaInfo]] = WaitingLine()
+        #: Since when nobody can be picked, full or not; None while somebody can.
+        self._nobody_since_s: float | None = now()
+
+    def __len__(self) -> int:
+        return len(self._line)
+
+    def oldest_wait_s(self, now_s: float) -> float:
+        """How long the one that came first has waited; 0 if nobody waits."""
+        return self._line.oldest_wait_s(now_s)
+
+    async def wait(
+        self, request_id: str, task: Task, affinity_request_id: str | None, avoid: Collection[str], priority: int
+    ) -> ReplicaInfo:
+        """Wait for a slot; the request is bound when this returns. Raise StageUnavailableError."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[ReplicaInfo] = loop.create_future()
+        waiter = Waiter(request_id, task, affinity_request_id, avoid, priority, self._now(), future)
+        self._line.add(waiter)
+        timer = loop.call_later(self._timeout_s, self._time_up, waiter)
+        try:
+            return await future
+        except asyncio.CancelledError:
+            if future.done() and not future.cancelled() and future.exception() is None:
+                # It was served a moment ago, and nobody will send it.
+                self._core.release(request_id, unsent=True)
+                self.serve()
+            raise
+        finally:
+            self._line.discard(waiter)
+            timer.cancel()
+
+    def changed(self) -> None:
+        """Somebody may have come or gone: serve, and tell those for whom nobody is left."""
+        if self._core.pickable_count():
+            self._nobody_since_s = None
+        elif self._nobody_since_s is None:
+            self._nobody_since_s = self._now()
+        if self._line:
+            for waiter in list(self._line.choosy.values()):
+                if self._core.all_avoided(waiter.avoid):
+                    self._end(waiter, self.all_avoided())
+            self.serve()
+
+    def serve(self) -> None:
+        """Give every free slot to whose turn it is, and no more turns than there are slots."""
+        line, core = self._line, self._core
+        if not line:
+            return
+        unsuited: list[_Waiter] = []
+        while core.free_count and (waiter := line.pop()) is not None:
+            if waiter.token.done():
+                continue
+            try:
+                found = core.pick(waiter.request_id, waiter.task, waiter.affinity_request_id, waiter.avoid)
+            except Exception as error:  # noqa: BLE001 - a third party's policy: whoever waits is told
+                self._end(waiter, error)
+                continue
+            if found is None:
+                unsuited.append(waiter)
+            else:
+                waiter.token.set_result(found)
+        for waiter in unsuited:
+            line.put_back(waiter)
+
+    def all_avoided(self) -> StageUnavailableError:
+        """What a request is told whose every replica is to be avoided."""
+        text = f"every replica of stage {self._stage_id} that can take work has failed this request"
+        return StageUnavailableError(self._stage_id, text)
+
+    def _time_up(self, waiter: _Waiter) -> None:
+        """Fail a waiter if nobody could be picked for long enough; else look again when that may be so."""
+        if waiter.token.done():
+            return
+        left_s = self._timeout_s
+        if self._nobody_since_s is not None:
+            left_s -= self._now() - max(self._nobody_since_s, waiter.arrived_s)
+        if left_s > 0:
+            timer = asyncio.get_running_loop().call_later(left_s, self._time_up, waiter)
+            waiter.token.add_done_callback(lambda _: timer.cancel())
+            return
+        text = f"no UP replica for stage {self._stage_id} after {self._timeout_s:.1f}s"
+        self._end(waiter, StageUnavailableError(self._stage_id, text))
+
+    def _end(self, waiter: _Waiter, error: Exception) -> None:
+        self._line.discard(waiter)
+        if not waiter.token.done():
+            waiter.token.set_exception(error)

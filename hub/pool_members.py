@@ -1,0 +1,274 @@
+"""The replicas of one stage: who is listed, who answers, who may be picked, and how loaded each one is. Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from hub.outliers import Standing, most_ejected
+from hub.pool_entry import NOWHERE, Entry
+from hub.pool_options import PoolOptions
+from omni_discovery.messages import ReplicaInfo
+
+if TYPE_CHECKING:
+    from omni_discovery.balancers import LoadBalancer
+    from omni_discovery.pool_index import PoolIndex
+
+#: A newcomer begins with this part of its weight.
+_FIRST_PART: Final = 0.1
+_RAMP_STEPS: Final = 20
+#: The mean time of service is over about so many.
+_MEAN_OF: Final = 20
+
+
+class PoolMembers:
+    """Replicas by input address, and the indices that picks go by. PoolCore adds the picks."""
+
+    def __init__(self, balancer: LoadBalancer, options: PoolOptions | None = None) -> None:
+        self._options = options or PoolOptions()
+        #: In order of registration.
+        self._entries: dict[str, Entry] = {}
+        #: The entry by request. Each binding is also in that entry's ``in_flight``.
+        self._bindings: dict[str, Entry] = {}
+        #: By tier. Every entry is in the index that its ``tier`` names, in no other.
+        self._indices: tuple[PoolIndex, ...] = (balancer.index(),)
+        if self._options.labels:
+            self._indices += (balancer.index(),)
+        self._hubs = 1
+        #: The only index, where no place is nearer than another.
+        self._only = None if self._options.labels else self._indices[0]
+        #: How many entries are in an index: whether a pick finds somebody.
+        self.free_count = 0
+        self._listed_count = 0
+        self._pickable_count = 0
+        #: The sum of the capacities of those who can take work.
+        self.slots = 0
+        #: Who gives credits, by address; the tuple is made when it is asked for.
+        self._givers: dict[str, Entry] = {}
+        self._giver_addrs: tuple[str, ...] | None = None
+        #: Entries that are not FINE, and those on their way to full weight.
+        self._spared: dict[str, Entry] = {}
+        self._warming: dict[str, Entry] = {}
+        self._warmed_at_s = 0.0
+        #: Ejections are not heeded: too few would be left.
+        self.panics = False
+        self.mean_service_s: float | None = None
+
+    # ---- membership
+
+    def upsert(self, info: ReplicaInfo, now_s: float) -> None:
+        """The registry lists a replica. A report from a frame younger than ``load_fresh_s`` wins over the record's."""
+        entry = self._entries.get(info.input_addr)
+        if entry is None:
+            entry = self._entries[info.input_addr] = Entry(info, self._is_near(info))
+            entry.report(info.queue_length, self._hubs)
+        else:
+            if not entry.is_same_life(info):
+                entry.first_up_s = entry.reported_at_s = None
+            entry.info, entry.registered, entry.held, entry.near = info, True, False, self._is_near(info)
+            if entry.reported_at_s is None or now_s - entry.reported_at_s > self._options.load_fresh_s:
+                entry.report(info.queue_length, self._hubs)
+        if entry.pickable:
+            self.slots += info.capacity - entry.capacity
+        entry.capacity = info.capacity
+        self._weigh(entry, now_s)
+        self._settle(entry)
+
+    def remove(self, addr: str) -> None:
+        """The registry lists it no more: no picks. What is in flight there goes on. Unknown addresses are fine."""
+        entry = self._entries.get(addr)
+        if entry is not None:
+            entry.registered = entry.held = False
+            self._settle(entry)
+            self._forget_if_idle(entry)
+
+    def hold(self, addr: str) -> None:
+        """The registry lists it no more, and is not believed: picks go on while it answers. Until upsert or remove."""
+        entry = self._entries.get(addr)
+        if entry is not None:
+            entry.registered, entry.held = False, True
+            self._settle(entry)
+
+    def session_up(self, addr: str, now_s: float, *, gated: bool = False) -> None:
+        """The replica answers; a gated one is picked as far as it grants credits."""
+        entry = self._entries.get(addr)
+        if entry is None:
+            return
+        entry.answers, entry.gated = True, gated
+        entry.void_credits()
+        if entry.first_up_s is None:
+            entry.first_up_s = now_s
+            if self._others_serve(entry, now_s):
+                entry.warm_at_s = now_s + self._options.slow_start_s
+                self._warming[addr] = entry
+        self._weigh(entry, now_s)
+        self._settle(entry)
+
+    def session_down(self, addr: str) -> None:
+        """The replica does not answer: no picks, and its credits are void."""
+        entry = self._entries.get(addr)
+        if entry is not None:
+            entry.answers = False
+            entry.void_credits()
+            self._settle(entry)
+
+    # ---- load
+
+    def report(self, addr: str, queue_length: int, now_s: float) -> None:
+        """A frame told the replica's queue length."""
+        entry = self._entries.get(addr)
+        if entry is not None:
+            entry.reported_at_s = now_s
+            entry.report(queue_length, self._hubs)
+            self._place(entry)
+
+    def report_age_s(self, addr: str, now_s: float) -> float | None:
+        """How old the last report of a frame is; None before the first."""
+        entry = self._entries.get(addr)
+        return None if entry is None or entry.reported_at_s is None else now_s - entry.reported_at_s
+
+    def set_live_hubs(self, count: int) -> None:
+        """So many hubs share the replicas: each is taken to send as much as this one."""
+        count = max(1, count)
+        if count != self._hubs:
+            self._hubs = count
+            for entry in self._entries.values():
+                entry.reload(count)
+                self._place(entry)
+
+    # ---- outcomes
+
+    def succeeded(self, addr: str, service_s: float | None, now_s: float) -> None:
+        """A replica has served a request, in ``service_s`` if that is known."""
+        if service_s is not None:
+            mean_s = self.mean_service_s
+            self.mean_service_s = service_s if mean_s is None else mean_s + (service_s - mean_s) / _MEAN_OF
+        entry = self._entries.get(addr)
+        if entry is None:
+            return
+        entry.health.succeeded()
+        if entry.health.standing is Standing.PROBED:
+            entry.health.recovered(now_s)
+            del self._spared[addr]
+            self._judge()
+            self._place(entry)
+
+    def failed(self, addr: str, now_s: float) -> None:
+        """A request failed by the replica's fault: it did not answer, the transport broke, or its engine failed."""
+        entry = self._entries.get(addr)
+        if entry is None or not entry.health.failed() or entry.health.standing is Standing.EJECTED:
+            return
+        if addr not in self._spared and len(self._spared) >= most_ejected(self._listed_count):
+            return
+        entry.health.eject(now_s, self._options.ejection_min_s, self._options.ejection_max_s)
+        self._spared[addr] = entry
+        self._judge()
+        self._place(entry)
+
+    def standing(self, addr: str) -> Standing:
+        """Whether a replica is spared for its failures."""
+        entry = self._entries.get(addr)
+        return Standing.FINE if entry is None else entry.health.standing
+
+    def _judge(self) -> None:
+        """Heed the ejections only while at least half of those listed are left."""
+        left = self._pickable_count - sum(entry.pickable for entry in self._spared.values())
+        panics = bool(self._spared) and 2 * left < self._listed_count
+        if panics != self.panics:
+            self.panics = panics
+            for entry in self._spared.values():
+                self._place(entry)
+
+    # ---- time
+
+    @property
+    def next_review_s(self) -> float | None:
+        """When ``review`` is due though nothing happens; None while time changes nothing."""
+        moments = [entry.health.until_s for entry in self._spared.values() if entry.health.standing is Standing.EJECTED]
+        if self._warming:
+            moments.append(self._warmed_at_s + self._options.slow_start_s / _RAMP_STEPS)
+        return min(moments, default=None)
+
+    def review(self, now_s: float) -> None:
+        """Time has passed: newcomers weigh more, and those left out get another try."""
+        for entry in self._spared.values():
+            if entry.health.standing is Standing.EJECTED and entry.health.until_s <= now_s:
+                entry.health.try_again()
+                self._place(entry)
+        self._warmed_at_s = now_s
+        for entry in list(self._warming.values()):
+            self._weigh(entry, now_s)
+            self._place(entry)
+
+    def _others_serve(self, newcomer: Entry, now_s: float) -> bool:
+        """Whether somebody has answered for as long as a newcomer takes: else the whole pool is new."""
+        before_s = now_s - self._options.slow_start_s
+        return self._options.slow_start_s > 0 and any(
+            entry.pickable and entry.first_up_s is not None and entry.first_up_s <= before_s
+            for entry in self._entries.values()
+            if entry is not newcomer
+        )
+
+    def _weigh(self, entry: Entry, now_s: float) -> None:
+        weight = entry.info.weight
+        if entry.warm_at_s is not None:
+            left = (entry.warm_at_s - now_s) / self._options.slow_start_s
+            if left > 0:
+                weight *= 1.0 - (1.0 - _FIRST_PART) * min(1.0, left)
+            else:
+                entry.warm_at_s = None
+                self._warming.pop(entry.addr, None)
+        entry.weight = weight
+
+    # ---- where each one stands
+
+    def _settle(self, entry: Entry) -> None:
+        """Count and place an entry after a change of its record or its session."""
+        listed = entry.registered or entry.held
+        pickable = listed and entry.answers and entry.info.takes_new_work
+        if listed != entry.listed:
+            entry.listed = listed
+            self._listed_count += 1 if listed else -1
+        if pickable != entry.pickable:
+            entry.pickable = pickable
+            self._pickable_count += 1 if pickable else -1
+            self.slots += entry.capacity if pickable else -entry.capacity
+        if (pickable and entry.gated) != (entry.addr in self._givers):
+            self._giver_addrs = None
+            if self._givers.pop(entry.addr, None) is None:
+                self._givers[entry.addr] = entry
+        self._judge()
+        self._place(entry)
+
+    def _place(self, entry: Entry) -> None:
+        """Have the entry in the index where it belongs, with its load and weight of now."""
+        if not entry.pickable or (entry.gated and entry.credits <= 0) or self._is_spared(entry):
+            tier = NOWHERE
+        elif self._only is not None or (entry.near and (entry.gated or entry.load < entry.capacity)):
+            tier = 0
+        else:
+            tier = 1
+        before = entry.tier
+        if tier == before:
+            if tier != NOWHERE:
+                self._indices[tier].update(entry)
+            return
+        entry.tier = tier
+        if before != NOWHERE:
+            self._indices[before].remove(entry)
+            self.free_count -= 1
+        if tier != NOWHERE:
+            self._indices[tier].add(entry)
+            self.free_count += 1
+
+    def _is_spared(self, entry: Entry) -> bool:
+        return entry.health.blocked and not self.panics
+
+    def _is_near(self, info: ReplicaInfo) -> bool:
+        return all(info.labels.get(name) == value for name, value in self._options.labels.items())
+
+    def _forget_if_idle(self, entry: Entry) -> None:
+        if not (entry.registered or entry.held or entry.in_flight):
+            del self._entries[entry.addr]
+            self._warming.pop(entry.addr, None)
+            if self._spared.pop(entry.addr, None) is not None:
+                self._judge()

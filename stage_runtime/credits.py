@@ -1,0 +1,276 @@
+"""Who may send how much: the replica's slots, lent to hubs as credits before their requests come.
+
+A slot is running a request, lent to a hub as an unspent credit, or free. Events are written down as they come; ``settle``
+then decides all at once, once in a wake-up, and says what to tell which hub. Hubs are named by their routing ids.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Final
+
+#: A hub that has not answered a recall for so long has lost the credits.
+RECALL_TIMEOUT_S: Final = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class GrantCredits:
+    """Lend a hub so many slots more."""
+
+    peer: str
+    session: int
+    credits: int
+
+
+@dataclass(frozen=True, slots=True)
+class RecallCredits:
+    """Ask a hub for up to so many of its unspent credits."""
+
+    peer: str
+    session: int
+    credits: int
+
+
+CreditAction = GrantCredits | RecallCredits
+
+
+@dataclass(slots=True)
+class _Account:
+    session: int
+    unspent: int = 0
+    #: Whether it has not had its first share.
+    is_new: bool = True
+    #: Requests that wait in the hub for a credit of ours, and since when the oldest of them does.
+    waiting: int = 0
+    waiting_since_s: float = 0.0
+    #: What is asked back and not answered, until when it may be, and what was lent since it was asked.
+    recalled: int = 0
+    answer_due_s: float = 0.0
+    lent_since: int = 0
+    #: Recalls whose time ran out: their answers, which may still come, return nothing.
+    unanswered: int = 0
+
+
+class CreditBook:
+    """The book of one replica. What runs on credit and what is unspent are together never more than the capacity."""
+
+    def __init__(self, recall_timeout_s: float = RECALL_TIMEOUT_S) -> None:
+        self._recall_timeout_s = recall_timeout_s
+        self._accounts: dict[str, _Account] = {}
+        self._capacity = 0
+        self._unspent = 0
+        self._running = 0
+        self._running_of: Counter[str] = Counter()
+        #: Whose requests have ended since the last settling: a slot that nobody wants goes back to them.
+        self._ended: Counter[str] = Counter()
+        self._wanting: set[str] = set()
+        self._recalling: set[str] = set()
+        self._has_new = False
+        self._is_settled = True
+
+    @property
+    def unspent(self) -> int:
+        """All credits that hubs hold."""
+        return self._unspent
+
+    @property
+    def free(self) -> int:
+        """Slots that neither run anything nor are lent; below 0 where requests came without a credit."""
+        return self._capacity - self._running - self._unspent
+
+    def unspent_of(self, peer: str) -> int:
+        """What one hub holds."""
+        account = self._accounts.get(peer)
+        return 0 if account is None else account.unspent
+
+    def holders(self) -> list[str]:
+        """The hubs that hold credits."""
+        return [peer for peer, account in self._accounts.items() if account.unspent]
+
+    def set_capacity(self, capacity: int) -> None:
+        """How many slots there are to lend; 0 while the replica takes nothing."""
+        if capacity != self._capacity:
+            self._capacity = capacity
+            self._is_settled = False
+
+    def open(self, peer: str, session: int) -> None:
+        """A hub begins a session; the credits of its earlier one are void. The same session again changes nothing."""
+        account = self._accounts.get(peer)
+        if account is not None and account.session == session:
+            return
+        self.close(peer)
+        self._accounts[peer] = _Account(session)
+        self._has_new = True
+        self._is_settled = False
+
+    def close(self, peer: str) -> None:
+        """A hub has no session any more. Unknown ones are fine."""
+        account = self._accounts.pop(peer, None)
+        if account is None:
+            return
+        self._unspent -= account.unspent
+        self._wanting.discard(peer)
+        self._recalling.discard(peer)
+        self._is_settled = False
+
+    def want(self, peer: str, session: int, waiting: int, oldest_wait_s: float, now_s: float) -> bool:
+        """A hub says what it has waiting; False for another session than its present one."""
+        account = self._accounts.get(peer)
+        if account is None or account.session != session:
+            return False
+        account.waiting, account.waiting_since_s = waiting, now_s - oldest_wait_s
+        if waiting:
+            self._wanting.add(peer)
+        else:
+            self._wanting.discard(peer)
+        self._is_settled = False
+        return True
+
+    def give_back(self, peer: str, session: int, credits_: int) -> bool:
+        """A hub answers a recall; False for another session than its present one."""
+        account = self._accounts.get(peer)
+        if account is None or account.session != session:
+            return False
+        self._is_settled = False
+        if account.unanswered:
+            account.unanswered -= 1
+            return True
+        left = account.unspent - min(credits_, account.unspent)
+        if credits_ < account.recalled:
+            # It gave all it had when we asked, so nothing is left but what was lent since then.
+            left = min(left, account.lent_since)
+        self._set_unspent(account, left)
+        account.recalled = 0
+        self._recalling.discard(peer)
+        return True
+
+    def began(self, peer: str, *, credit: bool) -> bool:
+        """A request was taken in; say whether it was on one of the hub's credits."""
+        self._running += 1
+        self._running_of[peer] += 1
+        return credit and self.spend(peer)
+
+    def spend(self, peer: str) -> bool:
+        """A hub has used up a credit, whatever became of its request; False if it had none."""
+        account = self._accounts.get(peer)
+        if account is None or not account.unspent:
+            return False
+        account.unspent -= 1
+        self._unspent -= 1
+        self._is_settled = False
+        return True
+
+    def ended(self, peer: str) -> None:
+        """A request that was taken in has ended."""
+        self._running -= 1
+        self._running_of[peer] -= 1
+        if not self._running_of[peer]:
+            del self._running_of[peer]
+        self._ended[peer] += 1
+        self._is_settled = False
+
+    def settle(self, now_s: float) -> list[CreditAction]:
+        """Lend what is free, ask back what others wait for, take what was asked back in vain."""
+        if self._recalling:
+            self._forfeit(now_s)
+        if self._is_settled:
+            return []
+        self._is_settled = True
+        lent: Counter[str] = Counter()
+        if self.free > 0 and self._accounts:
+            self._lend_to_waiting(lent, now_s)
+            self._lend_first_shares(lent)
+            self._lend_back(lent)
+            self._lend_evenly(lent)
+        self._ended.clear()
+        actions: list[CreditAction] = [
+            GrantCredits(peer, self._accounts[peer].session, credits_) for peer, credits_ in lent.items()
+        ]
+        if self._wanting or self.free < 0:
+            actions += self._ask_back(now_s)
+        return actions
+
+    # ---- lending
+
+    def _lend(self, lent: Counter[str], peer: str, credits_: int) -> None:
+        account = self._accounts[peer]
+        account.unspent += credits_
+        account.lent_since += credits_
+        account.is_new = False
+        self._unspent += credits_
+        lent[peer] += credits_
+
+    def _lend_to_waiting(self, lent: Counter[str], now_s: float) -> None:
+        while self._wanting and self.free > 0:
+            peer = min(self._wanting, key=lambda each: (self._accounts[each].waiting_since_s, each))
+            account = self._accounts[peer]
+            self._lend(lent, peer, 1)
+            # Only the oldest wait was told: the others are taken to be spread evenly behind it.
+            account.waiting_since_s += max(0.0, now_s - account.waiting_since_s) / account.waiting
+            account.waiting -= 1
+            if not account.waiting:
+                self._wanting.discard(peer)
+
+    def _lend_first_shares(self, lent: Counter[str]) -> None:
+        if not self._has_new:
+            return
+        self._has_new = False
+        share = max(1, self._capacity // len(self._accounts))
+        for peer, account in self._accounts.items():
+            if account.is_new and self.free > 0:
+                self._lend(lent, peer, min(share, self.free))
+
+    def _lend_back(self, lent: Counter[str]) -> None:
+        for peer, ended in self._ended.items():
+            account = self._accounts.get(peer)
+            if account is not None and not account.unanswered and self.free > 0:
+                self._lend(lent, peer, min(ended, self.free))
+
+    def _lend_evenly(self, lent: Counter[str]) -> None:
+        answering = [peer for peer, account in self._accounts.items() if not account.unanswered]
+        while answering and self.free > 0:
+            self._lend(lent, min(answering, key=lambda peer: (self._held(peer), peer)), 1)
+
+    def _held(self, peer: str) -> int:
+        return self._accounts[peer].unspent + self._running_of.get(peer, 0)
+
+    # ---- asking back
+
+    def _ask_back(self, now_s: float) -> list[RecallCredits]:
+        asked = sum(self._accounts[peer].recalled for peer in self._recalling)
+        if self.free < 0:
+            # Fewer slots than there were: whoever holds credits gives some back.
+            needed, holders = -self.free - asked, list(self._accounts)
+        else:
+            needed = sum(self._accounts[peer].waiting for peer in self._wanting) - self.free - asked
+            holders = [peer for peer in self._accounts if peer not in self._wanting]
+        holders = [peer for peer in holders if self._accounts[peer].unspent and not self._accounts[peer].recalled]
+        taken: Counter[str] = Counter()
+        while needed > 0 and holders:
+            peer = max(holders, key=lambda each: (self._accounts[each].unspent - taken[each], each))
+            taken[peer] += 1
+            needed -= 1
+            if taken[peer] == self._accounts[peer].unspent:
+                holders.remove(peer)
+        return [self._recall(peer, credits_, now_s) for peer, credits_ in taken.items()]
+
+    def _recall(self, peer: str, credits_: int, now_s: float) -> RecallCredits:
+        account = self._accounts[peer]
+        account.recalled, account.lent_since = credits_, 0
+        account.answer_due_s = now_s + self._recall_timeout_s
+        self._recalling.add(peer)
+        return RecallCredits(peer, account.session, credits_)
+
+    def _forfeit(self, now_s: float) -> None:
+        for peer in [each for each in self._recalling if self._accounts[each].answer_due_s <= now_s]:
+            account = self._accounts[peer]
+            self._set_unspent(account, account.unspent - min(account.recalled, account.unspent))
+            account.recalled = 0
+            account.unanswered += 1
+            self._recalling.discard(peer)
+            self._is_settled = False
+
+    def _set_unspent(self, account: _Account, unspent: int) -> None:
+        self._unspent += unspent - account.unspent
+        account.unspent = unspent

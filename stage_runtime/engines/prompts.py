@@ -1,0 +1,50 @@
+"""What a client asked, as the token ids that a model reads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from omni_discovery.errors import InvalidRequestError
+
+
+def read_prompt(tokenizer: Any, inputs: Mapping[str, Any]) -> list[int]:
+    """The token ids of ``messages``, ``prompt`` or ``prompt_token_ids``; anything else raises InvalidRequestError."""
+    given = [name for name in ("messages", "prompt", "prompt_token_ids") if inputs.get(name) is not None]
+    if len(given) != 1:
+        raise InvalidRequestError("give one of messages, prompt and prompt_token_ids")
+    value = inputs[given[0]]
+    match given[0]:
+        case "messages":
+            return _render(tokenizer, value)
+        case "prompt" if isinstance(value, str):
+            return list(tokenizer.encode(value)) if value else []
+        case "prompt_token_ids" if isinstance(value, list | tuple) and all(type(item) is int for item in value):
+            return list(value)
+    raise InvalidRequestError(f"{given[0]} is of the wrong type")
+
+
+def _render(tokenizer: Any, messages: Any) -> list[int]:
+    _check_messages(messages)
+    try:
+        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    except Exception as error:
+        # A template is a program that came with the model; it may raise anything.
+        raise InvalidRequestError(f"the model's chat template refuses the messages: {error}") from error
+    # The template has written the special tokens that it wants.
+    return list(tokenizer.encode(text, add_special_tokens=False))
+
+
+def _check_messages(messages: Any) -> None:
+    if not isinstance(messages, list) or not messages:
+        raise InvalidRequestError("messages must be a list with at least one message")
+    for index, message in enumerate(messages):
+        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+            raise InvalidRequestError(f"messages[{index}] needs a role")
+        content = message.get("content")
+        if isinstance(content, list):
+            for part in content:
+                if not isinstance(part, Mapping) or part.get("type") != "text" or not isinstance(part.get("text"), str):
+                    raise InvalidRequestError(f"messages[{index}]: this stage takes text only")
+        elif not isinstance(content, str | None):
+            raise InvalidRequestError(f"messages[{index}].content must be text")

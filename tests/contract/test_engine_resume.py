@@ -1,0 +1,228 @@
+"""An answer that one replica begins and another continues is the answer that one alone would have given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+
+from omni_discovery.errors import InvalidRequestError
+from omni_discovery.wire import Resume
+from stage_runtime.engines import echo, vllm_resume
+from stage_runtime.engines.base import Engine, EngineOutput, StageRequest, create_engine
+from stage_runtime.errors import NotResumableError
+from tests.support.engines import ECHO, PAINTER, THINKER, as_the_supervisor_has_it, run
+
+torch.set_num_threads(1)
+
+#: Bytes of the demo's vocabulary that make characters of two, three and four bytes, or none.
+C3, A9, E2, F0 = 141, 116, 172, 186
+GREEDY: dict[str, Any] = {"temperature": 0.0, "max_tokens": 40}
+
+
+def load(name: str) -> Engine:
+    stage = {"echo": ECHO, "vllm": THINKER, "diffusion": PAINTER}[name]
+    engine = create_engine(stage)
+    engine.load(lambda phase, progress: None)
+    return engine
+
+
+@pytest.fixture(scope="module")
+def thinker() -> Iterator[Engine]:
+    with as_the_supervisor_has_it():
+        engine = load("vllm")
+        yield engine
+        engine.close()
+
+
+THINKS = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
+
+
+@pytest.fixture(params=["echo", pytest.param("vllm", marks=THINKS)])
+def engine(request: pytest.FixtureRequest) -> Engine:
+    if request.param == "echo":
+        return load("echo")
+    found: Engine = request.getfixturevalue("thinker")
+    return found
+
+
+def ask(prompt: str, **params: Any) -> StageRequest:
+    return StageRequest("whole", "r", inputs={"prompt": prompt}, params={**GREEDY, **params}, next_stages=(1,))
+
+
+def resume_of(shown: Sequence[EngineOutput]) -> Resume:
+    return Resume(
+        token_ids=tuple(token_id for output in shown for token_id in output.token_ids),
+        text="".join(output.text for output in shown),
+    )
+
+
+def handed(output: EngineOutput) -> list[int] | None:
+    return None if output.handoff is None else list(output.handoff["token_ids"].tolist())
+
+
+def check_every_cut(engine: Engine, request: StageRequest) -> int:
+    """Cut the whole answer behind each of its pieces, none and all included, and continue; return how many there were.
+
+    The whole is asked again besides, so that the continuations run in company.
+    """
+    whole = run(engine, request)["whole"]
+    cuts = [replace(request, key=str(cut), attempt=1, resume=resume_of(whole[:cut])) for cut in range(len(whole) + 1)]
+    continued = run(engine, *cuts, request)
+    for cut in range(len(whole) + 1):
+        shown, rest = whole[:cut], continued[str(cut)]
+        assert resume_of([*shown, *rest]) == resume_of(whole), cut
+        assert [output.finished for output in rest].count(True) == 1
+        assert rest[-1].finish_reason == whole[-1].finish_reason, cut
+        assert rest[-1].usage == whole[-1].usage, cut
+        assert handed(rest[-1]) == handed(whole[-1]), cut
+    return len(whole)
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        "7 + 5",
+        "What is 1 + 2?",
+        "what is the result of 412 - 387",
+        "please draw me a picture of 5021",
+        "show me the answer to 99999 + 1",
+        "tell me a story about a horse and nine hundred and ninety-nine mice",
+        "größe 12, ein Bär, 水 und 🐟",
+    ],
+)
+def test_at_every_cut_the_continued_answer_is_the_whole_one(engine: Engine, prompt: str) -> None:
+    assert check_every_cut(engine, ask(f"{prompt}<|answer|>")) >= 2
+
+
+@pytest.mark.parametrize("max_tokens", [1, 3])
+def test_the_bound_of_the_answer_holds_for_both_parts_together(engine: Engine, max_tokens: int) -> None:
+    """Also where it is reached with the last piece that was shown: then the end is all that is left to say."""
+    assert check_every_cut(engine, ask("What is 12345 + 67?<|answer|>", max_tokens=max_tokens)) == max_tokens
+
+
+def test_what_was_shown_counts_for_a_second_continuation_too(engine: Engine) -> None:
+    """1. the answer begins here; 2. it goes on there, and that replica dies, too; 3. it goes on from both parts."""
+    request = ask("show me the answer to 4711 + 8<|answer|>")
+    whole = run(engine, request)["whole"]
+    second = run(engine, replace(request, key="2", resume=resume_of(whole[:1])))["2"]
+    shown = [*whole[:1], *second[:1]]
+    third = run(engine, replace(request, key="3", resume=resume_of(shown)))["3"]
+    assert resume_of([*shown, *third]) == resume_of(whole)
+    assert third[-1].usage == whole[-1].usage
+
+
+def test_a_continuation_can_be_aborted_and_counts_what_was_shown(engine: Engine) -> None:
+    request = ask("show me the answer to 4711 + 8<|answer|>")
+    shown = resume_of(run(engine, request)["whole"][:2])
+    engine.add(replace(request, key="gone", resume=shown))
+    engine.abort("gone")
+    (output,) = [output for output in engine.step() if output.key == "gone"]
+    assert output.finish_reason == "abort"
+    assert output.usage["completion_tokens"] == len(shown.token_ids)
+
+
+def test_what_another_model_said_is_not_continued(engine: Engine) -> None:
+    request = ask("What is 1 + 2?<|answer|>")
+    for resume in (Resume(token_ids=(30, 31), text="never said"), Resume(text="no tokens")):
+        with pytest.raises(NotResumableError, match="other"):
+            engine.add(replace(request, resume=resume))
+    assert run(engine, request)["whole"][-1].finished
+
+
+def test_a_picture_is_not_continued_and_says_so_by_declaring_nothing() -> None:
+    """It is drawn again instead, and tests elsewhere show that it comes out the same."""
+    assert load("diffusion").not_resumable is None
+    drawing = create_engine(msgspec.structs.replace(ECHO, engine_args={"modality": "image"}))
+    with pytest.raises(NotResumableError, match="a picture"):
+        drawing.add(replace(ask("draw"), resume=Resume(token_ids=(1,), text="draw")))
+
+
+def test_each_obstacle_is_declared_with_its_reason() -> None:
+    for table in (echo.NOT_RESUMABLE, vllm_resume.NOT_RESUMABLE):
+        assert all(name and reason for name, reason in table.items())
+
+
+@pytest.mark.vllm
+@pytest.mark.filterwarnings("ignore")
+class TestThinker:
+    """vLLM's own cases, with the demo's thinker."""
+
+    @pytest.mark.parametrize(
+        "params",
+        [
+            {"ignore_eos": True, "max_tokens": 20},
+            {"min_tokens": 12, "max_tokens": 20},
+            {"repetition_penalty": 1.3, "ignore_eos": True, "max_tokens": 24},
+            {"logit_bias": {"3": 100}, "max_tokens": 5, "ignore_eos": True},
+            {"stop_token_ids": [32], "max_tokens": 20},
+            {"skip_special_tokens": False},
+            {"skip_special_tokens": False, "include_stop_str_in_output": True},
+            {"bad_words": ["0"], "max_tokens": 12},
+            {"seed": 5},
+            {"stop": []},
+        ],
+        ids=str,
+    )
+    def test_parameters_that_look_at_single_tokens_are_continued_exactly(
+        self, thinker: Engine, params: dict[str, Any]
+    ) -> None:
+        check_every_cut(thinker, ask("show me the answer to 250 + 250<|answer|>", **params))
+
+    @pytest.mark.parametrize("bytes_", [(C3, A9), (E2, A9), (F0, A9, C3), (C3, A9, 30)], ids=str)
+    def test_characters_that_take_several_tokens_are_cut_anywhere(
+        self, thinker: Engine, bytes_: tuple[int, ...]
+    ) -> None:
+        """The model is made to speak in bytes: whole characters, halves of them, and what is none."""
+        biases: list[Callable[[int], float]] = [lambda place: 100.0, lambda place: 100.0 - 2 * place]
+        for bias in biases:
+            chosen = {str(token_id): bias(place) for place, token_id in enumerate(bytes_)}
+            params = {"logit_bias": chosen, "ignore_eos": True, "max_tokens": 16, "repetition_penalty": 3.0}
+            assert check_every_cut(thinker, ask("What is 1 + 2?<|answer|>", **params)) == 16
+
+    def test_an_answer_that_fills_the_context_ends_where_it_would_have(self, thinker: Engine) -> None:
+        prompt = {"prompt_token_ids": [30 + number % 10 for number in range(118)]}
+        request = replace(ask("", ignore_eos=True, max_tokens=None), inputs=prompt)
+        assert check_every_cut(thinker, request) == 10
+
+    @pytest.mark.parametrize(
+        ("params", "named"),
+        [
+            ({"stop": ["zz"]}, "stop"),
+            ({"presence_penalty": 0.5}, "presence_penalty"),
+            ({"frequency_penalty": -0.5}, "frequency_penalty"),
+            ({"bad_words": ["12"]}, "bad_words"),
+            ({"temperature": 0.7, "seed": 0}, "seed"),
+        ],
+        ids=str,
+    )
+    def test_what_depends_on_more_than_the_tokens_is_refused_with_the_reason(
+        self, thinker: Engine, params: dict[str, Any], named: str
+    ) -> None:
+        request = ask("What is 1 + 2?<|answer|>", **params)
+        shown = resume_of(run(thinker, request)["whole"][:1])
+        with pytest.raises(NotResumableError, match=f"^{named}: {vllm_resume.NOT_RESUMABLE[named][:20]}"):
+            thinker.add(replace(request, resume=shown))
+        assert not thinker.has_unfinished()
+
+    def test_an_answer_of_luck_is_continued_with_other_luck(self, thinker: Engine) -> None:
+        request = ask("What is 1 + 2?<|answer|>", temperature=1.5, ignore_eos=True, max_tokens=12)
+        shown = resume_of(run(thinker, request)["whole"][:5])
+        rest = run(thinker, replace(request, resume=shown))["whole"]
+        assert len(resume_of(rest).token_ids) == 7
+        assert rest[-1].usage["completion_tokens"] == 12
+
+    def test_a_prompt_that_is_wrong_is_the_clients_mistake_with_or_without_a_resumption(self, thinker: Engine) -> None:
+        request = replace(ask(""), inputs={"prompt": ""}, resume=Resume(token_ids=(30,), text="0"))
+        with pytest.raises(InvalidRequestError):
+            thinker.add(request)
+
+    def test_tokens_that_the_model_does_not_have_are_no_mistake_of_the_client(self, thinker: Engine) -> None:
+        request = replace(ask("What is 1 + 2?<|answer|>"), resume=Resume(token_ids=(10**6,)))
+        with pytest.raises(NotResumableError):
+            thinker.add(request)
+        assert not thinker.has_unfinished()

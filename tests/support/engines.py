@@ -1,0 +1,62 @@
+"""The engines under test, loaded once each, and what runs requests through them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from omni_discovery.deploy import StageConfig
+from stage_runtime.engines.base import Engine, EngineOutput, StageRequest
+
+DEMO = Path(__file__).resolve().parents[2] / "stage_runtime" / "demo"
+
+THINKER = StageConfig(
+    stage_id=0,
+    engine="vllm",
+    model=str(DEMO / "thinker"),
+    engine_args={
+        "dtype": "float32",
+        "max_model_len": 128,
+        "max_num_seqs": 4,
+        "kv_cache_memory_bytes": 16 << 20,
+        "enforce_eager": True,
+        "handoff": {"require_token": "<|paint|>"},
+    },
+)
+PAINTER = StageConfig(stage_id=1, engine="diffusion", model=str(DEMO / "painter"), engine_args={"capacity": 4})
+ECHO = StageConfig(stage_id=0, engine="echo", engine_args={"capacity": 4})
+
+
+@contextmanager
+def as_the_supervisor_has_it() -> Iterator[None]:
+    """What the supervisor puts into a replica's environment; read as vllm is imported."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in {
+            "OMP_NUM_THREADS": "1",
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+            "VLLM_NO_USAGE_STATS": "1",
+            "VLLM_LOGGING_LEVEL": "ERROR",
+            "HF_HUB_OFFLINE": "1",
+            "MASTER_ADDR": "127.0.0.1",
+            "TOKENIZERS_PARALLELISM": "false",
+        }.items():
+            patch.setitem(os.environ, name, value)
+        yield
+
+
+def run(engine: Engine, *requests: StageRequest) -> dict[str, list[EngineOutput]]:
+    """Everything said about these requests, in order."""
+    for request in requests:
+        engine.add(request)
+    said: dict[str, list[EngineOutput]] = {request.key: [] for request in requests}
+    for _ in range(10_000):
+        if not engine.has_unfinished():
+            return said
+        for output in engine.step():
+            said[output.key].append(output)
+    raise AssertionError("the engine never ends")

@@ -1,0 +1,75 @@
+"""Who is let in, who is told to come back, and when."""
+
+from __future__ import annotations
+
+from hub.admission import MOST_RETRY_S, Bounds, StageLoad, refusal
+from hub.backlog import Backlog
+
+BOUNDS = Bounds(max_waiting=4, max_in_flight=100)
+
+
+def test_what_the_slots_can_run_is_never_refused() -> None:
+    assert refusal([StageLoad(0, 8, 8, 10.0)], BOUNDS, in_flight=8, timeout_s=1.0) is None
+
+
+def test_a_full_queue_says_when_there_will_be_room() -> None:
+    """8 slots work 2 s each, so one frees each 0.25 s; 14 on their way are 6 too many for a queue of 4: 3 x 0.25 s."""
+    found = refusal([StageLoad(0, 14, 8, 2.0)], BOUNDS, in_flight=14, timeout_s=60.0)
+    assert found is not None
+    assert "stage 0" in found.reason
+    assert found.retry_after_s == 1.0
+    found = refusal([StageLoad(0, 14, 8, 20.0)], BOUNDS, in_flight=14, timeout_s=600.0)
+    assert found is not None
+    assert found.retry_after_s == 7.5
+
+
+def test_the_tightest_stage_of_the_path_decides() -> None:
+    """A wide first stage and a narrow second one: what has yet to reach the second counts there already."""
+    wide, narrow = StageLoad(0, 20, 64, 0.1), StageLoad(1, 20, 2, 30.0)
+    found = refusal([wide, narrow], BOUNDS, in_flight=20, timeout_s=3600.0)
+    assert found is not None
+    assert "stage 1" in found.reason
+    assert found.retry_after_s == (18 - 4 + 1) * 15.0
+    assert refusal([wide], BOUNDS, in_flight=20, timeout_s=3600.0) is None
+
+
+def test_a_deadline_that_can_not_be_met_is_refused_at_once() -> None:
+    load = StageLoad(0, 11, 8, 40.0)
+    found = refusal([load], BOUNDS, in_flight=11, timeout_s=10.0)
+    assert found is not None
+    assert "would begin in about 15 s" in found.reason
+    assert refusal([load], BOUNDS, in_flight=11, timeout_s=20.0) is None
+
+
+def test_hubs_share_the_slots() -> None:
+    load = StageLoad(0, 8, 8, 100.0)
+    assert refusal([load], Bounds(4, 100, live_hubs=2), in_flight=8, timeout_s=3600.0) is not None
+    assert refusal([load], Bounds(4, 100, live_hubs=1), in_flight=8, timeout_s=3600.0) is None
+
+
+def test_a_stage_without_replicas_refuses_nobody_and_the_hub_has_its_own_bound() -> None:
+    assert refusal([StageLoad(0, 50, 0, None)], BOUNDS, in_flight=50, timeout_s=1.0) is None
+    found = refusal([StageLoad(0, 50, 0, None)], BOUNDS, in_flight=100, timeout_s=1.0)
+    assert found is not None
+    assert "bound of this hub" in found.reason
+
+
+def test_the_wait_that_is_told_is_bounded() -> None:
+    found = refusal([StageLoad(0, 10_000, 1, 60.0)], BOUNDS, in_flight=9, timeout_s=1e6)
+    assert found is not None
+    assert found.retry_after_s == MOST_RETRY_S
+
+
+def test_a_request_counts_for_a_stage_until_it_has_passed_it() -> None:
+    backlog = Backlog()
+    backlog.enter("r", (0, 1))
+    backlog.enter("s", (0,))
+    assert (backlog.of(0), backlog.of(1), len(backlog)) == (2, 1, 2)
+    backlog.passed("r", [0])
+    backlog.passed("r", [0])
+    backlog.passed("unknown", [0])
+    assert (backlog.of(0), backlog.of(1)) == (1, 1)
+    backlog.leave("r")
+    backlog.leave("r")
+    backlog.leave("s")
+    assert (backlog.of(0), backlog.of(1), len(backlog)) == (0, 0, 0)

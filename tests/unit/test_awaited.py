@@ -1,0 +1,104 @@
+"""What a hub still waits for: answers to dispatches, acknowledgements of aborts, turns of retries."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+from hub.awaited import AwaitedAborts, AwaitedDispatches
+from hub.cancels import Cancels
+from hub.config import HubConfig
+from hub.paced_retries import PacedRetries, RetryDue
+from hub.request_events import Dispatch
+
+CONFIG = replace(HubConfig(), accept_timeout_s=0.02, accept_limit_s=0.06)
+
+
+def dispatch(attempt: int = 0) -> Dispatch:
+    return Dispatch(0, attempt, {}, {}, (), (), frozenset(), is_retry=True)
+
+
+async def test_a_dispatch_without_an_answer_is_heard_of_twice_in_order() -> None:
+    silent: list[tuple[str, int, bool]] = []
+    awaited = AwaitedDispatches(CONFIG, lambda *about: silent.append(about))
+    awaited.sent(("a", 0))
+    awaited.sent(("b", 3))
+    awaited.sent(("answered", 0))
+    awaited.answered(("answered", 0))
+    awaited.answered(("unknown", 0))
+    await asyncio.sleep(0.04)
+    assert silent == [("a", 0, False), ("b", 3, False)]
+    awaited.forget("a")
+    await asyncio.sleep(0.06)
+    assert silent[2:] == [("b", 3, True)]
+
+
+async def test_nothing_is_heard_of_what_was_cleared() -> None:
+    silent: list[tuple[str, int, bool]] = []
+    awaited = AwaitedDispatches(CONFIG, lambda *about: silent.append(about))
+    awaited.sent(("a", 0))
+    awaited.clear()
+    awaited.sent(("b", 0))
+    awaited.answered(("b", 0))
+    await asyncio.sleep(0.1)
+    assert silent == []
+
+
+def test_an_abort_is_open_until_the_attempt_that_was_meant_is_acknowledged() -> None:
+    aborts = AwaitedAborts()
+    aborts.ask("r", 1)
+    aborts.ask("r", 0)
+    assert aborts.open() == [("r", 1)]
+    assert aborts
+    assert not aborts.acknowledged("r", 0)
+    assert not aborts.acknowledged("other", 5)
+    assert aborts.acknowledged("r", 1)
+    assert not aborts.acknowledged("r", 1)
+    aborts.ask("s", 0)
+    assert aborts.give_up() == ["s"]
+    assert not aborts
+
+
+async def test_a_cancel_is_done_when_the_last_replica_has_acknowledged() -> None:
+    cancels = Cancels(timeout_s=5.0)
+    done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    cancels.asked("r", "one")
+    cancels.asked("r", "two")
+    cancels.when_quiet("r", done)
+    cancels.ended("r", "one")
+    cancels.ended("other", "two")
+    assert not done.done()
+    cancels.gone("two")
+    assert done.done()
+    assert not len(cancels)
+
+
+async def test_a_replica_that_never_acknowledges_holds_a_cancel_no_longer_than_the_timeout() -> None:
+    cancels = Cancels(timeout_s=0.02)
+    done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    cancels.asked("r", "silent")
+    cancels.when_quiet("r", done)
+    await asyncio.wait_for(done, 1.0)
+    nobody: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    cancels.when_quiet("nobody works on it", nobody)
+    assert nobody.done()
+
+
+async def test_retries_beyond_the_budget_wait_their_turn_and_come_in_order() -> None:
+    due: list[RetryDue] = []
+    retries = PacedRetries(due.append)
+    went = 0
+    while retries.may_go("first", dispatch()):
+        went += 1
+    assert went >= 20
+    retries.may_go("second", dispatch())
+    assert len(retries) == 2
+    assert not due
+    for _ in range(10):
+        retries.admitted()
+    for _ in range(100):
+        await asyncio.sleep(0.01)
+        if len(due) == 2:
+            break
+    assert [each.request_id for each in due] == ["first", "second"]
+    retries.close()

@@ -1,0 +1,96 @@
+"""What is published of a replica, by a thread that nothing ends."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from omni_discovery.messages import ReplicaStatus
+from stage_runtime.lifecycle import Stage
+from stage_runtime.publishing import Look, StatusPublisher
+from stage_runtime.restarts import EXIT_FAILED
+
+
+class Client:
+    """Notes what is published; may be told to refuse."""
+
+    def __init__(self) -> None:
+        self.published: list[tuple[ReplicaStatus | None, int | None]] = []
+        self.described: list[dict[str, Any]] = []
+        self.refuses = False
+
+    def update_info(self, status: ReplicaStatus | None = None, queue_length: int | None = None) -> None:
+        if self.refuses:
+            raise OSError("no")
+        self.published.append((status, queue_length))
+
+    def describe(self, **fields: Any) -> None:
+        self.described.append(fields)
+
+    def close(self) -> None:
+        raise AssertionError("it is not the publisher's to close")
+
+    awaited_hubs = None
+
+
+def until(holds: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + 5.0
+    while not holds():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+
+
+class Scene:
+    def __init__(self) -> None:
+        self.client = Client()
+        self.look = Look(Stage.READY, 0, is_stalled=False, is_hopeless=False)
+        self.ended_with: list[int] = []
+        self.publisher = StatusPublisher(self.client, self._see, 0, "it stands", self.ended_with.append)
+
+    def _see(self) -> Look:
+        return self.look
+
+
+def test_changes_are_published_once_and_the_last_words_are_left_to_others() -> None:
+    scene = Scene()
+    scene.publisher.start()
+    until(lambda: scene.client.published == [(ReplicaStatus.UP, 0)])
+    scene.look = Look(Stage.DRAINING, 2, is_stalled=False, is_hopeless=False)
+    until(lambda: scene.client.published[1:] == [(ReplicaStatus.DRAINING, 2)])
+    scene.look = Look(Stage.STOPPED, 0, is_stalled=False, is_hopeless=False)
+    time.sleep(0.2)
+    scene.publisher.stop()
+    assert len(scene.client.published) == 2
+
+
+def test_what_can_not_be_published_is_counted_said_once_and_tried_again(caplog: pytest.LogCaptureFixture) -> None:
+    """1. publishing raises, again and again: one line says so; 2. it works again: the same change is out, and said."""
+    caplog.set_level(logging.INFO)
+    scene = Scene()
+    scene.client.refuses = True
+    scene.publisher.start()
+    until(lambda: scene.publisher.failures >= 3)
+    scene.client.refuses = False
+    until(lambda: scene.client.published == [(ReplicaStatus.UP, 0)])
+    scene.publisher.stop()
+    events = [record.getMessage().split()[0] for record in caplog.records]
+    assert events == ["replica.not_published", "replica.published_again"]
+
+
+def test_a_stall_is_told_with_its_reason_taken_back_and_ended_when_there_is_no_hope() -> None:
+    scene = Scene()
+    scene.look = Look(Stage.READY, 1, is_stalled=True, is_hopeless=False)
+    scene.publisher.start()
+    until(lambda: scene.client.published == [(ReplicaStatus.ERROR, 1)])
+    assert scene.client.described == [{"reason": "it stands"}]
+    assert scene.ended_with == []
+    scene.look = Look(Stage.READY, 1, is_stalled=False, is_hopeless=False)
+    until(lambda: scene.client.published[1:] == [(ReplicaStatus.UP, 1)])
+    assert scene.client.described[1:] == [{"reason": ""}]
+    scene.look = Look(Stage.READY, 1, is_stalled=True, is_hopeless=True)
+    until(lambda: EXIT_FAILED in scene.ended_with)
+    scene.publisher.stop()
