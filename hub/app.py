@@ -14,7 +14,7 @@ import socket
 import threading
 import time
 from contextlib import AsyncExitStack, ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 import uvloop
@@ -27,6 +27,7 @@ from hub.pipeline_claim import claim_pipeline, keep_pipeline
 from omni_discovery import __version__
 from omni_discovery.clients import OmniCoordClientForHub
 from omni_discovery.config import RegistryConfig
+from omni_discovery.data_plane_flags import CURVE
 from omni_discovery.deploy import DeployConfig
 from omni_discovery.embedded import EmbeddedEtcd
 from omni_discovery.errors import ConfigError, RegistryUnavailableError
@@ -37,6 +38,7 @@ from omni_discovery.registry_check import check_registry, check_ttl
 from omni_discovery.runtime_file import read_embedded, remove_endpoint, write_endpoint
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
     from types import FrameType
 
@@ -61,7 +63,7 @@ class ServeConfig:
     hub: HubConfig
     endpoints: str | None
     security: RegistrySecurity
-    #: What the supervisors of local stages need to log in as we do.
+    #: What the supervisors of local stages need to log in, to talk and to drain as we want it.
     security_flags: tuple[str, ...]
     namespace: str
     ttl_s: float
@@ -74,6 +76,12 @@ class ServeConfig:
     etcd_binary: Path | None
     #: Where the hub's identity and last view outlive it; None keeps nothing.
     state_dir: Path | None = None
+    #: ``curve``, or ``none`` for a data plane that everybody can read.
+    zmq_security: str = CURVE
+    #: Where this hub is: replicas that have all of these labels come first.
+    labels: Mapping[str, str] = field(default_factory=dict)
+    #: How long local replicas may take to drain.
+    drain_timeout_s: float = 60.0
 
 
 def run_hub(config: ServeConfig) -> int:
@@ -120,7 +128,8 @@ class _Hub:
             identity = self._identity()
             stack.callback(identity.close)
             hub = replace(config.hub, registry_ttl_s=config.ttl_s)
-            omni = AsyncOmni(config.deploy, identity.hub_id, identity.keys, hub, config.policy)
+            keys = identity.keys if config.zmq_security == CURVE else None
+            omni = AsyncOmni(config.deploy, identity.hub_id, keys, hub, config.policy, config.labels)
             await omni.start()
             # Replicas may still be draining work of ours: they are stopped while the sessions stand.
             stack.push_async_callback(omni.close)
@@ -129,7 +138,12 @@ class _Hub:
                 return 130
             await self._agree_on_pipeline(client, stack)
             stages = LocalStages(
-                self._endpoints, config.namespace, config.ttl_s, config.replica_address, config.security_flags
+                self._endpoints,
+                config.namespace,
+                config.ttl_s,
+                config.replica_address,
+                config.security_flags,
+                config.drain_timeout_s,
             )
             stack.push_async_callback(asyncio.to_thread, stages.stop)
             stages.start(config.local_stages)

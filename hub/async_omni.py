@@ -66,13 +66,15 @@ class AsyncOmni:
         hub_id: str,
         key_pair: KeyPair | None,
         config: HubConfig | None = None,
-        policy: str = "random",
+        policy: str = "least-load",
+        labels: Mapping[str, str] | None = None,
     ) -> None:
         self.hub_id = hub_id
         self.graph = StageGraph(deploy)
         self.hub_metrics = HubMetrics()
         self._key_pair = key_pair
         self._config = config or HubConfig()
+        self._labels = dict(labels or {})
         self._new_balancer = build_load_balancer_factory(policy)
         self._numbers = itertools.count()
         #: Where each unfinished request's outputs go, by its id inside the hub.
@@ -117,10 +119,8 @@ class AsyncOmni:
         loop = asyncio.get_running_loop()
         self._context = make_context()
         config = self._config
-        pools = [
-            StagePool(stage_id, self._new_balancer(), PoolOptions(config.pick_timeout_s, config.load_fresh_s))
-            for stage_id in self.graph.stage_ids
-        ]
+        options = PoolOptions(config.pick_timeout_s, config.load_fresh_s, labels=self._labels)
+        pools = [StagePool(stage_id, self._new_balancer(), options) for stage_id in self.graph.stage_ids]
         for pool in pools:
             self.hub_metrics.watch(pool)
         self._orchestrator = Orchestrator(pools, self._connect, config, self.hub_metrics, self._backlog)

@@ -17,6 +17,13 @@ from omni_discovery.cli import (
     user_runtime_dir,
 )
 from omni_discovery.config import RegistryConfig
+from omni_discovery.data_plane_flags import (
+    add_data_plane_options,
+    check_data_plane,
+    data_plane_flags,
+    read_labels,
+    warn_if_plain,
+)
 from omni_discovery.deploy import DeployConfig, StageConfig
 from omni_discovery.deploy_file import load_deploy
 from omni_discovery.endpoints import parse_endpoints
@@ -51,9 +58,10 @@ class ServeCommand:
         )
         parser.add_argument(
             "--omni-lb-policy",
-            default="least-queue-length",
+            default="least-load",
             metavar="POLICY",
-            help="how replicas are picked: random, round-robin or least-queue-length (default: %(default)s)",
+            help="how replicas are picked: random, round-robin, least-queue-length, least-load, power-of-two, prefix-hash"
+            " or an installed package's policy (default: %(default)s)",
         )
         parser.add_argument(
             "--omni-heartbeat-timeout",
@@ -65,6 +73,7 @@ class ServeCommand:
         parser.add_argument(
             "--omni-replica-address", "-ora", metavar="IP", help="the address that local replicas advertise"
         )
+        add_data_plane_options(parser)
         parser.add_argument("--host", default="127.0.0.1", help="where the HTTP API listens (default: %(default)s)")
         parser.add_argument("--port", type=int, default=8000, help="0 takes a free one (default: %(default)s)")
         add_registry_options(parser)
@@ -91,6 +100,7 @@ def check_flags(arguments: argparse.Namespace) -> None:
             "--headless joins an existing etcd: give --etcd-endpoints HOST:PORT or set OMNI_ETCD_ENDPOINTS"
         )
     check_local_replicas(arguments)
+    check_data_plane(arguments)
     if arguments.omni_heartbeat_timeout <= 0:
         raise ConfigError("--omni-heartbeat-timeout must be more than 0 seconds")
     if not arguments.headless and arguments.deploy_config is None and not arguments.model:
@@ -134,6 +144,7 @@ def run_headless(arguments: argparse.Namespace) -> int:
         *("--etcd-endpoints", arguments.etcd_endpoints),
         *("--namespace", arguments.namespace),
         *("--omni-heartbeat-timeout", str(arguments.omni_heartbeat_timeout)),
+        *data_plane_flags(arguments),
         *security_flags(arguments),
     ]
     if arguments.omni_replica_address:
@@ -158,6 +169,7 @@ def run_with_hub(arguments: argparse.Namespace) -> int:
         build_load_balancer_factory(arguments.omni_lb_policy)
     except ValueError as error:
         raise ConfigError(f"--omni-lb-policy: {error}") from error
+    warn_if_plain(arguments.zmq_security)
     raise_descriptor_limit()
     local = [stage for stage in deploy.stages if arguments.stage_id in (None, stage.stage_id)]
     if arguments.hub_only:
@@ -171,7 +183,10 @@ def run_with_hub(arguments: argparse.Namespace) -> int:
             hub=HubConfig(),
             endpoints=arguments.etcd_endpoints,
             security=read_security(arguments),
-            security_flags=tuple(security_flags(arguments)),
+            security_flags=(*data_plane_flags(arguments), *security_flags(arguments)),
+            zmq_security=arguments.zmq_security,
+            labels=read_labels(arguments.label),
+            drain_timeout_s=arguments.drain_timeout,
             namespace=arguments.namespace,
             ttl_s=arguments.omni_heartbeat_timeout,
             policy=arguments.omni_lb_policy,

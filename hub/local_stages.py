@@ -13,8 +13,8 @@ from typing import Final
 
 logger = logging.getLogger(__name__)
 
-#: A supervisor drains its replicas for up to a minute and then kills them itself; this is for one that hangs.
-_STOP_S: Final = 75.0
+#: A supervisor kills what has not drained in time, this much later at most; after it, it hangs itself.
+_KILL_S: Final = 25.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +33,10 @@ class LocalStages:
     namespace: str
     ttl_s: float
     replica_address: str | None = None
-    #: Further flags for the supervisors: how to log in to etcd.
+    #: Further flags for the supervisors: how to log in to etcd, how to talk to hubs, how long to drain.
     security_flags: tuple[str, ...] = ()
+    #: What those flags say of how long a drain may take.
+    drain_timeout_s: float = 60.0
     _running: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     def start(self, stages: tuple[LocalStage, ...]) -> None:
@@ -56,12 +58,13 @@ class LocalStages:
         """Let all drain at once, then make sure that they are gone. Idempotent."""
         for child in self._running.values():
             child.send_signal(signal.SIGTERM)
-        deadline_s = time.monotonic() + _STOP_S
+        stop_s = self.drain_timeout_s + _KILL_S
+        deadline_s = time.monotonic() + stop_s
         for stage_id, child in self._running.items():
             try:
                 child.wait(max(0.1, deadline_s - time.monotonic()))
             except subprocess.TimeoutExpired:
-                logger.warning("stage.killed stage=%d after_s=%.0f", stage_id, _STOP_S)
+                logger.warning("stage.killed stage=%d after_s=%.0f", stage_id, stop_s)
                 child.kill()
                 child.wait()
         self._running.clear()

@@ -76,7 +76,7 @@ class Orchestrator:
         self.request_async_queue: asyncio.Queue[AddRequest] = WakingQueue(config.max_in_flight, self._wake)
         self.rpc_async_queue: asyncio.Queue[AbortRequest] = WakingQueue(4 * config.max_in_flight, self._wake)
         self.output_async_queue: asyncio.Queue[tuple[str, OmniOutput | Ended]] = asyncio.Queue(4 * config.max_in_flight)
-        self._backlog = backlog or Backlog()
+        self._backlog = Backlog() if backlog is None else backlog
         self._config = config
         self._metrics = metrics
         self._pools = {pool.stage_id: pool for pool in self.stage_pools}

@@ -77,7 +77,8 @@ class PoolCore(PoolMembers):
 
     def has_free(self, avoid: Collection[str] = ()) -> bool:
         """Whether somebody who is not in ``avoid`` has a free slot."""
-        return any(entry.tier != NOWHERE and addr not in avoid for addr, entry in self._entries.items())
+        entries = (self._entries.get(addr) for addr in set(avoid))
+        return self.free_count > sum(entry is not None and entry.tier != NOWHERE for entry in entries)
 
     def candidates(self, avoid: Collection[str] = ()) -> list[ReplicaInfo]:
         """Who has a free slot and is not in ``avoid``; ``queue_length`` is this hub's estimate of now."""

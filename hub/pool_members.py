@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from hub.outliers import Standing, most_ejected
+from hub.outliers import Health, Standing, most_ejected
 from hub.pool_entry import NOWHERE, Entry
 from hub.pool_options import PoolOptions
+from omni_discovery.balancers import index_of
 from omni_discovery.messages import ReplicaInfo
 
 if TYPE_CHECKING:
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 #: A newcomer begins with this part of its weight.
 _FIRST_PART: Final = 0.1
 _RAMP_STEPS: Final = 20
+#: One who weighs nothing is not picked at all; all others can be divided by.
+_LEAST_WEIGHT: Final = 1e-6
 #: The mean time of service is over about so many.
 _MEAN_OF: Final = 20
 
@@ -30,9 +33,9 @@ class PoolMembers:
         #: The entry by request. Each binding is also in that entry's ``in_flight``.
         self._bindings: dict[str, Entry] = {}
         #: By tier. Every entry is in the index that its ``tier`` names, in no other.
-        self._indices: tuple[PoolIndex, ...] = (balancer.index(),)
+        self._indices: tuple[PoolIndex, ...] = (index_of(balancer),)
         if self._options.labels:
-            self._indices += (balancer.index(),)
+            self._indices += (index_of(balancer),)
         self._hubs = 1
         #: The only index, where no place is nearer than another.
         self._only = None if self._options.labels else self._indices[0]
@@ -49,6 +52,8 @@ class PoolMembers:
         self._spared: dict[str, Entry] = {}
         self._warming: dict[str, Entry] = {}
         self._warmed_at_s = 0.0
+        #: Since when somebody could be picked at every moment; None while nobody can.
+        self._serving_since_s: float | None = None
         #: Ejections are not heeded: too few would be left.
         self.panics = False
         self.mean_service_s: float | None = None
@@ -63,7 +68,7 @@ class PoolMembers:
             entry.report(info.queue_length, self._hubs)
         else:
             if not entry.is_same_life(info):
-                entry.first_up_s = entry.reported_at_s = None
+                self._begin_anew(entry)
             entry.info, entry.registered, entry.held, entry.near = info, True, False, self._is_near(info)
             if entry.reported_at_s is None or now_s - entry.reported_at_s > self._options.load_fresh_s:
                 entry.report(info.queue_length, self._hubs)
@@ -72,6 +77,8 @@ class PoolMembers:
         entry.capacity = info.capacity
         self._weigh(entry, now_s)
         self._settle(entry)
+        if self._pickable_count and self._serving_since_s is None:
+            self._serving_since_s = now_s
 
     def remove(self, addr: str) -> None:
         """The registry lists it no more: no picks. What is in flight there goes on. Unknown addresses are fine."""
@@ -97,11 +104,13 @@ class PoolMembers:
         entry.void_credits()
         if entry.first_up_s is None:
             entry.first_up_s = now_s
-            if self._others_serve(entry, now_s):
+            if self._others_serve(now_s):
                 entry.warm_at_s = now_s + self._options.slow_start_s
                 self._warming[addr] = entry
         self._weigh(entry, now_s)
         self._settle(entry)
+        if self._pickable_count and self._serving_since_s is None:
+            self._serving_since_s = now_s
 
     def session_down(self, addr: str) -> None:
         """The replica does not answer: no picks, and its credits are void."""
@@ -199,17 +208,13 @@ class PoolMembers:
             self._weigh(entry, now_s)
             self._place(entry)
 
-    def _others_serve(self, newcomer: Entry, now_s: float) -> bool:
-        """Whether somebody has answered for as long as a newcomer takes: else the whole pool is new."""
-        before_s = now_s - self._options.slow_start_s
-        return self._options.slow_start_s > 0 and any(
-            entry.pickable and entry.first_up_s is not None and entry.first_up_s <= before_s
-            for entry in self._entries.values()
-            if entry is not newcomer
-        )
+    def _others_serve(self, now_s: float) -> bool:
+        """Whether somebody has served for as long as a newcomer takes: else the whole pool is new."""
+        since_s, length_s = self._serving_since_s, self._options.slow_start_s
+        return length_s > 0 and since_s is not None and now_s - since_s >= length_s
 
     def _weigh(self, entry: Entry, now_s: float) -> None:
-        weight = entry.info.weight
+        weight = max(entry.info.weight, _LEAST_WEIGHT)
         if entry.warm_at_s is not None:
             left = (entry.warm_at_s - now_s) / self._options.slow_start_s
             if left > 0:
@@ -218,6 +223,13 @@ class PoolMembers:
                 entry.warm_at_s = None
                 self._warming.pop(entry.addr, None)
         entry.weight = weight
+
+    def _begin_anew(self, entry: Entry) -> None:
+        """Another process has taken the address: what the one before did says nothing about it."""
+        entry.first_up_s = entry.reported_at_s = entry.warm_at_s = None
+        entry.health = Health()
+        self._warming.pop(entry.addr, None)
+        self._spared.pop(entry.addr, None)
 
     # ---- where each one stands
 
@@ -231,6 +243,8 @@ class PoolMembers:
         if pickable != entry.pickable:
             entry.pickable = pickable
             self._pickable_count += 1 if pickable else -1
+            if not self._pickable_count:
+                self._serving_since_s = None
             self.slots += entry.capacity if pickable else -entry.capacity
         if (pickable and entry.gated) != (entry.addr in self._givers):
             self._giver_addrs = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -156,11 +157,13 @@ class StageClient:
     # ---- the session
 
     def _connect(self, context: zmq.Context[zmq.Socket[bytes]], keys: tuple[KeyPair, str] | None) -> None:
+        # Whoever names a routing id takes its connection over: a hub that knows our id must not be able to.
+        routing_id = f"{self._hub_id}/{secrets.token_hex(16)}"
         for name, addr in (("input", self.info.input_addr), ("output", self.info.output_addr)):
             callbacks = Callbacks(
                 partial(self._read, name), partial(self._greet, name), partial(self._lose, name), self._miss
             )
-            self._connections[name] = DealerConnection(context, addr, self._hub_id, keys, self._config, callbacks)
+            self._connections[name] = DealerConnection(context, addr, routing_id, keys, self._config, callbacks)
 
     def _greet(self, name: str) -> None:
         self._send(name, wire.Hello(hub_id=self._hub_id, epoch=self.info.epoch, session=self._session.number))

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import random
 from collections.abc import Callable
 
 from omni_discovery.clock import Clock
+from omni_discovery.errors import RegistryUnavailableError
 
 
 async def wait_for_event(event: asyncio.Event, clock: Clock, timeout_s: float | None) -> bool:
@@ -34,6 +36,8 @@ class Backoff:
         self._most_s = most_s
         self._jitter = jitter
         self._failures = 0
+        #: The kind of failure that was told last.
+        self._told: type[BaseException] | None = None
 
     def next_delay_s(self) -> float:
         """The wait after one more failure."""
@@ -43,5 +47,15 @@ class Backoff:
         return longest_s * (0.5 + 0.5 * self._jitter())
 
     def reset(self) -> None:
-        """Something worked: begin at the first delay again."""
+        """Something worked: begin at the first delay again, and tell the next failure."""
         self._failures = 0
+        self._told = None
+
+    def loudness(self, error: BaseException, level: int = logging.WARNING) -> int:
+        """At which level to log this failure: ``level`` for news, else DEBUG.
+
+        That etcd is away is no news: its connection has said so, once.
+        """
+        is_news = type(error) is not self._told and type(error) is not RegistryUnavailableError
+        self._told = type(error)
+        return level if is_news else logging.DEBUG

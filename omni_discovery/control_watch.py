@@ -95,10 +95,11 @@ class ControlWatch:
             except CompactedError:
                 logger.info("control.relist stage=%d replica=%d", self._stage_id, self._replica_id)
             except RegistryRefusedError as error:
-                logger.error("control.refused stage=%d replica=%d reason=%s", self._stage_id, self._replica_id, error)
+                loudness = self._backoff.loudness(error, logging.ERROR)
+                logger.log(loudness, "control.refused key=%s reason=%s", key, error)
                 self._apply(InForce(draining=self._in_force.draining, error=f"can't be read: {error}"[:1000]))
             except RegistryError as error:
-                logger.info("control.retrying stage=%d replica=%d reason=%s", self._stage_id, self._replica_id, error)
+                logger.log(self._backoff.loudness(error), "control.retrying key=%s reason=%s", key, error)
             except Exception:
                 logger.exception("control.failed stage=%d replica=%d", self._stage_id, self._replica_id)
             if self._clock.monotonic_s() - began_s > _GOOD_WATCH_S:

@@ -56,7 +56,7 @@ class Evidence:
 
 def examine(evidence: Evidence) -> list[Finding]:
     """All findings about a namespace's keys; at least one for each thing that was looked at."""
-    checks = (_namespace, _records, _leases, _clocks, _pipeline, _stages, _control, _versions)
+    checks = (_namespace, _records, _leases, _clocks, _pipeline, _stages, _control, _hubs, _encryption, _versions)
     found: list[Finding] = []
     for check in checks:
         found += check(evidence)
@@ -219,6 +219,34 @@ def _control(evidence: Evidence) -> Iterator[Finding]:
             yield Finding(Grade.PROBLEM, "control", text, f"is its process {info.pid} on {info.host} well?")
         elif info.cordoned or info.weight == 0:
             yield Finding(Grade.NOTE, "control", f"replica {name} is kept from new work: {item.value.decode()}")
+
+
+def _hubs(evidence: Evidence) -> Iterator[Finding]:
+    for hub_id in sorted(evidence.view.revoked):
+        hub, key = evidence.view.hubs.get(hub_id), keys.hub_control_key(evidence.namespace, hub_id)
+        if hub is None:
+            text = f"hub {hub_id} is revoked; it is not registered"
+            yield Finding(Grade.NOTE, "hub", text, f"when it is gone for good: etcdctl del {key}")
+        else:
+            text = f"hub {hub_id} is revoked and still registered: its process {hub.pid} on {hub.host} serves nobody"
+            yield Finding(Grade.PROBLEM, "hub", text, f"stop it there, or let it in again: omni hub allow {hub_id}")
+
+
+def _encryption(evidence: Evidence) -> Iterator[Finding]:
+    """Whether everybody who talks to each other encrypts, or nobody does."""
+    view = evidence.view
+    secured = {f"replica {_name(info)}": bool(info.curve_public_key) for info in view.replicas.values()}
+    secured |= {f"hub {hub_id}": bool(hub.curve_public_key) for hub_id, hub in view.hubs.items()}
+    plain = sorted(name for name, is_secured in secured.items() if not is_secured)
+    if not plain:
+        return
+    named = ", ".join(plain[:_SHOWN])
+    if len(plain) < len(secured):
+        text = f"some encrypt and some don't, and can't talk to each other; without encryption: {named}"
+        yield Finding(Grade.PROBLEM, "encryption", text, "start all of them with the same --zmq-security")
+    else:
+        text = "nobody encrypts: whoever sees the network reads and writes prompts"
+        yield Finding(Grade.NOTE, "encryption", text, "leave out --zmq-security none")
 
 
 def _versions(evidence: Evidence) -> Iterator[Finding]:

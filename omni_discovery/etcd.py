@@ -26,6 +26,7 @@ from omni_discovery.etcd_auth import Tokens
 from omni_discovery.etcd_channel import Line, Lines, closed_under, was_cancelled
 from omni_discovery.etcd_greeting import Greetings
 from omni_discovery.etcd_keepalive import KeepAlives
+from omni_discovery.etcd_outage import Outage
 from omni_discovery.etcd_watch import EtcdWatch, prefix_end, to_key_value
 from omni_discovery.kv import Claim, Grant, KeyValue, Listing, Summary, WatchBatch
 from omni_discovery.registry_security import RegistrySecurity
@@ -56,7 +57,9 @@ class EtcdKV:
     ) -> None:
         self._loop = asyncio.get_running_loop()
         secured = (security or RegistrySecurity()).for_endpoints(endpoints)
-        self._lines = Lines(parse_endpoints(endpoints), connect_timeout_s, secured.tls)
+        parsed = parse_endpoints(endpoints)
+        self._lines = Lines(parsed, connect_timeout_s, secured.tls)
+        self._outage = Outage(parsed)
         self._tokens = Tokens(secured.user, secured.password, try_timeout_s)
         self._try_timeout_s = try_timeout_s
         self._call_timeout_s = call_timeout_s
@@ -236,7 +239,13 @@ class EtcdKV:
                 on_failure(error)
                 raise
 
-        return await retrying(attempt)
+        try:
+            return await retrying(attempt)
+        except RegistryUnavailableError as error:
+            # What is tried once may only have hit the one endpoint that is away.
+            if repeatable and not self._closed:
+                self._outage.failed(error)
+            raise
 
     async def _try_once(self, method: _Method, request: Any) -> Any:
         line = self._lines.current
@@ -244,6 +253,7 @@ class EtcdKV:
             try:
                 answer = await self._send(line, method, request, may_log_in_again=True)
                 self._greetings.meet(line)
+                self._outage.answered()
                 return answer
             except RegistryUnavailableError:
                 self._lines.leave(line)

@@ -38,7 +38,7 @@ class HistoryCommand:
         """See Command."""
         parser.add_argument("target", nargs="?", metavar="STAGE[/REPLICA]", type=_target, help="only these")
         add_registry_options(parser)
-        parser.add_argument("--limit", type=int, default=40, metavar="N", help="the newest N (default: %(default)s)")
+        parser.add_argument("--limit", type=_limit, default=40, metavar="N", help="the newest N (default: %(default)s)")
         parser.add_argument("--json", action="store_true", help="print all of it as JSON lines instead")
 
     def run(self, arguments: argparse.Namespace) -> int:
@@ -51,6 +51,12 @@ def _target(text: str) -> tuple[int, int | None]:
     if not found:
         raise argparse.ArgumentTypeError(f"{text!r} is none; right would be STAGE or STAGE/REPLICA, for example 1/3")
     return int(found[1]), int(found[2]) if found[2] else None
+
+
+def _limit(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or int(text[:9]) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is none; right would be how many to show, 1 or more")
+    return int(text[:9])
 
 
 async def _show(kv: KVStore, arguments: argparse.Namespace) -> int:
@@ -76,7 +82,7 @@ async def _show(kv: KVStore, arguments: argparse.Namespace) -> int:
     console.print(
         f"namespace {arguments.namespace} · {lives_found} · etcd remembers from revision {oldest}", style="italic"
     )
-    console.print(history_table(found, max(1, arguments.limit), time.time()))
+    console.print(history_table(found, arguments.limit, time.time()))
     return 0
 
 

@@ -104,11 +104,14 @@ class DrainCommand:
 
 
 def with_registry(arguments: argparse.Namespace, work: Callable[[KVStore], Any]) -> int:
-    """Connect, do the work, disconnect; return the exit code."""
+    """Connect, do the work, disconnect; return the exit code. Raise RegistryError that names what to correct."""
+    from omni_discovery.config import RegistryConfig
     from omni_discovery.etcd import EtcdKV
+    from omni_discovery.registry_check import check_registry
 
     quiet_logging()
     endpoints, security = find_endpoints(arguments), read_security(arguments)
+    check_registry(RegistryConfig(endpoints, arguments.namespace, security), _ANSWER_S)
 
     async def connected() -> int:
         kv = EtcdKV(endpoints, security=security, call_timeout_s=4.0)
@@ -137,16 +140,16 @@ async def _write_and_wait(kv: KVStore, target: Target, changes: dict[str, Any], 
     # A key may be left by a replica that is gone; taking it away needs nobody's answer.
     if undo and await read_replica(kv, target) is None:
         await write_control(kv, target, changes)
-        _say(f"replica {target} is not registered; its key is cleared")
+        say(f"replica {target} is not registered; its key is cleared")
         return 0
     await must_be_registered(kv, target)
     began_s = time.monotonic()
     revision = await write_control(kv, target, changes)
     info = await wait_answered(kv, target, revision, _ANSWER_S)
     if info is None:
-        _say(f"replica {target} has left meanwhile; the key holds for whoever has that id next")
+        say(f"replica {target} has left meanwhile; the key holds for whoever has that id next")
         return 1
-    _say(f"replica {target} {done} (answered in {time.monotonic() - began_s:.2f} s, {info.queue_length} in flight)")
+    say(f"replica {target} {done} (answered in {time.monotonic() - began_s:.2f} s, {info.queue_length} in flight)")
     return 0
 
 
@@ -164,12 +167,12 @@ async def _drain(kv: KVStore, target: Target, timeout_s: float) -> int:
     took = f"{time.monotonic() - began_s:.1f} s"
     match end:
         case DrainEnd.DRAINED:
-            _say(f"replica {target} (epoch {before.epoch}) has drained in {took}: it withdrew and ended")
+            say(f"replica {target} (epoch {before.epoch}) has drained in {took}: it withdrew and ended")
             return 0
         case DrainEnd.DIED:
-            _say(f"replica {target} (epoch {before.epoch}) ended after {took} before its drain was done", error=True)
+            say(f"replica {target} (epoch {before.epoch}) ended after {took} before its drain was done", error=True)
         case DrainEnd.TIMED_OUT:
-            _say(
+            say(
                 f"replica {target} still drains after {took}, {progress.in_flight} in flight; it goes on by itself: "
                 "follow it with `omni replicas --watch`",
                 error=True,
@@ -206,10 +209,11 @@ class _Progress:
         if self._status is not None:
             self._status.update(text)
         else:
-            _say(text)
+            say(text)
 
 
-def _say(text: str, *, error: bool = False) -> None:
+def say(text: str, *, error: bool = False) -> None:
+    """Print one line of an answer, or of a complaint."""
     stream = sys.stderr if error else sys.stdout
     stream.write(f"omni: {text}\n" if error else f"{text}\n")
     stream.flush()

@@ -12,9 +12,13 @@ if TYPE_CHECKING:
 
 
 class Member:
-    """One replica of a pool. The pool changes it and then says so; an index reads it and writes ``place`` only."""
+    """One replica of a pool. The pool changes it and then says so.
 
-    __slots__ = ("addr", "capacity", "info", "load", "place", "reported", "weight")
+    An index reads it and writes only ``place``, ``key`` and ``spot``, which stay when the member is removed: it may
+    come back.
+    """
+
+    __slots__ = ("addr", "capacity", "info", "key", "load", "place", "reported", "spot", "weight")
 
     def __init__(self, info: ReplicaInfo, load: int | None = None) -> None:
         self.addr = info.input_addr
@@ -26,8 +30,10 @@ class Member:
         self.reported = info.queue_length
         #: The hub's estimate of its requests now.
         self.load = info.queue_length if load is None else load
-        #: What the index remembers of it. It stays when the member is removed, for it may come back.
+        #: What the index remembers of it.
         self.place: Any = None
+        self.key = 0.0
+        self.spot = -1
 
 
 class PoolIndex(Protocol):

@@ -150,7 +150,8 @@ class LeasedKey(abc.ABC):
             except LeaseNotFoundError:
                 self._keeper.forget(lease_id)
             except RegistryError as error:
-                logger.warning("registrar.retrying key=%s reason=%s", self._key_name, error)
+                loudness = self._backoff.loudness(error)
+                logger.log(loudness, "registrar.retrying key=%s reason=%s", self._key_name, error)
             except Exception:
                 logger.exception("registrar.failed key=%s", self._key_name)
             await self._clock.sleep(self._backoff.next_delay_s())
@@ -206,7 +207,8 @@ class LeasedKey(abc.ABC):
             except CompactedError:
                 await self._clock.sleep(backoff.next_delay_s())
             except RegistryError as error:
-                logger.info("registrar.guard_retrying key=%s reason=%s", self._key_name, error)
+                loudness = backoff.loudness(error)
+                logger.log(loudness, "registrar.guard_retrying key=%s reason=%s", self._key_name, error)
                 await self._clock.sleep(backoff.next_delay_s())
             except Exception:
                 logger.exception("registrar.guard_failed key=%s", self._key_name)

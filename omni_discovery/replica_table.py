@@ -105,7 +105,7 @@ def _row(info: ReplicaInfo, now_s: float) -> tuple[str | Text, ...]:
         info.model.rstrip("/").rsplit("/", 1)[-1],
         info.input_addr.removeprefix("tcp://"),
         f"{info.host}:{info.pid} {info.device}",
-        _age(now_s - info.registered_at),
+        age(now_s - info.registered_at),
     )
 
 
@@ -113,7 +113,8 @@ def _count(number: int, thing: str) -> str:
     return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
 
 
-def _age(seconds: float) -> str:
+def age(seconds: float) -> str:
+    """A length of time in a few characters."""
     if seconds < 90:
         return f"{max(seconds, 0):.0f} s"
     if seconds < 5400:

@@ -69,14 +69,17 @@ def secure_client(socket: zmq.Socket[bytes], pair: KeyPair, server_public: str) 
 
 
 class Gatekeeper:
-    """Says who may open a connection to the servers of one ZMQ context. Used by one thread, but for ``allow``.
+    """Says who may open a connection to the servers of one ZMQ context.
 
-    A refused peer is cut off silently and may try again: its key may be on its way through the registry.
+    Used by one thread, but for ``allow`` and ``revoke``. A refused peer is cut off silently and may try again: its key
+    may be on its way through the registry.
     """
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
         #: Who may connect: hub id by public key. Swapped whole, so a reader's view never moves.
         self._allowed: Mapping[str, str] = {}
+        #: Hubs that may not, whatever their key. Swapped whole, too.
+        self._revoked: frozenset[str] = frozenset()
         #: How many handshakes were refused.
         self.refused = 0
         self.socket = context.socket(zmq.ROUTER)
@@ -86,6 +89,10 @@ class Gatekeeper:
     def allow(self, hubs_by_key: Mapping[str, str]) -> None:
         """Set who may connect from now on. Connections that stand are not touched. Callable from any thread."""
         self._allowed = dict(hubs_by_key)
+
+    def revoke(self, hub_ids: frozenset[str]) -> None:
+        """Refuse these hubs, and no others, from now on, though they be allowed. Callable from any thread."""
+        self._revoked = hub_ids
 
     def answer(self) -> None:
         """Answer all questions that wait. A peer's hub id becomes the ``User-Id`` of all its frames."""
@@ -109,4 +116,5 @@ class Gatekeeper:
     def _hub_of(self, mechanism: bytes, credentials: list[bytes]) -> str | None:
         if mechanism != b"CURVE" or len(credentials) != 1 or len(credentials[0]) != 32:
             return None
-        return self._allowed.get(z85.encode(credentials[0]).decode("ascii"))
+        hub_id = self._allowed.get(z85.encode(credentials[0]).decode("ascii"))
+        return None if hub_id in self._revoked else hub_id

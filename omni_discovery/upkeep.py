@@ -75,6 +75,7 @@ class Upkeep:
         self._jitter = jitter
         self._beat = options.beat(kv) if options.beat is not None else None
         self._freshness = Freshness(options.echo_timeout_s)
+        self._beat_trouble = Backoff(1.0, 1.0, jitter)
         #: The revision that somebody waits to see applied, and since when, monotonic.
         self._asked = (0, float("-inf"))
         self._wake = asyncio.Event()
@@ -137,7 +138,7 @@ class Upkeep:
             except CompactedError:
                 raise
             except RegistryError as error:
-                logger.debug("watcher.not_compared prefix=%s reason=%s", self._prefix, error)
+                logger.log(backoff.loudness(error), "watcher.not_compared prefix=%s reason=%s", self._prefix, error)
                 delay_s = backoff.next_delay_s()
 
     async def _write(self, counter: int) -> None:
@@ -149,10 +150,12 @@ class Upkeep:
             self._freshness.ask()
         try:
             await self._beat.write(counter, revision, self._clock.wall_s())
+            self._beat_trouble.reset()
         except RegistryError as error:
             # A store that takes no writes may still be read: then a list is the proof.
             began_s = self._clock.monotonic_s()
-            logger.info("watcher.no_beat prefix=%s reason=%s", self._prefix, error)
+            loudness = self._beat_trouble.loudness(error)
+            logger.log(loudness, "watcher.no_beat prefix=%s reason=%s", self._prefix, error)
             await self._prove_by_list()
             self._freshness.refused(began_s, self._clock.monotonic_s())
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from omni_discovery._waiting import Backoff
 from omni_discovery.clock import Clock, SystemClock
-from omni_discovery.errors import CompactedError, RegistryError
+from omni_discovery.errors import CompactedError, RegistryError, RegistryUnavailableError
 from omni_discovery.kv import KVStore
 from omni_discovery.table import Delta, ReplicaTable, View
 from omni_discovery.upkeep import NotProvedError, Upkeep, UpkeepOptions
@@ -59,6 +59,7 @@ class Watcher:
             jitter,
         )
         self._task: asyncio.Task[None] | None = None
+        self._has_told_stale = False
 
     def start(self) -> None:
         """Begin to watch; returns at once."""
@@ -80,12 +81,12 @@ class Watcher:
                 # The registry answers; only our place in its history is gone.
                 logger.info("watcher.relist prefix=%s reason=%s", self._prefix, error)
             except NotProvedError as error:
-                self._turn_stale(str(error), self._clock.monotonic_s() - error.fresh_at_s)
+                self._turn_stale(error, self._clock.monotonic_s() - error.fresh_at_s)
             except RegistryError as error:
-                self._turn_stale(str(error))
-            except Exception:
+                self._turn_stale(error)
+            except Exception as error:
                 logger.exception("watcher.failed prefix=%s", self._prefix)
-                self._turn_stale("a defect of our own")
+                self._turn_stale(error)
             if self._clock.monotonic_s() - began_s > _GOOD_WATCH_S:
                 self._backoff.reset()
             await self._clock.sleep(self._backoff.next_delay_s())
@@ -97,7 +98,9 @@ class Watcher:
         delta = self._table.replace(listing, self._clock.wall_s())
         after = self._table.snapshot()
         if before.stale_since_s is not None:
-            logger.info("watcher.fresh prefix=%s revision=%d", self._prefix, listing.revision)
+            level = logging.INFO if self._has_told_stale else logging.DEBUG
+            logger.log(level, "watcher.fresh prefix=%s revision=%d", self._prefix, listing.revision)
+            self._has_told_stale = False
         if delta or after.bad is not before.bad or before.revision == 0 or before.stale_since_s is not None:
             self._deliver(after, delta)
         if before.revision:
@@ -116,10 +119,18 @@ class Watcher:
                     self._deliver(after, delta)
                 self._upkeep.heard(batch, delta)
 
-    def _turn_stale(self, reason: str, for_s: float = 0.0) -> None:
+    def _turn_stale(self, error: Exception, for_s: float = 0.0) -> None:
+        # That etcd is away, its connection says.
+        self._tell_stale(error, is_news=type(error) is not RegistryUnavailableError)
         if self._table.mark_stale(self._clock.wall_s() - for_s):
-            logger.warning("watcher.stale prefix=%s reason=%s", self._prefix, reason)
             self._deliver(self._table.snapshot(), Delta())
+
+    def _tell_stale(self, error: Exception, *, is_news: bool) -> None:
+        if is_news and not self._has_told_stale:
+            self._has_told_stale = True
+            logger.warning("watcher.stale prefix=%s reason=%s", self._prefix, error)
+        else:
+            logger.debug("watcher.stale prefix=%s reason=%s", self._prefix, error)
 
     def _deliver(self, view: View, delta: Delta) -> None:
         for bad in delta.bad:

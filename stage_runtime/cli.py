@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 
 from omni_discovery.cli import add_security_options, configure_logging, read_security
+from omni_discovery.data_plane_flags import add_data_plane_options, check_data_plane, read_labels, warn_if_plain
 from omni_discovery.errors import ConfigError, OmniError
 from omni_discovery.process_tools import die_with_parent
 from stage_runtime.addresses import find_hosts
@@ -46,7 +47,6 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="HOST",
         help="the address under which hubs reach the replicas (default: the one that leads to etcd)",
     )
-    parser.add_argument("--drain-timeout", type=float, default=60.0, metavar="S", help="how long a drain waits")
     parser.add_argument(
         "--stall-after",
         type=float,
@@ -55,6 +55,7 @@ def build_parser() -> argparse.ArgumentParser:
         help="an engine that has work and stands still for so long is not renewed (default: %(default)s)",
     )
     parser.add_argument("--parent-pid", type=int, default=0, metavar="PID", help="drain when this process is gone")
+    add_data_plane_options(parser)
     add_security_options(parser)
     return parser
 
@@ -80,6 +81,10 @@ def main(argv: list[str] | None = None) -> int:
 
 def _supervise(arguments: argparse.Namespace) -> int:
     configure_logging()
+    check_data_plane(arguments)
+    # A hub that has started this process has said it already.
+    if not arguments.parent_pid:
+        warn_if_plain(arguments.zmq_security)
     bind_host, advertise_host = "127.0.0.1", "127.0.0.1"
     if arguments.etcd_endpoints:
         bind_host, advertise_host = find_hosts(arguments.etcd_endpoints, arguments.omni_replica_address)
@@ -91,6 +96,8 @@ def _supervise(arguments: argparse.Namespace) -> int:
         ttl_s=arguments.omni_heartbeat_timeout,
         bind_host=bind_host,
         advertise_host=advertise_host,
+        zmq_security=arguments.zmq_security,
+        labels=dict(read_labels(arguments.label)),
         drain_timeout_s=arguments.drain_timeout,
         stall_after_s=arguments.stall_after,
         parent_pid=os.getpid(),

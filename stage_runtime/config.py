@@ -8,6 +8,7 @@ from typing import Final
 import msgspec
 
 from omni_discovery.config import RegistryConfig
+from omni_discovery.data_plane_flags import CURVE
 from omni_discovery.errors import ConfigError
 from omni_discovery.keys import check_namespace
 from omni_discovery.registry_security import RegistrySecurity
@@ -49,6 +50,10 @@ class ReplicaConfig(msgspec.Struct, frozen=True, kw_only=True):
     advertise_host: str = "127.0.0.1"
     #: Process id of the supervisor: the replica ends with it. 0 for none.
     parent_pid: int = 0
+    #: ``curve``, or ``none`` for sockets that everybody can read.
+    zmq_security: str = CURVE
+    #: Where the replica is, for hubs that prefer what is near.
+    labels: dict[str, str] = {}
     #: How long a drain waits for what is in flight.
     drain_timeout_s: float = 60.0
     #: How long the sockets and the engine may take to close before the process ends without that.

@@ -1,7 +1,8 @@
 """Who may send how much: the replica's slots, lent to hubs as credits before their requests come.
 
-A slot is running a request, lent to a hub as an unspent credit, or free. Events are written down as they come; ``settle``
-then decides all at once, once in a wake-up, and says what to tell which hub. Hubs are named by their routing ids.
+A slot is running a request, lent to a hub as an unspent credit, or free. Events are written down as they come;
+``settle`` then decides all at once, once in a wake-up, and says what to tell which hub. Hubs are named by their routing
+ids.
 """
 
 from __future__ import annotations

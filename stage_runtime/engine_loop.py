@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any, Final
 
@@ -16,7 +16,7 @@ from omni_discovery.errors import InvalidRequestError
 from omni_discovery.wire import FailureKind
 from stage_runtime.engines.base import Engine, EngineOutput, StageRequest
 from stage_runtime.errors import EngineDeadError, NotResumableError, PayloadError
-from stage_runtime.jobs import Broken, Cancel, Finished, Job, Outcome, Piece, Release, Wake, Work
+from stage_runtime.jobs import Broken, Cancel, Finished, Job, Outcome, Piece, Release, ReleaseHub, Wake, Work
 from stage_runtime.payloads import Payloads
 
 logger = logging.getLogger(__name__)
@@ -30,6 +30,8 @@ class _Running:
     added_at_s: float
     transfer_s: float
     first_output_at_s: float | None = None
+    #: Nobody wants its end: what it would hand over is not kept.
+    is_cancelled: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,8 @@ class EngineLoop:
         self._emit = emit
         self._clock = clock
         self._running: dict[str, _Running] = {}
+        #: No deadline of those passes before this.
+        self._next_deadline_s = float("inf")
         self.jobs: SimpleQueue[Job] = SimpleQueue()
         self.progress = Progress(busy=False, at_s=clock())
 
@@ -104,24 +108,34 @@ class EngineLoop:
         wait = not self._engine.has_unfinished()
         if wait:
             self.progress = Progress(busy=False, at_s=self._clock())
-        while True:
             try:
-                job = self.jobs.get(timeout=_IDLE_WAIT_S) if wait else self.jobs.get_nowait()
+                job = self.jobs.get(timeout=_IDLE_WAIT_S)
             except Empty:
                 return
-            wait = False
-            match job:
-                case Work():
-                    self.progress = Progress(busy=True, at_s=self._clock())
-                    outcomes += self._start(job)
-                case Cancel(key):
-                    self._engine.abort(key)
-                case Release(owner):
-                    self._payloads.release(owner)
-                case Wake():
-                    pass
+            self.progress = Progress(busy=True, at_s=self._clock())
+            outcomes += self._do(job)
+        # Nobody else takes anything out.
+        while not self.jobs.empty():
+            outcomes += self._do(self.jobs.get_nowait())
 
-    def _start(self, work: Work) -> list[Outcome]:
+    def _do(self, job: Job) -> Sequence[Outcome]:
+        match job:
+            case Work():
+                return self._start(job)
+            case Cancel(key):
+                running = self._running.get(key)
+                if running is not None:
+                    running.is_cancelled = True
+                self._engine.abort(key)
+            case Release(owner):
+                self._payloads.release(owner)
+            case ReleaseHub(hub_id):
+                self._payloads.release_hub(hub_id)
+            case Wake():
+                pass
+        return ()
+
+    def _start(self, work: Work) -> Sequence[Outcome]:
         now_s = self._clock()
         if now_s >= work.deadline_s:
             return [Broken(work.key, FailureKind.DEADLINE, "the deadline passed while the request waited")]
@@ -156,15 +170,19 @@ class EngineLoop:
             logger.exception("engine.add_failed")
             return [Broken(work.key, FailureKind.ENGINE, f"{type(error).__name__}: {error}")]
         self._running[work.key] = _Running(work, added_at_s, transfer_s=added_at_s - now_s)
-        return []
+        self._next_deadline_s = min(self._next_deadline_s, work.deadline_s)
+        return ()
 
     def _enforce_deadlines(self, outcomes: list[Outcome]) -> None:
         now_s = self._clock()
+        if now_s < self._next_deadline_s:
+            return
         late = [key for key, running in self._running.items() if now_s >= running.work.deadline_s]
         for key in late:
             del self._running[key]
             self._engine.abort(key)
             outcomes.append(Broken(key, FailureKind.DEADLINE, "the deadline passed while the request ran"))
+        self._next_deadline_s = min((each.work.deadline_s for each in self._running.values()), default=float("inf"))
 
     def _outcomes_of(self, output: EngineOutput) -> list[Outcome]:
         running = self._running.get(output.key)
@@ -186,12 +204,14 @@ class EngineLoop:
         if output.error is not None:
             return Broken(output.key, *output.error)
         done_at_s = self._clock()
+        if running.is_cancelled:
+            return Finished(output.key, "abort", (), output.usage, self._timings(running, done_at_s))
         try:
             refs = self._payloads.hand_over(running.work, output.handoff)
         except PayloadError as error:
             return Broken(output.key, FailureKind.PAYLOAD, str(error))
-        finished = Finished(output.key, output.finish_reason or "stop", refs, output.usage)
-        return replace(finished, timings_s=self._timings(running, done_at_s))
+        reason = output.finish_reason or "stop"
+        return Finished(output.key, reason, refs, output.usage, self._timings(running, done_at_s))
 
     def _timings(self, running: _Running, done_at_s: float) -> dict[str, float]:
         accepted_at_s = running.work.accepted_at_s

@@ -46,11 +46,18 @@ class Release:
 
 
 @dataclass(frozen=True, slots=True)
+class ReleaseHub:
+    """Nobody will fetch anything that the hub's requests left for other stages."""
+
+    hub_id: str
+
+
+@dataclass(frozen=True, slots=True)
 class Wake:
     """Look at the flags: the replica is to drain or to stop."""
 
 
-Job = Work | Cancel | Release | Wake
+Job = Work | Cancel | Release | ReleaseHub | Wake
 
 
 @dataclass(frozen=True, slots=True)

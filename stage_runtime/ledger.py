@@ -1,72 +1,101 @@
-"""Who is owed an answer: the accepted requests of one replica, and the number of each one's next frame."""
+"""Who is owed an answer: the accepted requests of one replica, and what is remembered of those that ended."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
+
+from stage_runtime.peers import Peer
+
+#: How many ended requests are remembered, so that none of them runs again when its frame comes twice.
+_MAX_ENDED: Final = 32_768
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Ticket:
     """One accepted request. ``epoch`` is the life it was submitted to; all its answers carry it."""
 
     key: str
-    hub_id: str
+    peer: Peer
     request_id: str
     attempt: int
     epoch: int
+    #: The number of its next frame.
+    next_seq: int = 0
+
+    @property
+    def owner(self) -> str:
+        """The hub's request over all its attempts."""
+        return owner_of(self.peer.hub_id, self.request_id)
+
+
+def owner_of(hub_id: str, request_id: str) -> str:
+    """The name under which a hub's request keeps its hand-offs."""
+    return f"{hub_id}/{request_id}"
 
 
 class Ledger:
     """Owned by the ZMQ thread. A hub's request has at most one attempt in it that still counts."""
 
-    def __init__(self) -> None:
-        self._tickets: dict[str, Ticket] = {}
+    def __init__(self, max_ended: int = _MAX_ENDED) -> None:
+        self._max_ended = max_ended
+        #: By key.
+        self.tickets: dict[str, Ticket] = {}
         #: Makes every key new, also where a hub uses a request id again.
         self._serial = 0
-        self._next_seq: dict[str, int] = {}
         #: The attempt that counts, by hub and request.
-        self._current: dict[tuple[str, str], str] = {}
+        self._current: dict[tuple[str, str], Ticket] = {}
+        #: The last attempt that ended or must not begin, by connection and request, oldest first. Another process of
+        #: the same hub may use its request ids again, and has connections of its own.
+        self._ended: dict[tuple[str, str], int] = {}
 
     def __len__(self) -> int:
-        return len(self._tickets)
+        return len(self.tickets)
 
-    def open(self, hub_id: str, request_id: str, attempt: int, epoch: int) -> Ticket:
+    def open(self, peer: Peer, request_id: str, attempt: int, epoch: int) -> Ticket:
         """Write down an accepted request."""
         self._serial += 1
-        ticket = Ticket(f"{hub_id}/{request_id}/{attempt}#{self._serial}", hub_id, request_id, attempt, epoch)
-        self._tickets[ticket.key] = ticket
-        self._next_seq[ticket.key] = 0
-        self._current[hub_id, request_id] = ticket.key
+        ticket = Ticket(f"{peer.hub_id}/{request_id}/{attempt}#{self._serial}", peer, request_id, attempt, epoch)
+        self.tickets[ticket.key] = ticket
+        self._current[peer.hub_id, request_id] = ticket
         return ticket
 
     def current(self, hub_id: str, request_id: str) -> Ticket | None:
         """The attempt of a hub's request that is in flight here."""
-        key = self._current.get((hub_id, request_id))
-        return None if key is None else self._tickets[key]
+        return self._current.get((hub_id, request_id))
 
-    def get(self, key: str) -> Ticket | None:
-        """The request with that key, if it is in flight."""
-        return self._tickets.get(key)
+    def was_here(self, peer: Peer, request_id: str, attempt: int) -> bool:
+        """Whether that attempt, or a later one, runs, has ended or was aborted before it came."""
+        running = self._current.get((peer.hub_id, request_id))
+        if running is not None and attempt <= running.attempt:
+            return True
+        return attempt <= self._ended.get((peer.name, request_id), -1)
 
-    def take_seq(self, key: str) -> int:
-        """The number of the request's next frame; each is given out once."""
-        seq = self._next_seq[key]
-        self._next_seq[key] = seq + 1
-        return seq
+    def close(self, ticket: Ticket) -> bool:
+        """The request ended; False if it had already."""
+        if self.tickets.pop(ticket.key, None) is None:
+            return False
+        request = ticket.peer.hub_id, ticket.request_id
+        if self._current.get(request) is ticket:
+            del self._current[request]
+        self.bar(ticket.peer, ticket.request_id, ticket.attempt)
+        return True
 
-    def close(self, key: str) -> None:
-        """The request ended. Unknown keys are fine."""
-        ticket = self._tickets.pop(key, None)
-        if ticket is None:
-            return
-        del self._next_seq[key]
-        if self._current.get((ticket.hub_id, ticket.request_id)) == key:
-            del self._current[ticket.hub_id, ticket.request_id]
+    def bar(self, peer: Peer, request_id: str, attempt: int) -> None:
+        """No attempt up to that one may begin any more."""
+        request = peer.name, request_id
+        self._ended[request] = max(attempt, self._ended.pop(request, -1))
+        if len(self._ended) > self._max_ended:
+            del self._ended[next(iter(self._ended))]
 
     def of_hub(self, hub_id: str) -> list[Ticket]:
         """All that one hub waits for."""
-        return [ticket for ticket in self._tickets.values() if ticket.hub_id == hub_id]
+        return [ticket for ticket in self.tickets.values() if ticket.peer.hub_id == hub_id]
 
-    def hubs(self) -> set[str]:
-        """The hubs that wait for something."""
-        return {ticket.hub_id for ticket in self._tickets.values()}
+    def of_peer(self, name: str) -> list[Ticket]:
+        """All whose answers go to one connection."""
+        return [ticket for ticket in self.tickets.values() if ticket.peer.name == name]
+
+    def peers(self) -> set[str]:
+        """The connections that wait for something."""
+        return {ticket.peer.name for ticket in self.tickets.values()}

@@ -1,4 +1,7 @@
-"""Frames that wait for a hub: one bounded queue per hub, so that a slow or absent one costs only itself."""
+"""What waits for a hub: one bounded queue per connection, so that a slow or absent hub costs only itself.
+
+Messages pile up until ``flush``, and leave in as few multiparts as their sizes allow.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,15 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Final
+
+from omni_discovery.wire import MAX_BATCH, VERSION
 
 Frames = Sequence[bytes]
+
+#: A batch is closed when it has grown to this, so that the other side need not wait long for its first message.
+_BATCH_BYTES: Final = 256 << 10
+_VERSION_BYTE: Final = bytes([VERSION])
 
 
 class SendResult(Enum):
@@ -20,7 +30,7 @@ class SendResult(Enum):
 
 @dataclass(slots=True)
 class _Queue:
-    waiting: deque[Frames] = field(default_factory=deque)
+    waiting: deque[tuple[bytes, bytes | None]] = field(default_factory=deque)
     size_bytes: int = 0
     #: When the hub was first found unreachable; None while it can be reached.
     gone_since_s: float | None = None
@@ -34,56 +44,100 @@ class Outbox:
         self._max_messages = max_messages
         self._max_bytes = max_bytes
         self._queues: dict[str, _Queue] = {}
+        #: How many messages wait, over all hubs. May be read by any thread.
+        self.waiting = 0
+        #: Whose queues have grown since the last flush and are not known to be blocked.
+        self._fresh: set[str] = set()
 
-    def push(self, hub_id: str, frames: Frames, now_s: float) -> bool:
-        """Send, or keep for later; False if the hub's queue is full, and the frames are dropped."""
-        queue = self._queues.setdefault(hub_id, _Queue())
-        size_bytes = sum(len(frame) for frame in frames)
+    def push(self, name: str, head: bytes, attachment: bytes | None = None) -> bool:
+        """Queue one message; False if the hub's queue is full, and the message is dropped."""
+        queue = self._queues.get(name)
+        if queue is None:
+            queue = self._queues[name] = _Queue()
+        size_bytes = len(head) if attachment is None else len(head) + len(attachment)
         if len(queue.waiting) >= self._max_messages or queue.size_bytes + size_bytes > self._max_bytes:
             return False
-        queue.waiting.append(frames)
+        if not queue.waiting:
+            self._fresh.add(name)
+        queue.waiting.append((head, attachment))
         queue.size_bytes += size_bytes
-        if len(queue.waiting) == 1:
-            self.flush(hub_id, now_s)
+        self.waiting += 1
         return True
 
-    def flush(self, hub_id: str, now_s: float) -> None:
+    def flush(self, now_s: float) -> None:
+        """Send what was queued since the last time."""
+        while self._fresh:
+            self.flush_one(self._fresh.pop(), now_s)
+
+    def flush_one(self, name: str, now_s: float) -> None:
         """Send what waits for one hub, as far as it goes."""
-        queue = self._queues.get(hub_id)
+        queue = self._queues.get(name)
         while queue is not None and queue.waiting:
-            result = self._send(hub_id, queue.waiting[0])
+            count, frames = _next_frames(queue.waiting)
+            result = self._send(name, frames)
             if result is SendResult.GONE:
                 queue.gone_since_s = now_s if queue.gone_since_s is None else queue.gone_since_s
                 return
             queue.gone_since_s = None
             if result is SendResult.FULL:
                 return
-            queue.size_bytes -= sum(len(frame) for frame in queue.waiting.popleft())
+            self.waiting -= count
+            for _ in range(count):
+                head, attachment = queue.waiting.popleft()
+                queue.size_bytes -= len(head) + len(attachment or b"")
         if queue is not None:
-            del self._queues[hub_id]
+            del self._queues[name]
 
     def retry(self, now_s: float) -> None:
         """Try all that waits again."""
-        for hub_id in list(self._queues):
-            self.flush(hub_id, now_s)
+        for name in list(self._queues):
+            self.flush_one(name, now_s)
 
-    def waiting(self) -> int:
-        """How many messages wait, over all hubs."""
-        return sum(len(queue.waiting) for queue in self._queues.values())
-
-    def has_waiting(self, hub_id: str) -> bool:
+    def has_waiting(self, name: str) -> bool:
         """Whether anything waits for one hub."""
-        return hub_id in self._queues
+        return name in self._queues
 
     def gone_for(self, grace_s: float, now_s: float) -> list[str]:
         """The hubs that could not be reached for longer than ``grace_s``."""
         return [
-            hub_id
-            for hub_id, queue in self._queues.items()
+            name
+            for name, queue in self._queues.items()
             if queue.gone_since_s is not None and now_s - queue.gone_since_s > grace_s
         ]
 
-    def drop(self, hub_id: str) -> int:
+    def drop(self, name: str) -> int:
         """Forget what waits for one hub; say how many messages that were."""
-        queue = self._queues.pop(hub_id, None)
-        return 0 if queue is None else len(queue.waiting)
+        queue = self._queues.pop(name, None)
+        self._fresh.discard(name)
+        dropped = 0 if queue is None else len(queue.waiting)
+        self.waiting -= dropped
+        return dropped
+
+    def names(self) -> list[str]:
+        """For whom anything waits."""
+        return list(self._queues)
+
+
+def _next_frames(waiting: deque[tuple[bytes, bytes | None]]) -> tuple[int, Frames]:
+    """As many messages from the front as make one multipart, and its frames."""
+    head, attachment = waiting[0]
+    if attachment is not None:
+        return 1, (head, attachment)
+    if len(waiting) == 1:
+        return 1, (head,)
+    heads: list[bytes] = []
+    size_bytes = 0
+    for head, attachment in waiting:
+        size_bytes += len(head)
+        if attachment is not None or (heads and size_bytes > _BATCH_BYTES) or len(heads) == MAX_BATCH:
+            break
+        heads.append(head)
+    return len(heads), (heads[0] if len(heads) == 1 else join_heads(heads),)
+
+
+def join_heads(heads: Sequence[bytes]) -> bytes:
+    """One head frame, which is a batch, out of those of single messages."""
+    count = len(heads)
+    # An array of msgpack is its length and then its elements as they stand.
+    length = bytes([0x90 | count]) if count < 16 else b"\xdc" + count.to_bytes(2, "big")
+    return b"".join([_VERSION_BYTE, length, *[head[1:] for head in heads]])

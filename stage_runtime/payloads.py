@@ -1,12 +1,13 @@
 """Hand-offs between this replica's stage and its neighbours, through the connector of each edge.
 
 Used by the engine's thread. What was handed over is kept until the hub releases it, so that the next stage can be run
-again; what nobody releases goes after ``keep_s``.
+again; what nobody releases goes after ``keep_s``. Whatever a connector raises hurts at most the request that used it.
 """
 
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -17,8 +18,11 @@ from omni_discovery.wire import PayloadRef
 from stage_runtime.connectors.base import OmniConnectorBase
 from stage_runtime.connectors.config import ConnectorSpec
 from stage_runtime.connectors.factory import OmniConnectorFactory
-from stage_runtime.errors import PayloadError, SerializationError
+from stage_runtime.errors import PayloadError
 from stage_runtime.jobs import Work
+from stage_runtime.ledger import owner_of
+
+logger = logging.getLogger(__name__)
 
 KEEP_S: Final = 900.0
 
@@ -50,6 +54,8 @@ class Payloads:
         self._keep_s = keep_s
         #: What was put and not released, by the owner of the request; oldest owner first.
         self._kept: dict[str, list[_Kept]] = {}
+        #: How often a connector raised where nobody waits for its answer.
+        self.failed_cleanups = 0
 
     def fetch(self, refs: Sequence[PayloadRef]) -> dict[int, Mapping[str, Any]]:
         """What the stages before left, by stage. Raise PayloadError if any of it is missing or damaged."""
@@ -62,8 +68,8 @@ class Payloads:
                 raise PayloadError(f"the hand-off came by {ref.connector}, this replica has {edge.name}")
             try:
                 got = edge.connector.get(str(ref.from_stage), str(ref.to_stage), ref.key, dict(ref.metadata))
-            except (SerializationError, OSError) as error:
-                raise PayloadError(f"the hand-off of stage {ref.from_stage} can't be read: {error}") from error
+            except Exception as error:
+                raise PayloadError(f"the hand-off of stage {ref.from_stage} can't be read: {_told(error)}") from error
             if got is None:
                 raise PayloadError(f"the hand-off of stage {ref.from_stage} is not there any more")
             if not isinstance(got[0], Mapping):
@@ -75,12 +81,26 @@ class Payloads:
         """Store what the next stages need. Raise PayloadError if it can't be stored."""
         if handoff is None:
             return ()
-        return tuple(self._put(work, to_stage, handoff) for to_stage in work.next_stages)
+        try:
+            return tuple(self._put(work, to_stage, handoff) for to_stage in work.next_stages)
+        except PayloadError:
+            self.release(work.owner)
+            raise
 
     def release(self, owner: str) -> None:
         """Drop all that was handed over for one request."""
         for kept in self._kept.pop(owner, ()):
-            kept.connector.cleanup(kept.key)
+            try:
+                kept.connector.cleanup(kept.key)
+            except Exception:
+                self.failed_cleanups += 1
+                logger.exception("payload.cleanup_failed key=%s", kept.key)
+
+    def release_hub(self, hub_id: str) -> None:
+        """Drop all that was handed over for one hub's requests."""
+        prefix = owner_of(hub_id, "")
+        for owner in [each for each in self._kept if each.startswith(prefix)]:
+            self.release(owner)
 
     def expire(self) -> None:
         """Drop what was kept for too long."""
@@ -94,14 +114,20 @@ class Payloads:
     def close(self) -> None:
         """Close all connectors. Idempotent."""
         for edge in self._edges.values():
-            edge.connector.close()
+            try:
+                edge.connector.close()
+            except Exception:
+                logger.exception("payload.close_failed connector=%s", edge.name)
 
     def _put(self, work: Work, to_stage: int, handoff: Mapping[str, Any]) -> PayloadRef:
         edge = self._edges.get((self._stage_id, to_stage))
         if edge is None:
             raise PayloadError(f"no edge leads from stage {self._stage_id} to {to_stage}")
         key = _key(work)
-        stored, size_bytes, metadata = edge.connector.put(str(self._stage_id), str(to_stage), key, handoff)
+        try:
+            stored, size_bytes, metadata = edge.connector.put(str(self._stage_id), str(to_stage), key, handoff)
+        except Exception as error:
+            raise PayloadError(f"the hand-off for stage {to_stage} can't be stored: {_told(error)}") from error
         if not stored:
             raise PayloadError(f"{edge.name} could not store the hand-off for stage {to_stage}")
         self._kept.setdefault(work.owner, []).append(_Kept(edge.connector, key, self._clock()))
@@ -114,6 +140,10 @@ class Payloads:
             # The hand-off stays until the hub releases it: the next stage may have to run again elsewhere.
             metadata={**(metadata or {}), "consume": False},
         )
+
+
+def _told(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
 
 
 def _key(work: Work) -> str:

@@ -174,14 +174,11 @@ class Supervisor:
                 )
             case GiveUp(exit_code, reason):
                 slot.gave_up_with = exit_code
-                logger.log(
-                    logging.INFO if exit_code == EXIT_DONE else logging.ERROR,
-                    "supervisor.gave_up stage=%d ordinal=%d code=%d: %s",
-                    stage_id,
-                    slot.ordinal,
-                    code,
-                    reason,
-                )
+                if exit_code == EXIT_DONE:
+                    logger.info("supervisor.drained stage=%d ordinal=%d: %s", stage_id, slot.ordinal, reason)
+                else:
+                    text = "supervisor.gave_up stage=%d ordinal=%d code=%d: %s"
+                    logger.error(text, stage_id, slot.ordinal, code, reason)
 
     def _stop(self, now_s: float) -> None:
         if self._kill_at_s is None:

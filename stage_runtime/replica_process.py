@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from omni_discovery import __version__
 from omni_discovery.clients import OmniCoordClientForStage
+from omni_discovery.data_plane_flags import CURVE
 from omni_discovery.deploy import DeployConfig, StageConfig, fingerprint
 from omni_discovery.errors import ConfigError
 from omni_discovery.messages import HubRecord, ReplicaStatus
@@ -61,7 +62,8 @@ class Replica:
         self._device = device
         self._lifecycle = Lifecycle()
         self._engine: Engine = create_engine(self._stage)
-        self._keys = KeyPair.generate()
+        #: None without encryption.
+        self._keys = KeyPair.generate() if config.zmq_security == CURVE else None
         self._payloads = Payloads(
             config.stage_id, build_edges(deploy, config.stage_id, config.namespace), time.monotonic
         )
@@ -74,6 +76,8 @@ class Replica:
         self._drain = Drain(config.ack_timeout_s)
         #: Whether the operator has asked for the drain; a replica that was drained stays down.
         self._drained_by_key = False
+        #: Hubs that were warned about: what one encrypts the other does not.
+        self._unlike_hubs: set[str] = set()
         self._client: StageClient | None = None
         self._publisher: StatusPublisher | None = None
 
@@ -126,7 +130,8 @@ class Replica:
             "fingerprint": fingerprint(stage),
             "version": __version__,
             "capacity": self._engine.capacity,
-            "curve_public_key": self._keys.public,
+            "curve_public_key": "" if self._keys is None else self._keys.public,
+            "labels": config.labels,
         }
         return self._connect(
             config.endpoints,
@@ -142,6 +147,7 @@ class Replica:
             fields=fields,
             may_renew=self._may_renew,
             on_hubs=self._on_hubs,
+            on_revoked=self._server.set_revoked_hubs,
             on_registered=self._on_registered,
             on_lost=self._on_lost,
             on_drain=self._on_drain,
@@ -160,14 +166,19 @@ class Replica:
             raise EngineDeadError(f"could not be loaded: {type(error).__name__}: {error}") from error
         self._describe(phase="ready", progress=1.0, capacity=self._engine.capacity)
         self._lifecycle.handle(EngineLoaded())
+        self._server.state_changed()
         took_s = time.monotonic() - self._begun_s
         logger.info("replica.ready stage=%d capacity=%d took_s=%.1f", stage.stage_id, self._engine.capacity, took_s)
 
     def _serve(self) -> None:
+        is_draining = False
         while self._lifecycle.stage in (Stage.READY, Stage.DRAINING):
             self._loop.turn()
             if self._lifecycle.stage is not Stage.DRAINING:
                 continue
+            if not is_draining:
+                is_draining = True
+                self._server.state_changed()
             match self._drain.verdict(time.monotonic(), self._server.queue_length):
                 case Verdict.GIVE_UP:
                     self._loop.fail_all(FailureKind.DRAINING, "the replica had to stop before the request was finished")
@@ -226,6 +237,13 @@ class Replica:
             self._client.describe(**fields)
 
     def _on_hubs(self, hubs: Mapping[str, HubRecord]) -> None:
+        is_secured = self._keys is not None
+        for hub_id, hub in hubs.items():
+            if bool(hub.curve_public_key) is not is_secured and hub_id not in self._unlike_hubs:
+                self._unlike_hubs.add(hub_id)
+                theirs, ours = ("none", CURVE) if is_secured else (CURVE, "none")
+                text = "hub.unusable hub=%s: it speaks with --zmq-security %s, this replica with %s; they must agree"
+                logger.warning(text, hub_id, theirs, ours)
         self._server.set_allowed_hubs({hub.curve_public_key: hub_id for hub_id, hub in hubs.items()})
 
     def _on_registered(self, _replica_id: int, epoch: int) -> None:

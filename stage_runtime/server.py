@@ -12,6 +12,8 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Final
 
 import zmq
 
@@ -19,40 +21,62 @@ from omni_discovery.errors import ConfigError, WireError
 from omni_discovery.security import Gatekeeper, KeyPair, secure_server
 from omni_discovery.wire import MAX_HEAD_BYTES
 from stage_runtime.config import ServerConfig
+from stage_runtime.greetings import ReplicaState
 from stage_runtime.jobs import Job, Outcome
 from stage_runtime.outbox import Frames, Outbox, SendResult
-from stage_runtime.sessions import ReplicaState, Sessions
+from stage_runtime.peers import ForeignIdentityError, Peer, Peers
+from stage_runtime.sessions import MisplacedError, Sessions
 
 logger = logging.getLogger(__name__)
 
-_TICK_MS = 100
-_IDLE_TICK_MS = 100
+_TICK_MS: Final = 100
+#: Messages taken from one socket before what the engine said gets its turn.
+_RECEIVE_BATCH: Final = 256
+#: From this size on, a frame is given to ZMQ as it is, without a copy.
+_ZERO_COPY_BYTES: Final = 64 << 10
+_ACKS_MESSAGES: Final = 4096
+_ACKS_BYTES: Final = 16 << 20
 
 
 class ReplicaServer:
-    """Binds at once, serves from ``start`` to ``close``. All methods may be called from any thread."""
+    """Binds at once, serves from ``start`` to ``close``. All methods may be called from any thread.
+
+    Without ``keys`` nothing is encrypted, anybody may connect, and a hub is whoever its routing id and its Hello say
+    it is: for networks that only friends are on.
+    """
 
     def __init__(
-        self, config: ServerConfig, bind_host: str, keys: KeyPair, state: ReplicaState, jobs: Callable[[Job], None]
+        self,
+        config: ServerConfig,
+        bind_host: str,
+        keys: KeyPair | None,
+        state: ReplicaState,
+        jobs: Callable[[Job], None],
     ) -> None:
         self._config = config
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._gate = Gatekeeper(self._context)
+        self._gate = None if keys is None else Gatekeeper(self._context)
         self._input, self.input_port = self._bind(bind_host, keys)
         self._output, self.output_port = self._bind(bind_host, keys)
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         #: Held around the write to and the closing of the descriptor, whose number may be given to another file.
         self._wake_lock = threading.Lock()
+        #: Whether the ZMQ thread has to be woken to see what was left for it. Set before it looks a last time.
+        self._asleep = False
         self._outcomes: deque[Sequence[Outcome]] = deque()
         self._closing = threading.Event()
         self._closed = False
         #: What was refused or lost, by name. Written by the ZMQ thread only.
         self.counters: Counter[str] = Counter()
-        self._acks = Outbox(lambda hub, frames: _send(self._input, hub, frames), 4096, 16 << 20)
-        self._replies = Outbox(
-            lambda hub, frames: _send(self._output, hub, frames), config.outbox_messages, config.outbox_bytes
-        )
+        self._acks = Outbox(partial(_send, self._input), _ACKS_MESSAGES, _ACKS_BYTES)
+        self._replies = Outbox(partial(_send, self._output), config.outbox_messages, config.outbox_bytes)
         self._sessions = Sessions(config, state, self.counters, jobs, self._acks, self._replies)
+        self._input_peers = Peers(has_keys=keys is not None)
+        self._output_peers = Peers(has_keys=keys is not None)
+        self._revoked: frozenset[str] = frozenset()
+        #: What ``set_revoked_hubs`` said last; the ZMQ thread makes it true.
+        self._to_revoke: frozenset[str] = frozenset()
+        self._logged: set[str] = set()
         self._thread = threading.Thread(target=self._run, name="replica-zmq", daemon=True)
 
     def start(self) -> None:
@@ -61,18 +85,31 @@ class ReplicaServer:
 
     def set_epoch(self, epoch: int) -> None:
         """The registry knows this replica under a new life."""
-        self._sessions.epoch = epoch
+        self._sessions.greetings.epoch = epoch
         self._wake()
 
     def set_allowed_hubs(self, hubs_by_key: Mapping[str, str]) -> None:
         """Who may connect from now on: hub id by public key."""
-        self._gate.allow(hubs_by_key)
+        if self._gate is not None:
+            self._gate.allow(hubs_by_key)
+
+    def set_revoked_hubs(self, hub_ids: frozenset[str]) -> None:
+        """These hubs, and no others, are cut off: nothing from or to them passes, and what they have here ends."""
+        if self._gate is not None:
+            self._gate.revoke(hub_ids)
+        self._to_revoke = hub_ids
+        self._wake()
+
+    def state_changed(self) -> None:
+        """Look at the state at once: the replica is ready, drains, or has another capacity."""
+        self._wake()
 
     def emit(self, outcomes: Sequence[Outcome]) -> None:
         """Send what came out of the engine to the hubs that wait for it."""
         if outcomes:
             self._outcomes.append(outcomes)
-            self._wake()
+            if self._asleep:
+                self._wake()
 
     @property
     def queue_length(self) -> int:
@@ -82,7 +119,7 @@ class ReplicaServer:
     @property
     def idle(self) -> bool:
         """Whether nothing is in flight and everything said has left."""
-        return not (self.queue_length or self._outcomes or self._replies.waiting() or self._acks.waiting())
+        return not (self.queue_length or self._outcomes or self._replies.waiting or self._acks.waiting)
 
     def close(self, flush_timeout_s: float = 0.0) -> None:
         """Stop, after at most ``flush_timeout_s`` for what is still to be sent. Idempotent."""
@@ -100,16 +137,18 @@ class ReplicaServer:
         linger_ms = 200 if flush_timeout_s else 0
         for socket in (self._input, self._output):
             socket.close(linger_ms)
-        self._gate.close()
+        if self._gate is not None:
+            self._gate.close()
         self._context.term()
         with self._wake_lock:
             os.close(self._wake_fd)
             self._wake_fd = -1
         logger.info("server.closed %s", " ".join(f"{name}={count}" for name, count in sorted(self.counters.items())))
 
-    def _bind(self, bind_host: str, keys: KeyPair) -> tuple[zmq.Socket[bytes], int]:
+    def _bind(self, bind_host: str, keys: KeyPair | None) -> tuple[zmq.Socket[bytes], int]:
         socket = self._context.socket(zmq.ROUTER)
-        secure_server(socket, keys)
+        if keys is not None:
+            secure_server(socket, keys)
         socket.linger = 0
         socket.ipv6 = ":" in bind_host
         socket.router_mandatory = True
@@ -135,53 +174,105 @@ class ReplicaServer:
 
     def _run(self) -> None:
         poller = zmq.Poller()
-        for source in (self._input, self._output, self._gate.socket, self._wake_fd):
+        sources = [self._input, self._output, self._wake_fd]
+        for source in sources if self._gate is None else [*sources, self._gate.socket]:
             poller.register(source, zmq.POLLIN)
         next_tick_s = 0.0
+        is_behind = False
         while not self._closing.is_set():
-            waiting = self._replies.waiting() or self._acks.waiting()
             try:
-                ready = dict(poller.poll(_TICK_MS if waiting else _IDLE_TICK_MS))
-                self._serve(ready)
+                self._asleep = True
+                ready = dict(poller.poll(0 if is_behind or self._outcomes else _TICK_MS))
+                self._asleep = False
                 now_s = time.monotonic()
+                is_behind = self._serve(ready, now_s)
                 if now_s >= next_tick_s:
                     next_tick_s = now_s + _TICK_MS / 1000
                     self._sessions.tick(now_s)
+                self._sessions.flush(now_s)
             except Exception:
                 # One hub's nonsense must never end the service of all others.
-                self.counters["internal_errors"] += 1
                 logger.exception("server.error")
+                self.counters["internal_errors"] += 1
 
-    def _serve(self, ready: Mapping[object, int]) -> None:
+    def _serve(self, ready: Mapping[object, int], now_s: float) -> bool:
+        """Take in what there is; True if there may be more."""
         if self._wake_fd in ready:
             os.eventfd_read(self._wake_fd)
-        if self._gate.socket in ready:
+        if self._gate is not None and self._gate.socket in ready:
             self._gate.answer()
             self.counters["refused_handshakes"] = self._gate.refused
-        now_s = time.monotonic()
-        self._sessions.greet_waiting(now_s)
-        while self._outcomes:
-            self._sessions.deliver(self._outcomes.popleft(), now_s)
+        if self._to_revoke != self._revoked:
+            self._revoke(self._to_revoke)
+        self._sessions.greetings.greet_waiting()
+        # What came while this was done is for the next turn: hubs must not wait until the engine falls silent.
+        for _ in range(len(self._outcomes)):
+            self._deliver(self._outcomes.popleft())
+        is_behind = False
         if self._input in ready:
-            self._receive(self._input, self._sessions.on_input)
+            is_behind = self._receive(self._input, self._input_peers, self._sessions.on_input, now_s)
         if self._output in ready:
-            self._receive(self._output, self._sessions.on_output)
-        self._sessions.settle_credits(now_s)
+            is_behind |= self._receive(self._output, self._output_peers, self._sessions.on_output, now_s)
+        return is_behind
 
-    def _receive(self, socket: zmq.Socket[bytes], handle: Callable[[str, list[bytes], float], None]) -> None:
-        # A bounded batch: output must not wait until a hub stops talking.
-        for _ in range(256):
+    def _deliver(self, outcomes: Sequence[Outcome]) -> None:
+        try:
+            self._sessions.deliver(outcomes)
+        except Exception:
+            logger.exception("server.error where=deliver")
+            self.counters["internal_errors"] += 1
+
+    def _revoke(self, hub_ids: frozenset[str]) -> None:
+        self._revoked = hub_ids
+        logger.warning("server.revoked hubs=%s", ",".join(sorted(hub_ids)) or "none")
+        self._input_peers.revoke(hub_ids)
+        self._output_peers.revoke(hub_ids)
+        self._sessions.revoke(hub_ids)
+
+    def _receive(
+        self, socket: zmq.Socket[bytes], peers: Peers, handle: Callable[[Peer, bytes, float], None], now_s: float
+    ) -> bool:
+        """Take a bounded batch: output must not wait until a hub stops talking. True if there may be more."""
+        for _ in range(_RECEIVE_BATCH):
             try:
-                frames = socket.recv_multipart(zmq.NOBLOCK, copy=False)
+                routing_id = socket.recv(zmq.NOBLOCK)
             except zmq.Again:
-                return
+                return False
             try:
-                hub_id = frames[0].bytes.decode("utf-8")
-                if frames[0].get("User-Id") != hub_id:
-                    raise WireError(f"the key is not the one of hub {hub_id!r}")
-                handle(hub_id, [frame.bytes for frame in frames[1:]], time.monotonic())
-            except (WireError, UnicodeDecodeError) as error:
-                self._sessions.count_bad_frame(str(error))
+                peer = peers.known.get(routing_id)
+                if peer is not None:
+                    head = socket.recv(zmq.NOBLOCK)
+                else:
+                    frame = socket.recv(zmq.NOBLOCK, copy=False)
+                    head = frame.bytes
+                is_whole = not socket.getsockopt(zmq.RCVMORE) or _drop_rest(socket)
+                if peer is None:
+                    peer = peers.prove(routing_id, partial(_hub_of_key, frame))
+                if not is_whole:
+                    raise WireError("more than one frame")
+                if peer is None:
+                    self.counters["revoked"] += 1
+                else:
+                    handle(peer, head, now_s)
+            except WireError as error:
+                self._count_refused(error)
+            except Exception:
+                logger.exception("server.error where=receive")
+                self.counters["internal_errors"] += 1
+        return True
+
+    def _count_refused(self, error: WireError) -> None:
+        match error:
+            case ForeignIdentityError():
+                kind = "foreign_identity"
+            case MisplacedError():
+                kind = "misplaced"
+            case _:
+                kind = "bad_frames"
+        self.counters[kind] += 1
+        if kind not in self._logged:
+            self._logged.add(kind)
+            logger.warning("server.%s reason=%s (others are only counted)", kind.removesuffix("s"), error)
 
 
 def _bind_any(socket: zmq.Socket[bytes], host: str) -> int:
@@ -190,9 +281,24 @@ def _bind_any(socket: zmq.Socket[bytes], host: str) -> int:
     return int(endpoint.rpartition(":")[2])
 
 
-def _send(socket: zmq.Socket[bytes], hub_id: str, frames: Frames) -> SendResult:
+def _drop_rest(socket: zmq.Socket[bytes]) -> bool:
+    """Take the rest of a message that has too many frames; always False."""
+    while socket.getsockopt(zmq.RCVMORE):
+        socket.recv(zmq.NOBLOCK, copy=False)
+    return False
+
+
+def _hub_of_key(frame: zmq.Frame) -> str | None:
     try:
-        socket.send_multipart([hub_id.encode("utf-8"), *frames], zmq.NOBLOCK)
+        return str(frame.get("User-Id"))
+    except zmq.ZMQError:
+        return None
+
+
+def _send(socket: zmq.Socket[bytes], name: str, frames: Frames) -> SendResult:
+    is_small = len(frames) == 1 or len(frames[1]) < _ZERO_COPY_BYTES
+    try:
+        socket.send_multipart([name.encode("utf-8"), *frames], zmq.NOBLOCK, copy=is_small)
     except zmq.Again:
         return SendResult.FULL
     except zmq.ZMQError as error:

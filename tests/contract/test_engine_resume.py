@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,8 +19,9 @@ from tests.support.engines import ECHO, PAINTER, THINKER, as_the_supervisor_has_
 
 torch.set_num_threads(1)
 
-#: Bytes of the demo's vocabulary that make characters of two, three and four bytes, or none.
+#: Bytes in the demo's vocabulary that make characters of two, three and four bytes, or none.
 C3, A9, E2, F0 = 141, 116, 172, 186
+DIGIT = 30
 GREEDY: dict[str, Any] = {"temperature": 0.0, "max_tokens": 40}
 
 
@@ -88,8 +89,8 @@ def check_every_cut(engine: Engine, request: StageRequest) -> int:
     [
         "7 + 5",
         "What is 1 + 2?",
-        "what is the result of 412 - 387",
-        "please draw me a picture of 5021",
+        "what is the result of 41 + 37",
+        "please draw me a picture of 98 - 23",
         "show me the answer to 99999 + 1",
         "tell me a story about a horse and nine hundred and ninety-nine mice",
         "größe 12, ein Bär, 水 und 🐟",
@@ -107,7 +108,7 @@ def test_the_bound_of_the_answer_holds_for_both_parts_together(engine: Engine, m
 
 def test_what_was_shown_counts_for_a_second_continuation_too(engine: Engine) -> None:
     """1. the answer begins here; 2. it goes on there, and that replica dies, too; 3. it goes on from both parts."""
-    request = ask("show me the answer to 4711 + 8<|answer|>")
+    request = ask("show me the answer to 47 + 18<|answer|>")
     whole = run(engine, request)["whole"]
     second = run(engine, replace(request, key="2", resume=resume_of(whole[:1])))["2"]
     shown = [*whole[:1], *second[:1]]
@@ -117,7 +118,7 @@ def test_what_was_shown_counts_for_a_second_continuation_too(engine: Engine) -> 
 
 
 def test_a_continuation_can_be_aborted_and_counts_what_was_shown(engine: Engine) -> None:
-    request = ask("show me the answer to 4711 + 8<|answer|>")
+    request = ask("show me the answer to 47 + 18<|answer|>")
     shown = resume_of(run(engine, request)["whole"][:2])
     engine.add(replace(request, key="gone", resume=shown))
     engine.abort("gone")
@@ -142,6 +143,17 @@ def test_a_picture_is_not_continued_and_says_so_by_declaring_nothing() -> None:
         drawing.add(replace(ask("draw"), resume=Resume(token_ids=(1,), text="draw")))
 
 
+def test_a_picture_that_another_replica_draws_again_is_the_same() -> None:
+    """The hub gives every attempt the same request id, which is the seed where none was given."""
+    token_ids = torch.tensor([DIGIT, 3, 5, 6, 1])
+    first = StageRequest("hub/r/0", "r", params={"steps": 4}, payloads={0: {"token_ids": token_ids}})
+    pictures = [
+        run(load("diffusion"), request)[request.key][-1].image_png
+        for request in (first, replace(first, key="hub/r/1", attempt=1), replace(first, request_id="other"))
+    ]
+    assert pictures[0] == pictures[1] != pictures[2]
+
+
 def test_each_obstacle_is_declared_with_its_reason() -> None:
     for table in (echo.NOT_RESUMABLE, vllm_resume.NOT_RESUMABLE):
         assert all(name and reason for name, reason in table.items())
@@ -162,7 +174,7 @@ class TestThinker:
             {"stop_token_ids": [32], "max_tokens": 20},
             {"skip_special_tokens": False},
             {"skip_special_tokens": False, "include_stop_str_in_output": True},
-            {"bad_words": ["0"], "max_tokens": 12},
+            {"bad_words": ["is", "answer"], "max_tokens": 12},
             {"seed": 5},
             {"stop": []},
         ],
@@ -171,18 +183,20 @@ class TestThinker:
     def test_parameters_that_look_at_single_tokens_are_continued_exactly(
         self, thinker: Engine, params: dict[str, Any]
     ) -> None:
-        check_every_cut(thinker, ask("show me the answer to 250 + 250<|answer|>", **params))
+        check_every_cut(thinker, ask("show me the answer to 25 + 50<|answer|>", **params))
 
-    @pytest.mark.parametrize("bytes_", [(C3, A9), (E2, A9), (F0, A9, C3), (C3, A9, 30)], ids=str)
+    @pytest.mark.parametrize("penalty", [1.05, 3.0])
+    @pytest.mark.parametrize("slope", [0.0, 2.0])
+    @pytest.mark.parametrize("letters", [(C3, A9), (E2, A9), (F0, A9, C3), (C3, A9, DIGIT)], ids=str)
     def test_characters_that_take_several_tokens_are_cut_anywhere(
-        self, thinker: Engine, bytes_: tuple[int, ...]
+        self, thinker: Engine, letters: tuple[int, ...], slope: float, penalty: float
     ) -> None:
         """The model is made to speak in bytes: whole characters, halves of them, and what is none."""
-        biases: list[Callable[[int], float]] = [lambda place: 100.0, lambda place: 100.0 - 2 * place]
-        for bias in biases:
-            chosen = {str(token_id): bias(place) for place, token_id in enumerate(bytes_)}
-            params = {"logit_bias": chosen, "ignore_eos": True, "max_tokens": 16, "repetition_penalty": 3.0}
-            assert check_every_cut(thinker, ask("What is 1 + 2?<|answer|>", **params)) == 16
+        bias = {str(token_id): 100.0 - slope * place for place, token_id in enumerate(letters)}
+        params = {"logit_bias": bias, "ignore_eos": True, "max_tokens": 16, "repetition_penalty": penalty}
+        request = ask("What is 1 + 2?<|answer|>", **params)
+        assert any(not output.text for output in run(thinker, request)["whole"])
+        assert check_every_cut(thinker, request) == 16
 
     def test_an_answer_that_fills_the_context_ends_where_it_would_have(self, thinker: Engine) -> None:
         prompt = {"prompt_token_ids": [30 + number % 10 for number in range(118)]}

@@ -201,12 +201,12 @@ async def test_closing_the_hub_ends_every_request_and_tells_the_replicas() -> No
 
 
 async def test_a_balancer_with_a_bug_costs_one_request_and_not_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
-    def boom(_self: object, _task: object, _replicas: object) -> int:
+    def boom(_self: object, _task: object) -> None:
         raise ZeroDivisionError
 
     async with running_hub(FakeReplica()) as omni:
         with monkeypatch.context() as patched:
-            patched.setattr("omni_discovery.balancers.RoundRobinBalancer.select", boom)
+            patched.setattr("omni_discovery.weighted_index.StrideIndex.pick", boom)
             with pytest.raises(RequestError, match="ZeroDivisionError"):
                 await collect(omni.generate({"prompt": "x"}))
         assert text_of(await collect(omni.generate({"prompt": "next"}))) == "next "

@@ -93,10 +93,10 @@ async def test_unknown_modalities_and_stages_are_refused_before_anything_is_sent
         assert replica.of(wire.Submit) == []
 
 
-async def test_requests_spread_by_least_queue_length_as_known_now() -> None:
+async def test_requests_spread_by_the_load_as_known_now() -> None:
     """Three replicas, nine requests that stay: three each, though no replica ever reports."""
     replicas = [FakeReplica(accept_only, replica_id=number) for number in range(3)]
-    async with running_hub(*replicas, policy="least-queue-length") as omni:
+    async with running_hub(*replicas, policy="least-load") as omni:
         running = [omni.generate({"prompt": "x"}) for _ in range(9)]
         readers = [asyncio.ensure_future(anext(outputs)) for outputs in running]
         await until(lambda: sum(len(replica.of(wire.Submit)) for replica in replicas) == 9)

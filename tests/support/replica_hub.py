@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -21,13 +22,15 @@ class RawHub:
     def __init__(
         self,
         hub_id: str,
-        keys: KeyPair,
+        keys: KeyPair | None,
         input_addr: str,
         output_addr: str,
         replica_public: str,
         epoch: int,
+        routing_id: str = "",
     ) -> None:
         self.hub_id = hub_id
+        self.routing_id = routing_id or f"{hub_id}/{secrets.token_hex(8)}"
         self.epoch = epoch
         #: What came with a batch and was not asked for yet, with its attachments, by socket.
         self._unread: dict[zmq.Socket[bytes], deque[tuple[wire.FromReplica, Sequence[bytes | memoryview]]]] = {}
@@ -35,12 +38,13 @@ class RawHub:
         self.input = self._connect(keys, input_addr, replica_public)
         self.output = self._connect(keys, output_addr, replica_public)
 
-    def _connect(self, keys: KeyPair, address: str, replica_public: str) -> zmq.Socket[bytes]:
+    def _connect(self, keys: KeyPair | None, address: str, replica_public: str) -> zmq.Socket[bytes]:
         socket = self._context.socket(zmq.DEALER)
-        socket.identity = self.hub_id.encode()
+        socket.identity = self.routing_id.encode()
         socket.linger = 0
         socket.reconnect_ivl = 50
-        secure_client(socket, keys, replica_public)
+        if keys is not None:
+            secure_client(socket, keys, replica_public)
         socket.connect(address)
         return socket
 

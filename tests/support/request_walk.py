@@ -25,11 +25,18 @@ stages:
 class Walk:
     """A machine with a clock, and short ways to tell it things."""
 
-    def __init__(self, deploy: str = PAIR, modalities: Sequence[str] | None = None, attempts: int = 3) -> None:
+    def __init__(
+        self,
+        deploy: str = PAIR,
+        modalities: Sequence[str] | None = None,
+        attempts: int = 3,
+        params: dict[str, Any] | None = None,
+        priority: int = 0,
+    ) -> None:
         graph = StageGraph(parse_deploy(deploy, "test.yaml"))
         plan = graph.plan(modalities)
-        params = graph.merge_params({0: {"seed": 1}})
-        self.machine = RequestMachine("r1", {"prompt": "hi"}, plan, params, attempts)
+        merged = graph.merge_params({0: {"seed": 1} if params is None else params})
+        self.machine = RequestMachine("r1", {"prompt": "hi"}, plan, merged, attempts, priority=priority)
         self.now_s = 0.0
         self.actions: list[ev.Action] = []
 
@@ -50,9 +57,26 @@ class Walk:
         self.sent(stage_id, replica_id)
         return self.tell(ev.Accepted(stage_id, self.attempt(stage_id)))
 
-    def chunk(self, stage_id: int, seq: int, text: str = "x", attempt: int | None = None) -> list[ev.Action]:
+    def chunk(
+        self,
+        stage_id: int,
+        seq: int,
+        text: str = "x",
+        attempt: int | None = None,
+        token_ids: Sequence[int] = (),
+        attachments: Sequence[bytes] = (),
+    ) -> list[ev.Action]:
         number = self.attempt(stage_id) if attempt is None else attempt
-        return self.tell(ev.Chunk(stage_id, number, chunk(seq, text)))
+        return self.tell(ev.Chunk(stage_id, number, chunk(seq, text, token_ids), attachments))
+
+    def words(self, stage_id: int, *words: str) -> list[ev.Action]:
+        """Each word is one chunk with one token id: its length."""
+        first = self.machine.runs[stage_id].next_seq
+        return [
+            action
+            for seq, word in enumerate(words, first)
+            for action in self.chunk(stage_id, seq, word, token_ids=[len(word)])
+        ]
 
     def done(self, stage_id: int, seq: int, to: Sequence[int] = (), reason: str = "stop") -> list[ev.Action]:
         return self.tell(ev.StageDone(stage_id, self.attempt(stage_id), done(stage_id, seq, to, reason)))
@@ -60,15 +84,17 @@ class Walk:
     def lost(self, stage_id: int, **more: Any) -> list[ev.Action]:
         return self.tell(ev.ReplicaLost(stage_id, self.attempt(stage_id), "it died", **more))
 
-    def failed(self, stage_id: int, kind: FailureKind) -> list[ev.Action]:
-        return self.tell(ev.StageFailed(stage_id, self.attempt(stage_id), kind, "it broke"))
+    def failed(self, stage_id: int, kind: FailureKind, reason: str = "it broke") -> list[ev.Action]:
+        return self.tell(ev.StageFailed(stage_id, self.attempt(stage_id), kind, reason))
 
     def rejected(self, stage_id: int, kind: FailureKind) -> list[ev.Action]:
         return self.tell(ev.Rejected(stage_id, self.attempt(stage_id), kind, "no"))
 
 
-def chunk(seq: int, text: str = "x") -> wire.Chunk:
-    return wire.Chunk(epoch=7, request_id="r1", seq=seq, modality="text", queue_length=0, text=text)
+def chunk(seq: int, text: str = "x", token_ids: Sequence[int] = ()) -> wire.Chunk:
+    return wire.Chunk(
+        epoch=7, request_id="r1", seq=seq, modality="text", queue_length=0, text=text, token_ids=tuple(token_ids)
+    )
 
 
 def done(stage_id: int, seq: int, to: Sequence[int] = (), reason: str = "stop") -> wire.StageDone:

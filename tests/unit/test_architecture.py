@@ -30,6 +30,8 @@ PURE_CORES = (
     "hub/outputs.py",
     "hub/pipeline.py",
     "omni_discovery/pool_index.py",
+    "omni_discovery/prefix_index.py",
+    "omni_discovery/weighted_index.py",
     "hub/outliers.py",
     "hub/pool_core.py",
     "hub/pool_entry.py",
@@ -40,6 +42,7 @@ PURE_CORES = (
     "hub/request_events.py",
     "hub/request_state.py",
     "hub/retry.py",
+    "hub/retry_budget.py",
 )
 IMPURE = {"asyncio", "threading", "zmq", "grpc", "time", "random", "os", "subprocess", "socket", "uvloop"}
 #: The balancers draw lots and lock themselves, as the system described has them do.

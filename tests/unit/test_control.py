@@ -9,7 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omni_discovery.control import Decision, InForce, answered_revision, decide, parse, without_drain
+from omni_discovery.control import (
+    ControlError,
+    Decision,
+    HubWish,
+    InForce,
+    answered_revision,
+    decide,
+    parse,
+    parse_hub,
+    without_drain,
+)
 from omni_discovery.kv import KeyValue
 
 EPOCH = 40
@@ -162,3 +172,27 @@ def test_any_bytes_are_answered_and_never_raise(value: bytes) -> None:
 @given(st.text(max_size=40), st.integers(0, 1 << 53))
 def test_any_error_text_in_a_record_can_be_read(error: str, revision: int) -> None:
     assert answered_revision(revision, error) >= revision
+
+
+@pytest.mark.parametrize(
+    ("value", "revoked"),
+    [(b'{"revoked": true}', True), (b'{"revoked": false}', False), (b"{}", False), (b'{"schema": 1}', False)],
+)
+def test_a_hubs_key_revokes_it_or_does_not(value: bytes, revoked: bool) -> None:
+    assert parse_hub("h", value) == HubWish("h", revoked)
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [
+        (b"{revoked", 'right would be, for example, {"revoked": true}'),
+        (b"true", "true is no JSON object"),
+        (b'{"revoked": 1}', "revoked is 1; right would be true or false"),
+        (b'{"revoke": true}', '"revoke" is not known for a hub; known is: revoked'),
+        (b"\xff", "not JSON"),
+    ],
+)
+def test_a_hubs_key_that_makes_no_sense_is_told_with_what_would(value: bytes, told: str) -> None:
+    with pytest.raises(ControlError) as raised:
+        parse_hub("h", value)
+    assert told in str(raised.value)

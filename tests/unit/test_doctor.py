@@ -25,12 +25,13 @@ def record(replica_id: int = 0, stage_id: int = 0, at_s: float = NOW_S - 9, **fi
         input_addr="tcp://h:1",
         output_addr="tcp://h:2",
         updated_at=at_s,
-        **{"status": ReplicaStatus.UP, "fingerprint": RIGHT, "host": "gpu-7", **fields},
+        **{"status": ReplicaStatus.UP, "fingerprint": RIGHT, "host": "gpu-7", "curve_public_key": "k", **fields},
     )
     return keys.replica_key("n", stage_id, replica_id), encode_record(made)
 
 
-HUB = (keys.hub_key("n", "hub-1"), encode_record(HubRecord(hub_id="hub-1")))
+HUB = (keys.hub_key("n", "hub-1"), encode_record(HubRecord(hub_id="hub-1", curve_public_key="k")))
+PLAIN_HUB = (keys.hub_key("n", "hub-2"), encode_record(HubRecord(hub_id="hub-2", host="gpu-8", pid=7)))
 FORCE = (keys.pipeline_key("n"), PIPELINE)
 NO_LEASE = ("pipeline", "control")
 
@@ -125,3 +126,27 @@ def test_the_release_of_etcd_is_judged(version: str, grade: Grade) -> None:
 def test_replicas_of_several_releases_are_a_note() -> None:
     findings = found(FORCE, HUB, record(version="1"), record(1, version="2"))
     assert wrong(findings, Grade.NOTE) == ["version: replicas of several releases: 1: 0/0; 2: 0/1"]
+
+
+def test_a_revoked_hub_that_still_runs_is_named_and_one_that_is_gone_is_only_noted() -> None:
+    revoked = (keys.hub_control_key("n", "hub-1"), b'{"revoked": true}')
+    (text,) = wrong(found(FORCE, HUB, revoked, record()))
+    assert text.startswith("hub: hub hub-1 is revoked and still registered")
+    findings = found(FORCE, HUB, (keys.hub_control_key("n", "old"), b'{"revoked": true}'), record())
+    assert wrong(findings) == []
+    assert wrong(findings, Grade.NOTE) == ["hub: hub old is revoked; it is not registered"]
+
+
+def test_a_hubs_control_key_that_makes_no_sense_is_named_with_what_would_be_right() -> None:
+    (text,) = wrong(found(FORCE, HUB, (keys.hub_control_key("n", "hub-1"), b'{"revoke": true}'), record()))
+    assert "control/hubs/hub-1" in text
+    assert '"revoke" is not known for a hub; known is: revoked' in text
+
+
+def test_who_does_not_encrypt_among_those_who_do_is_named() -> None:
+    (text,) = wrong(found(FORCE, HUB, PLAIN_HUB, record(0), record(1, curve_public_key="")))
+    assert text.startswith("encryption: some encrypt and some don't")
+    assert text.endswith("without encryption: hub hub-2, replica 0/1")
+    findings = found(FORCE, PLAIN_HUB, record(0, curve_public_key=""))
+    assert wrong(findings) == []
+    assert "nobody encrypts" in wrong(findings, Grade.NOTE)[0]

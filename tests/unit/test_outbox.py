@@ -1,21 +1,38 @@
-"""The queues towards the hubs: in order, bounded, and each hub only in its own way."""
+"""The queues towards the hubs: in order, bounded, in few frames, and each hub only in its own way."""
 
 from __future__ import annotations
 
-from stage_runtime.outbox import Frames, Outbox, SendResult
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from omni_discovery import wire
+from stage_runtime.outbox import Frames, Outbox, SendResult, join_heads
+
+
+def head(number: int, size: int = 0) -> bytes:
+    return wire.encode(
+        wire.Chunk(epoch=1, request_id="r", seq=number, modality="text", queue_length=0, text="x" * size)
+    )
 
 
 class Line:
-    """Where frames go; ``state`` says what becomes of them."""
+    """Where frames go, taken apart again; ``state`` says what becomes of them."""
 
     def __init__(self) -> None:
         self.state: dict[str, SendResult] = {}
-        self.sent: list[tuple[str, bytes]] = []
+        #: The numbers of the messages in each multipart, by hub.
+        self.sent: list[tuple[str, list[int]]] = []
+        self.attachments: list[bytes] = []
 
-    def send(self, hub_id: str, frames: Frames) -> SendResult:
-        result = self.state.get(hub_id, SendResult.SENT)
+    def send(self, name: str, frames: Frames) -> SendResult:
+        result = self.state.get(name, SendResult.SENT)
         if result is SendResult.SENT:
-            self.sent.append((hub_id, frames[0]))
+            messages, attachments = wire.decode_from_replica(frames)
+            self.sent.append((name, [message.seq for message in messages if isinstance(message, wire.Chunk)]))
+            self.attachments += [bytes(each) for each in attachments]
         return result
 
 
@@ -23,31 +40,65 @@ def test_what_can_not_be_sent_waits_and_leaves_in_order() -> None:
     line = Line()
     outbox = Outbox(line.send, 10, 1000)
     line.state["a"] = SendResult.FULL
-    for frame in (b"1", b"2"):
-        assert outbox.push("a", (frame,), 0.0)
-        assert outbox.push("b", (frame,), 0.0)
-    assert line.sent == [("b", b"1"), ("b", b"2")]
+    for number in (1, 2):
+        assert outbox.push("a", head(number))
+        assert outbox.push("b", head(number))
+        outbox.flush(0.0)
+    assert line.sent == [("b", [1]), ("b", [2])]
     line.state.clear()
-    outbox.push("a", (b"3",), 0.0)
+    outbox.push("a", head(3))
     outbox.retry(1.0)
-    assert line.sent[2:] == [("a", b"1"), ("a", b"2"), ("a", b"3")]
-    assert outbox.waiting() == 0
+    assert line.sent[2:] == [("a", [1, 2, 3])]
+    assert outbox.waiting == 0
+
+
+def test_what_goes_to_one_hub_goes_together_and_attachments_alone() -> None:
+    """1. two messages, one with a picture, two more; 2. three multiparts, in the order of the messages."""
+    line = Line()
+    outbox = Outbox(line.send, 10, 10_000)
+    for number, attachment in ((1, None), (2, None), (3, b"png"), (4, None), (5, None)):
+        outbox.push("a", head(number), attachment)
+    outbox.flush(0.0)
+    assert line.sent == [("a", [1, 2]), ("a", [3]), ("a", [4, 5])]
+    assert line.attachments == [b"png"]
+    assert outbox.waiting == 0
+
+
+def test_a_batch_is_bounded_by_count_and_by_size() -> None:
+    line = Line()
+    outbox = Outbox(line.send, 5000, 64 << 20)
+    for number in range(2500):
+        outbox.push("a", head(number))
+    for number in range(4):
+        outbox.push("b", head(number, 150_000))
+    outbox.flush(0.0)
+    assert [len(numbers) for name, numbers in line.sent if name == "a"] == [1024, 1024, 452]
+    assert [number for name, numbers in line.sent if name == "a" for number in numbers] == list(range(2500))
+    assert [numbers for name, numbers in line.sent if name == "b"] == [[0], [1], [2], [3]]
+
+
+@pytest.mark.parametrize("count", [1, 2, 15, 16, 17, 1024])
+def test_joined_heads_are_the_batch_that_the_wire_would_write(count: int) -> None:
+    messages = [wire.Accepted(epoch=1, request_id=f"r{number}", queue_length=number) for number in range(count)]
+    assert join_heads([wire.encode(message) for message in messages]) == wire.encode(messages)
 
 
 def test_both_bounds_hold_and_only_for_the_hub_that_fills_them() -> None:
     line = Line()
-    outbox = Outbox(line.send, 2, 100)
+    outbox = Outbox(line.send, 2, 1000)
     line.state = dict.fromkeys(("a", "b"), SendResult.FULL)
-    assert [outbox.push("a", (b"x",), 0.0) for _ in range(3)] == [True, True, False]
-    assert [outbox.push("b", (b"x" * 60,), 0.0) for _ in range(2)] == [True, False]
-    assert outbox.push("c", (b"x" * 60,), 0.0)
+    assert [outbox.push("a", head(1)) for _ in range(3)] == [True, True, False]
+    assert [outbox.push("b", head(1, 600)) for _ in range(2)] == [True, False]
+    assert outbox.push("c", head(1, 600))
+    assert outbox.waiting == 4
 
 
 def test_absence_is_counted_from_the_first_failure_and_ends_with_a_send() -> None:
     line = Line()
     outbox = Outbox(line.send, 10, 1000)
     line.state["a"] = SendResult.GONE
-    outbox.push("a", (b"1",), 100.0)
+    outbox.push("a", head(1))
+    outbox.flush(100.0)
     outbox.retry(109.0)
     assert outbox.gone_for(10.0, 109.0) == []
     assert outbox.gone_for(10.0, 110.5) == ["a"]
@@ -60,7 +111,38 @@ def test_a_dropped_hub_is_forgotten() -> None:
     line = Line()
     outbox = Outbox(line.send, 10, 1000)
     line.state["a"] = SendResult.GONE
-    outbox.push("a", (b"1",), 0.0)
+    outbox.push("a", head(1))
     assert outbox.drop("a") == 1
     assert outbox.drop("a") == 0
-    assert not outbox.has_waiting("a")
+    outbox.flush(0.0)
+    assert (outbox.has_waiting("a"), outbox.waiting, line.sent) == (False, 0, [])
+
+
+_steps = st.lists(
+    st.one_of(
+        st.tuples(st.just("push"), st.sampled_from("ab"), st.booleans()),
+        st.tuples(st.just("flush"), st.sampled_from(list(SendResult)), st.sampled_from(list(SendResult))),
+    ),
+    max_size=60,
+)
+
+
+@given(_steps)
+def test_whatever_the_line_does_each_hub_gets_its_messages_once_and_in_order(steps: list[Any]) -> None:
+    line = Line()
+    outbox = Outbox(line.send, 1000, 1 << 20)
+    pushed: dict[str, list[int]] = {"a": [], "b": []}
+    for step in steps:
+        if step[0] == "push":
+            _, name, has_attachment = step
+            assert outbox.push(name, head(len(pushed[name])), b"attached" if has_attachment else None)
+            pushed[name].append(len(pushed[name]))
+        else:
+            line.state = {"a": step[1], "b": step[2]}
+            outbox.flush(0.0)
+            outbox.retry(0.0)
+    line.state.clear()
+    outbox.retry(0.0)
+    for name in "ab":
+        assert [number for to, numbers in line.sent if to == name for number in numbers] == pushed[name]
+    assert outbox.waiting == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -203,7 +204,8 @@ def test_bindings_and_in_flight_never_disagree(steps: list[tuple[str, str, str]]
             case "report", name, length:
                 core.report(f"tcp://{name}:1", int(length), 0.0)
             case verb, name:
-                calls = {"remove": core.remove, "up": lambda addr: core.session_up(addr, 0.0), "down": core.session_down}
+                up = partial(core.session_up, now_s=0.0)
+                calls = {"remove": core.remove, "up": up, "down": core.session_down}
                 calls.get(verb, core.invalidate)(f"tcp://{name}:1")
     for name in "abc":
         addr = f"tcp://{name}:1"

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hub import request_events as ev
+from omni_discovery import wire
 from omni_discovery.errors import (
     EngineFailedError,
     InvalidRequestError,
@@ -33,14 +34,14 @@ def test_a_replica_that_dies_before_output_is_replaced() -> None:
     assert of(actions, ev.Abort)[0].replica.replica_id == 0
 
 
-def test_a_replica_that_dies_after_output_was_shown_ends_the_request() -> None:
+def test_text_without_token_ids_that_was_shown_ends_the_request() -> None:
     walk = Walk()
     walk.tell(ev.Submitted())
     walk.accepted(0)
     walk.chunk(0, 0)
     error = finish_of(walk.lost(0)).error
     assert isinstance(error, ReplicaLostError)
-    assert "stage 0 replica 0/0: it died" in str(error)
+    assert "stage 0 replica 0/0: it died; part of the output was shown, and without token ids" in str(error)
 
 
 def test_a_send_that_failed_is_no_abort_and_goes_elsewhere() -> None:
@@ -112,20 +113,26 @@ def test_a_painter_that_dies_before_it_accepts_is_replaced_with_the_same_handoff
     assert (dispatch.stage_id, dispatch.attempt, len(dispatch.payloads)) == (1, 1, 1)
 
 
-def test_a_painter_that_dies_at_work_has_the_unseen_thinker_think_again() -> None:
-    """1. only the picture is wanted; the painter dies after it took the hand-off
-    2. nothing was shown, so the thinker begins anew, under a new attempt
-    3. the second hand-off goes to a painter and the request ends well
+def test_a_painter_that_dies_at_work_is_replaced_from_the_kept_handoff() -> None:
+    """1. the painter dies after it took the hand-off: another gets the same one, the thinker is left alone
+    2. that hand-off is gone with the thinker's replica, and nothing was shown: the thinker begins anew
+    3. the second hand-off goes to a painter and the request ends well; both are released
     """
     walk = at_picture(["image"])
-    actions = walk.lost(1)
+    (dispatch,) = of(walk.lost(1), ev.Dispatch)
+    assert (dispatch.stage_id, dispatch.attempt, dispatch.payloads[0].key) == (1, 1, "0-1")
+    walk.accepted(1, replica_id=1)
+    actions = walk.failed(1, FailureKind.PAYLOAD)
+    assert of(actions, ev.Retry) == [ev.Retry(1)]
     (dispatch,) = of(actions, ev.Dispatch)
-    assert (dispatch.stage_id, dispatch.attempt) == (0, 1)
+    assert (dispatch.stage_id, dispatch.attempt, dispatch.is_retry) == (0, 1, True)
     assert [action.stage_id for action in of(actions, ev.ReleasePayload)] == [0]
-    walk.accepted(0)
+    walk.accepted(0, replica_id=5)
     assert [action.stage_id for action in of(walk.done(0, 0, to=[1]), ev.Dispatch)] == [1]
     walk.accepted(1, replica_id=1)
-    assert finish_of(walk.done(1, 0)).outcome is ev.Outcome.OK
+    actions = walk.done(1, 0)
+    assert finish_of(actions).outcome is ev.Outcome.OK
+    assert [action.replica.replica_id for action in of(actions, ev.ReleasePayload)] == [5]
 
 
 def test_a_painter_that_dies_after_text_was_shown_is_replaced_if_the_handoff_is_still_there() -> None:
@@ -142,6 +149,40 @@ def test_text_that_was_shown_and_a_handoff_that_is_gone_end_the_request() -> Non
     walk.accepted(1, replica_id=1)
     error = finish_of(walk.failed(1, FailureKind.PAYLOAD)).error
     assert isinstance(error, ReplicaLostError)
+    assert "was shown already" in str(error)
+
+
+def test_a_handoff_that_its_maker_could_not_store_is_no_handoff_that_is_gone() -> None:
+    """The first stage takes none: it is simply done again, or continued, elsewhere."""
+    walk = Walk()
+    walk.tell(ev.Submitted())
+    walk.accepted(0)
+    walk.words(0, "one")
+    (dispatch,) = of(walk.failed(0, FailureKind.PAYLOAD), ev.Dispatch)
+    assert (dispatch.stage_id, dispatch.resume) == (0, wire.Resume(token_ids=(3,), text="one"))
+
+
+def test_an_attempt_that_was_given_up_may_have_left_a_handoff_that_is_released_at_the_end() -> None:
+    """1. the thinker's replica is lost, and may have finished unheard
+    2. another does the work; at the end both are told to release
+    """
+    walk = Walk(modalities=["image"])
+    walk.tell(ev.Submitted())
+    walk.accepted(0)
+    walk.lost(0)
+    walk.accepted(0, replica_id=1)
+    walk.done(0, 0, to=[1])
+    walk.accepted(1)
+    actions = walk.done(1, 0)
+    assert [action.replica.replica_id for action in of(actions, ev.ReleasePayload)] == [0, 1]
+
+
+def test_a_running_stage_that_is_aborted_is_told_to_release_too() -> None:
+    """Its end may be on the way already."""
+    walk = Walk()
+    walk.tell(ev.Submitted())
+    walk.accepted(0)
+    assert [type(action) for action in walk.tell(ev.Cancelled())][:2] == [ev.Abort, ev.ReleasePayload]
 
 
 # ---- any order at all
@@ -159,7 +200,20 @@ def events(draw: st.DrawFn) -> tuple[str, int, int, Any]:
     return name, draw(_stages), draw(_attempts), detail
 
 
-def event_of(walk: Walk, step: tuple[str, int, int, Any]) -> ev.Event:
+def piece_of(walk: Walk, stage_id: int, attempt: int, seq: int, style: str) -> ev.Chunk:
+    """A piece of the only output that the stage's model knows: its pieces are their own numbers."""
+    resumed = [
+        len(action.resume.token_ids)
+        for action in of(walk.actions, ev.Dispatch)
+        if (action.stage_id, action.attempt) == (stage_id, attempt) and action.resume is not None
+    ]
+    number = seq + sum(resumed)
+    if style == "picture":
+        return ev.Chunk(stage_id, attempt, chunk(seq, ""), [str(number).encode()])
+    return ev.Chunk(stage_id, attempt, chunk(seq, str(number), [number] if style == "tokens" else ()))
+
+
+def event_of(walk: Walk, step: tuple[str, int, int, Any], style: str) -> ev.Event:
     name, stage_id, back, detail = step
     run = walk.machine.runs.get(stage_id)
     attempt = (run.attempt if run else 0) + back
@@ -170,7 +224,7 @@ def event_of(walk: Walk, step: tuple[str, int, int, Any]) -> ev.Event:
         case "accepted":
             return ev.Accepted(stage_id, attempt)
         case "chunk":
-            return ev.Chunk(stage_id, attempt, chunk(seq, f"{attempt}.{seq}"))
+            return piece_of(walk, stage_id, attempt, seq, style)
         case "done":
             targets = [1, 2, 3] if detail >= 0 else [1]
             return ev.StageDone(stage_id, attempt, done(stage_id, seq, targets))
@@ -190,17 +244,22 @@ def event_of(walk: Walk, step: tuple[str, int, int, Any]) -> ev.Event:
     st.sampled_from([PAIR, BRANCHING]),
     st.sampled_from([None, ["text"], ["image"]]),
     st.sampled_from([ev.Cancelled(), ev.DeadlinePassed()]),
+    st.sampled_from(["text", "tokens", "picture"]),
 )
 def test_whatever_comes_each_request_ends_once_and_shows_nothing_twice(
-    steps: list[tuple[str, int, int, Any]], deploy: str, modalities: list[str] | None, last: ev.Event
+    steps: list[tuple[str, int, int, Any]],
+    deploy: str,
+    modalities: list[str] | None,
+    last: ev.Event,
+    style: str,
 ) -> None:
     """In any order of events: one Finish and it is the last action; no stage is dispatched more than the
-    attempts allow for it and its ancestors; the text of a stage comes from one attempt, gapless.
+    attempts allow for it and its ancestors; what is shown of a stage has no gap and no repetition, over all attempts.
     """
     walk = Walk(deploy, modalities)
     walk.tell(ev.Submitted())
     for step in steps:
-        walk.tell(event_of(walk, step))
+        walk.tell(event_of(walk, step, style))
     walk.tell(last)
     assert [type(action) for action in walk.actions].count(ev.Finish) == 1
     assert isinstance(walk.actions[-1], ev.Finish)
@@ -209,7 +268,6 @@ def test_whatever_comes_each_request_ends_once_and_shows_nothing_twice(
         assert [action.attempt for action in dispatches] == list(range(len(dispatches)))
         assert run.attempt < 3 * len(walk.machine.runs)
         emitted = [action.output for action in of(walk.actions, ev.Emit) if action.output.stage_id == stage_id]
-        texts = [output.text for output in emitted if output.finish_reason is None]
-        assert len({text.split(".")[0] for text in texts}) <= 1
-        assert [int(text.split(".")[1]) for text in texts] == list(range(len(texts)))
+        pieces = [output.text or output.data.decode() for output in emitted if output.finish_reason is None]
+        assert pieces == [str(number) for number in range(len(pieces))]
         assert [output.finish_reason for output in emitted].count("stop") <= 1

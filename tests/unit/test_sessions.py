@@ -12,10 +12,12 @@ from omni_discovery import wire
 from omni_discovery.errors import WireError
 from omni_discovery.wire import FailureKind
 from stage_runtime.config import ServerConfig
-from stage_runtime.jobs import Broken, Cancel, Finished, Job, Piece, Release, Work
+from stage_runtime.greetings import ReplicaState
+from stage_runtime.jobs import Broken, Cancel, Finished, Job, Outcome, Piece, Release, ReleaseHub, Work
 from stage_runtime.lifecycle import Stage
 from stage_runtime.outbox import Frames, Outbox, SendResult
-from stage_runtime.sessions import ReplicaState, Sessions
+from stage_runtime.peers import Peer
+from stage_runtime.sessions import Sessions
 
 
 class Replica:
@@ -44,14 +46,32 @@ class Replica:
         return self.reachable
 
     def set_epoch(self, epoch: int) -> None:
-        self.sessions.epoch = epoch
-        self.sessions.greet_waiting(0.0)
+        self.sessions.greetings.epoch = epoch
+        self.sessions.greetings.greet_waiting()
+        self.sessions.flush(0.0)
 
     def hears(self, hub_id: str, message: wire.ToReplica, now_s: float = 0.0) -> list[wire.FromReplica]:
         """Give it a frame on the input socket; return what it says to that."""
         before = len(self.said)
-        self.sessions.on_input(hub_id, [wire.encode(message)], now_s)
+        self.sessions.on_input(Peer(hub_id, hub_id.partition("/")[0]), wire.encode(message), now_s)
+        self.sessions.flush(now_s)
         return [said[2] for said in self.said[before:]]
+
+    def hears_on_output(self, hub_id: str, message: wire.ToReplica, now_s: float = 0.0) -> list[wire.FromReplica]:
+        """Give it a frame on the output socket; return what it says to that."""
+        before = len(self.said)
+        self.sessions.on_output(Peer(hub_id, hub_id.partition("/")[0]), wire.encode(message), now_s)
+        self.sessions.flush(now_s)
+        return [said[2] for said in self.said[before:]]
+
+    def delivers(self, *outcomes: Outcome, now_s: float = 0.0) -> None:
+        """The engine has said these."""
+        self.sessions.deliver(outcomes)
+        self.sessions.flush(now_s)
+
+    def tick(self, now_s: float) -> None:
+        self.sessions.tick(now_s)
+        self.sessions.flush(now_s)
 
     def submit(self, request_id: str = "r", hub_id: str = "h", epoch: int = 7, **fields: Any) -> list[wire.FromReplica]:
         return self.hears(hub_id, wire.Submit(epoch=epoch, request_id=request_id, **fields))
@@ -64,7 +84,7 @@ def test_a_hub_that_names_our_life_is_welcomed_on_both_sockets() -> None:
     replica = Replica()
     hello = wire.Hello(hub_id="h", epoch=7)
     assert replica.hears("h", hello) == [wire.Welcome(epoch=7, capacity=2, queue_length=0)]
-    replica.sessions.on_output("h", [wire.encode(hello)], 0.0)
+    replica.hears_on_output("h", hello, 0.0)
     assert [socket for socket, *_ in replica.said] == ["input", "output"]
 
 
@@ -87,7 +107,7 @@ def test_work_for_another_life_is_dropped_and_counted() -> None:
 
 def test_before_the_first_life_nothing_is_taken() -> None:
     replica = Replica()
-    replica.sessions.epoch = 0
+    replica.sessions.greetings.epoch = 0
     assert replica.submit(epoch=7) == []
     assert replica.jobs == []
 
@@ -108,7 +128,7 @@ def test_the_bound_is_what_runs_and_what_may_wait_together() -> None:
     (rejected,) = replica.submit("d")
     assert isinstance(rejected, wire.Rejected)
     assert (rejected.kind, rejected.queue_length) == (FailureKind.OVERLOADED, 3)
-    replica.sessions.deliver([Finished(replica.works()[0].key, "stop")], 0.0)
+    replica.delivers(Finished(replica.works()[0].key, "stop"))
     assert isinstance(replica.submit("d")[0], wire.Accepted)
 
 
@@ -133,9 +153,9 @@ def test_frames_are_numbered_without_a_gap_and_carry_the_epoch_of_their_submit()
     replica = Replica()
     replica.submit(attempt=4)
     (key,) = [work.key for work in replica.works()]
-    replica.sessions.deliver([Piece(key, "text", text="a")], 0.0)
+    replica.delivers(Piece(key, "text", text="a"))
     replica.set_epoch(9)
-    replica.sessions.deliver([Piece(key, "image", mime="image/png", attachment=b"p"), Finished(key, "stop")], 0.0)
+    replica.delivers(Piece(key, "image", mime="image/png", attachment=b"p"), Finished(key, "stop"))
     frames = [said for said in replica.said if said[0] == "output"]
     assert [
         (said[2].seq, said[2].epoch, said[2].attempt) for said in frames if not isinstance(said[2], wire.Welcome)
@@ -152,18 +172,16 @@ def test_nothing_follows_an_end() -> None:
     replica = Replica()
     replica.submit()
     key = replica.works()[0].key
-    replica.sessions.deliver([Broken(key, FailureKind.ENGINE, "x"), Finished(key, "stop"), Piece(key, "text")], 0.0)
+    replica.delivers(Broken(key, FailureKind.ENGINE, "x"), Finished(key, "stop"), Piece(key, "text"))
     assert [type(said[2]) for said in replica.said if said[0] == "output"] == [wire.StageFailed]
 
 
-def test_the_same_request_twice_is_refused_but_a_later_attempt_replaces_the_earlier() -> None:
-    """1. attempt 1 runs; 2. attempts 0 and 1 again are refused; 3. attempt 2 cancels attempt 1 and is taken."""
+def test_the_same_request_twice_runs_once_but_a_later_attempt_replaces_the_earlier() -> None:
+    """1. attempt 1 runs; 2. attempts 0 and 1 come again: nothing; 3. attempt 2 cancels attempt 1 and is taken."""
     replica = Replica()
     replica.submit(attempt=1)
-    for attempt in (0, 1):
-        (rejected,) = replica.submit(attempt=attempt)
-        assert isinstance(rejected, wire.Rejected)
-        assert rejected.kind is FailureKind.INVALID
+    assert [replica.submit(attempt=attempt) for attempt in (0, 1)] == [[], []]
+    assert replica.counters["replayed"] == 2
     assert isinstance(replica.submit(attempt=2)[0], wire.Accepted)
     first, second = replica.works()
     assert replica.jobs == [first, Cancel(first.key), second]
@@ -176,7 +194,7 @@ def test_two_hubs_may_use_the_same_request_id() -> None:
     one, other = replica.works()
     replica.hears("h2", wire.Abort(epoch=7, request_id="r"))
     assert replica.jobs[-1] == Cancel(other.key)
-    replica.sessions.deliver([Finished(one.key, "stop")], 0.0)
+    replica.delivers(Finished(one.key, "stop"))
     assert replica.said[-1][1] == "h1"
 
 
@@ -213,10 +231,10 @@ def test_a_hub_that_is_away_for_a_moment_misses_nothing() -> None:
     replica.submit()
     key = replica.works()[0].key
     replica.reachable = SendResult.GONE
-    replica.sessions.deliver([Piece(key, "text", text="a"), Piece(key, "text", text="b")], 100.0)
-    replica.sessions.tick(105.0)
+    replica.delivers(Piece(key, "text", text="a"), Piece(key, "text", text="b"), now_s=100.0)
+    replica.tick(105.0)
     replica.reachable = SendResult.SENT
-    replica.sessions.on_output("h", [wire.encode(wire.Hello(hub_id="h", epoch=7))], 106.0)
+    replica.hears_on_output("h", wire.Hello(hub_id="h", epoch=7), 106.0)
     chunks = [said[2] for said in replica.said if isinstance(said[2], wire.Chunk)]
     assert [(chunk.seq, chunk.text) for chunk in chunks] == [(0, "a"), (1, "b")]
 
@@ -226,9 +244,9 @@ def test_a_hub_that_stays_away_has_its_requests_stopped_also_those_that_say_noth
     replica = Replica(hub_grace_s=10.0)
     replica.submit()
     replica.reachable = SendResult.GONE
-    replica.sessions.tick(100.0)
-    replica.sessions.tick(111.0)
-    assert replica.jobs[1:] == [Cancel(replica.works()[0].key), Release("h/r")]
+    replica.tick(100.0)
+    replica.tick(111.0)
+    assert replica.jobs[1:] == [Cancel(replica.works()[0].key), Release("h/r"), ReleaseHub("h")]
     assert (len(replica.sessions.ledger), replica.counters["hubs_given_up"]) == (0, 1)
 
 
@@ -238,9 +256,9 @@ def test_a_hub_that_reads_too_slowly_loses_its_own_requests_only() -> None:
     replica.submit("fine", "h2")
     slow, fine = replica.works()
     replica.reachable = SendResult.FULL
-    replica.sessions.deliver([Piece(slow.key, "text", text="x" * 2000) for _ in range(20)], 0.0)
+    replica.delivers(*(Piece(slow.key, "text", text="x" * 2000) for _ in range(20)))
     replica.reachable = SendResult.SENT
-    replica.sessions.deliver([Finished(slow.key, "stop"), Finished(fine.key, "stop")], 0.0)
+    replica.delivers(Finished(slow.key, "stop"), Finished(fine.key, "stop"))
     assert Cancel(slow.key) in replica.jobs
     assert Cancel(fine.key) not in replica.jobs
     assert [said[1] for said in replica.said if isinstance(said[2], wire.StageDone)] == ["h2"]
@@ -250,9 +268,9 @@ def test_an_output_that_can_not_be_written_fails_its_request_and_no_other() -> N
     replica = Replica()
     replica.submit()
     key = replica.works()[0].key
-    replica.sessions.deliver([Piece(key, "text", token_ids=(2**70,))], 0.0)
+    replica.delivers(Piece(key, "text", token_ids=(2**70,)))
     assert isinstance(replica.said[-1][2], wire.StageFailed)
-    assert replica.jobs[-1] == Cancel(key)
+    assert replica.jobs[-2:] == [Cancel(key), Release("h/r")]
 
 
 def test_a_hub_speaks_only_in_its_own_name_and_each_socket_has_its_words() -> None:
@@ -260,4 +278,4 @@ def test_a_hub_speaks_only_in_its_own_name_and_each_socket_has_its_words() -> No
     with pytest.raises(WireError, match="says that it is"):
         replica.hears("h", wire.Hello(hub_id="other", epoch=7))
     with pytest.raises(WireError, match="on the output socket"):
-        replica.sessions.on_output("h", [wire.encode(wire.Abort(epoch=7, request_id="r"))], 0.0)
+        replica.hears_on_output("h", wire.Abort(epoch=7, request_id="r"), 0.0)

@@ -14,7 +14,7 @@ from omni_discovery import keys
 from omni_discovery.errors import ConfigError
 from omni_discovery.kv import DeleteEvent, KeyValue, Listing, PutEvent, WatchBatch, WatchEvent
 from omni_discovery.messages import HubRecord, ReplicaInfo, ReplicaRecord, ReplicaStatus, encode_record
-from omni_discovery.table import Delta, ReplicaTable
+from omni_discovery.table import Delta, ReplicaTable, live_hubs
 
 NS = "default"
 
@@ -245,3 +245,49 @@ def test_deltas_applied_one_by_one_give_the_view_whatever_is_listed_and_watched(
         assert dict(table.snapshot().replicas) == mirror
         good = {key for key, kv in truth.items() if kv.value != b"nonsense"}
         assert {keys.replica_key(NS, *replica_id) for replica_id in mirror} == good
+
+
+def control_item(hub_id: str, revision: int, value: bytes) -> KeyValue:
+    return KeyValue(keys.hub_control_key(NS, hub_id), value, revision, revision)
+
+
+def test_revoked_hubs_are_in_the_view_and_their_changes_are_news() -> None:
+    """1. listed: a is revoked, b explicitly not; 2. b is revoked; 3. a's key is deleted"""
+    table = ReplicaTable(NS)
+    first = (hub_item("a", 1), control_item("a", 2, b'{"revoked": true}'), control_item("b", 3, b'{"revoked": false}'))
+    assert table.replace(listing(5, *first), 100.0).revoked_changed
+    assert table.snapshot().revoked == {"a"}
+    delta = table.apply(batch(PutEvent(control_item("b", 6, b'{"revoked": true}'))), 101.0)
+    assert (delta.revoked_changed, delta.hubs_changed, bool(delta)) == (True, False, True)
+    assert table.snapshot().revoked == {"a", "b"}
+    table.apply(batch(DeleteEvent(keys.hub_control_key(NS, "a"), 7)), 102.0)
+    assert table.snapshot().revoked == {"b"}
+    assert not table.apply(batch(PutEvent(hub_item("c", 8))), 103.0).revoked_changed
+
+
+def test_a_hubs_control_key_that_turns_to_nonsense_leaves_in_force_what_was() -> None:
+    table = ReplicaTable(NS)
+    table.replace(listing(5, control_item("a", 2, b'{"revoked": true}'), control_item("b", 3, b"?")), 100.0)
+    assert table.snapshot().revoked == {"a"}
+    delta = table.apply(batch(PutEvent(control_item("a", 6, b'{"revoked": "yes"}'))), 101.0)
+    assert (table.snapshot().revoked, delta.revoked_changed) == ({"a"}, False)
+    assert "right would be true or false" in delta.bad[0].reason
+    table.apply(batch(DeleteEvent(keys.hub_control_key(NS, "a"), 7)), 102.0)
+    assert table.snapshot().revoked == frozenset()
+
+
+def test_a_key_among_the_hubs_controls_that_names_no_hub_is_somebodys_mistake() -> None:
+    table = ReplicaTable(NS)
+    table.replace(listing(5, control_item("not/one", 2, b'{"revoked": true}')), 100.0)
+    assert table.snapshot().revoked == frozenset()
+    assert list(table.snapshot().bad) == [keys.hub_control_key(NS, "not/one")]
+
+
+def test_live_hubs_are_those_that_are_registered_and_not_revoked_and_at_least_the_one_that_asks() -> None:
+    table = ReplicaTable(NS)
+    assert live_hubs(table.snapshot()) == 1
+    table.replace(listing(5, hub_item("a", 1), hub_item("b", 2), hub_item("c", 3)), 100.0)
+    assert live_hubs(table.snapshot()) == 3
+    table.apply(batch(PutEvent(control_item("c", 6, b'{"revoked": true}'))), 101.0)
+    table.apply(batch(PutEvent(control_item("away", 7, b'{"revoked": true}'))), 102.0)
+    assert live_hubs(table.snapshot()) == 2

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 
 import pytest
 
@@ -74,11 +74,16 @@ class Scene:
         self.views: list[View] = []
         self.counts: Counter[str] = Counter()
         self.table = ReplicaTable(NS)
+        self.applied_revision: Callable[[], int] | None = None
 
     async def start(self) -> None:
         lease_id = (await self.kv.grant(1_000_000.0)).lease_id
         await self.kv.put(key(0), value(0))
-        options = UpkeepOptions(beat=lambda kv: Beat(kv, BEAT, lambda: lease_id), count=self._count)
+        options = UpkeepOptions(
+            beat=lambda kv: Beat(kv, BEAT, lambda: lease_id),
+            count=self._count,
+            applied_revision=self.applied_revision,
+        )
         prefix = keys.namespace_prefix(NS)
         self.watcher = Watcher(
             self.kv,
@@ -102,6 +107,10 @@ class Scene:
     async def beat(self) -> int:
         item = await self.kv.get(BEAT)
         return 0 if item is None else decode_beat(BEAT, item.value).counter
+
+    async def applied(self) -> int:
+        item = await self.kv.get(BEAT)
+        return 0 if item is None else decode_beat(BEAT, item.value).revision
 
 
 @pytest.fixture
@@ -221,3 +230,38 @@ async def test_a_drain_is_acknowledged_by_a_beat_on_a_busy_watch(scene: Scene) -
     beat = await scene.kv.get(BEAT)
     assert beat is not None
     assert decode_beat(BEAT, beat.value).revision >= item.mod_revision
+
+
+async def test_a_hub_that_is_slow_to_apply_says_so_only_then_and_soon() -> None:
+    """1. the watch brings a drain at R, and the hub goes by what came before: its beats don't reach R
+    2. it has applied R: the next beat, within the common rate and not a second later, says so
+    """
+    scene = Scene()
+    applied = [1]
+    scene.applied_revision = lambda: applied[0]
+    await scene.start()
+    await scene.clock.advance(2.0)
+    await scene.kv.put(key(0), value(0, ReplicaStatus.DRAINING))
+    drained = await scene.kv.get(key(0))
+    assert drained is not None
+    await scene.clock.advance(0.3)
+    assert await scene.applied() == 1
+    applied[0] = drained.mod_revision
+    await scene.clock.advance(0.2)
+    assert await scene.applied() == drained.mod_revision
+    beats = await scene.beat()
+    await scene.clock.advance(2.0)
+    assert await scene.beat() <= beats + 3
+    await scene.watcher.close()
+
+
+async def test_a_hub_that_never_applies_does_not_beat_fast_for_ever() -> None:
+    scene = Scene()
+    scene.applied_revision = lambda: 1
+    await scene.start()
+    await scene.kv.put(key(0), value(0, ReplicaStatus.DRAINING))
+    await scene.clock.advance(10.0)
+    beats = await scene.beat()
+    await scene.clock.advance(10.0)
+    assert await scene.beat() <= beats + 11
+    await scene.watcher.close()

@@ -1,0 +1,76 @@
+"""Revoking hubs and showing them, on a registry in memory."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+from rich.console import Console
+
+from omni_discovery import keys
+from omni_discovery.errors import ConfigError
+from omni_discovery.hub_command import allow_hub, hub_table, read_hubs, revoke_hub
+from omni_discovery.messages import HubRecord, encode_record
+from omni_discovery.testing import FakeKV, ManualClock
+
+NS = "n"
+
+
+@pytest.fixture
+async def kv() -> FakeKV:
+    kv = FakeKV(ManualClock())
+    for hub_id in ("front-1", "front-2"):
+        record = HubRecord(hub_id=hub_id, address="http://10.0.0.5:8000", host="gpu-7", pid=4, started_at=940.0)
+        await kv.put(keys.hub_key(NS, hub_id), encode_record(record))
+    await kv.put(keys.beat_key(NS, "front-1"), b'{"revision": 7, "written_at": 999.0}')
+    return kv
+
+
+async def test_a_revocation_says_what_was_written_and_is_taken_back(
+    kv: FakeKV, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert await revoke_hub(kv, NS, "front-1") == 0
+    item = await kv.get(keys.hub_control_key(NS, "front-1"))
+    assert item is not None
+    assert json.loads(item.value) == {"revoked": True}
+    told = capsys.readouterr().out
+    assert f'{item.key} says {{"revoked": true}} as of revision {item.mod_revision}' in told
+    assert [line.revoked for line in await read_hubs(kv, NS, 1000.0)] == [True, False]
+    assert await allow_hub(kv, NS, "front-1") == 0
+    assert "revoked no more" in capsys.readouterr().out
+    assert await allow_hub(kv, NS, "front-1") == 0
+    assert "was not revoked" in capsys.readouterr().out
+    assert [line.revoked for line in await read_hubs(kv, NS, 1000.0)] == [False, False]
+
+
+async def test_a_hub_that_is_not_there_is_revoked_only_by_force(kv: FakeKV) -> None:
+    with pytest.raises(ConfigError, match=r"no hub front-9 is registered .* there are: front-1, front-2; .*--force"):
+        await revoke_hub(kv, NS, "front-9")
+    assert await revoke_hub(kv, NS, "front-9", force=True) == 0
+    found = {line.hub_id: line for line in await read_hubs(kv, NS, 1000.0)}
+    assert (found["front-9"].registered, found["front-9"].revoked) == (False, True)
+
+
+async def test_the_table_fits_and_shows_who_is_revoked_who_beats_and_what_is_nonsense(kv: FakeKV) -> None:
+    await revoke_hub(kv, NS, "front-1")
+    await kv.put(keys.hub_control_key(NS, "front-2"), b'{"revoked": 1}')
+    console = Console(file=io.StringIO(), width=80)
+    console.print(hub_table(await read_hubs(kv, NS, 1000.0), NS, 1000.0))
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert all(len(line) <= 80 for line in text.splitlines())
+    first = next(line for line in text.splitlines() if line.strip().startswith("front-1"))
+    assert first.split() == ["front-1", "revoked", "10.0.0.5:8000", "gpu-7:4", "1", "s", "60", "s"]
+    assert "! front-2: revoked is 1; right would be true or false" in " ".join(text.split())
+
+
+async def test_without_hubs_the_table_says_so() -> None:
+    console = Console(file=io.StringIO(), width=80)
+    console.print(hub_table(await read_hubs(FakeKV(ManualClock()), NS, 1000.0), NS, 1000.0))
+    assert "no hub is registered" in console.file.getvalue()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("wrong", ["", "a/b", "-x", "x" * 64])
+def test_what_can_be_no_hubs_id_is_refused(wrong: str) -> None:
+    with pytest.raises(ConfigError, match="omni hubs"):
+        keys.check_hub_id(wrong)

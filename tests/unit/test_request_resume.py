@@ -1,0 +1,238 @@
+"""RequestMachine when part of the output was shown: it goes on elsewhere, without a gap and without a repetition."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from hub import request_events as ev
+from omni_discovery import wire
+from omni_discovery.errors import EngineFailedError, ReplicaLostError, StageUnavailableError
+from omni_discovery.wire import FailureKind
+from tests.support.request_walk import Walk, at_picture, finish_of, of
+
+
+def talking(*words: str, **more: Any) -> Walk:
+    """Only text is wanted; one replica has shown these words."""
+    walk = Walk(**{"modalities": ["text"], "params": {}, **more})
+    walk.tell(ev.Submitted())
+    walk.accepted(0)
+    walk.words(0, *words)
+    return walk
+
+
+def shown(walk: Walk) -> str:
+    return "".join(action.output.text for action in of(walk.actions, ev.Emit))
+
+
+# ---- tokens
+
+
+def test_an_answer_is_continued_behind_what_was_shown_over_all_attempts() -> None:
+    """1. the first replica shows two words and dies: the second goes on behind them, its pieces counted from 0
+    2. it shows one and dies: the third goes on behind all three
+    3. the client has seen four words, once each, and the usage is the last replica's, which is the whole answer's
+    """
+    walk = talking("one ", "two ")
+    retry, dispatch = of(walk.lost(0), ev.Retry, ev.Dispatch)
+    assert (retry.resumed, dispatch.is_retry) == (True, True)
+    assert dispatch.resume == wire.Resume(token_ids=(4, 4), text="one two ")
+    walk.accepted(0, replica_id=1)
+    walk.words(0, "three ")
+    (dispatch,) = of(walk.lost(0), ev.Dispatch)
+    assert dispatch.resume == wire.Resume(token_ids=(4, 4, 6), text="one two three ")
+    walk.accepted(0, replica_id=2)
+    walk.words(0, "four")
+    actions = walk.done(0, 1)
+    assert finish_of(actions).outcome is ev.Outcome.OK
+    assert shown(walk) == "one two three four"
+    assert of(actions, ev.Emit)[0].output.usage == {"n": 1}
+    assert of(actions, ev.Emit)[0].output.replica == "0/2"
+
+
+def test_the_timings_of_a_continued_answer_count_from_where_it_began() -> None:
+    """Sent at 2, first word at 4, lost at 5, sent again at 6, done at 9."""
+    walk = talking("one ")
+    walk.lost(0)
+    walk.accepted(0, replica_id=1)
+    walk.words(0, "two")
+    timings_s = of(walk.done(0, 1), ev.Emit)[-1].output.timings_s
+    assert timings_s["stage0.first_output"] == 2.0
+    assert timings_s["stage0.total"] == 7.0
+    assert timings_s["total"] == 8.0
+
+
+def test_the_timings_of_an_attempt_that_showed_nothing_do_not_count() -> None:
+    walk = talking()
+    walk.lost(0)
+    walk.accepted(0, replica_id=1)
+    walk.words(0, "one")
+    assert of(walk.done(0, 1), ev.Emit)[-1].output.timings_s["stage0.first_output"] == 2.0
+
+
+def test_a_whole_answer_whose_end_was_lost_ends_with_the_next_replicas_word() -> None:
+    walk = talking("all")
+    walk.lost(0)
+    walk.accepted(0, replica_id=1)
+    assert finish_of(walk.done(0, 0)).outcome is ev.Outcome.OK
+    assert shown(walk) == "all"
+
+
+def test_a_missing_piece_of_a_stream_is_asked_of_another_replica() -> None:
+    walk = talking("one ")
+    actions = walk.chunk(0, 2, "three", token_ids=[5])
+    assert actions[0] == ev.Drop("gap")
+    (dispatch,) = of(actions, ev.Dispatch)
+    assert (dispatch.resume, dispatch.avoid) == (wire.Resume(token_ids=(4,), text="one "), {"tcp://0-0:1"})
+
+
+def test_a_continuation_that_is_rejected_moves_on_with_the_same_resumption_and_draws_nothing() -> None:
+    walk = talking("one ")
+    (first,) = of(walk.lost(0), ev.Dispatch)
+    walk.sent(0, replica_id=1)
+    (second,) = of(walk.rejected(0, FailureKind.OVERLOADED), ev.Dispatch)
+    assert (second.resume, second.is_retry) == (first.resume, False)
+
+
+def test_what_can_not_be_resumed_ends_with_the_loss_and_the_obstacle() -> None:
+    walk = talking("one ")
+    walk.lost(0)
+    walk.accepted(0, replica_id=1)
+    error = finish_of(walk.failed(0, FailureKind.NOT_RESUMABLE, "stop: it lags")).error
+    assert isinstance(error, ReplicaLostError)
+    assert "0/1: stop: it lags" in str(error)
+    assert "0/0: it died" in str(error)
+
+
+def test_nobody_left_to_continue_is_told_with_the_loss_before() -> None:
+    walk = talking("one ")
+    walk.lost(0)
+    error = finish_of(walk.tell(ev.StageUnavailable(0, 1, "nobody"))).error
+    assert isinstance(error, StageUnavailableError)
+    assert "it died" in str(error)
+
+
+def test_an_answer_that_nobody_was_shown_begins_at_the_beginning() -> None:
+    walk = Walk(modalities=["image"])
+    walk.tell(ev.Submitted())
+    walk.accepted(0)
+    walk.words(0, "one ")
+    (dispatch,) = of(walk.lost(0), ev.Dispatch)
+    assert dispatch.resume is None
+
+
+def test_text_beside_the_tokens_goes_with_them_and_a_picture_does_not() -> None:
+    """A piece of text may come without a token of its own; what a picture among tokens means, nobody knows."""
+    walk = talking("one ")
+    walk.chunk(0, 1, "!")
+    assert of(walk.lost(0), ev.Dispatch)[0].resume == wire.Resume(token_ids=(4,), text="one !")
+    walk = talking("one ")
+    walk.chunk(0, 1, "", attachments=[b"png"])
+    assert isinstance(finish_of(walk.lost(0)).error, ReplicaLostError)
+
+
+# ---- pieces
+
+
+def painting(*pictures: bytes) -> Walk:
+    walk = at_picture()
+    for seq, picture in enumerate(pictures):
+        walk.chunk(1, seq, "", attachments=[picture])
+    return walk
+
+
+def test_pictures_that_were_shown_are_made_again_and_not_shown_again() -> None:
+    """1. two pieces were shown, the replica dies: another begins anew, and is asked for no continuation
+    2. that one shows the first piece again and dies, too; 3. the third makes three: only the last one is new
+    """
+    walk = painting(b"a", b"b")
+    (dispatch,) = of(walk.lost(1), ev.Dispatch)
+    assert (dispatch.resume, len(dispatch.payloads)) == (None, 1)
+    walk.accepted(1, replica_id=1)
+    assert walk.chunk(1, 0, "", attachments=[b"a"]) == []
+    walk.lost(1)
+    walk.accepted(1, replica_id=2)
+    for seq, picture in enumerate([b"a", b"b", b"c"]):
+        walk.chunk(1, seq, "", attachments=[picture])
+    assert finish_of(walk.done(1, 3)).outcome is ev.Outcome.OK
+    assert [action.output.data for action in of(walk.actions, ev.Emit) if action.output.data] == [b"a", b"b", b"c"]
+
+
+def test_a_second_run_that_makes_less_than_was_shown_is_not_believed() -> None:
+    walk = painting(b"a", b"b")
+    walk.lost(1)
+    walk.accepted(1, replica_id=1)
+    walk.chunk(1, 0, "", attachments=[b"a"])
+    (dispatch,) = of(walk.done(1, 1), ev.Dispatch)
+    assert dispatch.attempt == 2
+
+
+# ---- who must not be hurt
+
+
+def test_a_request_that_kills_engines_gets_no_third_replica() -> None:
+    walk = talking(attempts=9)
+    walk.failed(0, FailureKind.ENGINE, "the engine died: RuntimeError: out of memory")
+    walk.accepted(0, replica_id=1)
+    error = finish_of(walk.failed(0, FailureKind.ENGINE, "the engine died: RuntimeError: out of memory")).error
+    assert isinstance(error, EngineFailedError)
+    assert "too many replicas were lost with this work on them" in str(error)
+
+
+def test_replicas_that_fall_silent_count_after_they_accepted_and_only_then() -> None:
+    walk = talking(attempts=9)
+    for number in range(2):
+        walk.lost(0)
+        walk.accepted(0, replica_id=1 + number)
+    for _ in range(2):
+        walk.rejected(0, FailureKind.DRAINING)
+        walk.lost(0, may_have_run=False)
+        walk.sent(0)
+        walk.lost(0)
+    walk.accepted(0)
+    assert isinstance(finish_of(walk.lost(0)).error, ReplicaLostError)
+    assert walk.attempt(0) == 8
+
+
+def test_a_stage_that_is_done_is_not_hurt_by_the_loss_of_its_replica() -> None:
+    walk = at_picture()
+    assert walk.lost(0) == []
+    assert walk.machine.is_out(1, 0)
+
+
+# ---- whether to move
+
+
+@pytest.mark.parametrize(
+    ("walk", "expected"),
+    [
+        (talking(), True),
+        (talking("one"), True),
+        (talking("one", params={"stop": ["x"]}), False),
+        (talking("one", attempts=1), False),
+        (painting(b"a"), None),
+        (at_picture(), None),
+    ],
+    ids=["nothing shown", "tokens", "doubtful", "no attempts left", "a picture", "a hand-off"],
+)
+def test_work_moves_at_once_where_it_is_sure_to_go_on(walk: Walk, expected: bool | None) -> None:
+    """With a hand-off, too: it is kept where it was made."""
+    if expected is None:
+        assert walk.machine.can_move(1)
+    else:
+        assert walk.machine.can_move(0) is expected
+
+
+def test_text_without_token_ids_waits_for_its_replica() -> None:
+    walk = talking()
+    walk.chunk(0, 0)
+    assert not walk.machine.can_move(0)
+
+
+def test_the_priority_goes_with_every_dispatch() -> None:
+    walk = Walk(priority=-3)
+    walk.tell(ev.Submitted())
+    walk.accepted(0)
+    walk.lost(0)
+    assert [action.priority for action in of(walk.actions, ev.Dispatch)] == [-3, -3]

@@ -1,0 +1,222 @@
+"""Requests, pools and replicas on a virtual clock, with losses: whatever happens, every request ends as it should."""
+
+from __future__ import annotations
+
+import random
+from random import Random
+from typing import Any
+
+import pytest
+
+from hub import request_events as ev
+from hub.pipeline import RequestPlan, StageGraph
+from hub.request import RequestMachine
+from hub.retry_budget import RetryBudget
+from omni_discovery.deploy import parse_deploy
+from omni_discovery.errors import RequestError
+from tests.support.request_walk import BRANCHING, PAIR
+from tests.support.simulated_hub import Active, Hub
+from tests.support.simulated_replica import Life, Log, VirtualClock, answer_of, hands_over
+
+SINGLE = "stages: [{stage_id: 0, engine: e, final_output: text}]"
+ATTEMPTS = 3
+#: Requests and faults come so long; then everybody who lives is well again, and all must end and be cleaned up.
+FAULTS_END_S, LONGEST_S, END_S = 3.0, 25.0, 40.0
+BLOCK = 50
+
+
+class World:
+    """One run: a hub, its replicas, their misfortunes, and the requests, all drawn from the seed."""
+
+    def __init__(self, seed: int) -> None:
+        # The balancer draws from the shared generator.
+        random.seed(seed)
+        self.rng = Random(seed)
+        self.clock, self.log, self.counts = VirtualClock(), Log(), dict[str, int]()
+        self.graph = StageGraph(parse_deploy(self.rng.choice([SINGLE, PAIR, BRANCHING]), "test.yaml"))
+        self.styles = {0: self.rng.choice(["tokens", "tokens", "text"]), 1: "pieces", 2: "tokens", 3: "pieces"}
+        # A small budget, so that retries often have to wait for their turn.
+        budget = RetryBudget(0.0, floor_per_s=self.rng.choice([2.0, 10.0]), burst=self.rng.choice([1.0, 20.0]))
+        self.hub = Hub(self.clock, self.graph.stage_ids, self.counts, budget)
+        self.lives: list[Life] = []
+        self.plans: dict[str, RequestPlan] = {}
+        self._epoch = 100
+        for stage_id in self.graph.stage_ids:
+            for replica_id in range(self.rng.choice([1, 2, 3, 4])):
+                self._start(stage_id, replica_id)
+        for number in range(self.rng.choice([5, 15, 30])):
+            self.clock.after(self.rng.uniform(0.0, FAULTS_END_S), self._ask, f"r{number}")
+        for _ in range(self.rng.choice([0, 4, 12, 24])):
+            self.clock.after(self.rng.uniform(0.0, FAULTS_END_S), self._harm)
+        self.clock.after(FAULTS_END_S + 2.0, self._heal)
+
+    def _start(self, stage_id: int, replica_id: int, addr: str = "") -> None:
+        self._epoch += 1
+        life = Life(
+            self.clock, self.rng, self.log, stage_id, replica_id, self._epoch, addr or f"tcp://{stage_id}:{self._epoch}"
+        )
+        life.hub = self.hub
+        self.hub.listening[life.addr] = life
+        self.lives.append(life)
+        self.hub.list(life)
+        self.clock.after(0.003, self.hub.session_up, life)
+
+    def _ask(self, request_id: str) -> None:
+        rng = self.rng
+        plan = self.graph.plan(None if rng.random() < 0.7 else [rng.choice(self.graph.modalities)])
+        self.plans[request_id] = plan
+        inputs = {"poison": rng.random() < 0.03, "stubborn": rng.random() < 0.1, "styles": self.styles}
+        params: dict[int, dict[str, Any]] = {0: {"stop": ["x"]} if inputs["stubborn"] and rng.random() < 0.5 else {}}
+        machine = RequestMachine(request_id, inputs, plan, params, ATTEMPTS, priority=rng.choice([0, 0, -1, 5]))
+        self.hub.submit(machine, self.clock.now_s + (rng.uniform(0.01, 1.0) if rng.random() < 0.1 else LONGEST_S))
+        if rng.random() < 0.1:
+            active = self.hub.requests[request_id]
+            self.clock.after(rng.uniform(0.0, 0.5), self.hub.tell, active, ev.Cancelled())
+
+    # ---- what goes wrong
+
+    def _harm(self) -> None:
+        life = self.rng.choice([life for life in self.lives if life.alive] or self.lives)
+        if life.alive:
+            harm = self.rng.choice([self._kill, self._kill, self._hang, self._cut, self._hide, self._drain])
+            harm(life)
+
+    def _kill(self, life: Life) -> None:
+        """Its record goes with its lease; another process takes its place, sometimes its very address."""
+        if not life.alive:
+            return
+        self.hub.kill(life)
+        self.clock.after(self.rng.uniform(0.01, 1.0), self.hub.delist, life)
+        addr = life.addr if self.rng.random() < 0.3 else ""
+        self.clock.after(self.rng.choice([0.005, 0.2, 1.5]), self._start, life.stage_id, life.replica_id, addr)
+
+    def _hang(self, life: Life) -> None:
+        """Its heartbeat stops, too; after a while it goes on where it stood."""
+        life.hang()
+        self.clock.after(0.3, self._heartbeat_missed, life)
+        self.clock.after(self.rng.uniform(0.05, 2.0), self._wake, life)
+
+    def _heartbeat_missed(self, life: Life) -> None:
+        if life.hung and life.alive:
+            life.connected = False
+            self.hub.session_down(life, "no heartbeat")
+
+    def _wake(self, life: Life) -> None:
+        life.wake()
+        self.hub.session_up(life)
+
+    def _cut(self, life: Life) -> None:
+        """The network between the hub and this one is gone, and comes back."""
+        life.connected = False
+        self.clock.after(self.rng.uniform(0.001, 0.3), self.hub.session_down, life, "its connection was lost")
+        self.clock.after(self.rng.uniform(0.35, 1.5), self.hub.session_up, life)
+
+    def _hide(self, life: Life) -> None:
+        """Somebody deletes its key; it writes it again."""
+        self.hub.delist(life)
+        self.clock.after(self.rng.uniform(0.1, 1.0), self._show, life)
+
+    def _show(self, life: Life) -> None:
+        if life.alive and self.hub.clients.get(life.addr) is life:
+            self.hub.list(life)
+
+    def _drain(self, life: Life) -> None:
+        """It takes nothing new; then it leaves."""
+        life.draining = True
+        self._show(life)
+        self.clock.after(self.rng.uniform(0.1, 1.0), self._kill, life)
+
+    def _heal(self) -> None:
+        for life in self.lives:
+            if life.alive:
+                self._wake(life)
+                self._show(life)
+
+    # ---- what must be true
+
+    def check(self) -> None:
+        for request_id, active in self.hub.requests.items():
+            self._check_end(active)
+            self._check_shown(active)
+            self._check_attempts(active)
+            for pool in self.hub.pools.values():
+                assert pool.bound(request_id) is None, f"{request_id} is still bound"
+        for life in self.lives:
+            assert not self.hub.pools[life.stage_id].in_flight(life.addr)
+            if life.alive:
+                assert not life.jobs, f"{life.addr} still works on {list(life.jobs)}"
+                assert not life.kept, f"{life.addr} still keeps {life.kept}"
+        retries = sum(action.is_retry for active in self.hub.requests.values() for action in active.dispatches)
+        self.counts["retries"] = retries
+
+    def _check_end(self, active: Active) -> None:
+        ((at_s, finish),) = active.finishes
+        assert at_s <= active.deadline_s, f"{active.request_id} ended after its deadline"
+        assert (finish.outcome is ev.Outcome.FAILED) == isinstance(finish.error, RequestError)
+        self.counts[finish.outcome] = self.counts.get(finish.outcome, 0) + 1
+
+    def _check_shown(self, active: Active) -> None:
+        request_id, plan = active.request_id, self.plans[active.request_id]
+        outcome = active.finishes[0][1].outcome
+        for stage_id in plan.finals:
+            mine = [output for output in active.shown if output.stage_id == stage_id]
+            pieces = [output.text or output.data.decode() for output in mine if output.finish_reason is None]
+            whole = answer_of(request_id, stage_id)
+            assert pieces == whole[: len(pieces)], f"{request_id} stage {stage_id} showed {pieces} of {whole}"
+            ends = [output for output in mine if output.finish_reason is not None]
+            assert len(ends) <= 1
+            if ends:
+                assert mine[-1] is ends[0]
+                assert pieces == whole
+                assert ends[0].usage == {"completion_tokens": len(whole)}
+            if outcome is ev.Outcome.OK:
+                assert bool(ends) == self._is_reached(plan, request_id, stage_id)
+        summaries = [output for output in active.shown if output.is_summary]
+        assert len(summaries) == (outcome is not ev.Outcome.FAILED)
+        assert not summaries or active.shown[-1] is summaries[0]
+
+    def _is_reached(self, plan: RequestPlan, request_id: str, stage_id: int) -> bool:
+        return all(
+            self._is_reached(plan, request_id, before) and hands_over(request_id, before, stage_id)
+            for before in plan.inputs[stage_id]
+        )
+
+    def _check_attempts(self, active: Active) -> None:
+        """Work is begun again only where the budget was asked, or after the whole request began anew."""
+        for stage_id, run in active.machine.runs.items():
+            dispatches = [action for action in active.dispatches if action.stage_id == stage_id]
+            assert [action.attempt for action in dispatches] == list(range(len(dispatches)))
+            assert run.attempt < ATTEMPTS * len(active.machine.runs)
+            begun = self.log.begun.get((active.request_id, stage_id), 0)
+            assert begun <= 1 + sum(action.is_retry for action in dispatches) + active.restarts
+        assert self.log.killed.get(active.request_id, 0) <= ATTEMPTS * len(active.machine.runs)
+
+
+def run(seed: int) -> World:
+    world = World(seed)
+    world.clock.run(END_S)
+    world.check()
+    return world
+
+
+def add_up(total: dict[str, int], seeds: range) -> dict[str, int]:
+    for seed in seeds:
+        try:
+            world = run(seed)
+        except Exception as error:
+            raise AssertionError(f"seed {seed}: {error}") from error
+        for name, count in (world.counts | vars(world.log)).items():
+            if isinstance(count, int):
+                total[name] = total.get(name, 0) + count
+    return total
+
+
+@pytest.mark.parametrize("first", range(0, 1000, BLOCK))
+def test_with_losses_of_all_kinds_every_invariant_holds(first: int) -> None:
+    """Fifty seeds. Each request ends once, before its deadline; what is shown is a gapless beginning of what the model
+    says, and all of it where the request ended well; nothing stays bound, running or kept; work is begun again only
+    within attempts and budget; no dispatch goes where the registry shows nobody, and no frame of another life counts.
+    """
+    total = add_up({}, range(first, first + BLOCK))
+    assert total["ok"] > total["failed"]
+    assert all(total[name] for name in ("again", "continue", "stale frame", "retries"))
