@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help demo test lint unit chaos bench train evaluate setup-demo setup-test clean
+.PHONY: help demo test lint unit chaos bench soak train evaluate setup-demo setup-test clean
 
 help: ## show what there is
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -26,6 +26,13 @@ bench: setup-demo ## the hub's own time per request and the registry's figures; 
 	@$(BIN)/python -m tests.bench.hub_overhead --out demo-output/bench-hub.json
 	@$(BIN)/python -m tests.bench.registry --out demo-output/bench-registry.json \
 		$(if $(PEER_WHEEL),--peer-wheel $(PEER_WHEEL)) $(BENCH_ARGS)
+	@$(BIN)/python -m tests.bench.data_plane --out demo-output/bench-data-plane.json
+	@$(BIN)/python -m tests.bench.death --out demo-output/bench-death.json
+	@$(BIN)/python -m tests.bench.balancing --requests 20000 --out demo-output/bench-balancing.json \
+		--plot demo-output/balancing.svg
+
+soak: setup-demo ## kill one of four replicas each second for a minute under 200 requests/s: no client sees an error
+	@$(BIN)/python -m tests.bench.soak --out demo-output/soak.json $(SOAK_ARGS)
 
 train: setup-test ## train both demo models again from fixed seeds
 	@$(BIN)/python -m stage_runtime.demo.train_thinker --out demo-output/first

@@ -60,8 +60,8 @@ class ServeCommand:
             "--omni-lb-policy",
             default="least-load",
             metavar="POLICY",
-            help="how replicas are picked: random, round-robin, least-queue-length, least-load, power-of-two, prefix-hash"
-            " or an installed package's policy (default: %(default)s)",
+            help="how replicas are picked: random, round-robin, least-queue-length, least-load, power-of-two,"
+            " prefix-hash or an installed package's policy (default: %(default)s)",
         )
         parser.add_argument(
             "--omni-heartbeat-timeout",

@@ -47,6 +47,7 @@ class Dispatcher:
         metrics: HubMetrics,
         cancels: Cancels,
         post: Callable[[PickEnded | RetryDue], None],
+        on_wait: Callable[[], None],
     ) -> None:
         #: How fast work is repeated.
         self.retries = PacedRetries(post)
@@ -55,6 +56,8 @@ class Dispatcher:
         self._metrics = metrics
         self._cancels = cancels
         self._post = post
+        #: Called when a pick has to wait, after its task was made.
+        self._on_wait = on_wait
 
     def dispatch(self, active: Active, action: ev.Dispatch) -> ev.Event | None:
         """Pick and send; None if the pick, or a retry before it, has to wait."""
@@ -77,6 +80,7 @@ class Dispatcher:
             return self._send(active, action, found)
         waiting = asyncio.create_task(self._pick(active, action, pool))
         active.picks[action.stage_id] = waiting
+        self._on_wait()
         return None
 
     def pick_ended(self, active: Active, ended: PickEnded) -> ev.Event | None:

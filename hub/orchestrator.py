@@ -94,7 +94,9 @@ class Orchestrator:
             on_closed=self._cancels.gone,
         )
         self._tending = Tending(self.stage_pools, self._membership, self._post)
-        self._dispatcher = Dispatcher(self._pools, self._membership, metrics, self._cancels, self._post)
+        self._dispatcher = Dispatcher(
+            self._pools, self._membership, metrics, self._cancels, self._post, self._tending.look_soon
+        )
         self._listener = ReplicaListener(
             self._pools, self._active, config, metrics, self._cancels, self._tell, self._dispatcher.release, self._post
         )

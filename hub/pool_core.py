@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hub.outliers import Standing
-from hub.pool_entry import ACCEPTED, CREDIT, NOWHERE, Entry
+from hub.pool_entry import ACCEPTED, CREDIT, NOWHERE, WAITED, Entry
 from hub.pool_members import PoolMembers
 from omni_discovery.messages import ReplicaInfo
 
@@ -48,9 +48,11 @@ class PoolCore(PoolMembers):
         return entry is not None and bool(entry.in_flight[request_id] & CREDIT)
 
     def givers(self) -> tuple[str, ...]:
-        """Who can be asked for credits."""
+        """Who can be asked for credits that a pick could spend."""
         if self._giver_addrs is None:
             self._giver_addrs = tuple(self._givers)
+        if self._spared:
+            return tuple(addr for addr in self._giver_addrs if not self._is_spared(self._givers[addr]))
         return self._giver_addrs
 
     # ---- picking
@@ -68,6 +70,20 @@ class PoolCore(PoolMembers):
             return None
         self._bind(request_id, chosen)
         return chosen.info
+
+    def pick_waited(
+        self, request_id: str, task: Task, affinity_request_id: str | None, avoid: Collection[str]
+    ) -> ReplicaInfo | None:
+        """As ``pick``, for one that has waited: ``waited`` knows its binding from a later one."""
+        found = self.pick(request_id, task, affinity_request_id, avoid)
+        if found is not None:
+            self._bindings[request_id].in_flight[request_id] |= WAITED
+        return found
+
+    def waited(self, request_id: str) -> bool:
+        """Whether the request's binding was made by ``pick_waited``."""
+        entry = self._bindings.get(request_id)
+        return entry is not None and bool(entry.in_flight[request_id] & WAITED)
 
     def all_avoided(self, avoid: Collection[str]) -> bool:
         """Whether somebody can take work, and everybody who can is in ``avoid``."""

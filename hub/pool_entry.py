@@ -14,9 +14,10 @@ if TYPE_CHECKING:
 NOWHERE: Final = -1
 
 
-#: What is known of one request in flight, or-ed together: the replica has it, and it spent a credit.
+#: What is known of one request in flight, or-ed together: the replica has it, it spent a credit, it waited for a slot.
 ACCEPTED: Final = 1
 CREDIT: Final = 2
+WAITED: Final = 4
 
 
 class Entry(Member):

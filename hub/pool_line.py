@@ -49,8 +49,9 @@ class PoolLine:
         try:
             return await future
         except asyncio.CancelledError:
-            if future.done() and not future.cancelled() and future.exception() is None:
-                # It was served a moment ago, and nobody will send it.
+            # It was served a moment ago, and nobody will send it. By now the request may have been picked for again.
+            served = future.done() and not future.cancelled() and future.exception() is None
+            if served and self._core.waited(request_id):
                 self._core.release(request_id, unsent=True)
                 self.serve()
             raise
@@ -80,7 +81,7 @@ class PoolLine:
             if waiter.token.done():
                 continue
             try:
-                found = core.pick(waiter.request_id, waiter.task, waiter.affinity_request_id, waiter.avoid)
+                found = core.pick_waited(waiter.request_id, waiter.task, waiter.affinity_request_id, waiter.avoid)
             except Exception as error:  # noqa: BLE001 - a third party's policy: whoever waits is told
                 self._end(waiter, error)
                 continue

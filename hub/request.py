@@ -242,7 +242,9 @@ class RequestMachine:
         decision = self._decide(run, kind)
         text = f"stage {run.stage_id} replica {run.replica or 'not picked'}: {reason}"
         text += f"; {decision.why}" if decision.why else ""
-        error = ReplicaLostError(text) if kind is None else error_of(kind, run.stage_id, text)
+        # Work that killed no other engine was in the way when this one died: for its client the replica is lost.
+        lost = kind is None or (run.engine_deaths == 1 and not run.losses and reason.startswith(ENGINE_DIED))
+        error = ReplicaLostError(text) if kind is None or lost else error_of(kind, run.stage_id, text)
         run.failure = error
         # The failed attempt needs no ev.Abort any more; a ev.Finish or a restart below must not send a second one.
         run.phase = Phase.WAITING

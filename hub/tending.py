@@ -23,6 +23,7 @@ class Tending:
         self._pools = pools
         self._membership = membership
         self._post = post
+        self._look_is_due = False
         self._timer: asyncio.TimerHandle | None = None
         #: When the timer is due, monotonic.
         self._due_s: float | None = None
@@ -49,6 +50,12 @@ class Tending:
             delay_s = max(0.0, due_s - time.monotonic())
             self._timer = asyncio.get_running_loop().call_later(delay_s, self._time_out)
 
+    def look_soon(self) -> None:
+        """A pick is about to wait: look once it does."""
+        if not self._look_is_due:
+            self._look_is_due = True
+            asyncio.get_running_loop().call_soon(self._look_now)
+
     def close(self) -> None:
         """No review comes any more. Idempotent."""
         self._due_s = None
@@ -61,6 +68,10 @@ class Tending:
             client = self._membership.clients.get(want.addr)
             if client is not None:
                 client.want_credits(want.waiting, want.oldest_wait_s)
+
+    def _look_now(self) -> None:
+        self._look_is_due = False
+        self.look()
 
     def _time_out(self) -> None:
         self._timer = self._due_s = None

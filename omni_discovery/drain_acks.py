@@ -13,7 +13,7 @@ from omni_discovery._waiting import Backoff
 from omni_discovery.beats import BeatRecord, decode_beat
 from omni_discovery.clock import Clock, SystemClock
 from omni_discovery.errors import RecordError, RegistryError
-from omni_discovery.kv import KeyValue, KVStore
+from omni_discovery.kv import KVStore
 
 logger = logging.getLogger(__name__)
 
@@ -25,6 +25,23 @@ _MOST_LOOK_S: Final = 0.25
 def awaited_hubs(revision: int, hubs: Iterable[str], beats: Mapping[str, BeatRecord]) -> frozenset[str]:
     """Those of ``hubs`` whose beats don't say yet that they have applied ``revision``."""
     return frozenset(hub_id for hub_id in hubs if hub_id not in beats or beats[hub_id].revision < revision)
+
+
+async def read_awaited(kv: KVStore, namespace: str, revision: int) -> frozenset[str]:
+    """The registered hubs that have not applied ``revision`` yet. Raise RegistryError."""
+    # The hubs after their beats: one that comes in between is one more to wait for, never one forgotten.
+    beats: dict[str, BeatRecord] = {}
+    for item in (await kv.list(keys.beats_prefix(namespace))).items:
+        key = keys.parse_key(namespace, item.key)
+        try:
+            if isinstance(key, keys.BeatKey):
+                beats[key.hub_id] = decode_beat(item.key, item.value)
+        except RecordError:
+            # A beat that can't be read says nothing.
+            continue
+    listing = await kv.list(keys.hubs_prefix(namespace), keys_only=True)
+    parsed = (keys.parse_key(namespace, item.key) for item in listing.items)
+    return awaited_hubs(revision, {key.hub_id for key in parsed if isinstance(key, keys.HubKey)}, beats)
 
 
 class DrainAcks:
@@ -75,7 +92,8 @@ class DrainAcks:
         backoff = Backoff(_FIRST_LOOK_S, _MOST_LOOK_S, self._jitter)
         while True:
             try:
-                self.awaited = await self._look(revision)
+                awaited = await read_awaited(self._kv, self._namespace, revision)
+                self.awaited = awaited - self._revoked()
                 if not self.awaited:
                     break
             except RegistryError as error:
@@ -85,25 +103,3 @@ class DrainAcks:
             await self._clock.sleep(backoff.next_delay_s())
         logger.info("drain.acknowledged revision=%d", revision)
         self._tell()
-
-    async def _look(self, revision: int) -> frozenset[str]:
-        # The hubs after their beats: one that comes in between is one more to wait for, never one forgotten.
-        beats = await self._kv.list(keys.beats_prefix(self._namespace))
-        listing = await self._kv.list(keys.hubs_prefix(self._namespace), keys_only=True)
-        hubs = {key.hub_id for key in map(self._meaning, listing.items) if isinstance(key, keys.HubKey)}
-        return awaited_hubs(revision, hubs - self._revoked(), self._read(beats.items))
-
-    def _read(self, items: Iterable[KeyValue]) -> dict[str, BeatRecord]:
-        found: dict[str, BeatRecord] = {}
-        for item in items:
-            key = self._meaning(item)
-            try:
-                if isinstance(key, keys.BeatKey):
-                    found[key.hub_id] = decode_beat(item.key, item.value)
-            except RecordError:
-                # A beat that can't be read says nothing.
-                continue
-        return found
-
-    def _meaning(self, item: KeyValue) -> keys.RegistryKey | None:
-        return keys.parse_key(self._namespace, item.key)

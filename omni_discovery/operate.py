@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -10,9 +11,10 @@ from typing import Any, Final
 
 from omni_discovery import keys
 from omni_discovery.control import ControlError, answered_revision, changed_value, parse
+from omni_discovery.drain_acks import read_awaited
 from omni_discovery.errors import ConfigError, OmniError, RecordError, RegistryUnavailableError
 from omni_discovery.kv import KVStore
-from omni_discovery.messages import ReplicaInfo, decode_replica
+from omni_discovery.messages import ReplicaInfo, ReplicaStatus, decode_replica
 
 _POLL_S: Final = 0.1
 _WRITE_TRIES: Final = 10
@@ -118,27 +120,53 @@ async def wait_answered(kv: KVStore, target: Target, revision: int, timeout_s: f
     return info
 
 
-async def _still_there(kv: KVStore, target: Target, epoch: int, on_progress: Callable[[ReplicaInfo], None]) -> bool:
-    try:
-        info = await read_replica(kv, target)
-    except RegistryUnavailableError:
-        # The drain goes on without etcd, and so does the wait for its end.
-        return True
-    if info is None or info.epoch != epoch:
-        return False
-    on_progress(info)
-    return True
+@dataclass(frozen=True, slots=True)
+class DrainStep:
+    """How far a drain is: what is in flight, and which hubs have not said yet that they know of it."""
+
+    in_flight: int
+    awaited: frozenset[str] = frozenset()
+
+
+class _Following:
+    """Reads what becomes of one life of a replica that is to drain."""
+
+    def __init__(self, kv: KVStore, target: Target, epoch: int) -> None:
+        self._kv = kv
+        self._target = target
+        self._epoch = epoch
+        #: Since which revision the record is known to say ``draining``; 0 while it does not.
+        self._draining_at = 0
+
+    async def step(self) -> DrainStep | None:
+        """How far it is; None when the life is over. Raise RegistryUnavailableError."""
+        item = await self._kv.get(self._target.record_key)
+        if item is None or item.create_revision != self._epoch:
+            return None
+        try:
+            record = decode_replica(item.key, self._target.stage_id, self._target.replica_id, item.value)
+        except RecordError:
+            return DrainStep(0)
+        if record.status is not ReplicaStatus.DRAINING:
+            return DrainStep(record.queue_length)
+        self._draining_at = self._draining_at or item.mod_revision
+        return DrainStep(record.queue_length, await read_awaited(self._kv, self._target.namespace, self._draining_at))
 
 
 async def wait_drained(
-    kv: KVStore, target: Target, epoch: int, timeout_s: float, on_progress: Callable[[ReplicaInfo], None]
+    kv: KVStore, target: Target, epoch: int, timeout_s: float, on_progress: Callable[[DrainStep], None]
 ) -> DrainEnd:
-    """Wait until the life ``epoch`` of the replica is over; ``on_progress`` gets its record again and again."""
+    """Wait until the life ``epoch`` of the replica is over; ``on_progress`` is told again and again how far it is."""
+    following = _Following(kv, target, epoch)
     try:
         async with asyncio.timeout(timeout_s):
             while True:
-                if not await _still_there(kv, target, epoch, on_progress):
-                    break
+                # The drain goes on without etcd, and so does the wait for its end.
+                with contextlib.suppress(RegistryUnavailableError):
+                    step = await following.step()
+                    if step is None:
+                        break
+                    on_progress(step)
                 await asyncio.sleep(_POLL_S)
     except TimeoutError:
         return DrainEnd.TIMED_OUT

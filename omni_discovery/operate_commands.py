@@ -14,8 +14,7 @@ from omni_discovery.cli import add_registry_options, find_endpoints, quiet_loggi
 
 if TYPE_CHECKING:
     from omni_discovery.kv import KVStore
-    from omni_discovery.messages import ReplicaInfo
-    from omni_discovery.operate import Target
+    from omni_discovery.operate import DrainStep, Target
 
 _ANSWER_S: Final = 5.0
 _TARGET: Final = re.compile(r"(\d{1,9})/(\d{1,9})")
@@ -187,6 +186,7 @@ class _Progress:
         from rich.console import Console
 
         self.in_flight = -1
+        self._shown: DrainStep | None = None
         self._title = f"draining {target} (epoch {epoch})"
         self._console = Console()
         self._status = self._console.status(f"{self._title}: asked") if self._console.is_terminal else None
@@ -200,12 +200,14 @@ class _Progress:
         if self._status is not None:
             self._status.stop()
 
-    def show(self, info: ReplicaInfo) -> None:
-        """The record as it is now."""
-        if info.queue_length == self.in_flight:
+    def show(self, step: DrainStep) -> None:
+        """How far it is now."""
+        if step == self._shown:
             return
-        self.in_flight = info.queue_length
-        text = f"{self._title}: {info.queue_length} in flight"
+        self._shown, self.in_flight = step, step.in_flight
+        text = f"{self._title}: {step.in_flight} in flight"
+        if step.awaited:
+            text += f", waits for hubs to know of it: {', '.join(sorted(step.awaited)[:8])}"
         if self._status is not None:
             self._status.update(text)
         else:

@@ -26,10 +26,6 @@ from omni_discovery.write_budget import LoadPace
 logger = logging.getLogger(__name__)
 
 
-def _always() -> bool:
-    return True
-
-
 def _ignore(*arguments: object) -> None:
     return None
 
@@ -57,7 +53,7 @@ class LeasedKey(abc.ABC):
         ttl_s: float = 10.0,
         load_interval_s: float = 0.5,
         clock: Clock | None = None,
-        may_renew: Callable[[], bool] = _always,
+        may_renew: Callable[[], bool] = lambda: True,
         listener: Listener | None = None,
         jitter: Callable[[], float] = random.random,
     ) -> None:

@@ -12,11 +12,9 @@ if TYPE_CHECKING:
     from omni_discovery.balancers import Task
     from omni_discovery.pool_index import Member
 
-    _Turn = tuple[float, int, str, Member]
+    _Turn = tuple[float, int, str, int, Member]
 
 _DRAWS: Final = 8
-#: A weight below it is taken for it where it is divided by.
-_LEAST_WEIGHT: Final = 1e-6
 
 
 class _Group:
@@ -201,9 +199,11 @@ class StrideIndex:
 
     def __init__(self, start_index: int = 0) -> None:
         self._start_index = start_index
-        #: Turns: (moment, replica id, address, member). One that is not its member's ``place`` is void.
+        #: Turns: (moment, replica id, address, number, member). One that is not its member's ``place`` is void. The
+        #: number tells void and valid ones of one address apart, so that members are never compared.
         self._heap: list[_Turn] = []
         self._count = 0
+        self._number = 0
         #: The turn that was taken last.
         self._last: tuple[float, int, str] = (0.0, -(1 << 62), "")
 
@@ -211,15 +211,16 @@ class StrideIndex:
         """See PoolIndex. Who comes back keeps its turn, if that is not over."""
         moment, name = self._last[0], (member.info.replica_id, member.addr)
         if name <= self._last[1:]:
-            moment += _stride(member)
+            moment += 1.0 / member.weight
         if member.place is self:
             moment = max(moment, member.key)
-        turn = (moment, *name, member)
+        self._number += 1
+        turn = (moment, *name, self._number, member)
         member.place = turn
         self._count += 1
         heappush(self._heap, turn)
         if len(self._heap) > 2 * self._count + 64:
-            self._heap = [turn for turn in self._heap if turn[3].place is turn]
+            self._heap = [turn for turn in self._heap if turn[4].place is turn]
             heapify(self._heap)
 
     def update(self, member: Member) -> None:
@@ -240,15 +241,12 @@ class StrideIndex:
             for _ in range(skipped):
                 self.pick(task)
         heap = self._heap
-        while heap[0][3].place is not heap[0]:
+        while heap[0][4].place is not heap[0]:
             heappop(heap)
-        moment, replica_id, addr, member = heap[0]
-        following = (moment + _stride(member), replica_id, addr, member)
+        turn: _Turn = heap[0]
+        moment, replica_id, addr, number, member = turn
+        following = (moment + 1.0 / member.weight, replica_id, addr, number, member)
         member.place = following
         heapreplace(heap, following)
         self._last = moment, replica_id, addr
         return member
-
-
-def _stride(member: Member) -> float:
-    return 1.0 / max(member.weight, _LEAST_WEIGHT)

@@ -12,6 +12,7 @@ from omni_discovery.data_plane_flags import CURVE
 from omni_discovery.errors import ConfigError
 from omni_discovery.keys import check_namespace
 from omni_discovery.registry_security import RegistrySecurity
+from omni_discovery.wire import MAX_ATTACHMENT_BYTES, MAX_HEAD_BYTES
 
 #: A hub that has died is gone from the registry after a TTL, plus what etcd takes to notice.
 _EXPIRY_MARGIN_S: Final = 3.0
@@ -34,6 +35,10 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
         """Raise ConfigError where the numbers do not fit each other."""
         if self.heartbeat_timeout_ms < 2 * self.heartbeat_interval_ms:
             raise ConfigError("heartbeat_timeout_ms must be at least twice heartbeat_interval_ms")
+        if self.max_waiting < 0 or self.outbox_messages < 1 or self.hub_grace_s < 0:
+            raise ConfigError("max_waiting, outbox_messages and hub_grace_s can't be less than nothing")
+        if self.outbox_bytes < MAX_HEAD_BYTES + MAX_ATTACHMENT_BYTES:
+            raise ConfigError("outbox_bytes must have room for the longest message there can be")
 
 
 class ReplicaConfig(msgspec.Struct, frozen=True, kw_only=True):

@@ -40,11 +40,12 @@ CreditAction = GrantCredits | RecallCredits
 class _Account:
     session: int
     unspent: int = 0
-    #: Whether it has not had its first share.
-    is_new: bool = True
     #: Requests that wait in the hub for a credit of ours, and since when the oldest of them does.
     waiting: int = 0
     waiting_since_s: float = 0.0
+    #: Credits that were lent for what it had waiting and are on their way to be spent, taken to be so until then.
+    pledged: int = 0
+    pledged_until_s: float = 0.0
     #: What is asked back and not answered, until when it may be, and what was lent since it was asked.
     recalled: int = 0
     answer_due_s: float = 0.0
@@ -67,7 +68,6 @@ class CreditBook:
         self._ended: Counter[str] = Counter()
         self._wanting: set[str] = set()
         self._recalling: set[str] = set()
-        self._has_new = False
         self._is_settled = True
 
     @property
@@ -102,7 +102,6 @@ class CreditBook:
             return
         self.close(peer)
         self._accounts[peer] = _Account(session)
-        self._has_new = True
         self._is_settled = False
 
     def close(self, peer: str) -> None:
@@ -158,6 +157,7 @@ class CreditBook:
         if account is None or not account.unspent:
             return False
         account.unspent -= 1
+        account.pledged -= account.pledged > 0
         self._unspent -= 1
         self._is_settled = False
         return True
@@ -181,7 +181,6 @@ class CreditBook:
         lent: Counter[str] = Counter()
         if self.free > 0 and self._accounts:
             self._lend_to_waiting(lent, now_s)
-            self._lend_first_shares(lent)
             self._lend_back(lent)
             self._lend_evenly(lent)
         self._ended.clear()
@@ -198,7 +197,6 @@ class CreditBook:
         account = self._accounts[peer]
         account.unspent += credits_
         account.lent_since += credits_
-        account.is_new = False
         self._unspent += credits_
         lent[peer] += credits_
 
@@ -210,17 +208,9 @@ class CreditBook:
             # Only the oldest wait was told: the others are taken to be spread evenly behind it.
             account.waiting_since_s += max(0.0, now_s - account.waiting_since_s) / account.waiting
             account.waiting -= 1
+            account.pledged, account.pledged_until_s = account.pledged + 1, now_s + self._recall_timeout_s
             if not account.waiting:
                 self._wanting.discard(peer)
-
-    def _lend_first_shares(self, lent: Counter[str]) -> None:
-        if not self._has_new:
-            return
-        self._has_new = False
-        share = max(1, self._capacity // len(self._accounts))
-        for peer, account in self._accounts.items():
-            if account.is_new and self.free > 0:
-                self._lend(lent, peer, min(share, self.free))
 
     def _lend_back(self, lent: Counter[str]) -> None:
         for peer, ended in self._ended.items():
@@ -229,6 +219,7 @@ class CreditBook:
                 self._lend(lent, peer, min(ended, self.free))
 
     def _lend_evenly(self, lent: Counter[str]) -> None:
+        # To the one with the least, so that who comes to a free replica gets its part, and all have about the same.
         answering = [peer for peer, account in self._accounts.items() if not account.unanswered]
         while answering and self.free > 0:
             self._lend(lent, min(answering, key=lambda peer: (self._held(peer), peer)), 1)
@@ -242,19 +233,31 @@ class CreditBook:
         asked = sum(self._accounts[peer].recalled for peer in self._recalling)
         if self.free < 0:
             # Fewer slots than there were: whoever holds credits gives some back.
-            needed, holders = -self.free - asked, list(self._accounts)
+            needed = -self.free - asked
+            idle = {peer: account.unspent for peer, account in self._accounts.items()}
         else:
             needed = sum(self._accounts[peer].waiting for peer in self._wanting) - self.free - asked
-            holders = [peer for peer in self._accounts if peer not in self._wanting]
-        holders = [peer for peer in holders if self._accounts[peer].unspent and not self._accounts[peer].recalled]
+            idle = {peer: self._idle(account, now_s) for peer, account in self._accounts.items()}
+        idle = {peer: count for peer, count in idle.items() if count > 0 and not self._accounts[peer].recalled}
         taken: Counter[str] = Counter()
-        while needed > 0 and holders:
-            peer = max(holders, key=lambda each: (self._accounts[each].unspent - taken[each], each))
+        while needed > 0 and idle:
+            peer = max(idle, key=lambda each: (idle[each], each))
             taken[peer] += 1
             needed -= 1
-            if taken[peer] == self._accounts[peer].unspent:
-                holders.remove(peer)
+            idle[peer] -= 1
+            if not idle[peer]:
+                del idle[peer]
         return [self._recall(peer, credits_, now_s) for peer, credits_ in taken.items()]
+
+    def _idle(self, account: _Account, now_s: float) -> int:
+        """How many credits of a hub lie about while others wait."""
+        if account.waiting:
+            return 0
+        if not account.pledged or now_s >= account.pledged_until_s:
+            return account.unspent
+        # Time alone will change that.
+        self._is_settled = False
+        return account.unspent - account.pledged
 
     def _recall(self, peer: str, credits_: int, now_s: float) -> RecallCredits:
         account = self._accounts[peer]

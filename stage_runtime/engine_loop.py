@@ -85,8 +85,8 @@ class EngineLoop:
             self._emit(outcomes)
             self.fail_all(FailureKind.ENGINE, f"the engine died: {type(error).__name__}: {error}")
             raise EngineDeadError(f"{type(error).__name__}: {error}") from error
-        self._emit(outcomes)
         self._note_progress()
+        self._emit(outcomes)
 
     def fail_all(self, kind: FailureKind, reason: str) -> None:
         """End everything in flight and everything that waits to be taken."""

@@ -12,19 +12,18 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Final
 
 import zmq
 
-from omni_discovery.errors import ConfigError, WireError
-from omni_discovery.security import Gatekeeper, KeyPair, secure_server
-from omni_discovery.wire import MAX_HEAD_BYTES
+from omni_discovery.errors import WireError
+from omni_discovery.security import Gatekeeper, KeyPair
 from stage_runtime.config import ServerConfig
 from stage_runtime.greetings import ReplicaState
 from stage_runtime.jobs import Job, Outcome
-from stage_runtime.outbox import Frames, Outbox, SendResult
-from stage_runtime.peers import ForeignIdentityError, Peer, Peers
+from stage_runtime.outbox import Outbox
+from stage_runtime.peers import ForeignIdentityError, Peer
+from stage_runtime.routers import Router
 from stage_runtime.sessions import MisplacedError, Sessions
 
 logger = logging.getLogger(__name__)
@@ -32,8 +31,6 @@ logger = logging.getLogger(__name__)
 _TICK_MS: Final = 100
 #: Messages taken from one socket before what the engine said gets its turn.
 _RECEIVE_BATCH: Final = 256
-#: From this size on, a frame is given to ZMQ as it is, without a copy.
-_ZERO_COPY_BYTES: Final = 64 << 10
 _ACKS_MESSAGES: Final = 4096
 _ACKS_BYTES: Final = 16 << 20
 
@@ -53,11 +50,11 @@ class ReplicaServer:
         state: ReplicaState,
         jobs: Callable[[Job], None],
     ) -> None:
-        self._config = config
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._gate = None if keys is None else Gatekeeper(self._context)
-        self._input, self.input_port = self._bind(bind_host, keys)
-        self._output, self.output_port = self._bind(bind_host, keys)
+        self._input = Router(self._context, config, bind_host, keys)
+        self._output = Router(self._context, config, bind_host, keys)
+        self.input_port, self.output_port = self._input.port, self._output.port
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         #: Held around the write to and the closing of the descriptor, whose number may be given to another file.
         self._wake_lock = threading.Lock()
@@ -68,11 +65,9 @@ class ReplicaServer:
         self._closed = False
         #: What was refused or lost, by name. Written by the ZMQ thread only.
         self.counters: Counter[str] = Counter()
-        self._acks = Outbox(partial(_send, self._input), _ACKS_MESSAGES, _ACKS_BYTES)
-        self._replies = Outbox(partial(_send, self._output), config.outbox_messages, config.outbox_bytes)
+        self._acks = Outbox(self._input.send, _ACKS_MESSAGES, _ACKS_BYTES)
+        self._replies = Outbox(self._output.send, config.outbox_messages, config.outbox_bytes)
         self._sessions = Sessions(config, state, self.counters, jobs, self._acks, self._replies)
-        self._input_peers = Peers(has_keys=keys is not None)
-        self._output_peers = Peers(has_keys=keys is not None)
         self._revoked: frozenset[str] = frozenset()
         #: What ``set_revoked_hubs`` said last; the ZMQ thread makes it true.
         self._to_revoke: frozenset[str] = frozenset()
@@ -135,8 +130,8 @@ class ReplicaServer:
             self._thread.join(timeout=5.0)
         # Long enough for what was sent to leave the process; a peer that takes nothing can't hold us longer.
         linger_ms = 200 if flush_timeout_s else 0
-        for socket in (self._input, self._output):
-            socket.close(linger_ms)
+        self._input.close(linger_ms)
+        self._output.close(linger_ms)
         if self._gate is not None:
             self._gate.close()
         self._context.term()
@@ -145,28 +140,6 @@ class ReplicaServer:
             self._wake_fd = -1
         logger.info("server.closed %s", " ".join(f"{name}={count}" for name, count in sorted(self.counters.items())))
 
-    def _bind(self, bind_host: str, keys: KeyPair | None) -> tuple[zmq.Socket[bytes], int]:
-        socket = self._context.socket(zmq.ROUTER)
-        if keys is not None:
-            secure_server(socket, keys)
-        socket.linger = 0
-        socket.ipv6 = ":" in bind_host
-        socket.router_mandatory = True
-        # A hub that comes back replaces its old connection, which may not have noticed yet that it is dead.
-        socket.router_handover = True
-        socket.maxmsgsize = MAX_HEAD_BYTES
-        socket.heartbeat_ivl = self._config.heartbeat_interval_ms
-        socket.heartbeat_timeout = self._config.heartbeat_timeout_ms
-        socket.heartbeat_ttl = self._config.heartbeat_timeout_ms
-        socket.tcp_keepalive = 1
-        socket.tcp_keepalive_idle = 30
-        socket.tcp_keepalive_intvl = 10
-        host = f"[{bind_host}]" if ":" in bind_host else bind_host
-        try:
-            return socket, _bind_any(socket, host)
-        except zmq.ZMQError as error:
-            raise ConfigError(f"can't listen on {bind_host}: {error}; see --omni-replica-address") from error
-
     def _wake(self) -> None:
         with self._wake_lock:
             if self._wake_fd >= 0:
@@ -174,7 +147,7 @@ class ReplicaServer:
 
     def _run(self) -> None:
         poller = zmq.Poller()
-        sources = [self._input, self._output, self._wake_fd]
+        sources = [self._input.socket, self._output.socket, self._wake_fd]
         for source in sources if self._gate is None else [*sources, self._gate.socket]:
             poller.register(source, zmq.POLLIN)
         next_tick_s = 0.0
@@ -209,10 +182,10 @@ class ReplicaServer:
         for _ in range(len(self._outcomes)):
             self._deliver(self._outcomes.popleft())
         is_behind = False
-        if self._input in ready:
-            is_behind = self._receive(self._input, self._input_peers, self._sessions.on_input, now_s)
-        if self._output in ready:
-            is_behind |= self._receive(self._output, self._output_peers, self._sessions.on_output, now_s)
+        if self._input.socket in ready:
+            is_behind = self._receive(self._input, self._sessions.on_input, now_s)
+        if self._output.socket in ready:
+            is_behind |= self._receive(self._output, self._sessions.on_output, now_s)
         return is_behind
 
     def _deliver(self, outcomes: Sequence[Outcome]) -> None:
@@ -225,35 +198,21 @@ class ReplicaServer:
     def _revoke(self, hub_ids: frozenset[str]) -> None:
         self._revoked = hub_ids
         logger.warning("server.revoked hubs=%s", ",".join(sorted(hub_ids)) or "none")
-        self._input_peers.revoke(hub_ids)
-        self._output_peers.revoke(hub_ids)
+        self._input.peers.revoke(hub_ids)
+        self._output.peers.revoke(hub_ids)
         self._sessions.revoke(hub_ids)
 
-    def _receive(
-        self, socket: zmq.Socket[bytes], peers: Peers, handle: Callable[[Peer, bytes, float], None], now_s: float
-    ) -> bool:
+    def _receive(self, router: Router, handle: Callable[[Peer, bytes, float], None], now_s: float) -> bool:
         """Take a bounded batch: output must not wait until a hub stops talking. True if there may be more."""
         for _ in range(_RECEIVE_BATCH):
             try:
-                routing_id = socket.recv(zmq.NOBLOCK)
-            except zmq.Again:
-                return False
-            try:
-                peer = peers.known.get(routing_id)
-                if peer is not None:
-                    head = socket.recv(zmq.NOBLOCK)
-                else:
-                    frame = socket.recv(zmq.NOBLOCK, copy=False)
-                    head = frame.bytes
-                is_whole = not socket.getsockopt(zmq.RCVMORE) or _drop_rest(socket)
-                if peer is None:
-                    peer = peers.prove(routing_id, partial(_hub_of_key, frame))
-                if not is_whole:
-                    raise WireError("more than one frame")
+                peer, head = router.receive()
                 if peer is None:
                     self.counters["revoked"] += 1
                 else:
                     handle(peer, head, now_s)
+            except zmq.Again:
+                return False
             except WireError as error:
                 self._count_refused(error)
             except Exception:
@@ -273,36 +232,3 @@ class ReplicaServer:
         if kind not in self._logged:
             self._logged.add(kind)
             logger.warning("server.%s reason=%s (others are only counted)", kind.removesuffix("s"), error)
-
-
-def _bind_any(socket: zmq.Socket[bytes], host: str) -> int:
-    socket.bind(f"tcp://{host}:0")
-    endpoint = socket.getsockopt_string(zmq.LAST_ENDPOINT)
-    return int(endpoint.rpartition(":")[2])
-
-
-def _drop_rest(socket: zmq.Socket[bytes]) -> bool:
-    """Take the rest of a message that has too many frames; always False."""
-    while socket.getsockopt(zmq.RCVMORE):
-        socket.recv(zmq.NOBLOCK, copy=False)
-    return False
-
-
-def _hub_of_key(frame: zmq.Frame) -> str | None:
-    try:
-        return str(frame.get("User-Id"))
-    except zmq.ZMQError:
-        return None
-
-
-def _send(socket: zmq.Socket[bytes], name: str, frames: Frames) -> SendResult:
-    is_small = len(frames) == 1 or len(frames[1]) < _ZERO_COPY_BYTES
-    try:
-        socket.send_multipart([name.encode("utf-8"), *frames], zmq.NOBLOCK, copy=is_small)
-    except zmq.Again:
-        return SendResult.FULL
-    except zmq.ZMQError as error:
-        if error.errno == zmq.EHOSTUNREACH:
-            return SendResult.GONE
-        raise
-    return SendResult.SENT

@@ -195,13 +195,14 @@ class Sessions:
     # ---- what time brings
 
     def flush(self, now_s: float) -> None:
-        """Hand out the credits, give the engine its jobs, and send what is to be said."""
+        """Hand out the credits, send what is to be said, and give the engine its jobs."""
         self.greetings.settle_credits(now_s)
+        self._acks.flush(now_s)
+        self._replies.flush(now_s)
+        # Last: the engine's thread wakes up at the first of them and takes the interpreter as soon as we wait.
         for job in self._to_do:
             self._jobs(job)
         self._to_do.clear()
-        self._acks.flush(now_s)
-        self._replies.flush(now_s)
 
     def tick(self, now_s: float) -> None:
         """Try again what could not be sent; give up hubs that stay away; look whether the silent ones are there."""

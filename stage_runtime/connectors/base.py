@@ -1,4 +1,10 @@
-"""The connector API: what moves a hand-off from the stage that made it to the stage that wants it."""
+"""The connector API: what moves a hand-off from the stage that made it to the stage that wants it.
+
+Who owns what: a stored hand-off is its producer's until the producer drops it (``cleanup``, ``close``, its time to live,
+or a fetch that consumed it); the memory of an object that ``get`` returned is the consumer's until the last tensor in
+it is garbage-collected or ``release`` is called; and what a process leaves behind when it is killed is the next
+connector's to sweep.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +15,12 @@ from stage_runtime.connectors.serialization import deserialize, serialize
 
 
 class OmniConnectorBase(ABC):
-    """One edge's transport. An instance is used by one thread."""
+    """One edge's transport. Its methods may be called from any thread."""
 
     #: Whether ``get`` may return raw bytes or buffers instead of an object.
     supports_raw_data: bool = False
+    #: Why the last ``put`` answered False; empty before that.
+    last_error: str = ""
 
     @abstractmethod
     def put(self, from_stage: str, to_stage: str, put_key: str, data: Any) -> tuple[bool, int, dict[str, Any] | None]:
@@ -22,7 +30,11 @@ class OmniConnectorBase(ABC):
     def get(
         self, from_stage: str, to_stage: str, get_key: str, metadata: dict[str, Any] | None = None
     ) -> tuple[Any, int] | None:
-        """The object and its serialized size in bytes; None if it is not there."""
+        """The object and its serialized size in bytes; None if it is not there.
+
+        Consumes it, unless the metadata says ``consume: False``. ``timeout_s`` in the metadata bounds this one fetch.
+        Raise SerializationError for content that is no hand-off, TransferError if it can't be reached in time.
+        """
 
     @abstractmethod
     def cleanup(self, request_id: str) -> None:
@@ -35,6 +47,17 @@ class OmniConnectorBase(ABC):
     @abstractmethod
     def close(self) -> None:
         """Give back everything, what nobody fetched included. Idempotent."""
+
+    def release(self, obj: Any) -> None:
+        """Give the memory of an object that ``get`` returned back now; its tensors must not be used any more.
+
+        Without this call it goes back with the last of them. Any other object is fine.
+        """
+        del obj
+
+    def cancel(self, get_key: str) -> None:
+        """Have fetches of that key that other threads are in end soon, with TransferCancelledError."""
+        del get_key
 
     @staticmethod
     def serialize_obj(obj: Any) -> bytes:

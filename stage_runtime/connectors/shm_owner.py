@@ -61,36 +61,14 @@ def _pid_namespace() -> int:
         return 0
 
 
-class _Me:
-    """The calling process, read anew after a fork."""
-
-    def __init__(self) -> None:
-        self._owner = Owner(0, 0, 0)
-
-    def _current(self) -> Owner:
-        if self._owner.pid != os.getpid():
-            self._owner = Owner.of(os.getpid()) or Owner(os.getpid(), 0, _pid_namespace())
-        return self._owner
-
-    @property
-    def pid(self) -> int:
-        """Process id."""
-        return self._current().pid
-
-    @property
-    def started(self) -> int:
-        """Start time in clock ticks."""
-        return self._current().started
-
-    @property
-    def pid_namespace(self) -> int:
-        """Inode of the process id namespace."""
-        return self._current().pid_namespace
-
-    @property
-    def name(self) -> str:
-        """See Owner."""
-        return self._current().name
+#: This process, by the id it had then: a fork makes it another.
+_known: dict[int, Owner] = {}
 
 
-ME: Final = _Me()
+def me() -> Owner:
+    """The calling process."""
+    pid = os.getpid()
+    if pid not in _known:
+        _known.clear()
+        _known[pid] = Owner.of(pid) or Owner(pid, 0, _pid_namespace())
+    return _known[pid]

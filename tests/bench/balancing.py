@@ -145,7 +145,7 @@ def _late_binding(rows: list[report.Row]) -> Iterator[report.Row]:
 
 def _estimates(rows: list[report.Row]) -> Iterator[report.Row]:
     """The second table: p99 in seconds by policy and age of the records."""
-    found: dict[Any, report.Row] = defaultdict(dict)
+    found: dict[Any, dict[float, float]] = defaultdict(dict)
     for row in rows:
         if row["policy"] not in ("central", *_PUSHED):
             line = found[row["policy"], row["slots"], row["hubs"], row["load"]]

@@ -3,7 +3,8 @@
     python -m tests.bench.picking [--out FILE] [--peer-wheel FILE]
 
 Each pool is in a steady state: about one request in flight per replica. A turn is one pick with its binding, timed,
-then one release with a report, timed. Ungated replicas stay in the index; that is the dearer case.
+then one release with a report, timed. Where replicas grant credits, each has one or two, so that it leaves the index
+and comes back again and again; the grant is timed with the report.
 """
 
 from __future__ import annotations
@@ -35,13 +36,14 @@ def replica(number: int, weight: float = 1.0) -> ReplicaInfo:
     )
 
 
-def full_pool(policy: str, size: int, weights: tuple[float, ...] = (1.0,)) -> StagePool:
-    """A pool of which every replica answers."""
+def full_pool(policy: str, size: int, weights: tuple[float, ...], gated: bool) -> StagePool:
+    """A pool of which every replica answers; with two credits each if they are gated."""
     pool = StagePool(0, build_load_balancer_factory(policy)())
     for number in range(size):
         info = replica(number, weights[number % len(weights)])
         pool.upsert(info)
-        pool.session_up(info.input_addr)
+        pool.session_up(info.input_addr, gated=gated)
+        pool.grant(info.input_addr, 2)
     return pool
 
 
@@ -50,9 +52,9 @@ def quantiles(samples: list[int]) -> dict[str, int]:
     return {"p50_ns": round(cuts[49]), "p99_ns": round(cuts[98])}
 
 
-def measure(policy: str, size: int, weights: tuple[float, ...] = (1.0,)) -> dict[str, Any]:
+def measure(policy: str, size: int, weights: tuple[float, ...] = (1.0,), gated: bool = False) -> dict[str, Any]:
     """Nanoseconds of pick + bind and of release + report, in a pool of ``size``."""
-    pool, clock, chance = full_pool(policy, size, weights), time.perf_counter_ns, random.Random(size)
+    pool, clock, chance = full_pool(policy, size, weights, gated), time.perf_counter_ns, random.Random(size)
     tasks: list[Task] = [
         {"request_id": f"r{number}", "engine_inputs": {"prompt": f"{chance.random()} " * 20}, "sampling_params": {}}
         for number in range(1000)
@@ -79,6 +81,8 @@ def measure(policy: str, size: int, weights: tuple[float, ...] = (1.0,)) -> dict
         before = clock()
         pool.release(done)
         pool.report(addr, left)
+        if gated:
+            pool.grant(addr, 1)
         releases.append(clock() - before)
     gc.enable()
     return {"pick_bind": quantiles(picks), "release_report": quantiles(releases)}
@@ -93,12 +97,14 @@ def timer_ns() -> int:
 def run(peer_wheel: str | None, say: Callable[[str], object] = print) -> dict[str, Any]:
     """Measure everything."""
     results: dict[str, Any] = {"timer_ns": timer_ns(), "python": sys.version.split()[0], "policies": {}}
-    cases = [(policy.value, policy.value, (1.0,)) for policy in LoadBalancingPolicy]
-    cases += [(f"{name}, mixed weights", name, (1.0, 0.5, 3.0)) for name in ("random", "round-robin", "least-load")]
-    for title, policy, weights in cases:
+    cases = [(policy.value, policy.value, (1.0,), False) for policy in LoadBalancingPolicy]
+    for policy in ("random", "round-robin", "least-load"):
+        cases.append((f"{policy}, mixed weights", policy, (1.0, 0.5, 3.0), False))
+        cases.append((f"{policy}, by credits", policy, (1.0,), True))
+    for title, policy, weights, gated in cases:
         results["policies"][title] = by_size = {}
         for size in _SIZES:
-            by_size[size] = found = measure(policy, size, weights)
+            by_size[size] = found = measure(policy, size, weights, gated)
             pick, done = found["pick_bind"], found["release_report"]
             say(
                 f"{title:28} {size:5} replicas  pick+bind p50 {pick['p50_ns']:6} p99 {pick['p99_ns']:6} ns"

@@ -24,8 +24,8 @@ from stage_runtime.connectors import (
     SharedMemoryConnector,
     load_omni_transfer_config,
 )
-from stage_runtime.connectors.shm import sweep
-from stage_runtime.connectors.shm_owner import ME, Owner
+from stage_runtime.connectors.shm_owner import Owner, me
+from stage_runtime.connectors.sweep import sweep
 from stage_runtime.errors import SerializationError
 
 Make = Callable[..., OmniConnectorBase]
@@ -230,8 +230,8 @@ def test_a_producer_that_is_killed_leaves_nothing_after_the_next_start(make: Mak
 
 def test_half_written_files_of_the_dead_are_swept_and_those_of_strangers_are_not(tmp_path: Path) -> None:
     """A process id that was given anew has another start time; one of another container says nothing to us."""
-    dead = Owner(ME.pid, ME.started + 1, ME.pid_namespace)
-    elsewhere = Owner(1 << 22, 1, ME.pid_namespace + 1)
+    dead = Owner(me().pid, me().started + 1, me().pid_namespace)
+    elsewhere = Owner(1 << 22, 1, me().pid_namespace + 1)
     for owner in (dead, elsewhere):
         (tmp_path / f"omni-{'0' * 32}.{owner.name}.part").write_bytes(b"half")
     (tmp_path / "omni-something-else").write_bytes(b"not ours")

@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from omni_discovery import keys
+from omni_discovery import keys, wire
 from omni_discovery.clients import OmniCoordClientForHub, OmniCoordClientForStage
 from omni_discovery.messages import HubRecord
 from omni_discovery.table import live_hubs
 from tests.support.processes import Child
 from tests.support.registry import EtcdServer, etcdctl
 from tests.support.replica_hub import eventually
+from tests.support.replica_stage import Deployment, echo_stages
 
 #: The promise is a second; starting etcdctl itself is not counted.
 WITHIN_S = 1.0
@@ -162,15 +163,38 @@ def test_the_commands_revoke_show_and_allow(scene: Scene, tmp_path: Path) -> Non
 
 
 def test_the_commands_say_the_same_of_an_etcd_that_is_not_there(tmp_path: Path) -> None:
-    for arguments in (
-        ["hubs"],
-        ["hub", "allow", "a"],
-        ["cordon", "0/0"],
-        ["history"],
-        ["replicas"],
-        ["pipeline", "show"],
-    ):
+    for arguments in (["hubs"], ["hub", "allow", "a"], ["cordon", "0/0"], ["history"]):
         child = Child([*arguments, "--etcd-endpoints", "127.0.0.1:9"], tmp_path, "omni")
         assert child.process.wait(60) == 1
         (line,) = child.text.splitlines()
         assert line.startswith("omni: no etcd answered within 5 s: start it, or correct --etcd-endpoints"), arguments
+
+
+def test_a_revoked_hub_with_a_session_is_cut_off_and_what_it_had_running_ends(
+    endpoint: str, namespace: str, tmp_path: Path
+) -> None:
+    """1. a hub has a session and a request that takes long; it is revoked
+    2. within a second the request is gone, and nothing it says is answered; 3. allowed again, it is served
+    """
+    with Deployment(endpoint, namespace, echo_stages({"delay_s": 0.02}), tmp_path) as deployment:
+        deployment.start()
+        (replica,) = deployment.wait_up()
+        hub = deployment.session(replica)
+        hub.submit("r", " ".join(["word"] * 1000))
+        hub.acknowledged()
+        key = keys.hub_control_key(namespace, "hub-1")
+        etcdctl(endpoint, "put", key, '{"revoked": true}')
+        time.sleep(WITHIN_S)
+        while hub.output.poll(0):
+            hub.output.recv_multipart()
+        hub.submit("r2", "x")
+        assert hub.hears_nothing(1.0)
+        assert eventually(lambda: [info.queue_length for info in deployment.replicas()] == [0])
+        stranger = deployment.hub(replica)
+        stranger.input.send(wire.encode(wire.Hello(hub_id="hub-1", epoch=replica.epoch)))
+        assert stranger.hears_nothing(0.7)
+        etcdctl(endpoint, "del", key)
+        time.sleep(WITHIN_S)
+        again = deployment.session(replica)
+        again.submit("r3", "x")
+        assert isinstance(again.acknowledged(), wire.Accepted)

@@ -14,7 +14,7 @@ from hub.request import RequestMachine
 from hub.retry_budget import RetryBudget
 from hub.waiting import Waiter, WaitingLine
 from omni_discovery import wire
-from omni_discovery.balancers import LeastQueueLengthBalancer
+from omni_discovery.balancers import build_load_balancer_factory
 from tests.support.simulated_replica import Life, VirtualClock
 
 ACCEPT_TIMEOUT_S, ACCEPT_LIMIT_S, GRACE_S, PICK_TIMEOUT_S = 0.1, 1.0, 1.0, 10.0
@@ -41,11 +41,11 @@ class Hub:
     """Requests go in by ``submit``; ``requests`` holds all of them, ended or not."""
 
     def __init__(
-        self, clock: VirtualClock, stage_ids: tuple[int, ...], counts: dict[str, int], budget: RetryBudget
+        self, clock: VirtualClock, stage_ids: tuple[int, ...], policy: str, budget: RetryBudget, counts: dict[str, int]
     ) -> None:
         self.clock, self.counts = clock, counts
-        options = PoolOptions(slow_start_s=0.0)
-        self.pools = {stage_id: PoolCore(LeastQueueLengthBalancer(), options) for stage_id in stage_ids}
+        new_balancer = build_load_balancer_factory(policy)
+        self.pools = {stage_id: PoolCore(new_balancer(), PoolOptions(slow_start_s=0.5)) for stage_id in stage_ids}
         self._lines: dict[int, WaitingLine[ev.Dispatch]] = {stage_id: WaitingLine() for stage_id in stage_ids}
         #: Whom we talk to, by address, and those whose session is up, with its number.
         self.clients: dict[str, Life] = {}
@@ -163,9 +163,16 @@ class Hub:
             self._count("lost frame")
             return
         pool, stage_id = self.pools[life.stage_id], life.stage_id
+        head = frame[0] if isinstance(frame, tuple) else frame
+        pool.report(life.addr, head.queue_length, self.clock.now_s)
         if isinstance(frame, wire.Grant):
             pool.grant(life.addr, frame.credits)
             self._serve(stage_id)
+            return
+        if isinstance(frame, wire.Recall):
+            self._count("recall")
+            given_up = pool.recall(life.addr, frame.credits)
+            self._send(life, wire.ReturnCredits(epoch=life.epoch, session=session, credits=given_up))
             return
         message, attachments = frame if isinstance(frame, tuple) else (frame, [])
         active = self.requests[message.request_id]
@@ -177,6 +184,8 @@ class Hub:
         run = active.machine.runs[stage_id]
         assert run.replica is not None
         assert run.replica.epoch == life.epoch == message.epoch, "a frame of another life counts"
+        newest = max(each.attempt for each in active.dispatches if each.stage_id == stage_id)
+        assert message.attempt == newest, "a frame of an attempt that was given up counts"
         if isinstance(message, wire.Accepted | wire.Chunk):
             pool.accepted(message.request_id)
         else:
@@ -325,14 +334,14 @@ class Hub:
         """In order; an abort or a release for which there is no session is said again when there is one."""
         if life in self.sessions:
             self.clock.after(0.001, self._arrive, life, message)
-        elif not isinstance(message, wire.Submit):
+        elif isinstance(message, wire.Abort | wire.ReleasePayloads):
             self._owed.append((life, message))
 
     def _arrive(self, life: Life, message: wire.ToReplica) -> None:
         listener = self.listening[life.addr]
         if listener.alive and (life.connected or listener is not life):
             listener.receive(message)
-        elif not isinstance(message, wire.Submit):
+        elif isinstance(message, wire.Abort | wire.ReleasePayloads):
             self._owed.append((life, message))
 
     def _count(self, what: str) -> None:

@@ -1,4 +1,7 @@
-"""A virtual clock, and replicas that live on it: they die, hang, refuse and lose their sessions as they are told."""
+"""A virtual clock, and replicas that live on it: they die, hang, refuse and lose their sessions as they are told.
+
+The book of their credits is the shipped one.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ from hub.retry import ENGINE_DIED
 from omni_discovery import wire
 from omni_discovery.messages import ReplicaInfo, ReplicaStatus
 from omni_discovery.wire import FailureKind
+from stage_runtime.credits import CreditBook, GrantCredits
 
 if TYPE_CHECKING:
     from tests.support.simulated_hub import Hub
@@ -85,7 +89,9 @@ class Life:
         self.gated = rng.random() < 0.5
         self.alive, self.hung, self.connected, self.draining = True, False, False, False
         self.hub: Hub | None = None
-        self.session, self.unspent, self.on_credit = 0, 0, set[str]()
+        #: How the process ends when its engine has died.
+        self.die: Callable[[Life], None] = Life.kill
+        self.session, self.book, self.on_credit = 0, CreditBook(), set[str]()
         self.jobs: dict[str, Job] = {}
         #: Hand-offs that are kept, by request.
         self.kept: dict[str, set[str]] = {}
@@ -127,7 +133,8 @@ class Life:
     def connect(self) -> None:
         """A new session; what was not sent is sent now, late."""
         self.connected, self.session = True, self.session + 1
-        self.unspent = 0
+        if self.gated:
+            self.book.open("hub", self.session)
         unsent, self._unsent = self._unsent, []
         for socket, frame in unsent:
             self._send(socket, frame)
@@ -155,11 +162,12 @@ class Life:
                 self._finish(job, self._done(job, "abort"))
         elif isinstance(message, wire.ReleasePayloads):
             self.kept.pop(message.request_id, None)
+        elif isinstance(message, wire.ReturnCredits):
+            self.book.give_back("hub", message.session, message.credits)
+            self._lend()
 
     def _submit(self, submit: wire.Submit) -> None:
         running = self.jobs.get(submit.request_id)
-        if submit.credit:
-            self.unspent -= 1
         refusal: FailureKind | None = None
         if self.draining:
             refusal = FailureKind.DRAINING
@@ -168,6 +176,7 @@ class Life:
         elif self.rng.random() < 0.015:
             refusal = self.rng.choice([FailureKind.OVERLOADED, FailureKind.ENGINE])
         if refusal is not None:
+            assert not submit.credit or self.book.spend("hub"), "a credit was spent that was not lent"
             said = wire.Rejected(kind=refusal, reason="no", **self._common(submit))
             self._send("input", said)
             self._lend()
@@ -176,9 +185,11 @@ class Life:
             assert submit.attempt > running.submit.attempt
             self._finish(running, self._done(running, "abort"))
         job = self.jobs[submit.request_id] = Job(submit)
-        if submit.credit:
+        took = self.book.began("hub", credit=submit.credit)
+        assert took == submit.credit, "a credit was spent that was not lent"
+        if took:
             self.on_credit.add(submit.request_id)
-        assert len(self.on_credit) + self.unspent <= self.capacity, "more is lent than there is"
+        assert len(self.on_credit) + self.book.unspent <= self.capacity, "more is lent than there is"
         key = submit.request_id, self.stage_id
         self.log.begun[key] = self.log.begun.get(key, 0) + 1
         self._send("input", wire.Accepted(**self._common(submit)))
@@ -196,8 +207,7 @@ class Life:
             self.log.killed[submit.request_id] = self.log.killed.get(submit.request_id, 0) + 1
             for each in list(self.jobs.values()):
                 self._fail(each, FailureKind.ENGINE, f"{ENGINE_DIED}: poison")
-            assert self.hub is not None
-            self.clock.after(0.002, self.hub.kill, self)
+            self.clock.after(0.002, self.die, self)
             return
         if submit.resume is not None:
             job.said = len(submit.resume.token_ids)
@@ -262,14 +272,20 @@ class Life:
         if self.jobs.get(request_id) is job:
             del self.jobs[request_id]
             self.on_credit.discard(request_id)
+            self.book.ended("hub")
         self._send("output", (last, []))
         self._lend()
 
     def _lend(self) -> None:
-        free = self.capacity - len(self.jobs) - self.unspent
-        if self.gated and self.connected and not self.draining and free > 0:
-            self.unspent += free
-            self._send("output", wire.Grant(epoch=self.epoch, session=self.session, credits=free, queue_length=0))
+        self.book.set_capacity(0 if self.draining else self.capacity)
+        if not (self.gated and self.connected):
+            return
+        for action in self.book.settle(self.clock.now_s):
+            kind = wire.Grant if isinstance(action, GrantCredits) else wire.Recall
+            head = {"epoch": self.epoch, "session": action.session, "queue_length": len(self.jobs)}
+            self._send("output", kind(credits=action.credits, **head))
+            if kind is wire.Recall:
+                self.clock.after(0.6, self._do, self._lend)
 
     def _common(self, submit: wire.Submit) -> dict[str, Any]:
         return {
@@ -290,13 +306,14 @@ class Life:
         """In order on each socket; rarely twice, rarely never."""
         assert self.hub is not None
         if not self.connected:
-            if self.rng.random() < 0.5 and not isinstance(frame, wire.Grant):
+            # What is sent before it notices is lost; what comes after that is kept, in order.
+            if (self._unsent or self.rng.random() < 0.5) and not isinstance(frame, wire.Grant | wire.Recall):
                 self._unsent.append((socket, frame))
             return
         luck = self.rng.random()
         if luck < 0.004 and isinstance(frame, tuple) and isinstance(frame[0], wire.Chunk):
             return
-        for _ in range(2 if luck > 0.99 and not isinstance(frame, wire.Grant) else 1):
+        for _ in range(2 if luck > 0.99 and not isinstance(frame, wire.Grant | wire.Recall) else 1):
             at_s = max(self._last_at_s[socket], self.clock.now_s + self.rng.uniform(0.0002, 0.003))
             self._last_at_s[socket] = at_s
             self.clock.after(at_s - self.clock.now_s, self.hub.hear, self, self.session, frame)

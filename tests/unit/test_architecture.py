@@ -25,7 +25,11 @@ PURE_CORES = (
     "omni_discovery/table.py",
     "omni_discovery/disappearance.py",
     "omni_discovery/freshness.py",
+    "stage_runtime/credits.py",
+    "stage_runtime/ledger.py",
     "stage_runtime/lifecycle.py",
+    "stage_runtime/outbox.py",
+    "stage_runtime/peers.py",
     "stage_runtime/restarts.py",
     "hub/outputs.py",
     "hub/pipeline.py",
@@ -50,6 +54,7 @@ BALANCERS_MAY = {"random", "threading"}
 
 ZMQ_FILES = {
     "omni_discovery/security.py",
+    "stage_runtime/routers.py",
     "stage_runtime/server.py",
     "hub/zmq_loop.py",
     "hub/stage_client.py",

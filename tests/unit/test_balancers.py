@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import sys
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from importlib.metadata import EntryPoint, EntryPoints
 
 import pytest
 
@@ -18,6 +20,7 @@ from omni_discovery.balancers import (
     Task,
     build_load_balancer_factory,
 )
+from omni_discovery.errors import ConfigError
 from omni_discovery.messages import ReplicaInfo, ReplicaStatus
 
 TASK: Task = {"request_id": "r"}
@@ -125,6 +128,84 @@ def test_statement_18_policies_go_by_their_names() -> None:
 def test_statement_18_an_unknown_policy_is_told_what_the_valid_ones_are() -> None:
     with pytest.raises(ValueError, match="random, round-robin, least-queue-length"):
         build_load_balancer_factory("fastest")
+
+
+@pytest.mark.parametrize("policy", ["random", "round-robin"])
+def test_every_policy_of_a_list_heeds_weights(policy: str) -> None:
+    balancer, listed = build_load_balancer_factory(policy)(), [weighing(1.0), weighing(0.5), weighing(0.0)]
+    listed = [replace(each, input_addr=f"in{number}") for number, each in enumerate(listed)]
+    chosen = Counter(balancer.select(TASK, listed) for _ in range(1200))
+    assert set(chosen) == {0, 1}
+    assert 1.5 < chosen[0] / chosen[1] < 2.7
+
+
+@pytest.mark.parametrize("policy", ["least-load", "power-of-two"])
+def test_of_two_the_one_with_less_load_for_its_capacity_is_chosen(policy: str) -> None:
+    listed = [replace(replicas(3)[0], capacity=1), replace(replicas(4)[0], input_addr="b", capacity=8)]
+    assert {build_load_balancer_factory(policy)().select(TASK, listed) for _ in range(20)} == {1}
+
+
+@pytest.mark.parametrize("policy", list(LoadBalancingPolicy))
+def test_weights_of_nothing_give_an_answer_in_every_policy(policy: str) -> None:
+    assert build_load_balancer_factory(policy)().select(TASK, [weighing(0.0), weighing(0.0)]) in (0, 1)
+
+
+def test_prefix_hash_of_a_list_is_the_same_each_time() -> None:
+    balancer, listed = build_load_balancer_factory("prefix-hash")(), replicas(0, 0, 0, 0)
+    listed = [replace(each, replica_id=number) for number, each in enumerate(listed)]
+    tasks: list[Task] = [{"engine_inputs": {"prompt": f"{number} " * 40}} for number in range(50)]
+    first = [balancer.select(task, listed) for task in tasks]
+    assert [balancer.select(task, listed) for task in tasks] == first
+    assert len(set(first)) > 1
+
+
+# ---- third parties
+
+
+class Last(LoadBalancer):
+    def select(self, task: Task, replicas: list[ReplicaInfo]) -> int:
+        return len(replicas) - 1
+
+
+def no_balancer() -> str:
+    return "least-load"
+
+
+def broken() -> LoadBalancer:
+    raise ZeroDivisionError
+
+
+def with_plugins(monkeypatch: pytest.MonkeyPatch, **plugins: str) -> None:
+    points = [EntryPoint(name, f"{__name__}:{what}", "omni_discovery.policies") for name, what in plugins.items()]
+    monkeypatch.setitem(sys.modules, __name__, sys.modules[Last.__module__])
+    monkeypatch.setattr("omni_discovery.balancers.entry_points", lambda group: EntryPoints(points).select(group=group))
+
+
+def test_a_policy_of_a_third_party_goes_by_the_name_of_its_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_plugins(monkeypatch, last="Last")
+    factory = build_load_balancer_factory("last")
+    assert factory().select(TASK, replicas(0, 0, 0)) == 2
+    assert factory() is not factory()
+
+
+def test_statement_18_valid_names_are_those_of_third_parties_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_plugins(monkeypatch, zoned="Last", mine="Last")
+    with pytest.raises(ValueError, match=r"least-load, power-of-two, prefix-hash, mine, zoned$"):
+        build_load_balancer_factory("fastest")
+
+
+def test_a_third_party_can_not_take_a_name_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_plugins(monkeypatch, random="Last")
+    assert build_load_balancer_factory("random") is RandomBalancer
+
+
+@pytest.mark.parametrize(
+    ("what", "says"), [("broken", "ZeroDivisionError"), ("nothing_there", "AttributeError"), ("no_balancer", "a str")]
+)
+def test_a_broken_policy_is_named_at_the_start(monkeypatch: pytest.MonkeyPatch, what: str, says: str) -> None:
+    with_plugins(monkeypatch, theirs=what)
+    with pytest.raises(ConfigError, match=f"'theirs'.*is broken.*{says}"):
+        build_load_balancer_factory("theirs")
 
 
 def test_each_stage_gets_a_balancer_of_its_own() -> None:

@@ -13,7 +13,7 @@ from stage_runtime.connectors.shm import SharedMemoryConnector
 from stage_runtime.engine_loop import EngineLoop
 from stage_runtime.engines.base import EngineOutput
 from stage_runtime.errors import EngineDeadError
-from stage_runtime.jobs import Broken, Cancel, Finished, Outcome, Piece, Release, Wake, Work
+from stage_runtime.jobs import Broken, Cancel, Finished, Outcome, Piece, Release, ReleaseHub, Wake, Work
 from stage_runtime.payloads import Edge, Payloads
 from tests.support.replica_engine import ScriptedEngine
 
@@ -38,8 +38,8 @@ class Bench:
         config = {"directory": str(folder), "shm_threshold_bytes": 0}
         self.incoming, self.outgoing = SharedMemoryConnector(config), SharedMemoryConnector(config)
         edges = {(0, 1): Edge("shm", self.incoming), (1, 2): Edge("shm", self.outgoing)}
-        payloads = Payloads(1, edges, self.clock, keep_s)
-        self.loop = EngineLoop(self.engine, payloads, {"temperature": 0.5}, self.outcomes.extend, self.clock)
+        self.payloads = Payloads(1, edges, self.clock, keep_s)
+        self.loop = EngineLoop(self.engine, self.payloads, {"temperature": 0.5}, self.outcomes.extend, self.clock)
 
     def submit(self, key: str, prompt: str = "hi", **fields: Any) -> None:
         self.loop.jobs.put(
@@ -259,3 +259,92 @@ def test_progress_stands_still_while_the_engine_does(bench: Bench) -> None:
     bench.turn()
     assert seen == [(True, 100.0)]
     assert bench.loop.progress.at_s == bench.clock()
+
+
+class Faulty(SharedMemoryConnector):
+    """Raises what connectors of others may raise, wherever it is told to."""
+
+    broken: frozenset[str] = frozenset()
+
+    def put(self, *args: Any, **kwargs: Any) -> Any:
+        return self._or_fail("put", super().put, *args, **kwargs)
+
+    def get(self, *args: Any, **kwargs: Any) -> Any:
+        return self._or_fail("get", super().get, *args, **kwargs)
+
+    def cleanup(self, *args: Any, **kwargs: Any) -> None:
+        self._or_fail("cleanup", super().cleanup, *args, **kwargs)
+
+    def _or_fail(self, name: str, act: Any, *args: Any, **kwargs: Any) -> Any:
+        if name in self.broken:
+            raise ZeroDivisionError(name)
+        return act(*args, **kwargs)
+
+
+@pytest.fixture
+def faulty(tmp_path: Path) -> Bench:
+    bench = Bench(tmp_path, keep_s=100.0)
+    config = {"directory": str(tmp_path), "shm_threshold_bytes": 0}
+    bench.incoming, bench.outgoing = Faulty(config), Faulty(config)
+    edges = {(0, 1): Edge("shm", bench.incoming), (1, 2): Edge("shm", bench.outgoing)}
+    bench.payloads = Payloads(1, edges, bench.clock, 100.0)
+    bench.loop = EngineLoop(bench.engine, bench.payloads, {}, bench.outcomes.extend, bench.clock)
+    return bench
+
+
+def hand_over(bench: Bench, key: str, owner: str = "") -> Outcome:
+    bench.submit(key, next_stages=(2,), owner=owner or f"hub/{key}")
+    bench.engine.steps.append([EngineOutput(key, finish_reason="stop", handoff={"x": 1})])
+    (end,) = bench.turn()
+    return end
+
+
+def test_a_connector_that_raises_fails_the_request_that_used_it_and_no_other(faulty: Bench) -> None:
+    """1. storing fails: that request breaks; 2. fetching fails: so does that one; 3. the next is served."""
+    Faulty.broken = frozenset({"put"})
+    end = hand_over(faulty, "a")
+    assert isinstance(end, Broken)
+    assert (end.kind, "ZeroDivisionError" in end.reason) == (FailureKind.PAYLOAD, True)
+    Faulty.broken = frozenset({"get"})
+    ref = PayloadRef(from_stage=0, to_stage=1, key="k", connector="shm", size_bytes=1)
+    faulty.submit("b", payloads=(ref,))
+    (end,) = faulty.turn()
+    assert isinstance(end, Broken)
+    assert (end.kind, "ZeroDivisionError" in end.reason) == (FailureKind.PAYLOAD, True)
+    Faulty.broken = frozenset()
+    assert isinstance(hand_over(faulty, "c"), Finished)
+
+
+def test_a_connector_that_raises_as_it_cleans_up_is_counted_and_stops_nothing(faulty: Bench) -> None:
+    """1. two hand-offs; 2. the release of one raises, the expiry of the other, too; 3. work goes on."""
+    hand_over(faulty, "a")
+    hand_over(faulty, "b")
+    Faulty.broken = frozenset({"cleanup"})
+    faulty.loop.jobs.put(Release("hub/a"))
+    faulty.turn()
+    faulty.clock.now_s += 101.0
+    faulty.turn()
+    Faulty.broken = frozenset()
+    assert faulty.payloads.failed_cleanups == 2
+    assert isinstance(hand_over(faulty, "c"), Finished)
+
+
+def test_all_that_a_hub_left_goes_with_it_and_nothing_of_another(bench: Bench) -> None:
+    """The other's id begins with the same letters."""
+    for key, owner in (("a", "hub/a"), ("b", "hub/b"), ("c", "hub-2/c")):
+        hand_over(bench, key, owner)
+    assert bench.files() == 3
+    bench.loop.jobs.put(ReleaseHub("hub"))
+    bench.turn()
+    assert bench.files() == 1
+
+
+def test_what_was_cancelled_hands_nothing_over_however_it_ends(bench: Bench) -> None:
+    """1. a request is cancelled in the moment that the engine is through with it; 2. it leaves no payload behind."""
+    bench.submit("a", next_stages=(2,))
+    bench.turn()
+    bench.engine.steps.append([EngineOutput("a", finish_reason="stop", handoff={"x": 1})])
+    bench.loop.jobs.put(Cancel("a"))
+    (end,) = bench.turn()
+    assert isinstance(end, Finished)
+    assert (end.finish_reason, end.payloads, bench.files()) == ("abort", (), 0)

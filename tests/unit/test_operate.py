@@ -10,9 +10,10 @@ import pytest
 
 from omni_discovery import keys
 from omni_discovery.errors import ConfigError
-from omni_discovery.messages import ReplicaInfo, ReplicaRecord, ReplicaStatus, encode_record
+from omni_discovery.messages import ReplicaRecord, ReplicaStatus, encode_record
 from omni_discovery.operate import (
     DrainEnd,
+    DrainStep,
     OperationFailedError,
     Target,
     must_be_registered,
@@ -85,7 +86,8 @@ async def test_an_answer_is_taken_for_what_it_says(kv: FakeKV) -> None:
 async def test_a_drain_is_done_when_the_life_is_over_and_its_key_is_gone(kv: FakeKV) -> None:
     """1. two in flight, then none, and the record goes; 2. etcd is away for a moment meanwhile, which ends nothing."""
     epoch = await register(kv, status=ReplicaStatus.DRAINING, queue_length=2)
-    seen: list[ReplicaInfo] = []
+    seen: list[DrainStep] = []
+    await kv.put(keys.hub_key("n", "hub-1"), b"{}")
     waiting = asyncio.create_task(wait_drained(kv, TARGET, epoch, 10.0, seen.append))
     await asyncio.sleep(0.05)
     kv.is_out = True
@@ -93,7 +95,7 @@ async def test_a_drain_is_done_when_the_life_is_over_and_its_key_is_gone(kv: Fak
     kv.is_out = False
     await kv.delete(TARGET.record_key)
     assert await waiting is DrainEnd.DRAINED
-    assert seen[0].queue_length == 2
+    assert seen[0] == DrainStep(2, frozenset({"hub-1"}))
 
 
 async def test_a_life_that_ended_with_its_drain_key_standing_was_killed_and_the_key_is_cleared(kv: FakeKV) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import random
+from collections import Counter
 from dataclasses import replace
 from functools import partial
+from heapq import heappop, heappush
 from typing import Any
 
 import pytest
@@ -12,7 +15,7 @@ from hypothesis import strategies as st
 
 from hub.pool_core import PoolCore
 from hub.pool_options import PoolOptions
-from omni_discovery.balancers import RandomBalancer
+from omni_discovery.balancers import LeastLoadBalancer, LeastQueueLengthBalancer, RandomBalancer
 from omni_discovery.messages import ReplicaInfo, ReplicaStatus
 
 
@@ -88,7 +91,9 @@ def test_a_lost_session_stops_picks_and_its_return_brings_them_back() -> None:
 
 
 def test_a_removed_key_stops_picks_but_keeps_the_work_in_flight() -> None:
-    """1. r1 is bound to a
+    """Statement 74, and better: at once.
+
+    1. r1 is bound to a
     2. the key of a is removed: not picked, r1 still bound
     3. r1 ends: nothing is left of a
     """
@@ -145,6 +150,47 @@ def test_a_report_below_our_own_part_means_that_nobody_else_is_there() -> None:
     core.accepted("r1")
     core.report("tcp://a:1", 0, 0.1)
     assert load(core) == 1
+
+
+def test_one_whose_reports_have_frozen_gets_no_more_than_its_share_and_all_of_it_when_alone() -> None:
+    """Two hubs, ten replicas; one goes on saying that it is idle. Its in-flight work says otherwise."""
+    chance, now_s, busy, share = random.Random(1), 0.0, [], Counter[str]()
+    names = [f"tcp://{name}:1" for name in "abcdefghij"]
+    hubs = [PoolCore(LeastLoadBalancer(), PoolOptions()) for _ in range(2)]
+    for hub in hubs:
+        hub.set_live_hubs(2)
+        for name in "abcdefghij":
+            hub.upsert(info(name), 0.0)
+            hub.session_up(f"tcp://{name}:1", 0.0)
+    for number in range(8000):
+        now_s += chance.expovariate(40.0)
+        while busy and busy[0][0] <= now_s:
+            _, hub, request_id = heappop(busy)
+            hubs[hub].release(request_id)
+        found = hubs[number % 2].pick(f"r{number}", {})
+        assert found is not None
+        hubs[number % 2].accepted(f"r{number}")
+        heappush(busy, (now_s + chance.expovariate(1 / 0.2), number % 2, f"r{number}"))
+        share[found.input_addr] += 1
+        for addr in names[1:]:
+            total = sum(len(hub.in_flight(addr)) for hub in hubs)
+            hubs[number % 2].report(addr, total, now_s)
+    assert 0 < share["tcp://a:1"] < 1.5 * 8000 / 10
+    for addr in names[1:]:
+        hubs[0].remove(addr)
+    assert all(hubs[0].pick(f"s{number}", {}) == info("a") for number in range(50))
+
+
+def test_the_least_queue_is_the_newest_report_whatever_this_hub_has_sent_since() -> None:
+    core = PoolCore(LeastQueueLengthBalancer(), PoolOptions())
+    for name, length in {"a": 2, "b": 3}.items():
+        core.upsert(info(name, length), 0.0)
+        core.session_up(f"tcp://{name}:1", 0.0)
+    assert all(core.pick(f"r{number}", {}) == info("a", 2) for number in range(5))
+    core.report("tcp://a:1", 4, 1.0)
+    assert core.pick("s", {}) == info("b", 3)
+    core.upsert(info("a", 1), 9.0)
+    assert core.pick("t", {}) == info("a", 1)
 
 
 def test_invalidating_an_address_returns_exactly_the_requests_bound_to_it() -> None:

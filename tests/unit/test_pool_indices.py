@@ -36,7 +36,7 @@ def filled(index: PoolIndex, *members: Member) -> PoolIndex:
 _ids = st.integers(0, 5)
 _steps = st.lists(
     st.one_of(
-        st.tuples(st.sampled_from(["add", "remove", "pick"]), _ids, st.just(0)),
+        st.tuples(st.sampled_from(["add", "remove", "pick"]), _ids, st.sampled_from([0, 1])),
         st.tuples(st.sampled_from(["load", "report"]), _ids, st.integers(0, 4)),
         st.tuples(st.just("weight"), _ids, st.sampled_from([0.1, 0.5, 1, 1.5, 3])),
     ),
@@ -44,8 +44,12 @@ _steps = st.lists(
 )
 
 
+def made(number: int) -> Member:
+    return member(number, capacity=1 + number % 2)
+
+
 def run_beside_a_model(index: PoolIndex, steps: list[tuple[str, int, float]], allowed: Any) -> None:
-    members = {number: member(number, capacity=1 + number % 2) for number in range(6)}
+    members = {number: made(number) for number in range(6)}
     inside: dict[int, Member] = {}
     for verb, number, value in [*steps, ("pick", 0, 0)]:
         each = members[number]
@@ -55,6 +59,8 @@ def run_beside_a_model(index: PoolIndex, steps: list[tuple[str, int, float]], al
         elif verb == "remove" and number in inside:
             del inside[number]
             index.remove(each)
+            if value:
+                members[number] = made(number)
         elif verb == "pick":
             picked = index.pick(TASK)
             assert (picked is None) == (not inside)
@@ -123,6 +129,15 @@ def test_round_robin_gives_turns_by_weight_and_spreads_them() -> None:
     counts = Counter(ids)
     assert [abs(counts[number] - share) <= 1 for number, share in enumerate((200, 400, 100))] == [True] * 3
     assert max(ids[start : start + 7].count(1) for start in range(690)) <= 5
+
+
+def test_round_robin_takes_another_life_of_the_same_replica_for_another_one() -> None:
+    """The address is the same and its turn, too; the one that is gone is still in the heap."""
+    index, gone, back = filled(StrideIndex(), member(0), member(1)), member(2), member(2)
+    index.add(gone)
+    index.remove(gone)
+    index.add(back)
+    assert [index.pick(TASK) is back for _ in range(4)] == [False, False, True, False]
 
 
 def test_round_robin_starts_where_told() -> None:

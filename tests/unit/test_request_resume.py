@@ -180,6 +180,18 @@ def test_a_request_that_kills_engines_gets_no_third_replica() -> None:
     assert "too many replicas were lost with this work on them" in str(error)
 
 
+def test_a_request_whose_first_replica_is_killed_by_another_is_told_of_a_loss_and_may_come_again() -> None:
+    """All that is in flight on an engine dies with it: one death does not make it the request's own fault."""
+    walk = talking()
+    walk.chunk(0, 0)
+    error = finish_of(walk.failed(0, FailureKind.ENGINE, "the engine died: RuntimeError: not mine")).error
+    assert isinstance(error, ReplicaLostError)
+    assert error.retry_after_s is not None
+    walk = talking()
+    walk.failed(0, FailureKind.ENGINE, "the engine died: RuntimeError: not mine")
+    assert isinstance(finish_of(walk.tell(ev.StageUnavailable(0, 1, "nobody"))).error, StageUnavailableError)
+
+
 def test_replicas_that_fall_silent_count_after_they_accepted_and_only_then() -> None:
     walk = talking(attempts=9)
     for number in range(2):

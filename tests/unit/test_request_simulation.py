@@ -12,8 +12,9 @@ from hub import request_events as ev
 from hub.pipeline import RequestPlan, StageGraph
 from hub.request import RequestMachine
 from hub.retry_budget import RetryBudget
+from omni_discovery.balancers import LoadBalancingPolicy
 from omni_discovery.deploy import parse_deploy
-from omni_discovery.errors import RequestError
+from omni_discovery.errors import DeadlineExceededError, RequestError
 from tests.support.request_walk import BRANCHING, PAIR
 from tests.support.simulated_hub import Active, Hub
 from tests.support.simulated_replica import Life, Log, VirtualClock, answer_of, hands_over
@@ -37,7 +38,8 @@ class World:
         self.styles = {0: self.rng.choice(["tokens", "tokens", "text"]), 1: "pieces", 2: "tokens", 3: "pieces"}
         # A small budget, so that retries often have to wait for their turn.
         budget = RetryBudget(0.0, floor_per_s=self.rng.choice([2.0, 10.0]), burst=self.rng.choice([1.0, 20.0]))
-        self.hub = Hub(self.clock, self.graph.stage_ids, self.counts, budget)
+        policy = self.rng.choice(list(LoadBalancingPolicy))
+        self.hub = Hub(self.clock, self.graph.stage_ids, policy, budget, self.counts)
         self.lives: list[Life] = []
         self.plans: dict[str, RequestPlan] = {}
         self._epoch = 100
@@ -55,7 +57,7 @@ class World:
         life = Life(
             self.clock, self.rng, self.log, stage_id, replica_id, self._epoch, addr or f"tcp://{stage_id}:{self._epoch}"
         )
-        life.hub = self.hub
+        life.hub, life.die = self.hub, self._kill
         self.hub.listening[life.addr] = life
         self.lives.append(life)
         self.hub.list(life)
@@ -87,8 +89,8 @@ class World:
             return
         self.hub.kill(life)
         self.clock.after(self.rng.uniform(0.01, 1.0), self.hub.delist, life)
-        addr = life.addr if self.rng.random() < 0.3 else ""
-        self.clock.after(self.rng.choice([0.005, 0.2, 1.5]), self._start, life.stage_id, life.replica_id, addr)
+        addr = life.addr if self.rng.random() < 0.5 else ""
+        self.clock.after(self.rng.choice([0.005, 0.005, 0.2, 1.5]), self._start, life.stage_id, life.replica_id, addr)
 
     def _hang(self, life: Life) -> None:
         """Its heartbeat stops, too; after a while it goes on where it stood."""
@@ -152,6 +154,8 @@ class World:
     def _check_end(self, active: Active) -> None:
         ((at_s, finish),) = active.finishes
         assert at_s <= active.deadline_s, f"{active.request_id} ended after its deadline"
+        if active.deadline_s >= LONGEST_S:
+            assert not isinstance(finish.error, DeadlineExceededError), f"{active.request_id} was left lying"
         assert (finish.outcome is ev.Outcome.FAILED) == isinstance(finish.error, RequestError)
         self.counts[finish.outcome] = self.counts.get(finish.outcome, 0) + 1
 

@@ -28,6 +28,9 @@ class Replica:
         self.jobs: list[Job] = []
         self.said: list[tuple[str, str, wire.FromReplica, Sequence[bytes | memoryview]]] = []
         self.reachable = SendResult.SENT
+        #: Connections that are not there.
+        self.gone: set[str] = set()
+        self.multiparts = 0
         self.counters: Counter[str] = Counter()
         self.sessions = Sessions(
             ServerConfig(**config),
@@ -40,7 +43,10 @@ class Replica:
         self.set_epoch(7)
 
     def _send(self, socket: str, hub_id: str, frames: Frames) -> SendResult:
+        if hub_id in self.gone:
+            return SendResult.GONE
         if self.reachable is SendResult.SENT:
+            self.multiparts += 1
             messages, attachments = wire.decode_from_replica(frames)
             self.said += [(socket, hub_id, message, attachments) for message in messages]
         return self.reachable

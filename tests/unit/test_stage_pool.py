@@ -10,7 +10,7 @@ import pytest
 
 from hub.stage_pool import PoolOptions, StagePool
 from omni_discovery.balancers import LoadBalancer, build_load_balancer_factory
-from omni_discovery.errors import StageUnavailableError
+from omni_discovery.errors import ConfigError, EngineFailedError, StageUnavailableError
 from omni_discovery.messages import ReplicaInfo, ReplicaStatus
 
 
@@ -41,7 +41,7 @@ TASK: Any = {"request_id": "r", "engine_inputs": None, "sampling_params": None}
 
 
 async def test_an_empty_stage_is_waited_for_and_then_named() -> None:
-    """Statement 53."""
+    """Statement 53, also where 67 and 80 would fail the request at once."""
     pool = pool_with(timeout_s=0.1)
     begun_s = time.monotonic()
     with pytest.raises(StageUnavailableError, match=r"^no UP replica for stage 3 after 0\.1s$") as caught:
@@ -130,3 +130,334 @@ def test_release_and_invalidate_are_plain_calls() -> None:
     assert pool.release("r1") == "tcp://a:1"
     assert pool.release("r1") is None
     assert pool.invalidate_addr("tcp://a:1") == ["r2"]
+
+
+# ---- late binding
+
+
+def full_pool(*names: str, timeout_s: float = 30.0) -> StagePool:
+    """Every replica answers, and none has granted anything."""
+    pool = StagePool(3, build_load_balancer_factory("least-load")(), PoolOptions(pick_timeout_s=timeout_s))
+    for name in names:
+        pool.upsert(info(name))
+        pool.session_up(f"tcp://{name}:1", gated=True)
+    return pool
+
+
+async def waiting(pool: StagePool, *request_ids: str, **more: Any) -> list[asyncio.Task[ReplicaInfo]]:
+    picks = [asyncio.create_task(pool.pick(request_id, TASK, **more)) for request_id in request_ids]
+    await asyncio.sleep(0)
+    return picks
+
+
+def bound(pool: StagePool, *request_ids: str) -> str:
+    """Which of the requests have a replica."""
+    return "".join(request_id for request_id in request_ids if pool.bound(request_id) is not None)
+
+
+async def stop(picks: list[asyncio.Task[ReplicaInfo]]) -> None:
+    for pick in picks:
+        pick.cancel()
+    await asyncio.gather(*picks, return_exceptions=True)
+
+
+async def test_as_many_are_served_as_there_are_slots_in_the_order_of_priority_and_arrival() -> None:
+    """1. c (5), a (0), d (5), b (0) wait
+    2. one slot: a is bound at once, nobody else
+    3. two slots at another replica: b, then c
+    4. e comes while d waits: the next slot is for d
+    """
+    pool = full_pool("x", "y")
+    picks = await waiting(pool, "c", priority=5)
+    picks += await waiting(pool, "a")
+    picks += await waiting(pool, "d", priority=5)
+    picks += await waiting(pool, "b")
+    assert pool.waiting_count == 4
+    pool.grant("tcp://x:1", 1)
+    assert bound(pool, *"abcd") == "a"
+    assert pool.spent_credit("a")
+    pool.grant("tcp://y:1", 2)
+    assert bound(pool, *"abcd") == "abc"
+    picks += await waiting(pool, "e", priority=5)
+    pool.grant("tcp://x:1", 1)
+    assert bound(pool, *"abcde") == "abcd"
+    assert pool.waiting_count == 1
+    await asyncio.sleep(0)
+    assert [pick.done() for pick in picks] == [True, True, True, True, False]
+    await stop(picks)
+    assert pool.waiting_count == 0
+
+
+async def test_a_stage_whose_replicas_are_all_full_is_waited_for_longer_than_one_without_any() -> None:
+    """1. everybody is full for three times the pick timeout: the request waits
+    2. the last one goes: a pick timeout later it fails, and not before
+    """
+    pool = full_pool("x", timeout_s=0.1)
+    picks = await waiting(pool, "r")
+    await asyncio.sleep(0.3)
+    assert not picks[0].done()
+    pool.session_down("tcp://x:1")
+    gone_at_s = time.monotonic()
+    with pytest.raises(StageUnavailableError, match=r"no UP replica for stage 3 after 0\.1s"):
+        await picks[0]
+    assert 0.09 <= time.monotonic() - gone_at_s < 1.0
+
+
+async def test_the_time_without_anybody_begins_anew_when_somebody_was_there() -> None:
+    pool = full_pool("x", timeout_s=0.2)
+    pool.session_down("tcp://x:1")
+    picks = await waiting(pool, "r")
+    await asyncio.sleep(0.15)
+    pool.session_up("tcp://x:1", gated=True)
+    pool.session_down("tcp://x:1")
+    await asyncio.sleep(0.1)
+    assert not picks[0].done()
+    with pytest.raises(StageUnavailableError):
+        await picks[0]
+
+
+async def test_who_can_not_use_the_free_slot_lets_others_have_it() -> None:
+    pool = full_pool("x", "y")
+    picks = await waiting(pool, "choosy", avoid={"tcp://x:1"})
+    picks += await waiting(pool, "r")
+    pool.grant("tcp://x:1", 2)
+    assert bound(pool, "choosy", "r") == "r"
+    assert pool.try_pick("s", TASK) is not None
+    pool.grant("tcp://y:1", 1)
+    assert pool.bound("choosy") == "tcp://y:1"
+    await asyncio.gather(*picks)
+
+
+async def test_a_waiter_whose_last_other_replica_goes_is_told_at_once() -> None:
+    pool = full_pool("x", "y")
+    picks = await waiting(pool, "choosy", avoid={"tcp://x:1"})
+    pool.remove("tcp://y:1")
+    with pytest.raises(StageUnavailableError, match="failed this request"):
+        await picks[0]
+
+
+async def test_a_pick_cancelled_when_it_was_just_served_gives_its_slot_to_the_next() -> None:
+    pool = full_pool("x")
+    picks = await waiting(pool, "r0", "r1")
+    pool.grant("tcp://x:1", 1)
+    assert pool.bound("r0") == "tcp://x:1"
+    picks[0].cancel()
+    assert (await picks[1]).input_addr == "tcp://x:1"
+    assert pool.bound("r0") is None
+    assert pool.spent_credit("r1")
+    assert picks[0].cancelled()
+
+
+async def test_a_cancelled_pick_leaves_the_binding_alone_that_came_after_it() -> None:
+    """1. r waits, is served, cancelled and taken back, all before its task runs
+    2. and picked for again at once: that binding stays
+    """
+    pool = full_pool("x", "y")
+    picks = await waiting(pool, "r")
+    pool.grant("tcp://x:1", 1)
+    picks[0].cancel()
+    assert pool.unsent("r") == "tcp://x:1"
+    found = pool.try_pick("r", TASK)
+    await asyncio.gather(*picks, return_exceptions=True)
+    assert found is not None
+    assert pool.bound("r") == found.input_addr
+    assert pool.spent_credit("r")
+
+
+async def test_a_request_that_could_not_be_sent_frees_its_slot_for_who_waits() -> None:
+    """Statement 68: it leaves no binding."""
+    pool = full_pool("x")
+    pool.grant("tcp://x:1", 1)
+    assert pool.try_pick("r0", TASK) is not None
+    picks = await waiting(pool, "r1")
+    assert pool.unsent("r0") == "tcp://x:1"
+    assert (await picks[0]).input_addr == "tcp://x:1"
+
+
+async def test_a_policy_that_fails_fails_the_waiter_and_not_who_freed_the_slot() -> None:
+    class Broken(LoadBalancer):
+        def select(self, task: Any, replicas: list[ReplicaInfo]) -> int:
+            raise ZeroDivisionError
+
+    pool = StagePool(3, Broken(), PoolOptions())
+    picks = await waiting(pool, "r0", "r1")
+    pool.upsert(info("x"))
+    pool.session_up("tcp://x:1")
+    assert [type(each) for each in await asyncio.gather(*picks, return_exceptions=True)] == [ZeroDivisionError] * 2
+    assert pool.waiting_count == 0
+
+
+async def test_who_waits_is_served_when_an_ejection_ends() -> None:
+    now_s = 100.0
+    pool = StagePool(3, First(), PoolOptions(), now=lambda: now_s)
+    for name in "xyz":
+        pool.upsert(info(name))
+        pool.session_up(f"tcp://{name}:1", gated=True)
+    for _ in range(3):
+        pool.failed("tcp://x:1")
+    pool.grant("tcp://x:1", 1)
+    picks = await waiting(pool, "r")
+    assert not picks[0].done()
+    assert pool.ejected_count == 1
+    assert pool.next_review_s == 101.0
+    pool.review(101.0)
+    assert (await picks[0]).input_addr == "tcp://x:1"
+
+
+async def test_ten_thousand_waiters_and_as_many_slots_take_no_longer_than_they_must() -> None:
+    """No herd: a slot looks at whom it serves, not at all who wait."""
+    pool = full_pool("x")
+    loop = asyncio.get_running_loop()
+    picks = await waiting(pool, *(f"r{number}" for number in range(10_000)))
+    began_s = loop.time()
+    for _ in range(10_000):
+        pool.grant("tcp://x:1", 1)
+    assert time.monotonic() - began_s < 2.0
+    assert pool.waiting_count == 0
+    assert pool.in_flight("tcp://x:1") == [f"r{number}" for number in range(10_000)]
+    await asyncio.gather(*picks)
+
+
+# ---- asking for credits
+
+
+async def test_credits_are_asked_for_while_somebody_waits_and_not_more_often_than_each_50_ms() -> None:
+    pool = full_pool("x", "y")
+    assert pool.next_wants_s is None
+    assert pool.wants(0.0) == []
+    picks = await waiting(pool, *"abc")
+    now_s = time.monotonic()
+    assert pool.next_wants_s == 0.0
+    wants = pool.wants(now_s)
+    assert [(want.addr, want.waiting) for want in wants] == [("tcp://x:1", 2), ("tcp://y:1", 2)]
+    assert all(0 <= want.oldest_wait_s < 1.0 for want in wants)
+    assert pool.next_wants_s == now_s + 0.05
+    assert pool.wants(now_s + 0.04) == []
+    pool.grant("tcp://x:1", 2)
+    later = pool.wants(now_s + 1.0)
+    assert [want.waiting for want in later] == [1, 1]
+    assert later[0].oldest_wait_s > 0.9
+    pool.grant("tcp://x:1", 1)
+    assert pool.next_wants_s == 0.0
+    assert {(want.addr, want.waiting) for want in pool.wants(now_s + 1.01)} == {("tcp://x:1", 0), ("tcp://y:1", 0)}
+    assert pool.next_wants_s is None
+    picks += await waiting(pool, "d")
+    assert [want.waiting for want in pool.wants(now_s + 1.02)] == [1, 1]
+    await stop(picks)
+
+
+async def test_no_more_than_16_are_asked_at_a_time_and_all_in_turn() -> None:
+    pool = full_pool(*(f"h{number}" for number in range(40)))
+    pool.upsert(info("ungated"))
+    pool.session_up("tcp://ungated:1")
+    pool.session_down("tcp://ungated:1")
+    picks = await waiting(pool, "r")
+    asked: set[str] = set()
+    now: set[str] = set()
+    for turn in range(3):
+        wants = pool.wants(1000.0 + turn)
+        assert len(wants) <= 32
+        now -= {want.addr for want in wants if not want.waiting}
+        now |= {want.addr for want in wants if want.waiting}
+        assert len(now) == 16
+        asked |= now
+    assert asked == {f"tcp://h{number}:1" for number in range(40)}
+    await stop(picks)
+    assert {want.addr for want in pool.wants(1004.0)} == now
+
+
+async def test_where_nobody_gives_credits_nobody_is_asked() -> None:
+    pool = pool_with(timeout_s=30.0)
+    picks = await waiting(pool, "r")
+    assert pool.next_wants_s is None
+    assert pool.wants(0.0) == []
+    await stop(picks)
+
+
+# ---- the seeds' statements that the pool answers for
+
+
+def test_statement_54_unavailable_is_a_runtime_error_and_no_dead_engine() -> None:
+    assert issubclass(StageUnavailableError, RuntimeError)
+    assert not issubclass(StageUnavailableError, EngineFailedError)
+
+
+def test_statement_59_a_choice_without_waiting_is_none_or_honoured_by_the_pick_that_follows() -> None:
+    pool = pool_with("a", "b", balancer=build_load_balancer_factory("random")())
+    found = pool.try_pick("r", TASK)
+    assert found is not None
+    assert asyncio.run(pool.pick("r", TASK)) == found
+    assert pool_with().try_pick("r", TASK) is None
+
+
+def test_statement_60_and_61_bindings_end_by_address_or_request() -> None:
+    pool = pool_with("a", "b")
+    pool.bind("r1", "tcp://a:1")
+    pool.bind("r2", "tcp://b:1")
+    assert pool.invalidate_addr("tcp://a:1") == ["r1"]
+    assert pool.invalidate_addr("tcp://nobody:1") == []
+    assert pool.release("r2") == "tcp://b:1"
+    assert pool.release("unknown") is None
+
+
+def test_statement_63_a_record_again_keeps_its_entry_and_its_work() -> None:
+    """And statement 71: one address is one entry, however often it is listed."""
+    pool = pool_with("a")
+    pool.bind("r", "tcp://a:1")
+    pool.upsert(info("a", queue_length=3))
+    assert pool.registered_count == 1
+    assert pool.in_flight("tcp://a:1") == ["r"]
+
+
+def test_statement_64_to_66_one_that_goes_changes_nothing_for_the_others() -> None:
+    pool = pool_with("a", "b", "c", balancer=build_load_balancer_factory("round-robin")())
+    pool.bind("r", "tcp://c:1")
+    pool.remove("tcp://b:1")
+    pool.remove("tcp://b:1")
+    pool.remove("tcp://unknown:1")
+    assert (pool.registered_count, pool.pickable_count) == (2, 2)
+    assert pool.bound("r") == "tcp://c:1"
+    assert {pool.try_pick(f"s{each}", TASK).input_addr for each in range(4)} == {"tcp://a:1", "tcp://c:1"}  # type: ignore[union-attr]
+
+
+def test_statement_73_and_79_who_is_silent_serves_again_when_it_answers() -> None:
+    """Attached and not yet answering it is kept; lost and found again it is picked again, without being rebuilt."""
+    pool = StagePool(3, First(), PoolOptions())
+    pool.upsert(info("a"))
+    assert (pool.registered_count, pool.pickable_count) == (1, 0)
+    for _ in range(2):
+        pool.session_up("tcp://a:1")
+        assert pool.try_pick("r", TASK) is not None
+        pool.release("r")
+        pool.session_down("tcp://a:1")
+        assert pool.try_pick("r", TASK) is None
+
+
+def test_live_hubs_scale_what_this_hub_has_sent_since_the_last_report() -> None:
+    """Of eight reported two are ours; we send two more, and so do the three other hubs, we guess."""
+    balancer = First()
+    pool = pool_with("a", "b", balancer=balancer)
+    pool.set_live_hubs(4)
+    for number in range(4):
+        pool.bind(f"r{number}", "tcp://a:1")
+        if number == 1:
+            pool.accepted("r0")
+            pool.accepted("r1")
+            pool.report("tcp://a:1", 8)
+    pool.bind("s", "tcp://b:1")
+    pool.try_pick("t", TASK)
+    assert [each.queue_length for each in balancer.shown[-1]] == [16, 4]
+    pool.set_live_hubs(0)
+    pool.try_pick("u", TASK)
+    assert [each.queue_length for each in balancer.shown[-1]] == [11, 1]
+    assert pool.report_age_s("tcp://b:1") is None
+    assert (pool.report_age_s("tcp://a:1") or 0.0) < 1.0
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"pick_timeout_s": 0.0}, {"slow_start_s": -1.0}, {"load_fresh_s": float("nan")}, {"ejection_max_s": 0.5}],
+)
+def test_options_that_make_no_sense_are_refused(change: dict[str, float]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(change))):
+        PoolOptions(**change)  # type: ignore[arg-type]

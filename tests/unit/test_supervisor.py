@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import os
+
+import pytest
 
 from stage_runtime.config import ReplicaConfig, SupervisorConfig
 from stage_runtime.process_manager import Child, Supervisor
+from stage_runtime.restarts import EXIT_CONFIG, EXIT_DRAINED
 from tests.support.hub_fakes import ONE_STAGE, deploy_of
 
 
@@ -62,3 +66,18 @@ def test_a_replica_that_closed_its_output_and_runs_on_does_not_keep_the_supervis
     supervisor._forward(slot)
     assert child.output_fd not in supervisor._selector.get_map()
     supervisor._forward(slot)
+
+
+@pytest.mark.parametrize(
+    ("code", "told", "level"),
+    [(EXIT_DRAINED, "supervisor.drained", logging.INFO), (EXIT_CONFIG, "supervisor.gave_up", logging.ERROR)],
+)
+def test_a_replica_that_an_operator_has_drained_is_not_said_to_be_given_up(
+    caplog: pytest.LogCaptureFixture, code: int, told: str, level: int
+) -> None:
+    caplog.set_level(logging.INFO)
+    replica = ReplicaConfig(stage_id=0, endpoints="127.0.0.1:1", namespace="default")
+    supervisor = Supervisor(SupervisorConfig(replica=replica), deploy_of(ONE_STAGE), _Launcher(), lambda ordinal: {})
+    supervisor._ended(supervisor._slots[0], code)
+    (record,) = caplog.records
+    assert (record.getMessage().split()[0], record.levelno) == (told, level)

@@ -1,0 +1,28 @@
+"""What goes wrong between two stages' connectors.
+
+OmniError
+└── TransferError                the caller: the hand-off can't be had this way; the stage before may have to run again
+    ├── TransferTimeoutError     the caller: the deadline passed first
+    ├── TransferCancelledError   nobody: the caller itself gave the fetch up
+    └── EdgeFullError            the operator: more is in flight on the edge than its limits allow
+"""
+
+from __future__ import annotations
+
+from omni_discovery.errors import OmniError
+
+
+class TransferError(OmniError, OSError):
+    """A hand-off could not be moved; its producer may be gone."""
+
+
+class TransferTimeoutError(TransferError, TimeoutError):
+    """A hand-off did not come within its time."""
+
+
+class TransferCancelledError(TransferError):
+    """A fetch was given up by ``cancel`` or ``close``."""
+
+
+class EdgeFullError(TransferError):
+    """An edge holds as much as ``window_size``, ``max_inflight`` or ``max_inflight_bytes`` allow."""

@@ -1,0 +1,105 @@
+"""What a segment of shared memory looks like from outside: its header and its names. Decides nothing, holds nothing.
+
+A segment is a header and one payload. While it holds a payload it is called by a hash of namespace, edge and key, so
+that who knows those finds it and two deployments never meet; otherwise by its owner and a number.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from dataclasses import dataclass
+from enum import IntEnum
+from pathlib import Path
+from typing import Final
+
+from stage_runtime.connectors.shm_owner import Owner
+
+#: Bytes before the payload; tensors lie on multiples of 64 behind it.
+HEADER_BYTES: Final = 128
+#: Where a reader notes that it was there: one byte, written by readers, read by the owner.
+FETCHED_AT: Final = 9
+NOT_FETCHED, FETCHED, CONSUMED = 0, 1, 2
+GENERATION_BYTES: Final = 16
+NAME_PREFIX: Final = "omni-"
+
+_HEADER: Final = struct.Struct("<8sBB6xQQQQQ16s16s")
+_MAGIC: Final = b"OMNISHM2"
+
+
+class State(IntEnum):
+    """What a segment holds. Only the owner writes it, and only while nobody reads."""
+
+    FREE = 0
+    WRITING = 1
+    READY = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """A segment's first bytes. ``generation`` is new for each payload; ``key_digest`` says whose payload it is.
+
+    ``number`` is the segment's own among its owner's.
+    """
+
+    state: State
+    size_bytes: int
+    owner: Owner
+    number: int
+    generation: bytes
+    key_digest: bytes
+
+    def pack(self) -> bytes:
+        """The header as bytes."""
+        return _HEADER.pack(
+            _MAGIC,
+            self.state,
+            NOT_FETCHED,
+            self.size_bytes,
+            self.owner.pid,
+            self.owner.started,
+            self.owner.pid_namespace,
+            self.number,
+            self.generation,
+            self.key_digest,
+        )
+
+    @classmethod
+    def parse(cls, content: bytes) -> Header | None:
+        """The header that starts ``content``; None if it is none of ours."""
+        if len(content) < _HEADER.size:
+            return None
+        magic, state, _, size, pid, started, pid_namespace, number, generation, digest = _HEADER.unpack_from(content)
+        if magic != _MAGIC or state not in State.__members__.values():
+            return None
+        return cls(State(state), size, Owner(pid, started, pid_namespace), number, generation, digest)
+
+
+def key_digest(namespace: str, from_stage: str, to_stage: str, key: str) -> bytes:
+    """What tells payloads apart: the same for the same four texts only, wherever one ends and the next begins."""
+    digest = hashlib.blake2b(digest_size=16)
+    for part in (namespace, from_stage, to_stage, key):
+        encoded = part.encode("utf-8", "surrogatepass")
+        digest.update(len(encoded).to_bytes(8, "little") + encoded)
+    return digest.digest()
+
+
+def payload_path(directory: Path, digest: bytes) -> Path:
+    """The name of a segment while it holds the payload with that digest."""
+    return directory / f"{NAME_PREFIX}{digest.hex()}"
+
+
+def home_path(directory: Path, owner: Owner, number: int) -> Path:
+    """The name of a process's segment while it holds nothing that others may read."""
+    return directory / f"{NAME_PREFIX}segment.{owner.name}.{number}"
+
+
+def claim_path(payload: Path, owner: Owner, number: int) -> Path:
+    """The name under which ``owner`` takes a payload away from all other readers."""
+    return payload.with_name(f"{payload.name}.{owner.name}.{number}")
+
+
+def owner_in_name(path: Path) -> Owner | None:
+    """The process in a name of the latter two kinds; None for others."""
+    parts = path.name.split(".")
+    return Owner.parse(parts[1]) if len(parts) > 1 else None

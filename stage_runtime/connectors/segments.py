@@ -1,0 +1,233 @@
+"""Segments: memory that one process writes and others may map, used again and again.
+
+Making one costs more than filling it, so those that are free are kept. With a directory they are files there, which
+others of the same user map; without one they are memory of this process alone.
+
+A reader holds a shared lock on the file for as long as it looks at it, and the kernel takes the lock back if the reader
+is killed. The owner takes the exclusive lock before it writes: it gets it only when nobody looks any more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import itertools
+import mmap
+import os
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from stage_runtime.connectors.layout import CONSUMED, FETCHED, FETCHED_AT, HEADER_BYTES, NOT_FETCHED, Header, State, home_path
+from stage_runtime.connectors.serialization import Buffer
+from stage_runtime.connectors.shm_owner import me
+
+#: Smaller segments are not kept when they are free: making a small one is as cheap as finding it again.
+KEPT_FROM_BYTES: Final = 32768
+#: So many of one size are tried for one that nobody looks at any more, before a new one is made.
+_TRIES: Final = 16
+#: From here on numpy copies: it lets other threads run meanwhile.
+_LARGE: Final = 16384
+
+_numbers = itertools.count()
+
+
+def size_class(size_bytes: int) -> int:
+    """The capacity that a payload of that size gets: four steps to each doubling, so at most a quarter is wasted."""
+    if size_bytes < KEPT_FROM_BYTES:
+        return max(size_bytes, 1)
+    step = 1 << max((size_bytes - 1).bit_length() - 3, 12)
+    return -(-size_bytes // step) * step
+
+
+class Segment:
+    """One piece of memory. Whoever got it from a pool may fill and publish it; ``pins`` counts who sends from it."""
+
+    def __init__(self, directory: Path | None, capacity: int) -> None:
+        self.capacity = capacity
+        #: Threads of this process that read from it; changed only under the lock of whoever keeps it.
+        self.pins = 0
+        self._allocated = 0
+        self._number = next(_numbers)
+        self._home = None if directory is None else home_path(directory, me(), self._number)
+        self.path = self._home
+        if self._home is None:
+            self._descriptor = os.memfd_create("omni-segment", os.MFD_CLOEXEC)
+        else:
+            self._descriptor = os.open(self._home, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            os.ftruncate(self._descriptor, HEADER_BYTES + capacity)
+            self._allocate(HEADER_BYTES)
+            self._map = mmap.mmap(self._descriptor, HEADER_BYTES + capacity)
+        except BaseException:
+            self._unlink()
+            os.close(self._descriptor)
+            raise
+
+    def try_lock(self) -> bool:
+        """Take it for writing; False while anybody looks at it."""
+        if self.pins:
+            return False
+        if self._home is None:
+            return True
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+    def fill(self, parts: Sequence[Buffer], size_bytes: int, generation: bytes, key_digest: bytes) -> None:
+        """Write a payload and let readers in. Raise OSError if there is no memory for it: nothing is torn then."""
+        self._write_header(Header(State.WRITING, size_bytes, me(), self._number, generation, key_digest))
+        # Asked of the kernel first: where it can't be had, that is an error here and no bus error while copying.
+        self._allocate(HEADER_BYTES + size_bytes)
+        place = HEADER_BYTES
+        for part in parts:
+            self._copy(part, place)
+            place += len(part)
+        self._write_header(Header(State.READY, size_bytes, me(), self._number, generation, key_digest))
+        if self._home is not None:
+            fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+
+    def publish(self, path: Path) -> None:
+        """Give it the name under which readers look. What had that name is not found any more."""
+        if self.path is not None:
+            self.path.rename(path)
+            self.path = path
+
+    def hide(self) -> bool:
+        """Take the name back, so that nobody new finds it. False if it has none left: it was replaced."""
+        if self._home is None or self.path is None:
+            return True
+        try:
+            if self._is_mine(self.path):
+                self.path.rename(self._home)
+        except OSError:
+            return False
+        self.path = self._home
+        return self._is_mine(self._home)
+
+    def withdraw(self) -> bool:
+        """Hide it, and have readers that found it in time see that it holds nothing."""
+        self._map[:HEADER_BYTES] = bytes(HEADER_BYTES)
+        return self.hide()
+
+    @property
+    def fetched(self) -> bool:
+        """Whether any reader has been there since it was filled."""
+        return self._map[FETCHED_AT] != NOT_FETCHED
+
+    @property
+    def consumed(self) -> bool:
+        """Whether a reader took it away from all others."""
+        return self._map[FETCHED_AT] == CONSUMED
+
+    def note_fetched(self) -> None:
+        """As a reader in another process does."""
+        self._map[FETCHED_AT] = FETCHED
+
+    def view(self, size_bytes: int) -> memoryview:
+        """The payload where it lies, to be released by the caller."""
+        return memoryview(self._map)[HEADER_BYTES : HEADER_BYTES + size_bytes]
+
+    def drop(self) -> None:
+        """Give the memory back. Who still looks at it keeps seeing what is there."""
+        self._unlink()
+        # A thread that sends from it lets go of the mapping when it is through.
+        with contextlib.suppress(BufferError):
+            self._map.close()
+        os.close(self._descriptor)
+
+    def _write_header(self, header: Header) -> None:
+        self._map[:HEADER_BYTES] = header.pack().ljust(HEADER_BYTES, b"\0")
+
+    def _allocate(self, up_to: int) -> None:
+        if up_to > self._allocated:
+            os.posix_fallocate(self._descriptor, self._allocated, up_to - self._allocated)
+            self._allocated = up_to
+
+    def _copy(self, part: Buffer, place: int) -> None:
+        size = len(part)
+        if size < _LARGE:
+            self._map[place : place + size] = bytes(part)
+            return
+        target = np.frombuffer(self._map, np.uint8, size, place)
+        np.copyto(target, np.frombuffer(part, np.uint8))
+
+    def _is_mine(self, path: Path) -> bool:
+        try:
+            found = path.stat()
+        except OSError:
+            return False
+        mine = os.fstat(self._descriptor)
+        return (found.st_ino, found.st_dev) == (mine.st_ino, mine.st_dev)
+
+    def _unlink(self) -> None:
+        for path in {self.path, self._home} - {None}:
+            assert path is not None  # noqa: S101 - for the type checker
+            with contextlib.suppress(OSError):
+                if self._is_mine(path):
+                    path.unlink()
+
+
+class SegmentPool:
+    """Segments that are free, at most ``keep_bytes`` of them. Used by any thread."""
+
+    def __init__(self, directory: Path | None, keep_bytes: int) -> None:
+        self._directory = directory
+        self._keep_bytes = keep_bytes
+        self._lock = threading.Lock()
+        self._free: dict[int, list[Segment]] = {}
+        self._free_bytes = 0
+        self._closed = False
+        self.made = 0
+
+    def take(self, size_bytes: int) -> Segment:
+        """A segment for a payload of that size, locked for writing. Raise OSError if there is no memory."""
+        capacity = size_class(size_bytes)
+        with self._lock:
+            free = self._free.get(capacity, [])
+            # The one that came back last is the likeliest to be still in the processor's cache.
+            for position in range(len(free) - 1, max(len(free) - 1 - _TRIES, -1), -1):
+                if free[position].try_lock():
+                    self._free_bytes -= capacity
+                    return free.pop(position)
+        segment = Segment(self._directory, capacity)
+        if not segment.try_lock():
+            segment.drop()
+            raise OSError(errno.EBUSY, "a new segment is locked by somebody else")
+        self.made += 1
+        return segment
+
+    def give_back(self, segment: Segment) -> None:
+        """Keep a segment for the next payload, or drop it."""
+        if segment.withdraw() and segment.capacity >= KEPT_FROM_BYTES:
+            with self._lock:
+                if not self._closed and self._free_bytes + segment.capacity <= self._keep_bytes:
+                    self._free.setdefault(segment.capacity, []).append(segment)
+                    self._free_bytes += segment.capacity
+                    return
+        segment.drop()
+
+    def trim(self) -> None:
+        """Drop all that is free."""
+        with self._lock:
+            dropped = [segment for free in self._free.values() for segment in free]
+            self._free.clear()
+            self._free_bytes = 0
+        for segment in dropped:
+            segment.drop()
+
+    def close(self) -> None:
+        """Drop all that is free and keep nothing from now on. Idempotent."""
+        self._closed = True
+        self.trim()
+
+    @property
+    def free_bytes(self) -> int:
+        """How much memory is kept for the next payloads."""
+        return self._free_bytes

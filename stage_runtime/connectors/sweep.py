@@ -1,0 +1,45 @@
+"""Away with what dead processes left in shared memory.
+
+Anybody of the same user may sweep: each connector does as it starts, and at most once in ``SWEEP_EVERY_S`` after that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from pathlib import Path
+from typing import Final
+
+from stage_runtime.connectors.layout import HEADER_BYTES, NAME_PREFIX, Header, owner_in_name
+from stage_runtime.connectors.shm_owner import Owner
+
+logger = logging.getLogger(__name__)
+
+SWEEP_EVERY_S: Final = 60.0
+
+
+def sweep(directory: Path) -> int:
+    """Unlink what processes of this machine left that are dead by now; say how many files that were."""
+    swept = 0
+    for path in directory.glob(f"{NAME_PREFIX}*"):
+        owner = _owner_of(path)
+        if owner is not None and owner.is_dead():
+            # Another user's, or swept by another process in this moment.
+            with contextlib.suppress(OSError):
+                path.unlink()
+                swept += 1
+    if swept:
+        logger.info("shm.swept files=%d", swept)
+    return swept
+
+
+def _owner_of(path: Path) -> Owner | None:
+    named = owner_in_name(path)
+    if named is not None:
+        return named
+    try:
+        with path.open("rb") as file:
+            header = Header.parse(file.read(HEADER_BYTES))
+    except OSError:
+        return None
+    return None if header is None else header.owner

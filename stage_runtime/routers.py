@@ -1,0 +1,103 @@
+"""One of a replica's two ROUTER sockets: where it listens, whose frames come in, and how frames go out."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import zmq
+
+from omni_discovery.errors import ConfigError, WireError
+from omni_discovery.security import KeyPair, secure_server
+from omni_discovery.wire import MAX_HEAD_BYTES
+from stage_runtime.config import ServerConfig
+from stage_runtime.outbox import Frames, SendResult
+from stage_runtime.peers import Peer, Peers
+
+#: From this size on, a frame is given to ZMQ as it is, without a copy.
+_ZERO_COPY_BYTES: Final = 64 << 10
+
+
+class Router:
+    """Bound at once. Used by one thread."""
+
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        config: ServerConfig,
+        bind_host: str,
+        keys: KeyPair | None,
+    ) -> None:
+        self.peers = Peers(has_keys=keys is not None)
+        self.socket = context.socket(zmq.ROUTER)
+        if keys is not None:
+            secure_server(self.socket, keys)
+        _configure(self.socket, config)
+        self.socket.ipv6 = ":" in bind_host
+        host = f"[{bind_host}]" if ":" in bind_host else bind_host
+        try:
+            self.socket.bind(f"tcp://{host}:0")
+        except zmq.ZMQError as error:
+            raise ConfigError(f"can't listen on {bind_host}: {error}; see --omni-replica-address") from error
+        self.port = int(self.socket.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
+
+    def receive(self) -> tuple[Peer | None, bytes]:
+        """The next message, from whom, and None for a revoked hub.
+
+        Raise zmq.Again if there is none, WireError if it has more than one frame or comes from who it is not.
+        """
+        socket = self.socket
+        routing_id = socket.recv(zmq.NOBLOCK)
+        peer = self.peers.known.get(routing_id)
+        if peer is not None:
+            head = socket.recv(zmq.NOBLOCK)
+            self._check_is_last()
+            return peer, head
+        # Only a frame that was not copied tells whose key its connection has.
+        frame = socket.recv(zmq.NOBLOCK, copy=False)
+        self._check_is_last()
+        return self.peers.prove(routing_id, lambda: _hub_of_key(frame)), frame.bytes
+
+    def send(self, name: str, frames: Frames) -> SendResult:
+        """Give frames to the connection of that name, without ever waiting."""
+        is_small = len(frames) == 1 or len(frames[1]) < _ZERO_COPY_BYTES
+        try:
+            self.socket.send_multipart([name.encode("utf-8"), *frames], zmq.NOBLOCK, copy=is_small)
+        except zmq.Again:
+            return SendResult.FULL
+        except zmq.ZMQError as error:
+            if error.errno == zmq.EHOSTUNREACH:
+                return SendResult.GONE
+            raise
+        return SendResult.SENT
+
+    def close(self, linger_ms: int) -> None:
+        """Close, after at most so long for what is still to be sent. Idempotent."""
+        self.socket.close(linger_ms)
+
+    def _check_is_last(self) -> None:
+        if not self.socket.getsockopt(zmq.RCVMORE):
+            return
+        while self.socket.getsockopt(zmq.RCVMORE):
+            self.socket.recv(zmq.NOBLOCK, copy=False)
+        raise WireError("more than one frame")
+
+
+def _configure(socket: zmq.Socket[bytes], config: ServerConfig) -> None:
+    socket.linger = 0
+    socket.router_mandatory = True
+    # A hub that comes back replaces its old connection, which may not have noticed yet that it is dead.
+    socket.router_handover = True
+    socket.maxmsgsize = MAX_HEAD_BYTES
+    socket.heartbeat_ivl = config.heartbeat_interval_ms
+    socket.heartbeat_timeout = config.heartbeat_timeout_ms
+    socket.heartbeat_ttl = config.heartbeat_timeout_ms
+    socket.tcp_keepalive = 1
+    socket.tcp_keepalive_idle = 30
+    socket.tcp_keepalive_intvl = 10
+
+
+def _hub_of_key(frame: zmq.Frame) -> str | None:
+    try:
+        return str(frame.get("User-Id"))
+    except zmq.ZMQError:
+        return None

@@ -1,0 +1,103 @@
+"""Streams over real sockets whose replica dies: another goes on behind what was shown, with the echo engine's words."""
+
+from __future__ import annotations
+
+import pytest
+
+from omni_discovery import wire
+from omni_discovery.deploy import StageConfig
+from omni_discovery.errors import ReplicaLostError
+from omni_discovery.wire import FailureKind
+from stage_runtime.engines.base import StageRequest, create_engine
+from stage_runtime.errors import NotResumableError
+from tests.support.hub_fakes import FakeReplica, collect, running_hub, text_of
+
+PROMPT = "one two three four five"
+
+
+def speak(replica: FakeReplica, submit: wire.Submit, words: int | None = None) -> bool:
+    """What the echo engine says to it, or only so many words; whether that was all."""
+    engine = create_engine(StageConfig(stage_id=0, engine="echo"))
+    replica.accept(submit)
+    try:
+        engine.add(StageRequest("k", submit.request_id, inputs=submit.inputs, resume=submit.resume))
+    except NotResumableError as error:
+        replica.say(
+            "output", wire.StageFailed(**replica._about(submit), kind=FailureKind.NOT_RESUMABLE, reason=str(error))
+        )
+        return True
+    said = 0
+    while engine.has_unfinished():
+        for output in engine.step():
+            if said == words:
+                return False
+            if output.text:
+                replica.say(
+                    "output",
+                    wire.Chunk(
+                        **replica._about(submit),
+                        seq=said,
+                        modality="text",
+                        text=output.text,
+                        token_ids=output.token_ids,
+                    ),
+                )
+                said += 1
+            if output.finished:
+                about = replica._about(submit)
+                replica.say("output", wire.StageDone(**about, seq=said, finish_reason="stop", usage=dict(output.usage)))
+    return True
+
+
+def speak_two_then_die(replica: FakeReplica, submit: wire.Submit) -> None:
+    speak(replica, submit, words=2)
+    replica.kill_soon(after_s=0.05)
+
+
+def speak_all(replica: FakeReplica, submit: wire.Submit) -> None:
+    speak(replica, submit)
+
+
+async def test_a_stream_survives_two_replicas_and_shows_every_word_once() -> None:
+    """1. a says two words and is killed, b says the next two and is killed, c says the last
+    2. the client has every word once, and the usage of the whole answer
+    """
+    fakes = [
+        FakeReplica(speak_two_then_die),
+        FakeReplica(speak_two_then_die, replica_id=1),
+        FakeReplica(speak_two_then_die, replica_id=2),
+    ]
+    async with running_hub(*fakes) as omni:
+        outputs = await collect(omni.generate({"prompt": PROMPT}))
+        assert text_of(outputs) == PROMPT
+        (end,) = [output for output in outputs if output.finish_reason and not output.is_summary]
+        assert end.usage == {"prompt_tokens": 5, "completion_tokens": 5}
+        submits = sorted((submit for fake in fakes for submit in fake.of(wire.Submit)), key=lambda each: each.attempt)
+        assert ["" if each.resume is None else each.resume.text for each in submits] == [
+            "",
+            "one two ",
+            "one two three four ",
+        ]
+
+
+async def test_what_can_not_be_continued_ends_with_both_reasons() -> None:
+    """The second replica's prompt reads otherwise, as if it had another model."""
+
+    def speak_of_something_else(replica: FakeReplica, submit: wire.Submit) -> None:
+        if submit.resume is None:
+            speak_two_then_die(replica, submit)
+        else:
+            other = wire.Submit(
+                epoch=submit.epoch,
+                request_id=submit.request_id,
+                attempt=submit.attempt,
+                inputs={"prompt": "another"},
+                resume=submit.resume,
+            )
+            speak(replica, other)
+
+    async with running_hub(
+        FakeReplica(speak_of_something_else), FakeReplica(speak_of_something_else, replica_id=1)
+    ) as omni:
+        with pytest.raises(ReplicaLostError, match=r"other words: .*that was needed because of this: stage 0 replica"):
+            await collect(omni.generate({"prompt": PROMPT}))

@@ -1,0 +1,103 @@
+"""A replica's server and engine in this process, without a registry: what it counts and runs can be looked at."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Self
+
+from omni_discovery.deploy import StageConfig
+from omni_discovery.messages import ReplicaInfo, ReplicaStatus
+from omni_discovery.security import KeyPair
+from stage_runtime.config import ServerConfig
+from stage_runtime.engine_loop import EngineLoop
+from stage_runtime.engines.base import StageRequest
+from stage_runtime.engines.echo import EchoEngine
+from stage_runtime.jobs import Job
+from stage_runtime.lifecycle import Stage
+from stage_runtime.payloads import Payloads
+from stage_runtime.server import ReplicaServer
+from stage_runtime.sessions import ReplicaState
+from tests.support.replica_hub import RawHub
+
+
+class CountingEcho(EchoEngine):
+    """Remembers every request that was begun, as ``hub/request/attempt``."""
+
+    def __init__(self, stage: StageConfig) -> None:
+        super().__init__(stage)
+        self.begun: list[str] = []
+
+    def add(self, request: StageRequest) -> None:
+        super().add(request)
+        self.begun.append(request.key.rpartition("#")[0])
+
+
+class LocalReplica:
+    """Serves while it is entered. ``keys`` None: nothing is encrypted."""
+
+    def __init__(
+        self,
+        hubs: Mapping[str, str] | None = None,
+        *,
+        encrypted: bool = True,
+        config: ServerConfig | None = None,
+        stage_id: int = 0,
+        replica_id: int = 0,
+        epoch: int = 70,
+        **engine_args: Any,
+    ) -> None:
+        self.keys = KeyPair.generate() if encrypted else None
+        self.engine = CountingEcho(StageConfig(stage_id=stage_id, engine="echo", engine_args=engine_args))
+        self.stage = Stage.READY
+        state = ReplicaState(lambda: self.stage, lambda: self.engine.capacity)
+        self.server = ReplicaServer(config or ServerConfig(), "127.0.0.1", self.keys, state, self._take)
+        payloads = Payloads(stage_id, {}, time.monotonic)
+        self.loop = EngineLoop(self.engine, payloads, {}, self.server.emit)
+        self.server.set_allowed_hubs(dict(hubs or {}))
+        self.server.set_epoch(epoch)
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self.info = ReplicaInfo(
+            input_addr=f"tcp://127.0.0.1:{self.server.input_port}",
+            output_addr=f"tcp://127.0.0.1:{self.server.output_port}",
+            stage_id=stage_id,
+            status=ReplicaStatus.UP,
+            queue_length=0,
+            last_heartbeat=0.0,
+            registered_at=0.0,
+            replica_id=replica_id,
+            epoch=epoch,
+            capacity=self.engine.capacity,
+            curve_public_key="" if self.keys is None else self.keys.public,
+        )
+
+    @property
+    def ports(self) -> set[int]:
+        return {self.server.input_port, self.server.output_port}
+
+    def raw_hub(self, hub_id: str, keys: KeyPair | None, routing_id: str = "") -> RawHub:
+        """A hub's bare sockets to it."""
+        info = self.info
+        return RawHub(hub_id, keys, info.input_addr, info.output_addr, info.curve_public_key, info.epoch, routing_id)
+
+    def _take(self, job: Job) -> None:
+        self.loop.jobs.put(job)
+
+    def _run(self) -> None:
+        while not self._closing.is_set():
+            self.loop.turn()
+
+    def __enter__(self) -> Self:
+        self.server.start()
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._closing.set()
+        self._thread.join(10.0)
+        self.server.close()
