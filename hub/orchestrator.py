@@ -26,7 +26,7 @@ from hub.membership import Membership
 from hub.metrics import HubMetrics
 from hub.outputs import OmniOutput
 from hub.paced_retries import RetryDue
-from hub.replica_listener import ReplicaListener, StillSilent
+from hub.replica_listener import ReplicaListener, ReturnDue, StillSilent
 from hub.request import RequestMachine
 from hub.request_state import OrchestratorRequestState, StreamingInputState
 from hub.stage_client import StageClient
@@ -45,7 +45,7 @@ __all__ = ["Orchestrator", "OrchestratorRequestState", "StreamingInputState"]
 
 logger = logging.getLogger(__name__)
 
-_InboxItem: TypeAlias = "ClientEvent | PickEnded | RetryDue | StillSilent | _TimeUp | ReviewDue | View"
+_InboxItem: TypeAlias = "ClientEvent | PickEnded | RetryDue | ReturnDue | StillSilent | _TimeUp | ReviewDue | View"
 _Connect = Callable[[ReplicaInfo, Callable[[ClientEvent], None]], StageClient]
 
 
@@ -180,6 +180,8 @@ class Orchestrator:
                 self._go_on(item.request_id, lambda active: self._dispatcher.retry_due(active, item))
             case StillSilent():
                 self._listener.still_silent(item)
+            case ReturnDue():
+                item.client.return_credits(item.session, item.credits)
             case ReviewDue():
                 self._tending.review()
             case View():

@@ -29,6 +29,7 @@ from omni_discovery import wire
 
 if TYPE_CHECKING:
     from hub.config import HubConfig
+    from hub.stage_client import StageClient
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +41,15 @@ class StillSilent:
     request_id: str
     stage_id: int
     attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReturnDue:
+    """Credits that were recalled are to be given back."""
+
+    client: StageClient
+    session: int
+    credits: int
 
 
 class ReplicaListener:
@@ -54,7 +64,7 @@ class ReplicaListener:
         cancels: Cancels,
         tell: Callable[[str, ev.Event], None],
         release: Callable[[Active, int], None],
-        post: Callable[[StillSilent], None],
+        post: Callable[[StillSilent | ReturnDue], None],
     ) -> None:
         self._pools = pools
         self._active = active
@@ -82,7 +92,10 @@ class ReplicaListener:
                 pool.grant(client.addr, item.credits)
             case Recalled(client=client):
                 given_up = self._pools[client.info.stage_id].recall(client.addr, item.credits)
-                client.return_credits(item.session, given_up)
+                # A pick that waited and has just been served has spent its credit, and its request has not left yet:
+                # the replica must hear of it first. Such a pick is ahead of us in the loop's queue.
+                due = ReturnDue(client, item.session, given_up)
+                asyncio.get_running_loop().call_soon(self._post, due)
             case AbortEnded(client=client, request_id=request_id):
                 self._cancels.ended(request_id, client)
             case ProcessGone(client=client):

@@ -64,7 +64,7 @@ class Greetings:
             del self._hellos[next(iter(self._hellos))]
         if hello.epoch == self.epoch:
             self._begin(socket, peer, hello)
-        else:
+        elif self.epoch:
             self.refuse_epoch(hello.epoch)
 
     def greet_waiting(self) -> None:

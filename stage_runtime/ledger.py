@@ -88,14 +88,6 @@ class Ledger:
         if len(self._ended) > self._max_ended:
             del self._ended[next(iter(self._ended))]
 
-    def of_hub(self, hub_id: str) -> list[Ticket]:
-        """All that one hub waits for."""
-        return [ticket for ticket in self.tickets.values() if ticket.peer.hub_id == hub_id]
-
     def of_peer(self, name: str) -> list[Ticket]:
         """All whose answers go to one connection."""
         return [ticket for ticket in self.tickets.values() if ticket.peer.name == name]
-
-    def peers(self) -> set[str]:
-        """The connections that wait for something."""
-        return {ticket.peer.name for ticket in self.tickets.values()}

@@ -86,6 +86,9 @@ class Payloads:
         except PayloadError:
             self.release(work.owner)
             raise
+        except Exception as error:
+            self.release(work.owner)
+            raise PayloadError(f"the hand-off can't be stored: {_told(error)}") from error
 
     def release(self, owner: str) -> None:
         """Drop all that was handed over for one request."""
@@ -124,10 +127,7 @@ class Payloads:
         if edge is None:
             raise PayloadError(f"no edge leads from stage {self._stage_id} to {to_stage}")
         key = _key(work)
-        try:
-            stored, size_bytes, metadata = edge.connector.put(str(self._stage_id), str(to_stage), key, handoff)
-        except Exception as error:
-            raise PayloadError(f"the hand-off for stage {to_stage} can't be stored: {_told(error)}") from error
+        stored, size_bytes, metadata = edge.connector.put(str(self._stage_id), str(to_stage), key, handoff)
         if not stored:
             raise PayloadError(f"{edge.name} could not store the hand-off for stage {to_stage}")
         self._kept.setdefault(work.owner, []).append(_Kept(edge.connector, key, self._clock()))

@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 _TICK_MS: Final = 100
 #: Messages taken from one socket before what the engine said gets its turn.
-_RECEIVE_BATCH: Final = 256
+_RECEIVE_BATCH: Final = 64
 _ACKS_MESSAGES: Final = 4096
 _ACKS_BYTES: Final = 16 << 20
 

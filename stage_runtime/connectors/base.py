@@ -1,9 +1,9 @@
 """The connector API: what moves a hand-off from the stage that made it to the stage that wants it.
 
-Who owns what: a stored hand-off is its producer's until the producer drops it (``cleanup``, ``close``, its time to live,
-or a fetch that consumed it); the memory of an object that ``get`` returned is the consumer's until the last tensor in
-it is garbage-collected or ``release`` is called; and what a process leaves behind when it is killed is the next
-connector's to sweep.
+Who owns what: a stored hand-off is its producer's until it drops it (``cleanup``, ``close``, the end of its time to
+live, a fetch that consumed it); the memory of an object that ``get`` returned is the consumer's until the last tensor
+in it is garbage-collected or ``release`` is called; what a process leaves when it is killed is the next connector's to
+sweep.
 """
 
 from __future__ import annotations

@@ -22,7 +22,16 @@ from typing import Final
 
 import numpy as np
 
-from stage_runtime.connectors.layout import CONSUMED, FETCHED, FETCHED_AT, HEADER_BYTES, NOT_FETCHED, Header, State, home_path
+from stage_runtime.connectors.layout import (
+    CONSUMED,
+    FETCHED,
+    FETCHED_AT,
+    HEADER_BYTES,
+    NOT_FETCHED,
+    Header,
+    State,
+    home_path,
+)
 from stage_runtime.connectors.serialization import Buffer
 from stage_runtime.connectors.shm_owner import me
 
@@ -74,6 +83,9 @@ class Segment:
             return False
         if self._home is None:
             return True
+        if os.fstat(self._descriptor).st_size != HEADER_BYTES + self.capacity:
+            # Somebody cut it short. It must not be touched any more, and goes with the others one day.
+            return False
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -113,22 +125,22 @@ class Segment:
 
     def withdraw(self) -> bool:
         """Hide it, and have readers that found it in time see that it holds nothing."""
-        self._map[:HEADER_BYTES] = bytes(HEADER_BYTES)
+        os.pwrite(self._descriptor, bytes(HEADER_BYTES), 0)
         return self.hide()
 
     @property
     def fetched(self) -> bool:
         """Whether any reader has been there since it was filled."""
-        return self._map[FETCHED_AT] != NOT_FETCHED
+        return self._note() in (FETCHED, CONSUMED)
 
     @property
     def consumed(self) -> bool:
         """Whether a reader took it away from all others."""
-        return self._map[FETCHED_AT] == CONSUMED
+        return self._note() == CONSUMED
 
     def note_fetched(self) -> None:
         """As a reader in another process does."""
-        self._map[FETCHED_AT] = FETCHED
+        os.pwrite(self._descriptor, bytes([FETCHED]), FETCHED_AT)
 
     def view(self, size_bytes: int) -> memoryview:
         """The payload where it lies, to be released by the caller."""
@@ -142,8 +154,14 @@ class Segment:
             self._map.close()
         os.close(self._descriptor)
 
+    # Headers are read and written by the descriptor: should anybody cut the file short, that is no bus error.
+
+    def _note(self) -> int:
+        found = os.pread(self._descriptor, 1, FETCHED_AT)
+        return found[0] if found else NOT_FETCHED
+
     def _write_header(self, header: Header) -> None:
-        self._map[:HEADER_BYTES] = header.pack().ljust(HEADER_BYTES, b"\0")
+        os.pwrite(self._descriptor, header.pack().ljust(HEADER_BYTES, b"\0"), 0)
 
     def _allocate(self, up_to: int) -> None:
         if up_to > self._allocated:

@@ -18,7 +18,7 @@ DEFAULT_DIRECTORY: Final = "/dev/shm"  # noqa: S108 - files there are made with 
 def read_segment(
     namespace: str, directory: Path, edge: tuple[str, str, str], metadata: dict[str, Any]
 ) -> tuple[View, memoryview] | None:
-    """A hand-off out of ``directory``; None if it is not there. Raise SerializationError if the file is none of ours."""
+    """A hand-off out of ``directory``; None if it is not there. Raise SerializationError for a strange file."""
     digest = key_digest(namespace, *edge)
     generation = metadata.get("generation")
     view = attach(

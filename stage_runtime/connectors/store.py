@@ -1,6 +1,6 @@
-"""What a producer keeps for the stages behind it: payloads in segments, by edge and key, until it is told to drop them.
+"""What a producer keeps for the stages behind it: payloads in segments, by edge and key.
 
-Whatever happens elsewhere, a payload stays until ``cleanup``, ``close``, its time to live, or a reader that consumed it.
+Each stays until ``cleanup``, ``close``, the end of its time to live, or a reader that consumed it.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from stage_runtime.connectors.sweep import SWEEP_EVERY_S, sweep
 logger = logging.getLogger(__name__)
 
 _FULL: Final = {errno.ENOSPC, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EDQUOT}
-#: So many of the oldest payloads are looked at for ones that were consumed, at each put.
-_LOOKED_AT: Final = 32
+#: So many of the oldest payloads are looked at for ones that were consumed, at each put; all, when there is no room.
+_LOOKED_AT: Final = 4
 
 Edge = tuple[str, str, str]
 
@@ -91,7 +91,11 @@ class Store:
     def put(self, edge: Edge, parts: Sequence[Buffer], size_bytes: int) -> Kept:
         """Keep a payload. Raise EdgeFullError beyond the limits, OSError if there is no memory."""
         self.tidy()
-        self._reserve(edge, size_bytes)
+        try:
+            self._reserve(edge, size_bytes)
+        except EdgeFullError:
+            self.tidy(len(self._kept))
+            self._reserve(edge, size_bytes)
         generation = os.urandom(GENERATION_BYTES)
         digest = key_digest(self._namespace, *edge)
         segment: Segment | None = None
@@ -147,11 +151,11 @@ class Store:
                 self._show(kept)
         self._drop(dropped)
 
-    def tidy(self) -> None:
-        """Drop what was consumed or is too old, and what dead processes left."""
+    def tidy(self, look_at: int = _LOOKED_AT) -> None:
+        """Drop what was consumed or is too old among the oldest, and what dead processes left."""
         now_s = self._clock()
         with self._lock:
-            oldest = [kept for _, kept in zip(range(_LOOKED_AT), self._kept.values(), strict=False)]
+            oldest = [kept for _, kept in zip(range(look_at), self._kept.values(), strict=False)]
             gone = [self._pop(kept.edge) for kept in oldest if self._is_over(kept, now_s)]
             sweeps = self._directory is not None and now_s >= self._sweep_at_s
             if sweeps:

@@ -24,10 +24,11 @@ class Ask(msgspec.Struct, frozen=True):
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """The same words back."""
+    """The same words back; with others before and after it where three replies are wanted."""
 
     request_id: int
     text: str
+    is_last: bool = True
 
 
 class FdSocket:
@@ -69,10 +70,14 @@ class FdSocket:
 
 
 class BareServer:
-    """Says everything back. For an Actor: a loop of its own in a thread."""
+    """Says everything back. For an Actor: a loop of its own in a thread.
 
-    def __init__(self, keys: KeyPair | None) -> None:
+    With ``replies`` 3 it sends as many messages for each request as a replica does.
+    """
+
+    def __init__(self, keys: KeyPair | None, replies: int = 1) -> None:
         self._keys = keys
+        self._replies = replies
         self._bound = threading.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = threading.Thread(target=uvloop.run, args=(self._serve(),), daemon=True)
@@ -102,7 +107,12 @@ class BareServer:
 
         def answer(frames: list[bytes]) -> None:
             ask = decoder.decode(frames[1])
-            server.send((frames[0], _encoder.encode(Answer(ask.request_id, ask.prompt))))
+            if self._replies == 3:
+                server.send((frames[0], _encoder.encode(Answer(ask.request_id, "", is_last=False))))
+                server.send((frames[0], _encoder.encode(Answer(ask.request_id, ask.prompt, is_last=False))))
+                server.send((frames[0], _encoder.encode(Answer(ask.request_id, ""))))
+            else:
+                server.send((frames[0], _encoder.encode(Answer(ask.request_id, ask.prompt))))
 
         server = FdSocket(socket, answer)
         self._bound.set()
@@ -138,4 +148,6 @@ class BareClient:
         self._context.term()
 
     def _read(self, frames: list[bytes]) -> None:
-        self._on_answer(self._decoder.decode(frames[0]).request_id)
+        answer = self._decoder.decode(frames[0])
+        if answer.is_last:
+            self._on_answer(answer.request_id)

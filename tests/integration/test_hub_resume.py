@@ -15,47 +15,32 @@ from tests.support.hub_fakes import FakeReplica, collect, running_hub, text_of
 PROMPT = "one two three four five"
 
 
-def speak(replica: FakeReplica, submit: wire.Submit, words: int | None = None) -> bool:
-    """What the echo engine says to it, or only so many words; whether that was all."""
+def speak(replica: FakeReplica, submit: wire.Submit, words: int | None = None) -> None:
+    """What the echo engine says to it, or only so many words of that."""
+    about = {"epoch": submit.epoch, "request_id": submit.request_id, "attempt": submit.attempt, "queue_length": 1}
     engine = create_engine(StageConfig(stage_id=0, engine="echo"))
     replica.accept(submit)
     try:
         engine.add(StageRequest("k", submit.request_id, inputs=submit.inputs, resume=submit.resume))
     except NotResumableError as error:
-        replica.say(
-            "output", wire.StageFailed(**replica._about(submit), kind=FailureKind.NOT_RESUMABLE, reason=str(error))
-        )
-        return True
-    said = 0
+        replica.say(wire.StageFailed(kind=FailureKind.NOT_RESUMABLE, reason=str(error), **about))
+        return
+    seq = 0
     while engine.has_unfinished():
         for output in engine.step():
-            if said == words:
-                return False
+            if seq == words:
+                return
             if output.text:
-                replica.say(
-                    "output",
-                    wire.Chunk(
-                        **replica._about(submit),
-                        seq=said,
-                        modality="text",
-                        text=output.text,
-                        token_ids=output.token_ids,
-                    ),
-                )
-                said += 1
+                piece = wire.Chunk(seq=seq, modality="text", text=output.text, token_ids=output.token_ids, **about)
+                replica.say(piece)
+                seq += 1
             if output.finished:
-                about = replica._about(submit)
-                replica.say("output", wire.StageDone(**about, seq=said, finish_reason="stop", usage=dict(output.usage)))
-    return True
+                replica.say(wire.StageDone(seq=seq, finish_reason="stop", usage=dict(output.usage), **about))
 
 
 def speak_two_then_die(replica: FakeReplica, submit: wire.Submit) -> None:
     speak(replica, submit, words=2)
     replica.kill_soon(after_s=0.05)
-
-
-def speak_all(replica: FakeReplica, submit: wire.Submit) -> None:
-    speak(replica, submit)
 
 
 async def test_a_stream_survives_two_replicas_and_shows_every_word_once() -> None:
