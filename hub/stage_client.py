@@ -36,6 +36,8 @@ from omni_discovery.security import KeyPair
 
 logger = logging.getLogger(__name__)
 
+#: What is not said beyond that, the replica drops by itself after a while.
+_MAX_TO_RELEASE: Final = 10_000
 _ON_INPUT: Final = (wire.Accepted, wire.Rejected, wire.Aborted)
 
 
@@ -62,6 +64,8 @@ class StageClient:
         self._loop = asyncio.get_running_loop()
         self._dispatches = AwaitedDispatches(config, self._time_out)
         self._aborts = AwaitedAborts()
+        #: Requests whose hand-offs can be dropped, as soon as there is a session to say so.
+        self._to_release: list[str] = []
         self._connections: dict[str, DealerConnection] = {}
         self._ticker: asyncio.TimerHandle | None = None
         #: When each connection was last begun, on the loop's clock.
@@ -141,8 +145,10 @@ class StageClient:
             self._send("input", wire.ReturnCredits(epoch=self.info.epoch, session=session, credits=count))
 
     def release_payloads(self, request_id: str) -> None:
-        """Say that nobody will fetch the request's hand-offs. Nothing happens without a session."""
-        self._send("input", wire.ReleasePayloads(epoch=self.info.epoch, request_id=request_id))
+        """Say that nobody will fetch the request's hand-offs, now or once the session is back."""
+        message = wire.ReleasePayloads(epoch=self.info.epoch, request_id=request_id)
+        if not (self.session_up and self._send("input", message)) and len(self._to_release) < _MAX_TO_RELEASE:
+            self._to_release.append(request_id)
 
     def close(self) -> None:
         """Close both sockets at once, without an event. Idempotent."""
@@ -174,6 +180,9 @@ class StageClient:
             self._on_event(FrameDropped(self, "epoch"))
         elif self._session.welcome(name, message):
             self._abort_again()
+            released, self._to_release = self._to_release, []
+            for request_id in released:
+                self.release_payloads(request_id)
             self._on_event(SessionUp(self, message.queue_length, self._session.gated))
             early = self._session.take_early_credits()
             if early:

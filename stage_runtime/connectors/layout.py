@@ -21,6 +21,7 @@ HEADER_BYTES: Final = 128
 FETCHED_AT: Final = 9
 NOT_FETCHED, FETCHED, CONSUMED = 0, 1, 2
 GENERATION_BYTES: Final = 16
+TOKEN_BYTES: Final = 32
 NAME_PREFIX: Final = "omni-"
 
 _HEADER: Final = struct.Struct("<8sBB6xQQQQQ16s16s")

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from stage_runtime.connectors.errors import EdgeFullError
-from stage_runtime.connectors.layout import GENERATION_BYTES, key_digest, payload_path
+from stage_runtime.connectors.layout import GENERATION_BYTES, TOKEN_BYTES, key_digest, payload_path
 from stage_runtime.connectors.segments import Segment, SegmentPool
 from stage_runtime.connectors.serialization import Buffer
 from stage_runtime.connectors.sweep import SWEEP_EVERY_S, sweep
@@ -46,13 +46,14 @@ class Limits:
 
 @dataclass(slots=True)
 class Kept:
-    """One payload. ``generation`` is new for each one and guesses nothing about others."""
+    """One payload. ``generation`` is new for each one; who shows ``token`` may fetch it over the network."""
 
     edge: Edge
     pool: SegmentPool
     segment: Segment
     size_bytes: int
     generation: bytes
+    token: bytes
     put_at_s: float
     #: Whether a reader that will consume it is fetching it now.
     claimed: bool = False
@@ -96,14 +97,15 @@ class Store:
         except EdgeFullError:
             self.tidy(len(self._kept))
             self._reserve(edge, size_bytes)
-        generation = os.urandom(GENERATION_BYTES)
+        chance = os.urandom(GENERATION_BYTES + TOKEN_BYTES)
+        generation, token = chance[:GENERATION_BYTES], chance[GENERATION_BYTES:]
         digest = key_digest(self._namespace, *edge)
         segment: Segment | None = None
         try:
             pool, segment = self._fill(parts, size_bytes, generation, digest)
             if pool is self._pools[0] and self._directory is not None:
                 segment.publish(payload_path(self._directory, digest))
-            kept = Kept(edge, pool, segment, size_bytes, generation, self._clock())
+            kept = Kept(edge, pool, segment, size_bytes, generation, token, self._clock())
             with self._lock:
                 if self._closed:
                     raise EdgeFullError("the connector is closed")
@@ -124,6 +126,12 @@ class Store:
         with self._lock:
             found = [self._pop(edge) for edge in list(self._kept) if _belongs(edge[2], request_id)]
         self._drop(*found)
+
+    def token_of(self, generation: bytes) -> bytes | None:
+        """What a consumer of that payload must show; None if it is gone."""
+        with self._lock:
+            kept = self._by_generation.get(generation)
+            return None if kept is None else kept.token
 
     def pin(self, generation: bytes, *, claim: bool) -> Kept | None:
         """A payload to be sent from where it lies, until ``unpin``; None if it is gone. A claim keeps others away."""

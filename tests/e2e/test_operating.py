@@ -136,7 +136,14 @@ def test_wrong_uses_are_told_and_change_nothing(operated: Operated) -> None:
     assert code == 2
     assert "no replica 0/9 is registered" in text
     assert "there are: 0/0, 0/1, 0/2" in text
-    for arguments in (["weight", "0/0", "heavy"], ["weight", "0/0"], ["drain", "first"], ["history", "x"]):
+    wrong = (
+        ["weight", "0/0", "heavy"],
+        ["weight", "0/0"],
+        ["drain", "first"],
+        ["history", "x"],
+        ["history", "--limit", "0"],
+    )
+    for arguments in wrong:
         assert operated.omni(*arguments)[0] == 2, arguments
     assert operated.omni("drain", "0/0", "--timeout", "-1")[0] == 2
     assert operated.omni("cordon", "0/9", "--undo")[0] == 0

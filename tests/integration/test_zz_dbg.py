@@ -1,0 +1,202 @@
+"""Who gets nothing from a replica: hubs in another's name, of another namespace, and revoked ones; and what others feel."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from hub.async_omni import AsyncOmni
+from omni_discovery import wire
+from omni_discovery.clients import OmniCoordClientForHub
+from omni_discovery.errors import RequestError
+from omni_discovery.messages import HubRecord
+from omni_discovery.security import KeyPair
+from tests.support.hub_fakes import ONE_STAGE, QUICK, collect, deploy_of, show, text_of, until
+from tests.support.local_replica import LocalReplica
+from tests.support.replica_hub import eventually
+from tests.support.replica_stage import Deployment, echo_stages
+
+A, B = KeyPair.generate(), KeyPair.generate()
+HUBS = {A.public: "a", B.public: "b"}
+#: The promise for a revocation.
+WITHIN_S = 1.0
+
+
+def words(count: int) -> str:
+    return " ".join(["word"] * count)
+
+
+@pytest.fixture
+def replica() -> Iterator[LocalReplica]:
+    with LocalReplica(HUBS, delay_s=0.02) as replica:
+        yield replica
+
+
+@asynccontextmanager
+async def hub(keys: KeyPair, *replicas: LocalReplica) -> AsyncIterator[AsyncOmni]:
+    omni = AsyncOmni(deploy_of(ONE_STAGE), HUBS[keys.public], keys, QUICK)
+    await omni.start()
+    try:
+        show(omni, *(each.info for each in replicas))
+        await until(lambda: omni.stage_status()[0].pickable == len(replicas))
+        yield omni
+    finally:
+        await omni.close()
+
+
+async def ask(omni: AsyncOmni, prompt: str = "hello there") -> str:
+    return text_of(await collect(omni.generate({"prompt": prompt})))
+
+
+@pytest.mark.parametrize("routing_id", ["a", "a/", "a/0123456789abcdef", "a/" + "f" * 200, "/0123456789abcdef", "A/x"])
+def test_a_registered_hub_that_takes_anothers_name_gets_nothing_and_takes_nothing_away(
+    replica: LocalReplica, routing_id: str
+) -> None:
+    """1. a has an answer on its way; b, with its own good key, connects under a's name and asks, greets, and aborts
+    2. b hears nothing, all of it was counted; a's answer comes whole
+    """
+    a = replica.raw_hub("a", A)
+    a.hello()
+    a.submit("r", words(40))
+    a.acknowledged()
+    thief = replica.raw_hub("a", B, routing_id)
+    hello = wire.encode(wire.Hello(hub_id="a", epoch=thief.epoch, session=9))
+    for socket in (thief.input, thief.output):
+        socket.send(hello)
+    thief.send(wire.Abort(epoch=thief.epoch, request_id="r"))
+    thief.submit("mine", "now")
+    assert thief.hears_nothing(0.5)
+    assert eventually(lambda: replica.server.counters["foreign_identity"] >= 4)
+    chunks, done, _ = a.collect("r")
+    assert (len(chunks), done.finish_reason) == (40, "stop")
+    assert replica.engine.begun == ["a/r/0"]
+    a.submit("r2", "still me")
+    a.acknowledged()
+    assert a.collect("r2")[1].finish_reason == "stop"
+    a.close()
+    thief.close()
+
+
+def test_a_hub_can_neither_greet_nor_stop_nor_release_in_anothers_name(replica: LocalReplica) -> None:
+    """Under its own routing id, b says that it is a, and names a's request: nothing of a's changes."""
+    a, b = replica.raw_hub("a", A), replica.raw_hub("b", B)
+    a.hello()
+    b.hello()
+    a.submit("r", words(30))
+    a.acknowledged()
+    b.input.send(wire.encode(wire.Hello(hub_id="a", epoch=b.epoch, session=5)))
+    b.send(wire.Abort(epoch=b.epoch, request_id="r"))
+    assert not b.receive(b.input, wire.Aborted).running
+    b.send(wire.ReleasePayloads(epoch=b.epoch, request_id="r"))
+    chunks, done, _ = a.collect("r")
+    assert (len(chunks), done.finish_reason) == (30, "stop")
+    assert replica.server.counters["foreign_identity"] == 1
+    a.close()
+    b.close()
+
+
+def test_a_hub_of_another_namespace_gets_nothing(endpoint: str, namespace: str, tmp_path: Path) -> None:
+    """1. two namespaces in one etcd, a hub registered in each; both know the replica's addresses and its key
+    2. the one of the replica's namespace is served; the other one hears nothing, under whatever name
+    """
+    keys = KeyPair.generate()
+    record = HubRecord(hub_id="hub-9", curve_public_key=keys.public)
+    with (
+        Deployment(endpoint, namespace, echo_stages({}), tmp_path) as deployment,
+        OmniCoordClientForHub(endpoint, namespace=f"{namespace}-other", ttl_s=5.0, hub=record) as other,
+    ):
+        deployment.start()
+        (replica,) = deployment.wait_up()
+        assert eventually(lambda: "hub-9" in other.view().hubs)
+        for name in ("hub-9", "hub-1"):
+            stranger = deployment.hub(replica, keys, name)
+            stranger.input.send(wire.encode(wire.Hello(hub_id=name, epoch=replica.epoch)))
+            stranger.output.send(wire.encode(wire.Hello(hub_id=name, epoch=replica.epoch)))
+            stranger.submit("r", "let me in")
+            assert stranger.hears_nothing(1.0)
+        own = deployment.session(replica)
+        own.submit("r", "hello")
+        assert isinstance(own.acknowledged(), wire.Accepted)
+        assert own.collect("r")[1].finish_reason == "stop"
+
+
+def test_a_revoked_hub_is_deaf_and_dumb_within_a_second_and_its_slots_are_others(replica: LocalReplica) -> None:
+    """1. a and b have requests at work; b is revoked: its work ends, nothing more comes to it, nothing it says counts
+    2. a's answer comes whole; 3. b is allowed again: it greets, and is served, on the same connection
+    """
+    a, b = replica.raw_hub("a", A), replica.raw_hub("b", B)
+    a.hello()
+    b.hello()
+    a.submit("r", words(80))
+    for number in range(8):
+        b.submit(f"r{number}", words(1000))
+        b.acknowledged()
+    a.acknowledged()
+    replica.server.set_revoked_hubs(frozenset({"b"}))
+    asked_s = time.monotonic()
+    assert eventually(lambda: replica.server.queue_length == 1, WITHIN_S)
+    assert eventually(lambda: len(replica.engine._speeches) == 1, WITHIN_S)
+    assert time.monotonic() - asked_s < WITHIN_S
+    time.sleep(0.2)
+    while b.output.poll(0) or b.input.poll(0):
+        (b.output if b.output.poll(0) else b.input).recv_multipart()
+    b.submit("more", "hello?")
+    b.send(wire.Abort(epoch=b.epoch, request_id="r0"))
+    b.input.send(wire.encode(wire.Hello(hub_id="b", epoch=b.epoch, session=2)))
+    b.output.send(wire.encode(wire.Hello(hub_id="b", epoch=b.epoch, session=2)))
+    assert b.hears_nothing(0.5)
+    assert replica.server.counters["revoked"] >= 4
+    chunks, done, _ = a.collect("r")
+    assert (len(chunks), done.finish_reason) == (80, "stop")
+    replica.server.set_revoked_hubs(frozenset())
+    assert eventually(lambda: replica.server._revoked == frozenset())
+    b.hello()
+    b.submit("again", "here again")
+    assert isinstance(b.acknowledged(), wire.Accepted)
+    assert b.collect("again")[1].finish_reason == "stop"
+    assert "b/more/0" not in replica.engine.begun
+    a.close()
+    b.close()
+
+
+async def test_a_hub_that_is_revoked_ends_its_requests_and_serves_again_once_it_is_allowed(
+    replica: LocalReplica, caplog: pytest.LogCaptureFixture
+) -> None:
+    """1. a hub with a request at work is revoked: that request and new ones end by a typed error, none hangs
+    2. the other hub is served all the time; 3. it is allowed again: it serves, without a restart of anything
+    """
+    with caplog.at_level(logging.ERROR):
+        async with hub(A, replica) as a, hub(B, replica) as b:
+            assert await ask(b) == "hello there"
+            long = asyncio.create_task(ask(b, words(500)))
+            await until(lambda: replica.server.queue_length == 1)
+            replica.server.set_revoked_hubs(frozenset({"b"}))
+            await until(lambda: replica.server.queue_length == 0, WITHIN_S)
+            for _ in range(3):
+                assert await ask(a) == "hello there"
+                with pytest.raises(RequestError):
+                    async with asyncio.timeout(12.0):
+                        await ask(b)
+            replica.server.set_revoked_hubs(frozenset())
+            async with asyncio.timeout(40.0):
+                while await _fails(b):
+                    await asyncio.sleep(0.1)
+            long.cancel()
+            await asyncio.gather(long, return_exceptions=True)
+            for _ in range(10):
+                assert await ask(b) == "hello there"
+                assert await ask(a) == "hello there"
+    assert caplog.records == []
+
+
+async def _fails(omni: AsyncOmni) -> bool:
+    try:
+        return await ask(omni) != "hello there"
+    except RequestError:
+        return True
