@@ -90,6 +90,8 @@ class AsyncOmni:
         self._view_before_start: tuple[View, Delta] | None = None
         #: Since when the view is not proved fresh, wall clock; None while it is.
         self._stale_since_s: float | None = None
+        #: Whether an operator has revoked this hub: no replica listens to it.
+        self.is_revoked = False
         self.hub_metrics.view_stale.set_function(lambda: self.view_stale_s or 0.0)
 
     @property
@@ -135,6 +137,12 @@ class AsyncOmni:
     def apply_view(self, view: View, delta: Delta) -> None:
         """Follow the registry. May be called from any thread, also before ``start`` and after ``close``."""
         self._stale_since_s = view.stale_since_s
+        is_revoked = self.hub_id in view.revoked
+        if is_revoked and not self.is_revoked:
+            logger.error(
+                "hub.revoked hub=%s: replicas drop all it says; `omni hub allow` lets it in again", self.hub_id
+            )
+        self.is_revoked = is_revoked
         with self._lock:
             if self._loop is None:
                 self._view_before_start = (view, delta)

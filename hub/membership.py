@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from omni_discovery.disappearance import Disappearance
 from omni_discovery.errors import ConfigError
 from omni_discovery.messages import ReplicaInfo, ReplicaStatus
+from omni_discovery.table import live_hubs
 
 if TYPE_CHECKING:
     from hub.stage_client import StageClient
@@ -61,7 +62,7 @@ class Membership:
         if (view.history, view.cluster_id) == (history, cluster_id) and view.revision < revision:
             return
         self._version = (view.history, view.cluster_id, view.revision)
-        self.live_hubs = max(1, len(view.hubs))
+        self.live_hubs = live_hubs(view)
         for pool in self._pools.values():
             pool.set_live_hubs(self.live_hubs)
         before, self._listed = self._listed, {key: info for key, info in view.replicas.items() if self._is_ours(info)}

@@ -54,7 +54,15 @@ class StageClient:
         on_event: Callable[[ClientEvent], None],
     ) -> None:
         if key_pair is not None and not info.curve_public_key:
-            raise ConfigError("its record holds no CURVE public key, and this hub speaks only encrypted")
+            raise ConfigError(
+                "its record holds no CURVE public key, and this hub speaks only encrypted: give all of a namespace the "
+                "same --zmq-security"
+            )
+        if key_pair is None and info.curve_public_key:
+            raise ConfigError(
+                "its record holds a CURVE public key, and this hub was started with --zmq-security none: give all of a "
+                "namespace the same"
+            )
         self.info = info
         self._session = Session(("input", "output"), info.epoch)
         self._closed = False

@@ -53,13 +53,15 @@ def _ready(omni: AsyncOmni) -> Response:
     stages = omni.stage_status()
     empty = [stage.stage_id for stage in stages if not stage.pickable]
     body: dict[str, Any] = {
-        "ready": omni.is_running and not empty,
+        "ready": omni.is_running and not empty and not omni.is_revoked,
         "stages": {
             str(stage.stage_id): {"registered": stage.registered, "pickable": stage.pickable} for stage in stages
         },
     }
     if empty:
         body["reason"] = f"no replica of stage {', '.join(map(str, empty))} can take work"
+    if omni.is_revoked:
+        body["reason"] = f"this hub is revoked, no replica listens to it: omni hub allow {omni.hub_id}"
     if not omni.is_running:
         body["reason"] = "this hub takes no requests any more: its log says why"
     stale_s = omni.view_stale_s

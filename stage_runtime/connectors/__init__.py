@@ -1,15 +1,29 @@
 """Connectors: tensors from stage to stage, never through the hub."""
 
+from stage_runtime.connectors.auto import AutoConnector
 from stage_runtime.connectors.base import OmniConnectorBase
 from stage_runtime.connectors.config import ConnectorSpec, OmniTransferConfig, load_omni_transfer_config
+from stage_runtime.connectors.errors import (
+    EdgeFullError,
+    TransferCancelledError,
+    TransferError,
+    TransferTimeoutError,
+)
 from stage_runtime.connectors.factory import OmniConnectorFactory
 from stage_runtime.connectors.shm import SharedMemoryConnector
+from stage_runtime.connectors.tcp import TcpConnector
 
 __all__ = [
+    "AutoConnector",
     "ConnectorSpec",
+    "EdgeFullError",
     "OmniConnectorBase",
     "OmniConnectorFactory",
     "OmniTransferConfig",
     "SharedMemoryConnector",
+    "TcpConnector",
+    "TransferCancelledError",
+    "TransferError",
+    "TransferTimeoutError",
     "load_omni_transfer_config",
 ]

@@ -19,11 +19,15 @@ from stage_runtime.connectors.segments import KEPT_FROM_BYTES, size_class
 class Buffer(np.ndarray[Any, np.dtype[np.uint8]]):
     """Bytes of a block of a pool. Tensors made of it keep it alive; with the last of them the block goes back."""
 
-    _give_back: weakref.finalize[Any, Any]
+    give_back: weakref.finalize[Any, Any]
+
+    def payload(self) -> memoryview:
+        """All of them."""
+        return self.data
 
     def let_go(self) -> None:
         """Let the block be used again now. What still lies in it may change from here on. Idempotent."""
-        self._give_back()
+        self.give_back()
 
 
 class ReceivePool:
@@ -49,8 +53,8 @@ class ReceivePool:
         if block is None:
             block = mmap.mmap(-1, capacity)
         buffer = np.frombuffer(block, np.uint8, size_bytes).view(Buffer)
-        buffer._give_back = weakref.finalize(buffer, self._returned.append, block)
-        buffer._give_back.atexit = False
+        buffer.give_back = weakref.finalize(buffer, self._returned.append, block)
+        buffer.give_back.atexit = False
         return buffer
 
     def close(self) -> None:

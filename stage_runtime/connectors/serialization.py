@@ -26,6 +26,8 @@ _MAX_DIMS: Final = 32
 _TENSOR, _ARRAY, _IMAGE = 1, 2, 3
 #: Numbers, times and text of a fixed length; no objects and no records.
 _ARRAY_DTYPE: Final = re.compile(r"[<>|][biufcSUmM][0-9]{1,6}(\[[0-9]*[a-zA-Z]+\])?")
+#: Of torch's: what is plain numbers. Quantized tensors hold more than their bytes.
+_TENSOR_DTYPE: Final = re.compile(r"bool|u?int[0-9]+|bfloat16|float[0-9]+[a-z0-9_]*|complex[0-9]+")
 
 Buffer = bytes | bytearray | memoryview
 
@@ -96,7 +98,7 @@ def deserialize(data: Buffer) -> Any:
         return msgspec.msgpack.decode(head.body, ext_hook=build)
     except SerializationError:
         raise
-    except (msgspec.DecodeError, ValueError, TypeError, KeyError, RecursionError, OverflowError) as error:
+    except (msgspec.DecodeError, ValueError, TypeError, KeyError, RuntimeError, OverflowError, MemoryError) as error:
         raise SerializationError(f"not a hand-off: {error}") from error
 
 
@@ -120,6 +122,8 @@ def _take_apart(value: Any) -> tuple[int, str, tuple[int, ...], memoryview]:
             raise SerializationError(f"tensors of layout {value.layout} can't be handed over")
         flat = value.detach().to("cpu").contiguous().reshape(-1).resolve_conj().resolve_neg()
         dtype = str(value.dtype).removeprefix("torch.")
+        if not _TENSOR_DTYPE.fullmatch(dtype):
+            raise SerializationError(f"tensors of {dtype} can't be handed over")
         return _TENSOR, dtype, tuple(value.shape), memoryview(flat.view(torch.uint8).numpy())
     if isinstance(value, np.ndarray):
         if not _ARRAY_DTYPE.fullmatch(value.dtype.str):
@@ -127,8 +131,32 @@ def _take_apart(value: Any) -> tuple[int, str, tuple[int, ...], memoryview]:
         raw = np.ascontiguousarray(value).reshape(-1).view(np.uint8) if value.size else np.empty(0, np.uint8)
         return _ARRAY, value.dtype.str, value.shape, raw.data
     if "PIL.Image" in sys.modules and isinstance(value, sys.modules["PIL.Image"].Image):
-        return _IMAGE, value.mode, value.size, memoryview(value.tobytes())
+        return _take_image_apart(value)
     raise SerializationError(f"a {type(value).__name__} can't be handed over")
+
+
+def _take_image_apart(image: Any) -> tuple[int, str, tuple[int, ...], memoryview]:
+    pixels = image.tobytes() if image.width and image.height else b""
+    if image.mode not in ("P", "PA"):
+        return _IMAGE, image.mode, image.size, memoryview(pixels)
+    # The colours that the pixels are numbers of lie behind them; their kind stands behind the mode.
+    colours = image.palette.tobytes()
+    return _IMAGE, f"{image.mode}/{image.palette.mode}", image.size, memoryview(pixels + colours)
+
+
+def _image(place: _Place, raw: memoryview, count: int) -> Any:
+    from PIL import Image
+
+    mode, _, colours = place.dtype.partition("/")
+    if count > 8 * len(raw):
+        raise SerializationError(f"{len(raw)} bytes are no image of {place.shape}")
+    if not colours:
+        size = _pair(place.shape)
+        return Image.frombytes(mode, size, bytes(raw)) if count else Image.new(mode, size)
+    end = count * len(mode)
+    image = Image.frombytes(mode, _pair(place.shape), bytes(raw[:end])) if count else Image.new(mode, (0, 0))
+    image.putpalette(bytes(raw[end:]), colours)
+    return image
 
 
 def _put_together(code: int, place: _Place, raw: memoryview) -> Any:
@@ -143,11 +171,7 @@ def _put_together(code: int, place: _Place, raw: memoryview) -> Any:
             raise SerializationError(f"{len(raw)} bytes are no array of {place.dtype} and shape {place.shape}")
         return np.frombuffer(raw, dtype=dtype).reshape(place.shape) if count else np.empty(place.shape, dtype)
     if code == _IMAGE:
-        from PIL import Image
-
-        if count > 8 * len(raw):
-            raise SerializationError(f"{len(raw)} bytes are no image of {place.shape}")
-        return Image.frombytes(place.dtype, _pair(place.shape), bytes(raw))
+        return _image(place, raw, count)
     raise SerializationError(f"extension {code} is not known")
 
 
@@ -156,7 +180,7 @@ def _tensor(place: _Place, raw: memoryview, count: int) -> Any:
         import torch
     except ImportError as error:
         raise SerializationError("the hand-off holds a torch tensor and torch is not installed here") from error
-    dtype = getattr(torch, place.dtype, None)
+    dtype = getattr(torch, place.dtype, None) if _TENSOR_DTYPE.fullmatch(place.dtype) else None
     if not isinstance(dtype, torch.dtype) or count * dtype.itemsize != len(raw):
         raise SerializationError(f"{len(raw)} bytes are no tensor of {place.dtype} and shape {place.shape}")
     if not count:

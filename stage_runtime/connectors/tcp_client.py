@@ -7,7 +7,7 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -29,122 +29,128 @@ class Source:
     size_bytes: int
 
 
-class Cancellation:
-    """Lets other threads end fetches that are under way, by key. Used by any thread."""
+class Fetch:
+    """One fetch under way; other threads may cancel it."""
+
+    def __init__(self, key: str) -> None:
+        self.key = key
+        self._lock = threading.Lock()
+        self._socket: socket.socket | None = None
+        self._cancelled = False
+
+    def use(self, connection: socket.socket | None) -> None:
+        """Go on with that connection. Raise TransferCancelledError if it was cancelled."""
+        with self._lock:
+            self._socket = connection
+        self.check()
+
+    def check(self) -> None:
+        """Raise TransferCancelledError if it was cancelled."""
+        if self._cancelled:
+            raise TransferCancelledError("the fetch was cancelled")
+
+    def cancel(self) -> None:
+        """Have it end soon."""
+        with self._lock:
+            self._cancelled = True
+            if self._socket is not None:
+                # Below TLS: its own shutdown must not be called while another thread reads.
+                with contextlib.suppress(OSError):
+                    socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
+
+
+class Fetches:
+    """All fetches under way. Used by any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._sockets: dict[socket.socket, str] = {}
-        self._cancelled: set[socket.socket] = set()
+        self._fetches: set[Fetch] = set()
         self._closed = False
 
-    def add(self, key: str, sock: socket.socket) -> None:
-        """A fetch begins. Raise TransferCancelledError once all were cancelled for good."""
+    @contextlib.contextmanager
+    def under_way(self, key: str) -> Iterator[Fetch]:
+        """A fetch from its begin to its end. Raise TransferCancelledError after ``close``."""
+        fetching = Fetch(key)
         with self._lock:
             if self._closed:
                 raise TransferCancelledError("the connector is closed")
-            self._sockets[sock] = key
-
-    def remove(self, sock: socket.socket) -> bool:
-        """A fetch ends; say whether it was cancelled."""
-        with self._lock:
-            self._sockets.pop(sock, None)
-            cancelled = sock in self._cancelled
-            self._cancelled.discard(sock)
-            return cancelled
+            self._fetches.add(fetching)
+        try:
+            yield fetching
+        finally:
+            with self._lock:
+                self._fetches.discard(fetching)
 
     def cancel(self, key: str) -> None:
         """End the fetches of a key."""
-        self._cut(lambda found: found == key)
+        with self._lock:
+            found = [fetching for fetching in self._fetches if fetching.key == key]
+        for fetching in found:
+            fetching.cancel()
 
     def close(self) -> None:
         """End all, and any that begins later. Idempotent."""
         with self._lock:
             self._closed = True
-        self._cut(lambda _: True)
-
-    def _cut(self, wanted: Callable[[str], bool]) -> None:
-        with self._lock:
-            for sock, key in self._sockets.items():
-                if wanted(key):
-                    self._cancelled.add(sock)
-                    # A socket that is not connected yet is looked at again when it is.
-                    with contextlib.suppress(OSError):
-                        sock.shutdown(socket.SHUT_RDWR)
-
-    def check(self, sock: socket.socket) -> None:
-        """Raise TransferCancelledError if it was cancelled."""
-        with self._lock:
-            if sock in self._cancelled:
-                raise TransferCancelledError("the fetch was cancelled")
+            found = list(self._fetches)
+        for fetching in found:
+            fetching.cancel()
 
 
 def fetch(
     source: Source,
-    key: str,
+    fetching: Fetch,
     deadline_s: float,
     *,
     consume: bool,
     tls: ssl.SSLContext | None,
     memory: Callable[[int], Buffer],
-    cancellation: Cancellation,
 ) -> Buffer | None:
     """The hand-off's bytes; None if its producer has it no more. ``deadline_s`` is on the monotonic clock.
 
     Raise TransferTimeoutError, TransferCancelledError or TransferError.
     """
-    raw = None
-    cancelled = False
     try:
-        raw = _open(source, deadline_s, key, cancellation)
-        cancellation.check(raw)
-        with _secured(raw, source, tls, deadline_s) as connection:
-            return _receive(connection, source, deadline_s, consume=consume, memory=memory)
+        with _connect(source, fetching, deadline_s) as plain:
+            if tls is None:
+                return _receive(plain, source, deadline_s, consume=consume, memory=memory)
+            plain.settimeout(_left_s(deadline_s))
+            with tls.wrap_socket(plain, do_handshake_on_connect=False) as secured:
+                fetching.use(secured)
+                secured.do_handshake()
+                return _receive(secured, source, deadline_s, consume=consume, memory=memory)
+    except TransferError:
+        fetching.check()
+        raise
     except OSError as error:
-        cancelled = raw is not None and cancellation.remove(raw)
-        raise _typed(error, source, cancelled=cancelled) from error
+        fetching.check()
+        where = f"{source.host} port {source.port}"
+        if isinstance(error, TimeoutError):
+            raise TransferTimeoutError(f"{where}: the hand-off did not come in time") from error
+        raise TransferError(f"{where}: {error}") from error
     finally:
-        if raw is not None:
-            cancellation.remove(raw)
-            raw.close()
+        with contextlib.suppress(TransferCancelledError):
+            fetching.use(None)
 
 
-def _typed(error: OSError, source: Source, *, cancelled: bool) -> TransferError:
-    if cancelled:
-        return TransferCancelledError("the fetch was cancelled")
-    if isinstance(error, TransferError):
-        return error
-    where = f"{source.host} port {source.port}"
-    if isinstance(error, TimeoutError):
-        return TransferTimeoutError(f"{where}: the hand-off did not come in time")
-    return TransferError(f"{where}: {error}")
-
-
-def _open(source: Source, deadline_s: float, key: str, cancellation: Cancellation) -> socket.socket:
+def _connect(source: Source, fetching: Fetch, deadline_s: float) -> socket.socket:
     failure: OSError = TransferError(f"{source.host} is no address")
     for family, kind, protocol, _, address in socket.getaddrinfo(source.host, source.port, type=socket.SOCK_STREAM):
         connection = socket.socket(family, kind, protocol)
         try:
-            cancellation.add(key, connection)
+            fetching.use(connection)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             connection.settimeout(min(_CONNECT_TIMEOUT_S, _left_s(deadline_s)))
             connection.connect(address)
+            fetching.check()
         except OSError as error:
-            cancelled = cancellation.remove(connection)
             connection.close()
-            if cancelled or isinstance(error, TransferError):
+            if isinstance(error, TransferError):
                 raise
             failure = error
         else:
             return connection
     raise failure
-
-
-def _secured(raw: socket.socket, source: Source, tls: ssl.SSLContext | None, deadline_s: float) -> socket.socket:
-    if tls is None:
-        return raw.dup() if False else raw
-    raw.settimeout(_left_s(deadline_s))
-    return tls.wrap_socket(raw, server_hostname=source.host)
 
 
 def _receive(

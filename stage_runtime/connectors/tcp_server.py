@@ -174,11 +174,11 @@ class PayloadServer:
         generation, token, consume = parsed
         # Compared before anything else, and also where there is nothing: an answer tells nobody which it was.
         right = self._store.token_of(generation)
-        if not hmac.compare_digest(token, right or self._unknown_token):
-            if right is not None:
-                logger.warning("transfer.refused reason=wrong-token")
-                self._close(connection, "refused_token")
-                return
+        same = hmac.compare_digest(token, right or self._unknown_token)
+        if right is not None and not same:
+            logger.warning("transfer.refused reason=wrong-token")
+            self._close(connection, "refused_token")
+            return
         connection.consume = consume
         connection.kept = self._store.pin(generation, claim=consume) if right is not None else None
         self._begin(connection)
@@ -187,7 +187,6 @@ class PayloadServer:
         now_s = time.monotonic()
         kept = connection.kept
         if kept is None:
-            self.counts["gone"] += 1
             connection.left = [memoryview(pack_answer(Status.GONE, 0))]
             connection.end_s = now_s + self._limits.request_timeout_s
         else:
@@ -217,7 +216,7 @@ class PayloadServer:
             else:
                 if connection.kept is not None:
                     connection.kept.segment.note_fetched()
-                self._close(connection, "sent" if connection.kept is not None else "closed")
+                self._close(connection, "sent" if connection.kept is not None else "gone")
 
     def _wait_for(self, connection: _Connection, events: int) -> None:
         if self._selector.get_key(connection.socket).events != events:

@@ -21,7 +21,7 @@ class Tls:
     client: ssl.SSLContext
 
 
-def load_tls(settings: Mapping[str, Any] | None) -> Tls | None:
+def load_tls(settings: Any) -> Tls | None:
     """Contexts from the paths ``cert``, ``key`` and ``ca``; None without settings. Raise ConfigError."""
     if not settings:
         return None

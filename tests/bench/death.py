@@ -2,7 +2,8 @@
 
 A hub (AsyncOmni, encryption on, no registry, so nothing but the data plane tells) keeps several requests going over
 replicas in processes of their own. One of these gets SIGKILL, or SIGSTOP and later SIGCONT. ``last_pick`` is from the
-signal to the last pick of that replica, 0 if there was none. ``longest`` is the slowest of the requests that were under
+signal to the last pick of that replica, 0 if there was none; ``closed`` to the moment at which a bare TCP connection to
+it saw its end, which nobody can know before. ``longest`` is the slowest of the requests that were under
 way or came in then, ``longest_new`` of those alone that came in after the signal, and all their errors are counted. A
 process that holds a gigabyte dies slowly: the kernel frees its memory before it closes its sockets.
 """
@@ -15,6 +16,8 @@ import contextlib
 import logging
 import random
 import signal
+import socket
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -65,6 +68,26 @@ class Watch:
 
         with patch.object(PoolCore, "pick", picked), patch.object(PoolCore, "session_down", went_down):
             yield
+
+
+class Witness:
+    """A bare TCP connection to the same replica, in a thread: when the kernel has closed the other end."""
+
+    def __init__(self, addr: str) -> None:
+        host, _, port = addr.removeprefix("tcp://").rpartition(":")
+        self._socket = socket.create_connection((host, int(port)), timeout=5.0)
+        self._socket.settimeout(None)
+        #: Not a number before that.
+        self.closed_s = float("nan")
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._thread.start()
+
+    def _read(self) -> None:
+        with contextlib.suppress(OSError):
+            while self._socket.recv(4096):
+                pass
+        self.closed_s = now_s()
+        self._socket.close()
 
 
 class Traffic:
@@ -150,10 +173,13 @@ async def kills(count: int, replicas: int, held_bytes: int) -> list[report.Row]:
             # Not in step with the requests.
             await asyncio.sleep(_SETTLE_S * (1 + random.random()))
             victim = random.choice(stage.replicas)
+            witness = Witness(victim.info.input_addr)
+            await asyncio.sleep(_SETTLE_S)
             addr, at_s = victim.info.input_addr, now_s()
             victim.signal(signal.SIGKILL)
             await asyncio.sleep(_KILL_WINDOW_S + held_bytes / 2e9)
-            rows.append(_row(watch, addr, at_s, await traffic.all_since(at_s)))
+            row = _row(watch, addr, at_s, await traffic.all_since(at_s))
+            rows.append({"closed": witness.closed_s - at_s, **row})
             await stage.replace(victim)
         traffic.stop()
         await stage.close()
@@ -199,7 +225,7 @@ def _row(watch: Watch, addr: str, at_s: float, done: list[tuple[float, float, st
 
 def _summary(what: str, replicas: int, rows: list[report.Row]) -> report.Row:
     line: report.Row = {"event": what, "replicas": replicas, "times": len(rows)}
-    for name in ("last_pick", "session_down", "longest", "longest_new", "picked_again"):
+    for name in ("closed", "last_pick", "session_down", "longest", "longest_new", "picked_again"):
         if name in rows[0]:
             values_s = [row[name] for row in rows]
             line[f"{name}_p50_/_p99_ms"] = " / ".join(

@@ -36,6 +36,7 @@ def test_a_pipeline_without_encryption_serves_warns_and_is_noted_by_doctor(tmp_p
             "it to name the hub", lambda: "it speaks with --zmq-security none, this replica with curve" in more.text
         )
         wait_for("it to be up", lambda: "replica.ready" in more.text)
+        wait_for("the hub to name it", lambda: "this hub was started with --zmq-security none" in hub.text)
         doctor = Child(["doctor", "--json", *where], tmp_path, "doctor")
         assert doctor.process.wait(30) == 1, doctor.text
         findings = [json.loads(line) for line in doctor.text.splitlines()]

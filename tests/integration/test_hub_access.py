@@ -1,23 +1,17 @@
-"""Who gets nothing from a replica: hubs in another's name, of another namespace, and revoked ones; and what others feel."""
+"""Who gets nothing from a replica: hubs in another's name, of another namespace, revoked ones; and what others feel."""
 
 from __future__ import annotations
 
-import asyncio
-import logging
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from hub.async_omni import AsyncOmni
 from omni_discovery import wire
 from omni_discovery.clients import OmniCoordClientForHub
-from omni_discovery.errors import RequestError
 from omni_discovery.messages import HubRecord
 from omni_discovery.security import KeyPair
-from tests.support.hub_fakes import ONE_STAGE, QUICK, collect, deploy_of, show, text_of, until
 from tests.support.local_replica import LocalReplica
 from tests.support.replica_hub import eventually
 from tests.support.replica_stage import Deployment, echo_stages
@@ -36,22 +30,6 @@ def words(count: int) -> str:
 def replica() -> Iterator[LocalReplica]:
     with LocalReplica(HUBS, delay_s=0.02) as replica:
         yield replica
-
-
-@asynccontextmanager
-async def hub(keys: KeyPair, *replicas: LocalReplica) -> AsyncIterator[AsyncOmni]:
-    omni = AsyncOmni(deploy_of(ONE_STAGE), HUBS[keys.public], keys, QUICK)
-    await omni.start()
-    try:
-        show(omni, *(each.info for each in replicas))
-        await until(lambda: omni.stage_status()[0].pickable == len(replicas))
-        yield omni
-    finally:
-        await omni.close()
-
-
-async def ask(omni: AsyncOmni, prompt: str = "hello there") -> str:
-    return text_of(await collect(omni.generate({"prompt": prompt})))
 
 
 @pytest.mark.parametrize("routing_id", ["a", "a/", "a/0123456789abcdef", "a/" + "f" * 200, "/0123456789abcdef", "A/x"])
@@ -163,40 +141,3 @@ def test_a_revoked_hub_is_deaf_and_dumb_within_a_second_and_its_slots_are_others
     assert "b/more/0" not in replica.engine.begun
     a.close()
     b.close()
-
-
-async def test_a_hub_that_is_revoked_ends_its_requests_and_serves_again_once_it_is_allowed(
-    replica: LocalReplica, caplog: pytest.LogCaptureFixture
-) -> None:
-    """1. a hub with a request at work is revoked: that request and new ones end by a typed error, none hangs
-    2. the other hub is served all the time; 3. it is allowed again: it serves, without a restart of anything
-    """
-    with caplog.at_level(logging.ERROR):
-        async with hub(A, replica) as a, hub(B, replica) as b:
-            assert await ask(b) == "hello there"
-            long = asyncio.create_task(ask(b, words(500)))
-            await until(lambda: replica.server.queue_length == 1)
-            replica.server.set_revoked_hubs(frozenset({"b"}))
-            await until(lambda: replica.server.queue_length == 0, WITHIN_S)
-            for _ in range(3):
-                assert await ask(a) == "hello there"
-                with pytest.raises(RequestError):
-                    async with asyncio.timeout(6.0):
-                        await ask(b)
-            replica.server.set_revoked_hubs(frozenset())
-            async with asyncio.timeout(8.0):
-                while await _fails(b):
-                    await asyncio.sleep(0.1)
-            long.cancel()
-            await asyncio.gather(long, return_exceptions=True)
-            for _ in range(10):
-                assert await ask(b) == "hello there"
-                assert await ask(a) == "hello there"
-    assert caplog.records == []
-
-
-async def _fails(omni: AsyncOmni) -> bool:
-    try:
-        return await ask(omni) != "hello there"
-    except RequestError:
-        return True

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -14,10 +16,22 @@ from PIL import Image
 from stage_runtime.connectors.serialization import deserialize, serialize
 from stage_runtime.errors import SerializationError
 
-DTYPES = [
-    torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.bfloat16,
-    torch.float32, torch.float64, torch.complex64, torch.float8_e4m3fn,
-]  # fmt: skip
+#: Every type of plain numbers that this torch has.
+DTYPES = sorted(
+    {
+        dtype
+        for dtype in vars(torch).values()
+        if isinstance(dtype, torch.dtype) and not str(dtype).startswith(("torch.q", "torch.bits"))
+    },
+    key=str,
+)
+
+
+def any_tensor(dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+    """A tensor of any bits at all; for bool of those that mean something."""
+    count = math.prod(shape) * dtype.itemsize
+    raw = torch.randint(0, 2 if dtype is torch.bool else 256, (count,), dtype=torch.uint8)
+    return raw.view(dtype).reshape(shape)
 
 
 def there_and_back(value: Any) -> Any:
@@ -32,8 +46,9 @@ def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 0, 4), (2, 3, 5)], ids=str)
+@pytest.mark.filterwarnings("ignore:ComplexHalf")
 def test_a_tensor_comes_back_bit_by_bit(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
-    tensor = (torch.rand(shape) * 100).to(dtype)
+    tensor = any_tensor(dtype, shape)
     assert same_bits(there_and_back({"x": tensor})["x"], tensor)
 
 
@@ -73,6 +88,17 @@ def test_structure_bytes_numbers_and_pictures_come_back() -> None:
     assert there_and_back((1, 2)) == [1, 2]
 
 
+@pytest.mark.parametrize("mode", ["1", "L", "P", "RGB", "RGBA", "CMYK", "YCbCr", "HSV", "I", "F", "LA", "I;16"])
+@pytest.mark.parametrize("size", [(0, 0), (1, 1), (13, 7)], ids=str)
+def test_a_picture_of_any_mode_comes_back_pixel_by_pixel(mode: str, size: tuple[int, int]) -> None:
+    picture = Image.new(mode, size)
+    if mode == "P":
+        picture = Image.effect_noise((max(size[0], 1), max(size[1], 1)), 90).convert("RGB").convert("P", colors=9)
+    back = there_and_back(picture)
+    assert (back.mode, back.size, back.tobytes()) == (picture.mode, picture.size, picture.tobytes())
+    assert back.getpalette() == picture.getpalette()
+
+
 def test_what_was_read_may_be_written_to() -> None:
     back = there_and_back(torch.zeros(4))
     back += 1
@@ -80,7 +106,16 @@ def test_what_was_read_may_be_written_to() -> None:
 
 
 @pytest.mark.parametrize(
-    "value", [object(), {"f": print}, 2**70, np.array([object()]), {"t": torch.zeros(2).to_sparse()}]
+    "value",
+    [
+        object(),
+        {"f": print},
+        2**70,
+        np.array([object()]),
+        np.zeros(2, dtype=[("a", "i4")]),
+        {"t": torch.zeros(2).to_sparse()},
+        torch.zeros(4).view(torch.bits8),
+    ],
 )
 def test_what_can_not_be_sent_is_refused(value: Any) -> None:
     with pytest.raises(SerializationError):
@@ -105,6 +140,54 @@ def test_damaged_bytes_are_read_or_refused_and_nothing_else(flips: list[tuple[in
         deserialize(bytes(damaged[:keep]))
     except SerializationError:
         return
+
+
+PLACES = st.tuples(
+    st.sampled_from(
+        ["float32", "bool", "qint8", "bits8", "Tensor", "save", "<f4", "|O8", "<U9", "<M8[x]", "RGB", "P/RGB", ""]
+    )
+    | st.text(max_size=8),
+    st.lists(st.integers(-(2**63), 2**64 - 1) | st.sampled_from([0, 1, 2, 3, 2**31, 2**62]), max_size=40),
+    st.integers(-5, 5),
+)
+
+
+@settings(max_examples=500)
+@given(
+    st.integers(-128, 127) | st.sampled_from([1, 2, 3]),
+    PLACES,
+    st.lists(st.integers(-(2**40), 2**64 - 1) | st.integers(0, 64), max_size=4),
+    st.integers(0, 300),
+)
+def test_whatever_a_hand_off_claims_to_hold_is_read_or_refused(
+    code: int, place: tuple[Any, ...], lengths: list[int], behind: int
+) -> None:
+    """The structure is right, so that what is claimed of the tensors gets as far as it can."""
+    ext = msgspec.msgpack.Ext(code, msgspec.msgpack.encode(list(place)))
+    head = msgspec.msgpack.encode([lengths, {"x": ext}])
+    try:
+        deserialize(b"OMNIPAY1" + len(head).to_bytes(8, "little") + head + bytes(behind))
+    except SerializationError:
+        return
+
+
+@settings(max_examples=300)
+@given(st.binary(max_size=200))
+def test_any_bytes_behind_our_first_ones_are_read_or_refused(data: bytes) -> None:
+    for start in (b"", b"OMNIPAY1", b"OMNIPAY1" + len(data).to_bytes(8, "little")):
+        try:
+            deserialize(start + data)
+        except SerializationError:
+            continue
+
+
+def test_what_claims_to_be_huge_or_endlessly_deep_is_refused() -> None:
+    deep = b"\x91" * 100_000
+    for head in (deep, msgspec.msgpack.encode([[2**63], None]), msgspec.msgpack.encode([[0], deep])):
+        with pytest.raises(SerializationError):
+            deserialize(b"OMNIPAY1" + len(head).to_bytes(8, "little") + head[:-1])
+    with pytest.raises(SerializationError):
+        deserialize(b"OMNIPAY1" + (2**64 - 1).to_bytes(8, "little"))
 
 
 @pytest.mark.parametrize("data", [b"", b"\x80\x04K\x01.", b"OMNIPAY1", b"OMNIPAY1" + bytes(8), b"x" * 100])

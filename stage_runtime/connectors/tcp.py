@@ -1,0 +1,163 @@
+"""Plain sockets between the stages of different hosts, with nothing to install."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import replace
+from typing import Any, Final
+
+from stage_runtime.connectors.errors import TransferCancelledError, TransferError
+from stage_runtime.connectors.lent import Loan
+from stage_runtime.connectors.receive import Buffer, ReceivePool
+from stage_runtime.connectors.settings import COMMON, limits_of, number
+from stage_runtime.connectors.store import Kept, Store
+from stage_runtime.connectors.storing import StoringConnector
+from stage_runtime.connectors.tcp_client import Fetches, Source, fetch
+from stage_runtime.connectors.tcp_server import PayloadServer, ServerLimits
+from stage_runtime.connectors.tls import load_tls
+
+TCP_SETTINGS: Final = frozenset(
+    {
+        "advertise_host",
+        "bind_host",
+        "max_connections",
+        "request_timeout_s",
+        "stall_timeout_s",
+        "timeout_s",
+        "tls",
+    }
+)
+_TIMEOUT_S: Final = 30.0
+_LOOPBACK: Final = "127.0.0.1"
+
+
+class TcpEnd:
+    """What a connector needs of TCP, on either side: it listens from the first hand-off on that it offers."""
+
+    def __init__(self, config: dict[str, Any], store: Store) -> None:
+        self._store = store
+        self._advertise_host = str(config.get("advertise_host", "")).strip("[]")
+        self._bind_host = str(config.get("bind_host", "")).strip("[]")
+        if not self._bind_host:
+            # Who names an address for others may mean one that this machine does not have itself.
+            everywhere = "::" if ":" in self._advertise_host else "0.0.0.0"  # noqa: S104
+            self._bind_host = everywhere if self._advertise_host else _LOOPBACK
+        self._advertise_host = self._advertise_host or _LOOPBACK
+        self._timeout_s = number(config, "timeout_s", _TIMEOUT_S)
+        self._tls = load_tls(config.get("tls"))
+        usual = ServerLimits()
+        self._limits = replace(
+            usual,
+            max_connections=int(number(config, "max_connections", usual.max_connections, 1)),
+            request_timeout_s=number(config, "request_timeout_s", usual.request_timeout_s),
+            stall_timeout_s=number(config, "stall_timeout_s", usual.stall_timeout_s),
+        )
+        self._memory = ReceivePool(limits_of(config, None).pool_bytes)
+        self._fetches = Fetches()
+        self._lock = threading.Lock()
+        self._server: PayloadServer | None = None
+        self._closed = False
+
+    def offer(self, kept: Kept) -> dict[str, Any]:
+        """The metadata by which others fetch it. Raise OSError if this machine can't listen."""
+        with self._lock:
+            if self._closed:
+                raise TransferCancelledError("the connector is closed")
+            if self._server is None:
+                tls = None if self._tls is None else self._tls.server
+                self._server = PayloadServer(self._bind_host, self._store, tls, self._limits)
+            port = self._server.port
+        return {
+            "source_host": self._advertise_host,
+            "source_port": port,
+            "data_size": kept.size_bytes,
+            "generation": kept.generation,
+            "token": kept.token,
+            "tls": self._tls is not None,
+        }
+
+    def fetch(self, key: str, metadata: dict[str, Any]) -> Buffer | None:
+        """The bytes of what another process offers; None if nothing is offered. Raise TransferError."""
+        source = _source(metadata)
+        if source is None:
+            return None
+        if bool(metadata.get("tls")) != (self._tls is not None):
+            raise TransferError("one side of the edge has TLS and the other has not")
+        timeout_s = metadata.get("timeout_s", self._timeout_s)
+        deadline_s = time.monotonic() + (timeout_s if isinstance(timeout_s, int | float) else self._timeout_s)
+        with self._fetches.under_way(key) as fetching:
+            return fetch(
+                source,
+                fetching,
+                deadline_s,
+                consume=bool(metadata.get("consume", True)),
+                tls=None if self._tls is None else self._tls.client,
+                memory=self._memory.take,
+            )
+
+    def cancel(self, key: str) -> None:
+        """End the fetches of a key."""
+        self._fetches.cancel(key)
+
+    def counts(self) -> dict[str, Any]:
+        """What the server saw, for ``health``."""
+        server = self._server
+        return {
+            "receive_free_bytes": self._memory.free_bytes,
+            "transfers": {} if server is None else dict(server.counts),
+        }
+
+    def close(self) -> None:
+        """End what is under way, on both sides. Idempotent."""
+        self._fetches.close()
+        with self._lock:
+            self._closed = True
+            server = self._server
+        if server is not None:
+            server.close()
+        self._memory.close()
+
+
+def _source(metadata: dict[str, Any]) -> Source | None:
+    wanted = {"source_host": str, "source_port": int, "generation": bytes, "token": bytes, "data_size": int}
+    if any(not isinstance(metadata.get(name), kind) for name, kind in wanted.items()):
+        return None
+    return Source(*(metadata[name] for name in wanted))
+
+
+class TcpConnector(StoringConnector):
+    """Hand-offs below ``shm_threshold_bytes`` travel inside the metadata; larger ones are fetched from their producer.
+
+    Each needs a token of its own, which is in the metadata; without the metadata of ``put`` nothing is found.
+    ``get`` consumes what it returns, unless the metadata says ``consume: False``.
+    """
+
+    known_settings = COMMON | TCP_SETTINGS
+
+    def __init__(self, config: dict[str, Any] | None = None) -> None:
+        super().__init__(config)
+        self._tcp = TcpEnd(self.config, self._store)
+
+    def _make_store(self) -> Store:
+        return Store(self.namespace, None, limits_of(self.config, None), in_memory=True)
+
+    def _describe(self, kept: Kept) -> dict[str, Any]:
+        return self._tcp.offer(kept)
+
+    def _fetch(self, edge: tuple[str, str, str], metadata: dict[str, Any]) -> tuple[Loan, memoryview] | None:
+        buffer = self._tcp.fetch(edge[2], metadata)
+        return None if buffer is None else (buffer, buffer.payload())
+
+    def cancel(self, get_key: str) -> None:
+        """See OmniConnectorBase."""
+        self._tcp.cancel(get_key)
+
+    def health(self) -> dict[str, Any]:
+        """See OmniConnectorBase."""
+        return {**super().health(), **self._tcp.counts()}
+
+    def close(self) -> None:
+        """See OmniConnectorBase."""
+        self._tcp.close()
+        super().close()
