@@ -20,7 +20,7 @@ _StageId = Annotated[int, msgspec.Meta(ge=0, lt=1_000_000_000)]
 FinalOutput = Literal["text", "image", "audio", "none"]
 
 #: The connector that joins two stages when the document names none for their edge.
-DEFAULT_CONNECTOR: Final = "SharedMemoryConnector"
+DEFAULT_CONNECTOR: Final = "AutoConnector"
 
 
 class RuntimeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -43,12 +43,25 @@ class StageConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     input_from: tuple[_StageId, ...] | None = None
 
 
-class EdgeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, rename={"from_": "from"}):
-    """One edge of the graph and the connector, by its name in ``connectors``, that carries its payloads."""
+class EdgeConfig(
+    msgspec.Struct,
+    frozen=True,
+    forbid_unknown_fields=True,
+    omit_defaults=True,
+    kw_only=True,
+    rename={"from_": "from"},
+):
+    """One edge of the graph and the connector, by its name in ``connectors``, that carries its payloads.
+
+    Of one producer's hand-offs, ``window_size`` bounds those that nobody has fetched yet, ``max_inflight`` those that
+    are not released yet; -1 is no bound.
+    """
 
     from_: _StageId
     to: _StageId
-    connector: str
+    connector: str = ""
+    window_size: Annotated[int, msgspec.Meta(ge=-1)] | None = None
+    max_inflight: Annotated[int, msgspec.Meta(ge=-1)] | None = None
 
 
 class ConnectorConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -83,10 +96,13 @@ class DeployConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         return (self.stages[position - 1].stage_id,) if position else ()
 
     def connector_of(self, from_stage: int, to_stage: int) -> ConnectorConfig:
-        """The connector of an edge; shared memory where the document names none."""
+        """The connector of an edge, with the edge's bounds in its ``extra``; the default one where none is named."""
         for edge in self.edges:
             if (edge.from_, edge.to) == (from_stage, to_stage):
-                return self.connectors[edge.connector]
+                found = self.connectors[edge.connector] if edge.connector else ConnectorConfig(name=DEFAULT_CONNECTOR)
+                bounds = {"window_size": edge.window_size, "max_inflight": edge.max_inflight}
+                given = {name: bound for name, bound in bounds.items() if bound is not None}
+                return msgspec.structs.replace(found, extra={**found.extra, **given})
         return ConnectorConfig(name=DEFAULT_CONNECTOR)
 
     @property
@@ -189,7 +205,7 @@ def _check_edge(deploy: DeployConfig, edge: EdgeConfig, source: str) -> None:
     ids = [stage.stage_id for stage in deploy.stages]
     if edge.to not in ids or edge.from_ not in deploy.inputs_of(edge.to):
         raise ConfigError(f"{source}: the edge {edge.from_} to {edge.to} joins no two stages of the pipeline")
-    if edge.connector not in deploy.connectors:
+    if edge.connector and edge.connector not in deploy.connectors:
         known = ", ".join(sorted(deploy.connectors)) or "none"
         raise ConfigError(
             f"{source}: the edge {edge.from_} to {edge.to} wants connector {edge.connector!r}; there are: {known}"

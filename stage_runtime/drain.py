@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Final
 
-_NEVER = float("inf")
+_NEVER: Final = float("inf")
+#: How long a registry may say nothing of the hubs: the hubs of one that is away are told by refusals.
+_UNHEARD_TIMEOUT_S: Final = 1.5
 
 
 class Verdict(StrEnum):
@@ -21,7 +24,8 @@ class Drain:
     """Pure; moments are monotonic seconds.
 
     A drain is done when nothing is in flight and every hub has said that it picks this replica no more. A hub that
-    says nothing is waited for at most ``ack_timeout_s`` from the begin, work in flight for as long as those who asked
+    says nothing is waited for at most ``ack_timeout_s`` from the begin, and not even that where the registry does not
+    say who they are; work in flight for as long as those who asked
     for the drain have patience.
     """
 
@@ -45,10 +49,11 @@ class Drain:
             self._began_s = now_s
         self._until_s = min(self._until_s, now_s + patience_s)
 
-    def verdict(self, now_s: float, in_flight: int) -> Verdict:
-        """What is to be done, once a drain was asked for."""
+    def verdict(self, now_s: float, in_flight: int, *, knows_hubs: bool = True) -> Verdict:
+        """What is to be done, once a drain was asked for. ``knows_hubs``: the registry has said whom to wait for."""
         if in_flight:
             return Verdict.GIVE_UP if now_s >= self._until_s else Verdict.WAIT
         began_s = now_s if self._began_s is None else self._began_s
-        is_over = now_s >= min(self._until_s, began_s + self._ack_timeout_s)
+        timeout_s = self._ack_timeout_s if knows_hubs else min(_UNHEARD_TIMEOUT_S, self._ack_timeout_s)
+        is_over = now_s >= min(self._until_s, began_s + timeout_s)
         return Verdict.DONE if self.is_acknowledged or is_over else Verdict.WAIT

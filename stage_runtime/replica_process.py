@@ -179,7 +179,8 @@ class Replica:
             if not is_draining:
                 is_draining = True
                 self._server.state_changed()
-            match self._drain.verdict(time.monotonic(), self._server.queue_length):
+            knows_hubs = self._client is not None and self._client.awaited_hubs is not None
+            match self._drain.verdict(time.monotonic(), self._server.queue_length, knows_hubs=knows_hubs):
                 case Verdict.GIVE_UP:
                     self._loop.fail_all(FailureKind.DRAINING, "the replica had to stop before the request was finished")
                     self._lifecycle.handle(WorkFinished())

@@ -8,7 +8,6 @@ from typing import Any
 
 import yaml
 
-from omni_discovery.deploy import DEFAULT_CONNECTOR
 from omni_discovery.errors import ConfigError
 
 
@@ -56,8 +55,10 @@ def load_omni_transfer_config(
         name = edge.get("connector")
         if name not in specs:
             raise ConfigError(f"edge {edge.get('from')} to {edge.get('to')}: connector {name!r} is not in 'connectors'")
-        edges[str(edge["from"]), str(edge["to"])] = specs[name]
-    shared_memory = ConnectorSpec(DEFAULT_CONNECTOR, {"shm_threshold_bytes": default_shm_threshold})
+        bounds = {bound: edge[bound] for bound in ("window_size", "max_inflight") if edge.get(bound) is not None}
+        spec = specs[name]
+        edges[str(edge["from"]), str(edge["to"])] = ConnectorSpec(spec.name, {**spec.extra, **bounds})
+    shared_memory = ConnectorSpec("SharedMemoryConnector", {"shm_threshold_bytes": default_shm_threshold})
     for pair in _implied_edges(config_dict.get("stages") or ()):
         edges.setdefault(pair, shared_memory)
     return OmniTransferConfig(edges, shared_memory)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -36,6 +37,8 @@ class EchoReplica:
     """What a replica process has, but for the registry. For an Actor; the engine's loop has a thread of its own."""
 
     def __init__(self, keys: KeyPair | None, hub_key: str, capacity: int) -> None:
+        # It would say of each client that is done that it is gone.
+        logging.disable(logging.WARNING)
         stages = [{"stage_id": 0, "engine": "echo", "engine_args": {"capacity": capacity}, "final_output": "text"}]
         engine = create_engine(decode_deploy(msgspec.json.encode({"stages": stages}), "bench").stage(0))
         state = ReplicaState(lambda: Stage.READY, lambda: engine.capacity)

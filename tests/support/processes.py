@@ -72,7 +72,7 @@ class Child:
             except subprocess.TimeoutExpired:
                 self.process.kill()
                 self.process.wait()
-        deadline_s = time.monotonic() + 5
+        deadline_s = time.monotonic() + 10
         while (left := alive(tree)) and time.monotonic() < deadline_s:
             time.sleep(0.05)
         for pid in left:

@@ -36,9 +36,24 @@ def test_a_stage_takes_input_from_the_one_before_unless_it_says_otherwise(tree: 
     assert [tree.inputs_of(stage) for stage in (0, 1, 2)] == [(), (0,), (0,)]
 
 
-def test_an_edge_without_a_connector_gets_shared_memory(tree: DeployConfig) -> None:
-    assert tree.connector_of(0, 1).name == DEFAULT_CONNECTOR
+def test_an_edge_without_a_connector_gets_the_automatic_one(tree: DeployConfig) -> None:
+    assert tree.connector_of(0, 1).name == DEFAULT_CONNECTOR == "AutoConnector"
     assert tree.connector_of(0, 2).extra == {"shm_threshold_bytes": 0}
+
+
+def test_an_edges_bounds_go_to_its_connector(tree: DeployConfig) -> None:
+    bounded = parse_deploy(
+        TREE.replace("connector: small}", "connector: small, window_size: 4, max_inflight: -1}"), "t"
+    )
+    assert bounded.connector_of(0, 2).extra == {"shm_threshold_bytes": 0, "window_size": 4, "max_inflight": -1}
+    unnamed = parse_deploy(TREE.replace("connector: small}", "max_inflight: 7}"), "t")
+    assert (unnamed.connector_of(0, 2).name, unnamed.connector_of(0, 2).extra) == (
+        DEFAULT_CONNECTOR,
+        {"max_inflight": 7},
+    )
+    assert decode_deploy(encode_deploy(bounded), "pipeline") == bounded
+    # What is not said is not written: readers that do not know the bounds yet read the rest.
+    assert b"window_size" not in encode_deploy(tree)
 
 
 def test_the_document_survives_the_registry_and_has_one_form(tree: DeployConfig) -> None:

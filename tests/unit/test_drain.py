@@ -93,3 +93,13 @@ def test_a_close_in_time_ends_nothing() -> None:
         pass
     assert not threading.Event().wait(0.3)
     assert codes == []
+
+
+def test_a_registry_that_says_nothing_is_not_waited_for() -> None:
+    """etcd is away: nobody can acknowledge, and a hub that still sends here is refused and goes elsewhere."""
+    drain = Drain(ack_timeout_s=13.0)
+    drain.ask(100.0, 60.0)
+    assert drain.verdict(101.4, 0, knows_hubs=False) is Verdict.WAIT
+    assert drain.verdict(101.5, 1, knows_hubs=False) is Verdict.WAIT
+    assert drain.verdict(101.5, 0, knows_hubs=False) is Verdict.DONE
+    assert drain.verdict(101.5, 0, knows_hubs=True) is Verdict.WAIT
