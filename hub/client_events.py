@@ -102,6 +102,15 @@ class Unanswered:
 
 
 @dataclass(frozen=True, slots=True)
+class Unsent:
+    """A dispatch that was to leave with others did not: nobody has seen it."""
+
+    client: StageClient
+    request_id: str
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
 class FrameDropped:
     """A frame could not be used; ``reason`` is one word."""
 
@@ -109,6 +118,7 @@ class FrameDropped:
     reason: str
 
 
+CreditEvent = Granted | Recalled
 ClientEvent = (
-    SessionUp | SessionDown | ProcessGone | Answered | Unanswered | FrameDropped | Granted | Recalled | AbortEnded
+    CreditEvent | SessionUp | SessionDown | ProcessGone | Answered | Unanswered | Unsent | FrameDropped | AbortEnded
 )

@@ -73,7 +73,10 @@ class Dispatcher:
     def _dispatch(self, active: Active, action: ev.Dispatch) -> ev.Event | None:
         pool, request_id = self._pools[action.stage_id], active.request.request_id
         try:
-            found = pool.try_pick(request_id, _task(active, action), avoid=action.avoid, priority=action.priority)
+            task = _task(active, action)
+            found = pool.try_pick(request_id, task, avoid=action.avoid, priority=action.priority)
+            while found is not None and self._is_lost(active, action, found):
+                found = pool.try_pick(request_id, task, avoid=action.avoid, priority=action.priority)
         except StageUnavailableError as error:
             return ev.StageUnavailable(action.stage_id, action.attempt, str(error))
         if found is not None:
@@ -91,6 +94,8 @@ class Dispatcher:
         del active.picks[action.stage_id]
         if isinstance(ended.found, StageUnavailableError):
             return ev.StageUnavailable(action.stage_id, action.attempt, str(ended.found))
+        if self._is_lost(active, action, ended.found):
+            return self._dispatch(active, action)
         return self._send(active, action, ended.found)
 
     def abort(self, active: Active, action: ev.Abort) -> None:
@@ -98,6 +103,7 @@ class Dispatcher:
         for pending in (active.picks.pop(action.stage_id, None), active.graces.pop(action.stage_id, None)):
             if pending is not None:
                 pending.cancel()
+        self.retries.forget(active.request.request_id, action.stage_id)
         if action.replica is not None:
             client = self._membership.clients.get(action.replica.input_addr)
             if client is not None:
@@ -112,6 +118,16 @@ class Dispatcher:
         addr = self._pools[stage_id].release(active.request.request_id)
         if addr is not None:
             self._membership.close_if_unused(stage_id, addr)
+
+    def _is_lost(self, active: Active, action: ev.Dispatch, info: ReplicaInfo) -> bool:
+        """Whether the session of a replica that was just picked is lost; then the pick is undone."""
+        client = self._membership.clients.get(info.input_addr)
+        if client is not None and client.session_up:
+            return False
+        # The pool is told in a later turn; until then one lost replica after the other would use up the attempts.
+        self._take_back(active, action.stage_id)
+        self._pools[action.stage_id].session_down(info.input_addr)
+        return True
 
     def _take_back(self, active: Active, stage_id: int) -> None:
         """A replica was picked and nothing was sent to it."""

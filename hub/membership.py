@@ -42,8 +42,8 @@ class Membership:
         self._pools = pools
         self._connect = connect
         self._on_lost = on_lost
-        #: What the last view listed, by stage and replica id.
-        self._listed: dict[tuple[int, int], ReplicaInfo] = {}
+        #: What the last view listed, by input address.
+        self._listed: dict[str, ReplicaInfo] = {}
         #: (history, cluster id, revision) of the last view.
         self._version = (0, 0, 0)
         self._on_closed = on_closed
@@ -65,7 +65,7 @@ class Membership:
         self.live_hubs = live_hubs(view)
         for pool in self._pools.values():
             pool.set_live_hubs(self.live_hubs)
-        before, self._listed = self._listed, {key: info for key, info in view.replicas.items() if self._is_ours(info)}
+        before, self._listed = self._listed, self._newest(view)
         here = {(info.stage_id, info.input_addr) for info in self._listed.values()}
         gone = [info for info in before.values() if (info.stage_id, info.input_addr) not in here]
         self._vanished.update(((info.stage_id, info.input_addr), info) for info in gone)
@@ -80,8 +80,8 @@ class Membership:
         for info in gone:
             if (info.stage_id, info.input_addr) not in self._held:
                 self._remove(info)
-        for key, info in self._listed.items():
-            if before.get(key) is not info:
+        for addr, info in self._listed.items():
+            if before.get(addr) is not info:
                 self._upsert(info)
 
     @property
@@ -136,12 +136,23 @@ class Membership:
         if not client.has_open_aborts:
             del self.clients[addr]
             client.close()
+            # The last acknowledgements may be on their way to a listener that knows this client no more.
+            self._on_closed(client)
 
     def close(self) -> None:
         """Close every client. Idempotent."""
         for client in self.clients.values():
             client.close()
         self.clients.clear()
+
+    def _newest(self, view: View) -> dict[str, ReplicaInfo]:
+        """What a view lists for our stages. Of two records with one address the older one's process is dead."""
+        newest: dict[str, ReplicaInfo] = {}
+        for info in view.replicas.values():
+            other = newest.get(info.input_addr)
+            if self._is_ours(info) and (other is None or other.epoch <= info.epoch):
+                newest[info.input_addr] = info
+        return newest
 
     def _is_ours(self, info: ReplicaInfo) -> bool:
         if info.stage_id in self._pools:

@@ -57,7 +57,8 @@ class _TimeUp:
 class Orchestrator:
     """Give ``run`` a task of its own; everything else is called on the same loop.
 
-    ``request_async_queue`` takes AddRequest, ``rpc_async_queue`` AbortRequest and is served first;
+    ``request_async_queue`` takes AddRequest, ``rpc_async_queue`` AbortRequest and is served first
+    (but for a request that came in the same turn);
     ``output_async_queue`` gives (request id, OmniOutput or Ended) and must be read, or the orchestrator waits.
     """
 
@@ -138,12 +139,19 @@ class Orchestrator:
             self._wake.set()
 
     def _take_turn(self) -> None:
-        for abort in drain(self.rpc_async_queue):
-            self._take(abort)
-        for request in drain(self.request_async_queue):
-            self._take(request)
+        aborts, requests = drain(self.rpc_async_queue), drain(self.request_async_queue)
+        new = {request.request_id for request in requests}
+        for abort in aborts:
+            if abort.request_id not in new:
+                self._take(abort)
+        # Before new requests: sessions that were lost are not to be picked any more.
         for _ in range(len(self._inbox)):
             self._take(self._inbox.popleft())
+        for request in requests:
+            self._take(request)
+        for abort in aborts:
+            if abort.request_id in new:
+                self._take(abort)
         self._tending.look()
         if self._inbox:
             self._wake.set()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -21,12 +21,13 @@ class RetryDue:
 
 
 class PacedRetries:
-    """Part of the orchestrator's task. First come, first served; one whose request has ended still takes its turn."""
+    """Part of the orchestrator's task. First come, first served."""
 
     def __init__(self, post: Callable[[RetryDue], None]) -> None:
         self._budget = RetryBudget(time.monotonic())
         self._post = post
-        self._waiting: deque[RetryDue] = deque()
+        #: By request and stage: of each, one dispatch is out at most.
+        self._waiting: OrderedDict[tuple[str, int], RetryDue] = OrderedDict()
         self._timer: asyncio.TimerHandle | None = None
 
     def __len__(self) -> int:
@@ -40,9 +41,13 @@ class PacedRetries:
         """Whether a repeated dispatch may leave now; if not, it comes back through ``post``."""
         if not self._waiting and self._budget.take(time.monotonic()):
             return True
-        self._waiting.append(RetryDue(request_id, dispatch))
+        self._waiting[request_id, dispatch.stage_id] = RetryDue(request_id, dispatch)
         self._set_timer()
         return False
+
+    def forget(self, request_id: str, stage_id: int) -> None:
+        """Nobody wants the stage's retry any more: it takes no turn from those behind it. Unknown ones are fine."""
+        self._waiting.pop((request_id, stage_id), None)
 
     def close(self) -> None:
         """Let nobody have a turn any more. Idempotent."""
@@ -59,5 +64,5 @@ class PacedRetries:
     def _give_turns(self) -> None:
         self._timer = None
         while self._waiting and self._budget.take(time.monotonic()):
-            self._post(self._waiting.popleft())
+            self._post(self._waiting.popitem(last=False)[1])
         self._set_timer()

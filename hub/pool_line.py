@@ -29,6 +29,8 @@ class PoolLine:
         self._line: WaitingLine[asyncio.Future[ReplicaInfo]] = WaitingLine()
         #: Since when nobody can be picked, full or not; None while somebody can.
         self._nobody_since_s: float | None = now()
+        #: ``core.opened`` when all who wait were last tried: until it grows, there is nothing for any of them.
+        self._tried_at = -1
 
     def __len__(self) -> int:
         return len(self._line)
@@ -69,12 +71,13 @@ class PoolLine:
             for waiter in list(self._line.choosy.values()):
                 if self._core.all_avoided(waiter.avoid):
                     self._end(waiter, self.all_avoided())
+            self._tried_at = -1
             self.serve()
 
     def serve(self) -> None:
         """Give every free slot to whose turn it is, and no more turns than there are slots."""
         line, core = self._line, self._core
-        if not line:
+        if not line or core.opened == self._tried_at:
             return
         unsuited: list[_Waiter] = []
         while core.free_count and (waiter := line.pop()) is not None:
@@ -91,6 +94,7 @@ class PoolLine:
                 waiter.token.set_result(found)
         for waiter in unsuited:
             line.put_back(waiter)
+        self._tried_at = core.opened
 
     def all_avoided(self) -> StageUnavailableError:
         """What a request is told whose every replica is to be avoided."""

@@ -41,6 +41,8 @@ class PoolMembers:
         self._only = None if self._options.labels else self._indices[0]
         #: How many entries are in an index: whether a pick finds somebody.
         self.free_count = 0
+        #: Counts the times that one came into an index: without, nobody who waits can be served.
+        self.opened = 0
         self._listed_count = 0
         self._pickable_count = 0
         #: The sum of the capacities of those who can take work.
@@ -203,6 +205,9 @@ class PoolMembers:
             if entry.health.standing is Standing.EJECTED and entry.health.until_s <= now_s:
                 entry.health.try_again()
                 self._place(entry)
+        # Many reviews may come at once, one with each session.
+        if now_s < self._warmed_at_s + self._options.slow_start_s / _RAMP_STEPS:
+            return
         self._warmed_at_s = now_s
         for entry in list(self._warming.values()):
             self._weigh(entry, now_s)
@@ -273,6 +278,7 @@ class PoolMembers:
         if tier != NOWHERE:
             self._indices[tier].add(entry)
             self.free_count += 1
+            self.opened += before == NOWHERE
 
     def _is_spared(self, entry: Entry) -> bool:
         return entry.health.blocked and not self.panics

@@ -15,6 +15,7 @@ from hub.client_events import (
     AbortEnded,
     Answered,
     ClientEvent,
+    CreditEvent,
     FrameDropped,
     Granted,
     ProcessGone,
@@ -22,6 +23,7 @@ from hub.client_events import (
     SessionDown,
     SessionUp,
     Unanswered,
+    Unsent,
 )
 from hub.metrics import HubMetrics
 from hub.stage_pool import StagePool
@@ -86,23 +88,37 @@ class ReplicaListener:
                 self._session_up(item)
             case SessionDown():
                 self._session_down(item)
-            case Granted(client=client):
-                pool = self._pools[client.info.stage_id]
-                pool.report(client.addr, item.queue_length)
-                pool.grant(client.addr, item.credits)
-            case Recalled(client=client):
-                given_up = self._pools[client.info.stage_id].recall(client.addr, item.credits)
-                # A pick that waited and has just been served has spent its credit, and its request has not left yet:
-                # the replica must hear of it first. Such a pick is ahead of us in the loop's queue.
-                due = ReturnDue(client, item.session, given_up)
-                asyncio.get_running_loop().call_soon(self._post, due)
+            case Granted() | Recalled():
+                self._take_credits(item)
             case AbortEnded(client=client, request_id=request_id):
                 self._cancels.ended(request_id, client)
             case ProcessGone(client=client):
                 self._cancels.gone(client)
                 self.lose(client.info.stage_id, client.addr, "its process is gone")
+            case Unsent():
+                self._unsent(item)
             case FrameDropped(reason=reason):
                 self._metrics.dropped.labels(reason).inc()
+
+    def _take_credits(self, item: CreditEvent) -> None:
+        client, pool = item.client, self._pools[item.client.info.stage_id]
+        if isinstance(item, Granted):
+            pool.report(client.addr, item.queue_length)
+            pool.grant(client.addr, item.credits)
+            return
+        # A pick that waited and has just been served has spent its credit, and its request has not left yet: the
+        # replica must hear of it first. Such a pick is ahead of us in the loop's queue.
+        due = ReturnDue(client, item.session, pool.recall(client.addr, item.credits))
+        asyncio.get_running_loop().call_soon(self._post, due)
+
+    def _unsent(self, item: Unsent) -> None:
+        info, active = item.client.info, self._active.get(item.request_id)
+        if active is None or not active.machine.is_out(info.stage_id, item.attempt):
+            return
+        self._release(active, info.stage_id)
+        reason, addr = "the send queue was full", info.input_addr
+        lost = ev.ReplicaLost(info.stage_id, item.attempt, reason, may_have_run=False, avoid_addr=addr)
+        self._tell(item.request_id, lost)
 
     def lose(self, stage_id: int, addr: str, reason: str) -> None:
         """What is in flight at an address will not be answered."""

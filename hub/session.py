@@ -23,6 +23,8 @@ class Session:
         self._welcomed: set[str] = set()
         #: Credits that came before the session was up.
         self._early_credits = 0
+        #: How many of them were given up for each Recall that came before.
+        self._early_returns: list[int] = []
         #: Whether it is known that nothing sent before will be answered without a new session.
         self._is_lost = True
 
@@ -48,6 +50,7 @@ class Session:
         self._epoch = epoch
         self.number += 1
         self._early_credits = 0
+        self._early_returns.clear()
         self._welcomed.clear()
 
     def end(self, *, lost: bool) -> bool:
@@ -72,4 +75,18 @@ class Session:
     def take_early_credits(self) -> int:
         """What was granted before the session was up."""
         early, self._early_credits = self._early_credits, 0
+        return early
+
+    def recall(self, credits_: int) -> bool:
+        """Credits are wanted back; False before the session is up: then of those that came some are given up here."""
+        if self.up:
+            return True
+        given_up = min(credits_, self._early_credits)
+        self._early_credits -= given_up
+        self._early_returns.append(given_up)
+        return False
+
+    def take_early_returns(self) -> list[int]:
+        """How each Recall that came before the session was up is to be answered."""
+        early, self._early_returns = self._early_returns, []
         return early

@@ -24,11 +24,13 @@ from hub.client_events import (
     SessionDown,
     SessionUp,
     Unanswered,
+    Unsent,
 )
 from hub.config import HubConfig
 from hub.errors import NotConnectedError, SendFailedError
+from hub.outgoing import Outgoing
 from hub.session import Session
-from hub.zmq_loop import Callbacks, DealerConnection
+from hub.zmq_loop import Callbacks, DealerConnection, agreed_keys
 from omni_discovery import wire
 from omni_discovery.errors import ConfigError, WireError
 from omni_discovery.messages import ReplicaInfo
@@ -53,16 +55,7 @@ class StageClient:
         context: zmq.Context[zmq.Socket[bytes]],
         on_event: Callable[[ClientEvent], None],
     ) -> None:
-        if key_pair is not None and not info.curve_public_key:
-            raise ConfigError(
-                "its record holds no CURVE public key, and this hub speaks only encrypted: give all of a namespace the "
-                "same --zmq-security"
-            )
-        if key_pair is None and info.curve_public_key:
-            raise ConfigError(
-                "its record holds a CURVE public key, and this hub was started with --zmq-security none: give all of a "
-                "namespace the same"
-            )
+        keys = agreed_keys(key_pair, info.curve_public_key)
         self.info = info
         self._session = Session(("input", "output"), info.epoch)
         self._closed = False
@@ -71,6 +64,7 @@ class StageClient:
         self._on_event = on_event
         self._loop = asyncio.get_running_loop()
         self._dispatches = AwaitedDispatches(config, self._time_out)
+        self._outgoing = Outgoing(self._send_frames, self._not_sent)
         self._aborts = AwaitedAborts()
         #: Requests whose hand-offs can be dropped, as soon as there is a session to say so.
         self._to_release: list[str] = []
@@ -78,7 +72,6 @@ class StageClient:
         self._ticker: asyncio.TimerHandle | None = None
         #: When each connection was last begun, on the loop's clock.
         self._begun_at_s = dict.fromkeys(("input", "output"), self._loop.time())
-        keys = None if key_pair is None else (key_pair, info.curve_public_key)
         try:
             self._connect(context, keys)
         except ConfigError:
@@ -129,8 +122,9 @@ class StageClient:
         head = wire.encode(message)
         if not self.session_up:
             raise NotConnectedError(f"no session with {self.addr}")
-        self._connections["input"].send([head])
-        self._dispatches.sent((message.request_id, message.attempt))
+        key = (message.request_id, message.attempt)
+        self._outgoing.push(key, head)
+        self._dispatches.sent(key)
 
     def abort(self, request_id: str, attempt: int) -> None:
         """Stop the work on a request, now or once the session is back, until the replica acknowledges it."""
@@ -162,6 +156,7 @@ class StageClient:
         """Close both sockets at once, without an event. Idempotent."""
         self._closed = True
         self._dispatches.clear()
+        self._outgoing.clear()
         if self._ticker is not None:
             self._ticker.cancel()
             self._ticker = None
@@ -187,13 +182,14 @@ class StageClient:
         if message.epoch != self.info.epoch:
             self._on_event(FrameDropped(self, "epoch"))
         elif self._session.welcome(name, message):
+            for given_up in self._session.take_early_returns():
+                self.return_credits(self._session.number, given_up)
             self._abort_again()
             released, self._to_release = self._to_release, []
             for request_id in released:
                 self.release_payloads(request_id)
             self._on_event(SessionUp(self, message.queue_length, self._session.gated))
-            early = self._session.take_early_credits()
-            if early:
+            if early := self._session.take_early_credits():
                 self._on_event(Granted(self, early, message.queue_length))
 
     def _lose(self, name: str) -> None:
@@ -212,6 +208,7 @@ class StageClient:
         if self._session.end(lost=lost):
             if lost:
                 self._dispatches.clear()
+                self._outgoing.clear()
             self._keep_ticking()
             self._on_event(SessionDown(self, reason, lost))
 
@@ -242,8 +239,13 @@ class StageClient:
         for request_id, attempt in self._aborts.open():
             self._send("input", wire.Abort(epoch=self.info.epoch, request_id=request_id, attempt=attempt))
 
+    def _send_frames(self, frames: Sequence[bytes]) -> None:
+        self._connections["input"].send(frames)
+
     def _send(self, name: str, message: wire.ToReplica) -> bool:
         try:
+            if name == "input":
+                self._outgoing.flush()
             self._connections[name].send([wire.encode(message)])
         except SendFailedError as error:
             logger.debug("replica.unsent addr=%s message=%s reason=%s", self.addr, type(message).__name__, error)
@@ -278,16 +280,20 @@ class StageClient:
                 self._on_event(AbortEnded(self, message.request_id))
         else:
             self._dispatches.answered((message.request_id, message.attempt))
-            pieces = tuple(bytes(attachment) for attachment in attachments)
-            self._on_event(Answered(self, message, pieces, received_at_s))
+            self._on_event(Answered(self, message, tuple(bytes(each) for each in attachments), received_at_s))
 
     def _take_credits(self, message: wire.Grant | wire.Recall) -> None:
         if not self._session.is_of_this(message):
             self._on_event(FrameDropped(self, "session"))
         elif isinstance(message, wire.Recall):
-            self._on_event(Recalled(self, message.session, message.credits))
+            if self._session.recall(message.credits):
+                self._on_event(Recalled(self, message.session, message.credits))
         elif usable := self._session.grant(message.credits):
             self._on_event(Granted(self, usable, message.queue_length))
+
+    def _not_sent(self, key: tuple[str, int]) -> None:
+        self._dispatches.answered(key)
+        self._on_event(Unsent(self, *key))
 
     def _time_out(self, request_id: str, attempt: int, is_final: bool) -> None:
         self._on_event(Unanswered(self, request_id, attempt, is_final))

@@ -177,12 +177,16 @@ class StagePool:
 
     def wants(self, now_s: float) -> list[Want]:
         """Whom to ask for how many credits now; ``waiting`` 0 takes back what was asked. Due at ``next_wants_s``."""
-        return self._asking.due(now_s, len(self._line), self._line.oldest_wait_s(now_s), self._core.givers())
+        waiting = len(self._line)
+        if not self._asking.is_due(now_s, waiting):
+            return []
+        return self._asking.due(now_s, waiting, self._line.oldest_wait_s(now_s), self._core.givers())
 
     @property
     def next_wants_s(self) -> float | None:
         """When ``wants`` has something to say; None while nothing changes."""
-        return self._asking.next_s(len(self._line), len(self._core.givers()))
+        waiting = len(self._line)
+        return self._asking.next_s(waiting, len(self._core.givers()) if waiting and not self._asking.asked else 0)
 
     # ---- what it knows
 

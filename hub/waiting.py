@@ -48,7 +48,7 @@ class WaitingLine(Generic[TokenT]):
 
     def add(self, waiter: Waiter[TokenT]) -> None:
         """It waits from now on."""
-        if len(self._arrivals) > 2 * self._count + 64:
+        if max(len(self._arrivals), len(self._heap)) > 2 * self._count + 64:
             self._forget_the_served()
         self._number += 1
         waiter.number = self._number
@@ -109,9 +109,20 @@ class Asking:
         self._asked_at_s = 0.0
         self._start = 0
 
+    @property
+    def asked(self) -> bool:
+        """Whether somebody was asked and not told that nobody waits any more."""
+        return bool(self._asked)
+
+    def is_due(self, now_s: float, waiting: int) -> bool:
+        """Whether ``due`` may have something to say."""
+        if self._asked and waiting:
+            return now_s >= self._asked_at_s + _ASK_AGAIN_S
+        return bool(self._asked or waiting)
+
     def due(self, now_s: float, waiting: int, oldest_wait_s: float, addrs: Sequence[str]) -> list[Want]:
         """What to tell whom now. ``addrs`` are those who give credits."""
-        if self._asked and waiting and now_s < self._asked_at_s + _ASK_AGAIN_S:
+        if not self.is_due(now_s, waiting):
             return []
         chosen = self._turn(addrs) if waiting else ()
         here = set(chosen)

@@ -17,6 +17,7 @@ from zmq.utils.monitor import parse_monitor_message
 
 from hub.config import HubConfig
 from hub.errors import NotConnectedError, QueueFullError
+from omni_discovery.errors import ConfigError
 from omni_discovery.security import KeyPair, secure_client
 from omni_discovery.wire import MAX_ATTACHMENT_BYTES
 
@@ -32,6 +33,21 @@ MISSED_EVENTS: Final = zmq.EVENT_CLOSED
 REFUSED_EVENTS: Final = (
     zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
 )
+
+
+def agreed_keys(key_pair: KeyPair | None, replica_public: str) -> tuple[KeyPair, str] | None:
+    """Our keys and the replica's; None where nobody encrypts. Raise ConfigError if only one side does."""
+    if key_pair is not None and not replica_public:
+        raise ConfigError(
+            "its record holds no CURVE public key, and this hub speaks only encrypted: give all of a namespace the "
+            "same --zmq-security"
+        )
+    if key_pair is None and replica_public:
+        raise ConfigError(
+            "its record holds a CURVE public key, and this hub was started with --zmq-security none: give all of a "
+            "namespace the same"
+        )
+    return None if key_pair is None else (key_pair, replica_public)
 
 
 def make_context() -> zmq.Context[zmq.Socket[bytes]]:

@@ -11,13 +11,12 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
 
-from omni_discovery.wire import MAX_BATCH, VERSION
+from omni_discovery import wire
 
 Frames = Sequence[bytes]
 
 #: A batch is closed when it has grown to this, so that the other side need not wait long for its first message.
 _BATCH_BYTES: Final = 256 << 10
-_VERSION_BYTE: Final = bytes([VERSION])
 
 
 class SendResult(Enum):
@@ -129,15 +128,7 @@ def _next_frames(waiting: deque[tuple[bytes, bytes | None]]) -> tuple[int, Frame
     size_bytes = 0
     for head, attachment in waiting:
         size_bytes += len(head)
-        if attachment is not None or (heads and size_bytes > _BATCH_BYTES) or len(heads) == MAX_BATCH:
+        if attachment is not None or (heads and size_bytes > _BATCH_BYTES) or len(heads) == wire.MAX_BATCH:
             break
         heads.append(head)
-    return len(heads), (heads[0] if len(heads) == 1 else join_heads(heads),)
-
-
-def join_heads(heads: Sequence[bytes]) -> bytes:
-    """One head frame, which is a batch, out of those of single messages."""
-    count = len(heads)
-    # An array of msgpack is its length and then its elements as they stand.
-    length = bytes([0x90 | count]) if count < 16 else b"\xdc" + count.to_bytes(2, "big")
-    return b"".join([_VERSION_BYTE, length, *[head[1:] for head in heads]])
+    return len(heads), (wire.join(heads),)

@@ -55,7 +55,7 @@ class AutoConnector(StoringConnector):
     def _describe(self, kept: Kept) -> dict[str, Any]:
         metadata: dict[str, Any] = {"generation": kept.generation}
         if kept.segment.path is not None:
-            metadata |= {"shm": kept.segment.path.name, "boot_id": self._boot_id}
+            metadata |= {"shm": kept.segment.name, "boot_id": self._boot_id}
         try:
             return metadata | self._tcp.offer(kept)
         except OSError as error:
@@ -82,7 +82,7 @@ class AutoConnector(StoringConnector):
         self, directory: Path, edge: tuple[str, str, str], metadata: dict[str, Any]
     ) -> tuple[Loan, memoryview] | None:
         try:
-            return read_segment(self.namespace, directory, edge, metadata)
+            return read_segment(self.namespace, str(directory), edge, metadata)
         except (OSError, SerializationError) as error:
             # Another user's, or another container's folder of the same name: the network reaches it all the same.
             if "token" not in metadata:

@@ -10,7 +10,7 @@ import hashlib
 import struct
 from dataclasses import dataclass
 from enum import IntEnum
-from pathlib import Path
+from functools import lru_cache
 from typing import Final
 
 from stage_runtime.connectors.shm_owner import Owner
@@ -29,10 +29,9 @@ _MAGIC: Final = b"OMNISHM2"
 
 
 class State(IntEnum):
-    """What a segment holds. Only the owner writes it, and only while nobody reads."""
+    """What a segment holds. It is free until the last byte of a payload is written, and nobody can read before."""
 
     FREE = 0
-    WRITING = 1
     READY = 2
 
 
@@ -71,36 +70,50 @@ class Header:
         if len(content) < _HEADER.size:
             return None
         magic, state, _, size, pid, started, pid_namespace, number, generation, digest = _HEADER.unpack_from(content)
-        if magic != _MAGIC or state not in State.__members__.values():
+        if magic != _MAGIC or state not in (State.FREE, State.READY):
             return None
         return cls(State(state), size, Owner(pid, started, pid_namespace), number, generation, digest)
 
 
 def key_digest(namespace: str, from_stage: str, to_stage: str, key: str) -> bytes:
     """What tells payloads apart: the same for the same four texts only, wherever one ends and the next begins."""
-    digest = hashlib.blake2b(digest_size=16)
-    for part in (namespace, from_stage, to_stage, key):
-        encoded = part.encode("utf-8", "surrogatepass")
-        digest.update(len(encoded).to_bytes(8, "little") + encoded)
+    digest = _edge_digest(namespace, from_stage, to_stage).copy()
+    digest.update(_with_length(key))
     return digest.digest()
 
 
-def payload_path(directory: Path, digest: bytes) -> Path:
+@lru_cache(maxsize=256)
+def _edge_digest(*texts: str) -> hashlib.blake2b:
+    digest = hashlib.blake2b(digest_size=16)
+    for text in texts:
+        digest.update(_with_length(text))
+    return digest
+
+
+def _with_length(text: str) -> bytes:
+    encoded = text.encode("utf-8", "surrogatepass")
+    return len(encoded).to_bytes(8, "little") + encoded
+
+
+# Names are plain text here, not paths: making those takes longer than what is done with them.
+
+
+def payload_path(directory: str, digest: bytes) -> str:
     """The name of a segment while it holds the payload with that digest."""
-    return directory / f"{NAME_PREFIX}{digest.hex()}"
+    return f"{directory}/{NAME_PREFIX}{digest.hex()}"
 
 
-def home_path(directory: Path, owner: Owner, number: int) -> Path:
+def home_path(directory: str, owner: Owner, number: int) -> str:
     """The name of a process's segment while it holds nothing that others may read."""
-    return directory / f"{NAME_PREFIX}segment.{owner.name}.{number}"
+    return f"{directory}/{NAME_PREFIX}segment.{owner.name}.{number}"
 
 
-def claim_path(payload: Path, owner: Owner, number: int) -> Path:
+def claim_path(payload: str, owner: Owner, number: int) -> str:
     """The name under which ``owner`` takes a payload away from all other readers."""
-    return payload.with_name(f"{payload.name}.{owner.name}.{number}")
+    return f"{payload}.{owner.name}.{number}"
 
 
-def owner_in_name(path: Path) -> Owner | None:
-    """The process in a name of the latter two kinds; None for others."""
-    parts = path.name.split(".")
+def owner_in_name(name: str) -> Owner | None:
+    """The process in a file's name, where that is of the latter two kinds; None for others."""
+    parts = name.split(".")
     return Owner.parse(parts[1]) if len(parts) > 1 else None

@@ -39,7 +39,7 @@ from stage_runtime.connectors.shm_owner import me
 KEPT_FROM_BYTES: Final = 32768
 #: So many of one size are tried for one that nobody looks at any more, before a new one is made.
 _TRIES: Final = 16
-#: From here on numpy copies: it lets other threads run meanwhile.
+#: From here on a part is copied by numpy, which lets other threads run meanwhile; smaller ones are joined first.
 _LARGE: Final = 16384
 
 _numbers = itertools.count()
@@ -56,13 +56,14 @@ def size_class(size_bytes: int) -> int:
 class Segment:
     """One piece of memory. Whoever got it from a pool may fill and publish it; ``pins`` counts who sends from it."""
 
-    def __init__(self, directory: Path | None, capacity: int) -> None:
+    def __init__(self, directory: str | None, capacity: int) -> None:
         self.capacity = capacity
         #: Threads of this process that read from it; changed only under the lock of whoever keeps it.
         self.pins = 0
         self._allocated = 0
         self._number = next(_numbers)
         self._home = None if directory is None else home_path(directory, me(), self._number)
+        #: The name that it has now; None for memory that has none.
         self.path = self._home
         if self._home is None:
             self._descriptor = os.memfd_create("omni-segment", os.MFD_CLOEXEC)
@@ -93,33 +94,43 @@ class Segment:
         return True
 
     def fill(self, parts: Sequence[Buffer], size_bytes: int, generation: bytes, key_digest: bytes) -> None:
-        """Write a payload and let readers in. Raise OSError if there is no memory for it: nothing is torn then."""
-        self._write_header(Header(State.WRITING, size_bytes, me(), self._number, generation, key_digest))
+        """Write a payload and let readers in. Raise OSError if there is no memory for it.
+
+        Nobody sees half of it: until the end it has the name of its home, and the lock.
+        """
         # Asked of the kernel first: where it can't be had, that is an error here and no bus error while copying.
         self._allocate(HEADER_BYTES + size_bytes)
-        place = HEADER_BYTES
+        header = Header(State.READY, size_bytes, me(), self._number, generation, key_digest)
+        small: list[Buffer] = [header.pack().ljust(HEADER_BYTES, b"\0")]
+        place = 0
         for part in parts:
-            self._copy(part, place)
+            if len(part) < _LARGE:
+                small.append(part)
+                continue
+            place = self._write(small, place)
+            small.clear()
+            np.copyto(np.frombuffer(self._map, np.uint8, len(part), place), np.frombuffer(part, np.uint8))
             place += len(part)
-        self._write_header(Header(State.READY, size_bytes, me(), self._number, generation, key_digest))
+        self._write(small, place)
         if self._home is not None:
             fcntl.flock(self._descriptor, fcntl.LOCK_UN)
 
-    def publish(self, path: Path) -> None:
+    def publish(self, path: str) -> None:
         """Give it the name under which readers look. What had that name is not found any more."""
         if self.path is not None:
-            self.path.rename(path)
+            os.rename(self.path, path)  # noqa: PTH104 - names are plain text here
             self.path = path
 
     def hide(self) -> bool:
-        """Take the name back, so that nobody new finds it. False if it has none left: it was replaced."""
-        if self._home is None or self.path is None:
+        """Take the name back, so that nobody new finds it. False if somebody else has taken it, or replaced it."""
+        if self.path is None or self._home is None or self.path == self._home:
             return True
         try:
             if self._is_mine(self.path):
-                self.path.rename(self._home)
+                os.rename(self.path, self._home)  # noqa: PTH104
         except OSError:
             return False
+        # A reader that consumes gives it the name of its home itself.
         self.path = self._home
         return self._is_mine(self._home)
 
@@ -127,6 +138,11 @@ class Segment:
         """Hide it, and have readers that found it in time see that it holds nothing."""
         os.pwrite(self._descriptor, bytes(HEADER_BYTES), 0)
         return self.hide()
+
+    @property
+    def name(self) -> str:
+        """The name without its folder; empty if it has none."""
+        return "" if self.path is None else self.path.rpartition("/")[2]
 
     @property
     def fetched(self) -> bool:
@@ -154,31 +170,25 @@ class Segment:
             self._map.close()
         os.close(self._descriptor)
 
-    # Headers are read and written by the descriptor: should anybody cut the file short, that is no bus error.
+    # What may be looked at at any time goes by the descriptor: should anybody cut the file short, that is no bus error.
 
     def _note(self) -> int:
         found = os.pread(self._descriptor, 1, FETCHED_AT)
         return found[0] if found else NOT_FETCHED
 
-    def _write_header(self, header: Header) -> None:
-        os.pwrite(self._descriptor, header.pack().ljust(HEADER_BYTES, b"\0"), 0)
+    def _write(self, small: Sequence[Buffer], place: int) -> int:
+        written = b"".join(small)
+        self._map[place : place + len(written)] = written
+        return place + len(written)
 
     def _allocate(self, up_to: int) -> None:
         if up_to > self._allocated:
             os.posix_fallocate(self._descriptor, self._allocated, up_to - self._allocated)
             self._allocated = up_to
 
-    def _copy(self, part: Buffer, place: int) -> None:
-        size = len(part)
-        if size < _LARGE:
-            self._map[place : place + size] = bytes(part)
-            return
-        target = np.frombuffer(self._map, np.uint8, size, place)
-        np.copyto(target, np.frombuffer(part, np.uint8))
-
-    def _is_mine(self, path: Path) -> bool:
+    def _is_mine(self, path: str) -> bool:
         try:
-            found = path.stat()
+            found = os.stat(path)  # noqa: PTH116
         except OSError:
             return False
         mine = os.fstat(self._descriptor)
@@ -189,14 +199,14 @@ class Segment:
             assert path is not None  # noqa: S101 - for the type checker
             with contextlib.suppress(OSError):
                 if self._is_mine(path):
-                    path.unlink()
+                    os.unlink(path)  # noqa: PTH108
 
 
 class SegmentPool:
     """Segments that are free, at most ``keep_bytes`` of them. Used by any thread."""
 
     def __init__(self, directory: Path | None, keep_bytes: int) -> None:
-        self._directory = directory
+        self._directory = None if directory is None else str(directory)
         self._keep_bytes = keep_bytes
         self._lock = threading.Lock()
         self._free: dict[int, list[Segment]] = {}

@@ -120,7 +120,10 @@ def _take_apart(value: Any) -> tuple[int, str, tuple[int, ...], memoryview]:
     if torch is not None and isinstance(value, torch.Tensor):
         if value.layout is not torch.strided or value.is_quantized:
             raise SerializationError(f"tensors of layout {value.layout} can't be handed over")
-        flat = value.detach().to("cpu").contiguous().reshape(-1).resolve_conj().resolve_neg()
+        flat = value.detach()
+        if not (flat.is_cpu and flat.is_contiguous()) or flat.is_conj() or flat.is_neg():
+            flat = flat.to("cpu").contiguous().resolve_conj().resolve_neg()
+        flat = flat.reshape(-1)
         dtype = str(value.dtype).removeprefix("torch.")
         if not _TENSOR_DTYPE.fullmatch(dtype):
             raise SerializationError(f"tensors of {dtype} can't be handed over")

@@ -16,7 +16,7 @@ DEFAULT_DIRECTORY: Final = "/dev/shm"  # noqa: S108 - files there are made with 
 
 
 def read_segment(
-    namespace: str, directory: Path, edge: tuple[str, str, str], metadata: dict[str, Any]
+    namespace: str, directory: str, edge: tuple[str, str, str], metadata: dict[str, Any]
 ) -> tuple[View, memoryview] | None:
     """A hand-off out of ``directory``; None if it is not there. Raise SerializationError for a strange file."""
     digest = key_digest(namespace, *edge)
@@ -44,12 +44,11 @@ class SharedMemoryConnector(StoringConnector):
         return Store(self.namespace, self._directory, limits_of(self.config, self._directory), in_memory=False)
 
     def _describe(self, kept: Kept) -> dict[str, Any]:
-        name = "" if kept.segment.path is None else kept.segment.path.name
-        return {"shm": name, "generation": kept.generation}
+        return {"shm": kept.segment.name, "generation": kept.generation}
 
     def _fetch(self, edge: tuple[str, str, str], metadata: dict[str, Any]) -> tuple[View, memoryview] | None:
         self._store.tidy()
-        return read_segment(self.namespace, self._directory, edge, metadata)
+        return read_segment(self.namespace, str(self._directory), edge, metadata)
 
     def health(self) -> dict[str, Any]:
         """See OmniConnectorBase."""

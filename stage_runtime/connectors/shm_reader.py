@@ -55,7 +55,7 @@ class View(mmap.mmap):
         self.let_go()
 
 
-def attach(path: Path, key_digest: bytes, generation: bytes | None, *, consume: bool) -> View | None:
+def attach(path: str, key_digest: bytes, generation: bytes | None, *, consume: bool) -> View | None:
     """The payload of that name; None if it is not there, or not of that ``generation``.
 
     With ``consume`` only one reader gets it. Raise SerializationError if the file is none of ours.
@@ -85,7 +85,7 @@ class _MovedError(Exception):
     """The name means another segment by now."""
 
 
-def _check(path: Path, descriptor: int) -> Header:
+def _check(path: str, descriptor: int) -> Header:
     status = os.fstat(descriptor)
     header = Header.parse(os.pread(descriptor, HEADER_BYTES, 0))
     if status.st_uid != os.geteuid() or header is None or header.size_bytes > status.st_size - HEADER_BYTES:
@@ -96,7 +96,7 @@ def _check(path: Path, descriptor: int) -> Header:
     return header
 
 
-def _enter(path: Path, descriptor: int, header: Header, generation: bytes | None, *, consume: bool) -> View | None:
+def _enter(path: str, descriptor: int, header: Header, generation: bytes | None, *, consume: bool) -> View | None:
     if generation is not None and header.generation != generation:
         os.close(descriptor)
         return None
@@ -108,10 +108,10 @@ def _enter(path: Path, descriptor: int, header: Header, generation: bytes | None
     return view
 
 
-def _claim(path: Path, descriptor: int, header: Header) -> None:
-    claimed = claim_path(path, me(), next(_claims))
+def _claim(path: str, descriptor: int, header: Header) -> None:
+    claimed = Path(claim_path(path, me(), next(_claims)))
     try:
-        path.rename(claimed)
+        Path(path).rename(claimed)
     except FileNotFoundError:
         raise _MovedError from None
     found, mine = claimed.stat(), os.fstat(descriptor)
@@ -124,4 +124,4 @@ def _claim(path: Path, descriptor: int, header: Header) -> None:
     if header.owner.is_dead():
         claimed.unlink()
     else:
-        claimed.rename(home_path(path.parent, header.owner, header.number))
+        claimed.rename(home_path(str(claimed.parent), header.owner, header.number))

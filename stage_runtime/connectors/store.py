@@ -73,6 +73,7 @@ class Store:
     ) -> None:
         self._namespace = namespace
         self._directory = directory
+        self._folder = str(directory)
         self._limits = limits
         self._clock = clock
         self._pools = [SegmentPool(directory, limits.pool_bytes)] if directory is not None else []
@@ -104,7 +105,7 @@ class Store:
         try:
             pool, segment = self._fill(parts, size_bytes, generation, digest)
             if pool is self._pools[0] and self._directory is not None:
-                segment.publish(payload_path(self._directory, digest))
+                segment.publish(payload_path(self._folder, digest))
             kept = Kept(edge, pool, segment, size_bytes, generation, token, self._clock())
             with self._lock:
                 if self._closed:
@@ -126,6 +127,12 @@ class Store:
         with self._lock:
             found = [self._pop(edge) for edge in list(self._kept) if _belongs(edge[2], request_id)]
         self._drop(*found)
+
+    def discard(self, kept: Kept) -> None:
+        """Drop one payload that nobody was told of."""
+        with self._lock:
+            found = self._pop(kept.edge) if self._kept.get(kept.edge) is kept else None
+        self._drop(found)
 
     def token_of(self, generation: bytes) -> bytes | None:
         """What a consumer of that payload must show; None if it is gone."""
@@ -162,10 +169,12 @@ class Store:
     def tidy(self, look_at: int = _LOOKED_AT) -> None:
         """Drop what was consumed or is too old among the oldest, and what dead processes left."""
         now_s = self._clock()
+        sweeps = self._directory is not None and now_s >= self._sweep_at_s
+        if not self._kept and not sweeps:
+            return
         with self._lock:
             oldest = [kept for _, kept in zip(range(look_at), self._kept.values(), strict=False)]
             gone = [self._pop(kept.edge) for kept in oldest if self._is_over(kept, now_s)]
-            sweeps = self._directory is not None and now_s >= self._sweep_at_s
             if sweeps:
                 self._sweep_at_s = now_s + SWEEP_EVERY_S
         self._drop(*gone)
@@ -239,7 +248,7 @@ class Store:
     def _show(self, kept: Kept) -> None:
         if self._directory is not None and kept.pool is self._pools[0]:
             try:
-                kept.segment.publish(payload_path(self._directory, key_digest(self._namespace, *kept.edge)))
+                kept.segment.publish(payload_path(self._folder, key_digest(self._namespace, *kept.edge)))
             except OSError as error:
                 logger.warning("shm.republish_failed reason=%s", error)
 

@@ -59,7 +59,7 @@ class StoringConnector(OmniConnectorBase):
                 metadata: dict[str, Any] = {"inline": b"".join(parts)}
             else:
                 kept = self._store.put((from_stage, to_stage, put_key), parts, size_bytes)
-                metadata = self._describe(kept)
+                metadata = self._described(kept)
         except (OSError, SerializationError) as error:
             with self._lock:
                 self._failures += 1
@@ -69,6 +69,13 @@ class StoringConnector(OmniConnectorBase):
         with self._lock:
             self._puts += 1
         return True, size_bytes, metadata
+
+    def _described(self, kept: Kept) -> dict[str, Any]:
+        try:
+            return self._describe(kept)
+        except BaseException:
+            self._store.discard(kept)
+            raise
 
     def get(
         self, from_stage: str, to_stage: str, get_key: str, metadata: dict[str, Any] | None = None

@@ -34,7 +34,7 @@ def sweep(directory: Path) -> int:
 
 
 def _owner_of(path: Path) -> Owner | None:
-    named = owner_in_name(path)
+    named = owner_in_name(path.name)
     if named is not None:
         return named
     try:

@@ -1,4 +1,4 @@
-"""What must neither end a hub nor make it give up replicas that are well: bad requests, overload, churn, frozen peers."""
+"""What neither ends a hub nor makes it give up replicas that are well: bad requests, overload, churn, frozen peers."""
 
 from __future__ import annotations
 
@@ -21,11 +21,13 @@ from omni_discovery.messages import ReplicaInfo, ReplicaStatus
 from omni_discovery.security import KeyPair
 from omni_discovery.table import Delta
 from tests.support.hub_fakes import (
+    ONE_STAGE,
     PAIR,
     QUICK,
     FakeReplica,
     accept_only,
     collect,
+    deploy_of,
     echo,
     picture,
     running_hub,
@@ -34,6 +36,7 @@ from tests.support.hub_fakes import (
     until,
     view_of,
 )
+from tests.support.local_replica import LocalReplica
 from tests.support.proxy import TcpProxy
 
 #: Longer by environment: ``OMNI_CHURN_S=600`` is what users have seen fail.
@@ -76,49 +79,28 @@ async def test_requests_that_are_bad_by_themselves_condemn_nobody() -> None:
         assert omni.metrics.get_sample_value("omni_hub_replicas_ejected", {"stage": "0"}) == 0
 
 
-def in_turn(capacity: int, each_s: float) -> type[FakeReplica]:
-    """A replica that runs so many at a time and takes its time for each."""
-
-    class Slow(FakeReplica):
-        running = 0
-        most = 0
-
-        def work(self, _replica: FakeReplica, submit: wire.Submit) -> None:
-            self.running += 1
-            self.most = max(self.most, self.running)
-            if self.running > capacity:
-                self.running -= 1
-                self.reject(submit)
-                return
-            self.accept(submit)
-            asyncio.get_running_loop().call_later(each_s, self._end, submit)
-
-        def _end(self, submit: wire.Submit) -> None:
-            self.running -= 1
-            self.chunk(submit, 0, text="done")
-            self.done(submit, 1)
-
-    return Slow
-
-
 async def test_overload_is_told_as_such_and_takes_no_replica_out() -> None:
     """1. two replicas of four slots; two thousand requests come at once to a hub that lets a hundred wait
     2. each is answered or refused with the time to come back, and nothing else; both replicas stay in
     """
-    slow = in_turn(capacity=4, each_s=0.02)
-    replicas = [slow(replica_id=number) for number in range(2)]
-    for each in replicas:
-        each.script = each.work  # type: ignore[attr-defined]
-        each.info = replace(each.info, capacity=4)
-    async with running_hub(*replicas, config=replace(QUICK, max_waiting=100), policy="least-load") as omni:
-        outcomes = await asyncio.gather(*(outcome(omni) for _ in range(2000)))
+    keys = KeyPair.generate()
+    config = replace(QUICK, max_waiting=100)
+    hubs = {keys.public: "hub-1"}
+    slots = {"capacity": 4, "delay_s": 0.005}
+    with LocalReplica(hubs, **slots) as a, LocalReplica(hubs, replica_id=1, **slots) as b:
+        omni = AsyncOmni(deploy_of(ONE_STAGE), "hub-1", keys, config, "least-load")
+        await omni.start()
+        show(omni, a.info, b.info)
+        await until(lambda: omni.stage_status()[0].pickable == 2)
+        outcomes = await asyncio.gather(*(outcome(omni, "one two") for _ in range(2000)))
         refused = [each for each in outcomes if isinstance(each, OverloadedError)]
-        assert len(refused) + outcomes.count("done") == 2000
-        assert outcomes.count("done") >= 100
+        assert len(refused) + outcomes.count("one two") == 2000
+        assert outcomes.count("one two") >= 100
         assert all(each.retry_after_s >= 1 for each in refused)
         assert omni.stage_status()[0].pickable == 2
         assert omni.metrics.get_sample_value("omni_hub_replicas_ejected", {"stage": "0"}) == 0
-        assert await ask(omni) == "done"
+        assert await ask(omni, "one two") == "one two"
+        await omni.close()
 
 
 async def test_a_hub_that_has_served_more_than_its_bounds_still_serves() -> None:

@@ -48,7 +48,9 @@ def _serve(kind: str, extra: dict[str, Any], pipe: Connection) -> None:
             case "get":
                 key, metadata = arguments
                 got = connector.get("0", "1", key, metadata)
-                pipe.send(None if got is None else (intact(got[0]), got[0]["seed"], got[1]))
+                answer = None if got is None else (intact(got[0]), got[0]["seed"], got[1])
+                del got
+                pipe.send(answer)
             case "hold":
                 key, metadata = arguments
                 held[key] = connector.get("0", "1", key, metadata)
@@ -71,7 +73,8 @@ class Peer:
     """The process. ``kill`` is SIGKILL."""
 
     def __init__(self, kind: str, **extra: Any) -> None:
-        context = multiprocessing.get_context("spawn")
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload([__name__])
         self._pipe, theirs = context.Pipe()
         self.process = context.Process(target=_serve, args=(kind, extra, theirs), daemon=True)
         self.process.start()

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from omni_discovery.deploy import StageConfig
 from omni_discovery.messages import ReplicaInfo, ReplicaStatus
@@ -22,9 +22,15 @@ from stage_runtime.server import ReplicaServer
 from stage_runtime.sessions import ReplicaState
 from tests.support.replica_hub import RawHub
 
+#: Adding up so many numbers is one call into C of a second or more, in which no other thread gets a turn.
+_HOG: Final = 100_000_000
+
 
 class CountingEcho(EchoEngine):
-    """Remembers every request that was begun, as ``hub/request/attempt``."""
+    """Remembers every request that was begun, as ``hub/request/attempt``.
+
+    A prompt that begins with ``hog`` keeps the whole interpreter to itself for a while, as some compilers do.
+    """
 
     def __init__(self, stage: StageConfig) -> None:
         super().__init__(stage)
@@ -32,6 +38,8 @@ class CountingEcho(EchoEngine):
 
     def add(self, request: StageRequest) -> None:
         super().add(request)
+        if str(request.inputs.get("prompt", "")).startswith("hog"):
+            sum(range(_HOG))
         self.begun.append(request.key.rpartition("#")[0])
 
 

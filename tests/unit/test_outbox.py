@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from omni_discovery import wire
-from stage_runtime.outbox import Frames, Outbox, SendResult, join_heads
+from stage_runtime.outbox import Frames, Outbox, SendResult
 
 
 def head(number: int, size: int = 0) -> bytes:
@@ -80,7 +80,7 @@ def test_a_batch_is_bounded_by_count_and_by_size() -> None:
 @pytest.mark.parametrize("count", [1, 2, 15, 16, 17, 1024])
 def test_joined_heads_are_the_batch_that_the_wire_would_write(count: int) -> None:
     messages = [wire.Accepted(epoch=1, request_id=f"r{number}", queue_length=number) for number in range(count)]
-    assert join_heads([wire.encode(message) for message in messages]) == wire.encode(messages)
+    assert wire.join([wire.encode(message) for message in messages]) == wire.encode(messages)
 
 
 def test_both_bounds_hold_and_only_for_the_hub_that_fills_them() -> None:

@@ -12,7 +12,6 @@ import pytest
 
 from omni_discovery import wire
 from omni_discovery.errors import WireError
-from stage_runtime.outbox import join_heads
 
 REF = wire.PayloadRef(
     from_stage=0, to_stage=1, key="k/0", connector="shm", size_bytes=300, metadata={"shm": "f", "n": [1, b"\0\1"]}
@@ -197,14 +196,14 @@ def test_a_batch_is_an_array_of_the_same_maps_behind_one_version_byte() -> None:
     assert wire.decode_to_replica([head(BATCH_TO_REPLICA)]) == [message for message, _ in to_replica]
     from_replica = [FROM_REPLICA["accepted"], FROM_REPLICA["grant"]]
     assert wire.encode([message for message, _ in from_replica]).hex() == BATCH_FROM_REPLICA
-    assert join_heads([head(golden) for _, golden in from_replica]).hex() == BATCH_FROM_REPLICA
+    assert wire.join([head(golden) for _, golden in from_replica]).hex() == BATCH_FROM_REPLICA
     assert wire.decode_from_replica([head(BATCH_FROM_REPLICA)]) == ([message for message, _ in from_replica], [])
 
 
 @pytest.mark.parametrize("count", [15, 16, wire.MAX_BATCH])
 def test_batches_of_every_length_are_joined_as_they_are_encoded(count: int) -> None:
     message, golden = FROM_REPLICA["accepted"]
-    joined = join_heads([head(golden)] * count)
+    joined = wire.join([head(golden)] * count)
     assert joined == wire.encode([message] * count)
     assert wire.decode_from_replica([joined]) == ([message] * count, [])
 

@@ -1,0 +1,235 @@
+"""The messages between a hub and a replica; wire.py makes frames of them.
+
+Every message carries the epoch of the replica it is meant for or comes from, so that no frame reaches another life of
+the same key. Nothing here is ever pickled.
+
+Input socket of the replica:   Hello, Submit, Abort, ReleasePayloads, WantCredits, ReturnCredits in; Welcome, Accepted,
+                               Rejected, Aborted out.
+Output socket of the replica:  Hello in; Welcome, Grant, Recall, Chunk, StageDone, StageFailed out.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Any, Final
+
+import msgspec
+
+VERSION: Final = 1
+
+#: Longest head frame that is looked at; prompts travel in it, tensors and images do not.
+MAX_HEAD_BYTES: Final = 4 << 20
+#: Longest attachment, and how many one message may have.
+MAX_ATTACHMENT_BYTES: Final = 64 << 20
+MAX_ATTACHMENTS: Final = 16
+#: How many messages one batch may have.
+MAX_BATCH: Final = 1024
+MAX_PRIORITY: Final = 1_000_000
+
+_Name = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
+_Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 53)]
+_StageId = Annotated[int, msgspec.Meta(ge=0, lt=1_000_000_000)]
+_Priority = Annotated[int, msgspec.Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)]
+
+
+class FailureKind(StrEnum):
+    """Why a stage did not do its work; the hub maps it to a typed error."""
+
+    INVALID = "invalid"
+    OVERLOADED = "overloaded"
+    DRAINING = "draining"
+    ENGINE = "engine"
+    PAYLOAD = "payload"
+    DEADLINE = "deadline"
+    #: The stage can't go on from what the client has seen of the request; the reason says what stands in the way.
+    NOT_RESUMABLE = "not_resumable"
+
+
+class PayloadRef(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a stage left its hand-off: enough for the next stage's connector to fetch it."""
+
+    from_stage: _StageId
+    to_stage: _StageId
+    key: _Name
+    connector: _Name
+    size_bytes: _Count
+    metadata: dict[str, Any] = {}
+
+
+class Resume(msgspec.Struct, frozen=True, kw_only=True):
+    """What the client has been shown of the stage's output: go on behind it, without repeating any of it."""
+
+    token_ids: tuple[int, ...] = ()
+    text: str = ""
+
+
+class Hello(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="hello"):
+    """A hub opens its session with one life of the replica.
+
+    ``session`` counts the hub's sessions with this process: credits of an earlier one are void.
+    """
+
+    hub_id: _Name
+    epoch: _Count
+    session: _Count = 0
+
+
+class Welcome(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="welcome"):
+    """The replica is the life that Hello named, and this is its load."""
+
+    epoch: _Count
+    capacity: _Count
+    queue_length: _Count
+    session: _Count = 0
+
+
+class Submit(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="submit"):
+    """Work for the stage.
+
+    ``inputs`` holds ``messages``, ``prompt`` or ``prompt_token_ids`` as the client gave them. ``payloads`` is what the
+    stages before left for this one, ``next_stages`` who wants a hand-off. ``remaining_s`` is the time left to the
+    request's deadline: lengths survive clocks that disagree. ``attempt`` counts from 0, and each has frames of its own.
+    ``resume`` continues an answer that another replica began. ``credit`` says that the hub spends a credit of its
+    present session on it; one without is taken, too, within the replica's own bound. Lower ``priority`` goes first.
+    """
+
+    epoch: _Count
+    request_id: _Name
+    attempt: _Count = 0
+    inputs: dict[str, Any] = {}
+    params: dict[str, Any] = {}
+    payloads: tuple[PayloadRef, ...] = ()
+    next_stages: tuple[_StageId, ...] = ()
+    remaining_s: Annotated[float, msgspec.Meta(ge=0, le=1e9)] = 600.0
+    resume: Resume | None = None
+    credit: bool = False
+    priority: _Priority = 0
+
+
+class Abort(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="abort"):
+    """Stop working on a request, up to and with ``attempt``. Always answered by Aborted.
+
+    What was running ends with StageDone, finish_reason ``abort``, besides.
+    """
+
+    epoch: _Count
+    request_id: _Name
+    attempt: _Count = (1 << 53) - 1
+
+
+class ReleasePayloads(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="release"):
+    """Nobody will fetch the request's hand-offs any more."""
+
+    epoch: _Count
+    request_id: _Name
+
+
+class WantCredits(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="want"):
+    """The hub has ``waiting`` requests that this replica could serve, the oldest for ``oldest_wait_s``; 0: no more."""
+
+    epoch: _Count
+    session: _Count
+    waiting: _Count
+    oldest_wait_s: Annotated[float, msgspec.Meta(ge=0, le=1e9)] = 0.0
+
+
+class ReturnCredits(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="return"):
+    """The answer to a Recall: so many of the credits it named were not spent, and are the replica's again."""
+
+    epoch: _Count
+    session: _Count
+    credits: _Count
+
+
+class Accepted(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="accepted"):
+    """The replica has the request and will answer it."""
+
+    epoch: _Count
+    request_id: _Name
+    queue_length: _Count
+    attempt: _Count = 0
+
+
+class Rejected(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="rejected"):
+    """The replica will not do it; nothing has run."""
+
+    epoch: _Count
+    request_id: _Name
+    kind: FailureKind
+    reason: str
+    queue_length: _Count
+    attempt: _Count = 0
+
+
+class Aborted(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="aborted"):
+    """The Abort has arrived, and nothing of the request up to that attempt runs on; ``running``: something did."""
+
+    epoch: _Count
+    request_id: _Name
+    attempt: _Count
+    running: bool
+    queue_length: _Count
+
+
+class Grant(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="grant"):
+    """The hub may send ``credits`` more requests, each to run at once. Void if ``session`` is not its present one."""
+
+    epoch: _Count
+    session: _Count
+    credits: _Count
+    queue_length: _Count
+
+
+class Recall(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="recall"):
+    """Others wait: give up to ``credits`` unspent ones back, at once, by ReturnCredits."""
+
+    epoch: _Count
+    session: _Count
+    credits: _Count
+    queue_length: _Count
+
+
+class Chunk(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="chunk"):
+    """A piece of output; ``seq`` counts from 0 without a gap. An image comes as one attachment of type ``mime``."""
+
+    epoch: _Count
+    request_id: _Name
+    seq: _Count
+    modality: _Name
+    queue_length: _Count
+    attempt: _Count = 0
+    text: str = ""
+    token_ids: tuple[int, ...] = ()
+    mime: str = ""
+
+
+class StageDone(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="done"):
+    """The stage is through with the request. No payload for a next stage means that it has nothing to do.
+
+    ``usage`` counts tokens, ``timings_s`` holds seconds by name (queue, first_output, generate, transfer).
+    """
+
+    epoch: _Count
+    request_id: _Name
+    seq: _Count
+    finish_reason: str
+    queue_length: _Count
+    attempt: _Count = 0
+    payloads: tuple[PayloadRef, ...] = ()
+    usage: dict[str, int] = {}
+    timings_s: dict[str, float] = {}
+
+
+class StageFailed(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="failed"):
+    """The stage accepted the request and could not finish it."""
+
+    epoch: _Count
+    request_id: _Name
+    kind: FailureKind
+    reason: str
+    queue_length: _Count
+    attempt: _Count = 0
+
+
+ToReplica = Hello | Submit | Abort | ReleasePayloads | WantCredits | ReturnCredits
+FromReplica = Welcome | Accepted | Rejected | Aborted | Grant | Recall | Chunk | StageDone | StageFailed

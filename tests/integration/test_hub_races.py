@@ -1,0 +1,130 @@
+"""Things that happen to a hub in one turn of its loop, or in an unlucky order."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+from hub.async_omni import AsyncOmni
+from hub.orchestrator import Orchestrator
+from omni_discovery import wire
+from omni_discovery.security import KeyPair
+from tests.support.hub_fakes import FakeReplica, accept_only, collect, running_hub, show, text_of, until
+
+
+def inside(omni: AsyncOmni) -> Orchestrator:
+    assert omni._orchestrator is not None
+    return omni._orchestrator
+
+
+async def test_an_abort_in_the_turn_in_which_its_request_came_ends_it() -> None:
+    replica = FakeReplica(accept_only)
+    async with running_hub(replica) as omni:
+        reader = asyncio.create_task(collect(omni.generate({"prompt": "x"}, request_id="mine")))
+        await asyncio.sleep(0)
+        await omni.abort("mine")
+        async with asyncio.timeout(1.0):
+            outputs = await reader
+        assert outputs[-1].finish_reason == "abort"
+        assert not inside(omni).request_states
+
+
+async def test_replicas_lost_in_one_turn_cost_a_request_none_of_its_attempts() -> None:
+    """1. nine replicas, of which eight lose their connections in one turn of the loop
+    2. a request that comes in that same turn is served by the ninth
+    """
+    replicas = [FakeReplica(replica_id=number) for number in range(9)]
+    async with running_hub(*replicas) as omni:
+        for replica in replicas[:-1]:
+            client = inside(omni)._membership.clients[replica.info.input_addr]
+            for name, connection in client._connections.items():
+                connection.connected = False
+                client._lose(name)
+        assert text_of(await collect(omni.generate({"prompt": "hello"}))) == "hello "
+        assert len(replicas[-1].of(wire.Submit)) == 1
+
+
+async def test_a_pick_that_waited_and_finds_its_replica_lost_is_made_again() -> None:
+    """1. a pick waits, for there is no replica
+    2. one comes, and is lost before the request has left
+    3. the request waits on, and another replica serves it
+    """
+    first, second = FakeReplica(), FakeReplica(replica_id=1)
+    async with running_hub(wait=False) as omni:
+        reader = asyncio.create_task(collect(omni.generate({"prompt": "hello"})))
+        show(omni, first.info)
+        pool = inside(omni).stage_pools[0]
+        await until(lambda: bool(pool.in_flight(first.info.input_addr)) or bool(first.of(wire.Hello)))
+        while not pool.in_flight(first.info.input_addr):  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        client = inside(omni)._membership.clients[first.info.input_addr]
+        for name, connection in client._connections.items():
+            connection.connected = False
+            client._lose(name)
+        first.kill()
+        show(omni, second.info)
+        assert text_of(await reader) == "hello "
+        assert not first.of(wire.Submit)
+        second.kill()
+
+
+async def test_acknowledgements_that_come_together_are_all_heard() -> None:
+    """1. five requests at a replica that the registry lists no more; all are aborted
+    2. it dies: all five aborts end in one turn, and with the first its client is closed
+    3. no abort is open any more
+    """
+    replica = FakeReplica(accept_only)
+    replica.acknowledges_aborts = False
+    async with running_hub(replica) as omni:
+        readers = [asyncio.create_task(collect(omni.generate({"prompt": "x"}))) for _ in range(5)]
+        await until(lambda: len(replica.of(wire.Submit)) == 5)
+        show(omni)
+        for reader in readers:
+            reader.cancel()
+        await until(lambda: len({abort.request_id for abort in replica.of(wire.Abort)}) == 5)
+        assert len(inside(omni)._cancels) == 5
+        replica.kill()
+        await until(lambda: not inside(omni)._membership.clients)
+        assert len(inside(omni)._cancels) == 0
+
+
+async def test_of_two_records_with_one_address_the_newer_is_served() -> None:
+    """1. a replica has got the port of one that died, whose key has not expired yet: both records are there
+    2. the replica is served, and also when the old key has gone
+    """
+    replica = FakeReplica(epoch=900)
+    dead = replace(replica.info, replica_id=1, epoch=800, curve_public_key=KeyPair.generate().public, pid=7)
+    async with running_hub(wait=False) as omni:
+        show(omni, replica.info, dead)
+        await until(lambda: omni.stage_status()[0].pickable == 1)
+        show(omni, replica.info)
+        assert text_of(await collect(omni.generate({"prompt": "hello"}))) == "hello "
+        replica.kill()
+
+
+class Lender(FakeReplica):
+    """Lends four slots on its output socket and asks for three of them at once, before it welcomes on the other."""
+
+    def _hear(self, name: str, message: wire.ToReplica) -> None:
+        if not isinstance(message, wire.Hello):
+            super()._hear(name, message)
+            return
+        about = {"epoch": message.epoch, "session": message.session, "queue_length": 0}
+        if name == "output":
+            self.say(wire.Welcome(**about, capacity=4), self._output)
+            self.say(wire.Grant(**about, credits=4))
+            self.say(wire.Recall(**about, credits=3))
+        elif self.greets:
+            self.say(wire.Welcome(**about, capacity=4), self._input)
+
+
+async def test_credits_recalled_before_the_session_is_up_are_given_back_then() -> None:
+    replica = Lender()
+    replica.greets = False
+    async with running_hub(replica, wait=False) as omni:
+        await asyncio.sleep(0.1)
+        replica.greets = True
+        await until(lambda: bool(replica.of(wire.ReturnCredits)))
+        assert [message.credits for message in replica.of(wire.ReturnCredits)] == [3]
+        pool = inside(omni).stage_pools[0]
+        await until(lambda: pool.credits(replica.info.input_addr) == 1)

@@ -1,0 +1,148 @@
+"""What a replica survives: hubs that read nothing, engines that keep everything to themselves, clocks that jump."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import pytest
+
+from hub.async_omni import AsyncOmni
+from omni_discovery import wire
+from omni_discovery.clients import OmniCoordClientForHub, OmniCoordClientForStage
+from omni_discovery.messages import ReplicaInfo
+from omni_discovery.security import KeyPair
+from stage_runtime.config import ServerConfig
+from tests.support.child_replica import ChildReplica
+from tests.support.hub_fakes import ONE_STAGE, QUICK, collect, deploy_of, show, text_of, until
+from tests.support.local_replica import LocalReplica
+from tests.support.processes import wait_for
+from tests.support.registry import EtcdServer
+from tests.support.replica_hub import eventually
+
+KEYS, SLOW_KEYS = KeyPair.generate(), KeyPair.generate()
+HUBS = {KEYS.public: "hub-1", SLOW_KEYS.public: "slow"}
+SHORT_BEATS = replace(QUICK, zmq_heartbeat_interval_s=0.1, zmq_heartbeat_timeout_s=0.4, accept_limit_s=5.0)
+
+
+@asynccontextmanager
+async def hub(*infos: ReplicaInfo) -> AsyncIterator[AsyncOmni]:
+    omni = AsyncOmni(deploy_of(ONE_STAGE), "hub-1", KEYS, SHORT_BEATS)
+    await omni.start()
+    try:
+        show(omni, *infos)
+        await until(lambda: omni.stage_status()[0].pickable == len(infos), 10.0)
+        yield omni
+    finally:
+        await omni.close()
+
+
+async def ask(omni: AsyncOmni, prompt: str = "hello there") -> str:
+    return text_of(await collect(omni.generate({"prompt": prompt})))
+
+
+def test_a_hub_that_reads_nothing_loses_its_own_work_and_slows_nobody() -> None:
+    """1. a hub asks for more than fits into all queues to it, and reads none of it; another one works beside it
+    2. the first is given up: its work ends, the engine is free; the other one was served all the time
+    3. the first reads again: it greets and is served
+    """
+    config = ServerConfig(outbox_messages=200)
+    with LocalReplica(HUBS, config=config, capacity=17) as replica:
+        slow, fine = replica.raw_hub("slow", SLOW_KEYS), replica.raw_hub("hub-1", KEYS)
+        for each in (slow, fine):
+            each.hello()
+        text = " ".join(["word" * 250] * 3000)
+        for number in range(16):
+            slow.submit(f"r{number}", text)
+            assert isinstance(slow.acknowledged(), wire.Accepted)
+        began_s = time.monotonic()
+        served = 0
+        while not replica.server.counters["hubs_given_up"] and time.monotonic() - began_s < 20.0:
+            fine.submit(f"f{served}", "hello")
+            fine.acknowledged()
+            assert fine.collect(f"f{served}", 2.0)[1].finish_reason == "stop"
+            served += 1
+            time.sleep(0.01)
+        assert replica.server.counters["hubs_given_up"] >= 1
+        assert served > 0
+        assert eventually(lambda: replica.server.queue_length == 0)
+        assert eventually(lambda: not replica.engine.has_unfinished())
+        again = replica.raw_hub("slow", SLOW_KEYS)
+        again.hello()
+        again.submit("again", "hello")
+        assert isinstance(again.acknowledged(), wire.Accepted)
+        assert again.collect("again")[1].finish_reason == "stop"
+        for each in (slow, fine, again):
+            each.close()
+
+
+async def test_an_engine_that_keeps_the_interpreter_to_itself_does_not_look_dead() -> None:
+    """1. a replica's engine lets no other thread of its process run, for several times the heartbeat timeout
+    2. its session stands, nobody else gets its work, and its answers come when it is through
+    """
+    with ChildReplica(HUBS) as replica:
+        async with hub(replica.info) as omni:
+            began_s = time.monotonic()
+            asked = [asyncio.create_task(ask(omni, "hog the interpreter")) for _ in range(2)]
+            beside = asyncio.create_task(ask(omni))
+            least = 1
+            while not all(each.done() for each in asked):
+                least = min(least, omni.stage_status()[0].pickable)
+                await asyncio.sleep(0.01)
+            assert time.monotonic() - began_s > 2 * SHORT_BEATS.zmq_heartbeat_timeout_s
+            assert least == 1
+            assert [await each for each in asked] == ["hog the interpreter"] * 2
+            assert await beside == "hello there"
+            assert omni.metrics.get_sample_value("omni_hub_session_losses_total", {"stage": "0"}) is None
+
+
+async def test_a_client_that_leaves_idles_the_engine_within_a_second() -> None:
+    """Also where more requests wait than the replica runs at a time."""
+    with LocalReplica(HUBS, capacity=4, delay_s=0.01) as replica:
+        async with hub(replica.info) as omni:
+            asking = [asyncio.create_task(ask(omni, "word " * 2000)) for _ in range(12)]
+            await until(lambda: len(replica.engine._speeches) == 4)
+            for each in asking:
+                each.cancel()
+            left_s = time.monotonic()
+            await until(lambda: not replica.engine.has_unfinished() and not replica.server.queue_length)
+            assert time.monotonic() - left_s < 1.0
+            assert await ask(omni) == "hello there"
+
+
+def test_clocks_that_jump_by_an_hour_and_back_change_nothing(
+    server: EtcdServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1. a replica's lease, a hub's view and a session stand; from now on each look at the wall clock gives a time
+       that is an hour ahead of or behind the one before
+    2. for several TTLs: the same lease and epoch, the view is fresh, the session stands, all requests are served
+    """
+    with LocalReplica(HUBS) as replica:
+        info = replica.info
+        with (
+            OmniCoordClientForStage(server.endpoint, info.input_addr, info.output_addr, 0, ttl_s=1.0) as stage,
+            OmniCoordClientForHub(server.endpoint, ttl_s=1.0) as view,
+        ):
+            before = stage.wait_registered(10.0)
+            wait_for("the replica", lambda: view.get_replica_list().replicas)
+            real, jumps = time.time, itertools.cycle((3600.0, -3600.0, 0.0))
+            with monkeypatch.context() as patch:
+                patch.setattr(time, "time", lambda: real() + next(jumps))
+                asyncio.run(_serve_for(6.0, info, view))
+            assert stage.wait_registered(1.0) == before
+            assert view.get_replica_list().stale_since_s is None
+
+
+async def _serve_for(length_s: float, info: ReplicaInfo, view: OmniCoordClientForHub) -> None:
+    async with hub(info) as omni:
+        until_s = time.monotonic() + length_s
+        while time.monotonic() < until_s:
+            assert await ask(omni) == "hello there"
+            assert omni.stage_status()[0].pickable == 1
+            assert len(view.get_replica_list().replicas) == 1
+            await asyncio.sleep(0.02)
+        assert omni.metrics.get_sample_value("omni_hub_session_losses_total", {"stage": "0"}) is None
