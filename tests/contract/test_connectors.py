@@ -30,6 +30,7 @@ from stage_runtime.connectors import (
 )
 from stage_runtime.errors import SerializationError
 from tests.support.connector_peer import Peer, intact, payload
+from tests.support.processes import wait_for
 
 Make = Callable[..., OmniConnectorBase]
 #: 256 MiB in each run, a whole GiB in the long form.
@@ -330,7 +331,8 @@ def test_beyond_the_limits_of_an_edge_put_fails_at_once_and_says_which(make: Mak
     assert "window_size is 1" in window.last_error
     put(window, "small", {"a": 1})
     assert get(consumer, "a", first, **KEEP) is not None
-    put(window, "b", payload(1000))
+    # Over the network its producer hears of it a moment later.
+    wait_for("room", lambda: window.put("0", "1", "b", payload(1000))[0], 5.0)
     narrow = make(max_inflight_bytes=100_000)
     put(narrow, "a", payload(60_000))
     assert narrow.put("0", "1", "b", payload(60_000)) == (False, 0, None)

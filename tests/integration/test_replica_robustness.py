@@ -16,7 +16,6 @@ from omni_discovery import wire
 from omni_discovery.clients import OmniCoordClientForHub, OmniCoordClientForStage
 from omni_discovery.messages import ReplicaInfo
 from omni_discovery.security import KeyPair
-from stage_runtime.config import ServerConfig
 from tests.support.child_replica import ChildReplica
 from tests.support.hub_fakes import ONE_STAGE, QUICK, collect, deploy_of, show, text_of, until
 from tests.support.local_replica import LocalReplica
@@ -50,8 +49,7 @@ def test_a_hub_that_reads_nothing_loses_its_own_work_and_slows_nobody() -> None:
     2. the first is given up: its work ends, the engine is free; the other one was served all the time
     3. the first reads again: it greets and is served
     """
-    config = ServerConfig(outbox_messages=200)
-    with LocalReplica(HUBS, config=config, capacity=17) as replica:
+    with LocalReplica(HUBS, capacity=17) as replica:
         slow, fine = replica.raw_hub("slow", SLOW_KEYS), replica.raw_hub("hub-1", KEYS)
         for each in (slow, fine):
             each.hello()
