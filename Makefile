@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help demo test lint unit chaos bench soak train evaluate setup-demo setup-test clean
+.PHONY: help demo test lint unit chaos fuzz bench soak train evaluate setup-demo setup-test clean
 
 help: ## show what there is
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -21,6 +21,10 @@ unit: setup-test ## the fast tests only
 
 chaos: setup-test ## the faults of an etcd cluster again and again; needs Docker (OMNI_CHAOS_ROUNDS=40)
 	@OMNI_CHAOS_ROUNDS=$${OMNI_CHAOS_ROUNDS:-40} $(BIN)/python -m pytest tests/fault $(PYTEST_ARGS)
+
+fuzz: setup-test ## hostile hubs and replicas, for minutes (OMNI_FUZZ_ROUNDS=200000)
+	@OMNI_FUZZ_ROUNDS=$${OMNI_FUZZ_ROUNDS:-200000} $(BIN)/python -m pytest tests/integration/test_fuzz_hub.py \
+		tests/integration/test_fuzz_replica.py $(PYTEST_ARGS)
 
 bench: setup-demo ## the hub's own time per request and the registry's figures; PEER_WHEEL=path adds the peer's columns
 	@$(BIN)/python -m tests.bench.hub_overhead --out demo-output/bench-hub.json

@@ -70,12 +70,14 @@ class AutoConnector(StoringConnector):
         if self._directory is not None and here and ("shm" in metadata or "token" not in metadata):
             found = self._in_memory(self._directory, edge, metadata)
             if found is not None:
-                self._by_memory += 1
+                with self._lock:
+                    self._by_memory += 1
                 return found
         buffer = self._tcp.fetch(edge[2], metadata)
         if buffer is None:
             return None
-        self._by_network += 1
+        with self._lock:
+            self._by_network += 1
         return buffer, buffer.payload()
 
     def _in_memory(

@@ -51,14 +51,14 @@ def load_omni_transfer_config(
         config_dict = _read(Path(config_path))
     specs = {name: _spec(name, entry) for name, entry in (config_dict.get("connectors") or {}).items()}
     edges: dict[tuple[str, str], ConnectorSpec] = {}
+    shared_memory = ConnectorSpec("SharedMemoryConnector", {"shm_threshold_bytes": default_shm_threshold})
     for edge in config_dict.get("edges") or ():
         name = edge.get("connector")
-        if name not in specs:
+        if name and name not in specs:
             raise ConfigError(f"edge {edge.get('from')} to {edge.get('to')}: connector {name!r} is not in 'connectors'")
+        spec = specs[name] if name else shared_memory
         bounds = {bound: edge[bound] for bound in ("window_size", "max_inflight") if edge.get(bound) is not None}
-        spec = specs[name]
         edges[str(edge["from"]), str(edge["to"])] = ConnectorSpec(spec.name, {**spec.extra, **bounds})
-    shared_memory = ConnectorSpec("SharedMemoryConnector", {"shm_threshold_bytes": default_shm_threshold})
     for pair in _implied_edges(config_dict.get("stages") or ()):
         edges.setdefault(pair, shared_memory)
     return OmniTransferConfig(edges, shared_memory)

@@ -122,22 +122,26 @@ class Segment:
             self.path = path
 
     def hide(self) -> bool:
-        """Take the name back, so that nobody new finds it. False if somebody else has taken it, or replaced it."""
+        """Take the name back, so that nobody new finds it. False if somebody was faster, or it was replaced."""
         if self.path is None or self._home is None or self.path == self._home:
             return True
         try:
-            if self._is_mine(self.path):
-                os.rename(self.path, self._home)  # noqa: PTH104
+            if not self._is_mine(self.path):
+                return False
+            os.rename(self.path, self._home)  # noqa: PTH104
         except OSError:
             return False
-        # A reader that consumes gives it the name of its home itself.
         self.path = self._home
-        return self._is_mine(self._home)
+        return True
 
     def withdraw(self) -> bool:
-        """Hide it, and have readers that found it in time see that it holds nothing."""
+        """Hide it, and have readers that found it in time see that it holds nothing. False if its name is lost."""
         os.pwrite(self._descriptor, bytes(HEADER_BYTES), 0)
-        return self.hide()
+        if self.hide():
+            return True
+        # A reader that consumed it has given it the name of its home itself, unless it died over that.
+        self.path = self._home
+        return self._home is None or self._is_mine(self._home)
 
     @property
     def name(self) -> str:

@@ -12,6 +12,7 @@ import re
 import struct
 import sys
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, Final
 
 import msgspec
@@ -124,10 +125,7 @@ def _take_apart(value: Any) -> tuple[int, str, tuple[int, ...], memoryview]:
         if not (flat.is_cpu and flat.is_contiguous()) or flat.is_conj() or flat.is_neg():
             flat = flat.to("cpu").contiguous().resolve_conj().resolve_neg()
         flat = flat.reshape(-1)
-        dtype = str(value.dtype).removeprefix("torch.")
-        if not _TENSOR_DTYPE.fullmatch(dtype):
-            raise SerializationError(f"tensors of {dtype} can't be handed over")
-        return _TENSOR, dtype, tuple(value.shape), memoryview(flat.view(torch.uint8).numpy())
+        return _TENSOR, _dtype_name(value.dtype), tuple(value.shape), memoryview(flat.view(torch.uint8).numpy())
     if isinstance(value, np.ndarray):
         if not _ARRAY_DTYPE.fullmatch(value.dtype.str):
             raise SerializationError(f"arrays of {value.dtype} can't be handed over")
@@ -136,6 +134,14 @@ def _take_apart(value: Any) -> tuple[int, str, tuple[int, ...], memoryview]:
     if "PIL.Image" in sys.modules and isinstance(value, sys.modules["PIL.Image"].Image):
         return _take_image_apart(value)
     raise SerializationError(f"a {type(value).__name__} can't be handed over")
+
+
+@lru_cache(maxsize=64)
+def _dtype_name(dtype: Any) -> str:
+    name = str(dtype).removeprefix("torch.")
+    if not _TENSOR_DTYPE.fullmatch(name):
+        raise SerializationError(f"tensors of {name} can't be handed over")
+    return name
 
 
 def _take_image_apart(image: Any) -> tuple[int, str, tuple[int, ...], memoryview]:

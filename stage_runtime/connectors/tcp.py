@@ -64,7 +64,7 @@ class TcpEnd:
         with self._lock:
             if self._closed:
                 raise TransferCancelledError("the connector is closed")
-            if self._server is None:
+            if self._server is None or not self._server.alive:
                 tls = None if self._tls is None else self._tls.server
                 self._server = PayloadServer(self._bind_host, self._store, tls, self._limits)
             port = self._server.port

@@ -81,6 +81,11 @@ class PayloadServer:
         self._thread = threading.Thread(target=self._run, name="payload-server", daemon=True)
         self._thread.start()
 
+    @property
+    def alive(self) -> bool:
+        """Whether its thread runs."""
+        return self._thread.is_alive()
+
     def close(self) -> None:
         """End all connections and the thread. Idempotent."""
         with contextlib.suppress(OSError):

@@ -495,6 +495,13 @@ def test_edges_without_a_connector_get_shared_memory() -> None:
     assert OmniTransferConfig().get_connector_for_edge("0", "1") is None
 
 
+def test_an_edge_may_have_bounds_and_no_connector_of_its_own() -> None:
+    config = load_omni_transfer_config(config_dict={"edges": [{"from": 0, "to": 1, "max_inflight": 3}]})
+    assert config is not None
+    spec = config.get_connector_for_edge("0", "1")
+    assert spec == ConnectorSpec("SharedMemoryConnector", {"shm_threshold_bytes": 65536, "max_inflight": 3})
+
+
 def test_a_transfer_config_can_be_a_file_and_says_what_is_wrong_in_it(tmp_path: Path) -> None:
     path = tmp_path / "deploy.yaml"
     path.write_text("stages: [{stage_id: 0}, {stage_id: 1}]")

@@ -1,0 +1,72 @@
+"""Two real replicas whose edge is carried by each connector in turn, chosen by one line of the deploy document."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from omni_discovery import wire
+from omni_discovery.deploy import ConnectorConfig, EdgeConfig
+from omni_discovery.wire import FailureKind
+from tests.support.certificates import make_certificates
+from tests.support.replica_hub import eventually
+from tests.support.replica_stage import Deployment, echo_stages
+
+
+@pytest.mark.parametrize(
+    "kind", ["", "AutoConnector", "SharedMemoryConnector", "TcpConnector", "TcpConnector with TLS"]
+)
+def test_a_hand_off_goes_from_replica_to_replica(kind: str, endpoint: str, namespace: str, tmp_path: Path) -> None:
+    """1. stage 0 hands 100 kB over; what the hub sees of it is small
+    2. stage 1 draws it, twice; 3. once it is released, it is gone; 4. nothing is left when all have ended
+    """
+    before = set(os.listdir("/dev/shm"))
+    with Deployment(endpoint, namespace, deploy_of(kind, tmp_path), tmp_path) as running:
+        running.start(0)
+        running.start(1)
+        (thinking,), (painting,) = running.wait_up(0), running.wait_up(1)
+        thinker, painter = running.session(thinking), running.session(painting)
+        thinker.submit("r1", "seven", next_stages=(1,))
+        thinker.acknowledged()
+        _, done, _ = thinker.collect("r1")
+        assert isinstance(done, wire.StageDone)
+        (ref,) = done.payloads
+        assert (ref.connector, ref.size_bytes > 100_000) == (kind.partition(" ")[0] or "AutoConnector", True)
+        assert len(wire.encode(done)) < 1000
+        for attempt in range(2):
+            painter.submit("r1", attempt=attempt, payloads=done.payloads)
+            painter.acknowledged()
+            _, drawn, pictures = painter.collect("r1")
+            assert isinstance(drawn, wire.StageDone)
+            assert pictures[0].startswith(b"\x89PNG")
+        thinker.send(wire.ReleasePayloads(epoch=thinker.epoch, request_id="r1"))
+        attempts = iter(range(2, 100))
+
+        def gone() -> bool:
+            painter.submit("r1", attempt=next(attempts), payloads=done.payloads)
+            painter.acknowledged()
+            failed = painter.collect("r1")[1]
+            return isinstance(failed, wire.StageFailed) and failed.kind is FailureKind.PAYLOAD
+
+        assert eventually(gone)
+    assert {name for name in set(os.listdir("/dev/shm")) - before if name.startswith("omni-segment")} == set()
+
+
+def deploy_of(kind: str, folder: Path) -> Any:
+    """Two stages; the edge between them names a connector, or none."""
+    deploy = echo_stages({"payload_bytes": 100_000}, {"modality": "image"})
+    if not kind:
+        return deploy
+    extra: dict[str, Any] = {}
+    if kind.endswith("TLS"):
+        made = make_certificates(folder)
+        extra = {"tls": {"cert": made.server_cert, "key": made.server_key, "ca": made.ca}}
+    return msgspec.structs.replace(
+        deploy,
+        edges=(EdgeConfig(from_=0, to=1, connector="it", max_inflight=8),),
+        connectors={"it": ConnectorConfig(name=kind.partition(" ")[0], extra=extra)},
+    )
