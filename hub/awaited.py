@@ -15,27 +15,22 @@ class AwaitedDispatches:
     """Lives on the loop. ``on_silence(request_id, attempt, is_final)`` comes twice for a dispatch without an answer.
 
     First after ``accept_timeout_s``, when another replica might take it, then after ``accept_limit_s``, when it is
-    given up. One timer serves all: each of the two lengths is the same for every dispatch, so both queues are in order.
+    given up.
     """
 
     def __init__(self, config: HubConfig, on_silence: Callable[[str, int, bool], None]) -> None:
-        self._timeout_s = config.accept_timeout_s
-        self._limit_s = config.accept_limit_s
         self._on_silence = on_silence
         self._loop = asyncio.get_running_loop()
         #: When each was sent, on the loop's clock.
         self._sent_at_s: dict[_Key, float] = {}
-        self._first: deque[tuple[float, _Key]] = deque()
-        self._final: deque[tuple[float, _Key]] = deque()
-        self._timer: asyncio.TimerHandle | None = None
+        self._first = _Line(config.accept_timeout_s, self._silent_at_first)
+        self._final = _Line(config.accept_limit_s, self._silent_to_the_end)
 
     def sent(self, key: _Key) -> None:
         """A dispatch has left."""
         now_s = self._loop.time()
         self._sent_at_s[key] = now_s
-        self._first.append((now_s, key))
-        if self._timer is None:
-            self._timer = self._loop.call_later(self._timeout_s, self._look)
+        self._first.add(now_s, key)
 
     def answered(self, key: _Key) -> None:
         """The replica has spoken of it. Unknown ones are fine."""
@@ -51,6 +46,37 @@ class AwaitedDispatches:
         self._sent_at_s.clear()
         self._first.clear()
         self._final.clear()
+
+    def _silent_at_first(self, sent_at_s: float, key: _Key) -> None:
+        if self._sent_at_s.get(key) == sent_at_s:
+            self._final.add(sent_at_s, key)
+            self._on_silence(*key, False)
+
+    def _silent_to_the_end(self, sent_at_s: float, key: _Key) -> None:
+        if self._sent_at_s.get(key) == sent_at_s:
+            del self._sent_at_s[key]
+            self._on_silence(*key, True)
+
+
+class _Line:
+    """Calls ``on_due(sent_at_s, key)`` when so long has passed. All wait equally long, so one timer serves them."""
+
+    def __init__(self, length_s: float, on_due: Callable[[float, _Key], None]) -> None:
+        self._length_s = length_s
+        self._on_due = on_due
+        self._loop = asyncio.get_running_loop()
+        self._waiting: deque[tuple[float, _Key]] = deque()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def add(self, sent_at_s: float, key: _Key) -> None:
+        """Wait with this one, too."""
+        self._waiting.append((sent_at_s, key))
+        if self._timer is None:
+            self._timer = self._loop.call_at(sent_at_s + self._length_s, self._look)
+
+    def clear(self) -> None:
+        """Wait for none."""
+        self._waiting.clear()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -58,29 +84,12 @@ class AwaitedDispatches:
     def _look(self) -> None:
         self._timer = None
         now_s = self._loop.time()
-        for queue, length_s, is_final in ((self._first, self._timeout_s, False), (self._final, self._limit_s, True)):
-            while queue and queue[0][0] + length_s <= now_s:
-                sent_at_s, key = queue.popleft()
-                if self._sent_at_s.get(key) != sent_at_s:
-                    continue
-                if is_final:
-                    del self._sent_at_s[key]
-                else:
-                    self._final.append((sent_at_s, key))
-                self._on_silence(*key, is_final)
-        self._arm(now_s)
-
-    def _arm(self, now_s: float) -> None:
-        for queue in (self._first, self._final):
-            while queue and self._sent_at_s.get(queue[0][1]) != queue[0][0]:
-                queue.popleft()
-        due_s = [
-            queue[0][0] + length_s
-            for queue, length_s in ((self._first, self._timeout_s), (self._final, self._limit_s))
-            if queue
-        ]
-        if due_s and self._timer is None:
-            self._timer = self._loop.call_later(max(0.001, min(due_s) - now_s), self._look)
+        while self._waiting and self._waiting[0][0] + self._length_s <= now_s:
+            self._on_due(*self._waiting.popleft())
+        if self._waiting and self._timer is None:
+            # Not sooner than the clock can tell apart.
+            due_s = max(now_s + 0.001, self._waiting[0][0] + self._length_s)
+            self._timer = self._loop.call_at(due_s, self._look)
 
 
 class AwaitedAborts:

@@ -74,9 +74,9 @@ class Dispatcher:
         pool, request_id = self._pools[action.stage_id], active.request.request_id
         try:
             task = _task(active, action)
-            found = pool.try_pick(request_id, task, avoid=action.avoid, priority=action.priority)
+            found = pool.try_pick(request_id, task, avoid=_avoid(action, pool), priority=action.priority)
             while found is not None and self._is_lost(active, action, found):
-                found = pool.try_pick(request_id, task, avoid=action.avoid, priority=action.priority)
+                found = pool.try_pick(request_id, task, avoid=_avoid(action, pool), priority=action.priority)
         except StageUnavailableError as error:
             return ev.StageUnavailable(action.stage_id, action.attempt, str(error))
         if found is not None:
@@ -189,6 +189,12 @@ class Dispatcher:
             active.machine.state.pipeline_timings["hub_in"] = hub_in_s
         replica = ev.ReplicaRef(info.stage_id, info.replica_id, info.epoch, info.input_addr)
         return ev.Sent(action.stage_id, action.attempt, replica)
+
+
+def _avoid(action: ev.Dispatch, pool: StagePool) -> frozenset[str]:
+    """Whom the pick is kept off: one that was only slow is better than to wait."""
+    with_slow = action.avoid | action.slow
+    return with_slow if action.slow and pool.has_free(avoid=with_slow) else action.avoid
 
 
 def _task(active: Active, action: ev.Dispatch) -> Task:

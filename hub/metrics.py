@@ -101,6 +101,12 @@ class HubMetrics:
         if counter is not None:
             counter.inc()
 
+    def count_retry(self, stage_id: int, *, resumed: bool) -> None:
+        """A stage of a request was dispatched again; ``resumed``: behind what was shown."""
+        self.retries.labels(stage_id).inc()
+        if resumed:
+            self.continued.labels(stage_id).inc()
+
     def observe_in(self, seconds: float) -> None:
         """The hub took this long to send a request's first work."""
         self._overhead.labels("in").observe(seconds)

@@ -232,9 +232,8 @@ class Orchestrator:
             priority=request.priority,
         )
         deadline_s = request.received_s + request.timeout_s
-        timer = asyncio.get_running_loop().call_later(
-            max(0.0, deadline_s - time.perf_counter()), self._post, _TimeUp(request.request_id)
-        )
+        left_s = max(0.0, deadline_s - time.perf_counter())
+        timer = asyncio.get_running_loop().call_later(left_s, self._post, _TimeUp(request.request_id))
         self._active[request.request_id] = Active(request, machine, deadline_s, timer)
         self.request_states[request.request_id] = machine.state
         self._metrics.in_flight.set(len(self._active))
@@ -280,7 +279,7 @@ class Orchestrator:
             case ev.Drop(reason=reason):
                 self._metrics.dropped.labels(reason).inc()
             case ev.Retry(stage_id=stage_id, resumed=resumed):
-                (self._metrics.continued if resumed else self._metrics.retries).labels(stage_id).inc()
+                self._metrics.count_retry(stage_id, resumed=resumed)
             case ev.Finish(outcome=outcome, error=error):
                 self._finish(active, outcome, error)
         return None

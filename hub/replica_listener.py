@@ -173,12 +173,14 @@ class ReplicaListener:
         if not item.is_final:
             # Who has nowhere else to go, or one try left, is better served by waiting.
             is_last = run.attempt + 1 >= self._config.attempts
-            if is_last or not pool.has_free(avoid={*run.avoid, info.input_addr}):
+            if is_last or not pool.has_free(avoid={*run.avoid, *run.slow, info.input_addr}):
                 return
         pool.failed(info.input_addr)
         silence_s = self._config.accept_limit_s if item.is_final else self._config.accept_timeout_s
         reason = f"it said nothing for {silence_s:g} s after the dispatch"
-        lost = ev.ReplicaLost(info.stage_id, item.attempt, reason, avoid_addr=info.input_addr)
+        lost = ev.ReplicaLost(
+            info.stage_id, item.attempt, reason, avoid_addr=info.input_addr, is_slow=not item.is_final
+        )
         self._tell(item.request_id, lost)
 
     def _session_up(self, item: SessionUp) -> None:
@@ -206,6 +208,9 @@ class ReplicaListener:
     def _interrupt(self, active: Active, stage_id: int, reason: str) -> None:
         """Work that can be done elsewhere moves at once; other work waits for the session, there is nothing to lose."""
         request_id, attempt = active.request.request_id, active.machine.runs[stage_id].attempt
+        if active.machine.runs[stage_id].replica is None:
+            # A pick that waited has just got this replica: nothing has left yet, and it is made again when it ends.
+            return
         if active.machine.can_move(stage_id):
             self._tell(request_id, ev.ReplicaLost(stage_id, attempt, reason))
         elif stage_id not in active.graces:

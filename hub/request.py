@@ -135,6 +135,7 @@ class RequestMachine:
             payloads=tuple(ref for stage_id in self._plan.inputs[run.stage_id] for ref in run.handed[stage_id]),
             next_stages=self._plan.next_stages[run.stage_id],
             avoid=frozenset(run.avoid),
+            slow=frozenset(run.slow),
             resume=resume,
             priority=self._priority,
             is_retry=is_retry,
@@ -223,7 +224,7 @@ class RequestMachine:
 
     def _lost(self, run: StageRun, event: ev.ReplicaLost, now_s: float) -> list[Action]:
         if event.avoid_addr:
-            run.avoid.add(event.avoid_addr)
+            (run.slow if event.is_slow else run.avoid).add(event.avoid_addr)
         stop: list[Action] = [ev.Abort(run.stage_id, run.attempt, run.replica)] if event.may_have_run else []
         return stop + self._judge(run, None, event.reason, now_s, may_have_run=event.may_have_run)
 

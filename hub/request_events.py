@@ -96,7 +96,8 @@ class ReplicaLost:
     """The dispatch will not be answered.
 
     ``may_have_run`` is false if it never left this process. ``avoid_addr`` is the replica's input address where it
-    still looks reachable, so that the next pick must be kept off it.
+    still looks reachable, so that the next pick must be kept off it; ``is_slow``: for no worse than a late answer, so
+    that it is better than nobody.
     """
 
     stage_id: int
@@ -104,6 +105,7 @@ class ReplicaLost:
     reason: str
     may_have_run: bool = True
     avoid_addr: str = ""
+    is_slow: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +148,8 @@ Event = Submitted | StageEvent | DeadlinePassed | Cancelled
 class Dispatch:
     """Pick a replica of the stage, none of ``avoid`` (input addresses), and send it the work.
 
+    Those in ``slow`` are taken only if there is nobody else who can serve.
+
     ``resume`` is what the client has seen of the stage's answer: the replica goes on behind it. ``is_retry``: the work
     may have run before, so it draws on the retry budget.
     """
@@ -157,6 +161,7 @@ class Dispatch:
     payloads: tuple[wire.PayloadRef, ...]
     next_stages: tuple[int, ...]
     avoid: frozenset[str]
+    slow: frozenset[str] = frozenset()
     resume: wire.Resume | None = None
     priority: int = 0
     is_retry: bool = False

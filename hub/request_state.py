@@ -107,6 +107,8 @@ class StageRun:
     replica: ReplicaRef | None = None
     #: Input addresses of replicas that failed this request and may look healthy.
     avoid: set[str] = field(default_factory=set)
+    #: Of those that only were late to answer.
+    slow: set[str] = field(default_factory=set)
     #: Sequence number of the next chunk of this attempt.
     next_seq: int = 0
     #: What the client has seen of this stage, in any attempt.

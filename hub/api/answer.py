@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import base64
+import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from math import isfinite
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from hub.outputs import OmniOutput
+
+#: What the header of timings allows as a name, within reason.
+_TOKEN: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 #: The one choice when no stage asked for had anything to put out: a picture for a question that has none.
 _NOTHING_TO_SHOW = {
@@ -90,4 +95,6 @@ def image_part(data: bytes, mime: str) -> dict[str, Any]:
 
 def server_timing(timings_s: Mapping[str, float]) -> str:
     """The timings as the standard ``Server-Timing`` header has them: ``name;dur=milliseconds``."""
-    return ", ".join(f"{name};dur={1000 * seconds:.3f}" for name, seconds in sorted(timings_s.items()))
+    # A replica chooses the names: what is no token would end the header, or begin another one.
+    shown = {name: seconds for name, seconds in timings_s.items() if _TOKEN.fullmatch(name) and isfinite(seconds)}
+    return ", ".join(f"{name};dur={1000 * seconds:.3f}" for name, seconds in sorted(shown.items()))

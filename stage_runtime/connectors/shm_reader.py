@@ -38,6 +38,8 @@ class View(mmap.mmap):
 
     #: The file's descriptor; the mapping has one of its own, and both share one lock.
     descriptor: int = -1
+    #: Held here, for modules are empty when the last views go as the process ends.
+    _close = staticmethod(os.close)
 
     def payload(self) -> memoryview:
         """The payload without the header."""
@@ -49,10 +51,12 @@ class View(mmap.mmap):
         if descriptor >= 0:
             with contextlib.suppress(OSError):
                 fcntl.flock(descriptor, fcntl.LOCK_UN)
-            os.close(descriptor)
+            self._close(descriptor)
 
     def __del__(self) -> None:
-        self.let_go()
+        # Closed is unlocked: the mapping's own descriptor goes with it.
+        if self.descriptor >= 0:
+            self._close(self.descriptor)
 
 
 def attach(path: str, key_digest: bytes, generation: bytes | None, *, consume: bool) -> View | None:

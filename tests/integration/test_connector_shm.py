@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -235,6 +238,19 @@ def test_a_consumer_that_dies_as_it_consumes_leaves_a_name_that_is_swept(make: M
     got = connector.get("0", "1", "key")
     assert got is not None
     assert intact(got[0])
+
+
+def test_a_process_that_ends_with_hand_offs_in_its_hands_ends_without_a_word(make: Make, tmp_path: Path) -> None:
+    """The last views go when the interpreter has torn down its modules already."""
+    make().put("0", "1", "key", payload(100_000))
+    script = f"""
+        from stage_runtime.connectors import SharedMemoryConnector
+        connector = SharedMemoryConnector({{"directory": {str(tmp_path)!r}}})
+        got = connector.get("0", "1", "key", {{"consume": False}})
+        assert got is not None
+    """
+    ended = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, check=True)
+    assert (ended.stdout, ended.stderr) == ("", "")
 
 
 @pytest.mark.parametrize("directory", ["/no/such/folder", "/proc/version"])

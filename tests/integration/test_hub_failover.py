@@ -20,6 +20,7 @@ from omni_discovery.messages import ReplicaStatus
 from omni_discovery.wire import FailureKind
 from tests.support.hub_fakes import (
     PAIR,
+    QUICK,
     FakeReplica,
     accept_only,
     collect,
@@ -212,3 +213,19 @@ async def test_a_replica_that_got_the_port_of_a_dead_one_of_another_stage_keeps_
         outputs = await collect(omni.generate({"prompt": "a cat"}))
         assert b"PNG" in [output.data for output in outputs]
     painter.kill()
+
+
+async def test_a_replica_that_was_only_slow_is_better_than_nobody() -> None:
+    """1. a does not answer the first dispatch in time, and b gets it
+    2. b dies with it; nobody is left but a, which is well again
+    """
+
+    def late(replica: FakeReplica, submit: wire.Submit) -> None:
+        if submit.attempt:
+            echo(replica, submit)
+
+    a, b = FakeReplica(late), FakeReplica(die, replica_id=1)
+    config = replace(QUICK, accept_timeout_s=0.1, accept_limit_s=5.0)
+    async with running_hub(a, b, config=config) as omni:
+        assert text_of(await collect(omni.generate({"prompt": "x"}))) == "x "
+        assert [len(each.of(wire.Submit)) for each in (a, b)] == [2, 1]

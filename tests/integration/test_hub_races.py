@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
+import pytest
+
 from hub.async_omni import AsyncOmni
 from hub.orchestrator import Orchestrator
 from omni_discovery import wire
@@ -15,6 +17,14 @@ from tests.support.hub_fakes import FakeReplica, accept_only, collect, running_h
 def inside(omni: AsyncOmni) -> Orchestrator:
     assert omni._orchestrator is not None
     return omni._orchestrator
+
+
+def lose_connections(omni: AsyncOmni, replica: FakeReplica) -> None:
+    """As the sockets' monitors tell it, both in one turn of the loop."""
+    client = inside(omni)._membership.clients[replica.info.input_addr]
+    for name, connection in client._connections.items():
+        connection.connected = False
+        client._lose(name)
 
 
 async def test_an_abort_in_the_turn_in_which_its_request_came_ends_it() -> None:
@@ -36,35 +46,37 @@ async def test_replicas_lost_in_one_turn_cost_a_request_none_of_its_attempts() -
     replicas = [FakeReplica(replica_id=number) for number in range(9)]
     async with running_hub(*replicas) as omni:
         for replica in replicas[:-1]:
-            client = inside(omni)._membership.clients[replica.info.input_addr]
-            for name, connection in client._connections.items():
-                connection.connected = False
-                client._lose(name)
+            lose_connections(omni, replica)
         assert text_of(await collect(omni.generate({"prompt": "hello"}))) == "hello "
         assert len(replicas[-1].of(wire.Submit)) == 1
 
 
-async def test_a_pick_that_waited_and_finds_its_replica_lost_is_made_again() -> None:
+async def test_a_pick_that_waited_and_finds_its_replica_lost_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """1. a pick waits, for there is no replica
-    2. one comes, and is lost before the request has left
-    3. the request waits on, and another replica serves it
+    2. one comes, and its connections are lost in the turn in which the pick gets it
+    3. the request waits on, and another replica serves it with the first attempt
     """
     first, second = FakeReplica(), FakeReplica(replica_id=1)
     async with running_hub(wait=False) as omni:
+        pool, lost = inside(omni).stage_pools[0], asyncio.Event()
+        tell_pool = pool.session_up
+
+        def lose_first(addr: str, *, gated: bool = False) -> None:
+            tell_pool(addr, gated=gated)
+            if not lost.is_set():
+                lost.set()
+                lose_connections(omni, first)
+
+        monkeypatch.setattr(pool, "session_up", lose_first)
         reader = asyncio.create_task(collect(omni.generate({"prompt": "hello"})))
         show(omni, first.info)
-        pool = inside(omni).stage_pools[0]
-        await until(lambda: bool(pool.in_flight(first.info.input_addr)) or bool(first.of(wire.Hello)))
-        while not pool.in_flight(first.info.input_addr):  # noqa: ASYNC110
-            await asyncio.sleep(0)
-        client = inside(omni)._membership.clients[first.info.input_addr]
-        for name, connection in client._connections.items():
-            connection.connected = False
-            client._lose(name)
-        first.kill()
-        show(omni, second.info)
-        assert text_of(await reader) == "hello "
+        async with asyncio.timeout(3.0):
+            await lost.wait()
+            first.kill()
+            show(omni, second.info)
+            assert text_of(await reader) == "hello "
         assert not first.of(wire.Submit)
+        assert second.of(wire.Submit)[0].attempt == 0
         second.kill()
 
 

@@ -33,6 +33,18 @@ async def test_a_dispatch_without_an_answer_is_heard_of_twice_in_order() -> None
     assert silent[2:] == [("b", 3, True)]
 
 
+async def test_a_silent_dispatch_does_not_delay_the_news_of_a_later_one() -> None:
+    """1. one is silent and waits for its second moment, far away; 2. the next one's first moment comes in time"""
+    silent: list[tuple[str, int, bool]] = []
+    awaited = AwaitedDispatches(replace(CONFIG, accept_limit_s=30.0), lambda *about: silent.append(about))
+    awaited.sent(("one", 0))
+    await asyncio.sleep(0.04)
+    awaited.sent(("two", 0))
+    await asyncio.sleep(0.06)
+    assert silent == [("one", 0, False), ("two", 0, False)]
+    awaited.clear()
+
+
 async def test_nothing_is_heard_of_what_was_cleared() -> None:
     silent: list[tuple[str, int, bool]] = []
     awaited = AwaitedDispatches(CONFIG, lambda *about: silent.append(about))
