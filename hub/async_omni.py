@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_REVOKED: Final = "this hub is revoked: no replica listens to it"
 _MAX_ID_LENGTH: Final = 200
 _MAX_TIMEOUT_S: Final = 30 * 86400
 #: How long the last aborts may take to leave before the sockets are closed.
@@ -113,6 +114,8 @@ class AsyncOmni:
         """Raise RequestError if no request can be served, whatever the replicas do."""
         if not self.is_running:
             raise RequestError("the hub is not running")
+        if self.is_revoked:
+            raise StageUnavailableError(self.graph.stage_ids[0], _REVOKED)
 
     async def start(self) -> None:
         """Begin to serve on the running loop. Raise RuntimeError if it was started before."""
@@ -137,18 +140,17 @@ class AsyncOmni:
     def apply_view(self, view: View, delta: Delta) -> None:
         """Follow the registry. May be called from any thread, also before ``start`` and after ``close``."""
         self._stale_since_s = view.stale_since_s
-        is_revoked = self.hub_id in view.revoked
-        if is_revoked and not self.is_revoked:
-            logger.error(
-                "hub.revoked hub=%s: replicas drop all it says; `omni hub allow` lets it in again", self.hub_id
-            )
-        self.is_revoked = is_revoked
+        was_revoked, self.is_revoked = self.is_revoked, self.hub_id in view.revoked
+        if self.is_revoked and not was_revoked:
+            logger.error("hub.revoked hub=%s: no replica listens to it; omni hub allow lets it in again", self.hub_id)
         with self._lock:
             if self._loop is None:
                 self._view_before_start = (view, delta)
             elif self._orchestrator is not None:
                 with suppress(RuntimeError):  # the loop is closed
                     self._loop.call_soon_threadsafe(self._orchestrator.apply_view, view, delta)
+                    if self.is_revoked:
+                        self._loop.call_soon_threadsafe(self._orchestrator.end_all, _REVOKED)
 
     @property
     def view_stale_s(self) -> float | None:

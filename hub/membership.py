@@ -122,6 +122,8 @@ class Membership:
         if pool.get(addr) is None:
             # The first of a mass disappearance is let go of before anybody can know that it is one.
             pool.upsert(info)
+            if addr in self.clients:
+                self.clients[addr].renew(info, afresh=True)
         if addr not in self.clients:
             self._attach(info)
         pool.hold(addr)
@@ -173,9 +175,11 @@ class Membership:
         if client is not None and not client.is_same_process(info):
             self._replace(client)
             client = None
+        # The client of one that was let go of may have stayed for its aborts: the pool knows nothing of its session.
+        afresh = pool.get(addr) is None
         pool.upsert(info)
         if client is not None:
-            client.renew(info)
+            client.renew(info, afresh=afresh)
         else:
             self._attach(info)
         if info.status is ReplicaStatus.ERROR:

@@ -20,7 +20,7 @@ from hub import request_events as ev
 from hub.active import AbortRequest, Active, AddRequest, Ended
 from hub.backlog import Backlog
 from hub.cancels import Cancels
-from hub.client_events import AbortEnded, Answered, ClientEvent, ProcessGone, SessionDown, SessionUp
+from hub.client_events import AbortEnded, Answered, ClientEvent, ProcessGone, SessionDown, SessionUp, Unsent
 from hub.dispatcher import Dispatcher, PickEnded
 from hub.membership import Membership
 from hub.metrics import HubMetrics
@@ -122,11 +122,10 @@ class Orchestrator:
         """Follow the registry; call it on the loop. The view alone decides, so that a missed ``delta`` can't hurt."""
         self._post(view)
 
-    def end_all(self) -> None:
+    def end_all(self, reason: str = "the hub is stopping") -> None:
         """Abort every stage of every request; each ends with StageUnavailableError."""
         for request_id in list(self._active):
-            error = StageUnavailableError(self.stage_pools[0].stage_id, "the hub is stopping")
-            self._tell(request_id, ev.Cancelled(error))
+            self._tell(request_id, ev.Cancelled(StageUnavailableError(self.stage_pools[0].stage_id, reason)))
 
     def _lose(self, stage_id: int, addr: str, reason: str) -> None:
         self._listener.lose(stage_id, addr, reason)
@@ -201,7 +200,7 @@ class Orchestrator:
         # A client that has been replaced speaks of a process that is gone.
         if self._membership.clients.get(event.client.addr) is event.client:
             self._listener.hear(event)
-        if isinstance(event, AbortEnded | ProcessGone):
+        if isinstance(event, AbortEnded | ProcessGone | Unsent):
             self._membership.close_if_unused(event.client.info.stage_id, event.client.addr)
         if isinstance(event, SessionUp | SessionDown | ProcessGone):
             self._tending.review()

@@ -115,7 +115,8 @@ class ReplicaListener:
         info, active = item.client.info, self._active.get(item.request_id)
         if active is None or not active.machine.is_out(info.stage_id, item.attempt):
             return
-        self._release(active, info.stage_id)
+        # Nobody heard of it: the credit that it spent is there again.
+        self._pools[info.stage_id].unsent(item.request_id)
         reason, addr = "the send queue was full", info.input_addr
         lost = ev.ReplicaLost(info.stage_id, item.attempt, reason, may_have_run=False, avoid_addr=addr)
         self._tell(item.request_id, lost)

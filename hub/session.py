@@ -45,6 +45,10 @@ class Session:
         self.epochs.add(message.epoch)
         return True
 
+    def is_forgotten(self, message: wire.Welcome) -> bool:
+        """Whether a replica that lends us slots says that it knows of no session: it has given us up."""
+        return self.up and self.gated and message.epoch == self._epoch and message.session == 0
+
     def begin(self, epoch: int) -> None:
         """Both sockets have to be greeted anew: what was granted on one may have been lost with the other."""
         self._epoch = epoch

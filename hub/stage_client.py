@@ -41,6 +41,7 @@ logger = logging.getLogger(__name__)
 #: What is not said beyond that, the replica drops by itself after a while.
 _MAX_TO_RELEASE: Final = 10_000
 _ON_INPUT: Final = (wire.Accepted, wire.Rejected, wire.Aborted)
+_ABOUT_CREDITS: Final = (wire.Grant, wire.Recall)
 
 
 class StageClient:
@@ -100,16 +101,12 @@ class StageClient:
     def is_same_process(self, info: ReplicaInfo) -> bool:
         """Whether a record speaks of the process that this client is connected to."""
         ours = self.info
-        return (ours.input_addr, ours.output_addr, ours.curve_public_key, ours.stage_id) == (
-            info.input_addr,
-            info.output_addr,
-            info.curve_public_key,
-            info.stage_id,
-        )
+        mine = (ours.input_addr, ours.output_addr, ours.curve_public_key, ours.stage_id)
+        return mine == (info.input_addr, info.output_addr, info.curve_public_key, info.stage_id)
 
-    def renew(self, info: ReplicaInfo) -> None:
-        """The record has changed. Another epoch is another life of the same process: greet it anew."""
-        is_new_life = info.epoch != self.info.epoch
+    def renew(self, info: ReplicaInfo, *, afresh: bool = False) -> None:
+        """The record has changed. Another epoch is another life of the same process: it is greeted ``afresh``."""
+        is_new_life = afresh or info.epoch != self.info.epoch
         self.info = info
         if is_new_life:
             self._session.begin(info.epoch)
@@ -181,6 +178,8 @@ class StageClient:
     def _welcome(self, name: str, message: wire.Welcome) -> None:
         if message.epoch != self.info.epoch:
             self._on_event(FrameDropped(self, "epoch"))
+        elif self._session.is_forgotten(message):
+            self._lose(name, "the replica has given us up")
         elif self._session.welcome(name, message):
             for given_up in self._session.take_early_returns():
                 self.return_credits(self._session.number, given_up)
@@ -192,10 +191,10 @@ class StageClient:
             if early := self._session.take_early_credits():
                 self._on_event(Granted(self, early, message.queue_length))
 
-    def _lose(self, name: str) -> None:
+    def _lose(self, name: str, reason: str = "its connection was lost") -> None:
         self._session.begin(self.info.epoch)
         self._begun_at_s[name] = self._loop.time()
-        self._end_session("its connection was lost", lost=True)
+        self._end_session(reason, lost=True)
 
     def _miss(self) -> None:
         # Only who had a session can be missed; a replica that has just registered may not listen to us yet.
@@ -261,17 +260,16 @@ class StageClient:
         except WireError:
             self._on_event(FrameDropped(self, "malformed"))
             return
+        attached = tuple(map(bytes, attachments))
         for message in messages:
-            self._hear(name, message, attachments, received_at_s)
+            self._hear(name, message, attached, received_at_s)
 
-    def _hear(
-        self, name: str, message: wire.FromReplica, attachments: Sequence[bytes | memoryview], received_at_s: float
-    ) -> None:
+    def _hear(self, name: str, message: wire.FromReplica, attachments: tuple[bytes, ...], received_at_s: float) -> None:
         if isinstance(message, wire.Welcome):
             self._welcome(name, message)
         elif isinstance(message, _ON_INPUT) != (name == "input"):
             self._on_event(FrameDropped(self, "misplaced"))
-        elif isinstance(message, wire.Grant | wire.Recall):
+        elif isinstance(message, _ABOUT_CREDITS):
             self._take_credits(message)
         elif message.epoch not in self._session.epochs:
             self._on_event(FrameDropped(self, "epoch"))
@@ -280,7 +278,7 @@ class StageClient:
                 self._on_event(AbortEnded(self, message.request_id))
         else:
             self._dispatches.answered((message.request_id, message.attempt))
-            self._on_event(Answered(self, message, tuple(bytes(each) for each in attachments), received_at_s))
+            self._on_event(Answered(self, message, attachments, received_at_s))
 
     def _take_credits(self, message: wire.Grant | wire.Recall) -> None:
         if not self._session.is_of_this(message):

@@ -21,6 +21,8 @@ from omni_discovery.errors import ConfigError
 from omni_discovery.security import KeyPair, secure_client
 from omni_discovery.wire import MAX_ATTACHMENT_BYTES
 
+#: As a plain number: what a mask of zmq's own kind costs is felt with every message.
+_POLLIN: Final = int(zmq.POLLIN)
 #: Messages taken from one socket before others get their turn.
 _BATCH: Final = 64
 #: Sockets that one context may hold: each replica takes six.
@@ -65,7 +67,7 @@ class LoopSocket:
         self._on_frames = on_frames
         self._loop = asyncio.get_running_loop()
         self._fd = int(socket.getsockopt(zmq.FD))
-        self._drain_due = False
+        self._drain_due = self._is_draining = False
         self._loop.add_reader(self._fd, self._drain)
         # What came before the reader was set has already used up its edge.
         self._look_again()
@@ -73,13 +75,18 @@ class LoopSocket:
     def send(self, frames: Sequence[bytes]) -> None:
         """Queue one message. Raise QueueFullError, at once, where that is not possible."""
         try:
-            self.socket.send_multipart(frames, zmq.NOBLOCK)
+            if len(frames) == 1:
+                self.socket.send(frames[0], zmq.NOBLOCK)
+            else:
+                self.socket.send_multipart(frames, zmq.NOBLOCK)
         except zmq.Again:
             raise QueueFullError("the send queue is full or nobody is connected") from None
         except zmq.ZMQError as error:
             raise NotConnectedError(f"can't send: {error}") from error
         finally:
-            self._look_again()
+            # Whoever is draining finds what comes meanwhile.
+            if not self._is_draining:
+                self._look_again()
 
     def drain(self) -> None:
         """Take in everything that has arrived."""
@@ -98,15 +105,18 @@ class LoopSocket:
             self._loop.call_soon(self._drain)
 
     def _drain(self) -> None:
-        self._drain_due = False
-        for _ in range(_BATCH):
-            if self.socket.closed:
-                return
-            try:
-                frames = self.socket.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                return
-            self._on_frames(frames)
+        self._drain_due, self._is_draining = False, True
+        try:
+            for _ in range(_BATCH):
+                if self.socket.closed:
+                    return
+                try:
+                    frames = self.socket.recv_multipart(zmq.NOBLOCK)
+                except zmq.Again:
+                    return
+                self._on_frames(frames)
+        finally:
+            self._is_draining = False
         self._look_again()
 
 
@@ -200,7 +210,7 @@ class DealerConnection:
 
 
 def _has_messages(socket: zmq.Socket[bytes]) -> bool:
-    return bool(int(socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
+    return bool(int(socket.getsockopt(zmq.EVENTS)) & _POLLIN)
 
 
 def _configure(socket: zmq.Socket[bytes], identity: str, keys: tuple[KeyPair, str] | None, config: HubConfig) -> None:

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any, Final
 
+import msgspec
+
 from omni_discovery.errors import InvalidRequestError
 from omni_discovery.wire import FailureKind
 from stage_runtime.engines.base import Engine, EngineOutput, StageRequest
@@ -34,8 +36,7 @@ class _Running:
     is_cancelled: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
+class Progress(msgspec.Struct, frozen=True):
     """When the engine last got anywhere, and whether it has anything to do. Swapped whole."""
 
     busy: bool
@@ -143,7 +144,7 @@ class EngineLoop:
             # It would begin at the beginning, and the client would see that twice.
             return [Broken(work.key, FailureKind.NOT_RESUMABLE, "this engine can't go on behind what was shown")]
         try:
-            fetched = self._payloads.fetch(work.payloads)
+            fetched = self._payloads.fetch(work.payloads, work.deadline_s - now_s)
             added_at_s = self._clock()
             self._engine.add(
                 StageRequest(

@@ -52,12 +52,16 @@ class Greetings:
         self._lives: dict[int, None] = {}
         #: Who greeted which life; answered again when the life becomes true.
         self._hellos: dict[tuple[SocketName, str], tuple[Peer, wire.Hello]] = {}
+        #: Hubs that were given up and may still be there.
+        self._estranged: dict[str, Peer] = {}
         self._has_warned = False
 
     def greet(self, socket: SocketName, peer: Peer, hello: wire.Hello) -> None:
         """A hub opens its session on one socket. Raise ForeignIdentityError if it gives another's name."""
         if hello.hub_id != peer.hub_id:
             raise ForeignIdentityError(f"hub {peer.hub_id!r} says that it is {hello.hub_id!r}")
+        if socket == "output":
+            self._estranged.pop(peer.name, None)
         self._hellos.pop((socket, peer.name), None)
         self._hellos[socket, peer.name] = peer, hello
         if len(self._hellos) > _MAX_HELLOS:
@@ -87,7 +91,19 @@ class Greetings:
         """A connection is given up."""
         for socket in self._outboxes:
             self._hellos.pop((socket, name), None)
+        self._estranged.pop(name, None)
         self.credits.close(name)
+
+    def estrange(self, peer: Peer) -> None:
+        """A connection is given up that may well stand: it is told that we know of no session, until it greets us."""
+        self.forget(peer.name)
+        self._estranged[peer.name] = peer
+        if len(self._estranged) > _MAX_HELLOS:
+            del self._estranged[next(iter(self._estranged))]
+
+    def listeners(self) -> dict[str, Peer]:
+        """The connections that are told our load now and then, by name."""
+        return self._estranged | {peer.name: peer for peer in self.greeted()}
 
     def probe(self, peer: Peer) -> None:
         """Tell a hub our load: only a send shows whether it is still there."""
@@ -105,7 +121,7 @@ class Greetings:
             )
             if not self._outboxes["output"].push(action.peer, wire.encode(message)):
                 # It reads too slowly to be lent anything; a new session begins anew.
-                self.credits.close(action.peer)
+                self.estrange(Peer(action.peer, action.peer.partition("/")[0]))
 
     def is_a_life(self, epoch: int) -> bool:
         """Whether an epoch is one of this process: what began in an earlier life may be ended in this one."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Final
 
@@ -46,8 +47,9 @@ class Ledger:
         #: The attempt that counts, by hub and request.
         self._current: dict[tuple[str, str], Ticket] = {}
         #: The last attempt that ended or must not begin, by connection and request, oldest first. Another process of
-        #: the same hub may use its request ids again, and has connections of its own.
-        self._ended: dict[tuple[str, str], int] = {}
+        #: the same hub may use its request ids again, and has connections of its own. A plain dict would look for its
+        #: oldest through the holes that all the older ones left.
+        self._ended: OrderedDict[tuple[str, str], int] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self.tickets)
@@ -86,7 +88,7 @@ class Ledger:
         request = peer.name, request_id
         self._ended[request] = max(attempt, self._ended.pop(request, -1))
         if len(self._ended) > self._max_ended:
-            del self._ended[next(iter(self._ended))]
+            self._ended.popitem(last=False)
 
     def of_peer(self, name: str) -> list[Ticket]:
         """All whose answers go to one connection."""

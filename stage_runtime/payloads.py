@@ -25,6 +25,8 @@ from stage_runtime.ledger import owner_of
 logger = logging.getLogger(__name__)
 
 KEEP_S: Final = 900.0
+#: How long a hand-off may take to come from another host.
+_FETCH_TIMEOUT_S: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +59,10 @@ class Payloads:
         #: How often a connector raised where nobody waits for its answer.
         self.failed_cleanups = 0
 
-    def fetch(self, refs: Sequence[PayloadRef]) -> dict[int, Mapping[str, Any]]:
+    def fetch(self, refs: Sequence[PayloadRef], remaining_s: float = _FETCH_TIMEOUT_S) -> dict[int, Mapping[str, Any]]:
         """What the stages before left, by stage. Raise PayloadError if any of it is missing or damaged."""
+        # The engine's thread waits meanwhile, and with it everybody else's request.
+        timeout_s = max(0.0, min(_FETCH_TIMEOUT_S, remaining_s))
         found: dict[int, Mapping[str, Any]] = {}
         for ref in refs:
             edge = self._edges.get((ref.from_stage, ref.to_stage))
@@ -67,7 +71,9 @@ class Payloads:
             if ref.connector != edge.name:
                 raise PayloadError(f"the hand-off came by {ref.connector}, this replica has {edge.name}")
             try:
-                got = edge.connector.get(str(ref.from_stage), str(ref.to_stage), ref.key, dict(ref.metadata))
+                got = edge.connector.get(
+                    str(ref.from_stage), str(ref.to_stage), ref.key, {**ref.metadata, "timeout_s": timeout_s}
+                )
             except Exception as error:
                 raise PayloadError(f"the hand-off of stage {ref.from_stage} can't be read: {_told(error)}") from error
             if got is None:
@@ -129,7 +135,9 @@ class Payloads:
         key = _key(work)
         stored, size_bytes, metadata = edge.connector.put(str(self._stage_id), str(to_stage), key, handoff)
         if not stored:
-            raise PayloadError(f"{edge.name} could not store the hand-off for stage {to_stage}")
+            raise PayloadError(
+                f"{edge.name} could not store the hand-off for stage {to_stage}: {edge.connector.last_error}"
+            )
         self._kept.setdefault(work.owner, []).append(_Kept(edge.connector, key, self._clock()))
         return PayloadRef(
             from_stage=self._stage_id,
@@ -151,17 +159,24 @@ def _key(work: Work) -> str:
     return f"{work.request_id[:128]}_{hashlib.blake2b(work.key.encode('utf-8'), digest_size=8).hexdigest()}"
 
 
-def build_edges(deploy: DeployConfig, stage_id: int, namespace: str) -> dict[tuple[int, int], Edge]:
+def build_edges(
+    deploy: DeployConfig, stage_id: int, namespace: str, bind_host: str = "", advertise_host: str = ""
+) -> dict[tuple[int, int], Edge]:
     """The connectors of all edges that touch a stage. Raise ConfigError for one that can't be built."""
     pairs = [(before, stage_id) for before in deploy.inputs_of(stage_id)]
     pairs += [(stage_id, stage.stage_id) for stage in deploy.stages if stage_id in deploy.inputs_of(stage.stage_id)]
     edges: dict[tuple[int, int], Edge] = {}
     for pair in pairs:
         config = deploy.connector_of(*pair)
-        extra = dict(config.extra)
-        if config.name == "SharedMemoryConnector":
-            extra = {"namespace": namespace, "stage_id": stage_id, **extra}
         try:
+            place = OmniConnectorFactory.place(
+                config.name,
+                namespace=namespace,
+                stage_id=stage_id,
+                bind_host=bind_host,
+                advertise_host=advertise_host,
+            )
+            extra = place | dict(config.extra)
             connector = OmniConnectorFactory.create_connector(ConnectorSpec(config.name, extra))
         except (ValueError, TypeError, ImportError) as error:
             raise ConfigError(f"edge {pair[0]} to {pair[1]}: {error}") from error

@@ -65,7 +65,9 @@ class Replica:
         #: None without encryption.
         self._keys = KeyPair.generate() if config.zmq_security == CURVE else None
         self._payloads = Payloads(
-            config.stage_id, build_edges(deploy, config.stage_id, config.namespace), time.monotonic
+            config.stage_id,
+            build_edges(deploy, config.stage_id, config.namespace, config.bind_host, config.advertise_host),
+            time.monotonic,
         )
         state = ReplicaState(lambda: self._lifecycle.stage, lambda: self._engine.capacity)
         self._server = ReplicaServer(config.server, config.bind_host, self._keys, state, self._take_job)

@@ -28,6 +28,8 @@ logger = logging.getLogger(__name__)
 
 #: How often a hub hears from us at least.
 _PROBE_INTERVAL_S: Final = 1.0
+#: Why a hub is given up that is not reached any more; others are told that they were.
+_GONE: Final = "is gone"
 #: An Abort that names no attempt names them all.
 _ALL_ATTEMPTS: Final = (1 << 53) - 1
 
@@ -212,15 +214,15 @@ class Sessions:
             # Whoever comes back begins another session.
             self._credits.close(name)
         for name in self._replies.gone_for(self._config.hub_grace_s, now_s):
-            self._give_up(Peer(name, name.partition("/")[0]), "is gone")
+            self._give_up(Peer(name, name.partition("/")[0]), _GONE)
         for name in self._acks.gone_for(self._config.hub_grace_s, now_s):
             self._acks.drop(name)
         if now_s < self._next_probe_s:
             return
         self._next_probe_s = now_s + _PROBE_INTERVAL_S
         waiting = {ticket.peer.name: ticket.peer for ticket in self.ledger.tickets.values()}
-        for name, peer in (waiting | {peer.name: peer for peer in self.greetings.greeted()}).items():
-            if not self._replies.has_waiting(name):
+        for name, peer in (waiting | self.greetings.listeners()).items():
+            if peer.hub_id not in self._revoked and not self._replies.has_waiting(name):
                 self.greetings.probe(peer)
 
     def revoke(self, hub_ids: frozenset[str]) -> None:
@@ -238,7 +240,10 @@ class Sessions:
 
     def _give_up(self, peer: Peer, why: str) -> None:
         tickets = self.ledger.of_peer(peer.name)
-        self.greetings.forget(peer.name)
+        if why == _GONE:
+            self.greetings.forget(peer.name)
+        else:
+            self.greetings.estrange(peer)
         self._acks.drop(peer.name)
         dropped = self._replies.drop(peer.name)
         self._counters["hubs_given_up"] += 1

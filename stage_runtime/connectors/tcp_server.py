@@ -144,8 +144,10 @@ class PayloadServer:
     def _serve(self, connection: _Connection) -> None:
         try:
             self._go_on(connection)
-        except (BlockingIOError, ssl.SSLWantReadError):
-            self._wait_for(connection, selectors.EVENT_READ if not connection.left else selectors.EVENT_WRITE)
+        except BlockingIOError:
+            self._wait_for(connection, selectors.EVENT_WRITE if connection.left else selectors.EVENT_READ)
+        except ssl.SSLWantReadError:
+            self._wait_for(connection, selectors.EVENT_READ)
         except ssl.SSLWantWriteError:
             self._wait_for(connection, selectors.EVENT_WRITE)
         except (OSError, ssl.SSLError) as error:

@@ -56,6 +56,9 @@ class EchoArgs(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 class _Speech:
     request: StageRequest
     text: str
+    #: All of the text, however many of its words are to be said.
+    word_count: int
+    #: Still to be said.
     words: deque[str]
     next_at_s: float
     said: list[int] = field(default_factory=list)
@@ -93,13 +96,12 @@ class EchoEngine:
     def add(self, request: StageRequest) -> None:
         """See Engine."""
         text = _text_of(request)
-        words = deque(_WORD.findall(text))
+        words = _WORD.findall(text)
         max_tokens = request.params.get("max_tokens")
-        if max_tokens is not None:
-            if not isinstance(max_tokens, int) or max_tokens < 1:
-                raise InvalidRequestError(f"max_tokens must be a whole number above 0, not {max_tokens!r}")
-            words = deque(list(words)[:max_tokens])
-        speech = _Speech(request, text, words, time.monotonic() + self._args.delay_s)
+        if max_tokens is not None and (not isinstance(max_tokens, int) or max_tokens < 1):
+            raise InvalidRequestError(f"max_tokens must be a whole number above 0, not {max_tokens!r}")
+        to_say = deque(words[:max_tokens])
+        speech = _Speech(request, text, len(words), to_say, time.monotonic() + self._args.delay_s)
         if request.resume is not None:
             self._skip_shown(speech, request.resume)
         self._speeches[request.key] = speech
@@ -150,28 +152,37 @@ class EchoEngine:
             reason = f"the echo engine was told to fail on {args.fail_on!r}"
             return EngineOutput(key, error=(FailureKind.ENGINE, reason))
         if self._args.modality == "image":
-            return self._finish(speech, EngineOutput(key, image_png=draw_png(speech.text), finish_reason="stop"))
+            return self._finish(speech, "stop", image_png=draw_png(speech.text))
         word = speech.words.popleft() if speech.words else ""
         token_ids = (token_id(word),) if word else ()
         speech.said += token_ids
         speech.next_at_s = now_s + args.delay_s
         if speech.words:
             return EngineOutput(key, text=word, token_ids=token_ids)
-        reason = "stop" if len(speech.said) == len(_WORD.findall(speech.text)) else "length"
-        return self._finish(speech, EngineOutput(key, text=word, token_ids=token_ids, finish_reason=reason))
+        reason = "stop" if len(speech.said) == speech.word_count else "length"
+        return self._finish(speech, reason, text=word, token_ids=token_ids)
 
-    def _finish(self, speech: _Speech, last: EngineOutput) -> EngineOutput:
-        del self._speeches[speech.request.key]
+    def _finish(
+        self,
+        speech: _Speech,
+        reason: str,
+        *,
+        text: str = "",
+        token_ids: tuple[int, ...] = (),
+        image_png: bytes | None = None,
+    ) -> EngineOutput:
+        key = speech.request.key
+        del self._speeches[key]
         handoff: Mapping[str, Any] | None = None
         if speech.request.next_stages and self._args.handoff_on in speech.text:
             encoded = np.frombuffer(speech.text.encode("utf-8"), dtype=np.uint8).astype(np.int64)
             handoff = {"token_ids": encoded, "filler": np.zeros(self._args.payload_bytes, dtype=np.uint8)}
         return EngineOutput(
-            key=last.key,
-            text=last.text,
-            token_ids=last.token_ids,
-            image_png=last.image_png,
-            finish_reason=last.finish_reason,
+            key,
+            text=text,
+            token_ids=token_ids,
+            image_png=image_png,
+            finish_reason=reason,
             handoff=handoff,
             usage=_usage(speech),
         )
@@ -194,8 +205,7 @@ def draw_png(text: str, size_px: int = 16) -> bytes:
 
 
 def _usage(speech: _Speech) -> dict[str, int]:
-    prompt_tokens = len(_WORD.findall(speech.text))
-    return {"prompt_tokens": prompt_tokens, "completion_tokens": len(speech.said)}
+    return {"prompt_tokens": speech.word_count, "completion_tokens": len(speech.said)}
 
 
 def _text_of(request: StageRequest) -> str:

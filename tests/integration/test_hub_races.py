@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 
 from hub.async_omni import AsyncOmni
+from hub.errors import QueueFullError
 from hub.orchestrator import Orchestrator
 from omni_discovery import wire
+from omni_discovery.errors import ReplicaLostError
 from omni_discovery.security import KeyPair
-from tests.support.hub_fakes import FakeReplica, accept_only, collect, running_hub, show, text_of, until
+from tests.support.hub_fakes import QUICK, FakeReplica, accept_only, collect, running_hub, show, text_of, until
 
 
 def inside(omni: AsyncOmni) -> Orchestrator:
@@ -114,8 +117,40 @@ async def test_of_two_records_with_one_address_the_newer_is_served() -> None:
         replica.kill()
 
 
+async def test_requests_that_did_not_leave_hold_no_slot_and_give_their_credit_back() -> None:
+    """1. a replica lends four slots; the first request of a turn leaves, the three behind it find the queue full
+    2. they end, and only the first is in flight; three credits are there again
+    """
+    replica = Lender(accept_only)
+    replica.recalls = 0
+    async with running_hub(replica, config=replace(QUICK, attempts=1)) as omni:
+        pool, addr = inside(omni).stage_pools[0], replica.info.input_addr
+        await until(lambda: pool.credits(addr) == 4)
+        connection = inside(omni)._membership.clients[addr]._connections["input"]
+        send, sent = connection.send, 0
+
+        def send_one(frames: Sequence[bytes]) -> None:
+            nonlocal sent
+            sent += 1
+            if sent > 1:
+                raise QueueFullError("full")
+            send(frames)
+
+        connection.send = send_one  # type: ignore[method-assign]
+        readers = [asyncio.create_task(collect(omni.generate({"prompt": "x"}))) for _ in range(4)]
+        await until(lambda: sum(reader.done() for reader in readers) == 3)
+        assert all(isinstance(reader.exception(), ReplicaLostError) for reader in readers if reader.done())
+        assert len(pool.in_flight(addr)) == 1
+        assert pool.credits(addr) == 3
+        connection.send = send  # type: ignore[method-assign]
+        for reader in readers:
+            reader.cancel()
+
+
 class Lender(FakeReplica):
     """Lends four slots on its output socket and asks for three of them at once, before it welcomes on the other."""
+
+    recalls = 3
 
     def _hear(self, name: str, message: wire.ToReplica) -> None:
         if not isinstance(message, wire.Hello):
@@ -125,7 +160,8 @@ class Lender(FakeReplica):
         if name == "output":
             self.say(wire.Welcome(**about, capacity=4), self._output)
             self.say(wire.Grant(**about, credits=4))
-            self.say(wire.Recall(**about, credits=3))
+            if self.recalls:
+                self.say(wire.Recall(**about, credits=self.recalls))
         elif self.greets:
             self.say(wire.Welcome(**about, capacity=4), self._input)
 

@@ -214,8 +214,11 @@ async def test_a_peer_that_takes_nothing_more_never_holds_up_the_hub_nor_its_end
         for way in ways:
             way.freeze()
         big = "x" * 1_000_000
-        hanging = [asyncio.create_task(outcome(omni, big)) for _ in range(60)]
-        await asyncio.sleep(0.1)
+        hanging = []
+        for _ in range(60):
+            hanging.append(asyncio.create_task(outcome(omni, big)))
+            # So slowly that the queue to the other one is never full.
+            await asyncio.sleep(0.02)
         lag = LoopLag()
         for number in range(30):
             assert await ask(omni, f"q{number}", timeout_s=5.0) == f"q{number} "
