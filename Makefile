@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help demo test lint unit chaos fuzz bench soak train evaluate setup-demo setup-test clean
+.PHONY: help demo test lint unit chaos fuzz long bench soak train evaluate setup-demo setup-test clean
 
 help: ## show what there is
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -26,11 +26,19 @@ fuzz: setup-test ## hostile hubs and replicas, for minutes (OMNI_FUZZ_ROUNDS=200
 	@OMNI_FUZZ_ROUNDS=$${OMNI_FUZZ_ROUNDS:-200000} $(BIN)/python -m pytest tests/integration/test_fuzz_hub.py \
 		tests/integration/test_fuzz_replica.py $(PYTEST_ARGS)
 
+long: setup-test ## outages of ten TTLs, ten minutes of churn, 10 000 hand-offs with kills
+	@OMNI_LONG=1 OMNI_OUTAGE_TTLS=$${OMNI_OUTAGE_TTLS:-10} OMNI_CHURN_S=$${OMNI_CHURN_S:-600} $(BIN)/python -m pytest \
+		tests/fault/test_long_outages.py tests/fault/test_connector_kills.py tests/integration/test_hub_robustness.py \
+		tests/contract/test_connectors.py $(PYTEST_ARGS)
+
 bench: setup-demo ## the hub's own time per request and the registry's figures; PEER_WHEEL=path adds the peer's columns
 	@$(BIN)/python -m tests.bench.hub_overhead --out demo-output/bench-hub.json
 	@$(BIN)/python -m tests.bench.registry --out demo-output/bench-registry.json \
 		$(if $(PEER_WHEEL),--peer-wheel $(PEER_WHEEL)) $(BENCH_ARGS)
 	@$(BIN)/python -m tests.bench.data_plane --out demo-output/bench-data-plane.json
+	@$(BIN)/python -m tests.bench.picking --out demo-output/bench-picking.json $(if $(PEER_WHEEL),--peer-wheel $(PEER_WHEEL))
+	@$(BIN)/python -m tests.bench.connectors --out demo-output/bench-connectors.json \
+		$(if $(PEER_WHEEL),--peer-wheel $(PEER_WHEEL))
 	@$(BIN)/python -m tests.bench.death --out demo-output/bench-death.json
 	@$(BIN)/python -m tests.bench.balancing --requests 20000 --out demo-output/bench-balancing.json \
 		--plot demo-output/balancing.svg
