@@ -117,9 +117,9 @@ def decode_from_replica(
     if not 1 <= len(frames) <= 1 + MAX_ATTACHMENTS:
         raise WireError(f"{len(frames)} frames")
     messages: list[FromReplica] = _decode(_from_replica, frames[0])
-    if len(frames) == 1:
-        return messages, ()
     attachments = frames[1:]
+    if not attachments:
+        return messages, attachments
     if not (len(messages) == 1 and isinstance(messages[0], Chunk)):
         raise WireError("only a chunk has attachments")
     if any(len(attachment) > MAX_ATTACHMENT_BYTES for attachment in attachments):
