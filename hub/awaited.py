@@ -97,27 +97,32 @@ class AwaitedAborts:
 
     def __init__(self) -> None:
         self._attempts: dict[str, int] = {}
+        #: Those of them that nobody waits for any more; said all the same, should the replica come back.
+        self._given_up: set[str] = set()
 
     def __bool__(self) -> bool:
-        return bool(self._attempts)
+        return len(self._attempts) > len(self._given_up)
 
     def ask(self, request_id: str, attempt: int) -> None:
         """The request is to stop."""
         self._attempts[request_id] = max(attempt, self._attempts.get(request_id, -1))
+        self._given_up.discard(request_id)
 
     def acknowledged(self, request_id: str, attempt: int) -> bool:
         """The replica has answered; whether that is news and all that was asked."""
         if self._attempts.get(request_id, attempt + 1) > attempt:
             return False
         del self._attempts[request_id]
-        return True
+        was_awaited = request_id not in self._given_up
+        self._given_up.discard(request_id)
+        return was_awaited
 
     def open(self) -> list[tuple[str, int]]:
         """What is still to be acknowledged, in the order in which it was asked."""
         return list(self._attempts.items())
 
     def give_up(self) -> list[str]:
-        """There is nobody left to ask: forget all, and say which."""
-        request_ids = list(self._attempts)
-        self._attempts.clear()
+        """There is nobody left to ask: wait for none any more, and say which those are."""
+        request_ids = [request_id for request_id in self._attempts if request_id not in self._given_up]
+        self._given_up.update(request_ids)
         return request_ids

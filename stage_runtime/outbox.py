@@ -81,6 +81,8 @@ class Outbox:
             if result is SendResult.FULL:
                 return
             self.waiting -= count
+            if count == len(queue.waiting):
+                break
             for _ in range(count):
                 head, attachment = queue.waiting.popleft()
                 queue.size_bytes -= len(head) + len(attachment or b"")

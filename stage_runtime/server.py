@@ -163,6 +163,10 @@ class ReplicaServer:
                     next_tick_s = now_s + _TICK_MS / 1000
                     self._sessions.tick(now_s)
                 self._sessions.flush(now_s)
+                if self._outcomes:
+                    # The engine was as quick as we: that is not worth another look at the sockets.
+                    self._deliver_waiting()
+                    self._sessions.flush(now_s)
             except Exception:
                 # One hub's nonsense must never end the service of all others.
                 logger.exception("server.error")
@@ -178,15 +182,18 @@ class ReplicaServer:
         if self._to_revoke != self._revoked:
             self._revoke(self._to_revoke)
         self._sessions.greetings.greet_waiting()
-        # What came while this was done is for the next turn: hubs must not wait until the engine falls silent.
-        for _ in range(len(self._outcomes)):
-            self._deliver(self._outcomes.popleft())
+        self._deliver_waiting()
         is_behind = False
         if self._input.socket in ready:
             is_behind = self._receive(self._input, self._sessions.on_input, now_s)
         if self._output.socket in ready:
             is_behind |= self._receive(self._output, self._sessions.on_output, now_s)
         return is_behind
+
+    def _deliver_waiting(self) -> None:
+        # What comes while this is done is for the next time: hubs must not wait until the engine falls silent.
+        for _ in range(len(self._outcomes)):
+            self._deliver(self._outcomes.popleft())
 
     def _deliver(self, outcomes: Sequence[Outcome]) -> None:
         try:

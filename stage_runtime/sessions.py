@@ -107,7 +107,7 @@ class Sessions:
             self._counters["replayed"] += 1
             return
         limit = self._state.capacity() + self._config.max_waiting
-        refusal = admit(self._state.stage(), len(self.ledger), limit)
+        refusal = admit(self._state.stage(), len(self.ledger.tickets), limit)
         if refusal is not None:
             self._reject(peer, submit, refusal)
             return
@@ -123,7 +123,7 @@ class Sessions:
                 epoch=submit.epoch,
                 request_id=submit.request_id,
                 attempt=submit.attempt,
-                queue_length=len(self.ledger),
+                queue_length=len(self.ledger.tickets),
             ),
         )
         self._to_do.append(_work(ticket, submit, now_s))
@@ -181,8 +181,9 @@ class Sessions:
         is_piece = isinstance(outcome, Piece)
         if not is_piece:
             self._close(ticket)
+        queue_length = len(self.ledger.tickets)
         try:
-            head = head_of(ticket, outcome, len(self.ledger))
+            head = head_of(ticket, outcome, queue_length)
             attachment = outcome.attachment if isinstance(outcome, Piece) else None
         except WireError as error:
             self._counters["unsendable_outputs"] += 1
@@ -197,14 +198,14 @@ class Sessions:
     # ---- what time brings
 
     def flush(self, now_s: float) -> None:
-        """Hand out the credits, send what is to be said, and give the engine its jobs."""
-        self.greetings.settle_credits(now_s)
-        self._acks.flush(now_s)
-        self._replies.flush(now_s)
-        # Last: the engine's thread wakes up at the first of them and takes the interpreter as soon as we wait.
+        """Give the engine its jobs, hand out the credits, and send what is to be said."""
+        # First: the engine's thread takes a while to wake up, which the sending of acknowledgements hides.
         for job in self._to_do:
             self._jobs(job)
         self._to_do.clear()
+        self.greetings.settle_credits(now_s)
+        self._acks.flush(now_s)
+        self._replies.flush(now_s)
 
     def tick(self, now_s: float) -> None:
         """Try again what could not be sent; give up hubs that stay away; look whether the silent ones are there."""

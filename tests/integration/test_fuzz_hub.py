@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from random import Random
 from typing import Any
@@ -17,6 +16,7 @@ from omni_discovery import wire
 from omni_discovery.errors import RequestError
 from tests.support.fuzz import bent, garbage, nested, number, odd_batch, oversized, resident_bytes, rounds
 from tests.support.hub_fakes import QUICK, FakeReplica, collect, echo, running_hub, show, text_of, until
+from tests.support.tcp_listener import Serve, listening
 
 ROUNDS = rounds(1500)
 #: The connection may be cut for a frame that is too long; it is back soon.
@@ -217,13 +217,15 @@ async def test_ports_that_speak_no_zmq_at_all_cost_nobody_anything(caplog: pytes
     """A record leads to an HTTP server, one to a socket that says nothing, one to noise: nobody notices."""
     rng = Random(7)
     talks = [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"", b"\xff" + rng.randbytes(63) * 50, bytes(100_000)]
-    servers = [await _answering(talk) for talk in talks]
     honest = FakeReplica()
-    strangers = [
-        replace(honest.info, replica_id=5 + index, epoch=100 + index, input_addr=addr, output_addr=addr)
-        for index, (_, addr) in enumerate(servers)
-    ]
-    with caplog.at_level(logging.ERROR):
+    async with AsyncExitStack() as stack:
+        stack.enter_context(caplog.at_level(logging.ERROR))
+        ports = [await stack.enter_async_context(listening(_answering(talk))) for talk in talks]
+        addresses = [f"tcp://127.0.0.1:{port}" for port in ports]
+        strangers = [
+            replace(honest.info, replica_id=5 + index, epoch=100 + index, input_addr=addr, output_addr=addr)
+            for index, addr in enumerate(addresses)
+        ]
         async with running_hub(honest) as omni:
             show(omni, honest.info, *strangers)
             for count in range(30):
@@ -231,18 +233,14 @@ async def test_ports_that_speak_no_zmq_at_all_cost_nobody_anything(caplog: pytes
                 await asyncio.sleep(0.02)
             assert omni.stage_status()[0].pickable == 1
             assert omni.stage_status()[0].registered == 1 + len(strangers)
-    for server, _ in servers:
-        server.close()
     assert caplog.records == []
 
 
-async def _answering(talk: bytes) -> tuple[asyncio.Server, str]:
+def _answering(talk: bytes) -> Serve:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(OSError):
             writer.write(talk)
             await reader.read(100)
             await asyncio.sleep(0.05)
-        writer.close()
 
-    listener = socket.create_server(("127.0.0.1", 0))
-    return await asyncio.start_server(serve, sock=listener), f"tcp://127.0.0.1:{listener.getsockname()[1]}"
+    return serve

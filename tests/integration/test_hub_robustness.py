@@ -38,6 +38,7 @@ from tests.support.hub_fakes import (
 )
 from tests.support.local_replica import LocalReplica
 from tests.support.proxy import TcpProxy
+from tests.support.tcp_listener import listening
 
 #: Longer by environment: ``OMNI_CHURN_S=600`` is what users have seen fail.
 CHURN_S = float(os.environ.get("OMNI_CHURN_S", "3"))
@@ -237,9 +238,7 @@ async def test_records_that_lead_nowhere_leave_nothing_behind_when_they_go() -> 
     """1. two hundred records of replicas that nobody listens for, or that never answer, come and go
     2. no socket, no task and no entry is left; a hub that serves meanwhile serves on
     """
-    silent = await asyncio.start_server(lambda _reader, _writer: None, "127.0.0.1", 0)
-    port = silent.sockets[0].getsockname()[1]
-    async with running_hub(FakeReplica()) as omni:
+    async with listening(_say_nothing) as port, running_hub(FakeReplica()) as omni:
         good = omni._orchestrator
         assert good is not None
         fine = next(iter(good.stage_pools[0]._core._entries.values())).info
@@ -256,7 +255,11 @@ async def test_records_that_lead_nowhere_leave_nothing_behind_when_they_go() -> 
             await until(lambda: omni.stage_status()[0].registered == 1)
         await until(lambda: open_files() <= before + 5)
         assert await ask(omni) == "hello "
-    silent.close()
+
+
+async def _say_nothing(reader: asyncio.StreamReader, _writer: asyncio.StreamWriter) -> None:
+    while await reader.read(65536):
+        pass
 
 
 def _nowhere(like: ReplicaInfo, number: int, port: int) -> ReplicaInfo:

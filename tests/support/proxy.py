@@ -22,7 +22,9 @@ class TcpProxy:
         host, _, port = target.rpartition(":")
         self._target = (host, int(port))
         self._thread = LoopThread("tcp-proxy")
+        #: Every connection that was ever made, both ways.
         self._writers: set[asyncio.StreamWriter] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
         self._flows = asyncio.Event()
         self._refuses = False
         self._port = 0
@@ -70,13 +72,23 @@ class TcpProxy:
 
     async def _stop(self) -> None:
         self._server.close()
+        # What was accepted just now has no task yet.
+        await asyncio.sleep(0.01)
+        self._flows.set()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._reset_all()
-        # The pumps end by what was reset under them.
-        await asyncio.sleep(0.05)
+        # What was aborted is closed in the loop's next turn.
+        await asyncio.sleep(0.01)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.attempts += 1
         self._writers.add(writer)
+        task = asyncio.current_task()
+        if task is not None:
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
         if self._refuses:
             self._reset(writer)
             return
@@ -94,7 +106,6 @@ class TcpProxy:
                 await self._flows.wait()
                 writer.write(content)
                 await writer.drain()
-        self._writers.discard(writer)
         writer.close()
 
     async def _reset_all(self) -> None:
@@ -102,7 +113,6 @@ class TcpProxy:
             self._reset(writer)
 
     def _reset(self, writer: asyncio.StreamWriter) -> None:
-        self._writers.discard(writer)
         with contextlib.suppress(OSError):
             connection: socket.socket = writer.get_extra_info("socket")
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _ABORT)

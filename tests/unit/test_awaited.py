@@ -68,6 +68,10 @@ def test_an_abort_is_open_until_the_attempt_that_was_meant_is_acknowledged() -> 
     assert not aborts.acknowledged("r", 1)
     aborts.ask("s", 0)
     assert aborts.give_up() == ["s"]
+    assert aborts.give_up() == []
+    assert aborts.open() == [("s", 0)]
+    assert not aborts.acknowledged("s", 0)
+    assert aborts.open() == []
     assert not aborts
 
 

@@ -77,7 +77,12 @@ def test_a_batch_is_bounded_by_count_and_by_size() -> None:
     assert [numbers for name, numbers in line.sent if name == "b"] == [[0], [1], [2], [3]]
 
 
-@pytest.mark.parametrize("count", [1, 2, 15, 16, 17, 1024])
+def test_one_head_alone_is_no_batch() -> None:
+    head_of_one = wire.encode(wire.Accepted(epoch=1, request_id="r", queue_length=0))
+    assert wire.join([head_of_one]) == head_of_one
+
+
+@pytest.mark.parametrize("count", [2, 15, 16, 17, 1024])
 def test_joined_heads_are_the_batch_that_the_wire_would_write(count: int) -> None:
     messages = [wire.Accepted(epoch=1, request_id=f"r{number}", queue_length=number) for number in range(count)]
     assert wire.join([wire.encode(message) for message in messages]) == wire.encode(messages)
