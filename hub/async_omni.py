@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 import threading
 import time
-import uuid
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,11 +13,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from prometheus_client import CollectorRegistry
 
-from hub.active import AbortRequest, AddRequest, Ended
-from hub.admission import Bounds, StageLoad, refusal
-from hub.backlog import Backlog
+from hub.active import AbortRequest, Ended
 from hub.client_events import ClientEvent
 from hub.config import HubConfig
+from hub.intake import Asked, Intake
 from hub.metrics import HubMetrics
 from hub.orchestrator import Orchestrator
 from hub.output_queue import OutputQueue
@@ -33,7 +30,6 @@ from omni_discovery.deploy import DeployConfig
 from omni_discovery.errors import InvalidRequestError, OverloadedError, RequestError, StageUnavailableError
 from omni_discovery.messages import ReplicaInfo
 from omni_discovery.security import KeyPair
-from omni_discovery.wire import MAX_PRIORITY
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,8 +39,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _REVOKED: Final = "this hub is revoked: no replica listens to it"
-_MAX_ID_LENGTH: Final = 200
-_MAX_TIMEOUT_S: Final = 30 * 86400
 #: How long the last aborts may take to leave before the sockets are closed.
 _LAST_WORDS_S: Final = 0.05
 
@@ -77,12 +71,11 @@ class AsyncOmni:
         self._config = config or HubConfig()
         self._labels = dict(labels or {})
         self._new_balancer = build_load_balancer_factory(policy)
-        self._numbers = itertools.count()
         #: Where each unfinished request's outputs go, by its id inside the hub.
         self._queues: dict[str, OutputQueue] = {}
         #: The ids inside the hub by the client's ids.
         self._inner_ids: dict[str, str] = {}
-        self._backlog = Backlog()
+        self._intake = Intake(self.graph, self._config)
         self._tasks: list[asyncio.Task[None]] = []
         self._orchestrator: Orchestrator | None = None
         #: Guards the two below, which the registry's thread touches, too.
@@ -128,7 +121,7 @@ class AsyncOmni:
         pools = [StagePool(stage_id, self._new_balancer(), options) for stage_id in self.graph.stage_ids]
         for pool in pools:
             self.hub_metrics.watch(pool)
-        self._orchestrator = Orchestrator(pools, self._connect, config, self.hub_metrics, self._backlog)
+        self._orchestrator = Orchestrator(pools, self._connect, config, self.hub_metrics, self._intake.backlog)
         self._tasks = [loop.create_task(self._orchestrator.run()), loop.create_task(self._deliver(self._orchestrator))]
         for task in self._tasks:
             task.add_done_callback(self._stopped)
@@ -189,8 +182,17 @@ class AsyncOmni:
         ``received_s`` (``time.perf_counter``) is when the client's bytes
         came. Closing the generator early, or cancelling its reader, aborts every stage.
         """
-        request = self._admit(inputs, request_id, modalities, params, timeout_s, received_s, priority)
-        queue = self._queues[request.request_id]
+        asked = Asked(inputs, request_id, modalities, params, timeout_s, received_s, priority)
+        orchestrator = self._running_orchestrator()
+        if asked.request_id in self._inner_ids:
+            raise InvalidRequestError(f"a request with the id {asked.request_id!r} is already running")
+        request = self._intake.check(asked)
+        self.check_health()
+        self._intake.admit(request, orchestrator.stage_pools, len(self._queues), orchestrator.live_hubs)
+        orchestrator.request_async_queue.put_nowait(request)
+        self._inner_ids[request.shown_id] = request.request_id
+        queue = OutputQueue(self._config.max_queued_outputs, self._config.max_queued_bytes)
+        self._queues[request.request_id] = queue
         try:
             while (output := await queue.get()) is not None:
                 yield output
@@ -230,51 +232,6 @@ class AsyncOmni:
 
     def _connect(self, info: ReplicaInfo, on_event: Callable[[ClientEvent], None]) -> StageClient:
         return StageClient(info, self.hub_id, self._key_pair, self._config, self._context, on_event)
-
-    def _admit(
-        self,
-        inputs: Mapping[str, Any],
-        shown_id: str | None,
-        modalities: Sequence[str] | None,
-        params: Mapping[int, Mapping[str, Any]] | None,
-        timeout_s: float | None,
-        received_s: float | None,
-        priority: int,
-    ) -> AddRequest:
-        shown_id = uuid.uuid4().hex if shown_id is None else shown_id
-        timeout_s = self._config.request_timeout_s if timeout_s is None else timeout_s
-        plan, merged = self.graph.plan(modalities), self.graph.merge_params(params)
-        if not 1 <= len(shown_id) <= _MAX_ID_LENGTH:
-            raise InvalidRequestError(f"a request id has 1 to {_MAX_ID_LENGTH} characters")
-        if shown_id in self._inner_ids:
-            raise InvalidRequestError(f"a request with the id {shown_id!r} is already running")
-        if not 0 < timeout_s <= _MAX_TIMEOUT_S:
-            raise InvalidRequestError(f"a timeout of {timeout_s} s; it must be above 0 and at most {_MAX_TIMEOUT_S} s")
-        if not abs(priority) <= MAX_PRIORITY:
-            raise InvalidRequestError(f"a priority of {priority}; it must be from -{MAX_PRIORITY} to {MAX_PRIORITY}")
-        self.check_health()
-        self._check_load(plan.stages, timeout_s)
-        # A number of its own keeps late frames of an aborted request off one that reuses its id.
-        inner_id = f"{shown_id}~{next(self._numbers)}"
-        received_s = time.perf_counter() if received_s is None else received_s
-        request = AddRequest(inner_id, shown_id, inputs, plan, merged, timeout_s, received_s, priority)
-        self._running_orchestrator().request_async_queue.put_nowait(request)
-        self._backlog.enter(inner_id, plan.stages)
-        self._inner_ids[shown_id] = inner_id
-        self._queues[inner_id] = OutputQueue(self._config.max_queued_outputs, self._config.max_queued_bytes)
-        return request
-
-    def _check_load(self, stages: Sequence[int], timeout_s: float) -> None:
-        orchestrator, config = self._running_orchestrator(), self._config
-        loads = [
-            StageLoad(pool.stage_id, self._backlog.of(pool.stage_id), pool.slots, pool.mean_service_s)
-            for pool in orchestrator.stage_pools
-            if pool.stage_id in stages
-        ]
-        bounds = Bounds(config.max_waiting, config.max_in_flight, orchestrator.live_hubs)
-        found = refusal(loads, bounds, len(self._queues), timeout_s)
-        if found is not None:
-            raise OverloadedError(found.reason, found.retry_after_s)
 
     def _running_orchestrator(self) -> Orchestrator:
         if self._orchestrator is None:

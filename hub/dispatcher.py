@@ -178,10 +178,10 @@ class Dispatcher:
             self._take_back(active, action.stage_id)
             return ev.DispatchRefused(action.stage_id, action.attempt, str(error))
         except SendFailedError as error:
+            # The way to the replica is full, for whoever wants to send now; that says nothing of the replica.
+            self._pools[action.stage_id].clogged(info.input_addr)
             self._take_back(active, action.stage_id)
-            return ev.ReplicaLost(
-                action.stage_id, action.attempt, str(error), may_have_run=False, avoid_addr=info.input_addr
-            )
+            return ev.ReplicaLost(action.stage_id, action.attempt, str(error), may_have_run=False)
         if not active.first_sent:
             active.first_sent = True
             hub_in_s = time.perf_counter() - active.request.received_s

@@ -47,11 +47,11 @@ class PoolCore(PoolMembers):
         entry = self._bindings.get(request_id)
         return entry is not None and bool(entry.in_flight[request_id] & CREDIT)
 
-    def givers(self) -> tuple[str, ...]:
-        """Who can be asked for credits that a pick could spend."""
+    def givers(self, *, with_spared: bool = False) -> tuple[str, ...]:
+        """Who can be asked for credits that a pick could spend; ``with_spared``: for one who has nobody else left."""
         if self._giver_addrs is None:
             self._giver_addrs = tuple(self._givers)
-        if self._spared:
+        if self._spared and not with_spared:
             return tuple(addr for addr in self._giver_addrs if not self._is_spared(self._givers[addr]))
         return self._giver_addrs
 
@@ -138,13 +138,15 @@ class PoolCore(PoolMembers):
 
     def _last_resort(self, avoid: Collection[str]) -> Entry | None:
         """Rather one who is spared for its failures than nobody; not where somebody better is only full."""
-        addrs = set(avoid) | self._spared.keys()
-        if sum(self.serviceable(addr) for addr in addrs) < self._pickable_count:
+        if not self.reserve_count or not self.only_spared(avoid):
             return None
-        for addr, entry in self._spared.items():
-            if addr not in avoid and entry.pickable and not (entry.gated and entry.credits <= 0):
-                return entry
-        return None
+        return next((entry for addr, entry in self._spared.items() if entry.in_reserve and addr not in avoid), None)
+
+    def only_spared(self, avoid: Collection[str]) -> bool:
+        """Whether of those who can take work nobody is left but who is in ``avoid`` or spared for its failures."""
+        if not self._spared:
+            return False
+        return sum(self.serviceable(addr) for addr in set(avoid) | self._spared.keys()) == self._pickable_count
 
     # ---- bindings
 

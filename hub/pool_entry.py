@@ -26,12 +26,14 @@ class Entry(Member):
     __slots__ = (
         "accepted",
         "answers",
+        "clogged_until_s",
         "credits",
         "first_up_s",
         "gated",
         "health",
         "held",
         "in_flight",
+        "in_reserve",
         "listed",
         "near",
         "pickable",
@@ -66,6 +68,10 @@ class Entry(Member):
         #: Registered or held; and answering and taking new work, too: an affinity may use it.
         self.listed = self.pickable = False
         self.tier = NOWHERE
+        #: Whether it is in no index only because it is spared.
+        self.in_reserve = False
+        #: Until when nothing is sent because its send queue was full, monotonic; 0 where that is not so.
+        self.clogged_until_s = 0.0
 
     def is_same_life(self, info: ReplicaInfo) -> bool:
         """Whether a record under the same address is of the same process."""

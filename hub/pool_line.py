@@ -83,18 +83,42 @@ class PoolLine:
         while core.free_count and (waiter := line.pop()) is not None:
             if waiter.token.done():
                 continue
-            try:
-                found = core.pick_waited(waiter.request_id, waiter.task, waiter.affinity_request_id, waiter.avoid)
-            except Exception as error:  # noqa: BLE001 - a third party's policy: whoever waits is told
-                self._end(waiter, error)
-                continue
-            if found is None:
-                unsuited.append(waiter)
-            else:
+            found = self._try(waiter)
+            if found is not None:
                 waiter.token.set_result(found)
+            elif not waiter.token.done():
+                unsuited.append(waiter)
         for waiter in unsuited:
             line.put_back(waiter)
+        if core.reserve_count and line.choosy:
+            self._serve_from_reserve()
         self._tried_at = core.opened
+
+    @property
+    def needs_spared(self) -> bool:
+        """Whether somebody waits for whom none is left but those who are spared for their failures."""
+        return any(self._core.only_spared(waiter.avoid) for waiter in self._line.choosy.values())
+
+    def _serve_from_reserve(self) -> None:
+        """Nobody waits for an ejection to end where all others are to be avoided."""
+        core = self._core
+        for waiter in sorted(self._line.choosy.values(), key=lambda each: (each.priority, each.number)):
+            if not core.reserve_count:
+                return
+            if waiter.token.done() or not core.only_spared(waiter.avoid):
+                continue
+            found = self._try(waiter)
+            if found is not None:
+                self._line.discard(waiter)
+                waiter.token.set_result(found)
+
+    def _try(self, waiter: _Waiter) -> ReplicaInfo | None:
+        core = self._core
+        try:
+            return core.pick_waited(waiter.request_id, waiter.task, waiter.affinity_request_id, waiter.avoid)
+        except Exception as error:  # noqa: BLE001 - a third party's policy: whoever waits is told
+            self._end(waiter, error)
+            return None
 
     def all_avoided(self) -> StageUnavailableError:
         """What a request is told whose every replica is to be avoided."""

@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from hub.outliers import Health, Standing, most_ejected
-from hub.pool_entry import NOWHERE, Entry
+from hub.pool_entry import Entry
 from hub.pool_options import PoolOptions
-from omni_discovery.balancers import index_of
+from hub.pool_places import PoolPlaces
 from omni_discovery.messages import ReplicaInfo
 
 if TYPE_CHECKING:
     from omni_discovery.balancers import LoadBalancer
-    from omni_discovery.pool_index import PoolIndex
 
 #: A newcomer begins with this part of its weight.
 _FIRST_PART: Final = 0.1
@@ -21,43 +20,23 @@ _RAMP_STEPS: Final = 20
 _LEAST_WEIGHT: Final = 1e-6
 #: The mean time of service is over about so many.
 _MEAN_OF: Final = 20
+#: A replica whose send queue was full is tried again after so long.
+_CLOGGED_S: Final = 0.05
 
 
-class PoolMembers:
-    """Replicas by input address, and the indices that picks go by. PoolCore adds the picks."""
+class PoolMembers(PoolPlaces):
+    """Replicas by input address, and how each one does. PoolCore adds the picks."""
 
     def __init__(self, balancer: LoadBalancer, options: PoolOptions | None = None) -> None:
-        self._options = options or PoolOptions()
-        #: In order of registration.
-        self._entries: dict[str, Entry] = {}
+        super().__init__(balancer, options or PoolOptions())
         #: The entry by request. Each binding is also in that entry's ``in_flight``.
         self._bindings: dict[str, Entry] = {}
-        #: By tier. Every entry is in the index that its ``tier`` names, in no other.
-        self._indices: tuple[PoolIndex, ...] = (index_of(balancer),)
-        if self._options.labels:
-            self._indices += (index_of(balancer),)
         self._hubs = 1
-        #: The only index, where no place is nearer than another.
-        self._only = None if self._options.labels else self._indices[0]
-        #: How many entries are in an index: whether a pick finds somebody.
-        self.free_count = 0
-        #: Counts the times that one came into an index: without, nobody who waits can be served.
-        self.opened = 0
-        self._listed_count = 0
-        self._pickable_count = 0
-        #: The sum of the capacities of those who can take work.
-        self.slots = 0
-        #: Who gives credits, by address; the tuple is made when it is asked for.
-        self._givers: dict[str, Entry] = {}
-        self._giver_addrs: tuple[str, ...] | None = None
-        #: Entries that are not FINE, and those on their way to full weight.
-        self._spared: dict[str, Entry] = {}
+        #: Entries on their way to full weight.
         self._warming: dict[str, Entry] = {}
         self._warmed_at_s = 0.0
-        #: Since when somebody could be picked at every moment; None while nobody can.
-        self._serving_since_s: float | None = None
-        #: Ejections are not heeded: too few would be left.
-        self.panics = False
+        #: Entries whose send queue was full a moment ago, the first to be tried again first.
+        self._clogged: dict[str, Entry] = {}
         self.mean_service_s: float | None = None
 
     # ---- membership
@@ -180,14 +159,14 @@ class PoolMembers:
         entry = self._entries.get(addr)
         return Standing.FINE if entry is None else entry.health.standing
 
-    def _judge(self) -> None:
-        """Heed the ejections only while at least half of those listed are left."""
-        left = self._pickable_count - sum(entry.pickable for entry in self._spared.values())
-        panics = bool(self._spared) and 2 * left < self._listed_count
-        if panics != self.panics:
-            self.panics = panics
-            for entry in self._spared.values():
-                self._place(entry)
+    def clogged(self, addr: str, now_s: float) -> None:
+        """Nothing more goes into the queue to a replica: no picks, for a moment."""
+        entry = self._entries.get(addr)
+        if entry is not None:
+            entry.clogged_until_s = now_s + _CLOGGED_S
+            self._clogged.pop(addr, None)
+            self._clogged[addr] = entry
+            self._place(entry)
 
     # ---- time
 
@@ -195,6 +174,7 @@ class PoolMembers:
     def next_review_s(self) -> float | None:
         """When ``review`` is due though nothing happens; None while time changes nothing."""
         moments = [entry.health.until_s for entry in self._spared.values() if entry.health.standing is Standing.EJECTED]
+        moments += [entry.clogged_until_s for entry in self._clogged.values()]
         if self._warming:
             moments.append(self._warmed_at_s + self._options.slow_start_s / _RAMP_STEPS)
         return min(moments, default=None)
@@ -204,6 +184,11 @@ class PoolMembers:
         for entry in self._spared.values():
             if entry.health.standing is Standing.EJECTED and entry.health.until_s <= now_s:
                 entry.health.try_again()
+                self._place(entry)
+        for addr, entry in list(self._clogged.items()):
+            if entry.clogged_until_s <= now_s:
+                entry.clogged_until_s = 0.0
+                del self._clogged[addr]
                 self._place(entry)
         # Many reviews may come at once, one with each session.
         if now_s < self._warmed_at_s + self._options.slow_start_s / _RAMP_STEPS:
@@ -236,59 +221,10 @@ class PoolMembers:
         self._warming.pop(entry.addr, None)
         self._spared.pop(entry.addr, None)
 
-    # ---- where each one stands
-
-    def _settle(self, entry: Entry) -> None:
-        """Count and place an entry after a change of its record or its session."""
-        listed = entry.registered or entry.held
-        pickable = listed and entry.answers and entry.info.takes_new_work
-        if listed != entry.listed:
-            entry.listed = listed
-            self._listed_count += 1 if listed else -1
-        if pickable != entry.pickable:
-            entry.pickable = pickable
-            self._pickable_count += 1 if pickable else -1
-            if not self._pickable_count:
-                self._serving_since_s = None
-            self.slots += entry.capacity if pickable else -entry.capacity
-        if (pickable and entry.gated) != (entry.addr in self._givers):
-            self._giver_addrs = None
-            if self._givers.pop(entry.addr, None) is None:
-                self._givers[entry.addr] = entry
-        self._judge()
-        self._place(entry)
-
-    def _place(self, entry: Entry) -> None:
-        """Have the entry in the index where it belongs, with its load and weight of now."""
-        if not entry.pickable or (entry.gated and entry.credits <= 0) or self._is_spared(entry):
-            tier = NOWHERE
-        elif self._only is not None or (entry.near and (entry.gated or entry.load < entry.capacity)):
-            tier = 0
-        else:
-            tier = 1
-        before = entry.tier
-        if tier == before:
-            if tier != NOWHERE:
-                self._indices[tier].update(entry)
-            return
-        entry.tier = tier
-        if before != NOWHERE:
-            self._indices[before].remove(entry)
-            self.free_count -= 1
-        if tier != NOWHERE:
-            self._indices[tier].add(entry)
-            self.free_count += 1
-            self.opened += before == NOWHERE
-
-    def _is_spared(self, entry: Entry) -> bool:
-        return entry.health.blocked and not self.panics
-
-    def _is_near(self, info: ReplicaInfo) -> bool:
-        return all(info.labels.get(name) == value for name, value in self._options.labels.items())
-
     def _forget_if_idle(self, entry: Entry) -> None:
         if not (entry.registered or entry.held or entry.in_flight):
             del self._entries[entry.addr]
             self._warming.pop(entry.addr, None)
+            self._clogged.pop(entry.addr, None)
             if self._spared.pop(entry.addr, None) is not None:
                 self._judge()

@@ -115,10 +115,11 @@ class ReplicaListener:
         info, active = item.client.info, self._active.get(item.request_id)
         if active is None or not active.machine.is_out(info.stage_id, item.attempt):
             return
+        # Before its slot is free again: nothing is to be sent there for a moment.
+        self._pools[info.stage_id].clogged(info.input_addr)
         # Nobody heard of it: the credit that it spent is there again.
         self._pools[info.stage_id].unsent(item.request_id)
-        reason, addr = "the send queue was full", info.input_addr
-        lost = ev.ReplicaLost(info.stage_id, item.attempt, reason, may_have_run=False, avoid_addr=addr)
+        lost = ev.ReplicaLost(info.stage_id, item.attempt, "the send queue was full", may_have_run=False)
         self._tell(item.request_id, lost)
 
     def lose(self, stage_id: int, addr: str, reason: str) -> None:
@@ -195,10 +196,10 @@ class ReplicaListener:
     def _session_down(self, item: SessionDown) -> None:
         info = item.client.info
         logger.warning("replica.session_down stage=%d replica=%d: %s", info.stage_id, info.replica_id, item.reason)
-        self._metrics.session_losses.labels(info.stage_id).inc()
         self._pools[info.stage_id].session_down(info.input_addr)
         if not item.lost:
             return
+        self._metrics.session_losses.labels(info.stage_id).inc()
         if self._pools[info.stage_id].in_flight(info.input_addr):
             self._pools[info.stage_id].failed(info.input_addr)
         for request_id in self._pools[info.stage_id].in_flight(info.input_addr):

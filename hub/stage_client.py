@@ -212,17 +212,19 @@ class StageClient:
             self._on_event(SessionDown(self, reason, lost))
 
     def _keep_ticking(self) -> None:
-        if self._ticker is None:
+        if self._ticker is None and not self._closed:
             self._ticker = self._loop.call_later(self._config.hello_interval_s, self._tick)
 
     def _tick(self) -> None:
         self._ticker = None
-        if self.session_up:
-            self._abort_again()
-        else:
-            self._try_again()
-        if not self.session_up or self._aborts:
-            self._keep_ticking()
+        try:
+            if self.session_up:
+                self._abort_again()
+            else:
+                self._try_again()
+        finally:
+            if not self.session_up or self._aborts:
+                self._keep_ticking()
 
     def _try_again(self) -> None:
         now_s = self._loop.time()

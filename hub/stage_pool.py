@@ -147,6 +147,10 @@ class StagePool:
         self._core.failed(addr, self._now())
         self._line.changed()
 
+    def clogged(self, addr: str) -> None:
+        """A message did not go into the queue to a replica: it gets none for a moment, and is tried again then."""
+        self._core.clogged(addr, self._now())
+
     def set_live_hubs(self, count: int) -> None:
         """So many hubs share the replicas, this one included."""
         self._core.set_live_hubs(count)
@@ -180,13 +184,16 @@ class StagePool:
         waiting = len(self._line)
         if not self._asking.is_due(now_s, waiting):
             return []
-        return self._asking.due(now_s, waiting, self._line.oldest_wait_s(now_s), self._core.givers())
+        return self._asking.due(now_s, waiting, self._line.oldest_wait_s(now_s), self._givers())
 
     @property
     def next_wants_s(self) -> float | None:
         """When ``wants`` has something to say; None while nothing changes."""
         waiting = len(self._line)
-        return self._asking.next_s(waiting, len(self._core.givers()) if waiting and not self._asking.asked else 0)
+        return self._asking.next_s(waiting, len(self._givers()) if waiting and not self._asking.asked else 0)
+
+    def _givers(self) -> tuple[str, ...]:
+        return self._core.givers(with_spared=self._line.needs_spared)
 
     # ---- what it knows
 

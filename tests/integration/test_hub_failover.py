@@ -143,6 +143,7 @@ async def test_a_painter_that_dies_at_work_has_another_paint() -> None:
     async with running_hub(thinker, *painters, deploy=PAIR) as omni:
         outputs = await collect(omni.generate({"prompt": "a cat"}, modalities=["image"]))
         assert [output.data for output in outputs if output.data] == [b"PNG"]
+        await until(lambda: thinker.of(wire.ReleasePayloads))
         kinds = [type(message) for message in thinker.received if not isinstance(message, wire.Hello)]
         assert kinds == [wire.Submit, wire.ReleasePayloads]
         assert painters[1].of(wire.Submit)[0].payloads == painters[0].of(wire.Submit)[0].payloads

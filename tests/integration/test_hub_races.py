@@ -147,6 +147,30 @@ async def test_requests_that_did_not_leave_hold_no_slot_and_give_their_credit_ba
             reader.cancel()
 
 
+@pytest.mark.parametrize("requests", [1, 4])
+async def test_a_full_send_queue_is_no_reason_to_avoid_a_replica(requests: int) -> None:
+    """1. there is one replica, and nothing goes into the queue to it, for the first of a turn or for those behind it
+    2. the queue has room again a moment later: the same replica serves them all
+    """
+    async with running_hub(FakeReplica()) as omni:
+        (client,) = inside(omni)._membership.clients.values()
+        connection, refused = client._connections["input"], 0
+        send = connection.send
+
+        def send_later(frames: Sequence[bytes]) -> None:
+            nonlocal refused
+            refused += 1
+            if refused <= 2:
+                raise QueueFullError("full")
+            send(frames)
+
+        connection.send = send_later  # type: ignore[method-assign]
+        asked = [asyncio.create_task(collect(omni.generate({"prompt": "hello"}))) for _ in range(requests)]
+        assert [text_of(await each) for each in asked] == ["hello "] * requests
+        assert refused > 2
+        assert omni.metrics.get_sample_value("omni_hub_replicas_ejected", {"stage": "0"}) == 0
+
+
 class Lender(FakeReplica):
     """Lends four slots on its output socket and asks for three of them at once, before it welcomes on the other."""
 

@@ -8,6 +8,7 @@ from typing import Any
 from hub import request_events as ev
 from hub.pipeline import StageGraph
 from hub.request import RequestMachine
+from hub.request_body import RequestBody
 from omni_discovery import wire
 from omni_discovery.deploy import parse_deploy
 from omni_discovery.wire import FailureKind
@@ -36,7 +37,7 @@ class Walk:
         graph = StageGraph(parse_deploy(deploy, "test.yaml"))
         plan = graph.plan(modalities)
         merged = graph.merge_params({0: {"seed": 1} if params is None else params})
-        self.machine = RequestMachine("r1", {"prompt": "hi"}, plan, merged, attempts, priority=priority)
+        self.machine = RequestMachine(RequestBody("r1", {"prompt": "hi"}, plan, merged, attempts, priority=priority))
         self.now_s = 0.0
         self.actions: list[ev.Action] = []
 

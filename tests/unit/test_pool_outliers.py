@@ -278,3 +278,10 @@ def test_ejections_never_take_a_pool_below_half_nor_more_than_their_part(steps: 
         assert left <= serving
         assert left == serving or 2 * left >= listed
         assert serving == sum(core.serviceable(f"a{each}") for each in range(12))
+        assert core.reserve_count == serving - left
+        if serving:
+            # Nobody waits for an ejection to end.
+            tried = {f"a{each}" for each in range(12) if core.serviceable(f"a{each}")} - {addr}
+            found = core.pick("picky", TASK, avoid=tried)
+            assert (found is None) == core.all_avoided(tried)
+            core.release("picky")

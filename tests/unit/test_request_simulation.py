@@ -11,6 +11,7 @@ import pytest
 from hub import request_events as ev
 from hub.pipeline import RequestPlan, StageGraph
 from hub.request import RequestMachine
+from hub.request_body import RequestBody
 from hub.retry_budget import RetryBudget
 from omni_discovery.balancers import LoadBalancingPolicy
 from omni_discovery.deploy import parse_deploy
@@ -69,7 +70,9 @@ class World:
         self.plans[request_id] = plan
         inputs = {"poison": rng.random() < 0.03, "stubborn": rng.random() < 0.1, "styles": self.styles}
         params: dict[int, dict[str, Any]] = {0: {"stop": ["x"]} if inputs["stubborn"] and rng.random() < 0.5 else {}}
-        machine = RequestMachine(request_id, inputs, plan, params, ATTEMPTS, priority=rng.choice([0, 0, -1, 5]))
+        machine = RequestMachine(
+            RequestBody(request_id, inputs, plan, params, ATTEMPTS, priority=rng.choice([0, 0, -1, 5]))
+        )
         self.hub.submit(machine, self.clock.now_s + (rng.uniform(0.01, 1.0) if rng.random() < 0.1 else LONGEST_S))
         if rng.random() < 0.1:
             active = self.hub.requests[request_id]

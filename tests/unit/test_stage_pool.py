@@ -304,6 +304,80 @@ async def test_who_waits_is_served_when_an_ejection_ends() -> None:
     assert (await picks[0]).input_addr == "tcp://x:1"
 
 
+def with_x_ejected(*names: str) -> StagePool:
+    """``full_pool``, and x has failed too often."""
+    pool = full_pool(*names)
+    for _ in range(3):
+        pool.failed("tcp://x:1")
+    assert pool.ejected_count == 1
+    return pool
+
+
+async def test_who_has_nobody_left_but_an_ejected_one_asks_that_for_a_slot_and_gets_it() -> None:
+    """1. y has failed r, x is ejected and grants what it is asked for only: r does not wait for the ejection's end
+    2. s, which avoids nobody, is not served by x
+    """
+    pool = with_x_ejected("x", "y")
+    picks = await waiting(pool, "r", avoid={"tcp://y:1"})
+    picks += await waiting(pool, "s")
+    assert "tcp://x:1" in {want.addr for want in pool.wants(time.monotonic())}
+    pool.grant("tcp://x:1", 2)
+    assert bound(pool, "r", "s") == "r"
+    assert (await picks[0]).input_addr == "tcp://x:1"
+    assert pool.waiting_count == 1
+    await stop(picks)
+
+
+async def test_who_waits_for_the_last_good_one_goes_to_the_ejected_one_when_that_dies() -> None:
+    """1. x is ejected with slots to spend, y has failed r, z is full: r waits for z
+    2. z dies: r gets x at once, although nobody new has a free slot
+    """
+    pool = with_x_ejected("x", "y", "z", "other")
+    pool.grant("tcp://x:1", 1)
+    avoid = {"tcp://y:1", "tcp://other:1"}
+    picks = await waiting(pool, "r", avoid=avoid)
+    assert bound(pool, "r") == ""
+    pool.session_down("tcp://z:1")
+    assert pool.ejected_count == 1
+    assert pool.bound("r") == "tcp://x:1"
+    await asyncio.gather(*picks)
+
+
+async def test_an_ejected_one_whose_slot_comes_back_serves_who_has_nobody_else() -> None:
+    """1. q got the last slot of x, the only one that has not failed r; 2. q could not be sent: r has it."""
+    pool = with_x_ejected("x", "y")
+    pool.grant("tcp://x:1", 1)
+    assert pool.try_pick("q", TASK, avoid={"tcp://y:1"}) is not None
+    picks = await waiting(pool, "r", avoid={"tcp://y:1"})
+    assert pool.unsent("q") == "tcp://x:1"
+    assert pool.bound("r") == "tcp://x:1"
+    await asyncio.gather(*picks)
+
+
+async def test_a_replica_whose_send_queue_is_full_gets_nothing_for_a_moment_and_is_not_to_blame() -> None:
+    """1. nothing goes to x: y is picked; both: who comes then waits, and is told when to look again
+    2. the moment is over: x serves it
+    """
+    now_s = 100.0
+    pool = StagePool(3, First(), PoolOptions(), now=lambda: now_s)
+    for name in "xy":
+        pool.upsert(info(name))
+        pool.session_up(f"tcp://{name}:1")
+    pool.clogged("tcp://x:1")
+    found = pool.try_pick("a", TASK)
+    assert found is not None
+    assert found.input_addr == "tcp://y:1"
+    assert not pool.has_free({"tcp://y:1"})
+    pool.clogged("tcp://y:1")
+    picks = await waiting(pool, "r")
+    assert pool.next_review_s is not None
+    assert 100.0 < pool.next_review_s <= 100.1
+    pool.review(pool.next_review_s)
+    assert (await picks[0]).input_addr == "tcp://x:1"
+    assert (pool.ejected_count, pool.pickable_count) == (0, 2)
+    assert pool.next_review_s is None
+
+
 async def test_ten_thousand_waiters_and_as_many_slots_take_no_longer_than_they_must() -> None:
     """No herd: a slot looks at whom it serves, not at all who wait."""
     pool = full_pool("x")
