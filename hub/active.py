@@ -26,6 +26,27 @@ class AddRequest:
     received_s: float
     #: Lower goes first where requests wait.
     priority: int = 0
+    #: Whether its input comes in segments, ``inputs`` being the first.
+    segmented: bool = False
+    #: Which trace it belongs to, as the W3C's headers say it.
+    trace_headers: Mapping[str, str] = field(default_factory=dict)
+    #: What runs through the first stage with it, by role.
+    companions: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    #: Of a companion: the request that it belongs to, and what it is to that.
+    parent_id: str = ""
+    role: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateRequest:
+    """The next segment of a request, None: there are no more. ``done`` gets a reason if it is refused, else none.
+
+    It gets that when the first stage has taken the segment, or the request has ended.
+    """
+
+    request_id: str
+    inputs: Mapping[str, Any] | None
+    done: asyncio.Future[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,3 +79,13 @@ class Active:
     #: Timers of stages whose session was lost and whose work waits for it, by stage.
     graces: dict[int, asyncio.TimerHandle] = field(default_factory=dict)
     first_sent: bool = False
+    #: Segments that wait for the first stage to take them.
+    updates: list[asyncio.Future[str]] = field(default_factory=list)
+    #: The requests that its companions are, by role.
+    companions: dict[str, str] = field(default_factory=dict)
+
+
+def answer(done: asyncio.Future[str], reason: str = "") -> None:
+    """Say what became of an update, if anybody still waits for that."""
+    if not done.done():
+        done.set_result(reason)

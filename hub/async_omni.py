@@ -8,32 +8,32 @@ import threading
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from prometheus_client import CollectorRegistry
 
-from hub.active import AbortRequest, Ended
-from hub.client_events import ClientEvent
+from hub.active import AbortRequest
+from hub.collective_calls import CollectiveCalls
 from hub.config import HubConfig
 from hub.intake import Asked, Intake
 from hub.metrics import HubMetrics
 from hub.orchestrator import Orchestrator
-from hub.output_queue import OutputQueue
+from hub.output_queue import OutputQueue, deliver
 from hub.outputs import OmniOutput
 from hub.pipeline import StageGraph
+from hub.refusals import Refusals, log_revocation
+from hub.segment_feed import Feed, Inputs, send_update
 from hub.stage_client import StageClient
-from hub.stage_pool import PoolOptions, StagePool
+from hub.stage_pool import PoolOptions, StagePool, StageStatus
 from hub.zmq_loop import make_context
 from omni_discovery.balancers import build_load_balancer_factory
 from omni_discovery.deploy import DeployConfig
-from omni_discovery.errors import InvalidRequestError, OverloadedError, RequestError, StageUnavailableError
-from omni_discovery.messages import ReplicaInfo
+from omni_discovery.errors import HubUnavailableError, InvalidRequestError, RequestError
 from omni_discovery.security import KeyPair
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
+    from hub.tracing import Tracing
     from omni_discovery.table import Delta, View
 
 logger = logging.getLogger(__name__)
@@ -43,16 +43,7 @@ _REVOKED: Final = "this hub is revoked: no replica listens to it"
 _LAST_WORDS_S: Final = 0.05
 
 
-@dataclass(frozen=True, slots=True)
-class StageStatus:
-    """How many replicas a stage has: listed by the registry, and able to take work now."""
-
-    stage_id: int
-    registered: int
-    pickable: int
-
-
-class AsyncOmni:
+class AsyncOmni(CollectiveCalls):
     """One hub's requests. Made anywhere; used on the loop that ``start`` runs on, but for ``apply_view``."""
 
     def __init__(
@@ -63,13 +54,16 @@ class AsyncOmni:
         config: HubConfig | None = None,
         policy: str = "least-load",
         labels: Mapping[str, str] | None = None,
+        tracing: Tracing | None = None,
     ) -> None:
         self.hub_id = hub_id
         self.graph = StageGraph(deploy)
         self.hub_metrics = HubMetrics()
+        self.refusals = Refusals(self.hub_metrics)
         self._key_pair = key_pair
         self._config = config or HubConfig()
         self._labels = dict(labels or {})
+        self._tracing = tracing
         self._new_balancer = build_load_balancer_factory(policy)
         #: Where each unfinished request's outputs go, by its id inside the hub.
         self._queues: dict[str, OutputQueue] = {}
@@ -99,6 +93,11 @@ class AsyncOmni:
         return self.hub_metrics.registry
 
     @property
+    def is_traced(self) -> bool:
+        """Whether spans are made of requests."""
+        return self._tracing is not None
+
+    @property
     def is_running(self) -> bool:
         """Whether requests are taken."""
         return bool(self._tasks) and not any(task.done() for task in self._tasks)
@@ -108,7 +107,7 @@ class AsyncOmni:
         if not self.is_running:
             raise RequestError("the hub is not running")
         if self.is_revoked:
-            raise StageUnavailableError(self.graph.stage_ids[0], _REVOKED)
+            raise HubUnavailableError(self.graph.stage_ids[0], _REVOKED)
 
     async def start(self) -> None:
         """Begin to serve on the running loop. Raise RuntimeError if it was started before."""
@@ -121,8 +120,17 @@ class AsyncOmni:
         pools = [StagePool(stage_id, self._new_balancer(), options) for stage_id in self.graph.stage_ids]
         for pool in pools:
             self.hub_metrics.watch(pool)
-        self._orchestrator = Orchestrator(pools, self._connect, config, self.hub_metrics, self._intake.backlog)
-        self._tasks = [loop.create_task(self._orchestrator.run()), loop.create_task(self._deliver(self._orchestrator))]
+        self._orchestrator = Orchestrator(
+            pools,
+            lambda info, on_event: StageClient(info, self.hub_id, self._key_pair, config, self._context, on_event),
+            config,
+            self.hub_metrics,
+            self._intake.backlog,
+            async_chunk=self.graph.deploy.async_chunk,
+            tracing=self._tracing,
+        )
+        delivering = deliver(self._orchestrator.output_async_queue, self._queues, self._ask, self.refusals.failed)
+        self._tasks = [loop.create_task(self._orchestrator.run()), loop.create_task(delivering)]
         for task in self._tasks:
             task.add_done_callback(self._stopped)
         with self._lock:
@@ -134,8 +142,7 @@ class AsyncOmni:
         """Follow the registry. May be called from any thread, also before ``start`` and after ``close``."""
         self._stale_since_s = view.stale_since_s
         was_revoked, self.is_revoked = self.is_revoked, self.hub_id in view.revoked
-        if self.is_revoked and not was_revoked:
-            logger.error("hub.revoked hub=%s: no replica listens to it; omni hub allow lets it in again", self.hub_id)
+        log_revocation(self.hub_id, before=was_revoked, now=self.is_revoked)
         with self._lock:
             if self._loop is None:
                 self._view_before_start = (view, delta)
@@ -159,46 +166,84 @@ class AsyncOmni:
         """The replicas of each stage, in pipeline order."""
         if self._orchestrator is None:
             return tuple(StageStatus(stage_id, 0, 0) for stage_id in self.graph.stage_ids)
-        return tuple(
-            StageStatus(pool.stage_id, pool.registered_count, pool.pickable_count)
-            for pool in self._orchestrator.stage_pools
-        )
+        return tuple(pool.status for pool in self._orchestrator.stage_pools)
 
     async def generate(
         self,
-        inputs: Mapping[str, Any],
+        inputs: Inputs,
         *,
         request_id: str | None = None,
         modalities: Sequence[str] | None = None,
         params: Mapping[int, Mapping[str, Any]] | None = None,
+        sampling_params_list: Sequence[Mapping[str, Any] | None] | None = None,
         timeout_s: float | None = None,
         received_s: float | None = None,
         priority: int = 0,
+        companions: Mapping[str, Mapping[str, Any]] | None = None,
+        trace_headers: Mapping[str, str] | None = None,
+        segmented: bool = False,
+        async_chunk: bool | None = None,
     ) -> AsyncGenerator[OmniOutput, None]:
         """Run one request; give its outputs as they come, then one summary. Raise RequestError.
 
         ``inputs`` holds ``messages``, ``prompt`` or ``prompt_token_ids``; ``modalities`` None means all that the
-        pipeline puts out; ``params`` is by stage id. Where requests wait, a lower ``priority`` goes first.
-        ``received_s`` (``time.perf_counter``) is when the client's bytes
-        came. Closing the generator early, or cancelling its reader, aborts every stage.
+        pipeline puts out; ``params`` is by stage id; in its place, ``sampling_params_list`` has one entry for each
+        stage, in pipeline order, None for the defaults. Where requests wait, a lower ``priority`` goes first.
+        ``companions`` are more inputs by role, a negative prompt for one: they run through the first stage on the same
+        replica, and the stages after it get their hand-offs, too. ``received_s`` (``time.perf_counter``) is when the
+        client's bytes came, ``trace_headers`` the W3C's that came with them. Closing the generator early, or cancelling
+        its reader, aborts every stage. ``async_chunk`` says whether stages are to work on each other's pieces; None: as
+        the pipeline has it.
+
+        ``inputs`` may come in segments, from an asynchronous iterator: each is answered before the next is given to a
+        stage, by the same replicas; outputs say which ``segment`` they belong to. With ``segmented``, ``inputs`` is the
+        first segment, and ``update`` brings the others.
         """
-        asked = Asked(inputs, request_id, modalities, params, timeout_s, received_s, priority)
+        feed = Feed(inputs)
+        asked = Asked(
+            await feed.first(),
+            request_id,
+            modalities,
+            self.graph.params_of(params, sampling_params_list),
+            timeout_s,
+            received_s,
+            priority,
+            companions or {},
+            trace_headers or {},
+            segmented or feed.is_segmented,
+            async_chunk,
+        )
         orchestrator = self._running_orchestrator()
-        if asked.request_id in self._inner_ids:
-            raise InvalidRequestError(f"a request with the id {asked.request_id!r} is already running")
-        request = self._intake.check(asked)
-        self.check_health()
-        self._intake.admit(request, orchestrator.stage_pools, len(self._queues), orchestrator.live_hubs)
+        with self.refusals.counted():
+            if asked.request_id in self._inner_ids:
+                raise InvalidRequestError(f"a request with the id {asked.request_id!r} is already running")
+            request = self._intake.check(asked)
+            self.check_health()
+            self._intake.admit(request, orchestrator.stage_pools, len(self._queues), orchestrator.live_hubs)
         orchestrator.request_async_queue.put_nowait(request)
         self._inner_ids[request.shown_id] = request.request_id
         queue = OutputQueue(self._config.max_queued_outputs, self._config.max_queued_bytes)
         self._queues[request.request_id] = queue
+        updates, inner_id = orchestrator.request_async_queue, request.request_id
+        feed.start(partial(send_update, updates, inner_id), lambda error: self._ask(AbortRequest(inner_id, error)))
         try:
             while (output := await queue.get()) is not None:
                 yield output
         finally:
+            feed.stop()
             del self._queues[request.request_id], self._inner_ids[request.shown_id]
             self._ask(AbortRequest(request.request_id))
+
+    async def update(self, request_id: str, inputs: Mapping[str, Any] | None, *, is_last: bool = False) -> None:
+        """Give a ``segmented`` request its next segment, if any; ``is_last``: no more come. Waits until it is taken.
+
+        Raise InvalidRequestError for a request that is not running, or takes no more: nothing else happens then.
+        """
+        inner_id, orchestrator = self._inner_ids.get(request_id), self._running_orchestrator()
+        if inner_id is None or not self.is_running:
+            raise InvalidRequestError(f"no request {request_id!r} is running: it has ended, or never was")
+        for each in ([inputs] if inputs is not None else []) + ([None] if is_last else []):
+            await send_update(orchestrator.request_async_queue, inner_id, each)
 
     async def abort(self, request_id: str) -> None:
         """Stop a request at every stage; its generator ends after what is already there. Unknown ids are fine."""
@@ -207,6 +252,10 @@ class AsyncOmni:
             done = asyncio.get_running_loop().create_future()
             self._ask(AbortRequest(inner_id, done=done))
             await done
+
+    def end_requests(self) -> None:
+        """End every request with an error that says that the hub is stopping. Its sessions stand until ``close``."""
+        self._running_orchestrator().end_all()
 
     async def close(self) -> None:
         """End every request and close every socket. Idempotent."""
@@ -219,6 +268,7 @@ class AsyncOmni:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         self._context.destroy(linger=0)
+        self.refusals.close()
         logger.info("hub.closed hub=%s", self.hub_id)
 
     # ---- inside
@@ -228,10 +278,7 @@ class AsyncOmni:
         if not task.cancelled() and task.exception() is not None:
             logger.error("hub.died", exc_info=task.exception())
         for queue in self._queues.values():
-            queue.end(StageUnavailableError(self.graph.stage_ids[0], "the hub is stopping"))
-
-    def _connect(self, info: ReplicaInfo, on_event: Callable[[ClientEvent], None]) -> StageClient:
-        return StageClient(info, self.hub_id, self._key_pair, self._config, self._context, on_event)
+            queue.end(HubUnavailableError(self.graph.stage_ids[0], "the hub is stopping"))
 
     def _running_orchestrator(self) -> Orchestrator:
         if self._orchestrator is None:
@@ -241,16 +288,3 @@ class AsyncOmni:
     def _ask(self, abort: AbortRequest) -> None:
         if self._orchestrator is not None and self.is_running:
             self._orchestrator.rpc_async_queue.put_nowait(abort)
-
-    async def _deliver(self, orchestrator: Orchestrator) -> None:
-        while True:
-            request_id, what = await orchestrator.output_async_queue.get()
-            queue = self._queues.get(request_id)
-            if queue is None:
-                continue
-            if isinstance(what, Ended):
-                queue.end(what.error)
-            elif not queue.put(what):
-                error = OverloadedError("the client reads too slowly: its outputs filled the hub's bound")
-                queue.end(error)
-                self._ask(AbortRequest(request_id, error))

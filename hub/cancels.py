@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Hashable
+from collections.abc import Collection, Hashable
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class _Waiter:
+    done: asyncio.Future[None]
+    #: The requests that are not quiet yet.
+    left: set[str]
 
 
 class Cancels:
@@ -13,8 +21,8 @@ class Cancels:
         self._timeout_s = timeout_s
         #: The clients that have not acknowledged, by request.
         self._open: dict[str, set[Hashable]] = {}
-        #: Who waits for a request to be quiet.
-        self._waiters: dict[str, list[asyncio.Future[None]]] = {}
+        #: Who waits for a request to be quiet, with others.
+        self._waiters: dict[str, list[_Waiter]] = {}
 
     def __len__(self) -> int:
         return len(self._open)
@@ -38,17 +46,20 @@ class Cancels:
         for request_id in [request_id for request_id, clients in self._open.items() if client in clients]:
             self.ended(request_id, client)
 
-    def when_quiet(self, request_id: str, done: asyncio.Future[None]) -> None:
-        """Resolve ``done`` when nothing runs on, or after the timeout: a replica that is silent can't hold us."""
-        if request_id not in self._open:
+    def when_quiet(self, request_ids: Collection[str], done: asyncio.Future[None]) -> None:
+        """Resolve ``done`` when nothing of these runs on, or after the timeout: a silent replica can't hold us."""
+        waiter = _Waiter(done, {request_id for request_id in request_ids if request_id in self._open})
+        if not waiter.left:
             _resolve(done)
-            return
-        self._waiters.setdefault(request_id, []).append(done)
-        asyncio.get_running_loop().call_later(self._timeout_s, self._tell, request_id)
+        for request_id in waiter.left:
+            self._waiters.setdefault(request_id, []).append(waiter)
+            asyncio.get_running_loop().call_later(self._timeout_s, self._tell, request_id)
 
     def _tell(self, request_id: str) -> None:
-        for done in self._waiters.pop(request_id, ()):
-            _resolve(done)
+        for waiter in self._waiters.pop(request_id, ()):
+            waiter.left.discard(request_id)
+            if not waiter.left:
+                _resolve(waiter.done)
 
 
 def _resolve(done: asyncio.Future[None]) -> None:

@@ -7,8 +7,12 @@ import logging
 import os
 import resource
 import sys
+from importlib.metadata import entry_points
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from hub.admission_flags import add_admission_options, check_admission, hub_config
+from hub.api_flags import add_api_options, check_api, check_tracing
 from omni_discovery.cli import (
     add_registry_options,
     configure_logging,
@@ -25,11 +29,15 @@ from omni_discovery.data_plane_flags import (
     warn_if_plain,
 )
 from omni_discovery.deploy import DeployConfig, StageConfig
+from omni_discovery.deploy_check import doubtful_engines
 from omni_discovery.deploy_file import load_deploy
 from omni_discovery.endpoints import parse_endpoints
 from omni_discovery.errors import ConfigError
 from omni_discovery.keys import check_namespace
 from omni_discovery.registry_security import RegistrySecurity
+
+if TYPE_CHECKING:
+    from hub.running_hub import ServeConfig
 
 logger = logging.getLogger(__name__)
 
@@ -74,6 +82,8 @@ class ServeCommand:
             "--omni-replica-address", "-ora", metavar="IP", help="the address that local replicas advertise"
         )
         add_data_plane_options(parser)
+        add_api_options(parser)
+        add_admission_options(parser)
         parser.add_argument("--host", default="127.0.0.1", help="where the HTTP API listens (default: %(default)s)")
         parser.add_argument("--port", type=int, default=8000, help="0 takes a free one (default: %(default)s)")
         add_registry_options(parser)
@@ -93,18 +103,24 @@ class ServeCommand:
 
 def check_flags(arguments: argparse.Namespace) -> None:
     """Refuse combinations that can't be meant. Raise ConfigError with the reason."""
+    check_local_replicas(arguments)
     if arguments.headless and arguments.stage_id is None:
         raise ConfigError("--headless runs replicas of one stage: say which with --stage-id N")
     if arguments.headless and not arguments.etcd_endpoints:
         raise ConfigError(
             "--headless joins an existing etcd: give --etcd-endpoints HOST:PORT or set OMNI_ETCD_ENDPOINTS"
         )
-    check_local_replicas(arguments)
     check_data_plane(arguments)
+    check_api(arguments)
+    check_tracing(arguments)
+    check_admission(arguments)
     if arguments.omni_heartbeat_timeout <= 0:
         raise ConfigError("--omni-heartbeat-timeout must be more than 0 seconds")
     if not arguments.headless and arguments.deploy_config is None and not arguments.model:
-        raise ConfigError("nothing to serve: give a MODEL or --deploy-config YAML")
+        raise ConfigError(
+            "nothing to serve: give a MODEL or --deploy-config YAML"
+            " ('omni pipeline show > pipeline.yaml' writes the one in force)"
+        )
     check_namespace(arguments.namespace)
     security = read_security(arguments)
     if arguments.etcd_endpoints:
@@ -154,22 +170,31 @@ def run_headless(arguments: argparse.Namespace) -> int:
 
 def run_with_hub(arguments: argparse.Namespace) -> int:
     """Serve over HTTP until a signal comes."""
-    deploy = read_deploy(arguments)
-    try:
-        from hub.app import ServeConfig, run_hub
-        from hub.config import HubConfig
-        from hub.local_stages import LocalStage
-        from omni_discovery.balancers import build_load_balancer_factory
-        from omni_discovery.process_tools import die_with_parent
-    except ModuleNotFoundError as error:
-        raise ConfigError(f"a hub needs more packages ({error}): pip install 'omni-discovery[hub,embedded]'") from error
+    config = serve_config(arguments, read_deploy(arguments))
+    from hub.app import run_hub
+    from omni_discovery.process_tools import die_with_parent
+
     if arguments.parent_pid is not None:
         die_with_parent(arguments.parent_pid)
+    return run_hub(config)
+
+
+def serve_config(arguments: argparse.Namespace, deploy: DeployConfig) -> ServeConfig:
+    """What a hub needs to know of the flags. Raise ConfigError."""
+    try:
+        import hub.app  # noqa: F401 - all that a hub needs
+        from hub.local_stages import LocalStage
+        from hub.running_hub import ServeConfig
+        from omni_discovery.balancers import build_load_balancer_factory
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"a hub needs more packages ({error}): pip install 'omni-discovery[hub,embedded]'") from error
     try:
         build_load_balancer_factory(arguments.omni_lb_policy)
     except ValueError as error:
         raise ConfigError(f"--omni-lb-policy: {error}") from error
     warn_if_plain(arguments.zmq_security)
+    for doubt in doubtful_engines(deploy, [entry.name for entry in entry_points(group="omni_discovery.engines")]):
+        logger.warning("deploy.engine_unknown %s", doubt)
     raise_descriptor_limit()
     local = [stage for stage in deploy.stages if arguments.stage_id in (None, stage.stage_id)]
     if arguments.hub_only:
@@ -177,27 +202,29 @@ def run_with_hub(arguments: argparse.Namespace) -> int:
     counts = {stage.stage_id: arguments.omni_dp_size_local or stage.runtime.num_replicas for stage in local}
     for stage in local:
         check_model(stage)
-    return run_hub(
-        ServeConfig(
-            deploy=deploy,
-            hub=HubConfig(),
-            endpoints=arguments.etcd_endpoints,
-            security=read_security(arguments),
-            security_flags=(*data_plane_flags(arguments), *security_flags(arguments)),
-            zmq_security=arguments.zmq_security,
-            labels=read_labels(arguments.label),
-            drain_timeout_s=arguments.drain_timeout,
-            namespace=arguments.namespace,
-            ttl_s=arguments.omni_heartbeat_timeout,
-            policy=arguments.omni_lb_policy,
-            host=arguments.host,
-            port=arguments.port,
-            local_stages=tuple(LocalStage(stage_id, count) for stage_id, count in counts.items()),
-            replica_address=arguments.omni_replica_address,
-            runtime_dir=user_runtime_dir(),
-            state_dir=user_state_dir(),
-            etcd_binary=Path(binary) if (binary := os.environ.get("OMNI_ETCD_BINARY")) else None,
-        )
+    return ServeConfig(
+        deploy=deploy,
+        hub=hub_config(arguments),
+        endpoints=arguments.etcd_endpoints,
+        security=read_security(arguments),
+        security_flags=(*data_plane_flags(arguments), *security_flags(arguments)),
+        zmq_security=arguments.zmq_security,
+        labels=read_labels(arguments.label),
+        drain_timeout_s=arguments.drain_timeout,
+        namespace=arguments.namespace,
+        ttl_s=arguments.omni_heartbeat_timeout,
+        policy=arguments.omni_lb_policy,
+        host=arguments.host,
+        port=arguments.port,
+        local_stages=tuple(LocalStage(stage_id, count) for stage_id, count in counts.items()),
+        replica_address=arguments.omni_replica_address,
+        runtime_dir=user_runtime_dir(),
+        state_dir=user_state_dir(),
+        api=arguments.api,
+        api_flags=arguments.api_args or "",
+        admin_api=arguments.admin_api,
+        traces_endpoint=arguments.otlp_traces_endpoint,
+        etcd_binary=Path(binary) if (binary := os.environ.get("OMNI_ETCD_BINARY")) else None,
     )
 
 

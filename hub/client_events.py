@@ -11,7 +11,8 @@ from omni_discovery import wire
 if TYPE_CHECKING:
     from hub.stage_client import StageClient
 
-Answer = wire.Accepted | wire.Rejected | wire.Chunk | wire.StageDone | wire.StageFailed
+_Piece = wire.HandOffPiece | wire.PieceTaken
+Answer = wire.Accepted | wire.Rejected | wire.Chunk | _Piece | wire.StageDone | wire.SegmentDone | wire.StageFailed
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,10 +86,24 @@ class Answered:
                 return ev.Rejected(stage_id, message.attempt, message.kind, message.reason)
             case wire.Chunk():
                 return ev.Chunk(stage_id, message.attempt, message, self.attachments, self.received_at_s)
+            case wire.HandOffPiece():
+                return ev.HandOffPiece(stage_id, message.attempt, message)
+            case wire.PieceTaken():
+                return ev.PieceTaken(stage_id, message.attempt, message.from_stage, message.number)
             case wire.StageDone():
                 return ev.StageDone(stage_id, message.attempt, message, self.received_at_s)
+            case wire.SegmentDone():
+                return ev.SegmentDone(stage_id, message.attempt, message, self.received_at_s)
             case wire.StageFailed():
                 return ev.StageFailed(stage_id, message.attempt, message.kind, message.reason)
+
+
+@dataclass(frozen=True, slots=True)
+class Controlled:
+    """The answer to a collective call."""
+
+    client: StageClient
+    message: wire.ControlResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +134,5 @@ class FrameDropped:
 
 
 CreditEvent = Granted | Recalled
-ClientEvent = (
-    CreditEvent | SessionUp | SessionDown | ProcessGone | Answered | Unanswered | Unsent | FrameDropped | AbortEnded
-)
+SessionEvent = SessionUp | SessionDown | ProcessGone
+ClientEvent = CreditEvent | SessionEvent | Answered | Controlled | Unanswered | Unsent | FrameDropped | AbortEnded

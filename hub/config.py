@@ -26,6 +26,8 @@ class HubConfig:
     connect_timeout_s: float = 3.0
     #: How long the encrypted handshake may take; a replica that does not know this hub yet leaves it without an answer.
     handshake_timeout_s: float = 0.5
+    #: After so long without a session a replica that is listed is warned about, with the cause.
+    unmet_after_s: float = 5.0
     #: Pause between two Hellos that got no Welcome.
     hello_interval_s: float = 0.2
     #: Bounds of the pause before a lost connection is tried again.

@@ -7,12 +7,12 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hub import request_events as ev
 from hub.active import Active
 from hub.cancels import Cancels
-from hub.errors import SendFailedError
+from hub.errors import NotConnectedError, SendFailedError
 from hub.membership import Membership
 from hub.metrics import HubMetrics
 from hub.paced_retries import PacedRetries, RetryDue
@@ -74,9 +74,10 @@ class Dispatcher:
         pool, request_id = self._pools[action.stage_id], active.request.request_id
         try:
             task = _task(active, action)
-            found = pool.try_pick(request_id, task, avoid=_avoid(action, pool), priority=action.priority)
+            near = active.request.parent_id or None
+            found = pool.try_pick(request_id, task, near, avoid=_avoid(action, pool), priority=action.priority)
             while found is not None and self._is_lost(active, action, found):
-                found = pool.try_pick(request_id, task, avoid=_avoid(action, pool), priority=action.priority)
+                found = pool.try_pick(request_id, task, near, avoid=_avoid(action, pool), priority=action.priority)
         except StageUnavailableError as error:
             return ev.StageUnavailable(action.stage_id, action.attempt, str(error))
         if found is not None:
@@ -97,6 +98,66 @@ class Dispatcher:
         if self._is_lost(active, action, ended.found):
             return self._dispatch(active, action)
         return self._send(active, action, ended.found)
+
+    def update(self, active: Active, action: ev.Update) -> ev.Event | None:
+        """Send a stage's next segment to its replica; None if it left, or is said again when the session is back."""
+        addr = "" if action.replica is None else action.replica.input_addr
+        client = self._membership.clients.get(addr)
+        try:
+            if client is None:
+                raise SendFailedError("its record was removed")
+            client.submit(
+                wire.Update(
+                    epoch=client.info.epoch,
+                    request_id=active.request.request_id,
+                    attempt=action.attempt,
+                    segment=action.segment,
+                    inputs=dict(action.inputs),
+                    payloads=action.payloads,
+                    is_last=action.is_last,
+                    kept_from=action.kept_from,
+                )
+            )
+        except NotConnectedError:
+            return None
+        except SendFailedError as error:
+            return ev.ReplicaLost(action.stage_id, action.attempt, str(error))
+        except WireError as error:
+            return ev.DispatchRefused(action.stage_id, action.attempt, str(error))
+        return None
+
+    def pass_on(self, active: Active, action: ev.Update | ev.Feed | ev.PieceRoom) -> ev.Event | None:
+        """Tell a replica more of what it works on; None if it left, or is said again when the session is back."""
+        if isinstance(action, ev.Update):
+            return self.update(active, action)
+        client = self._membership.clients.get(action.replica.input_addr)
+        about: dict[str, Any] = {"request_id": active.request.request_id, "attempt": action.attempt}
+        try:
+            if client is None:
+                raise SendFailedError("its record was removed")
+            epoch = client.info.epoch
+            if isinstance(action, ev.PieceRoom):
+                client.tell(
+                    wire.PieceRoom(
+                        epoch=epoch, to_stage=action.to_stage, number=action.number, again=action.again, **about
+                    )
+                )
+            else:
+                client.tell(
+                    wire.Feed(
+                        epoch=epoch,
+                        from_stage=action.from_stage,
+                        number=action.number,
+                        payload=action.payload,
+                        is_last=action.payload is None,
+                        **about,
+                    )
+                )
+        except NotConnectedError:
+            return None
+        except (SendFailedError, WireError) as error:
+            return ev.ReplicaLost(action.stage_id, action.attempt, f"a piece can't be passed on: {error}")
+        return None
 
     def abort(self, active: Active, action: ev.Abort) -> None:
         """Stop an attempt that was sent, or whose replica is still being picked."""
@@ -145,7 +206,11 @@ class Dispatcher:
         found: ReplicaInfo | StageUnavailableError
         try:
             found = await pool.pick(
-                active.request.request_id, _task(active, action), avoid=action.avoid, priority=action.priority
+                active.request.request_id,
+                _task(active, action),
+                active.request.parent_id or None,
+                avoid=action.avoid,
+                priority=action.priority,
             )
         except StageUnavailableError as error:
             found = error
@@ -169,6 +234,9 @@ class Dispatcher:
             remaining_s=max(0.0, active.deadline_s - now_s),
             resume=action.resume,
             priority=action.priority,
+            segmented=action.segmented,
+            stream_from=action.stream_from,
+            stream_to=action.stream_to,
         )
         try:
             if client is None:

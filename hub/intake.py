@@ -6,12 +6,13 @@ import itertools
 import time
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from hub.active import AddRequest
-from hub.admission import Bounds, StageLoad, refusal
+from hub.admission import Bounds, Returns, StageLoad, refusal
 from hub.backlog import Backlog
+from hub.companions import check_companions
 from omni_discovery.errors import InvalidRequestError, OverloadedError
 from omni_discovery.wire import MAX_PRIORITY
 
@@ -35,6 +36,10 @@ class Asked:
     timeout_s: float | None = None
     received_s: float | None = None
     priority: int = 0
+    companions: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    trace_headers: Mapping[str, str] = field(default_factory=dict)
+    segmented: bool = False
+    async_chunk: bool | None = None
 
 
 class Intake:
@@ -45,12 +50,15 @@ class Intake:
         self._graph = graph
         self._config = config
         self._numbers = itertools.count()
+        self._returns = Returns()
 
     def check(self, asked: Asked) -> AddRequest:
         """Plan what was asked. Raise InvalidRequestError."""
         shown_id = uuid.uuid4().hex if asked.request_id is None else asked.request_id
         timeout_s = self._config.request_timeout_s if asked.timeout_s is None else asked.timeout_s
-        plan, params = self._graph.plan(asked.modalities), self._graph.merge_params(asked.params)
+        # Companions and segments hand over as a whole.
+        async_chunk = False if asked.companions or asked.segmented else asked.async_chunk
+        plan, params = self._graph.plan(asked.modalities, async_chunk), self._graph.merge_params(asked.params)
         if not 1 <= len(shown_id) <= _MAX_ID_LENGTH:
             raise InvalidRequestError(f"a request id has 1 to {_MAX_ID_LENGTH} characters")
         if not 0 < timeout_s <= _MAX_TIMEOUT_S:
@@ -59,6 +67,9 @@ class Intake:
             raise InvalidRequestError(
                 f"a priority of {asked.priority}; it must be from -{MAX_PRIORITY} to {MAX_PRIORITY}"
             )
+        check_companions(plan, asked.companions)
+        if asked.segmented and asked.companions:
+            raise InvalidRequestError("a request whose input comes in segments has no companions")
         return AddRequest(
             # A number of its own keeps late frames of an aborted request off one that reuses its id.
             request_id=f"{shown_id}~{next(self._numbers)}",
@@ -69,6 +80,9 @@ class Intake:
             timeout_s=timeout_s,
             received_s=time.perf_counter() if asked.received_s is None else asked.received_s,
             priority=asked.priority,
+            segmented=asked.segmented,
+            companions=asked.companions,
+            trace_headers=asked.trace_headers,
         )
 
     def admit(self, request: AddRequest, pools: Sequence[StagePool], in_flight: int, live_hubs: int) -> None:
@@ -83,5 +97,5 @@ class Intake:
             loads, Bounds(config.max_waiting, config.max_in_flight, live_hubs), in_flight, request.timeout_s
         )
         if found is not None:
-            raise OverloadedError(found.reason, found.retry_after_s)
+            raise OverloadedError(found.reason, self._returns.retry_after_s(found, time.monotonic()))
         self.backlog.enter(request.request_id, request.plan.stages)

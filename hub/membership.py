@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING
 
 from omni_discovery.disappearance import Disappearance
@@ -15,7 +15,7 @@ from omni_discovery.table import live_hubs
 if TYPE_CHECKING:
     from hub.stage_client import StageClient
     from hub.stage_pool import StagePool
-    from omni_discovery.table import View
+    from omni_discovery.table import ReplicaId, View
 
 logger = logging.getLogger(__name__)
 
@@ -24,13 +24,14 @@ class Membership:
     """Owns the client of every replica process, by its input address.
 
     A key that is gone stops picks at once, but in a mass disappearance; its client stays until nothing is in flight
-    there. ``on_lost`` is told when a replica's work in flight has no answer to wait for. ``ttl_s`` is the leases'.
+    there. ``connect`` gives None where ``attach`` will bring the client later. ``on_lost`` is told when a replica's
+    work in flight has no answer to wait for. ``ttl_s`` is the leases'.
     """
 
     def __init__(
         self,
         pools: Mapping[int, StagePool],
-        connect: Callable[[ReplicaInfo], StageClient],
+        connect: Callable[[ReplicaInfo], StageClient | None],
         on_lost: Callable[[int, str, str], None],
         ttl_s: float = 10.0,
         on_closed: Callable[[StageClient], None] = lambda _client: None,
@@ -42,7 +43,8 @@ class Membership:
         self._pools = pools
         self._connect = connect
         self._on_lost = on_lost
-        #: What the last view listed, by input address.
+        #: The records of the last view, and of them those that are served, by input address.
+        self._records: Mapping[ReplicaId, ReplicaInfo] = {}
         self._listed: dict[str, ReplicaInfo] = {}
         #: (history, cluster id, revision) of the last view.
         self._version = (0, 0, 0)
@@ -59,12 +61,51 @@ class Membership:
     def apply(self, view: View) -> None:
         """Follow a view. One that is older than the last is ignored; the same one again changes nothing."""
         history, cluster_id, revision = self._version
-        if (view.history, view.cluster_id) == (history, cluster_id) and view.revision < revision:
+        is_later = (view.history, view.cluster_id) == (history, cluster_id)
+        if is_later and view.revision < revision:
             return
         self._version = (view.history, view.cluster_id, view.revision)
         self.live_hubs = live_hubs(view)
         for pool in self._pools.values():
             pool.set_live_hubs(self.live_hubs)
+        records, self._records = self._records, view.replicas
+        changed = self._changed_in_place(records, view.replicas) if is_later else None
+        if changed is None:
+            self._follow(view, regressed=view.history != history)
+            return
+        for info in changed:
+            self._listed[info.input_addr] = info
+            self._upsert(info)
+
+    def _changed_in_place(
+        self, before: Mapping[ReplicaId, ReplicaInfo], after: Mapping[ReplicaId, ReplicaInfo]
+    ) -> list[ReplicaInfo] | None:
+        """The records that are new where nobody came, went, moved or began to stop; None where that is not so.
+
+        Most views bring one new load among a thousand records, and looking at each of them takes its time.
+        """
+        if self._vanished or before.keys() != after.keys():
+            return None
+        changed = []
+        for key, info in after.items():
+            old = before[key]
+            if old is info:
+                continue
+            is_same = (old.stage_id, old.input_addr, old.epoch, old.takes_new_work) == (
+                info.stage_id,
+                info.input_addr,
+                info.epoch,
+                info.takes_new_work,
+            )
+            # Of two records with one address only the newer counts.
+            if not is_same or (info.stage_id in self._pools and self._listed.get(info.input_addr) is not old):
+                return None
+            if info.stage_id in self._pools:
+                changed.append(info)
+        return changed
+
+    def _follow(self, view: View, *, regressed: bool) -> None:
+        """Compare everything that a view lists with everything that the last one did."""
         before, self._listed = self._listed, self._newest(view)
         here = {(info.stage_id, info.input_addr) for info in self._listed.values()}
         gone = [info for info in before.values() if (info.stage_id, info.input_addr) not in here]
@@ -73,7 +114,11 @@ class Membership:
         for info in self._listed.values():
             members[info.stage_id][info.input_addr] = info.takes_new_work
         self._disappearance.follow(
-            members, fresh=view.stale_since_s is None, regressed=view.history != history, now_s=self._now()
+            members,
+            fresh=view.stale_since_s is None,
+            regressed=regressed,
+            now_s=self._now(),
+            answers=lambda stage_id, addr: self._pools[stage_id].answers(addr),
         )
         # Before the others are let go of: these may be all that a stage has left.
         self._hold(here)
@@ -128,6 +173,12 @@ class Membership:
             self._attach(info)
         pool.hold(addr)
 
+    def members(self, stage_ids: Collection[int]) -> list[ReplicaInfo]:
+        """The replicas of some stages: those that the registry lists, and those that are served on all the same."""
+        held = {key: info for key, info in self._vanished.items() if key in self._held}
+        listed = {(info.stage_id, info.input_addr): info for info in self._listed.values()}
+        return [info for info in (held | listed).values() if info.stage_id in stage_ids]
+
     def close_if_unused(self, stage_id: int, addr: str) -> None:
         """Let go of a client whose replica is not listed any more and has nothing in flight."""
         client = self.clients.get(addr)
@@ -140,6 +191,22 @@ class Membership:
             client.close()
             # The last acknowledgements may be on their way to a listener that knows this client no more.
             self._on_closed(client)
+
+    def attach(self, info: ReplicaInfo, client: StageClient) -> None:
+        """Take in a client that took its time to be made for a record; close it if nobody needs it any more."""
+        listed = self._pools[info.stage_id].get(info.input_addr)
+        if listed is not None and info.input_addr not in self.clients:
+            if _is_same_process(info, listed):
+                self._serve(listed, client)
+                # What it said before it was known here went unheard.
+                client.renew(listed, afresh=True)
+                return
+            self._attach(listed)
+        client.close()
+
+    def record_of(self, stage_id: int, replica_id: int) -> ReplicaInfo | None:
+        """What the last view shows of a replica; None if it shows none."""
+        return self._records.get((stage_id, replica_id))
 
     def close(self) -> None:
         """Close every client. Idempotent."""
@@ -172,7 +239,7 @@ class Membership:
     def _upsert(self, info: ReplicaInfo) -> None:
         pool, addr = self._pools[info.stage_id], info.input_addr
         client = self.clients.get(addr)
-        if client is not None and not client.is_same_process(info):
+        if client is not None and not _is_same_process(client.info, info):
             self._replace(client)
             client = None
         # The client of one that was let go of may have stayed for its aborts: the pool knows nothing of its session.
@@ -195,12 +262,18 @@ class Membership:
 
     def _attach(self, info: ReplicaInfo) -> None:
         try:
-            self.clients[info.input_addr] = self._connect(info)
+            client = self._connect(info)
         except ConfigError as error:
+            self._pools[info.stage_id].unusable(info.input_addr, str(error))
             if info.input_addr not in self._warned:
                 self._warned.add(info.input_addr)
                 logger.warning("replica.unusable stage=%d replica=%d: %s", info.stage_id, info.replica_id, error)
             return
+        if client is not None:
+            self._serve(info, client)
+
+    def _serve(self, info: ReplicaInfo, client: StageClient) -> None:
+        self.clients[info.input_addr] = client
         logger.info(
             "replica.attached stage=%d replica=%d epoch=%d addr=%s",
             info.stage_id,
@@ -208,3 +281,8 @@ class Membership:
             info.epoch,
             info.input_addr,
         )
+
+
+def _is_same_process(ours: ReplicaInfo, info: ReplicaInfo) -> bool:
+    mine = (ours.input_addr, ours.output_addr, ours.curve_public_key, ours.stage_id)
+    return mine == (info.input_addr, info.output_addr, info.curve_public_key, info.stage_id)

@@ -7,9 +7,15 @@ from typing import TYPE_CHECKING, Final
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from hub.stage_pool import StagePool
 
 _OVERHEAD_BUCKETS_S: Final = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1.0, 10.0)
+
+_STAGE_BUCKETS_S: Final = (
+    *(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 60.0, 120.0, 300.0, 600.0),
+)
 
 #: What the registry's watcher counts, by its name there: the metric and its text.
 _VIEW_COUNTERS: Final = {
@@ -26,7 +32,7 @@ class HubMetrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self.requests = Counter(
-            "omni_hub_requests", "Requests that ended, by outcome.", ["outcome"], registry=self.registry
+            "omni_hub_requests", "Requests that ended or were refused, by outcome.", ["outcome"], registry=self.registry
         )
         self.in_flight = Gauge("omni_hub_requests_in_flight", "Requests that have not ended.", registry=self.registry)
         self.registered = Gauge(
@@ -85,6 +91,16 @@ class HubMetrics:
             buckets=_OVERHEAD_BUCKETS_S,
             registry=self.registry,
         )
+        self._stage = Histogram(
+            "omni_hub_stage_seconds",
+            "Where the time of a stage went, of those that were done: 'queue', 'submit', 'first_output', 'generate',"
+            " 'transfer', as in a request's timings.",
+            ["stage", "part"],
+            buckets=_STAGE_BUCKETS_S,
+            registry=self.registry,
+        )
+        #: The histogram's parts, because to look one up costs more than to count.
+        self._parts: dict[tuple[int, str], Histogram] = {}
 
     def watch(self, pool: StagePool) -> None:
         """Ask for a stage's counts whenever the figures are read."""
@@ -106,6 +122,14 @@ class HubMetrics:
         self.retries.labels(stage_id).inc()
         if resumed:
             self.continued.labels(stage_id).inc()
+
+    def observe_stage(self, stage_id: int, parts_s: Mapping[str, float]) -> None:
+        """A stage is done, and its time went there."""
+        for name, seconds in parts_s.items():
+            part = self._parts.get((stage_id, name))
+            if part is None:
+                part = self._parts[stage_id, name] = self._stage.labels(stage_id, name)
+            part.observe(seconds)
 
     def observe_in(self, seconds: float) -> None:
         """The hub took this long to send a request's first work."""

@@ -13,11 +13,12 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
-from hub import request_events as ev
-from hub.active import AbortRequest, AddRequest, Ended
+from hub.active import AbortRequest, AddRequest, Ended, UpdateRequest, answer
+from hub.attaching import Attaching, RemoteReplicaFactory
 from hub.backlog import Backlog
 from hub.cancels import Cancels
 from hub.client_events import AbortEnded, Answered, ClientEvent, ProcessGone, SessionDown, SessionUp, Unsent
+from hub.collective import CallDue, Collective, CollectiveCall, refuse
 from hub.dispatcher import Dispatcher, PickEnded
 from hub.membership import Membership
 from hub.metrics import HubMetrics
@@ -25,33 +26,40 @@ from hub.outputs import OmniOutput
 from hub.paced_retries import RetryDue
 from hub.replica_listener import ReplicaListener, ReturnDue, StillSilent
 from hub.request_state import OrchestratorRequestState, StreamingInputState
-from hub.requests import Requests, TimeUp
+from hub.requests import CompanionSaid, Requests, TimeUp
 from hub.stage_client import StageClient
 from hub.stage_pool import StagePool
 from hub.tending import ReviewDue, Tending
 from hub.waking_queue import WakingQueue, drain
-from omni_discovery.errors import RequestError, StageUnavailableError
+from omni_discovery.errors import HubUnavailableError, RequestError, StageUnavailableError
 from omni_discovery.messages import ReplicaInfo
 from omni_discovery.table import View
 
 if TYPE_CHECKING:
     from hub.config import HubConfig
+    from hub.tracing import Tracing
     from omni_discovery.table import Delta
 
-__all__ = ["Orchestrator", "OrchestratorRequestState", "StreamingInputState"]
+__all__ = ["Orchestrator", "OrchestratorRequestState", "RemoteReplicaFactory", "StreamingInputState"]
 
 logger = logging.getLogger(__name__)
 
-_InboxItem: TypeAlias = "ClientEvent | PickEnded | RetryDue | ReturnDue | StillSilent | TimeUp | ReviewDue | View"
+_InboxItem: TypeAlias = (
+    "ClientEvent | PickEnded | RetryDue | ReturnDue | StillSilent | TimeUp | CompanionSaid | ReviewDue | View | CallDue"
+)
+_Request: TypeAlias = AddRequest | UpdateRequest
+_Rpc: TypeAlias = AbortRequest | CollectiveCall
 _Connect = Callable[[ReplicaInfo, Callable[[ClientEvent], None]], StageClient]
 
 
 class Orchestrator:
     """Give ``run`` a task of its own; everything else is called on the same loop.
 
-    ``request_async_queue`` takes AddRequest, ``rpc_async_queue`` AbortRequest and is served first
-    (but for a request that came in the same turn);
+    ``request_async_queue`` takes AddRequest and UpdateRequest, ``rpc_async_queue`` CollectiveCall, and AbortRequest,
+    which is served first (but for a request that came in the same turn);
     ``output_async_queue`` gives (request id, OmniOutput or Ended) and must be read, or the orchestrator waits.
+    ``remote_replica_factory`` is asked for the client of each replica that the registry comes to show, once for each
+    process, in place of ``connect``; ``connect_replica`` is one.
     """
 
     def __init__(
@@ -61,12 +69,17 @@ class Orchestrator:
         config: HubConfig,
         metrics: HubMetrics,
         backlog: Backlog | None = None,
+        *,
+        async_chunk: bool = False,
+        tracing: Tracing | None = None,
+        remote_replica_factory: RemoteReplicaFactory | None = None,
     ) -> None:
         self.stage_pools = list(stage_pools)
         self.num_stages = len(self.stage_pools)
+        self.async_chunk = bool(async_chunk)
         self._wake = asyncio.Event()
-        self.request_async_queue: asyncio.Queue[AddRequest] = WakingQueue(config.max_in_flight, self._wake)
-        self.rpc_async_queue: asyncio.Queue[AbortRequest] = WakingQueue(4 * config.max_in_flight, self._wake)
+        self.request_async_queue: asyncio.Queue[_Request] = WakingQueue(config.max_in_flight, self._wake)
+        self.rpc_async_queue: asyncio.Queue[_Rpc] = WakingQueue(4 * config.max_in_flight, self._wake)
         self.output_async_queue: asyncio.Queue[tuple[str, OmniOutput | Ended]] = asyncio.Queue(4 * config.max_in_flight)
         self._pools = {pool.stage_id: pool for pool in self.stage_pools}
         #: Emptied on each turn of the task; what fills it reads sockets in bounded batches between two turns.
@@ -74,13 +87,17 @@ class Orchestrator:
         self._closed = False
         self._outbox: deque[tuple[str, OmniOutput | Ended]] = deque()
         self._cancels = Cancels(config.abort_timeout_s)
+        self._connect = connect
         self._membership = Membership(
             self._pools,
-            lambda info: connect(info, self._post),
+            self._client_for,
             self._lose,
             config.registry_ttl_s,
-            on_closed=self._cancels.gone,
+            on_closed=self._let_go,
         )
+        factory, attach = remote_replica_factory, self._membership.attach
+        self._attaching = None if factory is None else Attaching(factory, attach)
+        self._collective = Collective(self._pools, self._membership, metrics, self._post)
         self._tending = Tending(self.stage_pools, self._membership, self._post)
         self._dispatcher = Dispatcher(
             self._pools, self._membership, metrics, self._cancels, self._post, self._tending.look_soon
@@ -94,6 +111,7 @@ class Orchestrator:
             Backlog() if backlog is None else backlog,
             self._post,
             self._say,
+            tracing,
         )
         self.request_states = self._requests.states
         self._listener = ReplicaListener(
@@ -119,17 +137,49 @@ class Orchestrator:
         finally:
             self._closed = True
             self._tending.close()
+            if self._attaching is not None:
+                self._attaching.close()
             self.end_all()
             self._dispatcher.retries.close()
             self._membership.close()
+            self._end_rpcs()
 
     def apply_view(self, view: View, delta: Delta) -> None:
         """Follow the registry; call it on the loop. The view alone decides, so that a missed ``delta`` can't hurt."""
         self._post(view)
 
     def end_all(self, reason: str = "the hub is stopping") -> None:
-        """Abort every stage of every request; each ends with StageUnavailableError."""
-        self._requests.end_all(StageUnavailableError(self.stage_pools[0].stage_id, reason))
+        """Abort every stage of every request; each ends with HubUnavailableError."""
+        self._requests.end_all(HubUnavailableError(self.stage_pools[0].stage_id, reason))
+
+    def _end_rpcs(self) -> None:
+        """Nobody may wait for ever for what was asked: every rpc is answered."""
+        self._collective.close()
+        for request in drain(self.request_async_queue):
+            if isinstance(request, UpdateRequest):
+                answer(request.done, "the hub is stopping")
+        for rpc in drain(self.rpc_async_queue):
+            _answer(rpc)
+
+    async def connect_replica(self, stage_id: int, replica_id: int) -> StageClient:
+        """Make a client for a replica that the registry shows: what a RemoteReplicaFactory can build on.
+
+        Raise StageUnavailableError if it shows none of that name, ConfigError if its record can't be used.
+        """
+        info = self._membership.record_of(stage_id, replica_id)
+        if info is None:
+            raise StageUnavailableError(stage_id, f"the registry shows no replica {stage_id}/{replica_id}")
+        return self._connect(info, self._post)
+
+    def _client_for(self, info: ReplicaInfo) -> StageClient | None:
+        if self._attaching is None:
+            return self._connect(info, self._post)
+        self._attaching.begin(info)
+        return None
+
+    def _let_go(self, client: StageClient) -> None:
+        self._cancels.gone(client)
+        self._collective.lose(client)
 
     def _lose(self, stage_id: int, addr: str, reason: str) -> None:
         self._listener.lose(stage_id, addr, reason)
@@ -142,24 +192,24 @@ class Orchestrator:
             self._wake.set()
 
     def _take_turn(self) -> None:
-        aborts, requests = drain(self.rpc_async_queue), drain(self.request_async_queue)
+        rpcs, requests = drain(self.rpc_async_queue), drain(self.request_async_queue)
         new = {request.request_id for request in requests}
-        for abort in aborts:
-            if abort.request_id not in new:
-                self._take(abort)
+        for rpc in rpcs:
+            if isinstance(rpc, AbortRequest) and rpc.request_id not in new:
+                self._take(rpc)
         # Before new requests: sessions that were lost are not to be picked any more.
         for _ in range(len(self._inbox)):
             self._take(self._inbox.popleft())
         for request in requests:
             self._take(request)
-        for abort in aborts:
-            if abort.request_id in new:
-                self._take(abort)
+        for rpc in rpcs:
+            if isinstance(rpc, CollectiveCall) or rpc.request_id in new:
+                self._take(rpc)
         self._tending.look()
         if self._inbox:
             self._wake.set()
 
-    def _take(self, item: AbortRequest | AddRequest | _InboxItem) -> None:
+    def _take(self, item: _Rpc | _Request | _InboxItem) -> None:
         try:
             self._follow(item)
         except Exception as error:
@@ -167,23 +217,25 @@ class Orchestrator:
             logger.exception("orchestrator.bug event=%s", type(item).__name__)
             request_id = item.message.request_id if isinstance(item, Answered) else getattr(item, "request_id", "")
             self._requests.bury(request_id, RequestError(f"a bug in the hub: {error!r}"))
+            if isinstance(item, AbortRequest | CollectiveCall):
+                _answer(item)
 
-    def _follow(self, item: AbortRequest | AddRequest | _InboxItem) -> None:
+    def _follow(self, item: _Rpc | _Request | _InboxItem) -> None:
         match item:
             case AddRequest():
                 self._requests.add(item)
             case AbortRequest():
                 self._requests.abort(item)
-            case TimeUp(request_id=request_id):
-                self._requests.tell(request_id, ev.DeadlinePassed())
+            case TimeUp() | CompanionSaid() | UpdateRequest():
+                self._requests.follow(item)
             case PickEnded():
                 self._requests.go_on(item.request_id, lambda active: self._dispatcher.pick_ended(active, item))
             case RetryDue():
                 self._requests.go_on(item.request_id, lambda active: self._dispatcher.retry_due(active, item))
-            case StillSilent():
-                self._listener.still_silent(item)
-            case ReturnDue():
-                item.client.return_credits(item.session, item.credits)
+            case StillSilent() | ReturnDue():
+                self._listener.due(item)
+            case CollectiveCall() | CallDue():
+                self._collective.follow(item)
             case ReviewDue():
                 self._tending.review()
             case View():
@@ -192,6 +244,7 @@ class Orchestrator:
                 self._hear(item)
 
     def _hear(self, event: ClientEvent) -> None:
+        self._collective.hear(event)
         # A client that has been replaced speaks of a process that is gone.
         if self._membership.clients.get(event.client.addr) is event.client:
             self._listener.hear(event)
@@ -217,3 +270,11 @@ class Orchestrator:
     def _say(self, request_id: str, what: OmniOutput | Ended) -> None:
         self._outbox.append((request_id, what))
         self._wake.set()
+
+
+def _answer(rpc: _Rpc) -> None:
+    """Nothing more will be done for it, and whoever asked must not wait for ever."""
+    if isinstance(rpc, CollectiveCall):
+        refuse(rpc)
+    elif rpc.done is not None and not rpc.done.done():
+        rpc.done.set_result(None)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable, Mapping
 from typing import Final
 
+from hub.active import AbortRequest, Ended
 from hub.outputs import OmniOutput
-from omni_discovery.errors import RequestError
+from omni_discovery.errors import OverloadedError, RequestError
 
 #: Text that waits is not made longer than this: joining copies it.
 _LONG_BYTES: Final = 4096
@@ -64,3 +66,28 @@ class OutputQueue:
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
+
+
+async def deliver(
+    source: asyncio.Queue[tuple[str, OmniOutput | Ended]],
+    queues: Mapping[str, OutputQueue],
+    abort: Callable[[AbortRequest], None],
+    failed: Callable[[RequestError], None] = lambda _error: None,
+) -> None:
+    """Give each output to the queue of its request, for ever; ``abort`` ends those whose reader is far behind.
+
+    ``failed`` is told the errors that requests end with.
+    """
+    while True:
+        request_id, what = await source.get()
+        if isinstance(what, Ended) and what.error is not None:
+            failed(what.error)
+        queue = queues.get(request_id)
+        if queue is None:
+            continue
+        if isinstance(what, Ended):
+            queue.end(what.error)
+        elif not queue.put(what):
+            error = OverloadedError("the client reads too slowly: its outputs filled the hub's bound")
+            queue.end(error)
+            abort(AbortRequest(request_id, error))

@@ -36,6 +36,9 @@ class OmniOutput:
     replica: str = ""
     #: When its frame was received, on ``time.perf_counter``; 0.0 if it came from no frame.
     received_at_s: float = 0.0
+    #: Where the input came in segments: to which one it belongs, from 0, and on the output that ends a segment, why.
+    segment: int = 0
+    segment_end: str | None = None
 
     @property
     def is_summary(self) -> bool:
@@ -49,9 +52,11 @@ class OmniOutput:
 
     def joined(self, later: OmniOutput) -> OmniOutput | None:
         """One chunk for this and the next, or None where they are no plain text of one stage and replica."""
-        if self.data or later.data or self.finish_reason or later.finish_reason:
+        if any(each.data or each.finish_reason or each.segment_end for each in (self, later)):
             return None
         if (self.stage_id, self.modality, self.replica) != (later.stage_id, later.modality, later.replica):
+            return None
+        if self.segment != later.segment:
             return None
         return replace(
             self,

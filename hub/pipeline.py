@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from omni_discovery.deploy import DeployConfig
@@ -22,6 +22,12 @@ class RequestPlan:
     next_stages: Mapping[int, tuple[int, ...]]
     #: For each stage whose output the client wants, the modality of it.
     finals: Mapping[int, str]
+    #: Of the edges whose hand-offs travel in pieces: how many of these may be on their way.
+    windows: Mapping[tuple[int, int], int] = field(default_factory=dict)
+
+    def pieces_to(self, stage_id: int) -> tuple[int, ...]:
+        """The stages that take a stage's hand-off in pieces."""
+        return tuple(after for after in self.next_stages[stage_id] if (stage_id, after) in self.windows)
 
 
 class StageGraph:
@@ -51,8 +57,11 @@ class StageGraph:
         """The stages that take a stage's hand-off."""
         return self._next[stage_id]
 
-    def plan(self, modalities: Sequence[str] | None = None) -> RequestPlan:
-        """The stages needed for the wanted modalities (None: all). Raise InvalidRequestError for an unknown one."""
+    def plan(self, modalities: Sequence[str] | None = None, async_chunk: bool | None = None) -> RequestPlan:
+        """The stages needed for the wanted modalities (None: all). Raise InvalidRequestError for an unknown one.
+
+        ``async_chunk`` is whether hand-offs are to travel in pieces; None: as the document says.
+        """
         wanted = self.modalities if modalities is None else tuple(modalities)
         unknown = [modality for modality in wanted if modality not in self.modalities]
         if unknown or not wanted:
@@ -67,7 +76,31 @@ class StageGraph:
                 stage_id: tuple(after for after in self._next[stage_id] if after in needed) for stage_id in needed
             },
             finals=finals,
+            windows={
+                (before, after): self.deploy.window_of(before, after)
+                for after in self.stage_ids
+                if after in needed
+                for before in self._inputs[after]
+                if self.deploy.async_chunk_of(before, after, async_chunk)
+            },
         )
+
+    def params_of(
+        self, params: Mapping[int, Mapping[str, Any]] | None, each: Sequence[Mapping[str, Any] | None] | None
+    ) -> Mapping[int, Mapping[str, Any]] | None:
+        """Parameters by stage id: as given so, or by a list of one mapping for each stage in document order.
+
+        None in the list means the defaults. Raise InvalidRequestError for a list of another length, or both.
+        """
+        if each is None:
+            return params
+        if params is not None:
+            raise InvalidRequestError("give params or sampling_params_list, not both")
+        if len(each) != len(self.stage_ids):
+            raise InvalidRequestError(
+                f"'sampling_params_list' has {len(each)} entries; the pipeline has {len(self.stage_ids)} stages"
+            )
+        return {stage_id: params for stage_id, params in zip(self.stage_ids, each, strict=True) if params is not None}
 
     def merge_params(self, params: Mapping[int, Mapping[str, Any]] | None) -> dict[int, dict[str, Any]]:
         """Sampling parameters of every stage: the document's defaults, overruled by the request's.

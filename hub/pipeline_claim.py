@@ -6,7 +6,8 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Final
 
-from omni_discovery.deploy import DeployConfig, decode_deploy, describe_difference, encode_deploy
+from omni_discovery.deploy import DeployConfig, decode_deploy, encode_deploy
+from omni_discovery.deploy_check import describe_difference
 from omni_discovery.errors import ConfigError, RegistryError
 from omni_discovery.keys import pipeline_key
 

@@ -6,6 +6,7 @@ from collections.abc import Collection
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from hub.absence import why_absent
 from hub.outliers import Standing
 from hub.pool_entry import ACCEPTED, CREDIT, NOWHERE, WAITED, Entry
 from hub.pool_members import PoolMembers
@@ -58,24 +59,39 @@ class PoolCore(PoolMembers):
     # ---- picking
 
     def pick(
-        self, request_id: str, task: Task, affinity_request_id: str | None = None, avoid: Collection[str] = ()
+        self,
+        request_id: str,
+        task: Task,
+        affinity_request_id: str | None = None,
+        avoid: Collection[str] = (),
+        *,
+        patient: bool = False,
     ) -> ReplicaInfo | None:
-        """Choose and bind: where the request is, then where the other one is, then who has a free slot; else None."""
+        """Choose and bind: where the request is, then where the other one is, then who has a free slot; else None.
+
+        A ``patient`` one is not sent far, or to a lesser weight, while a better replica lacks only a credit of ours.
+        """
         if affinity_request_id is not None or request_id in self._bindings:
             found = self._affine(request_id, affinity_request_id, avoid)
             if found is not None:
                 return found.info
         chosen = self._choose(task, avoid) if avoid else self._from_indices(task)
-        if chosen is None:
+        if chosen is None or (patient and self.withheld and self.withheld.has_better(chosen, avoid)):
             return None
         self._bind(request_id, chosen)
         return chosen.info
 
     def pick_waited(
-        self, request_id: str, task: Task, affinity_request_id: str | None, avoid: Collection[str]
+        self,
+        request_id: str,
+        task: Task,
+        affinity_request_id: str | None,
+        avoid: Collection[str],
+        *,
+        patient: bool = False,
     ) -> ReplicaInfo | None:
         """As ``pick``, for one that has waited: ``waited`` knows its binding from a later one."""
-        found = self.pick(request_id, task, affinity_request_id, avoid)
+        found = self.pick(request_id, task, affinity_request_id, avoid, patient=patient)
         if found is not None:
             self._bindings[request_id].in_flight[request_id] |= WAITED
         return found
@@ -250,3 +266,7 @@ class PoolCore(PoolMembers):
     def pickable_count(self) -> int:
         """How many can take work."""
         return self._pickable_count
+
+    def why_absent(self) -> str:
+        """What keeps those back that can't take work; empty if nothing does."""
+        return why_absent(self._entries.values())

@@ -41,6 +41,7 @@ class Entry(Member):
         "reported_at_s",
         "then",
         "tier",
+        "unusable",
         "warm_at_s",
     )
 
@@ -72,6 +73,8 @@ class Entry(Member):
         self.in_reserve = False
         #: Until when nothing is sent because its send queue was full, monotonic; 0 where that is not so.
         self.clogged_until_s = 0.0
+        #: Why this hub can't even try to have a session with it; empty where it can.
+        self.unusable = ""
 
     def is_same_life(self, info: ReplicaInfo) -> bool:
         """Whether a record under the same address is of the same process."""

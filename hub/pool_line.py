@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from hub.waiting import Waiter, WaitingLine
 from omni_discovery.errors import StageUnavailableError
@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from omni_discovery.messages import ReplicaInfo
 
     _Waiter = Waiter[asyncio.Future[ReplicaInfo]]
+
+#: How long a request waits for a credit of the replica it should have, before it goes to another that has one.
+_PATIENCE_S: Final = 0.1
 
 
 class PoolLine:
@@ -47,7 +50,11 @@ class PoolLine:
         future: asyncio.Future[ReplicaInfo] = loop.create_future()
         waiter = Waiter(request_id, task, affinity_request_id, avoid, priority, self._now(), future)
         self._line.add(waiter)
+        if self._core.free_count and self._surplus() > 0:
+            self._tried_at = -1
+            self.serve()
         timer = loop.call_later(self._timeout_s, self._time_up, waiter)
+        patience = loop.call_later(_PATIENCE_S, self._patience_over, waiter)
         try:
             return await future
         except asyncio.CancelledError:
@@ -60,6 +67,7 @@ class PoolLine:
         finally:
             self._line.discard(waiter)
             timer.cancel()
+            patience.cancel()
 
     def changed(self) -> None:
         """Somebody may have come or gone: serve, and tell those for whom nobody is left."""
@@ -80,10 +88,12 @@ class PoolLine:
         if not line or core.opened == self._tried_at:
             return
         unsuited: list[_Waiter] = []
+        surplus = self._surplus()
         while core.free_count and (waiter := line.pop()) is not None:
             if waiter.token.done():
                 continue
-            found = self._try(waiter)
+            found = self._try(waiter, patient=waiter.patient and surplus <= 0)
+            surplus -= 1
             if found is not None:
                 waiter.token.set_result(found)
             elif not waiter.token.done():
@@ -107,18 +117,37 @@ class PoolLine:
                 return
             if waiter.token.done() or not core.only_spared(waiter.avoid):
                 continue
-            found = self._try(waiter)
+            found = self._try(waiter, patient=False)
             if found is not None:
                 self._line.discard(waiter)
                 waiter.token.set_result(found)
 
-    def _try(self, waiter: _Waiter) -> ReplicaInfo | None:
+    def _try(self, waiter: _Waiter, *, patient: bool) -> ReplicaInfo | None:
         core = self._core
         try:
-            return core.pick_waited(waiter.request_id, waiter.task, waiter.affinity_request_id, waiter.avoid)
+            return core.pick_waited(
+                waiter.request_id, waiter.task, waiter.affinity_request_id, waiter.avoid, patient=patient
+            )
         except Exception as error:  # noqa: BLE001 - a third party's policy: whoever waits is told
             self._end(waiter, error)
             return None
+
+    @property
+    def only_patient(self) -> bool:
+        """Whether all who wait may still have the best there is, and somebody that good lacks only a credit."""
+        if not self._core.withheld or self._line.choosy:
+            return False
+        return self._line.oldest_wait_s(self._now()) < _PATIENCE_S
+
+    def _surplus(self) -> int:
+        """How many of those who wait could not have the best there is even if they were patient."""
+        return len(self._line) - self._core.withheld.room() if self._core.withheld else 0
+
+    def _patience_over(self, waiter: _Waiter) -> None:
+        waiter.patient = False
+        if self._core.free_count:
+            self._tried_at = -1
+            self.serve()
 
     def all_avoided(self) -> StageUnavailableError:
         """What a request is told whose every replica is to be avoided."""
@@ -136,7 +165,7 @@ class PoolLine:
             timer = asyncio.get_running_loop().call_later(left_s, self._time_up, waiter)
             waiter.token.add_done_callback(lambda _: timer.cancel())
             return
-        text = f"no UP replica for stage {self._stage_id} after {self._timeout_s:.1f}s"
+        text = f"no UP replica for stage {self._stage_id} after {self._timeout_s:.1f}s ({self._core.why_absent()})"
         self._end(waiter, StageUnavailableError(self._stage_id, text))
 
     def _end(self, waiter: _Waiter, error: Exception) -> None:

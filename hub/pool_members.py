@@ -81,7 +81,7 @@ class PoolMembers(PoolPlaces):
         entry = self._entries.get(addr)
         if entry is None:
             return
-        entry.answers, entry.gated = True, gated
+        entry.answers, entry.gated, entry.unusable = True, gated, ""
         entry.void_credits()
         if entry.first_up_s is None:
             entry.first_up_s = now_s
@@ -92,6 +92,12 @@ class PoolMembers(PoolPlaces):
         self._settle(entry)
         if self._pickable_count and self._serving_since_s is None:
             self._serving_since_s = now_s
+
+    def unusable(self, addr: str, why: str) -> None:
+        """There can be no session with the replica as its record is."""
+        entry = self._entries.get(addr)
+        if entry is not None:
+            entry.unusable = why
 
     def session_down(self, addr: str) -> None:
         """The replica does not answer: no picks, and its credits are void."""

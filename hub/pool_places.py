@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hub.pool_entry import NOWHERE, Entry
-from omni_discovery.balancers import index_of
+from hub.pool_withheld import Withheld
+from omni_discovery.balancers import LeastLoadBalancer, index_of
 
 if TYPE_CHECKING:
     from hub.pool_options import PoolOptions
@@ -27,6 +28,8 @@ class PoolPlaces:
             self._indices += (index_of(balancer),)
         #: The only index, where no place is nearer than another.
         self._only = None if options.labels else self._indices[0]
+        #: Whom picks would rather have than those in the indices.
+        self.withheld = Withheld(labels=bool(options.labels), weights=isinstance(balancer, LeastLoadBalancer))
         #: How many entries are in an index: whether a pick finds somebody.
         self.free_count = 0
         #: How many have a free slot and are in no index, because they are spared.
@@ -79,6 +82,7 @@ class PoolPlaces:
     def _place(self, entry: Entry) -> None:
         """Have the entry in the index where it belongs, with its load and weight of now."""
         is_free = entry.pickable and (entry.credits > 0 or not entry.gated) and not entry.clogged_until_s
+        self.withheld.place(entry, is_free=is_free)
         spared = is_free and self._is_spared(entry)
         if spared != entry.in_reserve:
             entry.in_reserve = spared

@@ -115,6 +115,9 @@ class ReplicaListener:
         info, active = item.client.info, self._active.get(item.request_id)
         if active is None or not active.machine.is_out(info.stage_id, item.attempt):
             return
+        if active.machine.has_past(info.stage_id):
+            self._tell(item.request_id, ev.ReplicaLost(info.stage_id, item.attempt, "the send queue was full"))
+            return
         # Before its slot is free again: nothing is to be sent there for a moment.
         self._pools[info.stage_id].clogged(info.input_addr)
         # Nobody heard of it: the credit that it spent is there again.
@@ -129,8 +132,11 @@ class ReplicaListener:
             if active is not None:
                 self._tell(request_id, ev.ReplicaLost(stage_id, active.machine.runs[stage_id].attempt, reason))
 
-    def still_silent(self, item: StillSilent) -> None:
-        """The grace of one request is over."""
+    def due(self, item: StillSilent | ReturnDue) -> None:
+        """The grace of one request is over, or credits are to go back now."""
+        if isinstance(item, ReturnDue):
+            item.client.return_credits(item.session, item.credits)
+            return
         reason = f"its connection was lost and it said nothing for {self._config.silence_grace_s:.1f} s"
         self._tell(item.request_id, ev.ReplicaLost(item.stage_id, item.attempt, reason))
 
@@ -149,7 +155,7 @@ class ReplicaListener:
         grace = active.graces.pop(info.stage_id, None)
         if grace is not None:
             grace.cancel()
-        if isinstance(message, wire.Accepted | wire.Chunk):
+        if not isinstance(message, wire.Rejected | wire.StageDone | wire.StageFailed):
             pool.accepted(message.request_id)
         else:
             self._judge(pool, active, answer)
@@ -160,7 +166,7 @@ class ReplicaListener:
     def _judge(self, pool: StagePool, active: Active, answer: Answered) -> None:
         """How the replica did: a request that is itself at fault says nothing about it, nor does being full."""
         addr, message = answer.client.addr, answer.message
-        if isinstance(message, wire.StageDone) and message.finish_reason != "abort":
+        if isinstance(message, wire.StageDone) and message.finish_reason != "abort" and not active.request.segmented:
             sent_at_s = active.machine.runs[pool.stage_id].sent_at_s
             pool.succeeded(addr, answer.received_at_s - sent_at_s)
         elif isinstance(message, wire.StageFailed) and message.kind is wire.FailureKind.ENGINE:
@@ -175,7 +181,8 @@ class ReplicaListener:
         if not item.is_final:
             # Who has nowhere else to go, or one try left, is better served by waiting.
             is_last = run.attempt + 1 >= self._config.attempts
-            if is_last or not pool.has_free(avoid={*run.avoid, *run.slow, info.input_addr}):
+            is_bound = active.machine.has_past(info.stage_id)
+            if is_last or is_bound or not pool.has_free(avoid={*run.avoid, *run.slow, info.input_addr}):
                 return
         pool.failed(info.input_addr)
         silence_s = self._config.accept_limit_s if item.is_final else self._config.accept_timeout_s
@@ -192,6 +199,11 @@ class ReplicaListener:
             logger.info("replica.session_up stage=%d replica=%d epoch=%d", info.stage_id, info.replica_id, info.epoch)
             pool.report(client.addr, item.queue_length)
             pool.session_up(client.addr, gated=item.gated)
+            for request_id in pool.in_flight(client.addr):
+                active = self._active.get(request_id)
+                if active is not None and active.machine.must_repeat(info.stage_id):
+                    attempt = active.machine.runs[info.stage_id].attempt
+                    self._tell(request_id, ev.SessionBack(info.stage_id, attempt))
 
     def _session_down(self, item: SessionDown) -> None:
         info = item.client.info

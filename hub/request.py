@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hub import request_events as ev
+from hub import segment_flow
+from hub.companions import of_companion
 from hub.outputs import chunk_outputs, end_output
 from hub.request_body import RequestBody
 from hub.request_events import Action, Event, Outcome, StageEvent
 from hub.request_losses import blame, decision_on, gap, lost, refused
+from hub.request_pieces import end_pieces, flow, session_back, take_piece, taken
 from hub.request_state import OrchestratorRequestState, Phase, StageRun
 from hub.retry import ENGINE_DIED, Verdict, may_not_resume, unavailable_error
+from hub.segments import Segments
 from omni_discovery import wire
-from omni_discovery.errors import DeadlineExceededError, InvalidRequestError
+from omni_discovery.errors import DeadlineExceededError, EngineFailedError, InvalidRequestError
 
 
 class RequestMachine:
@@ -44,6 +50,19 @@ class RequestMachine:
             case verdict:
                 return verdict is Verdict.AGAIN
 
+    def has_past(self, stage_id: int) -> bool:
+        """Whether the stage was given more than one segment: no other replica can go on with it."""
+        return self._body.segments is not None and not self._body.segments.is_first(stage_id)
+
+    def must_repeat(self, stage_id: int) -> bool:
+        """Whether what the stage's replica was told of segments or pieces must be said again after a lost session."""
+        return self.has_past(stage_id) or any(stage_id in edge for edge in self._plan.windows)
+
+    @property
+    def segments(self) -> Segments | None:
+        """The input of a request that comes in segments."""
+        return self._body.segments
+
     def handle(self, event: Event, now_s: float) -> list[Action]:
         """Apply one event; ``now_s`` is monotonic. After Finish, and for attempts that are over, nothing happens."""
         if self.finished:
@@ -55,6 +74,12 @@ class RequestMachine:
                 return self._body.finish(Outcome.FAILED, DeadlineExceededError(self._body.progress), now_s)
             case ev.Cancelled(error=error):
                 return self._body.finish(Outcome.FAILED if error else Outcome.CANCELLED, error, now_s)
+            case ev.Segment():
+                return segment_flow.arrived(self._body, event, now_s)
+            case ev.CompanionDone():
+                return self._collect(event, now_s)
+            case ev.CompanionFailed(role=role, error=error):
+                return self._body.finish(Outcome.FAILED, of_companion(role, error), now_s)
             case _:
                 if self.is_out(event.stage_id, event.attempt):
                     return self._of_stage(self.runs[event.stage_id], event, now_s)
@@ -65,8 +90,8 @@ class RequestMachine:
             case ev.Sent(replica=replica):
                 run.sent(replica, now_s, hands_over=bool(self._plan.next_stages[run.stage_id]))
                 self.state.stage_submit_ts[run.stage_id] = now_s
-                self._body.note(run, "pick", now_s - run.dispatched_at_s)
-                return []
+                self._body.note(run, "queue", now_s - run.dispatched_at_s)
+                return self._start_companions(run) + flow(self._body, run)
             case ev.Accepted():
                 self._accept(run, now_s)
                 return []
@@ -74,6 +99,13 @@ class RequestMachine:
                 return self._chunk(run, event, now_s)
             case ev.StageDone():
                 return self._done(run, event, now_s)
+            case ev.SegmentDone():
+                self._accept(run, now_s)
+                return segment_flow.segment_done(self._body, run, event, now_s)
+            case ev.SessionBack():
+                return segment_flow.said_again(self._body, run) + session_back(self._body, run)
+            case ev.HandOffPiece() | ev.PieceTaken():
+                return self._piece(run, event, now_s)
             case _:
                 return self._failed(run, event, now_s)
 
@@ -84,6 +116,8 @@ class RequestMachine:
         now_s: float,
     ) -> list[Action]:
         match event:
+            case ev.Rejected(reason=reason) if self.has_past(run.stage_id):
+                return lost(self._body, run, blame(run, reason), now_s)
             case ev.Rejected(kind=kind, reason=reason):
                 return refused(self._body, run, kind, reason, now_s, may_have_run=False)
             case ev.StageFailed(kind=kind, reason=reason):
@@ -104,7 +138,7 @@ class RequestMachine:
         # Accepted and Chunk travel on different sockets: either may be first.
         if run.phase is Phase.DISPATCHED:
             run.phase = Phase.ACCEPTED
-            self._body.note(run, "accept", now_s - run.sent_at_s)
+            self._body.note(run, "submit", now_s - run.sent_at_s)
 
     def _chunk(self, run: StageRun, event: ev.Chunk, now_s: float) -> list[Action]:
         self._accept(run, now_s)
@@ -121,7 +155,21 @@ class RequestMachine:
         run.seen.add(message, event.attachments)
         replica, shown_id = str(run.replica), self._body.shown_id
         outputs = chunk_outputs(shown_id, run.stage_id, replica, message, event.attachments, event.received_at_s)
+        segments = self._body.segments
+        if segments is not None:
+            outputs = [replace(output, segment=segments.segment_of(run.stage_id)) for output in outputs]
         return [ev.Emit(output) for output in outputs]
+
+    def _piece(self, run: StageRun, event: ev.HandOffPiece | ev.PieceTaken, now_s: float) -> list[Action]:
+        self._accept(run, now_s)
+        if isinstance(event, ev.PieceTaken):
+            return taken(self._body, run, event.from_stage, event.number)
+        number = event.message.number
+        if number < run.next_piece:
+            return [ev.Drop("duplicate")]
+        if number > run.next_piece:
+            return gap(self._body, run, number, now_s)
+        return take_piece(self._body, run, event.message, now_s)
 
     def _done(self, run: StageRun, event: ev.StageDone, now_s: float) -> list[Action]:
         self._accept(run, now_s)
@@ -129,38 +177,50 @@ class RequestMachine:
         if message.finish_reason == "abort":
             # Nobody here asked for it: the replica gave the work up.
             return lost(self._body, run, blame(run, "the replica stopped the work"), now_s)
-        if message.seq != run.next_seq:
+        if message.seq != run.next_seq or message.pieces != run.next_piece:
             return gap(self._body, run, message.seq, now_s)
         if run.next_seq < run.skip:
             return lost(self._body, run, blame(run, "it made less than had been shown before"), now_s)
+        segments = self._body.segments
+        if segments is not None and not segments.is_ending(run.stage_id):
+            return lost(self._body, run, blame(run, "it ended before the last segment"), now_s)
         run.phase = Phase.DONE
-        if not message.payloads and run.attempt == 0:
+        if not (message.payloads or run.next_piece or run.attempt) and segments is None:
             run.holders.clear()
-        self._body.note(run, "total", now_s - run.began_at_s)
-        for name, seconds in message.timings_s.items():
-            self._body.note(run, f"replica.{name}", seconds)
+        self._body.note_end(run, message.timings_s, now_s)
         actions: list[Action] = []
         modality = self._plan.finals.get(run.stage_id)
         if modality is not None:
             run.seen.ended = True
             self.state.finished_final_output_stage_ids.add(run.stage_id)
             replica, shown_id = str(run.replica), self._body.shown_id
-            actions.append(ev.Emit(end_output(shown_id, run.stage_id, replica, modality, message, event.received_at_s)))
+            end = end_output(shown_id, run.stage_id, replica, modality, message, event.received_at_s)
+            if segments is not None:
+                end = replace(end, segment=segments.segment_of(run.stage_id))
+            actions.append(ev.Emit(end))
         return actions + self._hand_over(run, message, now_s)
 
     # ---- hand-off
 
     def _hand_over(self, run: StageRun, message: wire.StageDone, now_s: float) -> list[Action]:
         actions: list[Action] = []
-        for stage_id in self._plan.next_stages[run.stage_id]:
+        if self._body.is_companion:
+            return [ev.Collected(message.payloads)]
+        if self._body.segments is not None:
+            self._body.segments.ended(run.stage_id)
+            actions += self._body.next_segments(now_s)
+        for stage_id in self._plan.next_stages[run.stage_id] if self._body.segments is None else ():
             target = self.runs[stage_id]
             refs = tuple(ref for ref in message.payloads if ref.to_stage == stage_id)
-            if not refs:
+            passed_on = end_pieces(self._body, run, stage_id)
+            if passed_on is not None:
+                actions += passed_on
+            elif not refs:
                 self._skip(target)
             elif target.phase is Phase.WAITING:
                 target.handed[run.stage_id] = refs
-                if len(target.handed) == len(self._plan.inputs[stage_id]):
-                    actions.append(self._body.dispatch(target, now_s))
+                self.state.note_prefill(refs)
+                actions += self._body.dispatch_if_ready(target, now_s)
         if all(each.settled for each in self.runs.values()):
             actions += self._body.finish(Outcome.OK, None, now_s)
         return actions
@@ -170,3 +230,21 @@ class RequestMachine:
             run.phase = Phase.SKIPPED
             for stage_id in self._plan.next_stages[run.stage_id]:
                 self._skip(self.runs[stage_id])
+
+    # ---- companions
+
+    def _start_companions(self, run: StageRun) -> list[Action]:
+        companions = self._body.companions
+        if not companions.given or companions.started or run.stage_id != companions.stage_id:
+            return []
+        # Not before: they go where their parent has gone.
+        companions.started = True
+        return [ev.StartCompanions(companions.given)]
+
+    def _collect(self, event: ev.CompanionDone, now_s: float) -> list[Action]:
+        companions = self._body.companions
+        wrong = companions.collect(event.role, event.payloads)
+        if wrong:
+            return self._body.finish(Outcome.FAILED, EngineFailedError(wrong), now_s)
+        takers = [self.runs[stage_id] for stage_id in self._plan.next_stages[companions.stage_id]]
+        return [action for run in takers if run.handed for action in self._body.dispatch_if_ready(run, now_s)]

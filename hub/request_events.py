@@ -10,7 +10,19 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from hub.companion_events import Collected as Collected
+from hub.companion_events import CompanionDone as CompanionDone
+from hub.companion_events import CompanionFailed as CompanionFailed
+from hub.companion_events import StartCompanions as StartCompanions
+from hub.companion_events import StopCompanions as StopCompanions
 from hub.outputs import OmniOutput
+from hub.piece_events import Feed as Feed
+from hub.piece_events import HandOffPiece as HandOffPiece
+from hub.piece_events import PieceRoom as PieceRoom
+from hub.piece_events import PieceTaken as PieceTaken
+from hub.segment_events import Segment as Segment
+from hub.segment_events import SegmentDone as SegmentDone
+from hub.segment_events import SessionBack as SessionBack
 from omni_discovery import wire
 from omni_discovery.errors import RequestError
 
@@ -139,9 +151,21 @@ class Cancelled:
 
 
 StageEvent = (
-    Sent | Accepted | Rejected | Chunk | StageDone | StageFailed | ReplicaLost | StageUnavailable | DispatchRefused
+    Sent
+    | Accepted
+    | Rejected
+    | Chunk
+    | HandOffPiece
+    | PieceTaken
+    | StageDone
+    | SegmentDone
+    | SessionBack
+    | StageFailed
+    | ReplicaLost
+    | StageUnavailable
+    | DispatchRefused
 )
-Event = Submitted | StageEvent | DeadlinePassed | Cancelled
+Event = Submitted | StageEvent | CompanionDone | CompanionFailed | Segment | DeadlinePassed | Cancelled
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +175,7 @@ class Dispatch:
     Those in ``slow`` are taken only if there is nobody else who can serve.
 
     ``resume`` is what the client has seen of the stage's answer: the replica goes on behind it. ``is_retry``: the work
-    may have run before, so it draws on the retry budget.
+    may have run before, so it draws on the retry budget. ``segmented``: more input may come, by Update.
     """
 
     stage_id: int
@@ -165,6 +189,23 @@ class Dispatch:
     resume: wire.Resume | None = None
     priority: int = 0
     is_retry: bool = False
+    stream_from: tuple[int, ...] = ()
+    stream_to: tuple[int, ...] = ()
+    segmented: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """Send a stage its next segment, to the replica that has the ones before; ``is_last``: there are no more."""
+
+    stage_id: int
+    attempt: int
+    replica: ReplicaRef | None
+    segment: int
+    inputs: Mapping[str, Any]
+    payloads: tuple[wire.PayloadRef, ...]
+    is_last: bool
+    kept_from: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,4 +263,18 @@ class Finish:
     error: RequestError | None = None
 
 
-Action = Dispatch | Abort | Emit | ReleasePayload | Drop | Retry | Finish
+Action = (
+    Dispatch
+    | Update
+    | Abort
+    | Emit
+    | ReleasePayload
+    | Feed
+    | PieceRoom
+    | StartCompanions
+    | StopCompanions
+    | Collected
+    | Drop
+    | Retry
+    | Finish
+)

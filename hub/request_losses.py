@@ -5,6 +5,7 @@ from __future__ import annotations
 from hub import request_events as ev
 from hub.request_body import RequestBody
 from hub.request_events import Action, Outcome
+from hub.request_pieces import is_shown, producer_at_fault, withdraw
 from hub.request_state import Phase, StageRun
 from hub.retry import ENGINE_DIED, Decision, Verdict, decide, error_of
 from omni_discovery import wire
@@ -35,6 +36,10 @@ def refused(
     body: RequestBody, run: StageRun, kind: wire.FailureKind, reason: str, now_s: float, *, may_have_run: bool
 ) -> list[Action]:
     """The replica said that it will not, or could not, do the work."""
+    producer = producer_at_fault(body, run) if kind is wire.FailureKind.PAYLOAD else None
+    if producer is not None:
+        run.phase = Phase.WAITING
+        return lost(body, producer, blame(producer, f"stage {run.stage_id} can't have its pieces: {reason}"), now_s)
     if run.replica is not None and kind is not wire.FailureKind.PAYLOAD:
         run.avoid.add(run.replica.input_addr)
     if kind is wire.FailureKind.NOT_RESUMABLE and run.failure is not None:
@@ -44,7 +49,9 @@ def refused(
 
 def decision_on(body: RequestBody, run: StageRun, kind: wire.FailureKind | None) -> Decision:
     """The retry rule's word on the stage's work if it fails now; ``kind`` None: it will not be answered."""
-    return decide(run.loss(kind, body.attempts, request_shown=body.request_shown))
+    shown, pieces_shown = body.request_shown, is_shown(body, run)
+    loss = run.loss(kind, body.attempts, request_shown=shown, pieces_shown=pieces_shown)
+    return decide(loss) if body.segments is None else body.segments.decide(run.stage_id, loss)
 
 
 def _judge(
@@ -61,9 +68,11 @@ def _judge(
     run.phase = Phase.WAITING
     match decision.verdict:
         case Verdict.AGAIN:
-            return [ev.Retry(run.stage_id), body.dispatch(run, now_s, is_retry=may_have_run)]
+            stopped = withdraw(body, run)
+            return [*stopped, ev.Retry(run.stage_id), body.dispatch(run, now_s, is_retry=may_have_run)]
         case Verdict.CONTINUE:
-            return [ev.Retry(run.stage_id, resumed=True), body.dispatch(run, now_s, is_retry=may_have_run)]
+            stopped = withdraw(body, run)
+            return [*stopped, ev.Retry(run.stage_id, resumed=True), body.dispatch(run, now_s, is_retry=may_have_run)]
         case Verdict.RESTART:
             return [ev.Retry(run.stage_id), *body.restart(now_s)]
         case Verdict.FAIL:

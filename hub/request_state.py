@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any
 
+from hub.piece_relay import PieceRelay
 from hub.request_events import Abort, Action, ReleasePayload, ReplicaRef
 from hub.retry import Loss, Shown, is_permanent, is_poison
 from omni_discovery import wire
@@ -45,6 +46,13 @@ class OrchestratorRequestState:
     mm_processor_kwargs: dict[str, Any] | None = None
     pd_prefill_multimodal_output: dict[str, Any] | None = None
     streaming: StreamingInputState = field(default_factory=StreamingInputState)
+
+    def note_prefill(self, refs: Iterable[PayloadRef]) -> None:
+        """Keep where a prefill stage left its KV, as far as it says so beside the hand-off itself."""
+        for ref in refs:
+            if "kv_transfer_params" in ref.metadata:
+                params = ref.metadata["kv_transfer_params"]
+                self.pd_prefill_multimodal_output = {"stage_id": ref.from_stage, "kv_transfer_params": params}
 
 
 class Phase(Enum):
@@ -117,6 +125,10 @@ class StageRun:
     skip: int = 0
     #: What the stages before left for this one, by stage.
     handed: dict[int, tuple[PayloadRef, ...]] = field(default_factory=dict)
+    #: What comes of the stages before in pieces, by stage.
+    streams: dict[int, PieceRelay] = field(default_factory=dict)
+    #: Number of the next piece that this attempt hands on.
+    next_piece: int = 0
     #: Where hand-offs of this stage may lie, of any attempt, by input address.
     holders: dict[str, ReplicaRef] = field(default_factory=dict)
     #: Why the last attempt failed.
@@ -147,16 +159,19 @@ class StageRun:
         if hands_over:
             self.holders[replica.input_addr] = replica
 
-    def loss(self, kind: wire.FailureKind | None, attempts: int, *, request_shown: bool) -> Loss:
+    def loss(
+        self, kind: wire.FailureKind | None, attempts: int, *, request_shown: bool, pieces_shown: bool = False
+    ) -> Loss:
         """The facts for the retry rule if the attempt fails now; ``kind`` None: it will not be answered."""
         return Loss(
             permanent=kind is not None and is_permanent(kind),
             exhausted=self.attempt + 1 >= attempts,
             poison=is_poison(self.engine_deaths, self.losses),
             # Without a hand-off of another's, it was its own that could not be stored.
-            handoff_gone=kind is wire.FailureKind.PAYLOAD and bool(self.handed),
+            handoff_gone=kind is wire.FailureKind.PAYLOAD and bool(self.handed or self.streams),
             shown=self.seen.kind,
             request_shown=request_shown,
+            pieces_shown=pieces_shown,
         )
 
     def stop(self) -> list[Action]:
@@ -169,4 +184,4 @@ class StageRun:
     def reset(self) -> None:
         """Forget the attempt and the hand-offs; keep the counts and the replicas to avoid."""
         self.phase, self.replica, self.next_seq, self.skip = Phase.WAITING, None, 0, 0
-        self.handed, self.holders = {}, {}
+        self.handed, self.streams, self.holders = {}, {}, {}

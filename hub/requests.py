@@ -7,24 +7,27 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from hub import request_events as ev
-from hub.active import AbortRequest, Active, AddRequest, Ended
+from hub.active import AbortRequest, Active, AddRequest, Ended, UpdateRequest, answer
 from hub.backlog import Backlog
 from hub.cancels import Cancels
+from hub.companions import companion_plan
 from hub.dispatcher import Dispatcher
 from hub.metrics import HubMetrics
 from hub.outputs import OmniOutput
 from hub.request import RequestMachine
 from hub.request_body import RequestBody
-from hub.request_state import OrchestratorRequestState
+from hub.request_state import OrchestratorRequestState, Phase
+from hub.timings import of_stage
 from omni_discovery.errors import RequestError
 
 if TYPE_CHECKING:
     from hub.config import HubConfig
     from hub.stage_pool import StagePool
+    from hub.tracing import Tracing
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +35,15 @@ class TimeUp:
     """A request's deadline has passed."""
 
     request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class CompanionSaid:
+    """News of a companion for the request that it belongs to."""
+
+    request_id: str
+    companion_id: str
+    event: ev.CompanionDone | ev.CompanionFailed
 
 
 class Requests:
@@ -45,8 +57,9 @@ class Requests:
         config: HubConfig,
         metrics: HubMetrics,
         backlog: Backlog,
-        post: Callable[[TimeUp], None],
+        post: Callable[[TimeUp | CompanionSaid], None],
         say: Callable[[str, OmniOutput | Ended], None],
+        tracing: Tracing | None = None,
     ) -> None:
         #: By id, until they end.
         self.active: dict[str, Active] = {}
@@ -59,6 +72,8 @@ class Requests:
         self._backlog = backlog
         self._post = post
         self._say = say
+        self._tracing = tracing
+        self._companion_count = 0
 
     def add(self, request: AddRequest) -> None:
         """Take a new request."""
@@ -71,6 +86,9 @@ class Requests:
             request_timestamp=time.time(),
             shown_id=request.shown_id,
             priority=request.priority,
+            companions=request.companions,
+            is_companion=bool(request.parent_id),
+            segmented=request.segmented,
         )
         machine = RequestMachine(body)
         deadline_s = request.received_s + request.timeout_s
@@ -79,14 +97,32 @@ class Requests:
         self.active[request.request_id] = Active(request, machine, deadline_s, timer)
         self.states[request.request_id] = machine.state
         self._metrics.in_flight.set(len(self.active))
-        self._dispatcher.retries.admitted()
+        if not request.parent_id:
+            self._dispatcher.retries.admitted()
+        if self._tracing is not None:
+            self._tracing.begin(request)
         self.tell(request.request_id, ev.Submitted())
 
     def abort(self, abort: AbortRequest) -> None:
         """Stop a request; its ``done`` gets its result when every stage is quiet."""
+        active = self.active.get(abort.request_id)
+        ids = [abort.request_id, *(() if active is None else active.companions.values())]
         self.tell(abort.request_id, ev.Cancelled(abort.error))
         if abort.done is not None:
-            self._cancels.when_quiet(abort.request_id, abort.done)
+            self._cancels.when_quiet(ids, abort.done)
+
+    def follow(self, news: TimeUp | CompanionSaid | UpdateRequest) -> None:
+        """Take in what was posted for one request."""
+        if isinstance(news, UpdateRequest):
+            self._update(news)
+            return
+        if isinstance(news, TimeUp):
+            self.tell(news.request_id, ev.DeadlinePassed())
+            return
+        parent = self.active.get(news.request_id)
+        # It may have other companions by now.
+        if parent is not None and parent.companions.get(news.event.role) == news.companion_id:
+            self.tell(news.request_id, news.event)
 
     def end_all(self, error: RequestError) -> None:
         """Abort every stage of every request; each ends with the error."""
@@ -117,18 +153,47 @@ class Requests:
             return
         events = deque([event])
         while events:
-            for action in active.machine.handle(events.popleft(), time.perf_counter()):
+            for action in self._handle(active, events.popleft()):
                 follows = self._carry_out(active, action)
                 if follows is not None:
                     events.append(follows)
+        if active.updates and active.machine.segments is not None and not active.machine.segments.waits:
+            for done in active.updates:
+                answer(done)
+            active.updates.clear()
         if isinstance(event, ev.StageDone):
             settled = [stage_id for stage_id, run in active.machine.runs.items() if run.settled]
             self._backlog.passed(request_id, settled)
+
+    def _handle(self, active: Active, event: ev.Event) -> list[ev.Action]:
+        machine = active.machine
+        counts = isinstance(event, ev.StageDone) and machine.is_out(event.stage_id, event.attempt)
+        actions = machine.handle(event, time.perf_counter())
+        if counts and isinstance(event, ev.StageDone) and machine.runs[event.stage_id].phase is Phase.DONE:
+            self._metrics.observe_stage(event.stage_id, of_stage(machine.state.pipeline_timings, event.stage_id))
+        if self._tracing is not None:
+            self._tracing.follow(active.request.request_id, machine, event, actions)
+        return actions
+
+    def _update(self, update: UpdateRequest) -> None:
+        active = self.active.get(update.request_id)
+        segments = None if active is None else active.machine.segments
+        if active is None:
+            answer(update.done, "the request has ended")
+        elif segments is None:
+            answer(update.done, "the request was not begun as one that comes in segments")
+        elif segments.is_complete:
+            answer(update.done, "the request was told that no more segments come")
+        else:
+            active.updates.append(update.done)
+            self.tell(update.request_id, ev.Segment(update.inputs))
 
     def _carry_out(self, active: Active, action: ev.Action) -> ev.Event | None:
         match action:
             case ev.Dispatch():
                 return self._dispatcher.dispatch(active, action)
+            case ev.Update() | ev.Feed() | ev.PieceRoom():
+                return self._dispatcher.pass_on(active, action)
             case ev.Abort():
                 self._dispatcher.abort(active, action)
             case ev.ReleasePayload():
@@ -139,6 +204,8 @@ class Requests:
                 self._metrics.dropped.labels(reason).inc()
             case ev.Retry(stage_id=stage_id, resumed=resumed):
                 self._metrics.count_retry(stage_id, resumed=resumed)
+            case ev.StartCompanions() | ev.StopCompanions() | ev.Collected():
+                self._of_companions(active, action)
             case ev.Finish(outcome=outcome, error=error):
                 self._finish(active, outcome, error)
         return None
@@ -148,7 +215,57 @@ class Requests:
         for timer in (active.timer, *active.graces.values()):
             timer.cancel()
         del self.active[request_id], self.states[request_id]
+        for done in active.updates:
+            answer(done, "the request has ended")
         self._backlog.leave(request_id)
         self._metrics.in_flight.set(len(self.active))
+        if self._tracing is not None:
+            self._tracing.end(request_id, outcome, error)
+        if active.request.parent_id:
+            reason = error or RequestError("it was aborted")
+            self._tell_parent(active.request, ev.CompanionFailed(active.request.role, reason))
+            return
         self._metrics.requests.labels(outcome if error is None else type(error).__name__).inc()
         self._say(request_id, Ended(error))
+
+    # ---- companions
+
+    def _of_companions(self, active: Active, action: ev.StartCompanions | ev.StopCompanions | ev.Collected) -> None:
+        match action:
+            case ev.StartCompanions(given=given):
+                self._start_companions(active, given)
+            case ev.StopCompanions():
+                self._stop_companions(active)
+            case ev.Collected(payloads=payloads):
+                self._tell_parent(active.request, ev.CompanionDone(active.request.role, payloads))
+
+    def _start_companions(self, active: Active, given: Mapping[str, Mapping[str, Any]]) -> None:
+        request = active.request
+        for role, inputs in given.items():
+            # A number of its own: after a restart late frames must not be taken for those of its successor.
+            self._companion_count += 1
+            companion_id = f"{request.request_id}%{role}%{self._companion_count}"
+            active.companions[role] = companion_id
+            plan = companion_plan(request.plan)
+            self._backlog.enter(companion_id, plan.stages)
+            self.add(
+                replace(
+                    request,
+                    request_id=companion_id,
+                    inputs=inputs,
+                    plan=plan,
+                    companions={},
+                    parent_id=request.request_id,
+                    role=role,
+                )
+            )
+
+    def _stop_companions(self, active: Active) -> None:
+        companion_ids = list(active.companions.values())
+        active.companions.clear()
+        for companion_id in companion_ids:
+            self.tell(companion_id, ev.Cancelled())
+
+    def _tell_parent(self, request: AddRequest, event: ev.CompanionDone | ev.CompanionFailed) -> None:
+        # In a turn of its own: the parent may be in the middle of what it has decided last.
+        self._post(CompanionSaid(request.parent_id, request.request_id, event))

@@ -23,6 +23,8 @@ ENGINE_DIED: Final = "the engine died"
 #: How many replicas a request may take with it: whose engine died, or that were lost while they worked on it.
 _MAX_ENGINE_DEATHS: Final = 2
 _MAX_LOSSES: Final = 3
+#: When a client may come back to a stage that had nobody for as long as its request waited, in seconds.
+_EMPTY_RETRY_S: Final = 5.0
 #: With one of these, an engine may refuse to go on behind what was shown.
 _DOUBTFUL: Final = ("stop", "presence_penalty", "frequency_penalty", "bad_words", "structured_outputs")
 
@@ -68,6 +70,8 @@ class Loss:
     shown: Shown
     #: The client has seen output of any stage.
     request_shown: bool
+    #: The client has seen what other stages made of its first pieces, and another attempt may make others.
+    pieces_shown: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +100,8 @@ def decide(loss: Loss) -> Decision:
         if loss.request_shown:
             return Decision(Verdict.FAIL, "what made the hand-off was shown already and is not made twice")
         return Decision(Verdict.RESTART)
+    if loss.pieces_shown:
+        return Decision(Verdict.FAIL, "what came of its first pieces was shown, and they are not sure to be made again")
     match loss.shown:
         case Shown.NOTHING | Shown.PIECES:
             return Decision(Verdict.AGAIN)
@@ -143,7 +149,10 @@ def error_of(kind: FailureKind, stage_id: int, text: str) -> RequestError:
 def unavailable_error(stage_id: int, text: str, before: RequestError | None) -> RequestError:
     """The error when no replica was found; ``before`` is what the last one that was tried said."""
     if before is None or isinstance(before, ReplicaLostError):
-        return StageUnavailableError(stage_id, text if before is None else f"{text}; before that: {before}")
+        error = StageUnavailableError(stage_id, text if before is None else f"{text}; before that: {before}")
+        # It has waited in here already: whoever comes at once waits in vain once more.
+        error.retry_after_s = _EMPTY_RETRY_S
+        return error
     return before
 
 

@@ -17,6 +17,7 @@ from hub.client_events import (
     AbortEnded,
     Answered,
     ClientEvent,
+    Controlled,
     FrameDropped,
     Granted,
     ProcessGone,
@@ -30,6 +31,7 @@ from hub.config import HubConfig
 from hub.errors import NotConnectedError, SendFailedError
 from hub.outgoing import Outgoing
 from hub.session import Session
+from hub.unmet import Unmet
 from hub.zmq_loop import Callbacks, DealerConnection, agreed_keys
 from omni_discovery import wire
 from omni_discovery.errors import ConfigError, WireError
@@ -59,12 +61,9 @@ class StageClient:
         keys = agreed_keys(key_pair, info.curve_public_key)
         self.info = info
         self._session = Session(("input", "output"), info.epoch)
-        self._closed = False
-        self._hub_id = hub_id
-        self._config = config
-        self._on_event = on_event
-        self._loop = asyncio.get_running_loop()
-        self._dispatches = AwaitedDispatches(config, self._time_out)
+        self._hub_id, self._config, self._on_event = hub_id, config, on_event
+        self._closed, self._loop = False, asyncio.get_running_loop()
+        self._dispatches = AwaitedDispatches(config, lambda *what: on_event(Unanswered(self, *what)))
         self._outgoing = Outgoing(self._send_frames, self._not_sent)
         self._aborts = AwaitedAborts()
         #: Requests whose hand-offs can be dropped, as soon as there is a session to say so.
@@ -73,13 +72,13 @@ class StageClient:
         self._ticker: asyncio.TimerHandle | None = None
         #: When each connection was last begun, on the loop's clock.
         self._begun_at_s = dict.fromkeys(("input", "output"), self._loop.time())
+        self._unmet = Unmet(config.unmet_after_s, self._loop.time())
         try:
             self._connect(context, keys)
-        except ConfigError:
-            self.close()
-            raise
         except (zmq.ZMQError, ValueError) as error:
             self.close()
+            if isinstance(error, ConfigError):
+                raise
             raise ConfigError(f"its addresses can't be connected to: {error}") from error
         self._keep_ticking()
 
@@ -98,12 +97,6 @@ class StageClient:
         """Whether the replica has still to acknowledge an abort."""
         return bool(self._aborts)
 
-    def is_same_process(self, info: ReplicaInfo) -> bool:
-        """Whether a record speaks of the process that this client is connected to."""
-        ours = self.info
-        mine = (ours.input_addr, ours.output_addr, ours.curve_public_key, ours.stage_id)
-        return mine == (info.input_addr, info.output_addr, info.curve_public_key, info.stage_id)
-
     def renew(self, info: ReplicaInfo, *, afresh: bool = False) -> None:
         """The record has changed. Another epoch is another life of the same process: it is greeted ``afresh``."""
         is_new_life = afresh or info.epoch != self.info.epoch
@@ -114,7 +107,7 @@ class StageClient:
             for name in self._connections:
                 self._greet(name)
 
-    def submit(self, message: wire.Submit) -> None:
+    def submit(self, message: wire.Submit | wire.Update) -> None:
         """Send work. Raise SendFailedError if it did not leave, WireError if it can't be written."""
         head = wire.encode(message)
         if not self.session_up:
@@ -131,6 +124,14 @@ class StageClient:
         if self.session_up:
             self._send("input", wire.Abort(epoch=self.info.epoch, request_id=request_id, attempt=attempt))
         self._keep_ticking()
+
+    def tell(self, message: wire.ToReplica) -> None:
+        """Send what is not watched over here. Raise SendFailedError if it did not leave, WireError if it can't."""
+        head = wire.encode(message)
+        if not self.session_up:
+            raise NotConnectedError(f"no session with {self.addr}")
+        self._outgoing.flush()
+        self._send_frames([head])
 
     def want_credits(self, waiting: int, oldest_wait_s: float) -> None:
         """Tell how many requests wait for a slot. Nothing happens without a session."""
@@ -228,6 +229,7 @@ class StageClient:
 
     def _try_again(self) -> None:
         now_s = self._loop.time()
+        self._unmet.look(self.info, self._connections.values(), now_s)
         for name, connection in self._connections.items():
             overdue = now_s - self._begun_at_s[name] > self._config.connect_timeout_s
             if connection.connected and not self._session.welcomed_on(name):
@@ -275,6 +277,8 @@ class StageClient:
             self._take_credits(message)
         elif message.epoch not in self._session.epochs:
             self._on_event(FrameDropped(self, "epoch"))
+        elif isinstance(message, wire.ControlResult):
+            self._on_event(Controlled(self, message))
         elif isinstance(message, wire.Aborted):
             if self._aborts.acknowledged(message.request_id, message.attempt):
                 self._on_event(AbortEnded(self, message.request_id))
@@ -294,6 +298,3 @@ class StageClient:
     def _not_sent(self, key: tuple[str, int]) -> None:
         self._dispatches.answered(key)
         self._on_event(Unsent(self, *key))
-
-    def _time_out(self, request_id: str, attempt: int, is_final: bool) -> None:
-        self._on_event(Unanswered(self, request_id, attempt, is_final))

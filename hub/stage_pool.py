@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hub.pool_core import PoolCore
@@ -16,6 +17,17 @@ if TYPE_CHECKING:
     from omni_discovery.balancers import LoadBalancer, Task
 
 __all__ = ["PoolOptions", "StagePool", "Want"]
+
+
+@dataclass(frozen=True, slots=True)
+class StageStatus:
+    """How many replicas a stage has: listed by the registry, and able to take work now."""
+
+    stage_id: int
+    registered: int
+    pickable: int
+    #: What keeps those back that can't take work; empty if nothing does.
+    why_absent: str = ""
 
 
 class StagePool:
@@ -96,7 +108,7 @@ class StagePool:
 
         A free slot is nobody else's: whoever waits could not use it, whatever the ``priority``.
         """
-        found = self._core.pick(request_id, task, affinity_request_id, avoid)
+        found = self._core.pick(request_id, task, affinity_request_id, avoid, patient=True)
         if found is None and self._core.all_avoided(avoid):
             raise self._line.all_avoided()
         return found
@@ -122,6 +134,10 @@ class StagePool:
         """The replica answers on its data plane; a gated one is picked as far as it grants credits."""
         self._core.session_up(addr, self._now(), gated=gated)
         self._line.changed()
+
+    def unusable(self, addr: str, why: str) -> None:
+        """There can be no session with the replica as its record is; only what is said of it changes."""
+        self._core.unusable(addr, why)
 
     def session_down(self, addr: str) -> None:
         """The replica does not answer; its credits are void."""
@@ -181,18 +197,21 @@ class StagePool:
 
     def wants(self, now_s: float) -> list[Want]:
         """Whom to ask for how many credits now; ``waiting`` 0 takes back what was asked. Due at ``next_wants_s``."""
-        waiting = len(self._line)
-        if not self._asking.is_due(now_s, waiting):
+        waiting, hurry = len(self._line), self._line.only_patient
+        if not self._asking.is_due(now_s, waiting, hurry=hurry):
             return []
-        return self._asking.due(now_s, waiting, self._line.oldest_wait_s(now_s), self._givers())
+        return self._asking.due(now_s, waiting, self._line.oldest_wait_s(now_s), self._givers(), hurry=hurry)
 
     @property
     def next_wants_s(self) -> float | None:
         """When ``wants`` has something to say; None while nothing changes."""
         waiting = len(self._line)
-        return self._asking.next_s(waiting, len(self._givers()) if waiting and not self._asking.asked else 0)
+        givers = len(self._givers()) if waiting and not self._asking.asked else 0
+        return self._asking.next_s(waiting, givers, hurry=self._line.only_patient)
 
     def _givers(self) -> tuple[str, ...]:
+        if self._line.only_patient and len(self._line) <= self._core.withheld.room():
+            return self._core.withheld.addrs()
         return self._core.givers(with_spared=self._line.needs_spared)
 
     # ---- what it knows
@@ -224,6 +243,11 @@ class StagePool:
     def report_age_s(self, addr: str) -> float | None:
         """How old the last report of a frame is; None before the first."""
         return self._core.report_age_s(addr, self._now())
+
+    @property
+    def status(self) -> StageStatus:
+        """How many replicas there are."""
+        return StageStatus(self.stage_id, self.registered_count, self.pickable_count, self._core.why_absent())
 
     @property
     def registered_count(self) -> int:

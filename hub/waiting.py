@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 _ASKED_AT_ONCE: Final = 16
 _ASK_AGAIN_S: Final = 0.05
+#: As soon as that, where more wait than were asked for and time presses.
+_HURRY_S: Final = 0.005
 
 TokenT = TypeVar("TokenT")
 
@@ -30,6 +32,8 @@ class Waiter(Generic[TokenT]):
     token: TokenT
     number: int = field(default=0, init=False)
     waits: bool = field(default=False, init=False)
+    #: Whether it is still to have the best replica there is, and waits though it could have another.
+    patient: bool = True
 
 
 class WaitingLine(Generic[TokenT]):
@@ -107,6 +111,8 @@ class Asking:
         #: Whom we have asked and not told that nobody waits any more.
         self._asked: tuple[str, ...] = ()
         self._asked_at_s = 0.0
+        #: How many waited then.
+        self._asked_for = 0
         self._start = 0
 
     @property
@@ -114,15 +120,17 @@ class Asking:
         """Whether somebody was asked and not told that nobody waits any more."""
         return bool(self._asked)
 
-    def is_due(self, now_s: float, waiting: int) -> bool:
-        """Whether ``due`` may have something to say."""
+    def is_due(self, now_s: float, waiting: int, *, hurry: bool = False) -> bool:
+        """Whether ``due`` may have something to say; ``hurry``: what waits now does not wait for long."""
         if self._asked and waiting:
-            return now_s >= self._asked_at_s + _ASK_AGAIN_S
+            return now_s >= self._again_s(waiting, hurry=hurry)
         return bool(self._asked or waiting)
 
-    def due(self, now_s: float, waiting: int, oldest_wait_s: float, addrs: Sequence[str]) -> list[Want]:
+    def due(
+        self, now_s: float, waiting: int, oldest_wait_s: float, addrs: Sequence[str], *, hurry: bool = False
+    ) -> list[Want]:
         """What to tell whom now. ``addrs`` are those who give credits."""
-        if not self.is_due(now_s, waiting):
+        if not self.is_due(now_s, waiting, hurry=hurry):
             return []
         chosen = self._turn(addrs) if waiting else ()
         here = set(chosen)
@@ -131,14 +139,17 @@ class Asking:
             # Each is asked for its part: whoever frees first, what comes is about what is needed.
             part = -(-waiting // len(chosen))
             wants += [Want(addr, part, oldest_wait_s) for addr in chosen]
-        self._asked, self._asked_at_s = chosen, now_s
+        self._asked, self._asked_at_s, self._asked_for = chosen, now_s, waiting
         return wants
 
-    def next_s(self, waiting: int, givers: int) -> float | None:
+    def next_s(self, waiting: int, givers: int, *, hurry: bool = False) -> float | None:
         """When ``due`` has something to say, with so many who give credits; None while nothing changes."""
         if self._asked:
-            return self._asked_at_s + _ASK_AGAIN_S if waiting else 0.0
+            return self._again_s(waiting, hurry=hurry) if waiting else 0.0
         return 0.0 if waiting and givers else None
+
+    def _again_s(self, waiting: int, *, hurry: bool) -> float:
+        return self._asked_at_s + (_HURRY_S if hurry and waiting > self._asked_for else _ASK_AGAIN_S)
 
     def _turn(self, addrs: Sequence[str]) -> tuple[str, ...]:
         if len(addrs) <= _ASKED_AT_ONCE:

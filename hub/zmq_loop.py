@@ -146,6 +146,8 @@ class DealerConnection:
         self.connected = False
         #: The other side would not have us, or not yet: only ``reconnect`` tries again.
         self.refused = False
+        #: When it last was so, on the loop's clock.
+        self.refused_at_s = float("-inf")
         self._addr = addr
         self._callbacks = callbacks
         socket = context.socket(zmq.DEALER)
@@ -202,6 +204,8 @@ class DealerConnection:
                 self._callbacks.on_missed()
             return
         self.refused = bool(event & REFUSED_EVENTS)
+        if self.refused:
+            self.refused_at_s = asyncio.get_running_loop().time()
         if self.connected:
             # What it said before it went still counts.
             self._dealer.drain()

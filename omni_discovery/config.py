@@ -53,4 +53,5 @@ def _check_length(name: str, value_s: float, least_s: float, most_s: float) -> N
     # Written so that NaN fails too.
     if not least_s <= value_s <= most_s:
         right = f"from {least_s:g} to {most_s:g} with the other times as they are"
+        name = f"{name} (--omni-heartbeat-timeout)" if name == "ttl_s" else name
         raise ConfigError(f"{name} is {value_s!r}; right would be {right}")

@@ -21,6 +21,9 @@ FinalOutput = Literal["text", "image", "audio", "none"]
 
 #: The connector that joins two stages when the document names none for their edge.
 DEFAULT_CONNECTOR: Final = "AutoConnector"
+#: How many pieces of one request may be under way on an edge that names no ``window_size``.
+DEFAULT_WINDOW: Final = 16
+_NO_BOUND: Final = 1 << 52
 
 
 class RuntimeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -54,7 +57,9 @@ class EdgeConfig(
     """One edge of the graph and the connector, by its name in ``connectors``, that carries its payloads.
 
     Of one producer's hand-offs, ``window_size`` bounds those that nobody has fetched yet, ``max_inflight`` those that
-    are not released yet; -1 is no bound.
+    are not released yet; -1 is no bound. With ``async_chunk`` (None: the pipeline's) the next stage begins on the
+    first piece of the hand-off, where the engine makes pieces, and ``window_size`` bounds the pieces of each request
+    that the next stage has not taken.
     """
 
     from_: _StageId
@@ -62,6 +67,7 @@ class EdgeConfig(
     connector: str = ""
     window_size: Annotated[int, msgspec.Meta(ge=-1)] | None = None
     max_inflight: Annotated[int, msgspec.Meta(ge=-1)] | None = None
+    async_chunk: bool | None = None
 
 
 class ConnectorConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -78,6 +84,7 @@ class DeployConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     model: str = ""
     edges: tuple[EdgeConfig, ...] = ()
     connectors: dict[str, ConnectorConfig] = {}
+    async_chunk: bool = False
 
     def stage(self, stage_id: int) -> StageConfig:
         """The stage with that id. Raise ConfigError naming those there are."""
@@ -100,10 +107,31 @@ class DeployConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         for edge in self.edges:
             if (edge.from_, edge.to) == (from_stage, to_stage):
                 found = self.connectors[edge.connector] if edge.connector else ConnectorConfig(name=DEFAULT_CONNECTOR)
-                bounds = {"window_size": edge.window_size, "max_inflight": edge.max_inflight}
+                window_size = None if self.async_chunk_of(from_stage, to_stage) else edge.window_size
+                bounds = {"window_size": window_size, "max_inflight": edge.max_inflight}
                 given = {name: bound for name, bound in bounds.items() if bound is not None}
                 return msgspec.structs.replace(found, extra={**found.extra, **given})
         return ConnectorConfig(name=DEFAULT_CONNECTOR)
+
+    def async_chunk_of(self, from_stage: int, to_stage: int, wanted: bool | None = None) -> bool:
+        """Whether hand-offs travel this edge piece by piece. ``wanted`` is a request's own wish, None: it has none.
+
+        An edge that says no means it; a request may turn the others on, and all of them off.
+        """
+        edge = self._edge(from_stage, to_stage)
+        of_edge = None if edge is None else edge.async_chunk
+        if wanted is not None:
+            return wanted and of_edge is not False
+        return self.async_chunk if of_edge is None else of_edge
+
+    def window_of(self, from_stage: int, to_stage: int) -> int:
+        """How many pieces of one request may be on their way between two stages; at least one."""
+        edge = self._edge(from_stage, to_stage)
+        window = DEFAULT_WINDOW if edge is None or edge.window_size is None else edge.window_size
+        return _NO_BOUND if window < 0 else max(1, window)
+
+    def _edge(self, from_stage: int, to_stage: int) -> EdgeConfig | None:
+        return next((edge for edge in self.edges if (edge.from_, edge.to) == (from_stage, to_stage)), None)
 
     @property
     def served_name(self) -> str:
@@ -142,30 +170,6 @@ def fingerprint(stage: StageConfig) -> str:
     """What must be equal between replicas of one stage: a hash of its part of the deploy document."""
     content = msgspec.structs.replace(stage, runtime=RuntimeConfig())
     return hashlib.blake2b(msgspec.json.encode(content, order="sorted"), digest_size=8).hexdigest()
-
-
-def describe_difference(ours: DeployConfig, theirs: DeployConfig) -> str:
-    """Name the first few places where two documents differ; empty if they do not."""
-    pairs = [
-        f"{path}: {mine!r} here, {other!r} in force"
-        for path, mine, other in _differences("", msgspec.to_builtins(ours), msgspec.to_builtins(theirs))
-    ]
-    more = f" (and {len(pairs) - 3} more)" if len(pairs) > 3 else ""
-    return "; ".join(pairs[:3]) + more
-
-
-def _differences(path: str, ours: Any, theirs: Any) -> list[tuple[str, Any, Any]]:
-    if isinstance(ours, dict) and isinstance(theirs, dict):
-        found: list[tuple[str, Any, Any]] = []
-        for name in sorted(set(ours) | set(theirs)):
-            found += _differences(f"{path}.{name}".lstrip("."), ours.get(name), theirs.get(name))
-        return found
-    if isinstance(ours, list | tuple) and isinstance(theirs, list | tuple) and len(ours) == len(theirs):
-        found = []
-        for index, (mine, other) in enumerate(zip(ours, theirs, strict=True)):
-            found += _differences(f"{path}[{index}]", mine, other)
-        return found
-    return [] if ours == theirs else [(path, ours, theirs)]
 
 
 def _convert(document: Any, source: str) -> DeployConfig:

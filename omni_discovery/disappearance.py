@@ -23,6 +23,8 @@ _PAST_S: Final = float("-inf")
 @dataclass(slots=True)
 class _Missing:
     vanished_at_s: float
+    #: Whether it did not answer either when it vanished: both witnesses say that it is gone.
+    silent: bool = False
     #: Whether it vanished with many others. Only such members are served on.
     spared: bool = False
     #: When a spared member is given up; None while the view has not been proved fresh since.
@@ -31,7 +33,7 @@ class _Missing:
 
 class Disappearance(Generic[_Pool, _Member]):
     """Members by pool. A mass disappearance: the registry went back in its history, or within one ``ttl_s`` more than
-    half of a pool's members in service, and at least two, vanished.
+    half of a pool's members in service, and at least two, vanished while they answered.
 
     Its members are spared until ``ttl_s`` after the view was proved fresh; then one that answers stays as long as
     nobody else of its pool does.
@@ -44,11 +46,18 @@ class Disappearance(Generic[_Pool, _Member]):
         self._missing: dict[_Pool, dict[_Member, _Missing]] = {}
 
     def follow(
-        self, listed: Mapping[_Pool, Mapping[_Member, bool]], *, fresh: bool, regressed: bool, now_s: float
+        self,
+        listed: Mapping[_Pool, Mapping[_Member, bool]],
+        *,
+        fresh: bool,
+        regressed: bool,
+        now_s: float,
+        answers: Callable[[_Pool, _Member], bool] = lambda _pool, _member: True,
     ) -> None:
         """The registry lists these members, each with whether it is in service.
 
-        ``fresh``: the view is proved to be the registry's; ``regressed``: the registry went back in its history.
+        ``fresh``: the view is proved to be the registry's; ``regressed``: the registry went back in its history;
+        ``answers``: who answers now.
         """
         before, self._listed = self._listed, listed
         for pool in before.keys() | self._missing.keys():
@@ -57,11 +66,11 @@ class Disappearance(Generic[_Pool, _Member]):
             for member in missing.keys() & here.keys():
                 del missing[member]
             vanished = [member for member, serves in before.get(pool, {}).items() if serves and member not in here]
-            missing.update((member, _Missing(now_s)) for member in vanished)
+            missing.update((member, _Missing(now_s, not answers(pool, member))) for member in vanished)
             self._forget_strays(missing, now_s)
             if vanished and (regressed or self._is_mass(here, missing, now_s)):
                 for each in missing.values():
-                    each.spared = True
+                    each.spared = each.spared or regressed or not each.silent
             for each in missing.values():
                 self._set_end(each, fresh=fresh, now_s=now_s)
             if not missing:
@@ -87,7 +96,8 @@ class Disappearance(Generic[_Pool, _Member]):
                 del missing[member]
 
     def _is_mass(self, here: Mapping[_Member, bool], missing: Mapping[_Member, _Missing], now_s: float) -> bool:
-        lost = sum(now_s - each.vanished_at_s <= self._ttl_s for each in missing.values())
+        recent = (each for each in missing.values() if now_s - each.vanished_at_s <= self._ttl_s)
+        lost = sum(not each.silent for each in recent)
         return lost >= _LEAST_MASS and 2 * lost > lost + sum(here.values())
 
     def _set_end(self, each: _Missing, *, fresh: bool, now_s: float) -> None:

@@ -16,6 +16,7 @@ OmniError
 └── RequestError                the client of one request
     ├── InvalidRequestError         the caller: 400
     ├── StageUnavailableError       the operator: no replica of a stage; retry later
+    │   └── HubUnavailableError         the caller: this hub serves nobody, another one may
     ├── ReplicaLostError            nobody: retried where that is safe
     ├── EngineFailedError           the operator: the engine raised
     ├── OverloadedError             the caller: retry later
@@ -111,6 +112,10 @@ class StageUnavailableError(RequestError, RuntimeError):
     def __init__(self, stage_id: int, message: str) -> None:
         super().__init__(message)
         self.stage_id = stage_id
+
+
+class HubUnavailableError(StageUnavailableError):
+    """Nobody is served by this hub any more, whatever its replicas do; another one may serve."""
 
 
 class ReplicaLostError(RequestError):

@@ -18,9 +18,9 @@ _Result = TypeVar("_Result")
 class LoopThread:
     """Runs coroutines and calls on one named daemon thread until ``close``."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, new_loop: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop) -> None:
         self._pid = os.getpid()
-        self._loop = asyncio.new_event_loop()
+        self._loop = new_loop()
         self._loop.set_exception_handler(_report)
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()

@@ -79,6 +79,21 @@ async def must_be_registered(kv: KVStore, target: Target) -> ReplicaInfo:
     raise ConfigError(f"no replica {target} is registered in namespace {target.namespace!r}; {there}")
 
 
+async def is_last_to_serve(kv: KVStore, target: Target) -> bool:
+    """Whether nobody else is registered who takes work of the target's stage."""
+    for item in (await kv.list(keys.replicas_prefix(target.namespace, target.stage_id))).items:
+        key = keys.parse_key(target.namespace, item.key)
+        if not isinstance(key, keys.ReplicaKey):
+            continue
+        try:
+            record = decode_replica(item.key, key.stage_id, key.replica_id, item.value)
+        except RecordError:
+            continue
+        if key.replica_id != target.replica_id and record.to_info(item.create_revision).takes_new_work:
+            return False
+    return True
+
+
 async def write_control(kv: KVStore, target: Target, changes: dict[str, Any]) -> int:
     """Change parts of the control key and leave the others; return its revision, 0 if no key is left."""
     for _ in range(_WRITE_TRIES):

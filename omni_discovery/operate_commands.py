@@ -153,9 +153,19 @@ async def _write_and_wait(kv: KVStore, target: Target, changes: dict[str, Any], 
 
 
 async def _drain(kv: KVStore, target: Target, timeout_s: float) -> int:
-    from omni_discovery.operate import DrainEnd, must_be_registered, wait_answered, wait_drained, write_control
+    from omni_discovery.operate import (
+        DrainEnd,
+        is_last_to_serve,
+        must_be_registered,
+        wait_answered,
+        wait_drained,
+        write_control,
+    )
 
     before = await must_be_registered(kv, target)
+    if before.takes_new_work and await is_last_to_serve(kv, target):
+        text = "no other replica of stage {} takes work: requests for it wait until one does, and then get a 503"
+        say(f"warning: {text.format(target.stage_id)}", error=True)
     began_s = time.monotonic()
     revision = await write_control(kv, target, {"drain": True, "epoch": before.epoch})
     # It may be done, and gone, before we read its answer.

@@ -61,7 +61,8 @@ async def _show(kv: KVStore, namespace: str) -> int:
 
 
 async def _apply(kv: KVStore, namespace: str, value: bytes) -> int:
-    from omni_discovery.deploy import decode_deploy, describe_difference
+    from omni_discovery.deploy import decode_deploy
+    from omni_discovery.deploy_check import describe_difference
     from omni_discovery.keys import pipeline_key
 
     key = pipeline_key(namespace)

@@ -58,11 +58,11 @@ def read_embedded(folder: Path, namespace: str) -> EmbeddedEndpoint | None:
     return found if Path(f"/proc/{found.pid}").exists() else None
 
 
-def remove_endpoint(folder: Path, namespace: str) -> None:
-    """Take the file back, if it still is this process's. Idempotent."""
+def remove_endpoint(folder: Path, namespace: str, pid: int | None = None) -> None:
+    """Take the file back, if it still is this process's, or that of ``pid``, which was killed. Idempotent."""
     file = _file(folder, namespace)
     try:
-        if msgspec.json.decode(file.read_bytes(), type=EmbeddedEndpoint).pid == os.getpid():
+        if msgspec.json.decode(file.read_bytes(), type=EmbeddedEndpoint).pid == (pid or os.getpid()):
             file.unlink()
     except (OSError, msgspec.DecodeError):
         return

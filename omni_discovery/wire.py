@@ -12,19 +12,20 @@ from typing import Any, Final
 import msgspec
 
 from omni_discovery.errors import WireError
+from omni_discovery.wire_control import MAX_CONTROL_BYTES, Control, ControlResult
 from omni_discovery.wire_messages import (
     MAX_ATTACHMENT_BYTES,
     MAX_ATTACHMENTS,
     MAX_BATCH,
     MAX_HEAD_BYTES,
     MAX_PRIORITY,
+    MAX_REASON,
     VERSION,
     Abort,
     Aborted,
     Accepted,
     Chunk,
     FailureKind,
-    FromReplica,
     Grant,
     Hello,
     PayloadRef,
@@ -36,43 +37,60 @@ from omni_discovery.wire_messages import (
     StageDone,
     StageFailed,
     Submit,
-    ToReplica,
     WantCredits,
     Welcome,
 )
+from omni_discovery.wire_messages import FromReplica as _FromReplica
+from omni_discovery.wire_messages import ToReplica as _ToReplica
+from omni_discovery.wire_pieces import Feed, HandOffPiece, PieceRoom, PieceTaken
+from omni_discovery.wire_segments import SegmentDone, Update
 
 __all__ = [
     "MAX_ATTACHMENTS",
     "MAX_ATTACHMENT_BYTES",
     "MAX_BATCH",
+    "MAX_CONTROL_BYTES",
     "MAX_HEAD_BYTES",
     "MAX_PRIORITY",
+    "MAX_REASON",
     "VERSION",
     "Abort",
     "Aborted",
     "Accepted",
     "Chunk",
+    "Control",
+    "ControlResult",
     "FailureKind",
+    "Feed",
     "FromReplica",
     "Grant",
+    "HandOffPiece",
     "Hello",
     "PayloadRef",
+    "PieceRoom",
+    "PieceTaken",
     "Recall",
     "Rejected",
     "ReleasePayloads",
     "Resume",
     "ReturnCredits",
+    "SegmentDone",
     "StageDone",
     "StageFailed",
     "Submit",
     "ToReplica",
+    "Update",
     "WantCredits",
     "Welcome",
     "decode_from_replica",
     "decode_to_replica",
     "encode",
     "join",
+    "shortened",
 ]
+
+ToReplica = _ToReplica | Feed | PieceRoom | Control | Update
+FromReplica = _FromReplica | HandOffPiece | PieceTaken | ControlResult | SegmentDone
 
 _encoder = msgspec.msgpack.Encoder()
 _to_replica: msgspec.msgpack.Decoder[ToReplica | list[ToReplica]] = msgspec.msgpack.Decoder(ToReplica | list[ToReplica])
@@ -91,6 +109,14 @@ def encode(message: ToReplica | FromReplica | Sequence[ToReplica | FromReplica])
     if len(head) > MAX_HEAD_BYTES:
         raise WireError(f"{len(head)} bytes are more than the {MAX_HEAD_BYTES} that one message may have")
     return head
+
+
+def shortened(text: str, most: int = MAX_REASON) -> str:
+    """A text that a message has room for: what is too long keeps its beginning and its end."""
+    if len(text) <= most:
+        return text
+    kept = most - 3
+    return f"{text[: kept - kept // 4]}...{text[len(text) - kept // 4 :]}"
 
 
 def join(heads: Sequence[bytes]) -> bytes:

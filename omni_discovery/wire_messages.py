@@ -25,8 +25,12 @@ MAX_ATTACHMENTS: Final = 16
 #: How many messages one batch may have.
 MAX_BATCH: Final = 1024
 MAX_PRIORITY: Final = 1_000_000
+#: Longest text, in characters, that says why something failed.
+MAX_REASON: Final = 4096
 
 _Name = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
+_Word = Annotated[str, msgspec.Meta(max_length=256)]
+_Reason = Annotated[str, msgspec.Meta(max_length=MAX_REASON)]
 _Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 53)]
 _StageId = Annotated[int, msgspec.Meta(ge=0, lt=1_000_000_000)]
 _Priority = Annotated[int, msgspec.Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)]
@@ -46,7 +50,10 @@ class FailureKind(StrEnum):
 
 
 class PayloadRef(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a stage left its hand-off: enough for the next stage's connector to fetch it."""
+    """Where a stage left its hand-off: enough for the next stage's connector to fetch it.
+
+    ``role`` names the companion whose hand-off it is; empty for the request's own.
+    """
 
     from_stage: _StageId
     to_stage: _StageId
@@ -54,6 +61,7 @@ class PayloadRef(msgspec.Struct, frozen=True, kw_only=True):
     connector: _Name
     size_bytes: _Count
     metadata: dict[str, Any] = {}
+    role: Annotated[str, msgspec.Meta(max_length=64)] = ""
 
 
 class Resume(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,6 +99,8 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="subm
     request's deadline: lengths survive clocks that disagree. ``attempt`` counts from 0, and each has frames of its own.
     ``resume`` continues an answer that another replica began. ``credit`` says that the hub spends a credit of its
     present session on it; one without is taken, too, within the replica's own bound. Lower ``priority`` goes first.
+    ``stream_to`` are those of ``next_stages`` that take pieces of the hand-off while it is made, ``stream_from`` the
+    stages whose pieces will come, by Feed. ``segmented``: more input may come, by Update.
     """
 
     epoch: _Count
@@ -104,6 +114,9 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="subm
     resume: Resume | None = None
     credit: bool = False
     priority: _Priority = 0
+    stream_from: tuple[_StageId, ...] = ()
+    stream_to: tuple[_StageId, ...] = ()
+    segmented: bool = False
 
 
 class Abort(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="abort"):
@@ -156,7 +169,7 @@ class Rejected(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="re
     epoch: _Count
     request_id: _Name
     kind: FailureKind
-    reason: str
+    reason: _Reason
     queue_length: _Count
     attempt: _Count = 0
 
@@ -200,24 +213,26 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="chunk
     attempt: _Count = 0
     text: str = ""
     token_ids: tuple[int, ...] = ()
-    mime: str = ""
+    mime: _Word = ""
 
 
 class StageDone(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="done"):
     """The stage is through with the request. No payload for a next stage means that it has nothing to do.
 
-    ``usage`` counts tokens, ``timings_s`` holds seconds by name (queue, first_output, generate, transfer).
+    ``usage`` counts tokens, ``timings_s`` holds seconds by name (queue, first_output, generate, transfer), ``pieces``
+    is how many were said of the hand-off.
     """
 
     epoch: _Count
     request_id: _Name
     seq: _Count
-    finish_reason: str
+    finish_reason: _Word
     queue_length: _Count
     attempt: _Count = 0
     payloads: tuple[PayloadRef, ...] = ()
     usage: dict[str, int] = {}
     timings_s: dict[str, float] = {}
+    pieces: _Count = 0
 
 
 class StageFailed(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="failed"):
@@ -226,7 +241,7 @@ class StageFailed(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag=
     epoch: _Count
     request_id: _Name
     kind: FailureKind
-    reason: str
+    reason: _Reason
     queue_length: _Count
     attempt: _Count = 0
 

@@ -121,7 +121,7 @@ def _supervise(arguments: argparse.Namespace) -> int:
     # Built once here, unloaded, so that what is wrong with it is said once and before any process starts.
     create_engine(stage).close()
     narrow_devices(stage.runtime.devices, config.count, 0)
-    settings = stage_environment(stage, model_is_local=Path(stage.model).exists())
+    settings = stage_environment(stage, Path(stage.model).exists(), advertise_host)
     # On the CPU only: a process that has looked at a GPU must not be forked.
     modules = modules_to_preload(stage.engine)
     supervisor = Supervisor(

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from queue import Empty, SimpleQueue
 from typing import Any, Final
 
@@ -16,24 +15,33 @@ import msgspec
 
 from omni_discovery.errors import InvalidRequestError
 from omni_discovery.wire import FailureKind
+from stage_runtime.control import Controls, fail
 from stage_runtime.engines.base import Engine, EngineOutput, StageRequest
-from stage_runtime.errors import EngineDeadError, NotResumableError, PayloadError
-from stage_runtime.jobs import Broken, Cancel, Finished, Job, Outcome, Piece, Release, ReleaseHub, Wake, Work
+from stage_runtime.errors import EngineDeadError, PayloadError
+from stage_runtime.jobs import (
+    Broken,
+    Call,
+    Cancel,
+    Fed,
+    Finished,
+    Job,
+    NextSegment,
+    Outcome,
+    Piece,
+    Release,
+    ReleaseHub,
+    Room,
+    Wake,
+    Work,
+)
 from stage_runtime.payloads import Payloads
+from stage_runtime.pieces import Pieces
+from stage_runtime.running import Running, broken, kind_of, request_of
+from stage_runtime.segments import Talk
 
 logger = logging.getLogger(__name__)
 
 _IDLE_WAIT_S: Final = 0.5
-
-
-@dataclass(slots=True)
-class _Running:
-    work: Work
-    added_at_s: float
-    transfer_s: float
-    first_output_at_s: float | None = None
-    #: Nobody wants its end: what it would hand over is not kept.
-    is_cancelled: bool = False
 
 
 class Progress(msgspec.Struct, frozen=True):
@@ -59,9 +67,11 @@ class EngineLoop:
         self._defaults = defaults
         self._emit = emit
         self._clock = clock
-        self._running: dict[str, _Running] = {}
+        self._running: dict[str, Running] = {}
         #: No deadline of those passes before this.
         self._next_deadline_s = float("inf")
+        self._controls = Controls(engine, lambda: not (self._running or engine.has_unfinished()), clock, self._grant)
+        self._pieces = Pieces(engine, payloads, self._add, self._finish, clock)
         self.jobs: SimpleQueue[Job] = SimpleQueue()
         self.progress = Progress(busy=False, at_s=clock())
 
@@ -81,6 +91,8 @@ class EngineLoop:
             if self._engine.has_unfinished():
                 for output in self._engine.step():
                     outcomes += self._outcomes_of(output)
+            outcomes += self._of_pieces(self._pieces.feed())
+            outcomes += self._controls.turn()
         except Exception as error:
             logger.exception("engine.died")
             self._emit(outcomes)
@@ -93,14 +105,17 @@ class EngineLoop:
         """End everything in flight and everything that waits to be taken."""
         outcomes: list[Outcome] = [Broken(key, kind, reason) for key in self._running]
         self._running.clear()
-        while True:
-            try:
-                job = self.jobs.get_nowait()
-            except Empty:
-                break
+        outcomes += self._controls.fail_all(reason)
+        while not self.jobs.empty():
+            job = self.jobs.get_nowait()
             if isinstance(job, Work):
                 outcomes.append(Broken(job.key, kind, reason))
+            elif isinstance(job, Call):
+                outcomes += fail([job], reason)
         self._emit(outcomes)
+
+    def _grant(self, until_s: float) -> None:
+        self.progress = Progress(busy=True, at_s=until_s)
 
     def _note_progress(self) -> None:
         self.progress = Progress(busy=self._engine.has_unfinished() or not self.jobs.empty(), at_s=self._clock())
@@ -124,10 +139,15 @@ class EngineLoop:
             case Work():
                 return self._start(job)
             case Cancel(key):
-                running = self._running.get(key)
-                if running is not None:
-                    running.is_cancelled = True
-                self._engine.abort(key)
+                return self._cancel(key)
+            case NextSegment():
+                return self._go_on(job)
+            case Fed():
+                return self._of_pieces(self._pieces.take(job))
+            case Room():
+                return self._of_pieces(self._pieces.make_room(job))
+            case Call():
+                return self._controls.take(job)
             case Release(owner):
                 self._payloads.release(owner)
             case ReleaseHub(hub_id):
@@ -136,6 +156,15 @@ class EngineLoop:
                 pass
         return ()
 
+    def _cancel(self, key: str) -> Sequence[Outcome]:
+        running = self._running.get(key)
+        if running is not None:
+            running.is_cancelled = True
+        self._engine.abort(key)
+        if self._pieces.cancel(key) or (running is not None and running.is_idle):
+            return self._finish(EngineOutput(key, finish_reason="abort"))
+        return self._controls.cancel(key)
+
     def _start(self, work: Work) -> Sequence[Outcome]:
         now_s = self._clock()
         if now_s >= work.deadline_s:
@@ -143,36 +172,75 @@ class EngineLoop:
         if work.resume is not None and getattr(self._engine, "not_resumable", None) is None:
             # It would begin at the beginning, and the client would see that twice.
             return [Broken(work.key, FailureKind.NOT_RESUMABLE, "this engine can't go on behind what was shown")]
+        if work.segment is not None and getattr(self._engine, "update", None) is None:
+            return [Broken(work.key, FailureKind.INVALID, "this engine takes no input in segments")]
+        if self._pieces.begin(work):
+            return self._add(work, {})
+        self._run(work, now_s)
+        return ()
+
+    def _go_on(self, job: NextSegment) -> Sequence[Outcome]:
+        """The next segment of a request that waits for it. Those of unknown requests are fine."""
+        running = self._running.get(job.key)
+        if running is None or not running.is_idle or running.talk is None:
+            return ()
+        if job.is_last:
+            self._forget(job.key)
+            self._engine.abort(job.key)
+            return [running.talk.over(job.key)]
+        self._payloads.release_before(running.work.owner, job.kept_from)
+        work = msgspec.structs.replace(
+            running.work,
+            inputs=job.inputs,
+            payloads=job.payloads,
+            segment=job.segment,
+            accepted_at_s=self._clock(),
+            resume=None,
+        )
+        running.talk.is_idle = False
+        outcomes = self._add(work, {})
+        if outcomes:
+            self._engine.abort(job.key)
+        return outcomes
+
+    def _add(self, work: Work, whole: Mapping[int, Mapping[str, Any]]) -> Sequence[Outcome]:
+        """Give the engine its work; ``whole`` is what came in pieces that it does not take."""
+        now_s = self._clock()
         try:
             fetched = self._payloads.fetch(work.payloads, work.deadline_s - now_s)
+            roles = dict.fromkeys(ref.role for ref in work.payloads if ref.role)
+            if roles and not getattr(self._engine, "takes_companions", False):
+                raise InvalidRequestError("this stage takes no companions; ask without them")
+            companions = {
+                role: self._payloads.fetch(work.payloads, work.deadline_s - self._clock(), role) for role in roles
+            }
             added_at_s = self._clock()
-            self._engine.add(
-                StageRequest(
-                    key=work.key,
-                    request_id=work.request_id,
-                    attempt=work.attempt,
-                    inputs=work.inputs,
-                    params={**self._defaults, **work.params},
-                    payloads=fetched,
-                    next_stages=work.next_stages,
-                    deadline_s=work.deadline_s,
-                    resume=work.resume,
-                    priority=work.priority,
-                )
-            )
-        except InvalidRequestError as error:
-            return [Broken(work.key, FailureKind.INVALID, str(error))]
-        except PayloadError as error:
-            return [Broken(work.key, FailureKind.PAYLOAD, str(error))]
-        except NotResumableError as error:
-            return [Broken(work.key, FailureKind.NOT_RESUMABLE, str(error))]
+            give: Callable[[StageRequest], None] = getattr(self._engine, "update" if work.segment else "add")
+            give(request_of(work, self._defaults, {**fetched, **whole}, companions))
         except Exception as error:
             # The engine is not stepped here: what one request broke is that request's own.
-            logger.exception("engine.add_failed")
-            return [Broken(work.key, FailureKind.ENGINE, f"{type(error).__name__}: {error}")]
-        self._running[work.key] = _Running(work, added_at_s, transfer_s=added_at_s - now_s)
-        self._next_deadline_s = min(self._next_deadline_s, work.deadline_s)
+            if kind_of(error) is FailureKind.ENGINE:
+                logger.exception("engine.add_failed")
+            self._forget(work.key)
+            return [broken(work.key, error)]
+        self._run(work, added_at_s, transfer_s=added_at_s - now_s)
         return ()
+
+    def _run(self, work: Work, added_at_s: float, transfer_s: float = 0.0) -> None:
+        earlier = self._running.get(work.key)
+        talk = (None if work.segment is None else Talk()) if earlier is None else earlier.talk
+        self._running[work.key] = Running(work, added_at_s, transfer_s, talk=talk)
+        self._next_deadline_s = min(self._next_deadline_s, work.deadline_s)
+
+    def _forget(self, key: str) -> Running | None:
+        self._pieces.close(key)
+        return self._running.pop(key, None)
+
+    def _of_pieces(self, outcomes: Sequence[Outcome]) -> Sequence[Outcome]:
+        for outcome in outcomes:
+            if isinstance(outcome, Broken):
+                self._forget(outcome.key)
+        return outcomes
 
     def _enforce_deadlines(self, outcomes: list[Outcome]) -> None:
         now_s = self._clock()
@@ -180,7 +248,7 @@ class EngineLoop:
             return
         late = [key for key, running in self._running.items() if now_s >= running.work.deadline_s]
         for key in late:
-            del self._running[key]
+            self._forget(key)
             self._engine.abort(key)
             outcomes.append(Broken(key, FailureKind.DEADLINE, "the deadline passed while the request ran"))
         self._next_deadline_s = min((each.work.deadline_s for each in self._running.values()), default=float("inf"))
@@ -196,31 +264,36 @@ class EngineLoop:
             outcomes.append(Piece(output.key, self._engine.modality, text=output.text, token_ids=output.token_ids))
         if outcomes and running.first_output_at_s is None:
             running.first_output_at_s = self._clock()
-        if output.finished:
-            del self._running[output.key]
-            outcomes.append(self._end(running, output))
+        if output.handoff_piece is not None and not running.is_cancelled:
+            outcomes += self._of_pieces(self._pieces.put(running.work, output.handoff_piece))
+        if output.finished and not self._pieces.hold(output):
+            outcomes += self._finish(output)
         return outcomes
 
-    def _end(self, running: _Running, output: EngineOutput) -> Outcome:
+    def _finish(self, output: EngineOutput) -> Sequence[Outcome]:
+        running = self._running.get(output.key)
+        if running is None:
+            self._pieces.close(output.key)
+            return ()
+        end = self._end(running, output)
+        self._pieces.close(output.key)
+        if running.talk is not None:
+            if isinstance(end, Finished) and not running.is_cancelled:
+                return [running.talk.ended(end)]
+            self._engine.abort(output.key)
+        del self._running[output.key]
+        return [end]
+
+    def _end(self, running: Running, output: EngineOutput) -> Outcome:
         if output.error is not None:
             return Broken(output.key, *output.error)
         done_at_s = self._clock()
         if running.is_cancelled:
-            return Finished(output.key, "abort", (), output.usage, self._timings(running, done_at_s))
+            return Finished(output.key, "abort", (), output.usage, running.timings(done_at_s, self._clock()))
         try:
-            refs = self._payloads.hand_over(running.work, output.handoff)
+            takers = self._pieces.takers_of_rest(running.work)
+            refs = self._payloads.hand_over(running.work, output.handoff, takers)
         except PayloadError as error:
             return Broken(output.key, FailureKind.PAYLOAD, str(error))
         reason = output.finish_reason or "stop"
-        return Finished(output.key, reason, refs, output.usage, self._timings(running, done_at_s))
-
-    def _timings(self, running: _Running, done_at_s: float) -> dict[str, float]:
-        accepted_at_s = running.work.accepted_at_s
-        timings_s = {
-            "queue": running.added_at_s - running.transfer_s - accepted_at_s,
-            "generate": done_at_s - running.added_at_s,
-            "transfer": running.transfer_s + self._clock() - done_at_s,
-        }
-        if running.first_output_at_s is not None:
-            timings_s["first_output"] = running.first_output_at_s - accepted_at_s
-        return timings_s
+        return Finished(output.key, reason, refs, output.usage, running.timings(done_at_s, self._clock()))

@@ -3,6 +3,7 @@
 OmniError
 ├── SerializationError      the other stage: the bytes are no hand-off of ours, or hold what can't be sent
 ├── PayloadError            nobody: the hand-off is gone; the stage before has to run again
+├── ControlRefusedError     whoever called: the engine has no such method, it is not allowed, or says too much
 ├── NotResumableError       the client: asks anew; the answer can't be continued exactly as it was begun
 └── EngineDeadError         the operator: the engine raised; the process ends and is started anew
 """
@@ -22,6 +23,10 @@ class PayloadError(OmniError):
 
 class NotResumableError(OmniError):
     """What another replica has shown of an answer can't be continued here exactly; the message says why."""
+
+
+class ControlRefusedError(OmniError):
+    """A control call is not carried out, or what came of it can't be said; the message says why."""
 
 
 class EngineDeadError(OmniError):

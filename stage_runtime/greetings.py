@@ -130,6 +130,12 @@ class Greetings:
         self.refuse_epoch(epoch)
         return False
 
+    def is_present(self, epoch: int) -> bool:
+        """Whether an epoch is the present life: nothing begins in an earlier one."""
+        if epoch != self.epoch:
+            self.refuse_epoch(epoch)
+        return epoch == self.epoch
+
     def refuse_epoch(self, epoch: int) -> None:
         """A frame was for another life."""
         self._counters["wrong_epoch"] += 1

@@ -30,6 +30,44 @@ class Work(msgspec.Struct, frozen=True):
     #: What the client has seen of the answer already; None: begin at the beginning.
     resume: Resume | None = None
     priority: int = 0
+    #: Of a request that comes in segments, which one this is.
+    segment: int | None = None
+    #: Of whom pieces come, and which of ``next_stages`` take them.
+    stream_from: tuple[int, ...] = ()
+    stream_to: tuple[int, ...] = ()
+
+
+class Fed(msgspec.Struct, frozen=True):
+    """A piece that a stage before has made, or with ``is_last`` the word that there is no more."""
+
+    key: str
+    from_stage: int
+    number: int
+    payload: PayloadRef | None
+    is_last: bool
+
+
+class Room(msgspec.Struct, frozen=True):
+    """A next stage has taken all pieces before ``number``; ``again``: those from there on may be lost on their way."""
+
+    key: str
+    to_stage: int
+    number: int
+    again: bool = False
+
+
+class NextSegment(msgspec.Struct, frozen=True):
+    """Go on with a request that waits for its next segment; with ``is_last`` there is none: end it.
+
+    What it handed over for segments before ``kept_from`` is needed no more.
+    """
+
+    key: str
+    segment: int
+    inputs: Mapping[str, Any]
+    payloads: tuple[PayloadRef, ...]
+    is_last: bool = False
+    kept_from: int = 0
 
 
 class Cancel(msgspec.Struct, frozen=True):
@@ -50,11 +88,21 @@ class ReleaseHub(msgspec.Struct, frozen=True):
     hub_id: str
 
 
+class Call(msgspec.Struct, frozen=True):
+    """Call a control method of the engine; exactly one Called answers it. A Cancel by its key spares it."""
+
+    key: str
+    method: str
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    deadline_s: float
+
+
 class Wake(msgspec.Struct, frozen=True):
     """Look at the flags: the replica is to drain or to stop."""
 
 
-Job = Work | Cancel | Release | ReleaseHub | Wake
+Job = Work | NextSegment | Fed | Room | Cancel | Release | ReleaseHub | Call | Wake
 
 
 class Piece(msgspec.Struct, frozen=True):
@@ -68,6 +116,22 @@ class Piece(msgspec.Struct, frozen=True):
     attachment: bytes | None = None
 
 
+class HandedPiece(msgspec.Struct, frozen=True):
+    """A piece of the hand-off is stored for the next stages."""
+
+    key: str
+    number: int
+    payloads: tuple[PayloadRef, ...]
+
+
+class TookPiece(msgspec.Struct, frozen=True):
+    """The engine has all pieces of a stage before up to and with ``number``."""
+
+    key: str
+    from_stage: int
+    number: int
+
+
 class Finished(msgspec.Struct, frozen=True):
     """The request ended as it should, or was cancelled."""
 
@@ -78,6 +142,15 @@ class Finished(msgspec.Struct, frozen=True):
     timings_s: Mapping[str, float] = {}
 
 
+class SegmentEnded(msgspec.Struct, frozen=True):
+    """The answer to a segment is complete; the request stays, for the next one."""
+
+    key: str
+    finish_reason: str
+    payloads: tuple[PayloadRef, ...] = ()
+    usage: Mapping[str, int] = {}
+
+
 class Broken(msgspec.Struct, frozen=True):
     """The request could not be finished."""
 
@@ -86,4 +159,16 @@ class Broken(msgspec.Struct, frozen=True):
     reason: str
 
 
-Outcome = Piece | Finished | Broken
+class Called(msgspec.Struct, frozen=True):
+    """A Call has ended. ``is_asleep`` says whether the engine sleeps, after those that may have changed that."""
+
+    key: str
+    ok: bool
+    result: Any = None
+    error: str = ""
+    is_asleep: bool | None = None
+
+
+#: What is said of a request.
+Spoken = Piece | HandedPiece | TookPiece | SegmentEnded | Finished | Broken
+Outcome = Spoken | Called

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Sequence
+from typing import Final
 
 import msgspec
 
@@ -181,6 +182,10 @@ class ZygoteLauncher:
         self._children.clear()
 
 
+#: Of vLLM's KV connectors; each replica of a machine needs its own.
+_KV_PORTS: Final = ("VLLM_NIXL_SIDE_CHANNEL_PORT", "VLLM_MOONCAKE_BOOTSTRAP_PORT")
+
+
 def replica_environment(
     base: dict[str, str], stage: StageConfig, settings: dict[str, str], count: int, ordinal: int
 ) -> dict[str, str]:
@@ -191,7 +196,15 @@ def replica_environment(
         "CUDA_VISIBLE_DEVICES": narrow_devices(stage.runtime.devices, count, ordinal),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(_free_port()),
+        **_kv_ports(base, stage, ordinal),
     }
+
+
+def _kv_ports(base: dict[str, str], stage: StageConfig, ordinal: int) -> dict[str, str]:
+    """Where a replica is asked for its KV: counted up from what the operator set, else a free port."""
+    if not stage.engine_args.get("kv_transfer_config"):
+        return {}
+    return {name: str(int(base[name]) + ordinal if base.get(name) else _free_port()) for name in _KV_PORTS}
 
 
 def _free_port() -> int:

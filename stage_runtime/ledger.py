@@ -6,6 +6,8 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Final
 
+from omni_discovery import wire
+from stage_runtime.jobs import Work
 from stage_runtime.peers import Peer
 
 #: How many ended requests are remembered, so that none of them runs again when its frame comes twice.
@@ -23,6 +25,11 @@ class Ticket:
     epoch: int
     #: The number of its next frame.
     next_seq: int = 0
+    #: How many pieces of its hand-off were said.
+    pieces: int = 0
+    #: Of a request that comes in segments, the last one that came, and whether that has ended.
+    segment: int | None = None
+    is_idle: bool = False
 
     @property
     def owner(self) -> str:
@@ -93,3 +100,24 @@ class Ledger:
     def of_peer(self, name: str) -> list[Ticket]:
         """All whose answers go to one connection."""
         return [ticket for ticket in self.tickets.values() if ticket.peer.name == name]
+
+
+def work_of(ticket: Ticket, submit: wire.Submit, now_s: float) -> Work:
+    """What the engine is to do for an accepted request."""
+    return Work(
+        key=ticket.key,
+        owner=ticket.owner,
+        request_id=ticket.request_id,
+        attempt=ticket.attempt,
+        inputs=submit.inputs,
+        params=submit.params,
+        payloads=submit.payloads,
+        next_stages=submit.next_stages,
+        accepted_at_s=now_s,
+        deadline_s=now_s + submit.remaining_s,
+        resume=submit.resume,
+        priority=submit.priority,
+        segment=0 if submit.segmented else None,
+        stream_from=submit.stream_from,
+        stream_to=submit.stream_to,
+    )

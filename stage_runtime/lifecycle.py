@@ -15,6 +15,8 @@ class Stage(StrEnum):
 
     STARTING = "starting"
     READY = "ready"
+    #: Ready, but put to sleep by a control call, or about to be: nothing is taken. The lifecycle itself calls it READY.
+    ASLEEP = "asleep"
     DRAINING = "draining"
     STOPPED = "stopped"
     FAILED = "failed"
@@ -88,6 +90,8 @@ def admit(stage: Stage, in_flight: int, limit: int) -> Refusal | None:
             return None
         case Stage.STARTING:
             return Refusal(FailureKind.OVERLOADED, "the replica is still loading its model")
+        case Stage.ASLEEP:
+            return Refusal(FailureKind.DRAINING, "the replica is asleep")
         case Stage.DRAINING | Stage.STOPPED:
             return Refusal(FailureKind.DRAINING, "the replica is draining")
         case Stage.FAILED:
@@ -102,6 +106,7 @@ def stalled(busy: bool, now_s: float, progress_at_s: float, stall_after_s: float
 _STATUS: Final = {
     Stage.STARTING: ReplicaStatus.STARTING,
     Stage.READY: ReplicaStatus.UP,
+    Stage.ASLEEP: ReplicaStatus.STARTING,
     Stage.DRAINING: ReplicaStatus.DRAINING,
     Stage.STOPPED: ReplicaStatus.DOWN,
     Stage.FAILED: ReplicaStatus.ERROR,

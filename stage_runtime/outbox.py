@@ -17,6 +17,7 @@ Frames = Sequence[bytes]
 
 #: A batch is closed when it has grown to this, so that the other side need not wait long for its first message.
 _BATCH_BYTES: Final = 256 << 10
+_REMEMBERED_S: Final = 10.0
 
 
 class SendResult(Enum):
@@ -43,6 +44,8 @@ class Outbox:
         self._max_messages = max_messages
         self._max_bytes = max_bytes
         self._queues: dict[str, _Queue] = {}
+        #: When each hub was last sent something.
+        self._sent_at_s: dict[str, float] = {}
         #: How many messages wait, over all hubs. May be read by any thread.
         self.waiting = 0
         #: Whose queues have grown since the last flush and are not known to be blocked.
@@ -80,6 +83,7 @@ class Outbox:
             queue.gone_since_s = None
             if result is SendResult.FULL:
                 return
+            self._sent_at_s[name] = now_s
             self.waiting -= count
             if count == len(queue.waiting):
                 break
@@ -90,13 +94,18 @@ class Outbox:
             del self._queues[name]
 
     def retry(self, now_s: float) -> None:
-        """Try all that waits again."""
+        """Try all that waits again; forget who was sent nothing for long."""
+        self._sent_at_s = {name: at_s for name, at_s in self._sent_at_s.items() if at_s > now_s - _REMEMBERED_S}
         for name in list(self._queues):
             self.flush_one(name, now_s)
 
     def has_waiting(self, name: str) -> bool:
         """Whether anything waits for one hub."""
         return name in self._queues
+
+    def has_heard(self, name: str, since_s: float) -> bool:
+        """Whether anything was sent to one hub since that moment, at most ten seconds ago."""
+        return self._sent_at_s.get(name, float("-inf")) >= since_s
 
     def gone_for(self, grace_s: float, now_s: float) -> list[str]:
         """The hubs that could not be reached for longer than ``grace_s``."""
@@ -109,6 +118,7 @@ class Outbox:
     def drop(self, name: str) -> int:
         """Forget what waits for one hub; say how many messages that were."""
         queue = self._queues.pop(name, None)
+        self._sent_at_s.pop(name, None)
         self._fresh.discard(name)
         dropped = 0 if queue is None else len(queue.waiting)
         self.waiting -= dropped

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from omni_discovery.deploy import DeployConfig
+from omni_discovery.deploy import DEFAULT_WINDOW, DeployConfig
 from omni_discovery.errors import ConfigError
 from omni_discovery.wire import PayloadRef
 from stage_runtime.connectors.base import OmniConnectorBase
@@ -35,6 +35,8 @@ class Edge:
 
     name: str
     connector: OmniConnectorBase
+    #: How many pieces of one request may be on their way.
+    window: int = DEFAULT_WINDOW
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,8 @@ class _Kept:
     connector: OmniConnectorBase
     key: str
     put_at_s: float
+    #: Of a request that comes in segments, for which one it was made.
+    segment: int = 0
 
 
 class Payloads:
@@ -59,12 +63,19 @@ class Payloads:
         #: How often a connector raised where nobody waits for its answer.
         self.failed_cleanups = 0
 
-    def fetch(self, refs: Sequence[PayloadRef], remaining_s: float = _FETCH_TIMEOUT_S) -> dict[int, Mapping[str, Any]]:
-        """What the stages before left, by stage. Raise PayloadError if any of it is missing or damaged."""
+    def fetch(
+        self, refs: Sequence[PayloadRef], remaining_s: float = _FETCH_TIMEOUT_S, role: str = ""
+    ) -> dict[int, Mapping[str, Any]]:
+        """What the stages before left for the request, or for its companion in that role, by stage.
+
+        Raise PayloadError if any of it is missing or damaged.
+        """
         # The engine's thread waits meanwhile, and with it everybody else's request.
         timeout_s = max(0.0, min(_FETCH_TIMEOUT_S, remaining_s))
         found: dict[int, Mapping[str, Any]] = {}
         for ref in refs:
+            if ref.role != role:
+                continue
             edge = self._edges.get((ref.from_stage, ref.to_stage))
             if edge is None or ref.to_stage != self._stage_id:
                 raise PayloadError(f"no edge from stage {ref.from_stage} to {ref.to_stage} ends at this replica")
@@ -83,12 +94,27 @@ class Payloads:
             found[ref.from_stage] = got[0]
         return found
 
-    def hand_over(self, work: Work, handoff: Mapping[str, Any] | None) -> tuple[PayloadRef, ...]:
-        """Store what the next stages need. Raise PayloadError if it can't be stored."""
+    def windows(self, to_stages: Sequence[int]) -> dict[int, int]:
+        """How many pieces of one request may be on their way to each stage."""
+        edges = {stage: self._edges.get((self._stage_id, stage)) for stage in to_stages}
+        return {stage: DEFAULT_WINDOW if edge is None else edge.window for stage, edge in edges.items()}
+
+    def hand_over(
+        self,
+        work: Work,
+        handoff: Mapping[str, Any] | None,
+        to_stages: Sequence[int] | None = None,
+        number: int | None = None,
+    ) -> tuple[PayloadRef, ...]:
+        """Store what the next stages, or only those, need: all of it, or the piece of that number.
+
+        Raise PayloadError if it can't be stored.
+        """
         if handoff is None:
             return ()
         try:
-            return tuple(self._put(work, to_stage, handoff) for to_stage in work.next_stages)
+            takers = work.next_stages if to_stages is None else to_stages
+            return tuple(self._put(work, to_stage, handoff, number) for to_stage in takers)
         except PayloadError:
             self.release(work.owner)
             raise
@@ -98,12 +124,11 @@ class Payloads:
 
     def release(self, owner: str) -> None:
         """Drop all that was handed over for one request."""
-        for kept in self._kept.pop(owner, ()):
-            try:
-                kept.connector.cleanup(kept.key)
-            except Exception:
-                self.failed_cleanups += 1
-                logger.exception("payload.cleanup_failed key=%s", kept.key)
+        self._drop(owner, lambda _: True)
+
+    def release_before(self, owner: str, segment: int) -> None:
+        """Drop what was handed over for the segments of a request before that one."""
+        self._drop(owner, lambda kept: kept.segment < segment)
 
     def release_hub(self, hub_id: str) -> None:
         """Drop all that was handed over for one hub's requests."""
@@ -118,7 +143,7 @@ class Payloads:
             owner, kept = next(iter(self._kept.items()))
             if kept[0].put_at_s > oldest_allowed_s:
                 return
-            self.release(owner)
+            self._drop(owner, lambda each: each.put_at_s <= oldest_allowed_s)
 
     def close(self) -> None:
         """Close all connectors. Idempotent."""
@@ -128,17 +153,33 @@ class Payloads:
             except Exception:
                 logger.exception("payload.close_failed connector=%s", edge.name)
 
-    def _put(self, work: Work, to_stage: int, handoff: Mapping[str, Any]) -> PayloadRef:
+    def _drop(self, owner: str, is_over: Callable[[_Kept], bool]) -> None:
+        mine = self._kept.pop(owner, [])
+        left = [kept for kept in mine if not is_over(kept)]
+        if left:
+            self._kept[owner] = left
+        for kept in filter(is_over, mine):
+            try:
+                kept.connector.cleanup(kept.key)
+            except Exception:
+                self.failed_cleanups += 1
+                logger.exception("payload.cleanup_failed key=%s", kept.key)
+
+    def _put(self, work: Work, to_stage: int, handoff: Mapping[str, Any], number: int | None) -> PayloadRef:
         edge = self._edges.get((self._stage_id, to_stage))
         if edge is None:
             raise PayloadError(f"no edge leads from stage {self._stage_id} to {to_stage}")
-        key = _key(work)
+        kept_key = _key(work)
+        key = kept_key if number is None else f"{kept_key}_{number}"
         stored, size_bytes, metadata = edge.connector.put(str(self._stage_id), str(to_stage), key, handoff)
         if not stored:
             raise PayloadError(
                 f"{edge.name} could not store the hand-off for stage {to_stage}: {edge.connector.last_error}"
             )
-        self._kept.setdefault(work.owner, []).append(_Kept(edge.connector, key, self._clock()))
+        if not number:
+            # The first piece stands for all: what a connector drops under a key, it drops under all that begin with it.
+            kept = _Kept(edge.connector, kept_key, self._clock(), work.segment or 0)
+            self._kept.setdefault(work.owner, []).append(kept)
         return PayloadRef(
             from_stage=self._stage_id,
             to_stage=to_stage,
@@ -146,8 +187,13 @@ class Payloads:
             connector=edge.name,
             size_bytes=size_bytes,
             # The hand-off stays until the hub releases it: the next stage may have to run again elsewhere.
-            metadata={**(metadata or {}), "consume": False},
+            metadata={**(metadata or {}), **_seen_by_the_hub(handoff), "consume": False},
         )
+
+
+def _seen_by_the_hub(handoff: Mapping[str, Any]) -> dict[str, Any]:
+    # Where a prefill left its KV: the hub keeps it with the request, and fetches no hand-offs.
+    return {name: handoff[name] for name in ("kv_transfer_params",) if name in handoff}
 
 
 def _told(error: Exception) -> str:
@@ -156,7 +202,8 @@ def _told(error: Exception) -> str:
 
 def _key(work: Work) -> str:
     # The hash keeps equal request ids of two hubs apart.
-    return f"{work.request_id[:128]}_{hashlib.blake2b(work.key.encode('utf-8'), digest_size=8).hexdigest()}"
+    name = f"{work.key}/{work.segment}" if work.segment else work.key
+    return f"{work.request_id[:128]}_{hashlib.blake2b(name.encode('utf-8'), digest_size=8).hexdigest()}"
 
 
 def build_edges(
@@ -180,5 +227,5 @@ def build_edges(
             connector = OmniConnectorFactory.create_connector(ConnectorSpec(config.name, extra))
         except (ValueError, TypeError, ImportError) as error:
             raise ConfigError(f"edge {pair[0]} to {pair[1]}: {error}") from error
-        edges[pair] = Edge(config.name, connector)
+        edges[pair] = Edge(config.name, connector, deploy.window_of(*pair))
     return edges

@@ -247,7 +247,7 @@ class _SignalPipe:
             return b""
 
 
-def stage_environment(stage: StageConfig, model_is_local: bool) -> dict[str, str]:
+def stage_environment(stage: StageConfig, model_is_local: bool, advertise_host: str = "") -> dict[str, str]:
     """What an engine's process needs to find in its environment, before anything is imported."""
     if stage.engine == "echo":
         return {}
@@ -263,4 +263,7 @@ def stage_environment(stage: StageConfig, model_is_local: bool) -> dict[str, str
         }
         if model_is_local:
             environment["HF_HUB_OFFLINE"] = "1"
+        if advertise_host and stage.engine_args.get("kv_transfer_config"):
+            # vLLM itself would say "localhost", which finds nothing from another machine.
+            environment["VLLM_NIXL_SIDE_CHANNEL_HOST"] = advertise_host
     return environment

@@ -65,7 +65,7 @@ class StatusPublisher:
         self._stall_reason = stall_reason
         self._end_process = end_process
         self._published: tuple[ReplicaStatus, int] = (ReplicaStatus.STARTING, 0)
-        self._was_stalled = False
+        self._was_stalled = self._was_asleep = False
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="replica-status", daemon=True)
         #: How often an attempt to look or to publish has failed. Written by the thread only.
@@ -101,6 +101,11 @@ class StatusPublisher:
             logger.warning("replica.stall stalled=%s", look.is_stalled)
             self._client.describe(reason=self._stall_reason if look.is_stalled else "")
             self._was_stalled = look.is_stalled
+        is_asleep = look.stage is Stage.ASLEEP
+        if is_asleep is not self._was_asleep:
+            logger.info("replica.sleep asleep=%s", is_asleep)
+            self._client.describe(phase="asleep" if is_asleep else "ready")
+            self._was_asleep = is_asleep
         if look.is_hopeless:
             logger.error("replica.hopeless stage=%d: ending, to be started anew", self._stage_id)
             # The main thread, which would take everything down in order, is the one that hangs.

@@ -218,7 +218,7 @@ class Replica:
             self._client.update_info(status=ReplicaStatus.ERROR)
 
     def _look(self) -> Look:
-        return Look(self._lifecycle.stage, self._server.queue_length, self._is_stalled(), self._is_stalled(_HOPELESS))
+        return Look(self._server.stage, self._server.queue_length, self._is_stalled(), self._is_stalled(_HOPELESS))
 
     def _take_job(self, job: Job) -> None:
         self._loop.jobs.put(job)

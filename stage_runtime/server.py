@@ -21,6 +21,7 @@ from omni_discovery.security import Gatekeeper, KeyPair
 from stage_runtime.config import ServerConfig
 from stage_runtime.greetings import ReplicaState
 from stage_runtime.jobs import Job, Outcome
+from stage_runtime.lifecycle import Stage
 from stage_runtime.outbox import Outbox
 from stage_runtime.peers import ForeignIdentityError, Peer
 from stage_runtime.routers import Router
@@ -110,6 +111,11 @@ class ReplicaServer:
     def queue_length(self) -> int:
         """How many requests are accepted and not ended."""
         return len(self._sessions.ledger)
+
+    @property
+    def stage(self) -> Stage:
+        """Where in its life the replica is, as hubs are to see it: it may have been put to sleep."""
+        return self._sessions.calls.stage()
 
     @property
     def idle(self) -> bool:

@@ -14,20 +14,37 @@ from typing import Final
 from omni_discovery import wire
 from omni_discovery.errors import WireError
 from omni_discovery.wire import FailureKind
-from stage_runtime.answers import head_of
+from stage_runtime.answers import head_of, rejection_of
+from stage_runtime.calls import Calls
 from stage_runtime.config import ServerConfig
 from stage_runtime.greetings import Greetings
 from stage_runtime.greetings import ReplicaState as ReplicaState
-from stage_runtime.jobs import Broken, Cancel, Job, Outcome, Piece, Release, ReleaseHub, Work
-from stage_runtime.ledger import Ledger, Ticket, owner_of
+from stage_runtime.jobs import (
+    Broken,
+    Called,
+    Cancel,
+    Finished,
+    HandedPiece,
+    Job,
+    Outcome,
+    Piece,
+    Release,
+    ReleaseHub,
+    SegmentEnded,
+    Spoken,
+    TookPiece,
+)
+from stage_runtime.ledger import Ledger, Ticket, work_of
 from stage_runtime.lifecycle import Refusal, admit
+from stage_runtime.orders import Order, jobs_of
 from stage_runtime.outbox import Outbox
 from stage_runtime.peers import Peer
 
 logger = logging.getLogger(__name__)
 
-#: How often a hub hears from us at least.
-_PROBE_INTERVAL_S: Final = 1.0
+#: Who heard nothing from us for so long is told our load, and how often we look for such: at least each second.
+_SILENT_S: Final = 0.75
+_PROBE_INTERVAL_S: Final = 0.2
 #: Why a hub is given up that is not reached any more; others are told that they were.
 _GONE: Final = "is gone"
 #: An Abort that names no attempt names them all.
@@ -51,7 +68,6 @@ class Sessions:
         replies: Outbox,
     ) -> None:
         self._config = config
-        self._state = state
         self._counters = counters
         self._jobs = jobs
         #: What the engine's thread gets at the next flush.
@@ -59,6 +75,8 @@ class Sessions:
         self._acks = acks
         self._replies = replies
         self.ledger = Ledger()
+        self.calls = Calls(state.stage, lambda: len(self.ledger), counters, self._answer_call)
+        self._state = state = ReplicaState(self.calls.stage, state.capacity)
         self.greetings = Greetings(state, self.ledger, counters, acks, replies)
         self._credits = self.greetings.credits
         self._revoked: frozenset[str] = frozenset()
@@ -85,23 +103,34 @@ class Sessions:
                 self._submit(peer, message, now_s)
             case wire.Abort():
                 self._abort(peer, message)
-            case wire.ReleasePayloads():
+            case wire.ReleasePayloads() | wire.Feed() | wire.PieceRoom() | wire.Update():
+                self._pass_on(peer, message)
+            case wire.WantCredits() | wire.ReturnCredits():
                 if self.greetings.is_a_life(message.epoch):
-                    self._to_do.append(Release(owner_of(peer.hub_id, message.request_id)))
-            case wire.WantCredits(session=session, waiting=waiting, oldest_wait_s=oldest_wait_s):
-                if self.greetings.is_a_life(message.epoch):
-                    is_present = self._credits.want(peer.name, session, waiting, oldest_wait_s, now_s)
-                    self._counters["old_session"] += not is_present
-            case wire.ReturnCredits(session=session):
-                if self.greetings.is_a_life(message.epoch):
-                    is_present = self._credits.give_back(peer.name, session, message.credits)
-                    self._counters["old_session"] += not is_present
+                    self._take_credits(peer, message, now_s)
             case wire.Hello():
                 self.greetings.greet("input", peer, message)
+            case wire.Control():
+                if self.greetings.is_present(message.epoch):
+                    self._to_do += self.calls.take(peer, message, now_s)
+
+    def _pass_on(self, peer: Peer, order: Order) -> None:
+        if self.greetings.is_a_life(order.epoch):
+            answer, jobs = jobs_of(self.ledger, peer, order)
+            self._to_do += jobs
+            if answer is not None:
+                self._acknowledge(peer, answer)
+
+    def _take_credits(self, peer: Peer, message: wire.WantCredits | wire.ReturnCredits, now_s: float) -> None:
+        name, session = peer.name, message.session
+        if isinstance(message, wire.WantCredits):
+            is_present = self._credits.want(name, session, message.waiting, message.oldest_wait_s, now_s)
+        else:
+            is_present = self._credits.give_back(name, session, message.credits)
+        self._counters["old_session"] += not is_present
 
     def _submit(self, peer: Peer, submit: wire.Submit, now_s: float) -> None:
-        if submit.epoch != self.greetings.epoch:
-            self.greetings.refuse_epoch(submit.epoch)
+        if not self.greetings.is_present(submit.epoch):
             return
         if self.ledger.was_here(peer, submit.request_id, submit.attempt):
             self._counters["replayed"] += 1
@@ -126,21 +155,14 @@ class Sessions:
                 queue_length=len(self.ledger.tickets),
             ),
         )
-        self._to_do.append(_work(ticket, submit, now_s))
+        ticket.segment = 0 if submit.segmented else None
+        self._to_do.append(work_of(ticket, submit, now_s))
 
     def _reject(self, peer: Peer, submit: wire.Submit, refusal: Refusal) -> None:
         self._counters[f"rejected_{refusal.kind}"] += 1
         if submit.credit:
             self._credits.spend(peer.name)
-        rejected = wire.Rejected(
-            epoch=submit.epoch,
-            request_id=submit.request_id,
-            attempt=submit.attempt,
-            kind=refusal.kind,
-            reason=refusal.reason,
-            queue_length=len(self.ledger),
-        )
-        self._acknowledge(peer, rejected)
+        self._acknowledge(peer, rejection_of(submit, refusal, len(self.ledger)))
 
     def _abort(self, peer: Peer, abort: wire.Abort) -> None:
         if not self.greetings.is_a_life(abort.epoch):
@@ -174,12 +196,17 @@ class Sessions:
         tickets = self.ledger.tickets
         for outcome in outcomes:
             ticket = tickets.get(outcome.key)
-            if ticket is not None:
+            if isinstance(outcome, Called):
+                self.calls.ended(outcome)
+            elif ticket is not None:
                 self._say(ticket, outcome)
 
-    def _say(self, ticket: Ticket, outcome: Outcome) -> None:
-        is_piece = isinstance(outcome, Piece)
-        if not is_piece:
+    def _answer_call(self, peer: Peer, message: wire.ControlResult) -> None:
+        if not self._replies.push(peer.name, wire.encode(message)):
+            self._give_up(peer, "reads too slowly")
+
+    def _say(self, ticket: Ticket, outcome: Spoken) -> None:
+        if isinstance(outcome, Finished | Broken):
             self._close(ticket)
         queue_length = len(self.ledger.tickets)
         try:
@@ -191,7 +218,9 @@ class Sessions:
             self._to_do += (Cancel(ticket.key), Release(ticket.owner))
             broken = Broken(ticket.key, FailureKind.ENGINE, f"the output can't be sent: {error}")
             head, attachment = head_of(ticket, broken, len(self.ledger)), None
-        ticket.next_seq += 1
+        ticket.is_idle = ticket.is_idle or isinstance(outcome, SegmentEnded)
+        ticket.next_seq += not isinstance(outcome, HandedPiece | TookPiece)
+        ticket.pieces += isinstance(outcome, HandedPiece)
         if not self._replies.push(ticket.peer.name, head, attachment):
             self._give_up(ticket.peer, "reads too slowly")
 
@@ -223,7 +252,9 @@ class Sessions:
         self._next_probe_s = now_s + _PROBE_INTERVAL_S
         waiting = {ticket.peer.name: ticket.peer for ticket in self.ledger.tickets.values()}
         for name, peer in (waiting | self.greetings.listeners()).items():
-            if peer.hub_id not in self._revoked and not self._replies.has_waiting(name):
+            if self._replies.has_waiting(name) or self._replies.has_heard(name, now_s - _SILENT_S):
+                continue
+            if peer.hub_id not in self._revoked:
                 self.greetings.probe(peer)
 
     def revoke(self, hub_ids: frozenset[str]) -> None:
@@ -233,6 +264,7 @@ class Sessions:
             return
         names = {*self._acks.names(), *self._replies.names(), *(peer.name for peer in self.greetings.greeted())}
         names |= {ticket.peer.name for ticket in self.ledger.tickets.values()}
+        names |= {peer.name for peer in self.calls.peers()}
         for name in sorted(names):
             peer = Peer(name, name.partition("/")[0])
             if peer.hub_id in added:
@@ -246,6 +278,7 @@ class Sessions:
         else:
             self.greetings.estrange(peer)
         self._acks.drop(peer.name)
+        self._to_do += (Cancel(key) for key in self.calls.drop(peer.name))
         dropped = self._replies.drop(peer.name)
         self._counters["hubs_given_up"] += 1
         logger.warning("server.hub_given_up hub=%s %s requests=%d messages=%d", peer.hub_id, why, len(tickets), dropped)
@@ -259,20 +292,3 @@ class Sessions:
     def _close(self, ticket: Ticket) -> None:
         if self.ledger.close(ticket):
             self._credits.ended(ticket.peer.name)
-
-
-def _work(ticket: Ticket, submit: wire.Submit, now_s: float) -> Work:
-    return Work(
-        key=ticket.key,
-        owner=ticket.owner,
-        request_id=ticket.request_id,
-        attempt=ticket.attempt,
-        inputs=submit.inputs,
-        params=submit.params,
-        payloads=submit.payloads,
-        next_stages=submit.next_stages,
-        accepted_at_s=now_s,
-        deadline_s=now_s + submit.remaining_s,
-        resume=submit.resume,
-        priority=submit.priority,
-    )

@@ -58,10 +58,11 @@ class Answer:
             self._count(output.usage)
         return index
 
-    def completion(self) -> dict[str, Any]:
-        """The body of the whole answer."""
+    def completion(self, *, timings: bool = False) -> dict[str, Any]:
+        """The body of the whole answer, with its ``timings_s`` if they are wanted."""
         choices = [self._choice(index) for index in self._indexes.values()] or [_NOTHING_TO_SHOW]
-        return {**self._head, "object": "chat.completion", "choices": choices, "usage": self.usage}
+        more = {"timings_s": shown_timings(self.timings_s)} if timings else {}
+        return {**self._head, "object": "chat.completion", "choices": choices, "usage": self.usage, **more}
 
     def chunk(self, output: OmniOutput, index: int, *, first: bool) -> dict[str, Any]:
         """One event of the stream; ``modality`` tells text from image."""
@@ -73,9 +74,12 @@ class Answer:
         choice = {"index": index, "delta": delta, "finish_reason": output.finish_reason}
         return {**self._head, "object": "chat.completion.chunk", "modality": output.modality, "choices": [choice]}
 
-    def usage_chunk(self) -> dict[str, Any]:
-        """The last event when the client asked for the token counts."""
-        return {**self._head, "object": "chat.completion.chunk", "choices": [], "usage": self.usage}
+    def last_chunk(self, *, usage: bool, timings: bool) -> dict[str, Any]:
+        """The last event when the client asked for the token counts, or for the timings."""
+        more: dict[str, Any] = {"usage": self.usage} if usage else {}
+        if timings:
+            more["timings_s"] = shown_timings(self.timings_s)
+        return {**self._head, "object": "chat.completion.chunk", "choices": [], **more}
 
     def _choice(self, index: int) -> dict[str, Any]:
         content: str | list[dict[str, Any]] = self._images.get(index) or "".join(self._texts.get(index, []))
@@ -95,6 +99,10 @@ def image_part(data: bytes, mime: str) -> dict[str, Any]:
 
 def server_timing(timings_s: Mapping[str, float]) -> str:
     """The timings as the standard ``Server-Timing`` header has them: ``name;dur=milliseconds``."""
+    return ", ".join(f"{name};dur={1000 * seconds:.3f}" for name, seconds in shown_timings(timings_s).items())
+
+
+def shown_timings(timings_s: Mapping[str, float]) -> dict[str, float]:
+    """Those that a client can be shown, by name."""
     # A replica chooses the names: what is no token would end the header, or begin another one.
-    shown = {name: seconds for name, seconds in timings_s.items() if _TOKEN.fullmatch(name) and isfinite(seconds)}
-    return ", ".join(f"{name};dur={1000 * seconds:.3f}" for name, seconds in sorted(shown.items()))
+    return {name: timings_s[name] for name in sorted(timings_s) if _TOKEN.fullmatch(name) and isfinite(timings_s[name])}

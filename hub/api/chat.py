@@ -13,8 +13,9 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from hub.api.answer import Answer, server_timing
 from hub.api.disconnect import ClientLeftError, iterate_unless_left, run_unless_left
-from hub.api.errors import describe, error_body, error_response
-from hub.api.schema import MAX_BODY_BYTES, ChatRequest, parse_chat
+from hub.api.errors import BodyTooLongError, describe, error_body, error_response
+from hub.api.schema import MAX_BODY_BYTES, MAX_DROPPED_BYTES, ChatRequest, parse_chat
+from hub.tracing import trace_headers
 from omni_discovery.errors import InvalidRequestError, OmniError
 
 if TYPE_CHECKING:
@@ -38,24 +39,38 @@ class ChatCompletions:
     async def respond(self, request: Request) -> Response:
         """Answer one request."""
         received_s = time.perf_counter()
+        answer = Answer(f"chatcmpl-{uuid.uuid4().hex}", self._deploy.served_name, int(time.time()))
         try:
-            chat = parse_chat(await read_body(request))
-            self._check_model(chat.model)
-            answer = Answer(f"chatcmpl-{uuid.uuid4().hex}", self._deploy.served_name, int(time.time()))
-            outputs = self._generate(chat, answer.request_id, received_s)
+            chat = await self._read(request)
+            headers = trace_headers(request.headers) if self._omni.is_traced else None
+            outputs = self._generate(chat, answer.request_id, received_s, headers)
             if chat.stream:
                 return await self._streamed(request, chat, answer, outputs)
-            return await run_unless_left(request, self._whole(answer, outputs))
+            return await run_unless_left(request, self._whole(chat, answer, outputs))
         except _UnknownModelError as error:
             return JSONResponse(
-                error_body(str(error), "invalid_request_error", "model_not_found", "model"), status_code=404
+                error_body(str(error), "invalid_request_error", "model_not_found", "model"),
+                status_code=404,
+                headers={"x-request-id": answer.request_id},
             )
         except (ClientLeftError, ClientDisconnect):
             return Response(status_code=_CLIENT_LEFT)
         except OmniError as error:
-            return error_response(error)
+            return error_response(error, answer.request_id)
 
-    def _generate(self, chat: ChatRequest, request_id: str, received_s: float) -> AsyncIterator[OmniOutput]:
+    async def _read(self, request: Request) -> ChatRequest:
+        """What is asked. Raise InvalidRequestError; the hub never hears of such a request otherwise."""
+        try:
+            chat = parse_chat(await read_body(request))
+            self._check_model(chat.model)
+        except InvalidRequestError as error:
+            self._omni.refusals.count(error)
+            raise
+        return chat
+
+    def _generate(
+        self, chat: ChatRequest, request_id: str, received_s: float, headers: Mapping[str, str] | None
+    ) -> AsyncIterator[OmniOutput]:
         return self._omni.generate(
             {"messages": chat.messages},
             request_id=request_id,
@@ -64,12 +79,17 @@ class ChatCompletions:
             timeout_s=chat.timeout,
             received_s=received_s,
             priority=chat.priority,
+            async_chunk=chat.async_chunk,
+            companions={
+                role: {"messages": [{"role": "user", "content": text}]} for role, text in chat.companions.items()
+            },
+            trace_headers=headers,
         )
 
-    async def _whole(self, answer: Answer, outputs: AsyncIterator[OmniOutput]) -> Response:
+    async def _whole(self, chat: ChatRequest, answer: Answer, outputs: AsyncIterator[OmniOutput]) -> Response:
         async for output in outputs:
             answer.add(output)
-        body = answer.completion()
+        body = answer.completion(timings=chat.include_timings)
         out_s = time.perf_counter() - answer.received_at_s
         self._omni.hub_metrics.observe_out(out_s)
         timing = server_timing({**answer.timings_s, "hub_out": out_s})
@@ -84,7 +104,7 @@ class ChatCompletions:
         first = await anext(live, None)
         usage = chat.stream_options is not None and chat.stream_options.include_usage
         return StreamingResponse(
-            _events(answer, first, live, usage=usage),
+            _events(answer, first, live, usage=usage, timings=chat.include_timings),
             media_type="text/event-stream",
             headers={"x-request-id": answer.request_id, "Cache-Control": "no-cache", **stale_header(self._omni)},
         )
@@ -119,12 +139,22 @@ def stage_params(deploy: DeployConfig, chat: ChatRequest) -> dict[int, dict[str,
 
 
 async def read_body(request: Request) -> bytes:
-    """The whole body, bounded. Raise InvalidRequestError if it is longer."""
-    body = bytearray()
+    """The whole body, bounded. Raise BodyTooLongError if it is longer."""
+    too_long = BodyTooLongError(f"the body is longer than {MAX_BODY_BYTES} bytes: send less in one request")
+    told, waits = request.headers.get("content-length", ""), "expect" in request.headers
+    size_bytes = int(told[:20]) if told.isdecimal() else 0
+    if size_bytes > MAX_DROPPED_BYTES or (waits and size_bytes > MAX_BODY_BYTES):
+        raise too_long
+    body, size_bytes = bytearray(), 0
     async for piece in request.stream():
-        body += piece
-        if len(body) > MAX_BODY_BYTES:
-            raise InvalidRequestError(f"the body is longer than {MAX_BODY_BYTES} bytes")
+        size_bytes += len(piece)
+        if size_bytes <= MAX_BODY_BYTES:
+            body += piece
+        elif size_bytes > MAX_DROPPED_BYTES:
+            break
+    # Read to its end all the same: a client that is still sending would find its connection closed, and no answer.
+    if size_bytes > MAX_BODY_BYTES:
+        raise too_long
     return bytes(body)
 
 
@@ -133,7 +163,7 @@ class _UnknownModelError(InvalidRequestError):
 
 
 async def _events(
-    answer: Answer, first: OmniOutput | None, rest: AsyncIterator[OmniOutput], *, usage: bool
+    answer: Answer, first: OmniOutput | None, rest: AsyncIterator[OmniOutput], *, usage: bool, timings: bool
 ) -> AsyncIterator[bytes]:
     started: set[int] = set()
     output = first
@@ -144,8 +174,8 @@ async def _events(
                 yield _event(answer.chunk(output, index, first=index not in started))
                 started.add(index)
             output = await anext(rest, None)
-        if usage:
-            yield _event(answer.usage_chunk())
+        if usage or timings:
+            yield _event(answer.last_chunk(usage=usage, timings=timings))
     except ClientLeftError:
         return
     except OmniError as error:

@@ -10,6 +10,7 @@ from starlette.responses import JSONResponse
 from omni_discovery.errors import (
     DeadlineExceededError,
     EngineFailedError,
+    HubUnavailableError,
     InvalidRequestError,
     OmniError,
     OverloadedError,
@@ -18,8 +19,14 @@ from omni_discovery.errors import (
     StageUnavailableError,
 )
 
+
+class BodyTooLongError(InvalidRequestError):
+    """The body of a request is longer than this server reads."""
+
+
 #: Status, OpenAI's ``type`` and our ``code``, the first class that fits.
 _KINDS: tuple[tuple[type[OmniError], int, str, str], ...] = (
+    (BodyTooLongError, 413, "invalid_request_error", "request_too_large"),
     (InvalidRequestError, 400, "invalid_request_error", "invalid_request"),
     (OverloadedError, 429, "rate_limit_error", "overloaded"),
     (StageUnavailableError, 503, "service_unavailable_error", "stage_unavailable"),
@@ -33,8 +40,24 @@ def describe(error: OmniError) -> tuple[int, dict[str, Any]]:
     """The HTTP status of an error and its body."""
     for kind, status, name, code in _KINDS:
         if isinstance(error, kind):
-            return status, error_body(str(error), name, code)
+            return status, error_body(message_of(error), name, code)
     return 500, error_body(str(error), "server_error", "internal_error")
+
+
+def message_of(error: OmniError) -> str:
+    """What went wrong, and what to do next."""
+    steps = []
+    if isinstance(error, RequestError) and error.retry_after_s is not None:
+        steps.append(f"try again in {math.ceil(error.retry_after_s)} s")
+    if isinstance(error, HubUnavailableError):
+        steps.append("or ask another hub")
+    elif isinstance(error, StageUnavailableError):
+        steps.append(f"omni replicas shows who serves stage {error.stage_id}, omni doctor what is wrong")
+    elif isinstance(error, DeadlineExceededError):
+        steps.append("give the request a longer 'timeout', or send it again later")
+    elif isinstance(error, EngineFailedError):
+        steps.append("the log of that replica says more")
+    return f"{error}: {'; '.join(steps)}" if steps else str(error)
 
 
 def error_body(message: str, name: str, code: str, param: str | None = None) -> dict[str, Any]:
@@ -42,10 +65,10 @@ def error_body(message: str, name: str, code: str, param: str | None = None) -> 
     return {"error": {"message": message, "type": name, "param": param, "code": code}}
 
 
-def error_response(error: OmniError) -> JSONResponse:
+def error_response(error: OmniError, request_id: str | None = None) -> JSONResponse:
     """The whole answer for an error that came before any output."""
     status, body = describe(error)
-    headers = {}
+    headers = {} if request_id is None else {"x-request-id": request_id}
     if isinstance(error, RequestError) and error.retry_after_s is not None:
         headers["Retry-After"] = str(math.ceil(error.retry_after_s))
     return JSONResponse(body, status_code=status, headers=headers)

@@ -9,17 +9,20 @@ from typing import TYPE_CHECKING, Final
 
 import uvicorn
 
-from hub.api.routes import build_app
+from hub.api.schema import MAX_BODY_BYTES
 from omni_discovery.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from starlette.types import ASGIApp
+
     from hub.async_omni import AsyncOmni
-    from omni_discovery.deploy import DeployConfig
 
 #: How long open answers may go on when the hub is told to stop.
 _GRACE_S: Final = 5
+#: How often, after that, the answers are ended that began meanwhile.
+_LATECOMERS_S: Final = 0.5
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -48,14 +51,17 @@ class _Server(uvicorn.Server):
 class HttpServer:
     """The HTTP face of one hub."""
 
-    def __init__(self, omni: AsyncOmni, deploy: DeployConfig, started_s: int) -> None:
+    def __init__(self, omni: AsyncOmni, app: ASGIApp) -> None:
         config = uvicorn.Config(
-            build_app(omni, deploy, started_s),
+            app,
             log_config=None,
             log_level="warning",
             access_log=False,
             lifespan="off",
             timeout_graceful_shutdown=2 * _GRACE_S,
+            ws_max_size=MAX_BODY_BYTES,
+            # A small frame must not become a large one here.
+            ws_per_message_deflate=False,
         )
         self._omni = omni
         self._server = _Server(config)
@@ -70,7 +76,9 @@ class HttpServer:
         self._server.should_exit = True
         if self._task is not None:
             _, open_still = await asyncio.wait({self._task}, timeout=_GRACE_S)
-            if open_still:
-                # Each open answer ends with an error that says so, in place of in the middle of a word.
-                await self._omni.close()
+            while open_still:
+                # Each open answer ends with an error that says so, in place of in the middle of a word. The sessions
+                # stand: replicas that are stopped now wait for this hub to say that it has seen them drain.
+                self._omni.end_requests()
+                _, open_still = await asyncio.wait({self._task}, timeout=_LATECOMERS_S)
             await asyncio.gather(self._task, return_exceptions=True)

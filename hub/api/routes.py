@@ -8,15 +8,17 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
+from starlette.routing import Route, WebSocketRoute
 
 from hub.api.chat import ChatCompletions
 from hub.api.errors import error_body
+from hub.api.stream import Stream
 
 if TYPE_CHECKING:
     from starlette.requests import Request
 
     from hub.async_omni import AsyncOmni
+    from hub.stage_pool import StageStatus
     from omni_discovery.deploy import DeployConfig
 
 
@@ -32,7 +34,7 @@ def build_app(omni: AsyncOmni, deploy: DeployConfig, started_s: int) -> Starlett
         return JSONResponse({"status": "ok"})
 
     async def ready(_: Request) -> Response:
-        return _ready(omni)
+        return ready_response(omni)
 
     async def exposition(_: Request) -> Response:
         return Response(generate_latest(omni.metrics), media_type=CONTENT_TYPE_LATEST)
@@ -40,6 +42,7 @@ def build_app(omni: AsyncOmni, deploy: DeployConfig, started_s: int) -> Starlett
     return Starlette(
         routes=[
             Route("/v1/chat/completions", ChatCompletions(omni, deploy).respond, methods=["POST"]),
+            WebSocketRoute("/v1/stream", Stream(omni, deploy).respond),
             Route("/v1/models", models),
             Route("/health", health),
             Route("/ready", ready),
@@ -49,17 +52,17 @@ def build_app(omni: AsyncOmni, deploy: DeployConfig, started_s: int) -> Starlett
     )
 
 
-def _ready(omni: AsyncOmni) -> Response:
+def ready_response(omni: AsyncOmni) -> Response:
+    """Whether this hub can serve every stage now, and if not, why."""
     stages = omni.stage_status()
-    empty = [stage.stage_id for stage in stages if not stage.pickable]
+    empty = [stage for stage in stages if not stage.pickable]
     body: dict[str, Any] = {
         "ready": omni.is_running and not empty and not omni.is_revoked,
-        "stages": {
-            str(stage.stage_id): {"registered": stage.registered, "pickable": stage.pickable} for stage in stages
-        },
+        "stages": {str(stage.stage_id): _shown(stage, revoked=omni.is_revoked) for stage in stages},
     }
     if empty:
-        body["reason"] = f"no replica of stage {', '.join(map(str, empty))} can take work"
+        named = (f"stage {stage.stage_id} ({stage.why_absent or 'none is registered'})" for stage in empty)
+        body["reason"] = f"no replica can take work of {', '.join(named)}; omni doctor looks for what is wrong"
     if omni.is_revoked:
         body["reason"] = f"this hub is revoked, no replica listens to it: omni hub allow {omni.hub_id}"
     if not omni.is_running:
@@ -69,6 +72,11 @@ def _ready(omni: AsyncOmni) -> Response:
         body["view_stale_s"] = round(stale_s, 1)
         body["view"] = f"the view of the registry has not been proved fresh for {stale_s:.0f} s; serving goes on by it"
     return JSONResponse(body, status_code=200 if body["ready"] else 503)
+
+
+def _shown(stage: StageStatus, *, revoked: bool) -> dict[str, Any]:
+    shown: dict[str, Any] = {"registered": stage.registered, "pickable": 0 if revoked else stage.pickable}
+    return {**shown, "why": stage.why_absent} if stage.why_absent else shown
 
 
 async def _not_found_or_not_allowed(request: Request, error: Exception) -> Response:

@@ -10,11 +10,13 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
+from hub.api.neutral import NeutralFields, check_neutral
 from omni_discovery.errors import InvalidRequestError
 from omni_discovery.wire import MAX_PRIORITY
 
-#: Longest request body that is read.
+#: Longest request body that is taken, and up to which length one is read so that its sender hears why it was not.
 MAX_BODY_BYTES: Final = 2 << 20
+MAX_DROPPED_BYTES: Final = 64 << 20
 
 _Penalty = Annotated[float, msgspec.Meta(ge=-2, le=2)]
 _Tokens = Annotated[int, msgspec.Meta(ge=1, le=1 << 24)]
@@ -26,7 +28,7 @@ class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     include_usage: bool = False
 
 
-class ChatRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class ChatRequest(NeutralFields, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The body of POST /v1/chat/completions.
 
     ``sampling_params_list`` holds one mapping for each stage of the pipeline and wins over all else.
@@ -34,7 +36,7 @@ class ChatRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     messages: list[dict[str, Any]]
     model: str = ""
-    stream: bool = False
+    stream: bool | None = None
     stream_options: StreamOptions | None = None
     modalities: Annotated[list[str], msgspec.Meta(min_length=1, max_length=8)] | None = None
     temperature: Annotated[float, msgspec.Meta(ge=0, le=2)] | None = None
@@ -51,6 +53,12 @@ class ChatRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     timeout: Annotated[float, msgspec.Meta(gt=0, le=86400)] | None = None
     #: As vLLM has it: lower goes first where requests wait.
     priority: Annotated[int, msgspec.Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] = 0
+    #: What runs through the first stage beside the messages, by role: a negative prompt for one.
+    companions: dict[str, str] = msgspec.field(default_factory=dict)
+    #: Whether the answer is to say where its time went; a stream says it at its end.
+    include_timings: bool = False
+    #: Whether stages are to work on each other's pieces; None: as the pipeline has it.
+    async_chunk: bool | None = None
     user: str | None = None
     metadata: dict[str, str] | None = None
     store: bool | None = None
@@ -81,6 +89,7 @@ def parse_chat(body: bytes) -> ChatRequest:
         raise InvalidRequestError(f"the body can't be used: {error}".replace("`", "'")) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidRequestError(f"the body is not JSON: {error}") from error
+    check_neutral(request)
     if not request.messages:
         raise InvalidRequestError("'messages' is empty; send at least one user message")
     for position, message in enumerate(request.messages):

@@ -24,7 +24,7 @@ from omni_discovery.embedded import find_binary
 from omni_discovery.errors import ConfigError
 from omni_discovery.messages import ReplicaStatus
 from omni_discovery.replica_table import replica_table
-from omni_discovery.runtime_file import read_embedded
+from omni_discovery.runtime_file import read_embedded, remove_endpoint
 from stage_runtime.demo.http_client import DemoError, Reply, ask, get_text
 from stage_runtime.demo.measure import measure, measure_memory
 from stage_runtime.demo.processes import alive, descendants
@@ -190,6 +190,8 @@ class _Demo:
                 self._hub.wait(_STOP_S)
             except (subprocess.TimeoutExpired, KeyboardInterrupt):
                 self._hub.kill()
+                # It had no time to do that itself.
+                remove_endpoint(self._config.runtime_dir, self._config.namespace, self._hub.pid)
                 self._hub.wait()
         deadline_s = time.monotonic() + 5
         while (left := alive(pids)) and time.monotonic() < deadline_s:

@@ -33,7 +33,9 @@ class StageRequest:
     """One request as an engine sees it. ``key`` is its name in this replica and comes back on every output.
 
     ``request_id`` is the hub's and the same over all attempts. ``payloads`` holds what the stages before handed over,
-    by stage id. ``params`` has the stage's defaults merged in.
+    by stage id. ``params`` has the stage's defaults merged in. ``stream_from`` are stages whose hand-off comes piece by
+    piece, through ``feed``; an engine without ``feed`` gets them whole, as ``{"pieces": [...]}`` in ``payloads``.
+    ``stream_to`` are those of ``next_stages`` that take pieces, see ``EngineOutput.handoff_piece``.
     """
 
     key: str
@@ -42,12 +44,18 @@ class StageRequest:
     inputs: Mapping[str, Any] = field(default_factory=dict)
     params: Mapping[str, Any] = field(default_factory=dict)
     payloads: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
+    #: What the stages before handed over for the request's companions, by role and stage id.
+    companions: Mapping[str, Mapping[int, Mapping[str, Any]]] = field(default_factory=dict)
     next_stages: tuple[int, ...] = ()
     deadline_s: float = float("inf")
     #: What another replica has shown of the answer: say only what comes behind it. None: say all.
     resume: Resume | None = None
     #: Lower goes first, where the engine lets requests overtake each other.
     priority: int = 0
+    stream_from: tuple[int, ...] = ()
+    stream_to: tuple[int, ...] = ()
+    #: Of a request whose input comes in segments, which one this is, from 0; see ``SegmentEngine``.
+    segment: int | None = None
 
     @property
     def payload(self) -> Mapping[str, Any] | None:
@@ -59,7 +67,8 @@ class StageRequest:
 class EngineOutput:
     """What came out for one request. ``finish_reason`` or ``error`` is set on the last one, and only there.
 
-    ``handoff`` is what the next stages get; None means that they have nothing to do.
+    ``handoff`` is what the next stages get; None means that they have nothing to do. ``handoff_piece`` goes at once to
+    those in the request's ``stream_to``; once there was one, they get pieces only, and ``handoff`` is for the others.
     """
 
     key: str
@@ -68,6 +77,7 @@ class EngineOutput:
     image_png: bytes | None = None
     finish_reason: str | None = None
     handoff: Mapping[str, Any] | None = None
+    handoff_piece: Mapping[str, Any] | None = None
     usage: Mapping[str, int] = field(default_factory=dict)
     error: tuple[FailureKind, str] | None = None
 
@@ -78,7 +88,7 @@ class EngineOutput:
 
 
 class Engine(Protocol):
-    """One model on its devices."""
+    """One model on its devices. What it may offer besides, to work piece by piece, is in ``PieceEngine``."""
 
     @property
     def capacity(self) -> int:
@@ -94,6 +104,10 @@ class Engine(Protocol):
 
         None: this engine never goes on, and is never given a ``resume``. An engine without the attribute counts so.
         """
+
+    @property
+    def takes_companions(self) -> bool:
+        """Whether it uses what was handed over for a request's companions; without the attribute it does not."""
 
     def load(self, report: Report) -> None:
         """Make ready for work. Raise ConfigError where the operator must act."""
@@ -116,6 +130,46 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Give everything back. Idempotent."""
+
+
+class SegmentEngine(Protocol):
+    """What an engine may offer where the input of a request comes in segments.
+
+    The first goes to ``add``, with ``segment`` 0. Each segment ends as a request does, with its own usage; the engine
+    keeps what the next one builds on, under the request's key, until ``abort`` is called with it.
+    """
+
+    def update(self, request: StageRequest) -> None:
+        """Go on with a request whose segment before has ended. Raises what ``add`` raises."""
+
+
+class ControlEngine(Protocol):
+    """What an engine may offer to the collective calls of hubs."""
+
+    @property
+    def controls(self) -> Mapping[str, Callable[..., Any]]:
+        """Methods by the names of ``stage_runtime.control.STANDARD``, those that there are.
+
+        Called between two steps, with plain values, which they give back, too; what they raise fails that call only.
+        An engine with ``sleep`` has ``is_sleeping``; while it sleeps, no request is in it and none comes.
+        """
+
+
+class PieceEngine(Protocol):
+    """What an engine may offer, each by itself, where stages work on each other's pieces (async_chunk)."""
+
+    def feed(self, key: str, from_stage: int, piece: Mapping[str, Any] | None, is_last: bool) -> None:
+        """Take the next piece of a stage before; ``is_last`` comes alone, with None. Raise InvalidRequestError.
+
+        Until it came for every stage of ``stream_from``, the request is not finished for want of input; while it has
+        nothing to work on, it does not count for ``has_unfinished``.
+        """
+
+    def wants(self, key: str, from_stage: int) -> bool:
+        """Whether it has room for another piece. Without this method it always has."""
+
+    def pause(self, key: str, paused: bool) -> None:
+        """The next stages are behind: make no more pieces until told. While paused, it is nothing to step for."""
 
 
 @dataclass(frozen=True, slots=True)

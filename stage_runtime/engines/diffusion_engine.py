@@ -109,6 +109,10 @@ class DiffusionEngine:
         seed = _seed_of(request.request_id) if params.seed is None else params.seed
         self._canvases[request.key] = new_canvas(model, digits, seed, params.steps, params.guidance_scale)
 
+    def update(self, request: StageRequest) -> None:
+        """See SegmentEngine. Each picture stands for itself."""
+        self.add(request)
+
     def abort(self, key: str) -> None:
         """See Engine."""
         if self._canvases.pop(key, None) is not None:

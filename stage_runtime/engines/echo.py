@@ -6,31 +6,30 @@ are there so that every kind of failure can be tried without a GPU.
 
 from __future__ import annotations
 
-import re
 import struct
 import time
 import zlib
-from collections import deque
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
+from typing import Any, Literal
 
 import msgspec
-import numpy as np
 
 from omni_discovery.deploy import StageConfig
 from omni_discovery.errors import InvalidRequestError
-from omni_discovery.wire import FailureKind, Resume
+from omni_discovery.wire import FailureKind
 from stage_runtime.engines.base import EngineOutput, Report, StageRequest, checked_args
+from stage_runtime.engines.echo_control import EchoControls
+from stage_runtime.engines.echo_speech import (
+    NOT_RESUMABLE,
+    Speech,
+    companions_of,
+    handoff_of,
+    text_handed,
+    text_of,
+    token_id,
+)
 from stage_runtime.errors import NotResumableError
-
-_WORD = re.compile(r"\s*\S+\s*$|\s*\S+\s")
-
-#: See Engine.not_resumable.
-NOT_RESUMABLE: Final[Mapping[str, str]] = {
-    "other words": "what was shown are not the first words of this answer, as where the prompts differ",
-    "a picture": "it is drawn in one piece, there is nothing behind it",
-}
 
 
 class EchoArgs(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -50,18 +49,9 @@ class EchoArgs(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     hang_on: str = ""
     #: With this set, only answers that hold it are handed over.
     handoff_on: str = ""
-
-
-@dataclass(slots=True)
-class _Speech:
-    request: StageRequest
-    text: str
-    #: All of the text, however many of its words are to be said.
-    word_count: int
-    #: Still to be said.
-    words: deque[str]
-    next_at_s: float
-    said: list[int] = field(default_factory=list)
+    #: What a control call takes, and which custom ones are allowed.
+    control_delay_s: float = 0.0
+    allow_rpc: tuple[str, ...] = ()
 
 
 class EchoEngine:
@@ -70,8 +60,9 @@ class EchoEngine:
     def __init__(self, stage: StageConfig) -> None:
         self._args = checked_args(stage, EchoArgs)
         #: By request key, oldest first; the first ``capacity`` speak, the others wait.
-        self._speeches: dict[str, _Speech] = {}
+        self._speeches: dict[str, Speech] = {}
         self._said: list[EngineOutput] = []
+        self._controls = EchoControls(self._args.allow_rpc, self._args.control_delay_s)
 
     @property
     def capacity(self) -> int:
@@ -88,6 +79,16 @@ class EchoEngine:
         """See Engine."""
         return NOT_RESUMABLE
 
+    @property
+    def takes_companions(self) -> bool:
+        """See Engine. It says theirs after its own."""
+        return True
+
+    @property
+    def controls(self) -> Mapping[str, Callable[..., Any]]:
+        """See ControlEngine."""
+        return self._controls.methods
+
     def load(self, report: Report) -> None:
         """See Engine."""
         report("loading", 0.0)
@@ -95,16 +96,38 @@ class EchoEngine:
 
     def add(self, request: StageRequest) -> None:
         """See Engine."""
-        text = _text_of(request)
-        words = _WORD.findall(text)
+        text = text_of(request) + companions_of(request)
         max_tokens = request.params.get("max_tokens")
         if max_tokens is not None and (not isinstance(max_tokens, int) or max_tokens < 1):
             raise InvalidRequestError(f"max_tokens must be a whole number above 0, not {max_tokens!r}")
-        to_say = deque(words[:max_tokens])
-        speech = _Speech(request, text, len(words), to_say, time.monotonic() + self._args.delay_s)
-        if request.resume is not None:
-            self._skip_shown(speech, request.resume)
+        if request.resume is not None and self._args.modality == "image":
+            raise NotResumableError(f"a picture: {NOT_RESUMABLE['a picture']}")
+        speech = Speech(request, max_tokens, time.monotonic() + self._args.delay_s, owed=set(request.stream_from))
+        speech.hear(text)
         self._speeches[request.key] = speech
+
+    def feed(self, key: str, from_stage: int, piece: Mapping[str, Any] | None, is_last: bool) -> None:
+        """See PieceEngine."""
+        speech = self._speeches.get(key)
+        if speech is not None and piece is not None:
+            speech.hear(text_handed(piece))
+        elif speech is not None and is_last:
+            speech.heard_all(from_stage)
+
+    def wants(self, key: str, from_stage: int) -> bool:
+        """See PieceEngine. A picture is drawn when all is heard."""
+        del from_stage
+        speech = self._speeches.get(key)
+        return speech is None or self._args.modality == "image" or speech.wants_more
+
+    def pause(self, key: str, paused: bool) -> None:
+        """See PieceEngine."""
+        if key in self._speeches:
+            self._speeches[key].is_paused = paused
+
+    def update(self, request: StageRequest) -> None:
+        """See SegmentEngine. Each segment is said by itself."""
+        self.add(request)
 
     def abort(self, key: str) -> None:
         """See Engine."""
@@ -114,13 +137,13 @@ class EchoEngine:
 
     def has_unfinished(self) -> bool:
         """See Engine."""
-        return bool(self._speeches or self._said)
+        return bool(self._said) or any(self._speaking())
 
     def step(self) -> list[EngineOutput]:
         """See Engine."""
         outputs, self._said = self._said, []
         now_s = time.monotonic()
-        speaking = list(self._speeches.values())[: self._args.capacity]
+        speaking = list(self._speaking())
         for speech in speaking:
             if speech.next_at_s <= now_s:
                 outputs.append(self._speak(speech, now_s))
@@ -133,15 +156,15 @@ class EchoEngine:
         """See Engine."""
         self._speeches.clear()
 
-    def _skip_shown(self, speech: _Speech, resume: Resume) -> None:
-        if self._args.modality == "image":
-            raise NotResumableError(f"a picture: {NOT_RESUMABLE['a picture']}")
-        shown = [speech.words.popleft() for _ in resume.token_ids if speech.words]
-        speech.said = [token_id(word) for word in shown]
-        if "".join(shown) != resume.text or speech.said != list(resume.token_ids):
-            raise NotResumableError(f"other words: {NOT_RESUMABLE['other words']}")
+    def _speaking(self) -> Iterator[Speech]:
+        """Those who have their turn and something to say."""
+        waits_for_all = self._args.modality == "image"
+        for speech in islice(self._speeches.values(), self._args.capacity):
+            has_more = not speech.owed if waits_for_all else (speech.words or speech.is_whole)
+            if has_more and not speech.is_paused:
+                yield speech
 
-    def _speak(self, speech: _Speech, now_s: float) -> EngineOutput:
+    def _speak(self, speech: Speech, now_s: float) -> EngineOutput:
         args, key = self._args, speech.request.key
         if args.crash_on and args.crash_on in speech.text:
             raise RuntimeError(f"the echo engine was told to crash on {args.crash_on!r}")
@@ -157,14 +180,14 @@ class EchoEngine:
         token_ids = (token_id(word),) if word else ()
         speech.said += token_ids
         speech.next_at_s = now_s + args.delay_s
-        if speech.words:
-            return EngineOutput(key, text=word, token_ids=token_ids)
+        if speech.words or not speech.is_whole:
+            return EngineOutput(key, text=word, token_ids=token_ids, handoff_piece=self._piece(speech, word))
         reason = "stop" if len(speech.said) == speech.word_count else "length"
         return self._finish(speech, reason, text=word, token_ids=token_ids)
 
     def _finish(
         self,
-        speech: _Speech,
+        speech: Speech,
         reason: str,
         *,
         text: str = "",
@@ -175,8 +198,7 @@ class EchoEngine:
         del self._speeches[key]
         handoff: Mapping[str, Any] | None = None
         if speech.request.next_stages and self._args.handoff_on in speech.text:
-            encoded = np.frombuffer(speech.text.encode("utf-8"), dtype=np.uint8).astype(np.int64)
-            handoff = {"token_ids": encoded, "filler": np.zeros(self._args.payload_bytes, dtype=np.uint8)}
+            handoff = handoff_of(speech.text, self._args.payload_bytes)
         return EngineOutput(
             key,
             text=text,
@@ -184,13 +206,14 @@ class EchoEngine:
             image_png=image_png,
             finish_reason=reason,
             handoff=handoff,
+            handoff_piece=self._piece(speech, text, is_last=True),
             usage=_usage(speech),
         )
 
-
-def token_id(word: str) -> int:
-    """A stable number for a word."""
-    return zlib.crc32(word.encode("utf-8")) % 50_000
+    def _piece(self, speech: Speech, word: str, *, is_last: bool = False) -> Mapping[str, Any] | None:
+        if not speech.request.stream_to or self._args.handoff_on not in speech.text:
+            return None
+        return handoff_of(speech.next_piece(word, is_last=is_last), self._args.payload_bytes)
 
 
 def draw_png(text: str, size_px: int = 16) -> bytes:
@@ -204,30 +227,5 @@ def draw_png(text: str, size_px: int = 16) -> bytes:
     )
 
 
-def _usage(speech: _Speech) -> dict[str, int]:
+def _usage(speech: Speech) -> dict[str, int]:
     return {"prompt_tokens": speech.word_count, "completion_tokens": len(speech.said)}
-
-
-def _text_of(request: StageRequest) -> str:
-    payload = request.payload
-    if payload is not None:
-        try:
-            return bytes(np.asarray(payload["token_ids"], dtype=np.int64).astype(np.uint8)).decode("utf-8")
-        except (KeyError, TypeError, ValueError) as error:
-            raise InvalidRequestError(f"the hand-off is not an echo engine's: {error}") from error
-    inputs = request.inputs
-    text = inputs.get("prompt")
-    if text is None and isinstance(inputs.get("messages"), list) and inputs["messages"]:
-        last = inputs["messages"][-1]
-        text = _content_of(last.get("content") if isinstance(last, Mapping) else None)
-    if text is None and isinstance(inputs.get("prompt_token_ids"), list):
-        text = " ".join(str(number) for number in inputs["prompt_token_ids"])
-    if not isinstance(text, str) or not text.strip():
-        raise InvalidRequestError("the prompt is empty")
-    return text
-
-
-def _content_of(content: Any) -> Any:
-    if isinstance(content, list):
-        return " ".join(str(part.get("text", "")) for part in content if isinstance(part, Mapping))
-    return content

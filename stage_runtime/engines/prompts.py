@@ -8,8 +8,11 @@ from typing import Any
 from omni_discovery.errors import InvalidRequestError
 
 
-def read_prompt(tokenizer: Any, inputs: Mapping[str, Any]) -> list[int]:
-    """The token ids of ``messages``, ``prompt`` or ``prompt_token_ids``; anything else raises InvalidRequestError."""
+def read_prompt(tokenizer: Any, inputs: Mapping[str, Any], *, begins: bool = True) -> list[int]:
+    """The token ids of ``messages``, ``prompt`` or ``prompt_token_ids``; anything else raises InvalidRequestError.
+
+    A ``prompt`` that does not begin its request gets no special tokens at its front.
+    """
     given = [name for name in ("messages", "prompt", "prompt_token_ids") if inputs.get(name) is not None]
     if len(given) != 1:
         raise InvalidRequestError("give one of messages, prompt and prompt_token_ids")
@@ -18,7 +21,7 @@ def read_prompt(tokenizer: Any, inputs: Mapping[str, Any]) -> list[int]:
         case "messages":
             return _render(tokenizer, value)
         case "prompt" if isinstance(value, str):
-            return list(tokenizer.encode(value)) if value else []
+            return list(tokenizer.encode(value, add_special_tokens=begins)) if value else []
         case "prompt_token_ids" if isinstance(value, list | tuple) and all(type(item) is int for item in value):
             return list(value)
     raise InvalidRequestError(f"{given[0]} is of the wrong type")

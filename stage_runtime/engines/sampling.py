@@ -26,6 +26,28 @@ _PLACE: Final = re.compile(r" - at `\$\.?([^`]*)`$")
 _Checked = TypeVar("_Checked")
 
 
+class StructuredOutputs(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
+    """What form an answer must have: one of the first six, as vLLM names them, and how its JSON is written."""
+
+    json: str | dict[str, Any] | None = None
+    regex: str | None = None
+    choice: Annotated[list[str], Meta(min_length=1, max_length=1024)] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    structural_tag: str | None = None
+    disable_any_whitespace: bool = False
+    disable_additional_properties: bool = False
+    whitespace_pattern: str | None = None
+
+
+class RepetitionDetection(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """When an answer that repeats itself is ended: patterns of so many tokens, so many times over."""
+
+    max_pattern_size: Annotated[int, Meta(ge=0, lt=1 << 31)] = 0
+    min_pattern_size: Annotated[int, Meta(ge=0, lt=1 << 31)] = 0
+    min_count: Annotated[int, Meta(ge=0, lt=1 << 31)] = 0
+
+
 class TokenSampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
     """What may be asked of a stage that makes tokens. None means: as the engine has it."""
 
@@ -42,10 +64,16 @@ class TokenSampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
     frequency_penalty: _Penalty | None = None
     repetition_penalty: Annotated[float, Meta(gt=0, le=100)] | None = None
     logit_bias: dict[_TokenId, Annotated[float, Meta(ge=-100, le=100)]] | None = None
+    allowed_token_ids: Annotated[list[_TokenId], Meta(min_length=1, max_length=1 << 20)] | None = None
     bad_words: Annotated[list[_StopText], Meta(max_length=256)] | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
+    structured_outputs: StructuredOutputs | None = None
+    repetition_detection: RepetitionDetection | None = None
+    thinking_token_budget: Annotated[int, Meta(ge=0, lt=1 << 31)] | None = None
+    stream_interval: Annotated[int, Meta(ge=1, lt=1 << 31)] | None = None
 
 
 def token_sampling(params: Mapping[str, Any]) -> dict[str, Any]:

@@ -38,6 +38,7 @@ class Model:
 
     tokenizer: Any
     max_model_len: int
+    vocab_size: int
     #: What ends an answer unless the request ignores it.
     eos_token_ids: frozenset[int]
     has_logits_processors: bool = False

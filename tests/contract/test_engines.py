@@ -235,6 +235,7 @@ class TestThinker:
             {"prompt_token_ids": []},
             {"prompt_token_ids": [1, "2"]},
             {"prompt_token_ids": [10**6]},
+            {"prompt_token_ids": [640]},
             {"prompt_token_ids": [-1]},
             {"prompt_token_ids": [True]},
             {"messages": []},
@@ -302,6 +303,33 @@ class TestThinker:
         said = run(thinker.engine, replace(ask_thinker("k"), params={**ask_thinker("k").params, "stop": stop}))["k"]
         assert "".join(output.text for output in said) == whole[: whole.index(stop)]
         assert said[-1].finish_reason == "stop"
+
+    def test_an_output_that_can_t_be_read_ends_its_own_request_only(
+        self, thinker: Subject, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """1. two requests run; what comes out for one of them can't be read
+        2. that one is failed with the reason, once, and its work is stopped; the other ends as ever
+        3. the engine takes the next request, under the same key too
+        """
+        engine: Any = thinker.engine
+        whole = [output.text for output in run(engine, ask_thinker("well"))["well"]]
+        read = engine._output_of
+
+        def read_or_break(made: Any) -> Any:
+            if made.request_id == "ill":
+                raise KeyError("remote_request_id")
+            return read(made)
+
+        monkeypatch.setattr(engine, "_output_of", read_or_break)
+        said = run(engine, ask_thinker("ill"), ask_thinker("well"))
+        assert [output.error for output in said["ill"]] == [(FailureKind.ENGINE, "KeyError: 'remote_request_id'")]
+        assert [output.text for output in said["well"]] == whole
+        monkeypatch.undo()
+        assert run(engine, ask_thinker("ill"))["ill"][-1].finish_reason == "length"
+
+    def test_a_request_without_any_sampling_parameters_is_answered(self, thinker: Subject) -> None:
+        said = run(thinker.engine, replace(ask_thinker("bare"), params={}))["bare"]
+        assert said[-1].finish_reason in {"stop", "length"}
 
     def test_the_same_key_twice_is_refused(self, thinker: Subject) -> None:
         thinker.engine.add(ask_thinker("k"))

@@ -10,9 +10,11 @@ import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import openai
 import pytest
+from websockets.sync.client import connect
 
 from omni_discovery.embedded import find_binary
 from tests.support.hub import ECHO_PAIR, Hub
@@ -49,6 +51,34 @@ def test_both_final_outputs_come_back_as_one_choice_each(hub: Hub) -> None:
     assert base64.b64decode(part["image_url"]["url"].removeprefix("data:image/png;base64,")).startswith(PNG)
     assert [choice["index"] for choice in body["choices"]] == [0, 1]
     assert body["usage"]["completion_tokens"] == 3
+
+
+def test_input_in_segments_is_answered_segment_by_segment(hub: Hub) -> None:
+    """Over the WebSocket: both stages answer each segment, from the same replicas, and pictures differ as words do."""
+    with connect(f"{hub.url.replace('http', 'ws', 1)}/v1/stream") as client:
+        frames: list[dict[str, Any]] = []
+        for number, prompt in enumerate(("red", "green blue", "red")):
+            client.send(json.dumps({"type": "segment", "prompt": prompt, "last": number == 2}))
+            while sum(frame["type"] == "segment_end" for frame in frames) < 2 * (number + 1):
+                frames.append(json.loads(client.recv(30)))
+        while frames[-1]["type"] != "done":
+            frames.append(json.loads(client.recv(30)))
+    assert sum(frame["type"] == "stage_end" for frame in frames) == 2
+    texts = ["".join(each.get("text", "") for each in frames if each.get("segment") == number) for number in range(3)]
+    assert texts == ["red", "green blue", "red"]
+    pictures = {frame["segment"]: frame["data"] for frame in frames if "data" in frame}
+    assert pictures[0] == pictures[2] != pictures[1]
+
+
+def test_a_companion_runs_with_the_request_and_changes_the_picture(hub: Hub) -> None:
+    pictures = set()
+    for companions in ({}, {"negative": "blurry"}, {"negative": "grey"}):
+        status, body = hub.ask("red green blue", modalities=["image"], companions=companions)
+        assert status == 200, body
+        pictures.add(body["choices"][0]["message"]["content"][0]["image_url"]["url"])
+    assert len(pictures) == 3
+    status, body = hub.ask("x", modalities=["text"], companions={"negative": "blurry"})
+    assert (status, "nothing comes after stage 0" in body["error"]["message"]) == (400, True)
 
 
 def test_text_alone_never_reaches_the_second_stage(hub: Hub) -> None:
@@ -132,6 +162,8 @@ def test_etcdctl_shows_readable_json_under_leases(hub: Hub) -> None:
         ({"messages": [{"role": "user", "content": "x"}], "model": "other"}, 404, "echo-pair"),
         ({"messages": [{"role": "user", "content": "x"}], "temprature": 1}, 400, "temprature"),
         ({"messages": [{"role": "user", "content": "x"}], "n": 2}, 400, "$.n"),
+        ({"messages": [{"role": "user", "content": "x"}], "tools": [{"type": "function"}]}, 400, "tools"),
+        ({"messages": [{"role": "user", "content": "x" * 10_000_000}]}, 413, "send less"),
         ({"messages": [{"role": "user", "content": "x"}], "sampling_params_list": [{}, {}, {}]}, 400, "stages"),
     ],
 )

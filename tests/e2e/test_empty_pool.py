@@ -27,7 +27,7 @@ def test_the_model_is_listed_though_nobody_serves_it(tmp_path: Path) -> None:
             assert hub.get("/health")[0] == 200
             status, text = hub.get("/ready")
             assert status == 503
-            assert "stage 0, 1" in text
+            assert "stage 0 (none is registered), stage 1 (none is registered)" in text
             status, text = hub.get("/v1/models")
             assert status == 200
             assert [model["id"] for model in json.loads(text)["data"]] == ["echo-pair"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from random import Random
@@ -12,10 +13,11 @@ from typing import Any
 import pytest
 
 from hub.async_omni import AsyncOmni
+from hub.correlator import ReplicaResult
 from omni_discovery import wire
 from omni_discovery.errors import RequestError
 from tests.support.fuzz import bent, garbage, nested, number, odd_batch, oversized, resident_bytes, rounds
-from tests.support.hub_fakes import QUICK, FakeReplica, collect, echo, running_hub, show, text_of, until
+from tests.support.hub_fakes import QUICK, FakeReplica, collect, echo, echo_on, running_hub, show, text_of, until
 from tests.support.tcp_listener import Serve, listening
 
 ROUNDS = rounds(1500)
@@ -32,6 +34,7 @@ class HostileReplica(FakeReplica):
         #: The last session number that the hub has named.
         self.session = 0
         self.submits: list[wire.Submit] = []
+        self.controls: list[wire.Control] = []
 
     def _hear(self, name: str, message: wire.ToReplica) -> None:
         if isinstance(message, wire.Hello):
@@ -42,6 +45,8 @@ class HostileReplica(FakeReplica):
             if name == "output":
                 self.say(wire.Grant(epoch=message.epoch, session=message.session, credits=4, queue_length=0))
             return
+        if isinstance(message, wire.Control):
+            self.controls.append(message)
         super()._hear(name, message)
 
     def _answer(self, _replica: FakeReplica, submit: wire.Submit) -> None:
@@ -65,6 +70,8 @@ class HostileReplica(FakeReplica):
             lambda: self.chunk(submit, 1, text="", modality="text", attachments=[b"PNG"]),
             lambda: self.done(submit, 1),
             lambda: self.done(submit, 1),
+            lambda: self.segment_done(submit, 1, 0),
+            lambda: self.segment_done(submit, 2, 7),
             lambda: self.reject(submit),
             lambda: self.fail(submit),
             lambda: self.say(wire.Accepted(**self._about(submit)), self._output),
@@ -114,6 +121,11 @@ class HostileReplica(FakeReplica):
             )
             for _ in range(rng.randrange(3))
         )
+        control = rng.choice(self.controls[-5:] or [wire.Control(epoch=1, call_id="nothing", method="m")])
+        said = wire.ControlResult(
+            **load, call_id=rng.choice((control.call_id, control.call_id, "c~1")), ok=rng.random() < 0.5,
+            result=rng.choice((None, {"a": [b"\0"]}, "x" * 10_000)), error=reason[: wire.MAX_REASON],
+        )  # fmt: skip
         chunk = wire.Chunk(
             **about, seq=number(rng, 0), modality=rng.choice(("text", "image", "noise")), text="lie ",
             token_ids=rng.choice(((), (1,), (-1, 1 << 62))), mime=rng.choice(("", "image/png", "\r\n")),
@@ -128,10 +140,17 @@ class HostileReplica(FakeReplica):
                 wire.Recall(**session),
                 chunk,
                 chunk,
+                said,
+                wire.HandOffPiece(**about, number=number(rng, 0), payloads=refs),
+                wire.PieceTaken(**about, from_stage=rng.randrange(3), number=number(rng, 0)),
                 wire.StageDone(
                     **about, seq=number(rng, 0), finish_reason=rng.choice(("stop", "abort", "", "?" * 1000)),
-                    payloads=refs, usage={"tokens": -(1 << 62)},
+                    payloads=refs, usage={"tokens": -(1 << 62)}, pieces=rng.choice((0, 0, 0, 1)),
                     timings_s={"\r\nX: 1": rng.choice((float("nan"), float("inf"), -1.0))},
+                ),
+                wire.SegmentDone(
+                    **about, seq=number(rng, 0), segment=number(rng, 0), finish_reason=rng.choice(("stop", "abort")),
+                    payloads=refs, usage={"prompt_tokens": -(1 << 62)},
                 ),
                 wire.StageFailed(**about, kind=kind, reason=reason),
             )
@@ -144,9 +163,17 @@ def dropped(omni: AsyncOmni) -> dict[str, float]:
     return {sample.labels["reason"]: sample.value for sample in samples if sample.name.endswith("_total")}
 
 
+async def in_words(text: str) -> AsyncIterator[dict[str, Any]]:
+    for word in text.split():
+        yield {"prompt": word}
+
+
 async def ask(omni: AsyncOmni, name: str) -> str | RequestError:
     try:
-        return text_of(await collect(omni.generate({"prompt": f"{name} is fine"}, request_id=name)))
+        # Some come in segments.
+        whole = {"prompt": f"{name} is fine"}
+        inputs = whole if sum(map(ord, name)) % 3 else in_words(whole["prompt"])
+        return text_of(await collect(omni.generate(inputs, request_id=name)))
     except RequestError as error:
         return error
 
@@ -162,19 +189,27 @@ async def test_a_hostile_replica_harms_only_the_requests_that_it_was_given(
     """
     honest, hostile = FakeReplica(), HostileReplica(seed)
     honest.info = replace(honest.info, capacity=32)
+    hostile.on_update = echo_on
     before, gate = resident_bytes(), asyncio.Semaphore(16)
     with caplog.at_level(logging.WARNING):
         async with running_hub(honest, hostile, config=CONFIG, wait=False) as omni:
             await until(lambda: bool(hostile.submits or hostile.session) and omni.stage_status()[0].pickable > 0)
             asking: list[asyncio.Task[tuple[str, str | RequestError]]] = []
+            calls: list[asyncio.Task[list[ReplicaResult]]] = []
             for count in range(ROUNDS):
                 hostile.talk()
+                if count % 50 == 0:
+                    calls.append(asyncio.create_task(omni.list_loras(timeout_s=0.1)))
                 if count % 10 == 0:
                     # So few at a time that the hub has no reason to refuse any.
                     await gate.acquire()
                     asking.append(asyncio.create_task(_named(omni, f"q{count // 10}", gate)))
                     await asyncio.sleep(0.002)
             answers = dict(await asyncio.gather(*asking))
+            for results in await asyncio.gather(*calls):
+                assert [(result.stage_id, result.replica_id) for result in results] == [(0, 0), (0, 1)]
+                assert results[0].error.startswith("DeadlineExceededError")
+            assert hostile.controls
             seen = {submit.request_id.partition("~")[0] for submit in hostile.submits}
             assert {name: answers[name] for name in answers.keys() - seen} == {
                 name: f"{name} is fine " for name in answers.keys() - seen
@@ -200,7 +235,7 @@ async def _named(omni: AsyncOmni, name: str, gate: asyncio.Semaphore) -> tuple[s
 
 def _is_counted(omni: AsyncOmni) -> None:
     counted = dropped(omni)
-    assert counted.keys() >= {"malformed", "misplaced", "epoch", "session", "stale", "gap"}, counted
+    assert counted.keys() >= {"malformed", "misplaced", "epoch", "session", "stale", "gap", "late"}, counted
     assert counted["malformed"] > ROUNDS / 10
 
 

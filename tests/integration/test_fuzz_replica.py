@@ -97,6 +97,9 @@ class HostileHub:
             (
                 wire.Chunk(**about, seq=0, modality="text", text="lie"),
                 wire.StageDone(**about, seq=0, finish_reason="stop"),
+                wire.SegmentDone(**about, attempt=0, seq=0, segment=0, finish_reason="stop"),
+                wire.HandOffPiece(**about, attempt=0, number=0, payloads=()),
+                wire.PieceTaken(**about, attempt=0, from_stage=0, number=0),
                 wire.Welcome(epoch=self.epoch, capacity=1, queue_length=0),
                 wire.Grant(epoch=self.epoch, session=1, credits=5, queue_length=0),
             )
@@ -112,7 +115,7 @@ class HostileHub:
         request_id = f"{kind}{rng.randrange(40) if rng.random() < 0.5 else self._next()}"
         attempt = number(rng, 0)
         session = number(rng, 1)
-        match rng.randrange(8):
+        match rng.randrange(11):
             case 0:
                 return wire.Hello(hub_id=rng.choice(("hub-2", "hub-2", "hub-1")), epoch=epoch, session=session)
             case 1:
@@ -124,8 +127,66 @@ class HostileHub:
                 return wire.WantCredits(epoch=epoch, session=session, waiting=number(rng, 2), oldest_wait_s=wait_s)
             case 4:
                 return wire.ReturnCredits(epoch=epoch, session=session, credits=number(rng, 1))
+            case 5:
+                return self._control(epoch)
+            case 6:
+                return self._update(epoch, request_id, attempt)
+            case 7:
+                return self._of_pieces(epoch, request_id, attempt)
             case _:
                 return self._submit(epoch, request_id, attempt)
+
+    def _of_pieces(self, epoch: int, request_id: str, attempt: int) -> wire.ToReplica:
+        """Pieces of nobody for nothing, room for what was never made; or a request that waits for pieces."""
+        rng = self.rng
+        about: dict[str, Any] = {"epoch": epoch, "request_id": request_id, "attempt": attempt}
+        stage_id = rng.randrange(3)
+        if rng.random() < 0.3:
+            return wire.PieceRoom(**about, to_stage=stage_id, number=number(rng, 1), again=rng.random() < 0.5)
+        if rng.random() < 0.5:
+            # Not for ever: it holds a place while it waits.
+            left_s = rng.choice((0.0, 0.001, 0.3))
+            return wire.Submit(**about, inputs={}, stream_from=(stage_id,), stream_to=(1, 2), remaining_s=left_s)
+        ref = wire.PayloadRef(from_stage=stage_id, to_stage=0, key="/../x", connector="shm", size_bytes=1 << 50)
+        return wire.Feed(
+            **about,
+            from_stage=rng.choice((stage_id, stage_id, 5)),
+            number=number(rng, 0),
+            payload=rng.choice((None, ref, ref)),
+            is_last=rng.random() < 0.3,
+        )
+
+    def _control(self, epoch: int) -> wire.Control:
+        """Anything but sleep, which a hub may ask for in earnest."""
+        rng = self.rng
+        return wire.Control(
+            epoch=epoch,
+            call_id=f"c{rng.randrange(300)}",
+            method=rng.choice(
+                ("list_loras", "add_lora", "remove_lora", "collective_rpc", "wake_up", "fly", "\0" * 256)
+            ),
+            args=rng.choice(((), (), ("x", 1, "/x"), (-1,), ([[]] * 100,), ("x" * 100_000,))),
+            kwargs=rng.choice(({}, {}, {"": None}, {"name": "x", "lora_id": "y", "path": 1})),
+            remaining_s=rng.choice((0.0, 5.0, 1e9)),
+        )
+
+    def _update(self, epoch: int, request_id: str, attempt: int) -> wire.ToReplica:
+        """A segment for what was, or was not, begun as one of several; or the beginning of such a request."""
+        rng = self.rng
+        about: dict[str, Any] = {"epoch": epoch, "request_id": request_id, "attempt": attempt}
+        inputs = rng.choice(({"prompt": "bad"}, {"prompt": "bad words"}, {}, {"prompt": 7}))
+        if rng.random() < 0.5:
+            # Not for ever: it holds a place while it waits for its next segment, as any request does.
+            return wire.Submit(**about, inputs=inputs, segmented=True, remaining_s=rng.choice((0.0, 0.001, 0.3)))
+        ref = wire.PayloadRef(from_stage=0, to_stage=0, key="/../x", connector="shm", size_bytes=1 << 50)
+        return wire.Update(
+            **about,
+            segment=number(rng, 1),
+            inputs=inputs,
+            payloads=rng.choice(((), (), (ref,))),
+            is_last=rng.random() < 0.2,
+            kept_from=number(rng, 0),
+        )
 
     def _submit(self, epoch: int, request_id: str, attempt: int) -> wire.Submit:
         rng = self.rng
@@ -224,7 +285,15 @@ def test_a_hostile_hub_harms_nobody_and_nothing_runs_twice(
     assert good.answers == {f"g{index}": f"g{index} is fine" for index in range(len(good.answers))}
     counters = replica.server.counters
     assert counters["internal_errors"] == 0
-    for kind in ("bad_frames", "wrong_epoch", "misplaced", "foreign_identity", "replayed", "old_session"):
+    for kind in (
+        "bad_frames",
+        "wrong_epoch",
+        "misplaced",
+        "foreign_identity",
+        "replayed",
+        "old_session",
+        "replayed_calls",
+    ):
         assert counters[kind] > 0, (kind, counters)
     twice = {key: count for key, count in Counter(replica.engine.begun).items() if count > 1}
     assert twice == {}

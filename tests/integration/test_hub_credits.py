@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 
@@ -23,7 +23,9 @@ NAMES = ("hub-1", "hub-2", "hub-3")
 
 
 @asynccontextmanager
-async def sharing(replicas: Sequence[LocalReplica], count: int) -> AsyncIterator[list[AsyncOmni]]:
+async def sharing(
+    replicas: Sequence[LocalReplica], count: int, labels: Mapping[str, str] | None = None
+) -> AsyncIterator[list[AsyncOmni]]:
     """So many hubs that all see these replicas, whose doors are open to them."""
     pairs = {name: KeyPair.generate() for name in NAMES[:count]}
     hubs = {name: HubRecord(hub_id=name, curve_public_key=pair.public) for name, pair in pairs.items()}
@@ -34,7 +36,7 @@ async def sharing(replicas: Sequence[LocalReplica], count: int) -> AsyncIterator
             each.server.set_allowed_hubs({pair.public: name for name, pair in pairs.items()})
             stack.enter_context(each)
         for name, pair in pairs.items():
-            omni = AsyncOmni(deploy_of(ONE_STAGE), name, pair, CONFIG)
+            omni = AsyncOmni(deploy_of(ONE_STAGE), name, pair, CONFIG, labels=labels)
             await omni.start()
             stack.push_async_callback(omni.close)
             omni.apply_view(view, Delta())
@@ -88,6 +90,34 @@ async def test_no_replica_ever_holds_more_than_it_can_run(hubs: int) -> None:
         for each in replicas:
             await until(lambda addr=each.info.input_addr: sum(held(omni, addr) for omni in omnis) == 2)  # type: ignore[misc]
         assert all(each.server.counters["rejected_overloaded"] == 0 for each in replicas)
+
+
+async def begun_at_once(replicas: Sequence[LocalReplica], omni: AsyncOmni, count: int) -> list[int]:
+    """How many of so many requests, all sent at once, each replica got."""
+    before = [len(each.engine.begun) for each in replicas]
+    await asyncio.gather(*(ask(omni, f"a{number} b c d") for number in range(count)))
+    return [len(each.engine.begun) - was for each, was in zip(replicas, before, strict=True)]
+
+
+async def test_idle_hubs_drive_no_request_out_of_its_zone() -> None:
+    """1. two replicas of four slots in two zones, three hubs that share them alike; two of the hubs are idle
+    2. the third, in zone a, sends four requests at once, several times: all run in zone a
+    """
+    replicas = [LocalReplica(replica_id=number, capacity=4, delay_s=0.05) for number in range(2)]
+    for each, zone in zip(replicas, "ba", strict=True):
+        each.info = replace(each.info, labels={"zone": zone})
+    async with sharing(replicas, 3, labels={"zone": "a"}) as (_, omni, _):
+        assert [await begun_at_once(replicas, omni, 4) for _ in range(5)] == [[0, 4]] * 5
+        assert await begun_at_once(replicas, omni, 8) == [4, 4], "a full zone is left"
+
+
+async def test_idle_hubs_take_nothing_of_a_heavier_replicas_share() -> None:
+    replicas = [LocalReplica(replica_id=number, capacity=4, delay_s=0.05) for number in range(2)]
+    for each, weight in zip(replicas, (2.0, 0.25), strict=True):
+        each.info = replace(each.info, weight=weight)
+    async with sharing(replicas, 3) as (omni, _, _):
+        found = [await begun_at_once(replicas, omni, 5) for _ in range(5)]
+        assert sum(heavy for heavy, _ in found) >= 19, found
 
 
 async def test_a_hub_that_needs_a_slot_gets_one_that_another_only_holds() -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from hub.api.routes import _ready
+from hub.api.routes import ready_response
 from hub.async_omni import AsyncOmni
 from omni_discovery import wire
 from omni_discovery.errors import (
@@ -221,7 +221,7 @@ async def test_generators_end_even_if_the_orchestrators_task_dies() -> None:
             await anext(outputs)
         assert not omni.is_running
         # Whoever shares requests out among hubs must not go on sending them here.
-        assert _ready(omni).status_code == 503
+        assert ready_response(omni).status_code == 503
 
 
 async def test_a_hub_that_never_started_refuses_and_closes() -> None:

@@ -27,7 +27,7 @@ async def test_a_prompt_comes_back_in_pieces_then_an_end_then_the_summary() -> N
     assert text_of(outputs) == "to be or "
     assert [output.finish_reason for output in outputs if not output.text] == ["stop", "done"]
     assert outputs[-1].is_summary
-    assert {"total", "stage0.pick", "stage0.accept", "stage0.total"} <= set(outputs[-1].timings_s)
+    assert {"total", "stage0.queue", "stage0.submit", "stage0.total"} <= set(outputs[-1].timings_s)
     assert {output.request_id for output in outputs} == {"r1"}
     assert outputs[0].replica.startswith("0/")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from dataclasses import replace
 
 import pytest
@@ -10,6 +11,7 @@ import zmq
 from zmq.auth.asyncio import AsyncioAuthenticator
 
 from hub.async_omni import AsyncOmni
+from hub.stage_client import StageClient
 from omni_discovery import wire
 from omni_discovery.errors import ReplicaLostError
 from omni_discovery.messages import ReplicaInfo, ReplicaStatus
@@ -156,7 +158,38 @@ async def test_a_lease_renewed_under_another_epoch_keeps_the_work_in_flight() ->
         (submit,) = replica.of(wire.Submit)
         replica.chunk(submit, 0, text="still here")
         assert (await first).text == "still here"
+        assert omni.metrics.get_sample_value("omni_hub_session_losses_total", {"stage": "0"}) is None
+        replica.kill()
+        await until(lambda: omni.metrics.get_sample_value("omni_hub_session_losses_total", {"stage": "0"}) == 1.0)
         await outputs.aclose()
+
+
+async def test_an_error_in_one_look_at_a_session_does_not_end_the_watch_over_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """1. a replica that does not greet back yet; the first look at that fails
+    2. it is greeted again all the same, and picked as soon as it answers; after the close nobody looks any more
+    """
+    replica = FakeReplica()
+    replica.greets = False
+    failing, look = [ZeroDivisionError("once")], StageClient._try_again
+
+    def try_again(client: StageClient) -> None:
+        if failing:
+            raise failing.pop()
+        look(client)
+
+    monkeypatch.setattr(StageClient, "_try_again", try_again)
+    told: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context.get("exception")))
+    async with running_hub(replica, wait=False) as omni:
+        await until(lambda: bool(told))
+        replica.greets = True
+        await until(lambda: omni.stage_status()[0].pickable == 1)
+        assert [type(error) for error in told] == [ZeroDivisionError]
+        assert omni._orchestrator is not None
+        (client,) = omni._orchestrator._membership.clients.values()
+    assert client._ticker is None
 
 
 async def test_another_process_on_the_same_ports_is_another_replica() -> None:
@@ -285,3 +318,28 @@ async def test_work_of_a_replica_that_falls_silent_right_after_its_epoch_changed
             with pytest.raises(ReplicaLostError):
                 async with asyncio.timeout(5.0):
                     await anext(outputs)
+
+
+async def test_a_replica_without_a_session_is_warned_about_once_with_the_cause(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """1. one replica has another key than its record says, one's process is gone, one does not greet back
+    2. after a moment each gets one line with its address and why; nothing more comes while that stays so
+    """
+    strange, gone, mute = FakeReplica(), FakeReplica(replica_id=1), FakeReplica(replica_id=2)
+    mute.greets = False
+    infos = [replace(strange.info, curve_public_key=KeyPair.generate().public), gone.info, mute.info]
+    gone.kill()
+
+    def lines() -> list[str]:
+        return [line for line in map(logging.LogRecord.getMessage, caplog.records) if "replica.no_session" in line]
+
+    async with running_hub(wait=False, config=replace(QUICK, unmet_after_s=0.5)) as omni:
+        show(omni, *infos)
+        await until(lambda: len(lines()) >= 3)
+        await asyncio.sleep(1.0)
+    strange.kill()
+    mute.kill()
+    assert len(lines()) == 3
+    for info, cause in zip(infos, ("the handshake fails", "nobody answers there", "does not greet back"), strict=True):
+        assert any(f"addr={info.input_addr}" in line and cause in line for line in lines())

@@ -47,11 +47,13 @@ def servers(
         EtcdServer(tmp_path_factory.mktemp("mutual"), binary=binary, flags=[*shown, *asked], tls_flags=by_etcdctl),
     )
     every = (made.plaintext, made.tls, made.mutual)
-    for server in every:
-        server.start()
-    yield made
-    for server in every:
-        server.kill()
+    try:
+        for server in every:
+            server.start()
+        yield made
+    finally:
+        for server in every:
+            server.kill()
 
 
 def check(endpoints: str, tls: RegistryTls | None = None) -> None:

@@ -52,10 +52,12 @@ class ChildReplica:
 
 
 def main() -> None:
+    from omni_discovery.deploy import decode_deploy
     from tests.support.local_replica import LocalReplica
 
     order = json.loads(sys.argv[1])
-    with LocalReplica(order.pop("hubs"), **order) as replica:
+    deploy = decode_deploy(order.pop("deploy").encode(), "test") if "deploy" in order else None
+    with LocalReplica(order.pop("hubs"), deploy=deploy, **order) as replica:
         shown = {name: value for name, value in asdict(replica.info).items() if name != "extra"}
         print(json.dumps(shown), flush=True)  # noqa: T201
         # Ends with whoever started it.

@@ -54,7 +54,26 @@ def echo(replica: FakeReplica, submit: wire.Submit) -> None:
     words = str(submit.inputs.get("prompt", "")).split()
     for seq, word in enumerate(words):
         replica.chunk(submit, seq, text=word + " ")
-    replica.done(submit, len(words))
+    if submit.segmented:
+        replica.segment_done(submit, len(words), 0)
+    else:
+        replica.done(submit, len(words))
+
+
+def echo_on(replica: FakeReplica, update: wire.Update) -> None:
+    """Say a further segment, or end, if its request was begun here."""
+    submits = [each for each in replica.of(wire.Submit) if each.request_id == update.request_id]
+    if not submits:
+        return
+    submit, seq = submits[-1], replica.segment_ends.get(update.request_id, 0)
+    replica.accept(submit)
+    if update.is_last:
+        replica.done(submit, seq)
+        return
+    words = str(update.inputs.get("prompt", "")).split()
+    for number, word in enumerate(words, seq):
+        replica.chunk(submit, number, text=word + " ")
+    replica.segment_done(submit, seq + len(words), update.segment)
 
 
 def picture(replica: FakeReplica, submit: wire.Submit) -> None:
@@ -91,6 +110,10 @@ class FakeReplica:
         self.queue_length = 0
         self.greets = True
         self.acknowledges_aborts = True
+        #: What it does about further segments.
+        self.on_update: Callable[[FakeReplica, wire.Update], None] | None = echo_on if script is echo else None
+        #: The number of the frame behind the last segment's end, by request.
+        self.segment_ends: dict[str, int] = {}
         self._keys = keys or KeyPair.generate()
         self._hub = b""
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -156,6 +179,8 @@ class FakeReplica:
                 )
         elif isinstance(message, wire.Submit):
             self.script(self, message)
+        elif isinstance(message, wire.Update) and self.on_update is not None:
+            self.on_update(self, message)
 
     def say(
         self, message: wire.FromReplica, socket: LoopSocket | None = None, attachments: Sequence[bytes] = ()
@@ -188,6 +213,12 @@ class FakeReplica:
         self.say(
             wire.StageDone(**about, seq=seq, finish_reason=finish_reason, payloads=payloads, usage={"tokens": seq})
         )
+
+    def segment_done(self, submit: wire.Submit, seq: int, segment: int) -> None:
+        self.segment_ends[submit.request_id] = seq + 1
+        payloads = tuple(self.payload(submit, stage_id) for stage_id in submit.next_stages)
+        about = self._about(submit)
+        self.say(wire.SegmentDone(**about, seq=seq, segment=segment, finish_reason="stop", payloads=payloads))
 
     def fail(self, submit: wire.Submit, kind: wire.FailureKind = wire.FailureKind.ENGINE) -> None:
         self.say(wire.StageFailed(**self._about(submit), kind=kind, reason="it broke"))

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Final, Self
 
-from omni_discovery.deploy import StageConfig
+from omni_discovery.deploy import DeployConfig, StageConfig
 from omni_discovery.messages import ReplicaInfo, ReplicaStatus
 from omni_discovery.security import KeyPair
 from stage_runtime.config import ServerConfig
@@ -17,7 +17,7 @@ from stage_runtime.engines.base import StageRequest
 from stage_runtime.engines.echo import EchoEngine
 from stage_runtime.jobs import Job
 from stage_runtime.lifecycle import Stage
-from stage_runtime.payloads import Payloads
+from stage_runtime.payloads import Payloads, build_edges
 from stage_runtime.server import ReplicaServer
 from stage_runtime.sessions import ReplicaState
 from tests.support.replica_hub import RawHub
@@ -35,16 +35,18 @@ class CountingEcho(EchoEngine):
     def __init__(self, stage: StageConfig) -> None:
         super().__init__(stage)
         self.begun: list[str] = []
+        self.requests: list[StageRequest] = []
 
     def add(self, request: StageRequest) -> None:
         super().add(request)
         if str(request.inputs.get("prompt", "")).startswith("hog"):
             sum(range(_HOG))
         self.begun.append(request.key.rpartition("#")[0])
+        self.requests.append(request)
 
 
 class LocalReplica:
-    """Serves while it is entered. ``keys`` None: nothing is encrypted."""
+    """Serves while it is entered. ``keys`` None: nothing is encrypted; with ``deploy`` it hands over as that says."""
 
     def __init__(
         self,
@@ -55,6 +57,7 @@ class LocalReplica:
         stage_id: int = 0,
         replica_id: int = 0,
         epoch: int = 70,
+        deploy: DeployConfig | None = None,
         **engine_args: Any,
     ) -> None:
         self.keys = KeyPair.generate() if encrypted else None
@@ -62,8 +65,9 @@ class LocalReplica:
         self.stage = Stage.READY
         state = ReplicaState(lambda: self.stage, lambda: self.engine.capacity)
         self.server = ReplicaServer(config or ServerConfig(), "127.0.0.1", self.keys, state, self._take)
-        payloads = Payloads(stage_id, {}, time.monotonic)
-        self.loop = EngineLoop(self.engine, payloads, {}, self.server.emit)
+        edges = {} if deploy is None else build_edges(deploy, stage_id, "test", "127.0.0.1", "127.0.0.1")
+        self.payloads = Payloads(stage_id, edges, time.monotonic)
+        self.loop = EngineLoop(self.engine, self.payloads, {}, self.server.emit)
         self.server.set_allowed_hubs(dict(hubs or {}))
         self.server.set_epoch(epoch)
         self._closing = threading.Event()
@@ -109,3 +113,4 @@ class LocalReplica:
         self._closing.set()
         self._thread.join(10.0)
         self.server.close()
+        self.payloads.close()

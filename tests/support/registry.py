@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -12,6 +13,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -48,6 +50,15 @@ def compact(endpoint: str) -> None:
     etcdctl(endpoint, "compact", str(revision_of(endpoint)))
 
 
+def quiet_port() -> int:
+    """A free port that stays free: from below those that the kernel gives to outgoing connections."""
+    while True:
+        port = random.randrange(16_000, 32_000)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+
+
 class EtcdServer:
     """One etcd with a data directory and a port that stay the same over restarts.
 
@@ -63,10 +74,7 @@ class EtcdServer:
         self._data = folder / "data"
         self._log = folder / "etcd.log"
         self._token = uuid.uuid4().hex
-        with socket.socket() as first, socket.socket() as second:
-            first.bind(("127.0.0.1", 0))
-            second.bind(("127.0.0.1", 0))
-            self._ports = first.getsockname()[1], second.getsockname()[1]
+        self._ports = quiet_port(), quiet_port()
         self._process: subprocess.Popen[bytes] | None = None
 
     @property

@@ -15,6 +15,7 @@ class ScriptedEngine:
         self.capacity = 2
         self.modality = "text"
         self.refuse = refuse
+        self.takes_companions = False
         self.steps: deque[list[EngineOutput] | Exception] = deque()
         self.requests: dict[str, StageRequest] = {}
         self.aborted: list[str] = []

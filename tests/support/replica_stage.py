@@ -68,11 +68,15 @@ class Deployment:
         found = self.client.view().replicas.values()
         return [info for info in found if info.stage_id == stage_id and info.status is status]
 
-    def wait_up(self, stage_id: int = 0, count: int = 1) -> list[ReplicaInfo]:
+    def wait_up(self, stage_id: int = 0, count: int = 1, timeout_s: float = STARTUP_S) -> list[ReplicaInfo]:
         """Wait until so many replicas of the stage are up."""
-        up = eventually(lambda: len(self.replicas(stage_id)) >= count, STARTUP_S)
+        eventually(lambda: len(self.replicas(stage_id)) >= count or self._gave_up(), timeout_s)
+        up = len(self.replicas(stage_id)) >= count
         assert up, self.log(0).read_text() if self.supervisors else "no supervisor"
         return self.replicas(stage_id)
+
+    def _gave_up(self) -> bool:
+        return bool(self.supervisors) and all(process.poll() is not None for process in self.supervisors)
 
     def hub(self, replica: ReplicaInfo, keys: KeyPair | None = None, hub_id: str = "hub-1") -> RawHub:
         """A hub's sockets to one replica, not greeted yet."""

@@ -33,11 +33,13 @@ class Walk:
         attempts: int = 3,
         params: dict[str, Any] | None = None,
         priority: int = 0,
+        companions: dict[str, dict[str, Any]] | None = None,
     ) -> None:
         graph = StageGraph(parse_deploy(deploy, "test.yaml"))
         plan = graph.plan(modalities)
         merged = graph.merge_params({0: {"seed": 1} if params is None else params})
-        self.machine = RequestMachine(RequestBody("r1", {"prompt": "hi"}, plan, merged, attempts, priority=priority))
+        body = RequestBody("r1", {"prompt": "hi"}, plan, merged, attempts, priority=priority, companions=companions)
+        self.machine = RequestMachine(body)
         self.now_s = 0.0
         self.actions: list[ev.Action] = []
 

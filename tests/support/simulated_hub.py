@@ -34,6 +34,8 @@ class Active:
     shown: list[OmniOutput] = field(default_factory=list)
     dispatches: list[ev.Dispatch] = field(default_factory=list)
     restarts: int = 0
+    #: How often work was stopped because what it was fed with was lost.
+    withdrawn: int = 0
     finishes: list[tuple[float, ev.Finish]] = field(default_factory=list)
 
 
@@ -73,8 +75,14 @@ class Hub:
         """Feed a machine and carry out what it decides."""
         events = deque([event])
         while events:
-            actions = active.machine.handle(events.popleft(), self.clock.now_s)
+            event = events.popleft()
+            actions = active.machine.handle(event, self.clock.now_s)
             retried = {action.stage_id for action in actions if isinstance(action, ev.Retry)}
+            stopped = {action.stage_id for action in actions if isinstance(action, ev.Abort)}
+            if retried:
+                fallen = {event.stage_id} if isinstance(event, ev.StageFailed) else set()
+                active.withdrawn += len((stopped | fallen) - retried)
+                self._count("withdrawn", len((stopped | fallen) - retried))
             for action in actions:
                 if isinstance(action, ev.Dispatch) and retried and action.stage_id not in retried:
                     active.restarts += 1
@@ -120,6 +128,11 @@ class Hub:
         owed, self._owed = self._owed, []
         for each, message in owed:
             self._send(each, message)
+        for request_id in pool.in_flight(life.addr):
+            active = self.requests[request_id]
+            if active.machine.must_repeat(life.stage_id):
+                attempt = active.machine.runs[life.stage_id].attempt
+                self.tell(active, ev.SessionBack(life.stage_id, attempt))
         self._serve(life.stage_id)
 
     def session_down(self, life: Life, reason: str) -> None:
@@ -186,7 +199,7 @@ class Hub:
         assert run.replica.epoch == life.epoch == message.epoch, "a frame of another life counts"
         newest = max(each.attempt for each in active.dispatches if each.stage_id == stage_id)
         assert message.attempt == newest, "a frame of an attempt that was given up counts"
-        if isinstance(message, wire.Accepted | wire.Chunk):
+        if isinstance(message, wire.Accepted | wire.Chunk | wire.HandOffPiece | wire.PieceTaken):
             pool.accepted(message.request_id)
         else:
             if isinstance(message, wire.StageFailed) and message.kind is wire.FailureKind.ENGINE:
@@ -223,6 +236,8 @@ class Hub:
                 self.pools[stage_id].release(active.request_id)
                 self._say(replica, wire.Abort, active, attempt=attempt)
                 self._serve(stage_id)
+            case ev.Feed() | ev.PieceRoom():
+                self._pass_on(active, action)
             case ev.ReleasePayload(replica=replica):
                 self._say(replica, wire.ReleasePayloads, active)
             case ev.Emit(output=output):
@@ -234,6 +249,17 @@ class Hub:
             case ev.Finish():
                 active.finishes.append((self.clock.now_s, action))
         return None
+
+    def _pass_on(self, active: Active, action: ev.Feed | ev.PieceRoom) -> None:
+        about: dict[str, Any] = {"attempt": action.attempt, "number": action.number}
+        if isinstance(action, ev.Feed):
+            self._count("feed")
+            about |= {"from_stage": action.from_stage, "payload": action.payload, "is_last": action.payload is None}
+            self._say(action.replica, wire.Feed, active, **about)
+        else:
+            self._count("said again", action.again)
+            about |= {"to_stage": action.to_stage, "again": action.again}
+            self._say(action.replica, wire.PieceRoom, active, **about)
 
     def _dispatch(self, active: Active, action: ev.Dispatch) -> ev.Event | None:
         active.dispatches.append(action)
@@ -318,7 +344,7 @@ class Hub:
         submit = wire.Submit(
             epoch=info.epoch, request_id=active.request_id, attempt=action.attempt, inputs=dict(action.inputs),
             payloads=action.payloads, next_stages=action.next_stages, resume=action.resume,
-            credit=pool.spent_credit(active.request_id),
+            credit=pool.spent_credit(active.request_id), stream_from=action.stream_from, stream_to=action.stream_to,
         )  # fmt: skip
         self._send(life, submit)
         self.clock.after(ACCEPT_TIMEOUT_S, lambda: self._unanswered(active, life, action.attempt, is_final=False))
@@ -344,8 +370,8 @@ class Hub:
         elif isinstance(message, wire.Abort | wire.ReleasePayloads):
             self._owed.append((life, message))
 
-    def _count(self, what: str) -> None:
-        self.counts[what] = self.counts.get(what, 0) + 1
+    def _count(self, what: str, times: int = 1) -> None:
+        self.counts[what] = self.counts.get(what, 0) + times
 
 
 def _event_of(stage_id: int, message: wire.FromReplica, attachments: list[bytes]) -> ev.Event:
@@ -356,6 +382,10 @@ def _event_of(stage_id: int, message: wire.FromReplica, attachments: list[bytes]
             return ev.Rejected(stage_id, message.attempt, message.kind, message.reason)
         case wire.Chunk():
             return ev.Chunk(stage_id, message.attempt, message, attachments)
+        case wire.HandOffPiece():
+            return ev.HandOffPiece(stage_id, message.attempt, message)
+        case wire.PieceTaken():
+            return ev.PieceTaken(stage_id, message.attempt, message.from_stage, message.number)
         case wire.StageDone():
             return ev.StageDone(stage_id, message.attempt, message)
         case wire.StageFailed():

@@ -18,6 +18,9 @@ from omni_discovery.messages import ReplicaInfo, ReplicaStatus
 from omni_discovery.wire import FailureKind
 from stage_runtime.credits import CreditBook, GrantCredits
 
+#: How many pieces may be on their way.
+WINDOW = 2
+
 if TYPE_CHECKING:
     from tests.support.simulated_hub import Hub
 
@@ -54,6 +57,11 @@ def hands_over(request_id: str, stage_id: int, to_stage: int) -> bool:
     return zlib.crc32(f"{request_id}>{stage_id}>{to_stage}".encode()) % 8 > 0
 
 
+def makes_pieces(request_id: str, stage_id: int) -> bool:
+    """Whether the engine of a stage hands on piece by piece."""
+    return zlib.crc32(f"{request_id}|{stage_id}".encode()) % 4 > 0
+
+
 @dataclass(slots=True)
 class Job:
     """One attempt that a replica has accepted."""
@@ -62,6 +70,13 @@ class Job:
     seq: int = 0
     said: int = 0
     over: bool = False
+    #: How many pieces came, by stage, and of whom all; how many were said, and taken, by stage.
+    come: dict[int, int] = field(default_factory=dict)
+    complete: set[int] = field(default_factory=set)
+    handed: int = 0
+    taken: dict[int, int] = field(default_factory=dict)
+    waits: bool = False
+    pieces: list[wire.HandOffPiece] = field(default_factory=list)
 
 
 @dataclass
@@ -75,6 +90,7 @@ class Log:
     wrong_epoch: int = 0
     payload_gone: int = 0
     not_resumable: int = 0
+    pieces: int = 0
 
 
 class Life:
@@ -160,6 +176,10 @@ class Life:
             job = self.jobs.get(message.request_id)
             if job is not None and job.submit.attempt <= message.attempt:
                 self._finish(job, self._done(job, "abort"))
+        elif isinstance(message, wire.Feed | wire.PieceRoom):
+            job = self.jobs.get(message.request_id)
+            if job is not None and job.submit.attempt == message.attempt:
+                (self._feed if isinstance(message, wire.Feed) else self._room)(job, message)
         elif isinstance(message, wire.ReleasePayloads):
             self.kept.pop(message.request_id, None)
         elif isinstance(message, wire.ReturnCredits):
@@ -197,12 +217,8 @@ class Life:
 
     def _begin(self, job: Job) -> None:
         submit = job.submit
-        for ref in submit.payloads:
-            holder = ref.metadata["holder"]
-            if not holder.alive or ref.key not in holder.kept.get(submit.request_id, ()) or self.rng.random() < 0.01:
-                self.log.payload_gone += 1
-                self._fail(job, FailureKind.PAYLOAD, "the hand-off is not there any more")
-                return
+        if not all(self._has(job, ref) for ref in submit.payloads):
+            return
         if submit.inputs["poison"]:
             self.log.killed[submit.request_id] = self.log.killed.get(submit.request_id, 0) + 1
             for each in list(self.jobs.values()):
@@ -227,9 +243,12 @@ class Life:
             self._fail(job, FailureKind.ENGINE, "it broke")
         elif luck < 0.015:
             self._finish(job, self._done(job, "abort"))
+        elif self._is_starved(job) or self._is_behind(job):
+            job.waits = True
         elif job.said == len(answer):
             self._hand_over(job)
         else:
+            self._hand_on(job)
             piece, number = answer[job.said], job.said
             style = submit.inputs["styles"][self.stage_id]
             chunk = wire.Chunk(
@@ -246,6 +265,8 @@ class Life:
     def _hand_over(self, job: Job) -> None:
         request_id, refs = job.submit.request_id, []
         for to_stage in job.submit.next_stages:
+            if job.handed and to_stage in job.submit.stream_to:
+                continue
             if hands_over(request_id, self.stage_id, to_stage):
                 key = f"{request_id}.{self.epoch}.{job.submit.attempt}.{to_stage}"
                 self.kept.setdefault(request_id, set()).add(key)
@@ -257,11 +278,86 @@ class Life:
                 )  # fmt: skip
         self._finish(job, self._done(job, "stop", tuple(refs)))
 
+    # ---- pieces
+
+    def _has(self, job: Job, ref: wire.PayloadRef) -> bool:
+        holder = ref.metadata["holder"]
+        if holder.alive and ref.key in holder.kept.get(job.submit.request_id, ()) and self.rng.random() > 0.01:
+            return True
+        self.log.payload_gone += 1
+        self._fail(job, FailureKind.PAYLOAD, "the hand-off is not there any more")
+        return False
+
+    def _feed(self, job: Job, feed: wire.Feed) -> None:
+        come = job.come.get(feed.from_stage, 0)
+        assert feed.from_stage in job.submit.stream_from
+        if feed.number > come:
+            self._fail(job, FailureKind.PAYLOAD, f"piece {come} never came")
+            return
+        if feed.number == come and feed.is_last:
+            job.complete.add(feed.from_stage)
+        elif feed.number == come:
+            assert feed.payload is not None
+            assert feed.payload.key.endswith(f".{feed.number}"), "pieces are mixed up"
+            if not self._has(job, feed.payload):
+                return
+            come = job.come[feed.from_stage] = come + 1
+        if come:
+            about = self._common(job.submit)
+            self._send("output", (wire.PieceTaken(from_stage=feed.from_stage, number=come - 1, **about), []))
+        self._go_on(job)
+
+    def _room(self, job: Job, room: wire.PieceRoom) -> None:
+        job.taken[room.to_stage] = max(room.number, job.taken.get(room.to_stage, 0))
+        assert job.taken[room.to_stage] <= job.handed, "more was taken than was made"
+        for piece in job.pieces if room.again else ():
+            if piece.number >= min(job.taken.get(stage, 0) for stage in job.submit.stream_to):
+                self._send("output", (piece, []))
+        self._go_on(job)
+
+    def _go_on(self, job: Job) -> None:
+        if job.waits:
+            job.waits = False
+            self._later(job, self._speak)
+
+    def _is_starved(self, job: Job) -> bool:
+        return any(
+            stage not in job.complete
+            and (job.come.get(stage, 0) <= job.said or job.said == len(answer_of(job.submit.request_id, self.stage_id)))
+            for stage in job.submit.stream_from
+        )
+
+    def _is_behind(self, job: Job) -> bool:
+        return any(job.handed - job.taken.get(stage, 0) >= WINDOW for stage in job.submit.stream_to)
+
+    def _hand_on(self, job: Job) -> None:
+        """A piece for each word that it says, the last one with the last."""
+        request_id, takers = job.submit.request_id, job.submit.stream_to
+        takers = tuple(stage for stage in takers if hands_over(request_id, self.stage_id, stage))
+        if not takers or not makes_pieces(request_id, self.stage_id):
+            return
+        key = f"{request_id}.{self.epoch}.{job.submit.attempt}.{job.handed}"
+        self.kept.setdefault(request_id, set()).add(key)
+        refs = tuple(
+            wire.PayloadRef(
+                from_stage=self.stage_id, to_stage=stage, key=key, connector="memory", size_bytes=1,
+                metadata={"holder": self},
+            )
+            for stage in takers
+        )  # fmt: skip
+        job.pieces.append(wire.HandOffPiece(number=job.handed, payloads=refs, **self._common(job.submit)))
+        self._send("output", (job.pieces[-1], []))
+        job.handed += 1
+        self.log.pieces += 1
+        # Nobody waits for a stage that gets none.
+        job.taken |= {stage: 1 << 30 for stage in job.submit.stream_to if stage not in takers}
+
     # ---- what it says
 
     def _done(self, job: Job, reason: str, refs: tuple[wire.PayloadRef, ...] = ()) -> wire.StageDone:
         usage = {"completion_tokens": job.said}
-        return wire.StageDone(seq=job.seq, finish_reason=reason, payloads=refs, usage=usage, **self._common(job.submit))
+        about = self._common(job.submit)
+        return wire.StageDone(seq=job.seq, finish_reason=reason, payloads=refs, usage=usage, pieces=job.handed, **about)
 
     def _fail(self, job: Job, kind: FailureKind, reason: str) -> None:
         self._finish(job, wire.StageFailed(kind=kind, reason=reason, **self._common(job.submit)))

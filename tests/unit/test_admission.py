@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hub.admission import MOST_RETRY_S, Bounds, StageLoad, refusal
+from hub.admission import MOST_RETRY_S, Bounds, Returns, StageLoad, refusal
 from hub.backlog import Backlog
 
 BOUNDS = Bounds(max_waiting=4, max_in_flight=100)
@@ -21,6 +21,31 @@ def test_a_full_queue_says_when_there_will_be_room() -> None:
     found = refusal([StageLoad(0, 14, 8, 20.0)], BOUNDS, in_flight=14, timeout_s=600.0)
     assert found is not None
     assert found.retry_after_s == 7.5
+
+
+def test_those_that_are_turned_away_together_are_told_to_come_back_one_after_the_other() -> None:
+    """1. 8 slots of 0.6 s and a full queue of 2048: one more is served each 75 ms, all of it in 154 s
+    2. 447 are refused in one moment: the last is told half a minute, when the others will have been taken
+    3. those that come back too early don't push the times beyond what the whole queue takes
+    4. an hour later nobody is told of that any more
+    """
+    bounds, load = Bounds(max_waiting=2048, max_in_flight=4096), StageLoad(0, 2056, 8, 0.6)
+    found = refusal([load], bounds, in_flight=2056, timeout_s=600.0)
+    assert found is not None
+    returns = Returns()
+    told_s = [returns.retry_after_s(found, 50.0) for _ in range(447)]
+    assert told_s == sorted(told_s)
+    assert 1.0 <= told_s[0] < 1.1
+    assert 33.0 < told_s[-1] < 36.0
+    for _ in range(5000):
+        assert returns.retry_after_s(found, 50.0) <= 2048 * 0.075 + 0.1
+    assert returns.retry_after_s(found, 3650.0) < 1.1
+
+
+def test_a_full_queue_before_anything_was_served_is_taken_to_need_a_second_for_each() -> None:
+    found = refusal([StageLoad(0, 14, 1, None)], BOUNDS, in_flight=14, timeout_s=600.0)
+    assert found is not None
+    assert found.retry_after_s == 10.0
 
 
 def test_the_tightest_stage_of_the_path_decides() -> None:

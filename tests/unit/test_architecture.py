@@ -16,23 +16,31 @@ PURE_CORES = (
     "omni_discovery/errors.py",
     "omni_discovery/messages.py",
     "omni_discovery/wire.py",
+    "omni_discovery/wire_control.py",
+    "omni_discovery/wire_segments.py",
+    "omni_discovery/wire_pieces.py",
     "omni_discovery/keys.py",
     "omni_discovery/control.py",
     "omni_discovery/doctor.py",
     "omni_discovery/history.py",
     "omni_discovery/deploy.py",
+    "omni_discovery/deploy_check.py",
     "omni_discovery/lease.py",
     "omni_discovery/table.py",
     "omni_discovery/disappearance.py",
     "omni_discovery/freshness.py",
     "omni_discovery/revocations.py",
+    "stage_runtime/calls.py",
     "stage_runtime/credits.py",
     "stage_runtime/ledger.py",
+    "stage_runtime/running.py",
+    "stage_runtime/segments.py",
     "stage_runtime/drain.py",
     "stage_runtime/lifecycle.py",
     "stage_runtime/outbox.py",
     "stage_runtime/peers.py",
     "stage_runtime/restarts.py",
+    "hub/correlator.py",
     "hub/outputs.py",
     "hub/pipeline.py",
     "omni_discovery/pool_index.py",
@@ -42,16 +50,31 @@ PURE_CORES = (
     "hub/pool_core.py",
     "hub/pool_entry.py",
     "hub/pool_members.py",
+    "hub/pool_withheld.py",
+    "hub/absence.py",
     "hub/pool_options.py",
     "hub/pool_places.py",
     "hub/waiting.py",
+    "hub/companions.py",
+    "hub/piece_events.py",
+    "hub/piece_relay.py",
+    "hub/request_pieces.py",
+    "hub/companion_events.py",
+    "stage_runtime/pieces.py",
+    "stage_runtime/engines/echo_speech.py",
     "hub/request.py",
     "hub/request_body.py",
     "hub/request_losses.py",
     "hub/request_events.py",
     "hub/request_state.py",
     "hub/retry.py",
+    "hub/segment_events.py",
+    "hub/segment_flow.py",
+    "hub/segments.py",
+    "hub/timings.py",
     "hub/retry_budget.py",
+    "hub/results.py",
+    "hub/api/vllm_params.py",
 )
 IMPURE = {"asyncio", "threading", "zmq", "grpc", "time", "random", "os", "subprocess", "socket", "uvloop"}
 #: The balancers draw lots and lock themselves, as the system described has them do.
@@ -144,10 +167,21 @@ def test_connectors_and_the_engine_list_import_torch_and_vllm_only_when_used() -
         assert not tops(imports_of(ROOT / name, module_level_only=True)) & {"torch", "vllm"}, name
 
 
-def test_vllm_stays_in_the_engines() -> None:
+#: What puts vLLM's own server in front of a hub. Imported only where it is asked for.
+VLLM_API = tuple(f"hub/api/vllm_{part}.py" for part in ("client", "control", "errors", "server"))
+
+
+def test_vllm_stays_in_the_engines_and_behind_its_own_api() -> None:
     for name in files_of(*ROOMS):
-        if not name.startswith("stage_runtime/engines/"):
+        if not name.startswith("stage_runtime/engines/") and name not in VLLM_API:
             assert "vllm" not in tops(imports_of(ROOT / name)), name
+
+
+def test_a_hub_that_does_not_show_vllms_api_never_imports_it() -> None:
+    modules = {name.removesuffix(".py").replace("/", ".") for name in VLLM_API}
+    for name in files_of("hub"):
+        if name not in VLLM_API:
+            assert not set(imports_of(ROOT / name, module_level_only=True)) & modules, name
 
 
 def test_the_web_framework_stays_in_the_api() -> None:

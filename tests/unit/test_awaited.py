@@ -80,7 +80,7 @@ async def test_a_cancel_is_done_when_the_last_replica_has_acknowledged() -> None
     done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     cancels.asked("r", "one")
     cancels.asked("r", "two")
-    cancels.when_quiet("r", done)
+    cancels.when_quiet(["r"], done)
     cancels.ended("r", "one")
     cancels.ended("other", "two")
     assert not done.done()
@@ -93,10 +93,10 @@ async def test_a_replica_that_never_acknowledges_holds_a_cancel_no_longer_than_t
     cancels = Cancels(timeout_s=0.02)
     done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     cancels.asked("r", "silent")
-    cancels.when_quiet("r", done)
+    cancels.when_quiet(["r"], done)
     await asyncio.wait_for(done, 1.0)
     nobody: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    cancels.when_quiet("nobody works on it", nobody)
+    cancels.when_quiet(["nobody works on it"], nobody)
     assert nobody.done()
 
 

@@ -58,7 +58,7 @@ def test_the_explicit_list_wins_stage_by_stage() -> None:
         (body(max_tokens=0), "$.max_tokens"),
         (body(modalities=[]), "$.modalities"),
         (body(seed=-1), "$.seed"),
-        (body(tools=[]), "tools"),
+        (body(tools=[{}]), "tools"),
     ],
 )
 def test_a_wrong_body_is_refused_by_name(raw: bytes, said: str) -> None:

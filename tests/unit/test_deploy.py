@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
 from omni_discovery.deploy import (
     DEFAULT_CONNECTOR,
+    ConnectorConfig,
     DeployConfig,
+    EdgeConfig,
+    RuntimeConfig,
+    StageConfig,
     decode_deploy,
-    describe_difference,
     encode_deploy,
     parse_deploy,
 )
+from omni_discovery.deploy_check import describe_difference, doubtful_engines
 from omni_discovery.errors import ConfigError
 
 TREE = """
@@ -72,8 +79,36 @@ def test_a_difference_names_the_place_and_both_sides(tree: DeployConfig) -> None
     other = parse_deploy(TREE.replace("audio", "none").replace("num_replicas: 2", "num_replicas: 3"), "other")
     assert describe_difference(tree, tree) == ""
     assert describe_difference(tree, other) == (
-        "stages[1].final_output: 'audio' here, 'none' in force; stages[2].runtime.num_replicas: 2 here, 3 in force"
+        "stage 1.final_output: 'audio' here, 'none' in force; stage 2.runtime.num_replicas: 2 here, 3 in force"
     )
+
+
+def test_a_stage_that_only_one_of_two_documents_has_is_named_and_no_other(tree: DeployConfig) -> None:
+    shorter = parse_deploy("stages: [{stage_id: 2, engine: echo, final_output: image}]", "short.yaml")
+    told = describe_difference(tree, shorter)
+    assert told.startswith("stage 0 only here; stage 1 only here; stage 2.runtime.devices: '0,1' here, '' in force")
+    assert "(and " in told
+    assert describe_difference(shorter, tree).startswith("stage 0 only in force; stage 1 only in force")
+    many = "x" * 1000
+    long = parse_deploy(f"stages: [{{stage_id: 2, engine: echo, model: {many}, final_output: image}}]", "long.yaml")
+    assert len(describe_difference(shorter, long)) < 150
+
+
+def test_the_order_of_stages_is_a_difference_that_shows_in_their_inputs() -> None:
+    stage = "{stage_id: %d, engine: e, final_output: text}"
+    one, other = (
+        parse_deploy(f"stages: [{stage % first}, {stage % second}]", "t.yaml") for first, second in ((0, 1), (1, 0))
+    )
+    assert describe_difference(one, other).endswith("order of stages: '[0, 1]' here, '[1, 0]' in force")
+
+
+def test_an_engine_that_nobody_knows_is_named_with_the_nearest(tree: DeployConfig) -> None:
+    assert doubtful_engines(tree, ()) == []
+    slip = parse_deploy("stages: [{stage_id: 0, engine: ehco, final_output: text}]", "slip.yaml")
+    assert doubtful_engines(slip, ()) == ["stage 0: engine 'ehco' is not known on this host; did you mean 'echo'?"]
+    assert doubtful_engines(slip, ("ehco",)) == []
+    other = parse_deploy("stages: [{stage_id: 0, engine: zzz, final_output: text}]", "other.yaml")
+    assert "there are diffusion, echo, mine, vllm" in doubtful_engines(other, ("mine",))[0]
 
 
 @pytest.mark.parametrize(
@@ -105,3 +140,31 @@ def test_a_damaged_value_in_the_registry_is_a_config_error() -> None:
     for value in (b"\xff", b"{", b"[" * 100_000):
         with pytest.raises(ConfigError, match="pipeline"):
             decode_deploy(value, "pipeline")
+
+
+def test_every_key_of_the_document_is_in_its_page() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "deploy.md").read_text()
+    for struct in (DeployConfig, StageConfig, RuntimeConfig, EdgeConfig, ConnectorConfig):
+        for name in struct.__struct_encode_fields__:
+            assert f"`{name}`" in page or f"`{name}:" in page, f"{struct.__name__}.{name}"
+    for example in re.findall(r"```yaml\n(.*?)```", page, re.DOTALL):
+        assert parse_deploy(example, "docs/deploy.md").stages
+
+
+def test_an_edge_hands_over_in_pieces_as_it_says_or_as_the_document_says() -> None:
+    """With pieces, the window bounds those of one request, and the connector keeps no window of its own."""
+    stages = (
+        "stages: [{stage_id: 0, engine: e}, {stage_id: 1, engine: e}, {stage_id: 2, engine: e, final_output: text}]"
+    )
+    edges = "edges: [{from: 0, to: 1, async_chunk: false, window_size: 3}, {from: 1, to: 2, window_size: -1}]"
+    deploy = parse_deploy(f"{stages}\n{edges}\nasync_chunk: true", "t")
+    assert [deploy.async_chunk_of(*edge) for edge in ((0, 1), (1, 2))] == [False, True]
+    assert [deploy.async_chunk_of(0, 1, wanted) for wanted in (True, False)] == [False, False]
+    assert [deploy.async_chunk_of(1, 2, wanted) for wanted in (True, False)] == [True, False]
+    assert [deploy.connector_of(*edge).extra for edge in ((0, 1), (1, 2))] == [{"window_size": 3}, {}]
+    assert (deploy.window_of(0, 1), deploy.window_of(1, 2) > 1_000_000) == (3, True)
+    plain = parse_deploy(stages, "t")
+    assert [plain.async_chunk_of(0, 1, wanted) for wanted in (None, True)] == [False, True]
+    assert plain.window_of(0, 1) == 16
+    narrow = parse_deploy(f"{stages}\nedges: [{{from: 0, to: 1, window_size: 0, async_chunk: true}}]", "t")
+    assert narrow.window_of(0, 1) == 1

@@ -19,12 +19,15 @@ class Scene:
     def list(self, *members: str, out: tuple[str, ...] = (), fresh: bool = True, regressed: bool = False) -> list[str]:
         """The registry lists ``members`` in service and ``out`` out of it; return who is served besides."""
         listed = {0: {**dict.fromkeys(members, True), **dict.fromkeys(out, False)}}
-        self.core.follow(listed, fresh=fresh, regressed=regressed, now_s=self.now_s)
+        self.core.follow(listed, fresh=fresh, regressed=regressed, now_s=self.now_s, answers=self.answers)
         return self.kept()
 
     def kept(self, after_s: float = 0.0) -> list[str]:
         self.now_s += after_s
-        return self.core.review(lambda _, member: member not in self.silent, self.now_s).get(0, [])
+        return self.core.review(self.answers, self.now_s).get(0, [])
+
+    def answers(self, _pool: int, member: str) -> bool:
+        return member not in self.silent
 
 
 def test_one_that_vanishes_is_not_kept() -> None:
@@ -46,6 +49,26 @@ def test_those_that_vanish_one_by_one_within_a_ttl_are_a_mass_in_the_end() -> No
     assert scene.list("b", "c") == []
     scene.now_s += 9.0
     assert scene.list("c") == ["a", "b"]
+
+
+def test_those_that_were_dead_before_their_keys_went_are_no_mass() -> None:
+    """1. of two, a is killed: its session goes, and its key when the lease ends; 2. b hangs, and its lease ends, too
+    3. both witnesses said of each that it is gone: nobody is kept, and nobody is tracked for longer than a TTL
+    """
+    scene = Scene("a", "b")
+    scene.silent.add("a")
+    assert scene.list("b") == []
+    scene.now_s += 9.0
+    scene.silent.add("b")
+    assert scene.list() == []
+    assert Scene("x", "y").list() == ["x", "y"]
+
+
+def test_of_a_mass_those_that_were_dead_before_are_not_kept() -> None:
+    scene = Scene("a", "b", "c", "d")
+    scene.silent.add("a")
+    assert scene.list("b", "c", "d") == []
+    assert scene.list("b") == ["c", "d"]
 
 
 def test_those_that_vanish_slowly_are_not() -> None:

@@ -10,10 +10,10 @@ import pytest
 
 from omni_discovery.wire import FailureKind, PayloadRef
 from stage_runtime.connectors.shm import SharedMemoryConnector
-from stage_runtime.engine_loop import EngineLoop
+from stage_runtime.engine_loop import EngineLoop, Progress
 from stage_runtime.engines.base import EngineOutput
 from stage_runtime.errors import EngineDeadError
-from stage_runtime.jobs import Broken, Cancel, Finished, Outcome, Piece, Release, ReleaseHub, Wake, Work
+from stage_runtime.jobs import Broken, Call, Called, Cancel, Finished, Outcome, Piece, Release, ReleaseHub, Wake, Work
 from stage_runtime.payloads import Edge, Payloads
 from tests.support.replica_engine import ScriptedEngine
 
@@ -222,6 +222,24 @@ def test_what_the_stage_before_left_reaches_the_engine(bench: Bench) -> None:
     assert bench.engine.requests["a"].payloads[0]["x"].tolist() == [1.0, 1.0]
 
 
+def test_what_was_left_for_companions_reaches_an_engine_that_takes_it_and_no_other(bench: Bench) -> None:
+    refs = []
+    for role in ("", "negative"):
+        _, size, metadata = bench.incoming.put("0", "1", f"k{role}", {"said": role})
+        kept = {**(metadata or {}), "consume": False}
+        ref = {"from_stage": 0, "to_stage": 1, "connector": "shm", "size_bytes": size, "metadata": kept}
+        refs.append(PayloadRef(**ref, key=f"k{role}", role=role))
+    bench.submit("a", payloads=tuple(refs))
+    (refused,) = bench.turn()
+    assert isinstance(refused, Broken)
+    assert (refused.kind, "takes no companions" in refused.reason) == (FailureKind.INVALID, True)
+    bench.engine.takes_companions = True
+    bench.submit("b", payloads=tuple(refs))
+    bench.turn()
+    assert bench.engine.requests["b"].payloads[0]["said"] == ""
+    assert bench.engine.requests["b"].companions["negative"][0]["said"] == "negative"
+
+
 @pytest.mark.parametrize(
     "ref",
     [
@@ -290,6 +308,69 @@ def faulty(tmp_path: Path) -> Bench:
     bench.payloads = Payloads(1, edges, bench.clock, 100.0)
     bench.loop = EngineLoop(bench.engine, bench.payloads, {}, bench.outcomes.extend, bench.clock)
     return bench
+
+
+class SlowToControl(ScriptedEngine):
+    """Notes how its progress looks while a control call runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[Progress] = []
+        self.loop: EngineLoop | None = None
+
+    @property
+    def controls(self) -> dict[str, Any]:
+        return {"stop_profile": self._stop, "sleep": lambda: None, "is_sleeping": lambda: True}
+
+    def _stop(self) -> str:
+        assert self.loop is not None
+        self.seen.append(self.loop.progress)
+        return "written"
+
+
+@pytest.fixture
+def controlled(tmp_path: Path) -> Bench:
+    bench = Bench(tmp_path)
+    bench.engine = engine = SlowToControl()
+    bench.loop = engine.loop = EngineLoop(engine, bench.payloads, {}, bench.outcomes.extend, bench.clock)
+    return bench
+
+
+def test_a_control_call_runs_between_two_steps_and_does_not_count_as_standing_still(controlled: Bench) -> None:
+    bench = controlled
+    bench.submit("a")
+    bench.loop.jobs.put(Call("#1", "stop_profile", (), {}, bench.clock() + 90.0))
+    (called,) = bench.turn()
+    assert isinstance(called, Called)
+    assert (called.key, called.ok) == ("#1", True)
+    assert isinstance(bench.engine, SlowToControl)
+    assert bench.engine.seen == [Progress(busy=True, at_s=bench.clock() + 90.0)]
+    assert bench.loop.progress.at_s == bench.clock()
+
+
+def test_sleep_comes_after_the_last_request_that_was_there(controlled: Bench) -> None:
+    bench = controlled
+    bench.submit("a")
+    bench.loop.jobs.put(Call("#1", "sleep", (), {}, bench.clock() + 90.0))
+    assert bench.turn() == []
+    bench.engine.steps.append([EngineOutput("a", finish_reason="stop")])
+    finished, called = bench.turn()
+    assert isinstance(finished, Finished)
+    assert isinstance(called, Called)
+    assert (called.ok, called.is_asleep) == (True, True)
+
+
+def test_calls_of_an_engine_that_dies_are_answered_too(controlled: Bench) -> None:
+    """One that waits for it, and one that the loop has not come to."""
+    bench = controlled
+    bench.submit("a")
+    bench.loop.jobs.put(Call("#1", "sleep", (), {}, bench.clock() + 90.0))
+    bench.turn()
+    bench.loop.jobs.put(Call("#2", "sleep", (), {}, bench.clock() + 90.0))
+    bench.outcomes.clear()
+    bench.loop.fail_all(FailureKind.ENGINE, "it died")
+    assert [outcome.key for outcome in bench.outcomes] == ["a", "#1", "#2"]
+    assert not any(outcome.ok for outcome in bench.outcomes if isinstance(outcome, Called))
 
 
 def hand_over(bench: Bench, key: str, owner: str = "") -> Outcome:

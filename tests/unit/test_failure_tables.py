@@ -52,5 +52,6 @@ def test_every_test_that_is_named_is_there(row: str) -> None:
 
 def test_no_failure_is_left_out() -> None:
     text = PAGE.read_text()
-    wanted = [*range(1, 47), *(f"W{number}" for number in [*range(9, 31), *range(43, 54)])]
+    of_the_peer = [*range(1, 6), *range(9, 31), *range(34, 39), *range(43, 54)]
+    wanted = [*range(1, 47), *(f"W{number}" for number in of_the_peer)]
     assert [number for number in wanted if f"\n| {number} |" not in text] == []

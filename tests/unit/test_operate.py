@@ -16,6 +16,7 @@ from omni_discovery.operate import (
     DrainStep,
     OperationFailedError,
     Target,
+    is_last_to_serve,
     must_be_registered,
     wait_answered,
     wait_drained,
@@ -51,6 +52,24 @@ async def test_an_unknown_replica_is_told_with_those_that_there_are(kv: FakeKV) 
     await kv.put(keys.replica_key("n", 3, 4), b"{}")
     with pytest.raises(ConfigError, match=r"no replica 0/1 .* there are: 3/4"):
         await must_be_registered(kv, TARGET)
+
+
+async def test_the_last_that_takes_work_of_a_stage_is_known(kv: FakeKV) -> None:
+    """1. alone in its stage, whatever other stages have; 2. with one that is cordoned or unreadable; 3. with another"""
+
+    async def put(stage_id: int, replica_id: int, **more: Any) -> None:
+        known = {"status": ReplicaStatus.UP, "input_addr": "in", "output_addr": "out", **more}
+        record = ReplicaRecord(stage_id=stage_id, replica_id=replica_id, **known)
+        await kv.put(keys.replica_key("n", stage_id, replica_id), encode_record(record))
+
+    await register(kv)
+    await put(1, 2)
+    assert await is_last_to_serve(kv, TARGET)
+    await put(0, 2, cordoned=True)
+    await kv.put(keys.replica_key("n", 0, 3), b"nonsense")
+    assert await is_last_to_serve(kv, TARGET)
+    await put(0, 4)
+    assert not await is_last_to_serve(kv, TARGET)
 
 
 async def test_each_part_of_a_key_is_written_without_the_others_being_lost(kv: FakeKV) -> None:

@@ -81,3 +81,16 @@ def test_merging_does_not_touch_the_document() -> None:
     graph = graph_of(BRANCHING)
     graph.merge_params({0: {"max_tokens": 5}})
     assert graph.merge_params(None)[0] == {"temperature": 0.0, "max_tokens": 64}
+
+
+def test_pieces_travel_on_the_edges_that_the_request_needs_and_the_document_allows() -> None:
+    text = (
+        BRANCHING + "async_chunk: true\nedges: [{from: 0, to: 2, window_size: 4}, {from: 2, to: 3, async_chunk: false}]"
+    )
+    graph = graph_of(text)
+    assert graph.plan().windows == {(0, 1): 16, (0, 2): 4}
+    assert graph.plan().pieces_to(0) == (1, 2)
+    assert graph.plan(["image"]).windows == {(0, 1): 16}
+    assert graph.plan(async_chunk=False).windows == {}
+    assert graph_of(BRANCHING).plan().windows == {}
+    assert graph_of(BRANCHING).plan(async_chunk=True).windows.keys() == {(0, 1), (0, 2), (2, 3)}

@@ -57,11 +57,11 @@ async def test_those_whom_a_free_slot_is_no_good_for_are_not_tried_again_and_aga
     pick_waited = pool._core.pick_waited
 
     def count(
-        request_id: str, task: Task, affinity_request_id: str | None, avoid: Collection[str]
+        request_id: str, task: Task, affinity_request_id: str | None, avoid: Collection[str], *, patient: bool
     ) -> ReplicaInfo | None:
         nonlocal tried
         tried += 1
-        return pick_waited(request_id, task, affinity_request_id, avoid)
+        return pick_waited(request_id, task, affinity_request_id, avoid, patient=patient)
 
     pool._core.pick_waited = count  # type: ignore[method-assign]
     picks = [asyncio.create_task(pool.pick(str(number), {}, avoid={"tcp://h:0"})) for number in range(10)]

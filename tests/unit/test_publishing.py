@@ -67,6 +67,18 @@ def test_changes_are_published_once_and_the_last_words_are_left_to_others() -> N
     assert len(scene.client.published) == 2
 
 
+def test_a_replica_that_sleeps_is_not_up_and_says_why_until_it_is_awake() -> None:
+    scene = Scene()
+    scene.publisher.start()
+    until(lambda: scene.client.published == [(ReplicaStatus.UP, 0)])
+    scene.look = Look(Stage.ASLEEP, 0, is_stalled=False, is_hopeless=False)
+    until(lambda: scene.client.published[1:] == [(ReplicaStatus.STARTING, 0)])
+    scene.look = Look(Stage.READY, 0, is_stalled=False, is_hopeless=False)
+    until(lambda: scene.client.published[2:] == [(ReplicaStatus.UP, 0)])
+    scene.publisher.stop()
+    assert scene.client.described == [{"phase": "asleep"}, {"phase": "ready"}]
+
+
 def test_what_can_not_be_published_is_counted_said_once_and_tried_again(caplog: pytest.LogCaptureFixture) -> None:
     """1. publishing raises, again and again: one line says so; 2. it works again: the same change is out, and said."""
     caplog.set_level(logging.INFO)

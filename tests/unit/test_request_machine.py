@@ -104,8 +104,8 @@ def test_the_timings_of_each_stage_and_of_the_whole_are_kept() -> None:
     walk.chunk(0, 0)
     actions = walk.done(0, 1)
     assert of(actions, ev.Emit)[-1].output.timings_s == {
-        "stage0.pick": 1.0,
-        "stage0.accept": 1.0,
+        "stage0.queue": 1.0,
+        "stage0.submit": 1.0,
         "stage0.first_output": 2.0,
         "stage0.total": 3.0,
         "total": 4.0,

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hub import request_events as ev
+from hub.retry import ENGINE_DIED
 from omni_discovery import wire
 from omni_discovery.errors import (
     EngineFailedError,
@@ -271,3 +272,43 @@ def test_whatever_comes_each_request_ends_once_and_shows_nothing_twice(
         pieces = [output.text or output.data.decode() for output in emitted if output.finish_reason is None]
         assert pieces == [str(number) for number in range(len(pieces))]
         assert [output.finish_reason for output in emitted].count("stop") <= 1
+
+
+# ---- what the client reads
+
+
+_CAUSES = st.sampled_from(["lost", "slow", "unsent", "overloaded", "engine", "engine death", "payload", "silent end"])
+
+
+@given(st.lists(_CAUSES, min_size=1, max_size=6), st.booleans())
+def test_whatever_befell_a_request_its_error_names_stage_replica_and_cause_once(causes: list[str], ends: bool) -> None:
+    """Each attempt at another replica, for another cause; in the end nobody may be left."""
+    walk = Walk(attempts=4)
+    walk.tell(ev.Submitted())
+    finished: ev.Finish | None = None
+    for number, cause in enumerate(causes):
+        reason = f"cause {number}"
+        if cause == "engine death":
+            reason = f"{ENGINE_DIED}: {reason}"
+        if cause != "unsent":
+            walk.accepted(0, replica_id=number)
+        match cause:
+            case "lost" | "slow" | "unsent" | "silent end":
+                lost = ev.ReplicaLost(0, number, reason, cause != "unsent", f"tcp://0-{number}:1", cause == "slow")
+                actions = walk.tell(lost)
+            case "overloaded":
+                actions = walk.tell(ev.Rejected(0, number, FailureKind.OVERLOADED, reason))
+            case _:
+                kind = FailureKind.PAYLOAD if cause == "payload" else FailureKind.ENGINE
+                actions = walk.tell(ev.StageFailed(0, number, kind, reason))
+        finishes = of(actions, ev.Finish)
+        if finishes:
+            finished = finishes[0]
+            break
+    if finished is None and ends:
+        finished = finish_of(walk.tell(ev.StageUnavailable(0, len(causes), "nobody is left")))
+    if finished is not None:
+        text = str(finished.error)
+        where = "replica not picked" if cause == "unsent" else f"replica 0/{number}"
+        assert text.count(f"stage 0 {where}: ") == 1
+        assert text.count(f"cause {number}") == text.count("cause ") == 1

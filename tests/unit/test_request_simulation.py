@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from random import Random
 from typing import Any
 
@@ -21,6 +22,14 @@ from tests.support.simulated_hub import Active, Hub
 from tests.support.simulated_replica import Life, Log, VirtualClock, answer_of, hands_over
 
 SINGLE = "stages: [{stage_id: 0, engine: e, final_output: text}]"
+_ON = "async_chunk: true\nedges: [{from: 0, to: 1, window_size: 2}%s]\n"
+IN_PIECES = (
+    _ON % "" + PAIR,
+    _ON % ", {from: 0, to: 2, window_size: 2}, {from: 1, to: 3, window_size: 2}, {from: 2, to: 3, window_size: 2}"
+    + BRANCHING,
+    _ON % ", {from: 0, to: 2, async_chunk: false}, {from: 1, to: 3, window_size: 2}, {from: 2, to: 3, window_size: 2}"
+    + BRANCHING,
+)
 ATTEMPTS = 3
 #: Requests and faults come so long; then everybody who lives is well again, and all must end and be cleaned up.
 FAULTS_END_S, LONGEST_S, END_S = 3.0, 25.0, 40.0
@@ -30,12 +39,12 @@ BLOCK = 50
 class World:
     """One run: a hub, its replicas, their misfortunes, and the requests, all drawn from the seed."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, documents: Sequence[str]) -> None:
         # The balancer draws from the shared generator.
         random.seed(seed)
         self.rng = Random(seed)
         self.clock, self.log, self.counts = VirtualClock(), Log(), dict[str, int]()
-        self.graph = StageGraph(parse_deploy(self.rng.choice([SINGLE, PAIR, BRANCHING]), "test.yaml"))
+        self.graph = StageGraph(parse_deploy(self.rng.choice(documents), "test.yaml"))
         self.styles = {0: self.rng.choice(["tokens", "tokens", "text"]), 1: "pieces", 2: "tokens", 3: "pieces"}
         # A small budget, so that retries often have to wait for their turn.
         budget = RetryBudget(0.0, floor_per_s=self.rng.choice([2.0, 10.0]), burst=self.rng.choice([1.0, 20.0]))
@@ -195,21 +204,22 @@ class World:
             assert [action.attempt for action in dispatches] == list(range(len(dispatches)))
             assert run.attempt < ATTEMPTS * len(active.machine.runs)
             begun = self.log.begun.get((active.request_id, stage_id), 0)
-            assert begun <= 1 + sum(action.is_retry for action in dispatches) + active.restarts
+            retries = sum(action.is_retry for action in dispatches)
+            assert begun <= 1 + retries + active.restarts + active.withdrawn
         assert self.log.killed.get(active.request_id, 0) <= ATTEMPTS * len(active.machine.runs)
 
 
-def run(seed: int) -> World:
-    world = World(seed)
+def run(seed: int, documents: Sequence[str]) -> World:
+    world = World(seed, documents)
     world.clock.run(END_S)
     world.check()
     return world
 
 
-def add_up(total: dict[str, int], seeds: range) -> dict[str, int]:
+def add_up(total: dict[str, int], seeds: range, documents: Sequence[str]) -> dict[str, int]:
     for seed in seeds:
         try:
-            world = run(seed)
+            world = run(seed, documents)
         except Exception as error:
             raise AssertionError(f"seed {seed}: {error}") from error
         for name, count in (world.counts | vars(world.log)).items():
@@ -224,6 +234,17 @@ def test_with_losses_of_all_kinds_every_invariant_holds(first: int) -> None:
     says, and all of it where the request ended well; nothing stays bound, running or kept; work is begun again only
     within attempts and budget; no dispatch goes where the registry shows nobody, and no frame of another life counts.
     """
-    total = add_up({}, range(first, first + BLOCK))
+    total = add_up({}, range(first, first + BLOCK), (SINGLE, PAIR, BRANCHING))
     assert total["ok"] > total["failed"]
     assert all(total[name] for name in ("again", "continue", "stale frame", "retries"))
+
+
+@pytest.mark.parametrize("first", range(0, 200, BLOCK))
+def test_stages_that_work_on_pieces_keep_every_invariant(first: int) -> None:
+    """The same, with hand-offs in pieces, two of them on their way: those come in order and without a gap, and whoever
+    is fed is stopped with whoever feeds it, though engines that make no pieces, and edges that take none, are among
+    them.
+    """
+    total = add_up({}, range(first, first + BLOCK), IN_PIECES)
+    assert total["ok"] > total["failed"]
+    assert all(total[name] for name in ("again", "continue", "pieces", "feed", "withdrawn"))

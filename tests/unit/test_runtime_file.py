@@ -37,6 +37,15 @@ def test_the_file_of_a_dead_process_and_a_damaged_one_count_as_none(tmp_path: Pa
     assert file.exists()
 
 
+def test_who_killed_the_owner_takes_its_file_back_and_no_others(tmp_path: Path) -> None:
+    file = write_endpoint(tmp_path, "default", "127.0.0.1:1")
+    remove_endpoint(tmp_path, "default", pid=os.getpid() + 1)
+    assert file.exists()
+    file.write_text('{"endpoint": "127.0.0.1:1", "pid": 4194305}')
+    remove_endpoint(tmp_path, "default", pid=4194305)
+    assert not file.exists()
+
+
 def test_a_namespace_can_not_leave_the_folder(tmp_path: Path) -> None:
     with pytest.raises(ConfigError):
         write_endpoint(tmp_path, "../x", "127.0.0.1:1")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -270,6 +271,20 @@ def test_a_hub_that_reads_too_slowly_loses_its_own_requests_only() -> None:
     assert [said[1] for said in replica.said if isinstance(said[2], wire.StageDone)] == ["h2"]
 
 
+def test_a_reason_of_megabytes_is_told_by_its_beginning_and_its_end() -> None:
+    replica = Replica()
+    replica.submit("a")
+    replica.submit("b")
+    failed, done = replica.works()
+    replica.delivers(Broken(failed.key, FailureKind.ENGINE, "begin" + "x" * 5_000_000 + "end"))
+    replica.delivers(Finished(done.key, "r" * 1000))
+    failure, end = (said[2] for said in replica.said[-2:])
+    assert isinstance(failure, wire.StageFailed)
+    assert isinstance(end, wire.StageDone)
+    assert (failure.reason[:5], failure.reason[-3:], len(failure.reason)) == ("begin", "end", wire.MAX_REASON)
+    assert len(end.finish_reason) == 256
+
+
 def test_an_output_that_can_not_be_written_fails_its_request_and_no_other() -> None:
     replica = Replica()
     replica.submit()
@@ -285,3 +300,32 @@ def test_a_hub_speaks_only_in_its_own_name_and_each_socket_has_its_words() -> No
         replica.hears("h", wire.Hello(hub_id="other", epoch=7))
     with pytest.raises(WireError, match="on the output socket"):
         replica.hears_on_output("h", wire.Abort(epoch=7, request_id="r"), 0.0)
+
+
+def test_only_a_hub_that_heard_nothing_for_a_while_is_probed() -> None:
+    """1. for five seconds "busy" gets output each 100 ms, "idle" gets nothing
+    2. "idle" hears from the replica at least once a second, "busy" never unasked
+    3. "busy" hears nothing more: it is probed, too
+    """
+    replica = Replica()
+    for hub_id in ("busy", "idle"):
+        replica.hears_on_output(hub_id, wire.Hello(hub_id=hub_id, epoch=7), 0.0)
+    replica.submit("r", "busy")
+    (work,) = replica.works()
+    del replica.said[:]
+    heard_at_s = [0.0]
+    for tenth in range(1, 51):
+        before = len(replica.said)
+        replica.delivers(Piece(work.key, "text", text="a"), now_s=tenth / 10)
+        replica.tick(tenth / 10)
+        heard_at_s += [tenth / 10 for said in replica.said[before:] if said[1] == "idle"]
+    pauses_s = [later - earlier for earlier, later in pairwise(heard_at_s)]
+    assert max(pauses_s) <= 1.0
+    assert len(pauses_s) <= 7
+    assert {type(said[2]) for said in replica.said if said[1] == "busy"} == {wire.Chunk}
+    for tenth in range(51, 62):
+        replica.tick(tenth / 10)
+    assert replica.said[-1][1:3] in [
+        (hub_id, wire.Welcome(epoch=7, capacity=2, queue_length=1)) for hub_id in ("busy", "idle")
+    ]
+    assert [type(said[2]) for said in replica.said if said[1] == "busy"][-1] is wire.Welcome

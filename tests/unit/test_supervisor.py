@@ -7,8 +7,10 @@ import os
 
 import pytest
 
+from omni_discovery.deploy import StageConfig
 from stage_runtime.config import ReplicaConfig, SupervisorConfig
-from stage_runtime.process_manager import Child, Supervisor
+from stage_runtime.launch import replica_environment
+from stage_runtime.process_manager import Child, Supervisor, stage_environment
 from stage_runtime.restarts import EXIT_CONFIG, EXIT_DRAINED
 from tests.support.hub_fakes import ONE_STAGE, deploy_of
 
@@ -81,3 +83,22 @@ def test_a_replica_that_an_operator_has_drained_is_not_said_to_be_given_up(
     supervisor._ended(supervisor._slots[0], code)
     (record,) = caplog.records
     assert (record.getMessage().split()[0], record.levelno) == (told, level)
+
+
+def test_replicas_that_pass_kv_on_get_ports_of_their_own() -> None:
+    """1. two prefill replicas of a machine are asked for their KV at different ports, by the machine's own name
+    2. where the operator set a port, they count up from it; a stage that passes nothing on gets none
+    """
+    stage = StageConfig(
+        stage_id=0, engine="vllm", engine_args={"kv_transfer_config": {"kv_connector": "NixlConnector"}}
+    )
+    settings = stage_environment(stage, True, "10.0.0.7")
+    assert settings["VLLM_NIXL_SIDE_CHANNEL_HOST"] == "10.0.0.7"
+    port = "VLLM_NIXL_SIDE_CHANNEL_PORT"
+    free = [replica_environment({}, stage, settings, 2, ordinal)[port] for ordinal in (0, 1)]
+    assert all(0 < int(each) < 65536 for each in free)
+    fixed = [replica_environment({port: "5600"}, stage, settings, 2, ordinal)[port] for ordinal in (0, 1)]
+    assert fixed == ["5600", "5601"]
+    plain = StageConfig(stage_id=0, engine="vllm")
+    environment = replica_environment({}, plain, stage_environment(plain, True, "10.0.0.7"), 1, 0)
+    assert not [name for name in environment if "NIXL" in name]

@@ -52,6 +52,34 @@ def test_a_chunk_brings_its_attachments_along_and_only_a_chunk_may() -> None:
         wire.decode_to_replica([wire.encode(TO_REPLICA[0]), b"more"])
 
 
+@given(st.text(max_size=40), st.integers(8, 20))
+def test_a_text_that_is_too_long_keeps_its_beginning_and_its_end(text: str, most: int) -> None:
+    short = wire.shortened(text, most)
+    assert len(short) == min(len(text), most)
+    if len(text) > most:
+        first, last = text[: most // 2], text[-1:]
+        assert short.startswith(first)
+        assert short.endswith(last)
+    else:
+        assert short == text
+
+
+@pytest.mark.parametrize(
+    ("message", "field", "most"),
+    [
+        (FROM_REPLICA[5], "reason", wire.MAX_REASON),
+        (FROM_REPLICA[6], "mime", 256),
+        (FROM_REPLICA[7], "finish_reason", 256),
+        (FROM_REPLICA[8], "reason", wire.MAX_REASON),
+    ],
+)
+def test_no_text_about_an_answer_is_longer_than_its_bound(message: wire.FromReplica, field: str, most: int) -> None:
+    longest = msgspec.structs.replace(message, **{field: "ü" * most})
+    assert wire.decode_from_replica([wire.encode(longest)]) == ([longest], [])
+    with pytest.raises(WireError, match=field):
+        wire.decode_from_replica([wire.encode(msgspec.structs.replace(message, **{field: "ü" * (most + 1)}))])
+
+
 def test_a_batch_is_read_in_its_order_and_attaches_nothing() -> None:
     head = wire.encode(FROM_REPLICA)
     assert wire.decode_from_replica([head]) == (FROM_REPLICA, [])

@@ -35,19 +35,24 @@ TO_REPLICA: dict[str, tuple[wire.ToReplica, str]] = {
             resume=wire.Resume(token_ids=(1, 128, 65_536), text="so far"),
             credit=True,
             priority=-7,
+            stream_from=(0,),
+            stream_to=(2,),
+            segmented=True,
         ),
-        "018ca174a67375626d6974a565706f6368ce00011170aa726571756573745f6964a3727e31a7617474656d707402a6696e70"
+        "018fa174a67375626d6974a565706f6368ce00011170aa726571756573745f6964a3727e31a7617474656d707402a6696e70"
         "75747381a670726f6d7074a2c3bca6706172616d7382ab74656d7065726174757265cb3fe0000000000000a473746f70c0a8"
-        "7061796c6f6164739186aa66726f6d5f737461676500a8746f5f737461676501a36b6579a36b2f30a9636f6e6e6563746f72"
-        "a373686daa73697a655f6279746573cd012ca86d6574616461746182a373686da166a16e9201c4020001ab6e6578745f7374"
-        "61676573920102ab72656d61696e696e675f73cb3fe0000000000000a6726573756d6582a9746f6b656e5f6964739301cc80"
-        "ce00010000a474657874a6736f20666172a6637265646974c3a87072696f72697479f9",
+        "7061796c6f6164739187aa66726f6d5f737461676500a8746f5f737461676501a36b6579a36b2f30a9636f6e6e6563746f72"
+        "a373686daa73697a655f6279746573cd012ca86d6574616461746182a373686da166a16e9201c4020001a4726f6c65a0ab6e"
+        "6578745f737461676573920102ab72656d61696e696e675f73cb3fe0000000000000a6726573756d6582a9746f6b656e5f69"
+        "64739301cc80ce00010000a474657874a6736f20666172a6637265646974c3a87072696f72697479f9ab73747265616d5f66"
+        "726f6d9100a973747265616d5f746f9102a97365676d656e746564c3",
     ),
     "submit_least": (
         wire.Submit(epoch=1, request_id="r"),
-        "018ca174a67375626d6974a565706f636801aa726571756573745f6964a172a7617474656d707400a6696e7075747380a670"
+        "018fa174a67375626d6974a565706f636801aa726571756573745f6964a172a7617474656d707400a6696e7075747380a670"
         "6172616d7380a87061796c6f61647390ab6e6578745f73746167657390ab72656d61696e696e675f73cb4082c00000000000"
-        "a6726573756d65c0a6637265646974c2a87072696f7269747900",
+        "a6726573756d65c0a6637265646974c2a87072696f7269747900ab73747265616d5f66726f6d90a973747265616d5f746f90"
+        "a97365676d656e746564c2",
     ),
     "abort": (
         wire.Abort(epoch=70_000, request_id="r~1", attempt=2),
@@ -61,6 +66,37 @@ TO_REPLICA: dict[str, tuple[wire.ToReplica, str]] = {
         wire.ReleasePayloads(epoch=70_000, request_id="r~1"),
         "0183a174a772656c65617365a565706f6368ce00011170aa726571756573745f6964a3727e31",
     ),
+    "feed": (
+        wire.Feed(epoch=70_000, request_id="r~1", attempt=2, from_stage=0, number=300, payload=REF),
+        "0188a174a466656564a565706f6368ce00011170aa726571756573745f6964a3727e31a7617474656d707402aa66726f6d5f"
+        "737461676500a66e756d626572cd012ca77061796c6f616487aa66726f6d5f737461676500a8746f5f737461676501a36b65"
+        "79a36b2f30a9636f6e6e6563746f72a373686daa73697a655f6279746573cd012ca86d6574616461746182a373686da166a1"
+        "6e9201c4020001a4726f6c65a0a769735f6c617374c2",
+    ),
+    "feed_last": (
+        wire.Feed(epoch=70_000, request_id="r~1", attempt=2, from_stage=0, number=301, is_last=True),
+        "0188a174a466656564a565706f6368ce00011170aa726571756573745f6964a3727e31a7617474656d707402aa66726f6d5f"
+        "737461676500a66e756d626572cd012da77061796c6f6164c0a769735f6c617374c3",
+    ),
+    "room": (
+        wire.PieceRoom(epoch=70_000, request_id="r~1", attempt=2, to_stage=1, number=300, again=True),
+        "0187a174a4726f6f6da565706f6368ce00011170aa726571756573745f6964a3727e31a7617474656d707402a8746f5f7374"
+        "61676501a66e756d626572cd012ca5616761696ec3",
+    ),
+    "update": (
+        wire.Update(
+            epoch=70_000, request_id="r~1", attempt=2, segment=3, inputs={"prompt": "ü"}, payloads=(REF,), kept_from=1
+        ),
+        "0189a174a6757064617465a565706f6368ce00011170aa726571756573745f6964a3727e31a7617474656d707402a7736567"
+        "6d656e7403a6696e7075747381a670726f6d7074a2c3bca87061796c6f6164739187aa66726f6d5f737461676500a8746f5f"
+        "737461676501a36b6579a36b2f30a9636f6e6e6563746f72a373686daa73697a655f6279746573cd012ca86d657461646174"
+        "6182a373686da166a16e9201c4020001a4726f6c65a0a769735f6c617374c2a96b6570745f66726f6d01",
+    ),
+    "update_last": (
+        wire.Update(epoch=1, request_id="r", attempt=0, segment=1, is_last=True),
+        "0189a174a6757064617465a565706f636801aa726571756573745f6964a172a7617474656d707400a77365676d656e7401a6"
+        "696e7075747380a87061796c6f61647390a769735f6c617374c3a96b6570745f66726f6d00",
+    ),
     "want": (
         wire.WantCredits(epoch=70_000, session=3, waiting=12, oldest_wait_s=0.25),
         "0185a174a477616e74a565706f6368ce00011170a773657373696f6e03a777616974696e670cad6f6c646573745f77616974"
@@ -69,6 +105,24 @@ TO_REPLICA: dict[str, tuple[wire.ToReplica, str]] = {
     "return": (
         wire.ReturnCredits(epoch=70_000, session=3, credits=1),
         "0184a174a672657475726ea565706f6368ce00011170a773657373696f6e03a76372656469747301",
+    ),
+    "control": (
+        wire.Control(
+            epoch=70_000,
+            call_id="c~1",
+            method="add_lora",
+            args=("ü", 7),
+            kwargs={"path": "/l", "n": [1, b"\0\1"]},
+            remaining_s=0.5,
+        ),
+        "0187a174a7636f6e74726f6ca565706f6368ce00011170a763616c6c5f6964a3637e31a66d6574686f64a86164645f6c6f"
+        "7261a46172677392a2c3bc07a66b776172677382a470617468a22f6ca16e9201c4020001ab72656d61696e696e675f73cb"
+        "3fe0000000000000",
+    ),
+    "control_least": (
+        wire.Control(epoch=1, call_id="c", method="m"),
+        "0187a174a7636f6e74726f6ca565706f636801a763616c6c5f6964a163a66d6574686f64a16da46172677390a66b776172"
+        "677380ab72656d61696e696e675f73cb404e000000000000",
     ),
 }
 
@@ -94,6 +148,36 @@ FROM_REPLICA: dict[str, tuple[wire.FromReplica, str]] = {
         wire.Aborted(epoch=70_000, request_id="r~1", attempt=2, running=True, queue_length=0),
         "0186a174a761626f72746564a565706f6368ce00011170aa726571756573745f6964a3727e31a7617474656d707402a77275"
         "6e6e696e67c3ac71756575655f6c656e67746800",
+    ),
+    "piece": (
+        wire.HandOffPiece(epoch=70_000, request_id="r~1", attempt=2, number=300, payloads=(REF,), queue_length=1),
+        "0187a174a57069656365a565706f6368ce00011170aa726571756573745f6964a3727e31a7617474656d707402a66e756d62"
+        "6572cd012ca87061796c6f6164739187aa66726f6d5f737461676500a8746f5f737461676501a36b6579a36b2f30a9636f6e"
+        "6e6563746f72a373686daa73697a655f6279746573cd012ca86d6574616461746182a373686da166a16e9201c4020001a472"
+        "6f6c65a0ac71756575655f6c656e67746801",
+    ),
+    "taken": (
+        wire.PieceTaken(epoch=70_000, request_id="r~1", attempt=2, from_stage=0, number=300, queue_length=1),
+        "0187a174a574616b656ea565706f6368ce00011170aa726571756573745f6964a3727e31a7617474656d707402aa66726f6d"
+        "5f737461676500a66e756d626572cd012cac71756575655f6c656e67746801",
+    ),
+    "segment": (
+        wire.SegmentDone(
+            epoch=70_000,
+            request_id="r~1",
+            attempt=2,
+            seq=300,
+            segment=3,
+            finish_reason="length",
+            queue_length=1,
+            payloads=(REF,),
+            usage={"prompt_tokens": 3},
+        ),
+        "018aa174a77365676d656e74a565706f6368ce00011170aa726571756573745f6964a3727e31a7617474656d707402a37365"
+        "71cd012ca77365676d656e7403ad66696e6973685f726561736f6ea66c656e677468ac71756575655f6c656e67746801a870"
+        "61796c6f6164739187aa66726f6d5f737461676500a8746f5f737461676501a36b6579a36b2f30a9636f6e6e6563746f72a3"
+        "73686daa73697a655f6279746573cd012ca86d6574616461746182a373686da166a16e9201c4020001a4726f6c65a0a57573"
+        "61676581ad70726f6d70745f746f6b656e7303",
     ),
     "grant": (
         wire.Grant(epoch=70_000, session=3, credits=4, queue_length=1),
@@ -137,11 +221,11 @@ FROM_REPLICA: dict[str, tuple[wire.FromReplica, str]] = {
             usage={"prompt_tokens": 3},
             timings_s={"queue": 0.125},
         ),
-        "018aa174a4646f6e65a565706f6368ce00011170aa726571756573745f6964a3727e31a373657102ad66696e6973685f7265"
-        "61736f6ea473746f70ac71756575655f6c656e67746800a7617474656d707402a87061796c6f6164739186aa66726f6d5f73"
+        "018ba174a4646f6e65a565706f6368ce00011170aa726571756573745f6964a3727e31a373657102ad66696e6973685f7265"
+        "61736f6ea473746f70ac71756575655f6c656e67746800a7617474656d707402a87061796c6f6164739187aa66726f6d5f73"
         "7461676500a8746f5f737461676501a36b6579a36b2f30a9636f6e6e6563746f72a373686daa73697a655f6279746573cd01"
-        "2ca86d6574616461746182a373686da166a16e9201c4020001a5757361676581ad70726f6d70745f746f6b656e7303a97469"
-        "6d696e67735f7381a57175657565cb3fc0000000000000",
+        "2ca86d6574616461746182a373686da166a16e9201c4020001a4726f6c65a0a5757361676581ad70726f6d70745f746f6b65"
+        "6e7303a974696d696e67735f7381a57175657565cb3fc0000000000000a670696563657300",
     ),
     "failed": (
         wire.StageFailed(
@@ -149,6 +233,16 @@ FROM_REPLICA: dict[str, tuple[wire.FromReplica, str]] = {
         ),
         "0187a174a66661696c6564a565706f6368ce00011170aa726571756573745f6964a3727e31a46b696e64ad6e6f745f726573"
         "756d61626c65a6726561736f6ea3776879ac71756575655f6c656e67746800a7617474656d707402",
+    ),
+    "controlled": (
+        wire.ControlResult(epoch=70_000, call_id="c~1", ok=True, queue_length=1, result={"a": [1, None, b"\0\1"]}),
+        "0187a174aa636f6e74726f6c6c6564a565706f6368ce00011170a763616c6c5f6964a3637e31a26f6bc3ac71756575655f"
+        "6c656e67746801a6726573756c7481a1619301c0c4020001a56572726f72a0",
+    ),
+    "controlled_not": (
+        wire.ControlResult(epoch=70_000, call_id="c~1", ok=False, queue_length=1, error="TypeError: ü"),
+        "0187a174aa636f6e74726f6c6c6564a565706f6368ce00011170a763616c6c5f6964a3637e31a26f6bc2ac71756575655f"
+        "6c656e67746801a6726573756c74c0a56572726f72ad547970654572726f723a20c3bc",
     ),
 }
 
@@ -279,6 +373,15 @@ def test_numbers_and_names_have_their_bounds_on_the_wire() -> None:
         {"t": "submit", "epoch": 1, "request_id": "r", "next_stages": [1_000_000_000]},
         {"t": "submit", "epoch": 1, "request_id": "r", "resume": {"token_ids": ["1"]}},
         {"t": "submit", "epoch": 1, "request_id": "r", "credit": 1},
+        {"t": "control", "epoch": 1, "call_id": "", "method": "m"},
+        {"t": "control", "epoch": 1, "call_id": "c", "method": "m" * 257},
+        {"t": "control", "epoch": 1, "call_id": "c", "method": "m", "kwargs": {1: 2}},
+        {"t": "control", "epoch": 1, "call_id": "c", "method": "m", "remaining_s": -1},
+        {"t": "submit", "epoch": 1, "request_id": "r", "stream_to": [-1]},
+        {"t": "feed", "epoch": 1, "request_id": "r", "attempt": 0, "from_stage": 0, "number": -1},
+        {"t": "feed", "epoch": 1, "request_id": "r", "attempt": 0, "from_stage": -1, "number": 0},
+        {"t": "feed", "epoch": 1, "request_id": "r", "attempt": 0, "from_stage": 0, "number": 0, "payload": "k"},
+        {"t": "room", "epoch": 1, "request_id": "r", "attempt": 0, "to_stage": 1, "number": 1 << 53},
     ]
     for fields in bad:
         with pytest.raises(WireError):

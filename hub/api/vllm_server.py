@@ -1,0 +1,177 @@
+"""``--api vllm``: vLLM's own OpenAI server in front of the hub, with all that ``vllm serve`` offers for a text stage.
+
+What takes long (importing vLLM, reading the model's config and tokenizer) is done by ``VllmFrontend`` before the hub's
+loop runs; no weights are loaded here, and no device is needed.
+"""
+
+from __future__ import annotations
+
+import logging
+import shlex
+from typing import TYPE_CHECKING, Any, Final
+
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from starlette.responses import Response
+from starlette.routing import Route
+from vllm import AsyncEngineArgs
+from vllm.config import VllmConfig
+from vllm.entrypoints.launchers.api_server.app_state import init_app_state
+from vllm.entrypoints.launchers.app import build_app
+from vllm.entrypoints.launchers.cli_args import FrontendArgs, make_arg_parser, validate_parsed_serve_args
+from vllm.entrypoints.launchers.launcher import validate_api_server_args
+from vllm.reasoning import ReasoningParserManager
+from vllm.renderers import renderer_from_config
+from vllm.tool_parsers import ToolParserManager
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+from vllm.v1.metrics.prometheus import get_prometheus_registry
+
+from hub.api.routes import ready_response
+from hub.api.vllm_client import TASKS, OmniEngineClient
+from hub.api.vllm_errors import HubHeaders
+from hub.api.vllm_params import default_overrides
+from omni_discovery.errors import ConfigError
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+
+    from starlette.requests import Request
+    from starlette.types import ASGIApp
+
+    from hub.async_omni import AsyncOmni
+    from omni_discovery.deploy import DeployConfig, StageConfig
+
+#: Flags of vLLM's server that say how it listens, which is the hub's own affair, or that only its own engine obeys.
+_NOT_HERE: Final = frozenset(
+    {
+        "host",
+        "port",
+        "grpc_port",
+        "uds",
+        "uvicorn_log_level",
+        "disable_uvicorn_access_log",
+        "disable_access_log_for_endpoints",
+        "h11_max_incomplete_event_size",
+        "h11_max_header_count",
+        "lora_modules",
+        "enable_per_request_metrics",
+        "enable_flash_late_interaction",
+    }
+)
+_NOT_HERE_PREFIXES: Final = ("ssl_", "enable_ssl", "data_parallel_", "dp_")
+
+
+class VllmFrontend:
+    """The server of vLLM, ready to be put in front of a hub. Raise ConfigError if pipeline or flags don't fit it."""
+
+    def __init__(self, deploy: DeployConfig, flags: str) -> None:
+        self._stage = serving_stage(deploy)
+        self._arguments = parse_flags(flags)
+        self._config = self._read_model()
+        self._arguments.model = self._stage.model
+        self._arguments.served_model_name = [deploy.served_name]
+        # One place says how reasoning is read: the stage's engine_args.
+        self._arguments.structured_outputs_config = self._config.structured_outputs_config
+        try:
+            validate_api_server_args(self._arguments)  # type: ignore[no-untyped-call, unused-ignore]
+        except KeyError as error:
+            raise ConfigError(f"--api-args: {error.args[0]}") from error
+        self._renderer = renderer_from_config(self._config)
+
+    async def build(self, omni: AsyncOmni) -> ASGIApp:
+        """The web application over one AsyncOmni."""
+        client = OmniEngineClient(omni, self._stage.stage_id, self._config, self._renderer)
+        root = logging.getLogger()
+        level = root.level
+        app = build_app(self._arguments, TASKS, self._config.model_config)
+        # One of the routers turns the whole program's log down.
+        root.setLevel(level)
+
+        async def ready(_: Request) -> Response:
+            return ready_response(omni)
+
+        async def exposition(_: Request) -> Response:
+            figures = generate_latest(omni.metrics) + generate_latest(get_prometheus_registry())
+            return Response(figures, media_type=CONTENT_TYPE_LATEST)
+
+        app.router.routes[:0] = [Route("/ready", ready), Route("/metrics", exposition)]
+        await init_app_state(client, app.state, self._arguments, TASKS)
+        return HubHeaders(app, omni)
+
+    def _read_model(self) -> Any:
+        stage = self._stage
+        # Where the KV cache goes is the engine's affair, and may need a device.
+        known = AsyncEngineArgs.__dataclass_fields__.keys() - {"kv_transfer_config"}
+        given = {name: value for name, value in stage.engine_args.items() if name in known}
+        of_document = default_overrides(stage.default_sampling_params)
+        overrides = {**(given.get("override_generation_config") or {}), **of_document}
+        try:
+            arguments = AsyncEngineArgs(
+                **{**given, "model": stage.model, "override_generation_config": overrides, "disable_log_stats": True}
+            )
+            model = arguments.create_model_config()
+            # As vLLM's own server without an engine has it: nothing is computed here.
+            model.quantization = None
+            return VllmConfig(
+                model_config=model, structured_outputs_config=arguments.create_structured_outputs_config()
+            )
+        except (TypeError, ValueError, OSError) as error:
+            raise ConfigError(f"stage {stage.stage_id}: vLLM can't read the model {stage.model}: {error}") from error
+
+
+def serving_stage(deploy: DeployConfig) -> StageConfig:
+    """The stage that answers: the first that puts out text. Raise ConfigError if vLLM's server can't speak for it."""
+    stage = next((stage for stage in deploy.stages if stage.final_output == "text"), None)
+    if stage is None:
+        raise ConfigError("--api vllm serves text, and no stage of this pipeline has final_output: text")
+    if stage.engine != "vllm":
+        raise ConfigError(f"--api vllm needs a vLLM stage; stage {stage.stage_id} is {stage.engine}")
+    if stage.engine_args.get("runner", "auto") == "pooling":
+        raise ConfigError(f"--api vllm: stage {stage.stage_id} pools, and only stages that make tokens are served")
+    if not all(_only_prefills(deploy, each, stage) for each in deploy.inputs_of(stage.stage_id)):
+        raise ConfigError(
+            f"--api vllm needs a text stage that reads prompts; stage {stage.stage_id} takes the hand-off of another"
+        )
+    return stage
+
+
+def _only_prefills(deploy: DeployConfig, stage_id: int, stage: StageConfig) -> bool:
+    """Whether a stage reads the prompts of another one for it, as one model in two stages does."""
+    before = deploy.stage(stage_id)
+    is_entry = not deploy.inputs_of(stage_id)
+    return is_entry and before.engine_args.get("pd") == "prefill" and before.model == stage.model
+
+
+def parse_flags(flags: str) -> Namespace:
+    """The flags for vLLM's server, as ``vllm serve`` takes them. Raise ConfigError."""
+    parser = make_arg_parser(_Parser(prog="--api-args", add_help=False))  # type: ignore[no-untyped-call, unused-ignore]
+    try:
+        usual: Namespace = parser.parse_args([])
+        arguments: Namespace = parser.parse_args(shlex.split(flags))
+        check_flags(arguments, usual)
+        validate_parsed_serve_args(arguments)
+        if arguments.tool_parser_plugin:
+            ToolParserManager.import_tool_parser(arguments.tool_parser_plugin)
+        if getattr(arguments, "reasoning_parser_plugin", ""):
+            ReasoningParserManager.import_reasoning_parser(arguments.reasoning_parser_plugin)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"--api-args: {error}".replace("Error: ", "")) from error
+    return arguments
+
+
+def check_flags(arguments: Namespace, usual: Namespace) -> None:
+    """Raise ConfigError for flags that would have no effect here."""
+    taken = {name for kind in FrontendArgs.__mro__ for name in getattr(kind, "__annotations__", {})}
+    taken |= {"enable_log_requests", "reasoning_parser_plugin"}
+    for name, value in vars(arguments).items():
+        if value == getattr(usual, name, None):
+            continue
+        flag = f"--{name.replace('_', '-')}"
+        if name in _NOT_HERE or name.startswith(_NOT_HERE_PREFIXES):
+            raise ConfigError(f"--api-args: {flag} has no effect on a hub; leave it out")
+        if name not in taken:
+            raise ConfigError(f"--api-args: {flag} is the engine's: say it in the stage's engine_args")
+
+
+class _Parser(FlexibleArgumentParser):  # type: ignore[misc, unused-ignore]
+    def error(self, message: str) -> Any:
+        raise ConfigError(f"--api-args: {message}")

@@ -1,0 +1,208 @@
+"""Omni: a pipeline for batch users. A list of prompts in, a list of results out, no event loop in sight."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import concurrent.futures
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, ExitStack, contextmanager
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NoReturn, Self
+
+import uvloop
+
+from hub.batch import BatchOptions, run_batch
+from hub.cli import ServeCommand, check_flags, serve_config
+from hub.results import OmniResult
+from hub.running_hub import RunningHub, ServeConfig, embed_etcd
+from omni_discovery.deploy import DeployConfig
+from omni_discovery.deploy_file import load_deploy
+from omni_discovery.errors import ConfigError, RequestError, StageUnavailableError
+from omni_discovery.loop_thread import LoopThread
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from hub.async_omni import AsyncOmni
+    from hub.local_stages import LocalStages
+
+_CHECK_S: Final = 0.1
+#: What stopping may take beside the drain of local replicas.
+_STOP_S: Final = 60.0
+#: How long an interrupted batch may take to abort what it has sent.
+_ABORT_S: Final = 10.0
+
+
+class Omni:
+    """A hub in this process, on a thread of its own; ready when made. Use it in a ``with``, or close it.
+
+    ``deploy`` is a deploy YAML or a DeployConfig. ``flags`` are those of ``omni serve``, and mean the same:
+    ``["--etcd-endpoints", "10.0.0.5:2379", "--hub-only"]`` uses replicas that run elsewhere. Without any, every stage
+    runs here, beside an etcd of its own. Raise OmniError if it can't start, or not within ``ready_timeout_s``.
+    """
+
+    def __init__(
+        self,
+        deploy: str | PathLike[str] | DeployConfig,
+        flags: Sequence[str] = (),
+        *,
+        max_concurrency: int = 64,
+        ready_timeout_s: float = 600.0,
+    ) -> None:
+        if max_concurrency < 1:
+            raise ConfigError(f"max_concurrency is {max_concurrency}; it must be at least 1")
+        self._config = _read_flags(deploy, flags)
+        self._max_concurrency = max_concurrency
+        self._stopping = asyncio.Event()
+        self._thread = LoopThread("omni-hub", uvloop.new_event_loop)
+        #: Set on the thread: the hub once every stage can take work, or what stands in the way.
+        self._ready: concurrent.futures.Future[AsyncOmni] = concurrent.futures.Future()
+        self._served = self._thread.start(self._serve())
+        try:
+            self._omni = self._wait_ready(ready_timeout_s)
+        except BaseException:
+            self.close()
+            raise
+
+    def generate(
+        self,
+        prompts: Sequence[Any] | str | Mapping[str, Any],
+        sampling_params_list: Sequence[Mapping[str, Any] | None] | None = None,
+        *,
+        modalities: Sequence[str] | None = None,
+        timeout_s: float | None = None,
+        use_tqdm: bool = True,
+    ) -> list[OmniResult]:
+        """Run all prompts, at most ``max_concurrency`` at once; return one result for each, in their order.
+
+        A prompt is a text, a list of token ids, a list of chat messages, or a mapping with ``prompt``,
+        ``prompt_token_ids`` or ``messages``. ``sampling_params_list`` has one mapping for each stage, in pipeline
+        order, None for the defaults. A prompt that fails fails alone: its result has the ``error``, which reading its
+        ``text`` or ``images`` raises. ``timeout_s`` is for each prompt, from when it begins. An interrupt (Ctrl-C)
+        aborts all that runs, then goes on up. Raise RequestError for what is wrong with the call itself.
+        """
+        if self._served.done():
+            raise RequestError("this Omni is closed, or its hub has failed")
+        graph = self._omni.graph
+        graph.plan(modalities)
+        options = BatchOptions(
+            max_concurrency=self._max_concurrency,
+            timeout_s=self._config.hub.request_timeout_s if timeout_s is None else timeout_s,
+            params=graph.params_of(None, sampling_params_list),
+            modalities=modalities,
+        )
+        asked = [prompts] if isinstance(prompts, str | Mapping) else list(prompts)
+        with _progress_bar(len(asked), shown=use_tqdm) as bar:
+            return self._run(asked, options, bar)
+
+    def close(self) -> None:
+        """Stop the hub and drain its local replicas. Idempotent."""
+        if not self._served.done():
+            self._thread.call(self._stopping.set)
+            concurrent.futures.wait([self._served], self._config.drain_timeout_s + _STOP_S)
+        self._thread.close()
+
+    def __enter__(self) -> Self:
+        """The same."""
+        return self
+
+    def __exit__(
+        self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        """Close it."""
+        self.close()
+
+    def _run(self, prompts: Sequence[Any], options: BatchOptions, bar: Any) -> list[OmniResult]:
+        ended: concurrent.futures.Future[None] = concurrent.futures.Future()
+
+        async def run() -> list[OmniResult]:
+            try:
+                return await run_batch(self._omni, prompts, options, bar.update)
+            finally:
+                ended.set_result(None)
+
+        running = self._thread.start(run())
+        try:
+            return running.result()
+        except BaseException:
+            # Each request that is cancelled tells its replicas before the batch has ended.
+            running.cancel()
+            concurrent.futures.wait([ended], _ABORT_S)
+            raise
+
+    def _wait_ready(self, timeout_s: float) -> AsyncOmni:
+        try:
+            return self._ready.result(timeout_s)
+        except concurrent.futures.TimeoutError as error:
+            stage_id = self._config.deploy.stages[0].stage_id
+            raise StageUnavailableError(
+                stage_id, f"not every stage of the pipeline could take work within {timeout_s:g} s"
+            ) from error
+
+    # ---- on the thread
+
+    async def _serve(self) -> None:
+        try:
+            with ExitStack() as outer:
+                # On this thread, because what it starts dies with it.
+                endpoints = self._config.endpoints or embed_etcd(outer, self._config)
+                async with AsyncExitStack() as stack:
+                    hub = RunningHub(self._config, endpoints, "", self._stopping)
+                    started = await hub.start(stack)
+                    if started is not None:
+                        self._ready.set_result(await self._until_ready(*started, hub))
+                        await self._stopping.wait()
+        except Exception as error:
+            if self._ready.done():
+                raise
+            self._ready.set_exception(error)
+        finally:
+            self._ready.cancel()
+
+    async def _until_ready(self, omni: AsyncOmni, stages: LocalStages, hub: RunningHub) -> AsyncOmni:
+        while not all(stage.pickable for stage in omni.stage_status()):
+            for stage_id, code in stages.ended().items():
+                await hub.take_back_pipeline()
+                raise ConfigError(f"stage {stage_id} does not run here (exit code {code}): its log says why")
+            if self._stopping.is_set():
+                raise RequestError("this Omni was closed before it was ready")
+            await asyncio.sleep(_CHECK_S)
+        return omni
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"flags of Omni: {message}")
+
+
+def _read_flags(deploy: str | PathLike[str] | DeployConfig, flags: Sequence[str]) -> ServeConfig:
+    parser = _Parser(add_help=False)
+    ServeCommand().add_arguments(parser)
+    if not isinstance(deploy, DeployConfig):
+        deploy = load_deploy(Path(deploy))
+    # The document is here already: the flags are checked as if it had been named.
+    arguments = parser.parse_args(["--deploy-config", "given", *flags])
+    if arguments.headless or arguments.model or arguments.api != "omni":
+        raise ConfigError("flags of Omni: --headless, --api and a MODEL are for omni serve")
+    check_flags(arguments)
+    if arguments.stage_id is not None:
+        deploy.stage(arguments.stage_id)
+    return serve_config(arguments, deploy)
+
+
+@contextmanager
+def _progress_bar(total: int, *, shown: bool) -> Iterator[Any]:
+    if not shown:
+        yield _NoBar()
+        return
+    from tqdm import tqdm
+
+    with tqdm(total=total, unit="prompt", dynamic_ncols=True) as bar:
+        yield bar
+
+
+class _NoBar:
+    def update(self) -> None:
+        """Nobody looks."""

@@ -1,0 +1,112 @@
+"""What a whole request came to: its outputs put together, stage by stage. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from hub.outputs import OmniOutput
+from omni_discovery.errors import RequestError
+
+
+@dataclass(frozen=True, slots=True)
+class StageResult:
+    """All that one final stage put out. ``timings_s`` holds seconds by name, as the replica measured them."""
+
+    stage_id: int
+    modality: str
+    text: str = ""
+    token_ids: tuple[int, ...] = ()
+    #: Each image, or piece of audio, as a file of type ``mime``.
+    data: tuple[bytes, ...] = ()
+    mime: str = ""
+    finish_reason: str | None = None
+    usage: Mapping[str, int] = field(default_factory=dict)
+    timings_s: Mapping[str, float] = field(default_factory=dict)
+    #: ``stage/replica_id`` of the replica that ended it.
+    replica: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class OmniResult:
+    """One request of a batch. A failed one has its ``error``, and what it had put out until then in ``stages``."""
+
+    #: Where its prompt stands in the batch.
+    index: int
+    request_id: str
+    prompt: Any
+    #: The final stages that put something out or ended, in order of appearance.
+    stages: tuple[StageResult, ...] = ()
+    #: Seconds by name for the whole pipeline.
+    timings_s: Mapping[str, float] = field(default_factory=dict)
+    error: RequestError | None = None
+
+    @property
+    def text(self) -> str:
+        """The text of the first stage of text; empty if there is none. Raise the error of a failed request."""
+        self.raise_for_error()
+        return next((stage.text for stage in self.stages if stage.modality == "text"), "")
+
+    @property
+    def images(self) -> tuple[bytes, ...]:
+        """All images, as files. Raise the error of a failed request."""
+        self.raise_for_error()
+        return tuple(image for stage in self.stages if stage.modality == "image" for image in stage.data)
+
+    @property
+    def finish_reason(self) -> str | None:
+        """Why the first final stage ended. Raise the error of a failed request."""
+        self.raise_for_error()
+        return self.stages[0].finish_reason if self.stages else None
+
+    def stage(self, stage_id: int) -> StageResult | None:
+        """What one stage put out, None if nothing."""
+        return next((stage for stage in self.stages if stage.stage_id == stage_id), None)
+
+    def raise_for_error(self) -> None:
+        """Raise RequestError if the request failed."""
+        if self.error is not None:
+            raise self.error
+
+
+class ResultBuilder:
+    """Puts the outputs of one request together."""
+
+    def __init__(self, index: int, request_id: str, prompt: Any) -> None:
+        self._head = (index, request_id, prompt)
+        self._pieces: dict[int, list[OmniOutput]] = {}
+        self._timings_s: Mapping[str, float] = {}
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing has come yet."""
+        return not self._pieces
+
+    def add(self, output: OmniOutput) -> None:
+        """Take in one output."""
+        if output.is_summary:
+            self._timings_s = output.timings_s
+        else:
+            self._pieces.setdefault(output.stage_id, []).append(output)
+
+    def result(self, error: RequestError | None = None) -> OmniResult:
+        """What has come so far, as the result of the request."""
+        stages = tuple(_joined(pieces) for pieces in self._pieces.values())
+        return OmniResult(*self._head, stages, self._timings_s, error)
+
+
+def _joined(pieces: list[OmniOutput]) -> StageResult:
+    last = pieces[-1]
+    return StageResult(
+        stage_id=last.stage_id,
+        modality=last.modality,
+        text="".join(piece.text for piece in pieces),
+        token_ids=tuple(token_id for piece in pieces for token_id in piece.token_ids),
+        data=tuple(piece.data for piece in pieces if piece.data),
+        mime=next((piece.mime for piece in pieces if piece.mime), ""),
+        finish_reason=last.finish_reason,
+        usage=last.usage,
+        timings_s=last.timings_s,
+        replica=last.replica,
+    )

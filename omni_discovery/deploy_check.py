@@ -1,0 +1,63 @@
+"""What to tell people about a deploy document: where two of them differ, and what in one may be a slip. Pure."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection
+from typing import Any, Final
+
+import msgspec
+
+from omni_discovery.deploy import DeployConfig
+
+#: The engines of our own; third parties add theirs by entry point, on the hosts of their replicas.
+ENGINES: Final = ("diffusion", "echo", "vllm")
+
+_MOST_SAID: Final = 3
+_LONGEST_VALUE: Final = 60
+
+
+def describe_difference(ours: DeployConfig, theirs: DeployConfig) -> str:
+    """Name the first few places where two documents differ; empty if they do not."""
+    mine, others = ({stage.stage_id for stage in deploy.stages} for deploy in (ours, theirs))
+    told = [f"stage {stage_id} only {'here' if stage_id in mine else 'in force'}" for stage_id in sorted(mine ^ others)]
+    told += _differences("", _by_name(ours, mine & others), _by_name(theirs, mine & others))
+    more = f" (and {len(told) - _MOST_SAID} more)" if len(told) > _MOST_SAID else ""
+    return "; ".join(told[:_MOST_SAID]) + more
+
+
+def doubtful_engines(deploy: DeployConfig, installed: Collection[str]) -> list[str]:
+    """Stages whose engine nobody here knows, ``installed`` being those of third parties; with the nearest name."""
+    known = sorted({*ENGINES, *installed})
+    told = []
+    for stage in deploy.stages:
+        if stage.engine not in known:
+            near = difflib.get_close_matches(stage.engine, known, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
+            told.append(f"stage {stage.stage_id}: engine {stage.engine!r} is not known on this host; {hint}")
+    return told
+
+
+def _by_name(deploy: DeployConfig, shared: Collection[int]) -> dict[str, Any]:
+    document: dict[str, Any] = msgspec.to_builtins(deploy)
+    stages = [stage for stage in document.pop("stages") if stage["stage_id"] in shared]
+    named = {f"stage {stage['stage_id']}": stage for stage in stages}
+    return named | document | {"order of stages": str([stage["stage_id"] for stage in stages])}
+
+
+def _differences(path: str, ours: Any, theirs: Any) -> list[str]:
+    if isinstance(ours, dict) and isinstance(theirs, dict):
+        names = [*ours, *(name for name in theirs if name not in ours)]
+        pairs = [(f"{path}.{name}".lstrip("."), ours.get(name), theirs.get(name)) for name in names]
+    elif isinstance(ours, list | tuple) and isinstance(theirs, list | tuple) and len(ours) == len(theirs):
+        pairs = [
+            (f"{path}[{index}]", mine, other) for index, (mine, other) in enumerate(zip(ours, theirs, strict=True))
+        ]
+    else:
+        return [] if ours == theirs else [f"{path}: {_short(ours)} here, {_short(theirs)} in force"]
+    return [told for pair in pairs for told in _differences(*pair)]
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}..."

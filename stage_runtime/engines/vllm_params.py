@@ -1,0 +1,49 @@
+"""What was asked of a token stage, as vLLM's own sampling parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from omni_discovery.errors import InvalidRequestError
+
+
+def sampling_params(given: Mapping[str, Any]) -> Any:
+    """The SamplingParams for what ``token_sampling`` gave. Raise InvalidRequestError if vLLM refuses it."""
+    from vllm import SamplingParams
+    from vllm.exceptions import VLLMValidationError
+    from vllm.sampling_params import RequestOutputKind
+
+    chosen = {name: value for name, value in given.items() if value is not None}
+    # Without a bound of its own, an answer may fill the context.
+    chosen.setdefault("max_tokens", None)
+    try:
+        for name, kind in _classes().items():
+            if name in chosen:
+                # Only what was set: an older vLLM may not know the rest.
+                chosen[name] = kind(**msgspec.to_builtins(chosen[name]))
+        return SamplingParams(output_kind=RequestOutputKind.DELTA, **chosen)
+    except (TypeError, ValueError, VLLMValidationError) as error:
+        raise InvalidRequestError(str(error)) from error
+
+
+def check_prompt(token_ids: Sequence[int], longest: int, vocab_size: int) -> None:
+    """Raise InvalidRequestError for a prompt that leaves no room for an answer or holds what is no token."""
+    if len(token_ids) >= longest:
+        raise InvalidRequestError(
+            f"this model's maximum context length is {longest} tokens, and at least one is for the answer; "
+            f"the prompt has {len(token_ids)} tokens. Make it shorter"
+        )
+    if min(token_ids) < 0 or max(token_ids) >= vocab_size:
+        # vLLM's own check lets pass what its tokenizer alone knows, and the engine would die of it.
+        raise InvalidRequestError("a token id of the prompt is out of the vocabulary")
+
+
+def _classes() -> dict[str, Any]:
+    """The classes of vLLM for the parameters that are no plain values."""
+    from vllm import sampling_params
+
+    names = {"structured_outputs": "StructuredOutputsParams", "repetition_detection": "RepetitionDetectionParams"}
+    return {name: getattr(sampling_params, kind) for name, kind in names.items() if hasattr(sampling_params, kind)}

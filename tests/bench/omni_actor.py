@@ -1,0 +1,89 @@
+"""A hub in Python alone, without HTTP, in a process of its own; for an Actor."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import Future
+from contextlib import AsyncExitStack
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import uvloop
+
+from hub.async_omni import AsyncOmni
+from hub.config import HubConfig
+from hub.running_hub import RunningHub, ServeConfig
+from omni_discovery.deploy import parse_deploy
+from omni_discovery.registry_security import RegistrySecurity
+from tests.bench.actors import now_s
+
+
+class OmniActor:
+    """Joins the registry at ``endpoint`` and serves Python calls."""
+
+    def __init__(self, endpoint: str, namespace: str, deploy: str) -> None:
+        self._config = ServeConfig(
+            deploy=parse_deploy(deploy, "bench"),
+            hub=HubConfig(),
+            endpoints=endpoint,
+            security=RegistrySecurity(),
+            security_flags=(),
+            namespace=namespace,
+            ttl_s=10.0,
+            policy="least-load",
+            host="",
+            port=0,
+            local_stages=(),
+            replica_address=None,
+            runtime_dir=Path("/nonexistent"),
+            etcd_binary=None,
+        )
+        self._loop = uvloop.new_event_loop()
+        self._ready: Future[AsyncOmni] = Future()
+        self._stopping: asyncio.Event
+        self._thread = Thread(target=self._loop.run_until_complete, args=(self._serve(endpoint),), daemon=True)
+        self._thread.start()
+        self._omni = self._ready.result(30.0)
+
+    def rate(self, at_once: int, count: int, prompt: str) -> float:
+        """Requests per second with so many of them out at any time."""
+        began_s = now_s()
+        self._call(self._ask_all(at_once, count, prompt))
+        return count / (now_s() - began_s)
+
+    def streams(self, count: int, prompt: str) -> int:
+        """So many at once; how many pieces came."""
+        return int(self._call(self._ask_all(count, count, prompt)))
+
+    def shut(self) -> None:
+        """Leave the registry."""
+        self._loop.call_soon_threadsafe(self._stopping.set)
+        self._thread.join(10.0)
+
+    def _call(self, work: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    async def _serve(self, endpoint: str) -> None:
+        self._stopping = asyncio.Event()
+        async with AsyncExitStack() as stack:
+            started = await RunningHub(self._config, endpoint, "", self._stopping).start(stack)
+            assert started is not None
+            omni = started[0]
+            while not all(stage.pickable == stage.registered > 0 for stage in omni.stage_status()):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            self._ready.set_result(omni)
+            await self._stopping.wait()
+
+    async def _ask_all(self, at_once: int, count: int, prompt: str) -> int:
+        left = iter(range(count))
+        pieces = 0
+
+        async def keep_asking() -> None:
+            nonlocal pieces
+            for _ in left:
+                async for output in self._omni.generate({"prompt": prompt}):
+                    pieces += bool(output.text)
+
+        await asyncio.gather(*(keep_asking() for _ in range(at_once)))
+        return pieces

@@ -1,0 +1,122 @@
+"""What vLLM's server asks for reaches vLLM's engine unchanged, by way of the hub, or is refused by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from hub.api.vllm_params import params_of_choices, stage_params
+from omni_discovery.errors import InvalidRequestError
+from stage_runtime.engines.sampling import TokenSampling, token_sampling
+from stage_runtime.engines.vllm_params import sampling_params
+from tests.support.engines import as_the_supervisor_has_it
+
+pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
+
+
+@pytest.fixture(scope="module")
+def vllm_sampling() -> Any:
+    with as_the_supervisor_has_it():
+        from vllm import sampling_params as found
+    return found
+
+
+def carried(asked: Any) -> Any:
+    """The parameters as a replica's engine gets them, by way of the wire."""
+    params = msgspec.msgpack.decode(msgspec.msgpack.encode(stage_params(asked)), strict=False)
+    return sampling_params(token_sampling(params))
+
+
+def asked_in(vllm_sampling: Any) -> dict[str, dict[str, Any]]:
+    structured, repetition = vllm_sampling.StructuredOutputsParams, vllm_sampling.RepetitionDetectionParams
+    return {
+        "greedy": {"temperature": 0.0},
+        "sampled": {"temperature": 0.7, "top_p": 0.9, "top_k": 5, "min_p": 0.1, "seed": 0, "max_tokens": 9},
+        "penalties": {"presence_penalty": -1.0, "frequency_penalty": 2.0, "repetition_penalty": 1.2},
+        "ends": {"stop": ["a", "b"], "stop_token_ids": [3, 4], "min_tokens": 2, "ignore_eos": True, "max_tokens": 3},
+        "stop shown": {"stop": "a", "include_stop_str_in_output": True},
+        "tokens": {"logit_bias": {5: -100.0, 6: 1.5}, "allowed_token_ids": [5, 6, 7], "bad_words": ["no", "never"]},
+        "wording": {"skip_special_tokens": False, "spaces_between_special_tokens": False},
+        "json": {"structured_outputs": structured(json={"type": "object"}, disable_any_whitespace=True)},
+        "json text": {"structured_outputs": structured(json='{"type": "object"}', whitespace_pattern=" ?")},
+        "any json": {"structured_outputs": structured(json_object=True)},
+        "choice": {"structured_outputs": structured(choice=["yes", "no"])},
+        "regex": {"structured_outputs": structured(regex="[0-9]+")},
+        "grammar": {"structured_outputs": structured(grammar='root ::= "a"')},
+        "tag": {"structured_outputs": structured(structural_tag="{}")},
+        "repetition": {"repetition_detection": repetition(max_pattern_size=4, min_pattern_size=2, min_count=3)},
+        "thinking": {"thinking_token_budget": 12},
+        "no bound": {"max_tokens": None},
+    }
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "greedy",
+        "sampled",
+        "penalties",
+        "ends",
+        "stop shown",
+        "tokens",
+        "wording",
+        "json",
+        "json text",
+        "any json",
+        "choice",
+        "regex",
+        "grammar",
+        "tag",
+        "repetition",
+        "thinking",
+        "no bound",
+    ],
+)
+def test_what_was_asked_reaches_the_engine_as_it_was_asked(vllm_sampling: Any, name: str) -> None:
+    kind = vllm_sampling.RequestOutputKind.DELTA
+    asked = vllm_sampling.SamplingParams(output_kind=kind, **asked_in(vllm_sampling)[name])
+    assert carried(asked) == asked
+
+
+def test_every_field_of_vllms_is_carried_made_here_or_refused(vllm_sampling: Any) -> None:
+    """A field that a later vLLM adds is refused until somebody has thought about it."""
+    known = set(TokenSampling.__struct_fields__)
+    ours = {"n", "output_kind", "detokenize", "skip_clone", "output_text_buffer_length", "skip_reading_prefix_cache"}
+    usual = vllm_sampling.SamplingParams()
+    for name in set(vllm_sampling.SamplingParams.__struct_fields__) - known - ours:
+        if name.startswith("_"):
+            continue
+        asked = vllm_sampling.SamplingParams()
+        setattr(asked, name, 3 if getattr(usual, name) is None else not getattr(usual, name))
+        with pytest.raises(InvalidRequestError, match=name):
+            stage_params(asked)
+
+
+def test_nothing_is_said_of_what_was_not_asked(vllm_sampling: Any) -> None:
+    """So that the document's defaults stand for all that the server has not settled."""
+    said = stage_params(vllm_sampling.SamplingParams(max_tokens=7, extra_args={}))
+    assert set(said) == {"temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_tokens"}
+
+
+def test_the_seeds_of_several_answers_count_up_from_the_one_that_was_asked(vllm_sampling: Any) -> None:
+    choices = params_of_choices(vllm_sampling.SamplingParams(n=3, seed=40))
+    assert [params["seed"] for params in choices] == [40, 41, 42]
+    assert "seed" not in params_of_choices(vllm_sampling.SamplingParams(n=2))[1]
+
+
+@pytest.mark.parametrize(
+    ("params", "said"),
+    [
+        ({"structured_outputs": {}}, "structured outputs"),
+        ({"structured_outputs": {"json": {}, "regex": "a"}}, "structured outputs"),
+        ({"structured_outputs": {"yaml": "a"}}, "yaml"),
+        ({"structured_outputs": {"choice": []}}, "structured_outputs.choice"),
+        ({"repetition_detection": {"max_pattern_size": 4}}, "min_count"),
+        ({"allowed_token_ids": [-1]}, "allowed_token_ids"),
+    ],
+)
+def test_a_form_that_makes_no_sense_is_refused_by_name(vllm_sampling: Any, params: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidRequestError, match=said):
+        sampling_params(token_sampling(params))

@@ -1,0 +1,47 @@
+"""A hub that is told to stop while an answer is open goes soon, and in order."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import signal
+import time
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from tests.support.hub import Hub
+
+SLOW = """
+model: echo
+stages:
+  - {stage_id: 0, engine: echo, engine_args: {capacity: 4, delay_s: 0.1}, final_output: text}
+"""
+
+
+def test_ctrl_c_with_an_open_stream_waits_for_no_lease(tmp_path: Path) -> None:
+    """1. a hub with a local replica streams an answer that takes minutes; SIGINT
+    2. after the grace for open answers the stream ends with an error; the replica drains, and this hub, which still
+       stands, acknowledges it: nobody waits until a lease has run out
+    """
+    hub = Hub.of_yaml(tmp_path, SLOW).wait_ready()
+    try:
+        where = urlsplit(hub.url)
+        assert where.hostname is not None
+        connection = http.client.HTTPConnection(where.hostname, where.port, timeout=60)
+        body = {"messages": [{"role": "user", "content": "word " * 2000}], "stream": True}
+        connection.request("POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json"})
+        stream = connection.getresponse()
+        assert stream.readline().startswith(b"data: ")
+        began_s = time.monotonic()
+        hub.process.send_signal(signal.SIGINT)
+        rest = stream.read().decode()
+        assert hub.process.wait(60) == 0, hub.text
+        took_s = time.monotonic() - began_s
+        connection.close()
+    finally:
+        left = hub.stop()
+    assert not left
+    assert "the hub is stopping" in rest
+    assert "replica.drain_unacknowledged" not in hub.text
+    assert hub.text.index("supervisor.draining") < hub.text.index("hub.closed")
+    assert took_s < 12.0

@@ -1,0 +1,183 @@
+"""``omni serve --api vllm`` as a user sees it: vLLM's own OpenAI server in front of one vLLM stage."""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import openai
+import pytest
+
+from tests.support.engines import DEMO
+from tests.support.hub import Hub
+from tests.support.processes import Child, wait_for
+
+pytestmark = [pytest.mark.e2e, pytest.mark.vllm]
+
+THINKER = f"""
+model: omni-demo
+stages:
+  - stage_id: 0
+    engine: vllm
+    model: {DEMO / "thinker"}
+    engine_args:
+      dtype: float32
+      max_model_len: 256
+      max_num_seqs: 8
+      kv_cache_memory_bytes: 33554432
+      enforce_eager: true
+      structured_outputs_config: {{backend: xgrammar, disable_any_whitespace: true}}
+    default_sampling_params: {{temperature: 0.0, max_tokens: 2}}
+    final_output: text
+"""
+API = ["--api", "vllm", "--api-args", "--enable-auto-tool-choice --tool-call-parser hermes"]
+SUM = [{"role": "user", "content": "What is 3 + 4?"}]
+ADD = {
+    "type": "object",
+    "properties": {"a": {"enum": [1, 2]}},
+    "required": ["a"],
+    "additionalProperties": False,
+}
+TOOL = {"type": "function", "function": {"name": "add", "strict": True, "parameters": ADD}}
+#: Space, tab and line ends of the thinker's vocabulary, which it likes too well where a grammar allows them.
+WHITE = {str(token_id): -100 for token_id in (211, 212, 215, 234)}
+
+
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hub]:
+    running = Hub.of_yaml(tmp_path_factory.mktemp("vllm-api"), THINKER, *API)
+    try:
+        yield running.wait_ready(200)
+    finally:
+        left = running.stop()
+    assert not left, running.text[-3000:]
+    assert running.process.returncode == 0, running.text[-3000:]
+
+
+@pytest.fixture
+def client(hub: Hub) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{hub.url}/v1", api_key="none", max_retries=0) as made:
+        yield made
+
+
+def test_a_chat_is_answered_whole_and_streamed_alike(client: openai.OpenAI) -> None:
+    """The document's temperature is the default; its max_tokens is not, as vLLM's server has no such default."""
+    whole = client.chat.completions.create(model="omni-demo", messages=SUM)
+    assert whole.choices[0].message.content == "3 + 4 = 7"
+    assert whole.choices[0].finish_reason == "stop"
+    stream = client.chat.completions.create(
+        model="omni-demo", messages=SUM, stream=True, stream_options={"include_usage": True}
+    )
+    chunks = list(stream)
+    texts = [chunk.choices[0].delta.content for chunk in chunks if chunk.choices and chunk.choices[0].delta.content]
+    assert "".join(texts) == "3 + 4 = 7"
+    assert len(texts) > 1
+    assert chunks[-1].usage == whole.usage.model_copy(update={"prompt_tokens_details": None})
+
+
+def test_completions_take_text_and_tokens_and_give_several_answers(client: openai.OpenAI) -> None:
+    asked = {"model": "omni-demo", "prompt": "What is 3 + 4?<|answer|>", "temperature": 0.01}
+    answers = client.completions.create(**asked, n=3)
+    assert [(choice.index, choice.text) for choice in answers.choices] == [(n, "3 + 4 = 7") for n in range(3)]
+    assert client.completions.create(**asked, stop=["="]).choices[0].text == "3 + 4 "
+    cut = client.completions.create(**asked, max_tokens=2).choices[0]
+    assert (cut.text, cut.finish_reason) == ("3 + ", "length")
+
+
+def test_an_answer_keeps_to_the_form_that_was_asked_for(client: openai.OpenAI) -> None:
+    choice = client.chat.completions.create(
+        model="omni-demo", messages=SUM, extra_body={"structured_outputs": {"choice": ["yes", "no"]}}
+    )
+    assert choice.choices[0].message.content in ("yes", "no")
+    schema = {"type": "json_schema", "json_schema": {"name": "add", "schema": ADD, "strict": True}}
+    answer = client.chat.completions.create(model="omni-demo", messages=SUM, response_format=schema)
+    assert json.loads(answer.choices[0].message.content)["a"] in (1, 2)
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "add"}}])
+def test_a_tool_is_called(client: openai.OpenAI, choice: object) -> None:
+    answer = client.chat.completions.create(
+        model="omni-demo", messages=SUM, tools=[TOOL], tool_choice=choice, logit_bias=WHITE
+    )
+    (call,) = answer.choices[0].message.tool_calls
+    assert call.function.name == "add"
+    assert json.loads(call.function.arguments)["a"] in (1, 2)
+
+
+def test_a_tool_call_streams(client: openai.OpenAI) -> None:
+    stream = client.chat.completions.create(
+        model="omni-demo", messages=SUM, tools=[TOOL], tool_choice="required", logit_bias=WHITE, stream=True
+    )
+    calls = [call for chunk in stream if chunk.choices for call in chunk.choices[0].delta.tool_calls or ()]
+    assert calls[0].function.name == "add"
+    assert json.loads("".join(call.function.arguments or "" for call in calls))["a"] in (1, 2)
+
+
+def test_the_responses_endpoint_answers_too(client: openai.OpenAI) -> None:
+    assert client.responses.create(model="omni-demo", input="What is 3 + 4?").output_text == "3 + 4 = 7"
+
+
+def test_models_health_readiness_and_figures(hub: Hub, client: openai.OpenAI) -> None:
+    (model,) = client.models.list()
+    assert (model.id, model.model_extra["max_model_len"]) == ("omni-demo", 256)
+    assert hub.get("/health")[0] == 200
+    assert json.loads(hub.get("/ready")[1])["stages"]["0"]["pickable"] == 1
+    assert "omni_hub_requests_total" in hub.get("/metrics")[1]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("fields", "status", "said"),
+    [
+        ({"logprobs": True}, 400, "logprobs"),
+        ({"vllm_xargs": {"planet": 1}}, 400, "extra_args"),
+        ({"max_tokens": -1}, 400, "max_tokens"),
+        ({"structured_outputs": {"regex": "("}}, 400, "regex"),
+        ({"messages": [{"role": "user", "content": "1 + 1 " * 500}]}, 400, "256"),
+        ({"model": "another"}, 404, "another"),
+    ],
+)
+def test_what_cant_be_asked_is_refused(
+    hub: Hub, stream: bool, fields: dict[str, object], status: int, said: str
+) -> None:
+    found, body = hub.post({"model": "omni-demo", "messages": SUM, "stream": stream, **fields})
+    assert found == status, body
+    assert said in body["error"]["message"]
+    assert hub.ask("1 + 1", model="omni-demo")[0] == 200
+
+
+def test_what_only_the_stage_refuses_is_told_by_name(hub: Hub) -> None:
+    """vLLM itself has no bound on how many texts may stop an answer; a stage has."""
+    found, body = hub.post({"model": "omni-demo", "messages": SUM, "stop": [str(number) for number in range(17)]})
+    assert found == 400, body
+    assert "stop" in body["error"]["message"]
+
+
+def test_a_client_that_leaves_ends_its_request(hub: Hub) -> None:
+    """Eight long answers are under way when the connection closes: none of them goes on."""
+
+    def cancelled() -> int:
+        lines = hub.get("/metrics")[1].splitlines()
+        line = next((line for line in lines if line.startswith('omni_hub_requests_total{outcome="cancelled"}')), "x 0")
+        return int(float(line.split()[1]))
+
+    before = cancelled()
+    asked = {"model": "omni-demo", "messages": SUM, "stream": True, "n": 8, "temperature": 1, "ignore_eos": True}
+    request = urllib.request.Request(
+        f"{hub.url}/v1/chat/completions", json.dumps(asked).encode(), {"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(request, timeout=60) as response:
+        assert response.readline().startswith(b"data: ")
+    wait_for("all eight to be cancelled", lambda: cancelled() == before + 8)
+    wait_for("nothing to be in flight", lambda: "omni_hub_requests_in_flight 0.0" in hub.get("/metrics")[1])
+
+
+def test_a_flag_that_would_have_no_effect_is_refused_at_the_start(tmp_path: Path) -> None:
+    (tmp_path / "deploy.yaml").write_text(THINKER)
+    child = Child(
+        ["serve", "--deploy-config", "deploy.yaml", "--api", "vllm", "--api-args=--max-model-len 64"], tmp_path
+    )
+    assert child.process.wait(120) == 2, child.text
+    assert "--max-model-len is the engine's" in child.text.splitlines()[-1]

@@ -1,0 +1,74 @@
+"""How a hub goes: nothing that waits for etcd holds up what is left to do on its loop."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hub.config import HubConfig
+from hub.running_hub import RunningHub, ServeConfig
+from omni_discovery.clients import OmniCoordClientForHub
+from omni_discovery.registry_security import RegistrySecurity
+from tests.support.hub_fakes import ONE_STAGE, deploy_of
+from tests.support.registry import EtcdServer
+
+
+def serve_config(folder: Path, endpoints: str, **more: Any) -> ServeConfig:
+    return ServeConfig(
+        deploy=deploy_of(ONE_STAGE),
+        hub=HubConfig(),
+        endpoints=endpoints,
+        security=RegistrySecurity(),
+        security_flags=(),
+        namespace="test",
+        ttl_s=2.0,
+        policy="least-load",
+        host="127.0.0.1",
+        port=0,
+        local_stages=(),
+        replica_address=None,
+        runtime_dir=folder,
+        etcd_binary=None,
+        **more,
+    )
+
+
+async def test_an_etcd_that_does_not_answer_holds_up_neither_the_loop_nor_the_end_for_long(
+    tmp_path: Path, server: EtcdServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1. a hub serves; etcd freezes; 2. the hub stops: it waits a bounded time for etcd, and its loop runs meanwhile"""
+    closing_took_s = 0.0
+    close = OmniCoordClientForHub._close_once
+
+    def timed_close(client: OmniCoordClientForHub) -> bool:
+        nonlocal closing_took_s
+        began_s = time.monotonic()
+        is_first = close(client)
+        closing_took_s = time.monotonic() - began_s
+        return is_first
+
+    monkeypatch.setattr(OmniCoordClientForHub, "_close_once", timed_close)
+    async with AsyncExitStack() as stack:
+        hub = RunningHub(serve_config(tmp_path, server.endpoint), server.endpoint, "http://here", asyncio.Event())
+        assert await hub.start(stack) is not None
+        server.signal(signal.SIGSTOP)
+        most_s, looked_s = 0.0, time.monotonic()
+
+        async def look() -> None:
+            nonlocal most_s, looked_s
+            while True:
+                await asyncio.sleep(0.01)
+                now_s = time.monotonic()
+                most_s, looked_s = max(most_s, now_s - looked_s), now_s
+
+        looking = asyncio.create_task(look())
+        await stack.aclose()
+        looking.cancel()
+    assert 0.5 < closing_took_s < 10.0
+    assert most_s < closing_took_s / 2

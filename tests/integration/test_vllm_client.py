@@ -1,0 +1,252 @@
+"""vLLM's own server over a hub and scripted replicas: what the client sees, and what the replicas are told."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import pytest
+
+from omni_discovery import wire
+from omni_discovery.deploy import DeployConfig, StageConfig
+from omni_discovery.errors import ConfigError
+from tests.support.engines import DEMO, as_the_supervisor_has_it
+from tests.support.hub_fakes import FakeReplica, accept_only, running_hub, until
+
+pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
+
+STAGE = StageConfig(
+    stage_id=0,
+    engine="vllm",
+    model=str(DEMO / "thinker"),
+    engine_args={"dtype": "float32", "max_model_len": 64, "enforce_eager": True},
+    default_sampling_params={"temperature": 0.25},
+    final_output="text",
+)
+DEPLOY = DeployConfig(stages=(STAGE,), model="thinker")
+HUB = "stages: [{stage_id: 0, engine: vllm, final_output: text, default_sampling_params: {presence_penalty: 0.5}}]"
+ASK: dict[str, Any] = {"model": "thinker", "prompt": "1 + 1"}
+
+
+@pytest.fixture(scope="module")
+def frontend() -> Any:
+    with as_the_supervisor_has_it():
+        from hub.api.vllm_server import VllmFrontend
+
+        return VllmFrontend(DEPLOY, "")
+
+
+@asynccontextmanager
+async def serving(frontend: Any, script: Any) -> AsyncIterator[tuple[httpx.AsyncClient, FakeReplica]]:
+    replica = FakeReplica(script)
+    async with running_hub(replica, deploy=HUB) as omni:
+        transport = httpx.ASGITransport(await frontend.build(omni), raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://hub", timeout=20) as client:
+            yield client, replica
+
+
+def omni_of(client: httpx.AsyncClient) -> Any:
+    return client._transport.app._omni  # type: ignore[attr-defined]
+
+
+def speak(replica: FakeReplica, submit: wire.Submit) -> None:
+    """Two words, one token each."""
+    about = replica._about(submit)
+    replica.accept(submit)
+    for seq, word in enumerate(("two", " words")):
+        replica.say(wire.Chunk(**about, seq=seq, modality="text", text=word, token_ids=(seq + 20,)))
+    replica.done(submit, 2)
+
+
+async def test_the_replica_gets_tokens_and_parameters_and_the_client_its_words(frontend: Any) -> None:
+    """The server's settled values go along; what nobody asked for is left to the document's defaults."""
+    async with serving(frontend, speak) as (client, replica):
+        answer = (await client.post("/v1/completions", json={**ASK, "seed": 3, "return_token_ids": True})).json()
+    (choice,) = answer["choices"]
+    assert (choice["text"], choice["token_ids"], choice["finish_reason"]) == ("two words", [20, 21], "stop")
+    assert answer["usage"]["completion_tokens"] == 2
+    (submit,) = replica.of(wire.Submit)
+    assert list(submit.inputs) == ["prompt_token_ids"]
+    assert submit.params["temperature"] == 0.25
+    assert (submit.params["seed"], submit.params["presence_penalty"]) == (3, 0.5)
+
+
+async def test_several_answers_are_several_requests_with_seeds_of_their_own(frontend: Any) -> None:
+    async with serving(frontend, speak) as (client, replica):
+        answer = (await client.post("/v1/completions", json={**ASK, "n": 3, "seed": 5})).json()
+    assert [(each["index"], each["text"]) for each in answer["choices"]] == [(n, "two words") for n in range(3)]
+    assert sorted(submit.params["seed"] for submit in replica.of(wire.Submit)) == [5, 6, 7]
+
+
+async def test_a_stream_comes_word_by_word(frontend: Any) -> None:
+    async with serving(frontend, speak) as (client, _):
+        body = (await client.post("/v1/completions", json={**ASK, "stream": True})).text
+    events = [json.loads(line.removeprefix("data: ")) for line in body.split("\n\n") if line.startswith("data: {")]
+    assert [event["choices"][0]["text"] for event in events] == ["two", " words", ""]
+    assert events[-1]["choices"][0]["finish_reason"] == "stop"
+
+
+async def test_two_requests_of_one_name_do_not_disturb_each_other(frontend: Any) -> None:
+    headers = {"X-Request-Id": "same"}
+    async with serving(frontend, speak) as (client, _):
+        answers = await asyncio.gather(*[client.post("/v1/completions", json=ASK, headers=headers) for _ in range(4)])
+    assert [answer.status_code for answer in answers] == [200] * 4
+
+
+def refusing(kind: wire.FailureKind) -> Any:
+    def script(replica: FakeReplica, submit: wire.Submit) -> None:
+        replica.reject(submit, kind)
+
+    return script
+
+
+def failing(replica: FakeReplica, submit: wire.Submit) -> None:
+    replica.accept(submit)
+    replica.fail(submit)
+
+
+@pytest.mark.parametrize(
+    ("script", "status", "kind"),
+    [
+        (refusing(wire.FailureKind.INVALID), 400, "BadRequestError"),
+        (failing, 500, "Internal Server Error"),
+    ],
+)
+async def test_what_the_stage_says_is_told_with_its_status(frontend: Any, script: Any, status: int, kind: str) -> None:
+    async with serving(frontend, script) as (client, _):
+        answer = await client.post("/v1/completions", json=ASK)
+    assert answer.status_code == status, answer.text
+    assert answer.json()["error"]["type"] == kind
+
+
+async def test_a_stage_without_replicas_is_a_503_that_says_when_to_come_back(frontend: Any) -> None:
+    async with running_hub(deploy=HUB) as omni:
+        transport = httpx.ASGITransport(await frontend.build(omni), raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://hub", timeout=20) as client:
+            answer = await client.post("/v1/completions", json=ASK)
+            health = await client.get("/health")
+            ready = await client.get("/ready")
+    assert answer.status_code == 503, answer.text
+    assert answer.headers["Retry-After"] == "5"
+    assert "stage 0" in answer.json()["error"]["message"]
+    assert (health.status_code, ready.status_code) == (200, 503)
+
+
+async def test_a_hub_that_has_stopped_is_not_healthy(frontend: Any) -> None:
+    async with serving(frontend, speak) as (client, _):
+        await omni_of(client).close()
+        assert (await client.get("/health")).status_code == 503
+        assert (await client.post("/v1/completions", json=ASK)).status_code in (500, 503)
+
+
+async def test_an_abort_by_name_ends_all_answers_of_the_request(frontend: Any) -> None:
+    from vllm import SamplingParams
+    from vllm.inputs.engine import tokens_input
+
+    async with serving(frontend, accept_only) as (client, replica):
+        engine = client._transport.app._app.state.engine_client  # type: ignore[attr-defined]
+        outputs = engine.generate(tokens_input([5, 6]), SamplingParams(n=2), "r1")
+
+        async def read() -> list[Any]:
+            return [output async for output in outputs]
+
+        reading = asyncio.create_task(read())
+        await until(lambda: len(replica.of(wire.Submit)) >= 1)
+        await engine.abort("r2")
+        assert not replica.of(wire.Abort)
+        await engine.abort(["r1"])
+        await until(lambda: len(replica.of(wire.Abort)) >= 1)
+        reading.cancel()
+
+
+async def test_what_is_asked_of_the_engine_reaches_every_replica_of_the_stage(frontend: Any) -> None:
+    """1. both replicas are put to sleep, once what runs has ended; one that can't is told
+    2. vLLM's way of ending what runs first is refused
+    """
+    from vllm.exceptions import VLLMError
+
+    replicas = FakeReplica(speak), FakeReplica(speak, replica_id=1)
+
+    async def answer(method: str, *results: Any) -> list[wire.Control]:
+        await until(lambda: all(asked(replica, method) for replica in replicas))
+        for replica, result in zip(replicas, results, strict=True):
+            about = {"epoch": replica.info.epoch, "call_id": asked(replica, method)[-1].call_id, "queue_length": 0}
+            ok = not isinstance(result, Exception)
+            error = "" if ok else f"RuntimeError: {result}"
+            replica.say(wire.ControlResult(**about, ok=ok, result=result if ok else None, error=error))
+        return asked(replicas[0], method)
+
+    def asked(replica: FakeReplica, method: str) -> list[wire.Control]:
+        return [control for control in replica.of(wire.Control) if control.method == method]
+
+    async with running_hub(*replicas, deploy=HUB) as omni:
+        app = await frontend.build(omni)
+        engine = app._app.state.engine_client
+        sleeping = asyncio.create_task(engine.sleep(2, "wait"))
+        (control,) = await answer("sleep", None, None)
+        await sleeping
+        assert control.args == (2,)
+        is_sleeping = asyncio.create_task(engine.is_sleeping())
+        await answer("is_sleeping", True, False)
+        assert await is_sleeping
+        resetting = asyncio.create_task(engine.reset_prefix_cache())
+        await answer("reset_prefix_cache", True, False)
+        assert not await resetting
+        waking = asyncio.create_task(engine.wake_up())
+        await answer("wake_up", None, ValueError("no memory"))
+        with pytest.raises(VLLMError, match="0/1 of 2: RuntimeError: no memory"):
+            await waking
+        with pytest.raises(VLLMError, match="mode=wait"):
+            await engine.sleep(1, "abort")
+        with pytest.raises(NotImplementedError):
+            await engine.add_lora(None)
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ("--max-model-len 64", "--max-model-len is the engine's"),
+        ("--port 1", "--port has no effect"),
+        ("--ssl-keyfile a", "--ssl-keyfile has no effect"),
+        ("--no-such-flag", "no-such-flag"),
+        ("--enable-auto-tool-choice", "--tool-call-parser"),
+        ("--tool-call-parser", "expected one argument"),
+    ],
+)
+def test_flags_that_would_have_no_effect_are_refused(frontend: Any, flags: str, said: str) -> None:
+    from hub.api.vllm_server import parse_flags
+
+    with pytest.raises(ConfigError, match=said):
+        parse_flags(flags)
+
+
+def test_a_model_in_two_stages_is_served_by_the_one_that_decodes(frontend: Any) -> None:
+    """The prompt goes to the prefill stage, the parameters to the decode stage."""
+    from hub.api.vllm_server import serving_stage
+
+    transfer = {"kv_transfer_config": {"kv_connector": "NixlConnector"}}
+    prefill = StageConfig(stage_id=0, engine="vllm", model="m", engine_args={"pd": "prefill", **transfer})
+    decode = StageConfig(stage_id=1, engine="vllm", model="m", engine_args={"pd": "decode"}, final_output="text")
+    assert serving_stage(DeployConfig(stages=(prefill, decode))) is decode
+    other = StageConfig(stage_id=1, engine="vllm", model="n", engine_args={"pd": "decode"}, final_output="text")
+    with pytest.raises(ConfigError, match="takes the hand-off"):
+        serving_stage(DeployConfig(stages=(prefill, other)))
+
+
+@pytest.mark.parametrize(
+    ("stages", "said"),
+    [
+        ((StageConfig(stage_id=0, engine="vllm", final_output="image"),), "final_output: text"),
+        ((StageConfig(stage_id=0, engine="echo", final_output="text"),), "is echo"),
+        ((StageConfig(stage_id=0, engine="vllm"), StageConfig(stage_id=1, engine="vllm", final_output="text")), "1"),
+        ((StageConfig(stage_id=0, engine="vllm", final_output="text", engine_args={"runner": "pooling"}),), "pools"),
+        ((StageConfig(stage_id=0, engine="vllm", final_output="text", model="/no/such/model"),), "/no/such/model"),
+    ],
+)
+def test_a_pipeline_that_vllms_server_cant_speak_for_is_refused(frontend: Any, stages: Any, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        type(frontend)(DeployConfig(stages=stages), "")

@@ -1,0 +1,88 @@
+"""Why a stage has nobody: named in the 503, in /ready, and for replicas that this hub can't use."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from hub.api.routes import ready_response
+from hub.async_omni import AsyncOmni
+from hub.config import HubConfig
+from hub.stage_pool import PoolOptions, StagePool, StageStatus
+from omni_discovery.balancers import LeastLoadBalancer
+from omni_discovery.errors import StageUnavailableError
+from omni_discovery.messages import ReplicaInfo, ReplicaStatus
+from omni_discovery.security import KeyPair
+from omni_discovery.table import Delta, View
+from tests.support.hub_fakes import ONE_STAGE, deploy_of, until
+
+TASK: Any = {"request_id": "r"}
+UP = ReplicaInfo("tcp://127.0.0.1:9", "tcp://127.0.0.1:9", 0, ReplicaStatus.UP, 0, 0.0, 0.0, 0)
+
+
+def pool_of(*infos: ReplicaInfo) -> StagePool:
+    pool = StagePool(0, LeastLoadBalancer(), PoolOptions(pick_timeout_s=0.05))
+    for number, info in enumerate(infos):
+        pool.upsert(replace(info, input_addr=f"tcp://h:{number}", replica_id=number))
+        pool.session_up(f"tcp://h:{number}")
+    return pool
+
+
+@pytest.mark.parametrize(
+    ("change", "cause"),
+    [
+        ({"cordoned": True}, "cordoned"),
+        ({"status": ReplicaStatus.DRAINING}, "draining"),
+        ({"status": ReplicaStatus.STARTING}, "starting"),
+        ({"status": ReplicaStatus.ERROR, "reason": "out of memory"}, "with an error (out of memory)"),
+        ({"weight": 0.0}, "of weight 0"),
+    ],
+)
+async def test_a_request_that_finds_nobody_is_told_why_each_is_out(change: dict[str, Any], cause: str) -> None:
+    pool = pool_of(replace(UP, **change), UP, UP)
+    pool.session_down("tcp://h:1")
+    pool.session_down("tcp://h:2")
+    with pytest.raises(StageUnavailableError) as caught:
+        await pool.pick("r", TASK)
+    assert str(caught.value) == f"no UP replica for stage 0 after 0.1s (3 registered: 2 without a session, 1 {cause})"
+    pool.session_up("tcp://h:1")
+    pool.session_up("tcp://h:2")
+    assert (pool.status.pickable, pool.status.why_absent) == (2, f"3 registered: 1 {cause}")
+
+
+async def test_a_replica_whose_security_differs_is_named_by_ready_and_by_the_503() -> None:
+    """1. this hub encrypts; one replica's record holds a key and nobody is there, the other's holds none
+    2. /ready and the error say of the second that it is unusable, and why
+    """
+    omni = AsyncOmni(deploy_of(ONE_STAGE), "hub-1", KeyPair.generate(), HubConfig(pick_timeout_s=0.2))
+    await omni.start()
+    try:
+        keyed = replace(UP, input_addr="tcp://127.0.0.1:10", curve_public_key=KeyPair.generate().public, replica_id=1)
+        omni.apply_view(View(replicas={(0, 0): UP, (0, 1): keyed}, revision=5), Delta())
+        await until(lambda: omni.stage_status()[0].registered == 2)
+        body = json.loads(bytes(ready_response(omni).body))
+        assert "holds no CURVE public key" in body["stages"]["0"]["why"]
+        assert "1 unusable (its record holds no CURVE public key" in body["reason"]
+        with pytest.raises(StageUnavailableError, match=r"2 registered: .*1 unusable \(its record holds no CURVE"):
+            async for _ in omni.generate({"prompt": "x"}):
+                pass
+    finally:
+        await omni.close()
+
+
+async def test_a_revoked_hub_is_ready_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    omni = AsyncOmni(deploy_of(ONE_STAGE), "hub-1", None, HubConfig())
+    await omni.start()
+    try:
+        omni.apply_view(View(replicas={(0, 0): UP}, revoked=frozenset({"hub-1"}), revision=5), Delta())
+        # Its sessions may still stand: replicas only drop what it says.
+        monkeypatch.setattr(omni, "stage_status", lambda: (StageStatus(0, 1, 1),))
+        response = ready_response(omni)
+        body = json.loads(bytes(response.body))
+        assert (response.status_code, body["stages"]["0"]["pickable"]) == (503, 0)
+        assert "omni hub allow hub-1" in body["reason"]
+    finally:
+        await omni.close()

@@ -1,0 +1,123 @@
+"""The door of the HTTP API, before anything is asked of a replica."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from starlette.requests import Request
+from starlette.types import Message
+
+from hub.api.chat import ChatCompletions
+from hub.api.schema import MAX_BODY_BYTES, MAX_DROPPED_BYTES, parse_chat
+from hub.async_omni import AsyncOmni
+from omni_discovery.deploy import parse_deploy
+from omni_discovery.errors import InvalidRequestError
+
+DEPLOY = parse_deploy("stages: [{stage_id: 0, engine: echo, final_output: text}]", "one.yaml")
+
+#: What OpenAI's clients and the programs around them send though nobody asked for anything.
+NEUTRAL: list[tuple[str, Any]] = [
+    ("logprobs", False),
+    ("top_logprobs", 0),
+    ("n", 1),
+    ("logit_bias", {}),
+    ("stop", None),
+    ("tools", []),
+    ("tool_choice", "none"),
+    ("tool_choice", "auto"),
+    ("parallel_tool_calls", True),
+    ("functions", []),
+    ("function_call", "auto"),
+    ("response_format", {"type": "text"}),
+    ("service_tier", "auto"),
+    ("stream", None),
+    ("repetition_penalty", 1),
+    ("repetition_penalty", 1.0),
+    ("min_p", 0),
+    ("stop_token_ids", []),
+    ("ignore_eos", False),
+]
+
+ASKED_FOR: list[tuple[str, Any]] = [
+    ("logprobs", True),
+    ("logprobs", 0),
+    ("top_logprobs", 3),
+    ("n", 2),
+    ("logit_bias", {"50256": -100}),
+    ("tools", [{"type": "function", "function": {"name": "f"}}]),
+    ("tools", {}),
+    ("tool_choice", "required"),
+    ("response_format", {"type": "json_object"}),
+    ("service_tier", "flex"),
+    ("reasoning_effort", "low"),
+    ("audio", {"voice": "alloy", "format": "wav"}),
+    ("repetition_penalty", 1.1),
+    ("min_tokens", 5),
+    ("ignore_eos", True),
+    ("nonsense", None),
+]
+
+
+def body(**fields: Any) -> bytes:
+    return json.dumps({"messages": [{"role": "user", "content": "hi"}], **fields}).encode()
+
+
+@pytest.mark.parametrize(("name", "value"), NEUTRAL)
+def test_a_value_that_asks_for_nothing_is_let_in_and_so_is_null(name: str, value: Any) -> None:
+    plain = parse_chat(body()).text_params()
+    assert parse_chat(body(**{name: value})).text_params() == plain
+    assert parse_chat(body(**{name: None})).text_params() == plain
+
+
+@pytest.mark.parametrize(("name", "value"), ASKED_FOR)
+def test_what_would_have_to_be_ignored_is_refused_by_its_name(name: str, value: Any) -> None:
+    with pytest.raises(InvalidRequestError, match=name):
+        parse_chat(body(**{name: value}))
+
+
+async def answer_to(pieces: list[bytes], **headers: str) -> tuple[int, dict[str, Any]]:
+    """Status and body, and ``pieces`` without those that were read; there is no hub behind the door."""
+
+    async def receive() -> Message:
+        piece = pieces.pop(0)
+        return {"type": "http.request", "body": piece, "more_body": piece != b""}
+
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/v1/chat/completions",
+        "headers": [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()],
+    }
+    omni = AsyncOmni(DEPLOY, "hub-1", None)
+    response = await ChatCompletions(omni, DEPLOY).respond(Request(scope, receive))
+    assert response.headers["x-request-id"].startswith("chatcmpl-")
+    refused = omni.metrics.get_sample_value("omni_hub_requests_total", {"outcome": "BodyTooLongError"})
+    assert refused == (response.status_code == 413)
+    return response.status_code, json.loads(bytes(response.body))
+
+
+HALF = b" " * (MAX_BODY_BYTES // 2)
+
+
+@pytest.mark.parametrize(
+    ("pieces", "headers"),
+    [
+        ([HALF] * 9 + [b""], {}),
+        ([HALF] * 9 + [b""], {"content_length": str(9 * len(HALF))}),
+        ([], {"content_length": str(MAX_BODY_BYTES + 1), "expect": "100-continue"}),
+        ([], {"content_length": str(MAX_DROPPED_BYTES + 1)}),
+        ([HALF] * 65, {}),
+    ],
+    ids=["chunked", "announced", "asks first", "far too long", "without end"],
+)
+async def test_a_body_that_is_too_long_gets_413(pieces: list[bytes], headers: dict[str, str]) -> None:
+    """It is read to its end where its sender would hear nothing else, and not at all where he waits or it is huge."""
+    left = list(pieces)
+    status, answer = await answer_to(left, **headers)
+    error = answer["error"]
+    assert (status, error["type"], error["code"]) == (413, "invalid_request_error", "request_too_large")
+    assert str(MAX_BODY_BYTES) in error["message"]
+    assert "send less" in error["message"]
+    assert left == []

@@ -1,0 +1,291 @@
+"""Control calls in a replica: what the ZMQ thread lets through, and what the engine's thread makes of it."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import MagicMock
+
+import msgspec
+import pytest
+
+from omni_discovery import wire
+from omni_discovery.deploy import StageConfig
+from stage_runtime.calls import Calls
+from stage_runtime.control import STANDARD, Controls, fail, perform
+from stage_runtime.engines.echo import EchoEngine
+from stage_runtime.engines.vllm_control import vllm_controls
+from stage_runtime.jobs import Call, Called
+from stage_runtime.lifecycle import Stage, admit, published_status
+from stage_runtime.peers import Peer
+from tests.support.replica_engine import ScriptedEngine
+
+HUB, OTHER = Peer("hub-1/aaa", "hub-1"), Peer("hub-2/bbb", "hub-2")
+
+
+def echo(**engine_args: Any) -> EchoEngine:
+    return EchoEngine(StageConfig(stage_id=0, engine="echo", engine_args=engine_args))
+
+
+def call(method: str, *args: Any, key: str = "#1", deadline_s: float = 100.0, **kwargs: Any) -> Call:
+    return Call(key, method, args, kwargs, deadline_s)
+
+
+def value(called: Called) -> Any:
+    assert called.ok, called.error
+    return msgspec.msgpack.decode(called.result)
+
+
+class Desk:
+    """The ZMQ thread's part, with what it said."""
+
+    def __init__(self) -> None:
+        self.own = Stage.READY
+        self.counters: Counter[str] = Counter()
+        self.said: list[tuple[Peer, wire.ControlResult]] = []
+        self.calls = Calls(lambda: self.own, lambda: 3, self.counters, lambda *what: self.said.append(what))
+
+    def take(self, call_id: str, method: str = "list_loras", peer: Peer = HUB) -> list[Call]:
+        control = wire.Control(epoch=7, call_id=call_id, method=method, args=(1,), kwargs={"a": 2}, remaining_s=5.0)
+        return self.calls.take(peer, control, 10.0)
+
+
+# ---- the ZMQ thread
+
+
+def test_a_call_is_passed_on_once_and_its_answer_goes_to_who_asked() -> None:
+    desk = Desk()
+    (job,) = desk.take("c~1")
+    assert (job.method, job.args, job.kwargs, job.deadline_s) == ("list_loras", (1,), {"a": 2}, 15.0)
+    assert desk.take("c~1") == []
+    (other,) = desk.take("c~1", peer=OTHER)
+    assert other.key != job.key
+    assert desk.counters["replayed_calls"] == 1
+    desk.calls.ended(Called(job.key, ok=True, result=[5]))
+    desk.calls.ended(Called(job.key, ok=True, result=[6]))
+    answer = wire.ControlResult(epoch=7, call_id="c~1", ok=True, queue_length=3, result=[5])
+    assert desk.said == [(HUB, answer)]
+    assert desk.take("c~1") == []
+    assert desk.calls.peers() == [OTHER]
+
+
+def test_nothing_is_taken_from_the_call_for_sleep_until_the_engine_says_that_it_is_awake() -> None:
+    """1. sleep is asked: asleep at once; 2. a second one fails, the first succeeds: asleep; 3. woken: ready
+    4. sleep that fails: ready again; 5. an engine that fell asleep although the call failed: asleep
+    """
+    desk = Desk()
+    (first,), (second,) = desk.take("a", "sleep"), desk.take("b", "sleep")
+    assert desk.calls.stage() is Stage.ASLEEP
+    desk.calls.ended(Called(second.key, ok=False, error="no", is_asleep=False))
+    assert desk.calls.stage() is Stage.ASLEEP
+    desk.calls.ended(Called(first.key, ok=True, is_asleep=True))
+    assert desk.calls.stage() is Stage.ASLEEP
+    (wake,) = desk.take("c", "wake_up")
+    desk.calls.ended(Called(wake.key, ok=True, is_asleep=False))
+    assert desk.calls.stage() is Stage.READY
+    (again,) = desk.take("d", "sleep")
+    desk.calls.ended(Called(again.key, ok=False, error="late"))
+    assert desk.calls.stage() is Stage.READY
+    (half,) = desk.take("e", "sleep")
+    desk.calls.ended(Called(half.key, ok=False, error="no", is_asleep=True))
+    assert desk.calls.stage() is Stage.ASLEEP
+    desk.own = Stage.DRAINING
+    assert desk.calls.stage() is Stage.DRAINING
+
+
+def test_a_replica_that_sleeps_refuses_work_and_is_not_up_in_the_registry() -> None:
+    refusal = admit(Stage.ASLEEP, 0, 10)
+    assert refusal is not None
+    assert (refusal.kind, refusal.reason) == (wire.FailureKind.DRAINING, "the replica is asleep")
+    assert published_status(Stage.ASLEEP, is_stalled=False).value == "starting"
+
+
+@pytest.mark.parametrize(
+    ("stage", "reason"), [(Stage.STARTING, "still loading"), (Stage.FAILED, "engine is gone"), (Stage.STOPPED, "gone")]
+)
+def test_a_replica_without_an_engine_says_so_at_once(stage: Stage, reason: str) -> None:
+    desk = Desk()
+    desk.own = stage
+    assert desk.take("c") == []
+    ((peer, answer),) = desk.said
+    assert (peer, answer.call_id, answer.ok) == (HUB, "c", False)
+    assert answer.error.startswith("ControlRefusedError: ")
+    assert reason in answer.error
+
+
+def test_open_calls_are_bounded() -> None:
+    desk = Desk()
+    for number in range(64):
+        assert len(desk.take(f"c{number}")) == 1
+    assert desk.take("one more") == []
+    assert "64 calls are open" in desk.said[-1][1].error
+    desk.calls.ended(Called("#1", ok=True))
+    assert len(desk.take("now")) == 1
+
+
+def test_a_hub_that_is_given_up_gets_no_answers_and_its_sleep_counts_until_the_engine_has_answered() -> None:
+    desk = Desk()
+    (job,), (behind,) = desk.take("c", "sleep"), desk.take("e")
+    desk.take("d", peer=OTHER)
+    assert desk.calls.drop(HUB.name) == [behind.key, job.key]
+    assert desk.calls.peers() == [OTHER]
+    assert desk.calls.stage() is Stage.ASLEEP
+    desk.calls.ended(Called(job.key, ok=False, error="nobody waits"))
+    assert desk.calls.stage() is Stage.READY
+    assert desk.said == []
+
+
+# ---- the engine's thread
+
+
+def test_what_a_method_gives_back_is_said_as_msgpack_has_it() -> None:
+    engine = echo(allow_rpc=["say"])
+    assert value(perform(engine, call("add_lora", "mine", 3, path="/l"))) is True
+    assert value(perform(engine, call("list_loras"))) == [3]
+    said = perform(engine, call("collective_rpc", "say", [1, b"\0"], {"a": None}))
+    assert value(said) == [[1, b"\0"], {"a": None}]
+    frame = wire.encode(wire.ControlResult(epoch=1, call_id="c", ok=True, queue_length=0, result=said.result))
+    (read,), _ = wire.decode_from_replica([frame])
+    assert isinstance(read, wire.ControlResult)
+    assert read.result == [[1, b"\0"], {"a": None}]
+
+
+def test_an_unknown_method_is_answered_with_those_that_there_are() -> None:
+    assert perform(echo(), call("fly")).error == (
+        "ControlRefusedError: this engine has no control method 'fly'; there are: start_profile, stop_profile, sleep, "
+        "wake_up, is_sleeping, add_lora, remove_lora, list_loras, collective_rpc"
+    )
+    assert perform(ScriptedEngine(), call("sleep")).error.endswith("'sleep'; there are: none")
+    assert set(echo().controls) <= set(STANDARD)
+
+
+def test_only_what_the_operator_has_named_can_be_called() -> None:
+    assert perform(echo(), call("collective_rpc", "pid")).error == (
+        "ControlRefusedError: engine_args.allow_rpc of this stage does not name 'pid', but nothing"
+    )
+    called = perform(echo(allow_rpc=["say", "fail"]), call("collective_rpc", "pid"))
+    assert called.error.endswith("does not name 'pid', but say, fail")
+
+
+@pytest.mark.parametrize(
+    ("method", "args", "error"),
+    [
+        ("add_lora", ("mine",), "TypeError: "),
+        ("sleep", (9,), "ValueError: the level of sleep"),
+        ("collective_rpc", ("fail", ["\ud800"]), "RuntimeError: ?"),
+        ("collective_rpc", ("fail", ["x" * 100_000]), "RuntimeError: xxx"),
+        ("collective_rpc", ("say", ["x" * (1 << 20)]), "ControlRefusedError: a result of"),
+        ("collective_rpc", ("say", [1 << 70]), "OverflowError: "),
+    ],
+)
+def test_whatever_a_method_raises_or_returns_is_that_calls_error(
+    method: str, args: tuple[Any, ...], error: str
+) -> None:
+    called = perform(echo(allow_rpc=["say", "fail"]), call(method, *args))
+    assert not called.ok
+    assert called.error.startswith(error)
+    wire.encode(wire.ControlResult(epoch=1, call_id="c", ok=False, queue_length=0, error=called.error))
+    assert len(called.error) <= wire.MAX_REASON
+
+
+def test_sleep_and_waking_say_what_the_engine_is_now_and_other_calls_say_nothing() -> None:
+    engine = echo()
+    assert perform(engine, call("list_loras")).is_asleep is None
+    assert perform(engine, call("sleep", 9)).is_asleep is False
+    assert perform(engine, call("sleep")).is_asleep is True
+    assert perform(engine, call("wake_up", "badly")).is_asleep is True
+    assert perform(engine, call("wake_up")).is_asleep is False
+
+
+def test_a_vllm_stage_that_was_not_made_for_it_says_which_argument_is_missing() -> None:
+    settings = SimpleNamespace(lora_config=None, model_config=SimpleNamespace(enable_sleep_mode=False))
+    llm = MagicMock(vllm_config=settings)
+    engine: Any = SimpleNamespace(controls=vllm_controls(llm, ()))
+    for method, args in (
+        ("add_lora", ("mine", 1, "/l")),
+        ("list_loras", ()),
+        ("remove_lora", (1,)),
+        ("pin_lora", (1,)),
+    ):
+        assert perform(engine, call(method, *args)).error == (
+            "ControlRefusedError: adapters are only taken where engine_args.enable_lora is true"
+        )
+    assert "engine_args.enable_sleep_mode" in perform(engine, call("sleep")).error
+    llm.sleep.assert_not_called()
+
+
+class Turns:
+    """Controls with an engine that is as busy, and a clock that is as late, as the test says."""
+
+    def __init__(self) -> None:
+        self.idle, self.now_s = False, 0.0
+        self.engine = echo()
+        self.granted: list[float] = []
+        self.controls = Controls(self.engine, lambda: self.idle, lambda: self.now_s, self.granted.append)
+
+    def keys(self, said: list[Called]) -> list[str]:
+        return [called.key for called in said]
+
+
+def test_sleep_waits_until_the_engine_is_idle_and_what_came_behind_it_waits_with_it() -> None:
+    turns = Turns()
+    assert turns.keys(turns.controls.take(call("list_loras", key="#1"))) == ["#1"]
+    assert turns.controls.take(call("sleep", key="#2")) == []
+    assert turns.controls.take(call("is_sleeping", key="#3")) == []
+    assert turns.controls.turn() == []
+    turns.idle = True
+    slept, asked = turns.controls.turn()
+    assert (slept.key, slept.is_asleep, asked.key, value(asked)) == ("#2", True, "#3", True)
+
+
+def test_a_call_whose_time_is_over_does_not_begin() -> None:
+    turns = Turns()
+    turns.controls.take(call("sleep", key="#1", deadline_s=5.0))
+    turns.controls.take(call("is_sleeping", key="#2", deadline_s=50.0))
+    turns.now_s = 5.0
+    late, asked = turns.controls.turn()
+    assert late.error == "DeadlineExceededError: the deadline passed before 'sleep' could begin"
+    assert value(asked) is False
+    (late,) = turns.controls.take(call("sleep", key="#3", deadline_s=4.0))
+    assert not late.ok
+
+
+def test_a_call_may_stand_still_until_its_deadline_but_not_for_ever() -> None:
+    turns = Turns()
+    turns.now_s = 10.0
+    turns.controls.take(call("list_loras", deadline_s=70.0))
+    turns.controls.take(call("list_loras", deadline_s=1e9))
+    turns.controls.take(call("list_loras", deadline_s=9.0))
+    assert turns.granted == [70.0, 1810.0]
+
+
+def test_a_call_that_is_cancelled_while_it_waits_lets_the_others_pass() -> None:
+    turns = Turns()
+    turns.controls.take(call("sleep", key="#1"))
+    turns.controls.take(call("is_sleeping", key="#2"))
+    (cancelled,) = turns.controls.cancel("#1")
+    (asked,) = turns.controls.turn()
+    assert (cancelled.key, cancelled.ok, value(asked)) == ("#1", False, False)
+    assert turns.controls.cancel("#2") == []
+
+
+def test_an_engine_that_dies_answers_what_waits() -> None:
+    turns = Turns()
+    turns.controls.take(call("sleep", key="#1"))
+    (failed,) = turns.controls.fail_all("it died")
+    assert failed.error == "EngineDeadError: it died"
+    assert turns.controls.turn() == []
+    assert turns.keys(fail([call("sleep", key="#2")], "x")) == ["#2"]
+
+
+@pytest.mark.parametrize("method", ["start_profile", "stop_profile"])
+def test_the_echo_engine_takes_as_long_as_it_is_told(method: str) -> None:
+    engine = echo(control_delay_s=0.05)
+    controls: dict[str, Callable[..., Any]] = dict(engine.controls)
+    controls["start_profile"]()
+    before_s = time.monotonic()
+    perform(engine, call(method))
+    assert time.monotonic() - before_s >= 0.05

@@ -1,0 +1,44 @@
+"""How the demo ends when it is not given the time to end in order."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from omni_discovery.runtime_file import read_embedded, write_endpoint
+from stage_runtime.demo.run import DemoConfig, _Demo
+
+_DEAF = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(60)"
+
+
+def test_ctrl_c_while_it_stops_kills_the_hub_and_leaves_no_runtime_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1. a hub that takes its time to stop, with an etcd that it has announced; 2. Ctrl-C: it is killed"""
+    demo = _Demo(DemoConfig(tmp_path, False, 0, 1, "demo", tmp_path), Console(quiet=True), ExitStack())
+    with subprocess.Popen([sys.executable, "-c", _DEAF], stdout=subprocess.PIPE) as hub:
+        assert hub.stdout is not None
+        assert hub.stdout.readline()
+        demo._hub = hub
+        file = write_endpoint(tmp_path, "demo", "127.0.0.1:1")
+        file.write_text(f'{{"endpoint": "127.0.0.1:1", "pid": {hub.pid}}}')
+        assert read_embedded(tmp_path, "demo") is not None
+        wait, interrupts = hub.wait, [KeyboardInterrupt]
+
+        def wait_or_ctrl_c(timeout: float | None = None) -> int:
+            if interrupts:
+                raise interrupts.pop()
+            return wait(timeout)
+
+        monkeypatch.setattr(hub, "wait", wait_or_ctrl_c)
+        began_s = time.monotonic()
+        demo.stop()
+        assert time.monotonic() - began_s < 30.0
+        assert hub.returncode == -9
+    assert not file.exists()

@@ -1,0 +1,151 @@
+"""A hub's membership: what a view that brings little costs, and that a short way leads to the same as the long one."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import Any, cast
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hub.membership import Membership
+from hub.stage_client import StageClient
+from hub.stage_pool import StagePool
+from omni_discovery.balancers import RoundRobinBalancer
+from omni_discovery.messages import ReplicaInfo, ReplicaStatus
+from omni_discovery.table import View
+
+
+def record(stage_id: int, replica_id: int, port: int, epoch: int) -> ReplicaInfo:
+    return ReplicaInfo(
+        f"tcp://h:{port}", f"tcp://o:{port}", stage_id, ReplicaStatus.UP, 0, 0.0, 0.0, replica_id, epoch=epoch
+    )
+
+
+class Client:
+    """What a membership needs of one; notes what it is told."""
+
+    has_open_aborts = False
+
+    def __init__(self, info: ReplicaInfo, told: list[object]) -> None:
+        self.info, self.addr = info, info.input_addr
+        self._told = told
+        told.append(("connect", info))
+
+    def renew(self, info: ReplicaInfo, *, afresh: bool = False) -> None:
+        self.info = info
+        self._told.append(("renew", info, afresh))
+
+    def close(self) -> None:
+        self._told.append(("close", self.info))
+
+
+class Scene:
+    """One membership and all that it does, at a time of its own."""
+
+    def __init__(self, *, short_way: bool = True) -> None:
+        self.told: list[object] = []
+        self.now_s = 0.0
+        self.pools = {stage_id: StagePool(stage_id, RoundRobinBalancer(), now=self._now) for stage_id in range(2)}
+        self.membership = Membership(
+            self.pools,
+            lambda info: cast(StageClient, Client(info, self.told)),
+            lambda *lost: self.told.append(lost),
+            on_closed=lambda client: self.told.append(("closed", client.info)),
+            now=self._now,
+        )
+        if not short_way:
+            cast(Any, self.membership)._changed_in_place = lambda before, after: None
+
+    def _now(self) -> float:
+        return self.now_s
+
+    def happens(self, verb: str, which: int, value: bool) -> None:
+        """Time passes, or a session comes or goes."""
+        if verb == "time":
+            self.now_s += which
+        else:
+            for pool in self.pools.values():
+                (pool.session_up if value else pool.session_down)(f"tcp://h:{which}")
+        self.membership.review()
+
+    def seen(self) -> object:
+        """All that can be told from outside."""
+        pools = [
+            [(entry.info, entry.registered, entry.held, entry.pickable) for entry in pool._core._entries.values()]
+            for pool in self.pools.values()
+        ]
+        return (self.told, pools, self.membership.members(self.pools.keys()), self.membership.next_review_s)
+
+
+_steps = st.lists(
+    st.one_of(
+        st.tuples(st.just("load"), st.integers(0, 5), st.integers(0, 9)),
+        st.tuples(st.just("status"), st.integers(0, 5), st.sampled_from(list(ReplicaStatus))),
+        st.tuples(st.just("move"), st.integers(0, 5), st.integers(0, 7)),
+        st.tuples(st.just("renew"), st.integers(0, 5), st.just(0)),
+        st.tuples(st.just("remove"), st.integers(0, 5), st.just(0)),
+        st.tuples(st.just("add"), st.integers(0, 5), st.integers(0, 7)),
+        st.tuples(st.just("answers"), st.integers(0, 7), st.booleans()),
+        st.tuples(st.just("stale"), st.booleans(), st.just(0)),
+        st.tuples(st.just("history"), st.just(0), st.just(0)),
+        st.tuples(st.just("time"), st.integers(1, 15), st.just(0)),
+        st.tuples(st.just("look"), st.just(0), st.just(0)),
+    ),
+    max_size=60,
+)
+
+
+@settings(deadline=None)
+@given(_steps)
+def test_the_short_way_through_a_view_leads_where_the_long_one_does(steps: list[tuple[str, Any, Any]]) -> None:
+    """Records change, move to ports of others, come and go, the registry goes back, sessions and time pass."""
+    scenes = [Scene(), Scene(short_way=False)]
+    records = {(key % 3, key): record(key % 3, key, key, key + 1) for key in range(4)}
+    epoch, revision, history, stale = 100, 0, 0, False
+    for verb, which, value in steps:
+        key = (which % 3, int(which))
+        epoch, revision = epoch + 1, revision + 1
+        if verb == "history":
+            history += 1
+        elif verb == "stale":
+            stale = which
+        elif verb in ("answers", "time"):
+            for scene in scenes:
+                scene.happens(verb, which, value)
+        elif verb == "add":
+            records[key] = record(*key, port=value, epoch=epoch)
+        elif verb == "remove":
+            records.pop(key, None)
+        elif key in records:
+            changes = {
+                "load": {"queue_length": value},
+                "status": {"status": value},
+                "move": {"input_addr": f"tcp://h:{value}"},
+                "renew": {"epoch": epoch},
+            }
+            records[key] = replace(records[key], **changes.get(verb, {}))
+        view = View(dict(records), revision=revision, history=history, stale_since_s=1.0 if stale else None)
+        for scene in scenes:
+            scene.membership.apply(view)
+        assert scenes[0].seen() == scenes[1].seen()
+
+
+def test_one_new_load_among_a_thousand_takes_a_short_way() -> None:
+    """Not by the clock alone: nobody else is told anything, and nothing is compared at length."""
+    scene, records = Scene(), {(0, each): record(0, each, each, each + 1) for each in range(1000)}
+    scene.membership.apply(View(dict(records), revision=1))
+    del scene.told[:]
+    took_s = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Membership, "_follow", lambda *_, **__: pytest.fail("the long way"))
+        for revision in range(2, 52):
+            records[0, 7] = replace(records[0, 7], queue_length=revision)
+            view = View(dict(records), revision=revision)
+            began_s = time.perf_counter()
+            scene.membership.apply(view)
+            took_s.append(time.perf_counter() - began_s)
+    assert scene.told == [("renew", replace(records[0, 7], queue_length=each), False) for each in range(2, 52)]
+    assert min(took_s) < 0.005

@@ -1,0 +1,67 @@
+"""Requests that are turned away leave a count and a line, and not a line each."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import pytest
+
+from hub.metrics import HubMetrics
+from hub.refusals import Refusals, log_revocation
+from omni_discovery.errors import EngineFailedError, InvalidRequestError, OverloadedError, StageUnavailableError
+
+
+def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records]
+
+
+def counted(metrics: HubMetrics, name: str) -> float | None:
+    return metrics.registry.get_sample_value("omni_hub_requests_total", {"outcome": name})
+
+
+async def test_refusals_are_counted_by_type_and_told_now_and_then(caplog: pytest.LogCaptureFixture) -> None:
+    """1. 400 are refused for load, two for what they ask: one line of each kind at once
+    2. a moment later one more line says how many those were; nothing more comes without more refusals
+    """
+    caplog.set_level(logging.INFO)
+    metrics = HubMetrics()
+    refusals = Refusals(metrics, quiet_s=0.1)
+    for number in range(400):
+        with pytest.raises(OverloadedError), refusals.counted():
+            raise OverloadedError(f"full: {number}")
+    for _ in range(2):
+        refusals.count(InvalidRequestError("n is 2"))
+    assert (counted(metrics, "OverloadedError"), counted(metrics, "InvalidRequestError")) == (400, 2)
+    first = [
+        "hub.refused error=OverloadedError count=1: full: 0",
+        "hub.refused error=InvalidRequestError count=1: n is 2",
+    ]
+    assert lines(caplog) == first
+    await asyncio.sleep(0.5)
+    assert lines(caplog)[2:] == [
+        "hub.refused error=OverloadedError count=399: full: 399",
+        "hub.refused error=InvalidRequestError count=1: n is 2",
+    ]
+    refusals.count(OverloadedError("again"))
+    assert len(lines(caplog)) == 5
+
+
+async def test_an_empty_stage_is_told_and_other_failures_are_not(caplog: pytest.LogCaptureFixture) -> None:
+    """What requests that were taken end with is counted elsewhere; what is untold when the hub closes is told then."""
+    metrics = HubMetrics()
+    refusals = Refusals(metrics)
+    refusals.failed(EngineFailedError("it broke"))
+    for _ in range(3):
+        refusals.failed(StageUnavailableError(1, "nobody"))
+    refusals.close()
+    refusals.close()
+    text = "hub.stage_unavailable stage=1 count={}: nobody"
+    assert lines(caplog) == [text.format(1), text.format(2)]
+    assert counted(metrics, "StageUnavailableError") is None
+
+
+def test_a_hub_says_once_that_it_is_revoked_and_once_that_it_is_allowed(caplog: pytest.LogCaptureFixture) -> None:
+    for before, now in ((False, False), (False, True), (True, True), (True, False)):
+        log_revocation("front-1", before=before, now=now)
+    assert [line.split()[0] for line in lines(caplog)] == ["hub.revoked", "hub.allowed"]
