@@ -42,6 +42,7 @@ bench: setup-demo ## the hub's own time per request and the registry's figures; 
 	@$(BIN)/python -m tests.bench.picking --out demo-output/bench-picking.json $(if $(PEER_WHEEL),--peer-wheel $(PEER_WHEEL))
 	@$(BIN)/python -m tests.bench.connectors --out demo-output/bench-connectors.json \
 		$(if $(PEER_WHEEL),--peer-wheel $(PEER_WHEEL))
+	@$(BIN)/python -m tests.bench.orchestrator --out demo-output/bench-orchestrator.json
 	@$(BIN)/python -m tests.bench.death --out demo-output/bench-death.json
 	@$(BIN)/python -m tests.bench.balancing --requests 20000 --out demo-output/bench-balancing.json \
 		--plot demo-output/balancing.svg
