@@ -125,6 +125,9 @@ class Omni:
 
         running = self._thread.start(run())
         try:
+            # Awake now and then: an interrupt that the kernel gives to another thread does not end a wait of this one.
+            while not running.done():
+                concurrent.futures.wait([running], _CHECK_S)
             return running.result()
         except BaseException:
             # Each request that is cancelled tells its replicas before the batch has ended.
