@@ -81,7 +81,7 @@ def test_another_pipeline_in_the_same_namespace_is_refused_with_the_difference(
     arguments = ["serve", "--deploy-config", str(other), "--port", "0", "--hub-only", *two_hubs.registry]
     child = Child(arguments, tmp_path, "other")
     assert child.process.wait(30) == 2
-    assert "stages[0].engine_args.capacity: 9 here, 8 in force" in child.text
+    assert "stage 0.engine_args.capacity: 9 here, 8 in force" in child.text
 
 
 def test_a_pipeline_that_was_deleted_or_wiped_is_put_back_by_a_running_hub(two_hubs: TwoHubs) -> None:
@@ -136,7 +136,7 @@ def test_a_stage_without_replicas_answers_503_and_names_the_stage(tmp_path: Path
         assert hub.get("/health")[0] == 200
         status, text = hub.get("/ready")
         assert status == 503
-        assert "stage 0, 1" in text
+        assert "work of stage 0 (none is registered), stage 1 (none is registered)" in text
         status, body = hub.ask("anyone?", timeout=1.5)
         assert status in {503, 504}
         assert "stage 0" in body["error"]["message"].lower()

@@ -43,7 +43,7 @@ def test_the_first_is_put_the_same_changes_nothing_and_another_is_told_by_its_di
     assert "no pipeline yet" in operator.run("show", code=2)
     assert "its first pipeline" in operator.apply(ONE)
     assert "in force already" in operator.apply(ONE)
-    assert "stages[0].final_output: 'image' here, 'text' before" in operator.apply(ONE.replace("text", "image"))
+    assert "stage 0.final_output: 'image' here, 'text' before" in operator.apply(ONE.replace("text", "image"))
     shown = yaml.safe_load(operator.run("show"))
     assert shown["stages"][0]["final_output"] == "image"
     assert shown["stages"][0]["model"] == str(operator.folder / "thinker"), "taken from the file's folder"
