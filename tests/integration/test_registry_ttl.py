@@ -55,7 +55,7 @@ def test_the_commands_refuse_it_too_before_they_start_anything(tmp_path: Path, k
     flags = ["--etcd-endpoints", "127.0.0.1:9", "--omni-heartbeat-timeout", "0.5"]
     child = Child(["serve", *kind, *flags], tmp_path)
     assert child.process.wait(20.0) == 2
-    assert "ttl_s is 0.5; right would be from 1 to 3600" in child.text
+    assert "ttl_s (--omni-heartbeat-timeout) is 0.5; right would be from 1 to 3600" in child.text
 
 
 def test_the_commands_refuse_a_ttl_below_the_servers_shortest(slow_server: EtcdServer, tmp_path: Path) -> None:
