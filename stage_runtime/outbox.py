@@ -48,8 +48,8 @@ class Outbox:
         self._sent_at_s: dict[str, float] = {}
         #: How many messages wait, over all hubs. May be read by any thread.
         self.waiting = 0
-        #: Whose queues have grown since the last flush and are not known to be blocked.
-        self._fresh: set[str] = set()
+        #: Whose queues have grown since the last flush and are not known to be blocked, the first of them first.
+        self._fresh: dict[str, None] = {}
 
     def push(self, name: str, head: bytes, attachment: bytes | None = None) -> bool:
         """Queue one message; False if the hub's queue is full, and the message is dropped."""
@@ -60,7 +60,7 @@ class Outbox:
         if len(queue.waiting) >= self._max_messages or queue.size_bytes + size_bytes > self._max_bytes:
             return False
         if not queue.waiting:
-            self._fresh.add(name)
+            self._fresh[name] = None
         queue.waiting.append((head, attachment))
         queue.size_bytes += size_bytes
         self.waiting += 1
@@ -69,7 +69,9 @@ class Outbox:
     def flush(self, now_s: float) -> None:
         """Send what was queued since the last time."""
         while self._fresh:
-            self.flush_one(self._fresh.pop(), now_s)
+            fresh, self._fresh = self._fresh, {}
+            for name in fresh:
+                self.flush_one(name, now_s)
 
     def flush_one(self, name: str, now_s: float) -> None:
         """Send what waits for one hub, as far as it goes."""
@@ -119,7 +121,7 @@ class Outbox:
         """Forget what waits for one hub; say how many messages that were."""
         queue = self._queues.pop(name, None)
         self._sent_at_s.pop(name, None)
-        self._fresh.discard(name)
+        self._fresh.pop(name, None)
         dropped = 0 if queue is None else len(queue.waiting)
         self.waiting -= dropped
         return dropped

@@ -103,7 +103,7 @@ def test_a_refused_request_gives_its_credit_back() -> None:
     said = replica.submit("c", credit=True)
     assert any(isinstance(message, wire.Rejected) for message in said)
     replica.delivers(*(Finished(work.key, "stop") for work in replica.works()))
-    assert replica.said[-1][2] == grant(1)
+    assert [said[2] for said in replica.said if said[1] == "h"][-1] == grant(1)
 
 
 def test_a_hub_that_can_not_be_reached_loses_its_credits_at_once_and_its_requests_after_the_grace() -> None:
