@@ -1,12 +1,11 @@
-"""Our torch diffusion transformer as a stage: token ids in, one PNG out.
+"""Which engine draws; and our torch diffusion transformer as one: token ids in, one PNG out.
 
-All pictures under way take one denoising step together per ``step``, each with its own seed, number of steps and
+All its pictures under way take one denoising step together per ``step``, each with its own seed, number of steps and
 guidance, so that requests come and go between two steps.
 """
 
 from __future__ import annotations
 
-import hashlib
 import io
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,12 +18,24 @@ from omni_discovery.deploy import StageConfig
 from omni_discovery.errors import ConfigError, InvalidRequestError
 from omni_discovery.wire import FailureKind
 from stage_runtime.engines.base import EngineOutput, Report, StageRequest, check_model_folder, checked_args
-from stage_runtime.engines.sampling import checked
+from stage_runtime.engines.handoffs import joined
+from stage_runtime.engines.sampling import Seed, checked, seed_of
 
 if TYPE_CHECKING:
+    from stage_runtime.engines.diffusers_engine import DiffusersEngine
     from stage_runtime.engines.dit import Canvas, DigitPainter
 
-_SEED_BITS: Final = 63
+#: What every folder of a diffusers pipeline holds.
+_PIPELINE_INDEX: Final = "model_index.json"
+
+
+def engine_for(stage: StageConfig) -> DiffusionEngine | DiffusersEngine:
+    """A diffusers pipeline if the model is one, or a name on a model hub; else our own painter. Raise ConfigError."""
+    if check_model_folder(stage) and not (Path(stage.model).expanduser() / _PIPELINE_INDEX).is_file():
+        return DiffusionEngine(stage)
+    from stage_runtime.engines.diffusers_engine import DiffusersEngine
+
+    return DiffusersEngine(stage)
 
 
 class DiffusionArgs(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -38,7 +49,7 @@ class DiffusionArgs(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
 class PictureParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """What may be asked of a picture. Without a seed, the request's id is one: a second attempt draws the same."""
 
-    seed: Annotated[int, Meta(ge=0, le=(1 << _SEED_BITS) - 1)] | None = None
+    seed: Seed | None = None
     steps: Annotated[int, Meta(ge=1, le=1000)] | None = None
     guidance_scale: Annotated[float, Meta(ge=0, le=20)] | None = None
 
@@ -49,8 +60,6 @@ class DiffusionEngine:
     def __init__(self, stage: StageConfig) -> None:
         self._stage = stage
         self._args = checked_args(stage, DiffusionArgs)
-        if not check_model_folder(stage):
-            raise ConfigError(f"stage {stage.stage_id}: the model {stage.model!r} is not a folder on this machine")
         self._model: DigitPainter | None = None
         #: Pictures under way by request key, oldest first; the first ``capacity`` are drawn, the others wait.
         self._canvases: dict[str, Canvas] = {}
@@ -83,7 +92,10 @@ class DiffusionEngine:
         try:
             self._model = load_painter(Path(self._stage.model), device)
         except (OSError, KeyError, ValueError) as error:
-            raise ConfigError(f"stage {self._stage.stage_id}: {self._stage.model} is no painter: {error!r}") from error
+            raise ConfigError(
+                f"stage {self._stage.stage_id}: {self._stage.model} is no diffusers pipeline (no {_PIPELINE_INDEX})"
+                f" and no painter: {error!r}"
+            ) from error
         report("warming up", 0.9)
         advance(self._model, [new_canvas(self._model, [0], seed=0, steps=1)])
 
@@ -106,7 +118,7 @@ class DiffusionEngine:
         if not digits:
             self._said.append(EngineOutput(request.key, finish_reason="stop"))
             return
-        seed = _seed_of(request.request_id) if params.seed is None else params.seed
+        seed = seed_of(request.request_id) if params.seed is None else params.seed
         self._canvases[request.key] = new_canvas(model, digits, seed, params.steps, params.guidance_scale)
 
     def update(self, request: StageRequest) -> None:
@@ -158,7 +170,7 @@ class DiffusionEngine:
 def _token_ids(request: StageRequest) -> Any:
     import torch
 
-    source: Mapping[str, Any] | None = request.payload
+    source: Mapping[str, Any] | None = None if request.payload is None else joined(request.payload)
     given = source.get("token_ids") if source is not None else request.inputs.get("prompt_token_ids")
     if given is None:
         raise InvalidRequestError("this stage draws what the stage before handed over, and nothing was")
@@ -166,8 +178,3 @@ def _token_ids(request: StageRequest) -> Any:
         return torch.as_tensor(given, dtype=torch.int64)
     except (TypeError, ValueError, RuntimeError) as error:
         raise InvalidRequestError(f"the token ids can't be read: {error}") from error
-
-
-def _seed_of(request_id: str) -> int:
-    digest = hashlib.blake2b(request_id.encode("utf-8"), digest_size=8).digest()
-    return int.from_bytes(digest, "little") >> (64 - _SEED_BITS)

@@ -216,6 +216,8 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
     start = 8 + int.from_bytes(raw[:8], "little")
     header: dict[str, Any] = json.loads(raw[8:start])
     header.pop("__metadata__", None)
+    if len(raw) < start + max(entry["data_offsets"][1] for entry in header.values()):
+        raise ValueError(f"{path} is cut short")
     tensors = {}
     for name, entry in header.items():
         begin, end = (start + offset for offset in entry["data_offsets"])

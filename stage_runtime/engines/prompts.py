@@ -8,10 +8,11 @@ from typing import Any
 from omni_discovery.errors import InvalidRequestError
 
 
-def read_prompt(tokenizer: Any, inputs: Mapping[str, Any], *, begins: bool = True) -> list[int]:
+def read_prompt(tokenizer: Any, inputs: Mapping[str, Any], *, begins: bool = True, images: bool = False) -> list[int]:
     """The token ids of ``messages``, ``prompt`` or ``prompt_token_ids``; anything else raises InvalidRequestError.
 
-    A ``prompt`` that does not begin its request gets no special tokens at its front.
+    A ``prompt`` that does not begin its request gets no special tokens at its front. With ``images``, parts of
+    messages may be ``{"type": "image"}``: the model's template knows what to write in their place.
     """
     given = [name for name in ("messages", "prompt", "prompt_token_ids") if inputs.get(name) is not None]
     if len(given) != 1:
@@ -19,7 +20,7 @@ def read_prompt(tokenizer: Any, inputs: Mapping[str, Any], *, begins: bool = Tru
     value = inputs[given[0]]
     match given[0]:
         case "messages":
-            return _render(tokenizer, value)
+            return _render(tokenizer, value, images)
         case "prompt" if isinstance(value, str):
             return list(tokenizer.encode(value, add_special_tokens=begins)) if value else []
         case "prompt_token_ids" if isinstance(value, list | tuple) and all(type(item) is int for item in value):
@@ -27,8 +28,24 @@ def read_prompt(tokenizer: Any, inputs: Mapping[str, Any], *, begins: bool = Tru
     raise InvalidRequestError(f"{given[0]} is of the wrong type")
 
 
-def _render(tokenizer: Any, messages: Any) -> list[int]:
-    _check_messages(messages)
+def prompt_text(inputs: Mapping[str, Any]) -> str:
+    """What a client asked, for a model that reads text: the ``prompt``, or the last of the ``messages``.
+
+    Raise InvalidRequestError if there is no text.
+    """
+    prompt = inputs.get("prompt")
+    if prompt is None and inputs.get("messages") is not None:
+        messages = inputs["messages"]
+        _check_messages(messages)
+        content = messages[-1].get("content")
+        prompt = "".join(part["text"] for part in content) if isinstance(content, list) else content
+    if not isinstance(prompt, str) or not prompt.strip():
+        raise InvalidRequestError("give a prompt, or messages whose last one says what to draw")
+    return prompt
+
+
+def _render(tokenizer: Any, messages: Any, images: bool) -> list[int]:
+    _check_messages(messages, images)
     try:
         text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     except Exception as error:
@@ -38,7 +55,7 @@ def _render(tokenizer: Any, messages: Any) -> list[int]:
     return list(tokenizer.encode(text, add_special_tokens=False))
 
 
-def _check_messages(messages: Any) -> None:
+def _check_messages(messages: Any, images: bool = False) -> None:
     if not isinstance(messages, list) or not messages:
         raise InvalidRequestError("messages must be a list with at least one message")
     for index, message in enumerate(messages):
@@ -47,7 +64,10 @@ def _check_messages(messages: Any) -> None:
         content = message.get("content")
         if isinstance(content, list):
             for part in content:
+                if images and part == {"type": "image"}:
+                    continue
                 if not isinstance(part, Mapping) or part.get("type") != "text" or not isinstance(part.get("text"), str):
-                    raise InvalidRequestError(f"messages[{index}]: this stage takes text only")
+                    kinds = "text and image_url parts" if images else "text"
+                    raise InvalidRequestError(f"messages[{index}]: this stage takes {kinds} only")
         elif not isinstance(content, str | None):
             raise InvalidRequestError(f"messages[{index}].content must be text")

@@ -6,6 +6,7 @@ and with it everybody else's request.
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Final, TypeVar
@@ -24,6 +25,10 @@ _UNKNOWN: Final = re.compile(r"unknown field `([^`]*)`")
 _PLACE: Final = re.compile(r" - at `\$\.?([^`]*)`$")
 
 _Checked = TypeVar("_Checked")
+
+#: Seeds of pictures and sounds are whole numbers below two to this.
+SEED_BITS: Final = 63
+Seed = Annotated[int, Meta(ge=0, le=(1 << SEED_BITS) - 1)]
 
 
 class StructuredOutputs(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
@@ -85,6 +90,12 @@ def token_sampling(params: Mapping[str, Any]) -> dict[str, Any]:
     if given.pop("n", 1) != 1:
         raise InvalidRequestError("n: one answer per request is made; send the request again for more")
     return msgspec.structs.asdict(checked(given, TokenSampling))
+
+
+def seed_of(request_id: str) -> int:
+    """The seed of a request that gives none: the same for every attempt, so that a second one makes the same."""
+    digest = hashlib.blake2b(request_id.encode("utf-8"), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> (64 - SEED_BITS)
 
 
 def checked(given: Mapping[str, Any], kind: type[_Checked]) -> _Checked:
