@@ -21,7 +21,7 @@ _FLAGS: Final = {
 _LEAST_REQUEST_S: Final = 1.0
 
 
-def add_admission_options(parser: argparse.ArgumentParser) -> None:
+def add_admission_options(parser: argparse._ActionsContainer) -> None:
     """Bounds and times of a hub. What is not given is as in HubConfig."""
     parser.add_argument(
         "--max-waiting",

@@ -8,7 +8,7 @@ import importlib.util
 from omni_discovery.errors import ConfigError
 
 
-def add_api_options(parser: argparse.ArgumentParser) -> None:
+def add_api_options(parser: argparse._ActionsContainer) -> None:
     """Which HTTP API a hub shows."""
     parser.add_argument(
         "--api",

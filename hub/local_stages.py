@@ -23,6 +23,8 @@ class LocalStage:
 
     stage_id: int
     count: int
+    #: What is different about it on this host, as ``--stage-overrides`` has it.
+    overrides: str = ""
 
 
 @dataclass(slots=True)
@@ -80,4 +82,6 @@ class LocalStages:
             *("--parent-pid", str(os.getpid())),
             *self.security_flags,
         ]
+        if stage.overrides:
+            command += ["--stage-overrides", stage.overrides]
         return command + (["--omni-replica-address", self.replica_address] if self.replica_address else [])

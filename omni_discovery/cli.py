@@ -75,16 +75,20 @@ def quiet_logging() -> None:
     logging.basicConfig(level=logging.ERROR, format="omni: %(message)s", stream=sys.stderr)
 
 
-def add_registry_options(parser: argparse.ArgumentParser) -> None:
-    """The flags that say which registry and which namespace."""
-    parser.add_argument(
+def add_registry_options(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
+    """The flags that say which registry and which namespace; returns their group."""
+    group = parser.add_argument_group("the registry")
+    group.add_argument(
         "--etcd-endpoints",
         metavar="HOST:PORT[,...]",
         default=os.environ.get("OMNI_ETCD_ENDPOINTS"),
         help="the etcd cluster (default: $OMNI_ETCD_ENDPOINTS)",
     )
-    parser.add_argument("--namespace", default="default", help="which deployment on that etcd (default: %(default)s)")
+    group.add_argument(
+        "--namespace", default="default", metavar="NAME", help="which deployment on that etcd (default: %(default)s)"
+    )
     add_security_options(parser)
+    return group
 
 
 def add_security_options(parser: argparse.ArgumentParser) -> None:

@@ -24,7 +24,7 @@ _HOST_NAME: Final = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]{0,251}[A-Za-z0-9_])
 _HOST_RIGHT: Final = "right would be a host name or an IP address, without a port, for example 10.0.0.5 or fd00::5"
 
 
-def add_data_plane_options(parser: argparse.ArgumentParser) -> None:
+def add_data_plane_options(parser: argparse._ActionsContainer) -> None:
     """The flags of hubs and replicas alike."""
     parser.add_argument(
         "--zmq-security",

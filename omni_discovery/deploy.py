@@ -1,19 +1,19 @@
 """The deploy document: which stages a pipeline has, how they are joined, what runs each.
 
 Written as YAML by people, kept as JSON under the namespace's ``pipeline`` key. Hubs build the stage graph from it,
-replicas read their own stage's part. Unknown keys are errors, with the nearest known name as a hint.
+replicas read their own stage's part. Unknown keys are errors, told all at once, each with a hint.
 """
 
 from __future__ import annotations
 
-import difflib
-import hashlib
-import re
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
 import yaml
 
+from omni_discovery.deploy_dialect import Overrides, translate, unknown_keys
 from omni_discovery.errors import ConfigError
 
 _StageId = Annotated[int, msgspec.Meta(ge=0, lt=1_000_000_000)]
@@ -26,11 +26,29 @@ DEFAULT_WINDOW: Final = 16
 _NO_BOUND: Final = 1 << 52
 
 
+class RayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What one replica takes of a Ray cluster, a bundle of the stage's placement group.
+
+    ``num_gpus`` None: what the replica spans, if the stage names devices, else none. ``strategy`` is Ray's.
+    """
+
+    num_cpus: Annotated[float, msgspec.Meta(ge=0)] = 1.0
+    num_gpus: Annotated[float, msgspec.Meta(ge=0)] | None = None
+    resources: dict[str, Annotated[float, msgspec.Meta(gt=0)]] = {}
+    strategy: Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"] = "PACK"
+
+
 class RuntimeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Where a stage's local replicas run. ``devices``, as CUDA_VISIBLE_DEVICES has them, is split among them."""
 
     devices: str = ""
     num_replicas: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 1
+    ray: RayConfig | msgspec.UnsetType = msgspec.UNSET
+
+    @property
+    def on_ray(self) -> RayConfig:
+        """What a replica takes of a Ray cluster, where it runs on one."""
+        return RayConfig() if self.ray is msgspec.UNSET else self.ray
 
 
 class StageConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -139,8 +157,11 @@ class DeployConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         return self.model or self.stages[0].model.rstrip("/").rsplit("/", 1)[-1] or self.stages[0].engine
 
 
-def parse_deploy(text: str, source: str) -> DeployConfig:
-    """Read a deploy YAML. Raise ConfigError with the file, the place and what would be right."""
+def parse_deploy(text: str, source: str, overrides: Overrides = MappingProxyType({})) -> DeployConfig:
+    """Read a deploy YAML, ours or one written for vLLM-Omni, with ``overrides`` laid on its stages before any check.
+
+    Raise ConfigError with the file, the places and what would be right.
+    """
     try:
         document = yaml.safe_load(text)
     except yaml.YAMLError as error:
@@ -149,7 +170,19 @@ def parse_deploy(text: str, source: str) -> DeployConfig:
         raise ConfigError(f"{source}{where}: not YAML: {getattr(error, 'problem', None) or error}") from error
     if not isinstance(document, dict):
         raise ConfigError(f"{source}: a deploy document is a mapping with the key 'stages'")
-    return _convert(document, source)
+    return read_deploy(document, source, overrides)
+
+
+def read_deploy(document: Mapping[str, Any], source: str, overrides: Overrides = MappingProxyType({})) -> DeployConfig:
+    """The same of a document that is read already. Raise ConfigError."""
+    try:
+        ours = translate(document, KNOWN_KEYS, overrides)
+    except RecursionError as error:
+        raise ConfigError(f"{source}: a part of it holds itself") from error
+    deploy = _convert(ours, source)
+    for stage_id in overrides:
+        deploy.stage(stage_id)
+    return deploy
 
 
 def decode_deploy(value: bytes, source: str) -> DeployConfig:
@@ -166,17 +199,13 @@ def encode_deploy(deploy: DeployConfig) -> bytes:
     return msgspec.json.encode(deploy, order="sorted")
 
 
-def fingerprint(stage: StageConfig) -> str:
-    """What must be equal between replicas of one stage: a hash of its part of the deploy document."""
-    content = msgspec.structs.replace(stage, runtime=RuntimeConfig())
-    return hashlib.blake2b(msgspec.json.encode(content, order="sorted"), digest_size=8).hexdigest()
-
-
 def _convert(document: Any, source: str) -> DeployConfig:
+    if isinstance(document, dict) and (told := unknown_keys(document, KNOWN_KEYS)):
+        raise ConfigError(f"{source}: {tell_all(told)}")
     try:
         deploy = msgspec.convert(document, DeployConfig)
     except (msgspec.ValidationError, RecursionError) as error:
-        raise ConfigError(f"{source}: {_with_hint(str(error))}") from error
+        raise ConfigError(f"{source}: {error}") from error
     _check(deploy, source)
     return deploy
 
@@ -216,16 +245,16 @@ def _check_edge(deploy: DeployConfig, edge: EdgeConfig, source: str) -> None:
         )
 
 
-_KNOWN: Final = sorted(
-    {
-        name
-        for struct in (DeployConfig, StageConfig, RuntimeConfig, EdgeConfig, ConnectorConfig)
-        for name in struct.__struct_encode_fields__
-    }
-)
+#: The keys of each part of a document.
+KNOWN_KEYS: Final = {
+    "document": DeployConfig.__struct_encode_fields__,
+    "stage": StageConfig.__struct_encode_fields__,
+    "runtime": RuntimeConfig.__struct_encode_fields__,
+    "edge": EdgeConfig.__struct_encode_fields__,
+    "connector": ConnectorConfig.__struct_encode_fields__,
+}
 
 
-def _with_hint(message: str) -> str:
-    found = re.search(r"unknown field `([^`]*)`", message)
-    near = difflib.get_close_matches(found.group(1), _KNOWN, n=1) if found else []
-    return f"{message} (did you mean '{near[0]}'?)" if near else message
+def tell_all(told: Sequence[str]) -> str:
+    """One thing that is wrong on the line, several each on a line of its own."""
+    return told[0] if len(told) == 1 else f"{len(told)} keys are wrong:" + "".join(f"\n  {each}" for each in told)

@@ -8,10 +8,10 @@ from typing import Any, Final
 
 import msgspec
 
-from omni_discovery.deploy import DeployConfig
+from omni_discovery.deploy import DeployConfig, StageConfig
 
 #: The engines of our own; third parties add theirs by entry point, on the hosts of their replicas.
-ENGINES: Final = ("diffusion", "echo", "vllm")
+ENGINES: Final = ("diffusion", "echo", "torch", "vllm")
 
 _MOST_SAID: Final = 3
 _LONGEST_VALUE: Final = 60
@@ -26,11 +26,11 @@ def describe_difference(ours: DeployConfig, theirs: DeployConfig) -> str:
     return "; ".join(told[:_MOST_SAID]) + more
 
 
-def doubtful_engines(deploy: DeployConfig, installed: Collection[str]) -> list[str]:
-    """Stages whose engine nobody here knows, ``installed`` being those of third parties; with the nearest name."""
+def doubtful_engines(stages: Collection[StageConfig], installed: Collection[str]) -> list[str]:
+    """Those whose engine nobody here knows, ``installed`` being those of third parties; with the nearest name."""
     known = sorted({*ENGINES, *installed})
     told = []
-    for stage in deploy.stages:
+    for stage in stages:
         if stage.engine not in known:
             near = difflib.get_close_matches(stage.engine, known, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"

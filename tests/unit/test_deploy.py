@@ -103,12 +103,13 @@ def test_the_order_of_stages_is_a_difference_that_shows_in_their_inputs() -> Non
 
 
 def test_an_engine_that_nobody_knows_is_named_with_the_nearest(tree: DeployConfig) -> None:
-    assert doubtful_engines(tree, ()) == []
+    assert doubtful_engines(tree.stages, ()) == []
     slip = parse_deploy("stages: [{stage_id: 0, engine: ehco, final_output: text}]", "slip.yaml")
-    assert doubtful_engines(slip, ()) == ["stage 0: engine 'ehco' is not known on this host; did you mean 'echo'?"]
-    assert doubtful_engines(slip, ("ehco",)) == []
+    told = ["stage 0: engine 'ehco' is not known on this host; did you mean 'echo'?"]
+    assert doubtful_engines(slip.stages, ()) == told
+    assert doubtful_engines(slip.stages, ("ehco",)) == []
     other = parse_deploy("stages: [{stage_id: 0, engine: zzz, final_output: text}]", "other.yaml")
-    assert "there are diffusion, echo, mine, vllm" in doubtful_engines(other, ("mine",))[0]
+    assert "there are diffusion, echo, mine, torch, vllm" in doubtful_engines(other.stages, ("mine",))[0]
 
 
 @pytest.mark.parametrize(
