@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from omni_discovery.messages import ReplicaStatus
@@ -13,6 +14,17 @@ if TYPE_CHECKING:
 
 #: Characters of what a replica says of itself.
 _MOST_REASON: Final = 200
+
+
+@dataclass(frozen=True, slots=True)
+class StageStatus:
+    """How many replicas a stage has: listed by the registry, and able to take work now."""
+
+    stage_id: int
+    registered: int
+    pickable: int
+    #: What keeps those back that can't take work; empty if nothing does.
+    why_absent: str = ""
 
 
 def why_absent(entries: Iterable[Entry]) -> str:
@@ -32,6 +44,8 @@ def _cause(entry: Entry) -> str:
         said = {ReplicaStatus.ERROR: "with an error", ReplicaStatus.DOWN: "going down"}
         text = said.get(info.status, str(info.status))
         return f"{text} ({info.reason[:_MOST_REASON]})" if info.reason else text
+    if entry.refused:
+        return f"refused ({entry.refused})"
     if info.cordoned:
         return "cordoned"
     if info.weight <= 0:

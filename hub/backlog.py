@@ -1,38 +1,43 @@
-"""Backlog: how many unfinished requests still have to pass through each stage. Pure."""
+"""Backlog: how many unfinished requests still have to pass through each stage, of each version of it. Pure."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+from typing import Final
+
+_NO_VERSIONS: Final[Mapping[int, str]] = MappingProxyType({})
 
 
 class Backlog:
     """Counted from admission to the end of each stage's work, so that what is upstream is seen downstream."""
 
     def __init__(self) -> None:
-        #: The stages that each unfinished request still needs.
-        self._needs: dict[str, set[int]] = {}
-        self._counts: Counter[int] = Counter()
+        #: The stages that each unfinished request still needs, with the fingerprint of the version that it needs.
+        self._needs: dict[str, dict[int, str]] = {}
+        self._counts: Counter[tuple[int, str]] = Counter()
 
     def __len__(self) -> int:
         return len(self._needs)
 
-    def of(self, stage_id: int) -> int:
-        """How many unfinished requests still need the stage."""
-        return self._counts[stage_id]
+    def of(self, stage_id: int, fingerprint: str = "") -> int:
+        """How many unfinished requests still need that version of the stage."""
+        return self._counts[stage_id, fingerprint]
 
-    def enter(self, request_id: str, stages: Iterable[int]) -> None:
-        """A request was admitted that needs these stages."""
-        self._needs[request_id] = set(stages)
-        self._counts.update(self._needs[request_id])
+    def enter(self, request_id: str, stages: Iterable[int], fingerprints: Mapping[int, str] = _NO_VERSIONS) -> None:
+        """A request was admitted, or moved to other versions, that needs these stages."""
+        self.leave(request_id)
+        needs = self._needs[request_id] = {stage_id: fingerprints.get(stage_id, "") for stage_id in stages}
+        self._counts.update(needs.items())
 
     def passed(self, request_id: str, stages: Iterable[int]) -> None:
         """The request needs these stages no more. Unknown requests and stages are fine."""
-        gone = self._needs.get(request_id, set()).intersection(stages)
-        if gone:
-            self._needs[request_id] -= gone
-            self._counts.subtract(gone)
+        needs = self._needs.get(request_id, {})
+        for stage_id in stages:
+            if stage_id in needs:
+                self._counts[stage_id, needs.pop(stage_id)] -= 1
 
     def leave(self, request_id: str) -> None:
         """The request has ended. Unknown ones are fine."""
-        self._counts.subtract(self._needs.pop(request_id, ()))
+        self._counts.subtract(self._needs.pop(request_id, {}).items())

@@ -7,14 +7,16 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING
 
+from hub.records import is_same_process, role
+from hub.refused_replicas import RefusedReplicas
 from omni_discovery.disappearance import Disappearance
 from omni_discovery.errors import ConfigError
 from omni_discovery.messages import ReplicaInfo, ReplicaStatus
 from omni_discovery.table import live_hubs
 
 if TYPE_CHECKING:
+    from hub.pools import Pools
     from hub.stage_client import StageClient
-    from hub.stage_pool import StagePool
     from omni_discovery.table import ReplicaId, View
 
 logger = logging.getLogger(__name__)
@@ -30,13 +32,16 @@ class Membership:
 
     def __init__(
         self,
-        pools: Mapping[int, StagePool],
+        pools: Pools,
         connect: Callable[[ReplicaInfo], StageClient | None],
         on_lost: Callable[[int, str, str], None],
         ttl_s: float = 10.0,
         on_closed: Callable[[StageClient], None] = lambda _client: None,
         now: Callable[[], float] = time.monotonic,
+        knows: Callable[[ReplicaInfo], bool] = lambda _info: True,
     ) -> None:
+        #: Whom the hub does not pick for what it runs; ``knows`` says which deploy documents are served.
+        self.refused = RefusedReplicas(pools, knows)
         self.clients: dict[str, StageClient] = {}
         #: How many hubs share the replicas, this one included.
         self.live_hubs = 1
@@ -58,24 +63,32 @@ class Membership:
         #: What has been warned about: stages that the pipeline has not, addresses that can't be used.
         self._warned: set[object] = set()
 
-    def apply(self, view: View) -> None:
-        """Follow a view. One that is older than the last is ignored; the same one again changes nothing."""
+    def apply(self, view: View) -> bool:
+        """Follow a view; return whether it may have changed who can be picked.
+
+        One that is older than the last is ignored; the same one again changes nothing.
+        """
         history, cluster_id, revision = self._version
         is_later = (view.history, view.cluster_id) == (history, cluster_id)
         if is_later and view.revision < revision:
-            return
+            return False
         self._version = (view.history, view.cluster_id, view.revision)
         self.live_hubs = live_hubs(view)
-        for pool in self._pools.values():
-            pool.set_live_hubs(self.live_hubs)
+        self._pools.set_live_hubs(self.live_hubs)
         records, self._records = self._records, view.replicas
         changed = self._changed_in_place(records, view.replicas) if is_later else None
         if changed is None:
             self._follow(view, regressed=view.history != history)
-            return
+            return True
         for info in changed:
             self._listed[info.input_addr] = info
             self._upsert(info)
+        return False
+
+    def judge(self) -> None:
+        """Look anew at what the replicas run, of which those are refused that should run something else."""
+        held = {info.input_addr: info for key, info in self._vanished.items() if key in self._held}
+        self.refused.judge({**held, **self._listed})
 
     def _changed_in_place(
         self, before: Mapping[ReplicaId, ReplicaInfo], after: Mapping[ReplicaId, ReplicaInfo]
@@ -91,16 +104,11 @@ class Membership:
             old = before[key]
             if old is info:
                 continue
-            is_same = (old.stage_id, old.input_addr, old.epoch, old.takes_new_work) == (
-                info.stage_id,
-                info.input_addr,
-                info.epoch,
-                info.takes_new_work,
-            )
+            is_ours = info.stage_id in self._pools
             # Of two records with one address only the newer counts.
-            if not is_same or (info.stage_id in self._pools and self._listed.get(info.input_addr) is not old):
+            if role(old) != role(info) or (is_ours and self._listed.get(info.input_addr) is not old):
                 return None
-            if info.stage_id in self._pools:
+            if is_ours:
                 changed.append(info)
         return changed
 
@@ -110,7 +118,7 @@ class Membership:
         here = {(info.stage_id, info.input_addr) for info in self._listed.values()}
         gone = [info for info in before.values() if (info.stage_id, info.input_addr) not in here]
         self._vanished.update(((info.stage_id, info.input_addr), info) for info in gone)
-        members: dict[int, dict[str, bool]] = {stage_id: {} for stage_id in self._pools}
+        members: dict[int, dict[str, bool]] = {stage_id: {} for stage_id in self._pools.stage_ids}
         for info in self._listed.values():
             members[info.stage_id][info.input_addr] = info.takes_new_work
         self._disappearance.follow(
@@ -118,15 +126,19 @@ class Membership:
             fresh=view.stale_since_s is None,
             regressed=regressed,
             now_s=self._now(),
-            answers=lambda stage_id, addr: self._pools[stage_id].answers(addr),
+            answers=self._pools.answers,
         )
         # Before the others are let go of: these may be all that a stage has left.
         self._hold(here)
         for info in gone:
             if (info.stage_id, info.input_addr) not in self._held:
                 self._remove(info)
+        self.judge()
         for addr, info in self._listed.items():
-            if before.get(addr) is not info:
+            old = before.get(addr)
+            if old is not None and old.stage_id == info.stage_id and old.fingerprint != info.fingerprint:
+                self._pools.of(old).remove(addr)
+            if old is not info:
                 self._upsert(info)
 
     @property
@@ -146,7 +158,7 @@ class Membership:
 
     def _hold(self, listed: set[tuple[int, str]]) -> None:
         """Serve on, of all that vanished, those whom the registry is not believed to have lost."""
-        spared = self._disappearance.review(lambda stage_id, addr: self._pools[stage_id].answers(addr), self._now())
+        spared = self._disappearance.review(self._pools.answers, self._now())
         held = {(stage_id, addr) for stage_id, addrs in spared.items() for addr in addrs}
         before, self._held = self._held, held
         for key in held - before:
@@ -157,7 +169,7 @@ class Membership:
             del self._vanished[key]
 
     def _keep(self, info: ReplicaInfo) -> None:
-        pool, addr = self._pools[info.stage_id], info.input_addr
+        pool, addr = self._pools.of(info), info.input_addr
         logger.warning(
             "replica.kept stage=%d replica=%d epoch=%d: it vanished from the registry with many others",
             info.stage_id,
@@ -183,7 +195,7 @@ class Membership:
         """Let go of a client whose replica is not listed any more and has nothing in flight."""
         client = self.clients.get(addr)
         # A replica of another stage may have got the port of one that died.
-        if client is None or client.info.stage_id != stage_id or self._pools[stage_id].get(addr) is not None:
+        if client is None or client.info.stage_id != stage_id or self._pools.record(stage_id, addr) is not None:
             return
         # What was sent last would be lost with the socket, and an abort that is lost keeps an engine busy.
         if not client.has_open_aborts:
@@ -194,9 +206,9 @@ class Membership:
 
     def attach(self, info: ReplicaInfo, client: StageClient) -> None:
         """Take in a client that took its time to be made for a record; close it if nobody needs it any more."""
-        listed = self._pools[info.stage_id].get(info.input_addr)
+        listed = self._pools.record(info.stage_id, info.input_addr)
         if listed is not None and info.input_addr not in self.clients:
-            if _is_same_process(info, listed):
+            if is_same_process(info, listed):
                 self._serve(listed, client)
                 # What it said before it was known here went unheard.
                 client.renew(listed, afresh=True)
@@ -233,18 +245,19 @@ class Membership:
 
     def _remove(self, info: ReplicaInfo) -> None:
         logger.info("replica.removed stage=%d replica=%d epoch=%d", info.stage_id, info.replica_id, info.epoch)
-        self._pools[info.stage_id].remove(info.input_addr)
+        self._pools.of(info).remove(info.input_addr)
         self.close_if_unused(info.stage_id, info.input_addr)
 
     def _upsert(self, info: ReplicaInfo) -> None:
-        pool, addr = self._pools[info.stage_id], info.input_addr
+        pool, addr = self._pools.of(info), info.input_addr
         client = self.clients.get(addr)
-        if client is not None and not _is_same_process(client.info, info):
+        if client is not None and not is_same_process(client.info, info):
             self._replace(client)
             client = None
         # The client of one that was let go of may have stayed for its aborts: the pool knows nothing of its session.
         afresh = pool.get(addr) is None
         pool.upsert(info)
+        self.refused.entered(pool, addr)
         if client is not None:
             client.renew(info, afresh=afresh)
         else:
@@ -257,14 +270,14 @@ class Membership:
         del self.clients[addr]
         client.close()
         self._on_closed(client)
-        self._pools[stage_id].session_down(addr)
+        self._pools.of(client.info).session_down(addr)
         self._on_lost(stage_id, addr, "another process has taken its address")
 
     def _attach(self, info: ReplicaInfo) -> None:
         try:
             client = self._connect(info)
         except ConfigError as error:
-            self._pools[info.stage_id].unusable(info.input_addr, str(error))
+            self._pools.of(info).unusable(info.input_addr, str(error))
             if info.input_addr not in self._warned:
                 self._warned.add(info.input_addr)
                 logger.warning("replica.unusable stage=%d replica=%d: %s", info.stage_id, info.replica_id, error)
@@ -281,8 +294,3 @@ class Membership:
             info.epoch,
             info.input_addr,
         )
-
-
-def _is_same_process(ours: ReplicaInfo, info: ReplicaInfo) -> bool:
-    mine = (ours.input_addr, ours.output_addr, ours.curve_public_key, ours.stage_id)
-    return mine == (info.input_addr, info.output_addr, info.curve_public_key, info.stage_id)

@@ -43,22 +43,21 @@ def check_pipeline(in_force: bytes, deploy: DeployConfig, namespace: str) -> Non
 async def keep_pipeline(client: OmniCoordClientForHub, deploy: DeployConfig, namespace: str) -> None:
     """Put the document back whenever the registry has none: after a wipe, or once etcd answers at last.
 
-    A hub that serves already goes on, whatever stands there. Ends only by cancellation.
+    It is the one that was in force last, not always the one that this hub began with. Ends only by cancellation.
     """
-    said: bytes | None = None
+    in_force = encode_deploy(deploy)
     while True:
         await asyncio.sleep(_RETRY_S)
         view = client.view()
-        if not client.is_synced or view.stale_since_s is not None or (view.pipeline and view.pipeline == said):
+        if not client.is_synced or view.stale_since_s is not None:
+            continue
+        if view.pipeline is not None:
+            # An operator may have replaced it meanwhile; what that means for the requests is the orchestrator's part.
+            in_force = view.pipeline
             continue
         try:
-            if view.pipeline is None:
-                await asyncio.to_thread(claim_pipeline, client, deploy, namespace)
+            claim = await asyncio.to_thread(client.create_pipeline, in_force)
+            if claim.won:
                 logger.info("hub.pipeline_put namespace=%s", namespace)
-            else:
-                check_pipeline(view.pipeline, deploy, namespace)
-        except ConfigError as error:
-            logger.error("hub.pipeline_differs %s", error)
         except RegistryError as error:
             logger.info("hub.pipeline_not_put reason=%s", error)
-        said = view.pipeline

@@ -251,6 +251,11 @@ class PoolCore(PoolMembers):
         entry = self._entries.get(addr)
         return [] if entry is None else list(entry.in_flight)
 
+    @property
+    def is_populated(self) -> bool:
+        """Whether it knows of any replica."""
+        return bool(self._entries)
+
     def registered_count(self) -> int:
         """How many replicas the registry lists."""
         return sum(entry.registered for entry in self._entries.values())

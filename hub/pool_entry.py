@@ -37,6 +37,7 @@ class Entry(Member):
         "listed",
         "near",
         "pickable",
+        "refused",
         "registered",
         "reported_at_s",
         "then",
@@ -75,6 +76,8 @@ class Entry(Member):
         self.clogged_until_s = 0.0
         #: Why this hub can't even try to have a session with it; empty where it can.
         self.unusable = ""
+        #: Why it must not be picked for what it runs; empty where it may be.
+        self.refused = ""
 
     def is_same_life(self, info: ReplicaInfo) -> bool:
         """Whether a record under the same address is of the same process."""

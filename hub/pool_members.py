@@ -99,6 +99,13 @@ class PoolMembers(PoolPlaces):
         if entry is not None:
             entry.unusable = why
 
+    def refuse(self, addr: str, why: str) -> None:
+        """Keep picks off the replica for what it runs; with an empty ``why``, no more."""
+        entry = self._entries.get(addr)
+        if entry is not None and entry.refused != why:
+            entry.refused = why
+            self._settle(entry)
+
     def session_down(self, addr: str) -> None:
         """The replica does not answer: no picks, and its credits are void."""
         entry = self._entries.get(addr)

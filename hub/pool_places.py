@@ -53,7 +53,7 @@ class PoolPlaces:
     def _settle(self, entry: Entry) -> None:
         """Count and place an entry after a change of its record or its session."""
         listed = entry.registered or entry.held
-        pickable = listed and entry.answers and entry.info.takes_new_work
+        pickable = listed and entry.answers and entry.info.takes_new_work and not entry.refused
         if listed != entry.listed:
             entry.listed = listed
             self._listed_count += 1 if listed else -1

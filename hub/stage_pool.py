@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from hub.absence import StageStatus
 from hub.pool_core import PoolCore
 from hub.pool_line import PoolLine
 from hub.pool_options import PoolOptions
@@ -16,18 +16,7 @@ from omni_discovery.messages import ReplicaInfo
 if TYPE_CHECKING:
     from omni_discovery.balancers import LoadBalancer, Task
 
-__all__ = ["PoolOptions", "StagePool", "Want"]
-
-
-@dataclass(frozen=True, slots=True)
-class StageStatus:
-    """How many replicas a stage has: listed by the registry, and able to take work now."""
-
-    stage_id: int
-    registered: int
-    pickable: int
-    #: What keeps those back that can't take work; empty if nothing does.
-    why_absent: str = ""
+__all__ = ["PoolOptions", "StagePool", "StageStatus", "Want"]
 
 
 class StagePool:
@@ -138,6 +127,11 @@ class StagePool:
     def unusable(self, addr: str, why: str) -> None:
         """There can be no session with the replica as its record is; only what is said of it changes."""
         self._core.unusable(addr, why)
+
+    def refuse(self, addr: str, why: str) -> None:
+        """Keep picks off the replica for what it runs; with an empty ``why``, no more."""
+        self._core.refuse(addr, why)
+        self._line.changed()
 
     def session_down(self, addr: str) -> None:
         """The replica does not answer; its credits are void."""
@@ -253,6 +247,11 @@ class StagePool:
     def registered_count(self) -> int:
         """How many replicas the registry lists."""
         return self._core.registered_count()
+
+    @property
+    def is_unused(self) -> bool:
+        """Whether nobody is in it, and nobody waits."""
+        return not (self._core.is_populated or self._line)
 
     @property
     def held_count(self) -> int:

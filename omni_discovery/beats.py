@@ -23,6 +23,8 @@ class BeatRecord(msgspec.Struct, frozen=True, kw_only=True):
     revision: _Count = 0
     #: Wall-clock seconds of the hub.
     written_at: float = 0.0
+    #: Fingerprint of the deploy document that the hub serves; empty from a hub that does not say.
+    pipeline: Annotated[str, msgspec.Meta(max_length=64)] = ""
 
 
 _encoder: Final = msgspec.json.Encoder()
@@ -38,12 +40,15 @@ def decode_beat(key: str, value: bytes) -> BeatRecord:
 
 
 class Beat:
-    """Writes one hub's beats, under that hub's lease."""
+    """Writes one hub's beats, under that hub's lease. ``serves`` gives the fingerprint of its deploy document."""
 
-    def __init__(self, kv: KVStore, key: str, lease_id: Callable[[], int]) -> None:
+    def __init__(
+        self, kv: KVStore, key: str, lease_id: Callable[[], int], serves: Callable[[], str] = lambda: ""
+    ) -> None:
         self.key = key
         self._kv = kv
         self._lease_id = lease_id
+        self._serves = serves
         self._sent = b""
 
     def is_echo(self, value: bytes) -> bool:
@@ -55,5 +60,6 @@ class Beat:
         lease_id = self._lease_id()
         if not lease_id:
             raise RegistryUnavailableError("this hub holds no lease now")
-        self._sent = _encoder.encode(BeatRecord(counter=counter, revision=revision, written_at=at_s))
+        beat = BeatRecord(counter=counter, revision=revision, written_at=at_s, pipeline=self._serves())
+        self._sent = _encoder.encode(beat)
         await self._kv.put(self.key, self._sent, lease_id)

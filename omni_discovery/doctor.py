@@ -3,55 +3,25 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from enum import StrEnum
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 from omni_discovery import keys
 from omni_discovery.control import ControlError, answered_revision, parse
-from omni_discovery.deploy import DeployConfig, decode_deploy, fingerprint
+from omni_discovery.deploy import DeployConfig, decode_deploy
+from omni_discovery.doctor_versions import examine_versions
 from omni_discovery.errors import ConfigError
 from omni_discovery.etcd_versions import known_bugs, parse_version
-from omni_discovery.kv import KeyValue
+from omni_discovery.findings import Evidence, Finding, Grade
 from omni_discovery.messages import ReplicaInfo, ReplicaStatus
-from omni_discovery.table import View
+
+__all__ = ["Evidence", "Finding", "Grade", "count_namespaces", "examine", "judge_version"]
 
 #: Clocks that differ by less don't mislead anybody.
 _CLOCK_S: Final = 2.0
 #: A namespace that is as empty as this hides nothing.
 _SHOWN: Final = 8
 _NEWER: Final = "run etcd 3.5.23 or newer, or 3.6"
-
-
-class Grade(StrEnum):
-    """How a finding is to be taken."""
-
-    OK = "ok"
-    NOTE = "note"
-    PROBLEM = "problem"
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One thing that was looked at; ``advice`` is what to do, empty where there is nothing to do."""
-
-    grade: Grade
-    topic: str
-    text: str
-    advice: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Evidence:
-    """What the checks look at: the view and the raw keys of one namespace, and the wall clock here."""
-
-    namespace: str
-    view: View
-    items: Sequence[KeyValue]
-    now_s: float
-    #: How many replicas each namespace of this etcd has; None if we may not look.
-    namespaces: Mapping[str, int] | None = None
 
 
 def examine(evidence: Evidence) -> list[Finding]:
@@ -164,19 +134,7 @@ def _pipeline(evidence: Evidence) -> Iterator[Finding]:
         mend = "replace it with omni pipeline apply FILE" if reason else "start a hub with --deploy-config; it puts one"
         yield Finding(grade, "pipeline", text, mend)
         return
-    expected = {stage.stage_id: fingerprint(stage) for stage in deploy.stages}
-    wrong = 0
-    for (stage_id, replica_id), info in sorted(evidence.view.replicas.items()):
-        if stage_id not in expected:
-            text = f"replica {stage_id}/{replica_id} serves a stage that the pipeline has not"
-        elif info.fingerprint and info.fingerprint != expected[stage_id]:
-            text = f"replica {stage_id}/{replica_id} runs another document than the one in force for its stage"
-        else:
-            continue
-        wrong += 1
-        yield Finding(Grade.PROBLEM, "pipeline", text, "restart it, or serve the other document in its own namespace")
-    if not wrong:
-        yield Finding(Grade.OK, "pipeline", f"{_count(len(deploy.stages), 'stage')} in force, all replicas run that")
+    yield from examine_versions(evidence, deploy)
 
 
 def _stages(evidence: Evidence) -> Iterator[Finding]:
@@ -187,6 +145,9 @@ def _stages(evidence: Evidence) -> Iterator[Finding]:
         if info.status is ReplicaStatus.ERROR:
             text = f"replica {info.stage_id}/{info.replica_id} reports an error: {info.reason or 'no reason given'}"
             yield Finding(Grade.PROBLEM, "replica", text, f"see its log on {info.host}, process {info.pid}")
+        elif info.status is ReplicaStatus.STARTING and info.reason:
+            text = f"replica {info.stage_id}/{info.replica_id} starts anew; the one before it ended: {info.reason}"
+            yield Finding(Grade.NOTE, "replica", text, f"if that goes on, see the log of its supervisor on {info.host}")
     for stage in deploy.stages if deploy else ():
         if not able[stage.stage_id]:
             text = f"stage {stage.stage_id} has nobody who takes work: its requests get 503"

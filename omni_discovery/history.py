@@ -58,7 +58,8 @@ class Life:
             return ""
         match self.last_status:
             case ReplicaStatus.DOWN:
-                return "withdrew"
+                # Who fails says so, and then withdraws.
+                return f"failed: {self.reason}" if self.reason else "withdrew"
             case ReplicaStatus.ERROR:
                 return f"failed: {self.reason}" if self.reason else "failed"
             case ReplicaStatus.DRAINING:

@@ -30,6 +30,8 @@ class ViewOptions:
     saved_view: Path | None = None
     applied_revision: Callable[[], int] | None = None
     count: Callable[[str], None] = _ignore
+    #: The fingerprint of the deploy document that the hub serves.
+    serves: Callable[[], str] = lambda: ""
 
 
 class HubWatcher(Watcher):
@@ -48,7 +50,7 @@ class HubWatcher(Watcher):
         clock = clock or SystemClock()
         key = keys.beat_key(config.namespace, hub_id)
         upkeep = UpkeepOptions(
-            beat=None if registrar is None else lambda kv: Beat(kv, key, lambda: registrar.lease_id),
+            beat=None if registrar is None else lambda kv: Beat(kv, key, lambda: registrar.lease_id, options.serves),
             # A third of a lease, as for a renewal; but a slow second is no proof of anything.
             echo_timeout_s=min(3.0, max(1.0, config.ttl_s / 3)),
             anti_entropy_s=options.anti_entropy_s,

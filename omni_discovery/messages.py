@@ -63,6 +63,11 @@ class ReplicaInfo:
     control_revision: int = 0
     control_error: str = ""
     cordoned: bool = False
+    revision: str = ""
+    dtype: str = ""
+    tokenizer: str = ""
+    content: str = ""
+    code: str = ""
 
     @property
     def takes_new_work(self) -> bool:
@@ -130,6 +135,13 @@ class ReplicaRecord(msgspec.Struct, frozen=True, kw_only=True):
     control_revision: _Count = 0
     control_error: _Text = ""
     cordoned: bool = False
+    #: What it has loaded, as far as it knows: the model's revision and dtype, hashes of its tokenizer and of all its
+    #: files, and the code that serves it.
+    revision: _Text = ""
+    dtype: _Text = ""
+    tokenizer: _Text = ""
+    content: _Text = ""
+    code: _Text = ""
 
     def to_info(self, epoch: int) -> ReplicaInfo:
         """The replica as balancers see it, in the life that the key's creation revision ``epoch`` names."""
@@ -160,6 +172,11 @@ class ReplicaRecord(msgspec.Struct, frozen=True, kw_only=True):
             control_revision=self.control_revision,
             control_error=self.control_error,
             cordoned=self.cordoned,
+            revision=self.revision,
+            dtype=self.dtype,
+            tokenizer=self.tokenizer,
+            content=self.content,
+            code=self.code,
         )
 
 

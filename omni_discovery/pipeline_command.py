@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -15,6 +15,13 @@ from omni_discovery.operate_commands import with_registry
 
 if TYPE_CHECKING:
     from omni_discovery.kv import KVStore
+
+
+_WHAT_NEXT: Final = """\
+Replicas that run keep what they started with: restart them, one of every stage first, then the others from the first
+stage to the last. Hubs follow by themselves; only where the stages, their inputs or their final outputs are others do
+they have to be restarted, too, and say so. omni replicas marks who runs another document, omni doctor says what to do.
+"""
 
 
 class PipelineCommand:
@@ -82,5 +89,5 @@ async def _apply(kv: KVStore, namespace: str, value: bytes) -> int:
     except ConfigError:
         difference = "what was there could not be read"
     sys.stdout.write(f"replaced: {difference.replace(' in force', ' before')}\n")
-    sys.stdout.write("hubs and replicas that run keep what they started with: restart replicas first, then hubs\n")
+    sys.stdout.write(_WHAT_NEXT)
     return 0

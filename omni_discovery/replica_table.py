@@ -11,11 +11,12 @@ from rich.table import Table
 from rich.text import Text
 
 from omni_discovery.messages import ReplicaInfo, ReplicaStatus
+from omni_discovery.mismatches import mismatches_in_force
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
-    from omni_discovery.table import View
+    from omni_discovery.table import ReplicaId, View
 
 _STYLE: Final = {
     ReplicaStatus.UP: "green",
@@ -37,7 +38,10 @@ def replica_table(view: View, namespace: str, now_s: float, width: int = 80) -> 
 
     Names and addresses of replicas are never cut; the process gets what is left, then a long reason is cut.
     """
-    rows = [_row(info, now_s) for info in in_key_order(view)]
+    unlike = {
+        (info.stage_id, info.replica_id): why for info, why in mismatches_in_force(in_key_order(view), view.pipeline)
+    }
+    rows = [_row(info, now_s, unlike=key in unlike) for key, info in sorted(view.replicas.items())]
     table = Table(
         title=_title(view, namespace, now_s),
         title_justify="left",
@@ -58,13 +62,21 @@ def replica_table(view: View, namespace: str, now_s: float, width: int = 80) -> 
         )
     for row in rows:
         table.add_row(*row)
-    refused = [info for info in in_key_order(view) if info.control_error]
-    if not view.replicas:
-        table.caption = "no replica is registered yet"
-    elif refused:
-        lines = (f"! control/{info.stage_id}/{info.replica_id}, {info.control_error}" for info in refused)
-        table.caption = Text("\n".join(lines), style="red", justify="left")
+    table.caption = "no replica is registered yet" if not view.replicas else _notes(view, unlike)
     return table
+
+
+def _notes(view: View, unlike: Mapping[ReplicaId, str]) -> Text | None:
+    """What the marks in the table stand for."""
+    lines = [
+        f"! control/{info.stage_id}/{info.replica_id}, {info.control_error}"
+        for info in in_key_order(view)
+        if info.control_error
+    ]
+    for why in dict.fromkeys(unlike.values()):
+        names = ", ".join(f"{stage_id}/{replica_id}" for (stage_id, replica_id), each in unlike.items() if each == why)
+        lines.append(f"≠ {names}: {why}")
+    return Text("\n".join(lines), style="red", justify="left") if lines else None
 
 
 def replica_json(view: View) -> Iterator[str]:
@@ -86,16 +98,18 @@ def _title(view: View, namespace: str, now_s: float) -> Text:
     return title
 
 
-def _row(info: ReplicaInfo, now_s: float) -> tuple[str | Text, ...]:
+def _row(info: ReplicaInfo, now_s: float, *, unlike: bool) -> tuple[str | Text, ...]:
     status = Text(info.status.value, style=_STYLE[info.status])
     if info.status is ReplicaStatus.STARTING and info.phase:
         status.append(f" {info.phase} {info.progress:.0%}", style="dim")
-    elif info.reason:
+    if info.reason:
         status.append(f" {info.reason}", style="dim")
     if info.cordoned:
         status.append(" cordoned", style="yellow")
     if info.weight != 1:
         status.append(f" w{info.weight:g}", style="yellow")
+    if unlike:
+        status.append(" ≠", style="bold red")
     if info.control_error:
         status.append(" !", style="bold red")
     return (

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from omni_discovery import keys
-from omni_discovery.deploy import decode_deploy, fingerprint
+from omni_discovery.beats import BeatRecord
+from omni_discovery.deploy import decode_deploy
 from omni_discovery.doctor import Evidence, Finding, Grade, count_namespaces, examine, judge_version
+from omni_discovery.fingerprint import document_fingerprint, stage_fingerprint
 from omni_discovery.kv import KeyValue, Listing
 from omni_discovery.messages import HubRecord, ReplicaRecord, ReplicaStatus, encode_record
 from omni_discovery.table import ReplicaTable
 
 NOW_S = 5000.0
 PIPELINE = b'{"stages": [{"stage_id": 0, "engine": "echo", "final_output": "text"}]}'
-RIGHT = fingerprint(decode_deploy(PIPELINE, "test").stage(0))
+RIGHT = stage_fingerprint(decode_deploy(PIPELINE, "test"), 0)
 
 
 def record(replica_id: int = 0, stage_id: int = 0, at_s: float = NOW_S - 9, **fields: Any) -> tuple[str, bytes]:
@@ -30,7 +33,7 @@ def record(replica_id: int = 0, stage_id: int = 0, at_s: float = NOW_S - 9, **fi
     return keys.replica_key("n", stage_id, replica_id), encode_record(made)
 
 
-HUB = (keys.hub_key("n", "hub-1"), encode_record(HubRecord(hub_id="hub-1", curve_public_key="k")))
+HUB = (keys.hub_key("n", "hub-1"), encode_record(HubRecord(hub_id="hub-1", curve_public_key="k", host="front")))
 PLAIN_HUB = (keys.hub_key("n", "hub-2"), encode_record(HubRecord(hub_id="hub-2", host="gpu-8", pid=7)))
 FORCE = (keys.pipeline_key("n"), PIPELINE)
 NO_LEASE = ("pipeline", "control")
@@ -72,7 +75,11 @@ def test_namespaces_are_counted_by_their_replicas() -> None:
     ("items", "told"),
     [
         ([FORCE, HUB, record(), (keys.replica_key("n", 0, 1), b"{")], "record: /omni/v1/n/replicas/0/1"),
-        ([FORCE, HUB, record(fingerprint="other")], "pipeline: replica 0/0 runs another document"),
+        (
+            [FORCE, HUB, record(fingerprint="other")],
+            f"replica 0/0 on gpu-7 does not match: it runs another deploy document than the one in force (other instead"
+            f" of {RIGHT})",
+        ),
         ([FORCE, HUB, record(), record(0, 3)], "pipeline: replica 3/0 serves a stage that the pipeline has not"),
         ([HUB, record()], "pipeline: no pipeline is in force"),
         ([(keys.pipeline_key("n"), b"{"), HUB, record()], "pipeline: the pipeline key can't be read"),
@@ -123,6 +130,14 @@ def test_the_release_of_etcd_is_judged(version: str, grade: Grade) -> None:
     assert judge_version("etcd:2379", version).grade is grade
 
 
+def test_a_replica_that_starts_anew_is_a_note_with_how_the_one_before_it_ended() -> None:
+    again = record(1, status=ReplicaStatus.STARTING, phase="loading", reason="it was ended by SIGSEGV")
+    findings = found(FORCE, HUB, record(), again)
+    assert wrong(findings) == []
+    said = "replica: replica 0/1 starts anew; the one before it ended: it was ended by SIGSEGV"
+    assert wrong(findings, Grade.NOTE) == [said]
+
+
 def test_replicas_of_several_releases_are_a_note() -> None:
     findings = found(FORCE, HUB, record(version="1"), record(1, version="2"))
     assert wrong(findings, Grade.NOTE) == ["version: replicas of several releases: 1: 0/0; 2: 0/1"]
@@ -150,3 +165,35 @@ def test_who_does_not_encrypt_among_those_who_do_is_named() -> None:
     findings = found(FORCE, PLAIN_HUB, record(0, curve_public_key=""))
     assert wrong(findings) == []
     assert "nobody encrypts" in wrong(findings, Grade.NOTE)[0]
+
+
+def beat(**fields: Any) -> tuple[str, bytes]:
+    return keys.beat_key("n", "hub-1"), msgspec.json.encode(BeatRecord(**{"revision": 99, **fields}))
+
+
+def test_a_replica_that_has_loaded_other_files_than_most_is_named_with_what_to_do() -> None:
+    findings = found(FORCE, HUB, record(0, content="a"), record(1, content="a"), record(2, content="b", host="gpu-9"))
+    (text,) = wrong(findings)
+    assert text == (
+        "pipeline: replica 0/2 on gpu-9 does not match: it has loaded other files of its model (b) than most of its"
+        " stage (a)"
+    )
+    (finding,) = [each for each in findings if each.grade is Grade.PROBLEM]
+    assert finding.advice.startswith("make the model's files the same on every host")
+
+
+def test_replicas_of_one_stage_that_differ_in_what_may_be_meant_are_notes() -> None:
+    findings = found(FORCE, HUB, record(0, dtype="bfloat16", code="a"), record(1, dtype="float16", code="a"))
+    assert wrong(findings) == []
+    assert wrong(findings, Grade.NOTE) == [
+        "version: replicas of stage 0 differ in their dtype: bfloat16: 0/0; float16: 0/1"
+    ]
+
+
+def test_a_hub_that_has_seen_the_pipeline_in_force_and_serves_another_is_named() -> None:
+    served = document_fingerprint(PIPELINE)
+    assert wrong(found(FORCE, HUB, record(), beat(pipeline=served))) == []
+    assert wrong(found(FORCE, HUB, record(), beat())) == [], "an older release does not say"
+    assert wrong(found(FORCE, HUB, record(), beat(pipeline="other", revision=9))) == [], "it may follow yet"
+    (text,) = wrong(found(FORCE, HUB, record(), beat(pipeline="other")))
+    assert text == "pipeline: hub hub-1 on front serves another document than the one in force"

@@ -70,6 +70,8 @@ def test_a_life_that_withdrew_and_one_that_was_lost() -> None:
     assert [life.end for life in lives(read(STARTS, IS_UP, GONE))] == ["lost"]
     failed = put(ReplicaStatus.ERROR, 105.0, 7, reason="the engine died")
     assert [life.end for life in lives(read(STARTS, IS_UP, failed, GONE))] == ["failed: the engine died"]
+    withdrew = put(ReplicaStatus.DOWN, 106.0, 8, reason="the engine died")
+    assert [life.end for life in lives(read(STARTS, IS_UP, withdrew, GONE))] == ["failed: the engine died"]
 
 
 def test_two_lives_of_one_key_are_two_also_if_the_end_of_the_first_was_compacted() -> None:

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hub.membership import Membership
+from hub.pools import Pools
 from hub.stage_client import StageClient
 from hub.stage_pool import StagePool
 from omni_discovery.balancers import RoundRobinBalancer
@@ -50,7 +51,7 @@ class Scene:
         self.now_s = 0.0
         self.pools = {stage_id: StagePool(stage_id, RoundRobinBalancer(), now=self._now) for stage_id in range(2)}
         self.membership = Membership(
-            self.pools,
+            Pools(list(self.pools.values())),
             lambda info: cast(StageClient, Client(info, self.told)),
             lambda *lost: self.told.append(lost),
             on_closed=lambda client: self.told.append(("closed", client.info)),

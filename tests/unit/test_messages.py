@@ -71,6 +71,29 @@ def test_a_record_is_readable_json_and_comes_back() -> None:
     assert decode(encode_record(record)) == record
 
 
+#: The JSON of a record as this release writes it; a reader of any release finds each field where it was.
+GOLDEN = (
+    b'{"schema":1,"stage_id":1,"replica_id":2,"input_addr":"i","output_addr":"o","status":"up","epoch":3,"phase":"ready",'
+    b'"progress":1.0,"reason":"","queue_length":4,"capacity":8,"weight":1.0,"registered_at":1.5,"updated_at":2.5,'
+    b'"host":"h","pid":9,"device":"cuda:0","model":"/m","fingerprint":"f00d","version":"0","labels":{"zone":"a"},'
+    b'"curve_public_key":"k","connectors":{},"control_revision":0,"control_error":"","cordoned":false,'
+    b'"revision":"main","dtype":"bfloat16","tokenizer":"aa","content":"bb","code":"omni-discovery 0"}'
+)
+
+
+def test_a_record_is_written_as_it_always_was_with_new_fields_behind() -> None:
+    record = decode(GOLDEN)
+    assert encode_record(record) == GOLDEN
+    info = record.to_info(3)
+    told = (info.revision, info.dtype, info.tokenizer, info.content, info.code)
+    assert told == ("main", "bfloat16", "aa", "bb", "omni-discovery 0")
+    before = json.loads(GOLDEN)
+    for name in ("revision", "dtype", "tokenizer", "content", "code"):
+        del before[name]
+    old = decode(before)
+    assert (old.fingerprint, old.revision, old.dtype, old.tokenizer, old.content, old.code) == ("f00d", *[""] * 5)
+
+
 def test_the_info_of_a_record_has_every_field_of_it_and_the_epoch_of_the_key() -> None:
     record = decode({**WRITTEN, "epoch": 5, "updated_at": 9.0, "labels": {"a": "b"}, "device": "cuda:0"})
     info = record.to_info(epoch=7)

@@ -18,12 +18,20 @@ def info(replica_id: int, status: ReplicaStatus = ReplicaStatus.UP, **fields: An
     return ReplicaInfo(address, address, 0, status, 100, 0.0, 0.0, replica_id=replica_id, **{**known, **fields})
 
 
-def printed(*infos: ReplicaInfo) -> list[str]:
-    view = View(replicas={(each.stage_id, each.replica_id): each for each in infos})
+def printed(*infos: ReplicaInfo, pipeline: bytes | None = None) -> list[str]:
+    view = View(replicas={(each.stage_id, each.replica_id): each for each in infos}, pipeline=pipeline)
     console = Console(width=80, file=io.StringIO())
     with console.capture() as captured:
         console.print(replica_table(view, "default", 30_000.0))
     return captured.get().splitlines()
+
+
+def replica_row(shown: ReplicaInfo) -> str:
+    """The row of one replica on a wide screen."""
+    console = Console(width=300, file=io.StringIO())
+    with console.capture() as captured:
+        console.print(replica_table(View(replicas={(0, 0): shown}), "default", 30_000.0, 300))
+    return captured.get()
 
 
 def test_what_the_operator_asked_for_is_shown_and_no_line_is_too_long() -> None:
@@ -47,3 +55,17 @@ def test_a_calm_table_has_no_marks_and_an_empty_one_says_so() -> None:
     assert "!" not in text
     assert "cordoned" not in text
     assert "no replica is registered yet" in "\n".join(printed())
+
+
+def test_who_does_not_match_the_pipeline_in_force_is_marked_and_the_reason_is_said_once() -> None:
+    pipeline = b'{"stages": [{"stage_id": 0, "engine": "echo", "final_output": "text"}]}'
+    lines = printed(info(0, fingerprint="old"), info(1), info(2, fingerprint="old"), pipeline=pipeline)
+    text = "\n".join(lines)
+    assert text.count("up ≠") == 2
+    assert "≠ 0/0, 0/2: it runs another deploy document than the one in force" in text
+    assert all(len(line) <= 80 for line in lines), text
+
+
+def test_a_replica_that_starts_shows_how_far_it_is_and_how_the_one_before_ended() -> None:
+    starting = info(0, ReplicaStatus.STARTING, phase="loading", progress=0.4, reason="died")
+    assert "starting loading 40% died" in replica_row(starting)

@@ -1,0 +1,53 @@
+"""Which replicas must not be picked for what they run, and why. Pure; hubs and the operator's commands go by it."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from omni_discovery.deploy import decode_deploy
+from omni_discovery.errors import ConfigError
+from omni_discovery.fingerprint import stage_fingerprints
+from omni_discovery.messages import ReplicaInfo
+
+#: Why a replica is refused that was started with a document which is not served.
+OTHER_DOCUMENT: Final = "it runs another deploy document than the one in force"
+
+
+def mismatches(listed: Iterable[ReplicaInfo], knows: Callable[[ReplicaInfo], bool]) -> list[tuple[ReplicaInfo, str]]:
+    """Who is refused, with the reason. ``knows``: whether a replica runs a document that is served.
+
+    Of one document, those whose model's files differ from what most of them have loaded: where as many have loaded the
+    one as the other, who registered first is right. Everybody who sees the same records says the same.
+    """
+    found: list[tuple[ReplicaInfo, str]] = []
+    alike: dict[tuple[int, str], dict[str, list[ReplicaInfo]]] = defaultdict(lambda: defaultdict(list))
+    for info in listed:
+        if not knows(info):
+            found.append((info, OTHER_DOCUMENT))
+        elif info.content:
+            alike[info.stage_id, info.fingerprint][info.content].append(info)
+    for by_content in alike.values():
+        if len(by_content) > 1:
+            right = max(by_content, key=lambda content: _claim(by_content[content]))
+            for content, infos in by_content.items():
+                if content != right:
+                    why = f"it has loaded other files of its model ({content}) than most of its stage ({right})"
+                    found += [(info, why) for info in infos]
+    return found
+
+
+def mismatches_in_force(listed: Iterable[ReplicaInfo], pipeline: bytes | None) -> list[tuple[ReplicaInfo, str]]:
+    """Who does not match the pipeline in force, as it stands in the registry; nobody if that can't be read."""
+    try:
+        expected = stage_fingerprints(decode_deploy(pipeline, "")) if pipeline is not None else {}
+    except ConfigError:
+        return []
+    return mismatches(listed, lambda info: not expected or info.fingerprint in ("", expected.get(info.stage_id)))
+
+
+def _claim(infos: list[ReplicaInfo]) -> tuple[int, float, str]:
+    able = [info for info in infos if info.takes_new_work]
+    first_s = min((info.registered_at for info in able), default=float("inf"))
+    return len(able), -first_s, infos[0].content

@@ -1,0 +1,33 @@
+"""What a hub writes into its beat, and what readers make of one."""
+
+from __future__ import annotations
+
+import pytest
+
+from omni_discovery import keys
+from omni_discovery.beats import Beat, BeatRecord, decode_beat
+from omni_discovery.errors import RecordError
+from omni_discovery.testing import FakeKV, ManualClock
+
+KEY = keys.beat_key("n", "hub-1")
+
+
+async def test_a_beat_says_what_the_hub_goes_by_at_that_moment() -> None:
+    kv, serves = FakeKV(ManualClock()), ["first", "second"]
+    lease = await kv.grant(10.0)
+    beat = Beat(kv, KEY, lambda: lease.lease_id, lambda: serves.pop(0))
+    await beat.write(1, 7, 5.0)
+    written = await kv.get(KEY)
+    assert written is not None
+    assert written.value == b'{"schema":1,"counter":1,"revision":7,"written_at":5.0,"pipeline":"first"}'
+    assert beat.is_echo(written.value)
+    await beat.write(2, 8, 6.0)
+    written = await kv.get(KEY)
+    assert written is not None
+    assert decode_beat(KEY, written.value) == BeatRecord(counter=2, revision=8, written_at=6.0, pipeline="second")
+
+
+def test_a_beat_of_a_release_that_does_not_say_what_it_serves_is_read_as_ever() -> None:
+    assert decode_beat(KEY, b'{"schema":1,"counter":1,"revision":7,"written_at":5.0}').pipeline == ""
+    with pytest.raises(RecordError):
+        decode_beat(KEY, b'{"pipeline":"' + b"x" * 65 + b'"}')
