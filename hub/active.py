@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from hub.pace import ClientPace
 from hub.pipeline import RequestPlan
 from hub.request import RequestMachine
+from hub.request_events import Dispatch
 from omni_discovery.errors import RequestError
+
+if TYPE_CHECKING:
+    from hub.releases import Release
+    from hub.stage_pool import StagePool
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +41,9 @@ class AddRequest:
     #: Of a companion: the request that it belongs to, and what it is to that.
     parent_id: str = ""
     role: str = ""
+    #: By which deploy document it goes, and what the client asked of each stage beside that; None: there is but one.
+    release: Release | None = None
+    asked_params: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +68,25 @@ class AbortRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class ClientPaced:
+    """The client of a request has fallen behind what is made for it, or has caught up."""
+
+    request_id: str
+    pace: ClientPace
+
+
+@dataclass(frozen=True, slots=True)
 class Ended:
     """The last thing said of a request."""
 
     error: RequestError | None
+
+
+class Pick(NamedTuple):
+    """A pick that waits, and for what."""
+
+    task: asyncio.Task[None]
+    dispatch: Dispatch
 
 
 @dataclass(slots=True)
@@ -71,11 +95,13 @@ class Active:
 
     request: AddRequest
     machine: RequestMachine
+    #: The pools that it is served from, by stage.
+    pools: Mapping[int, StagePool]
     #: On ``time.perf_counter``.
     deadline_s: float
     timer: asyncio.TimerHandle
     #: Picks that wait, by stage.
-    picks: dict[int, asyncio.Task[None]] = field(default_factory=dict)
+    picks: dict[int, Pick] = field(default_factory=dict)
     #: Timers of stages whose session was lost and whose work waits for it, by stage.
     graces: dict[int, asyncio.TimerHandle] = field(default_factory=dict)
     first_sent: bool = False
@@ -83,6 +109,8 @@ class Active:
     updates: list[asyncio.Future[str]] = field(default_factory=list)
     #: The requests that its companions are, by role.
     companions: dict[str, str] = field(default_factory=dict)
+    #: The span of a stage's present attempt, as the W3C's header names it; empty where nothing is traced.
+    trace_of: Callable[[int], str] = lambda _stage_id: ""
 
 
 def answer(done: asyncio.Future[str], reason: str = "") -> None:

@@ -6,11 +6,11 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from hub import request_events as ev
-from hub.active import Active
+from hub.active import Active, Pick
 from hub.cancels import Cancels
 from hub.errors import NotConnectedError, SendFailedError
 from hub.membership import Membership
@@ -42,7 +42,6 @@ class Dispatcher:
 
     def __init__(
         self,
-        pools: Mapping[int, StagePool],
         membership: Membership,
         metrics: HubMetrics,
         cancels: Cancels,
@@ -51,7 +50,6 @@ class Dispatcher:
     ) -> None:
         #: How fast work is repeated.
         self.retries = PacedRetries(post)
-        self._pools = pools
         self._membership = membership
         self._metrics = metrics
         self._cancels = cancels
@@ -71,7 +69,7 @@ class Dispatcher:
         return self._dispatch(active, action) if active.machine.is_out(action.stage_id, action.attempt) else None
 
     def _dispatch(self, active: Active, action: ev.Dispatch) -> ev.Event | None:
-        pool, request_id = self._pools[action.stage_id], active.request.request_id
+        pool, request_id = active.pools[action.stage_id], active.request.request_id
         try:
             task = _task(active, action)
             near = active.request.parent_id or None
@@ -83,14 +81,15 @@ class Dispatcher:
         if found is not None:
             return self._send(active, action, found)
         waiting = asyncio.create_task(self._pick(active, action, pool))
-        active.picks[action.stage_id] = waiting
+        active.picks[action.stage_id] = Pick(waiting, action)
         self._on_wait()
         return None
 
     def pick_ended(self, active: Active, ended: PickEnded) -> ev.Event | None:
         """Go on with a pick that has waited; None if nobody wants it any more."""
         action = ended.dispatch
-        if active.picks.get(action.stage_id) is not ended.task:
+        pick = active.picks.get(action.stage_id)
+        if pick is None or pick.task is not ended.task:
             return None
         del active.picks[action.stage_id]
         if isinstance(ended.found, StageUnavailableError):
@@ -98,6 +97,21 @@ class Dispatcher:
         if self._is_lost(active, action, ended.found):
             return self._dispatch(active, action)
         return self._send(active, action, ended.found)
+
+    def move(self, active: Active, pools: Mapping[int, StagePool]) -> list[ev.Event]:
+        """Have a request served from other pools from now on; its picks that wait are made anew there."""
+        before, active.pools = active.pools, pools
+        events = []
+        for stage_id, pick in list(active.picks.items()):
+            if pools[stage_id] is not before[stage_id]:
+                del active.picks[stage_id]
+                pick.task.cancel()
+                # It may have been served a moment ago.
+                self._take_back(active, stage_id, before[stage_id])
+                params = active.request.params.get(stage_id, {})
+                event = self._dispatch(active, replace(pick.dispatch, params=params))
+                events += [] if event is None else [event]
+        return events
 
     def update(self, active: Active, action: ev.Update) -> ev.Event | None:
         """Send a stage's next segment to its replica; None if it left, or is said again when the session is back."""
@@ -126,44 +140,31 @@ class Dispatcher:
             return ev.DispatchRefused(action.stage_id, action.attempt, str(error))
         return None
 
-    def pass_on(self, active: Active, action: ev.Update | ev.Feed | ev.PieceRoom) -> ev.Event | None:
+    def pass_on(self, active: Active, action: ev.Update | ev.Feed | ev.PieceRoom | ev.Pause) -> ev.Event | None:
         """Tell a replica more of what it works on; None if it left, or is said again when the session is back."""
         if isinstance(action, ev.Update):
             return self.update(active, action)
         client = self._membership.clients.get(action.replica.input_addr)
-        about: dict[str, Any] = {"request_id": active.request.request_id, "attempt": action.attempt}
         try:
             if client is None:
                 raise SendFailedError("its record was removed")
-            epoch = client.info.epoch
-            if isinstance(action, ev.PieceRoom):
-                client.tell(
-                    wire.PieceRoom(
-                        epoch=epoch, to_stage=action.to_stage, number=action.number, again=action.again, **about
-                    )
-                )
-            else:
-                client.tell(
-                    wire.Feed(
-                        epoch=epoch,
-                        from_stage=action.from_stage,
-                        number=action.number,
-                        payload=action.payload,
-                        is_last=action.payload is None,
-                        **about,
-                    )
-                )
+            client.tell(_order(action, client.info.epoch, active.request.request_id))
         except NotConnectedError:
             return None
         except (SendFailedError, WireError) as error:
-            return ev.ReplicaLost(action.stage_id, action.attempt, f"a piece can't be passed on: {error}")
+            if isinstance(action, ev.Pause) and action.paused:
+                # It goes on, and what waits for the client is bounded all the same.
+                return None
+            return ev.ReplicaLost(action.stage_id, action.attempt, f"it can't be told to go on: {error}")
         return None
 
     def abort(self, active: Active, action: ev.Abort) -> None:
         """Stop an attempt that was sent, or whose replica is still being picked."""
-        for pending in (active.picks.pop(action.stage_id, None), active.graces.pop(action.stage_id, None)):
-            if pending is not None:
-                pending.cancel()
+        pick, grace = active.picks.pop(action.stage_id, None), active.graces.pop(action.stage_id, None)
+        if pick is not None:
+            pick.task.cancel()
+        if grace is not None:
+            grace.cancel()
         self.retries.forget(active.request.request_id, action.stage_id)
         if action.replica is not None:
             client = self._membership.clients.get(action.replica.input_addr)
@@ -176,7 +177,7 @@ class Dispatcher:
 
     def release(self, active: Active, stage_id: int) -> None:
         """A stage's work is over: its binding ends."""
-        addr = self._pools[stage_id].release(active.request.request_id)
+        addr = active.pools[stage_id].release(active.request.request_id)
         if addr is not None:
             self._membership.close_if_unused(stage_id, addr)
 
@@ -187,12 +188,12 @@ class Dispatcher:
             return False
         # The pool is told in a later turn; until then one lost replica after the other would use up the attempts.
         self._take_back(active, action.stage_id)
-        self._pools[action.stage_id].session_down(info.input_addr)
+        active.pools[action.stage_id].session_down(info.input_addr)
         return True
 
-    def _take_back(self, active: Active, stage_id: int) -> None:
+    def _take_back(self, active: Active, stage_id: int, pool: StagePool | None = None) -> None:
         """A replica was picked and nothing was sent to it."""
-        addr = self._pools[stage_id].unsent(active.request.request_id)
+        addr = (pool or active.pools[stage_id]).unsent(active.request.request_id)
         if addr is not None:
             self._membership.close_if_unused(stage_id, addr)
 
@@ -230,13 +231,14 @@ class Dispatcher:
             params=dict(action.params),
             payloads=action.payloads,
             next_stages=action.next_stages,
-            credit=self._pools[action.stage_id].spent_credit(active.request.request_id),
+            credit=active.pools[action.stage_id].spent_credit(active.request.request_id),
             remaining_s=max(0.0, active.deadline_s - now_s),
             resume=action.resume,
             priority=action.priority,
             segmented=action.segmented,
             stream_from=action.stream_from,
             stream_to=action.stream_to,
+            trace=active.trace_of(action.stage_id),
         )
         try:
             if client is None:
@@ -247,7 +249,7 @@ class Dispatcher:
             return ev.DispatchRefused(action.stage_id, action.attempt, str(error))
         except SendFailedError as error:
             # The way to the replica is full, for whoever wants to send now; that says nothing of the replica.
-            self._pools[action.stage_id].clogged(info.input_addr)
+            active.pools[action.stage_id].clogged(info.input_addr)
             self._take_back(active, action.stage_id)
             return ev.ReplicaLost(action.stage_id, action.attempt, str(error), may_have_run=False)
         if not active.first_sent:
@@ -257,6 +259,19 @@ class Dispatcher:
             active.machine.state.pipeline_timings["hub_in"] = hub_in_s
         replica = ev.ReplicaRef(info.stage_id, info.replica_id, info.epoch, info.input_addr)
         return ev.Sent(action.stage_id, action.attempt, replica)
+
+
+def _order(
+    action: ev.Feed | ev.PieceRoom | ev.Pause, epoch: int, request_id: str
+) -> wire.Feed | wire.PieceRoom | wire.Pause:
+    about: dict[str, Any] = {"epoch": epoch, "request_id": request_id, "attempt": action.attempt}
+    match action:
+        case ev.Feed(from_stage=from_stage, number=number, payload=payload):
+            return wire.Feed(from_stage=from_stage, number=number, payload=payload, is_last=payload is None, **about)
+        case ev.PieceRoom(to_stage=to_stage, number=number, again=again):
+            return wire.PieceRoom(to_stage=to_stage, number=number, again=again, **about)
+        case ev.Pause(paused=paused):
+            return wire.Pause(paused=paused, **about)
 
 
 def _avoid(action: ev.Dispatch, pool: StagePool) -> frozenset[str]:

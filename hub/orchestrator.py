@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
-from hub.active import AbortRequest, AddRequest, Ended, UpdateRequest, answer
+from hub.active import AbortRequest, AddRequest, ClientPaced, Ended, UpdateRequest, answer
 from hub.attaching import Attaching, RemoteReplicaFactory
 from hub.backlog import Backlog
 from hub.cancels import Cancels
@@ -23,10 +23,13 @@ from hub.dispatcher import Dispatcher, PickEnded
 from hub.membership import Membership
 from hub.metrics import HubMetrics
 from hub.outputs import OmniOutput
+from hub.pace import ClientPace
 from hub.paced_retries import RetryDue
+from hub.pools import Pools
 from hub.replica_listener import ReplicaListener, ReturnDue, StillSilent
 from hub.request_state import OrchestratorRequestState, StreamingInputState
 from hub.requests import CompanionSaid, Requests, TimeUp
+from hub.rollout import Rollout
 from hub.stage_client import StageClient
 from hub.stage_pool import StagePool
 from hub.tending import ReviewDue, Tending
@@ -37,6 +40,7 @@ from omni_discovery.table import View
 
 if TYPE_CHECKING:
     from hub.config import HubConfig
+    from hub.releases import Releases
     from hub.tracing import Tracing
     from omni_discovery.table import Delta
 
@@ -45,7 +49,8 @@ __all__ = ["Orchestrator", "OrchestratorRequestState", "RemoteReplicaFactory", "
 logger = logging.getLogger(__name__)
 
 _InboxItem: TypeAlias = (
-    "ClientEvent | PickEnded | RetryDue | ReturnDue | StillSilent | TimeUp | CompanionSaid | ReviewDue | View | CallDue"
+    "ClientEvent | PickEnded | RetryDue | ReturnDue | StillSilent | TimeUp | CompanionSaid | ClientPaced | ReviewDue"
+    " | View | CallDue"
 )
 _Request: TypeAlias = AddRequest | UpdateRequest
 _Rpc: TypeAlias = AbortRequest | CollectiveCall
@@ -73,6 +78,7 @@ class Orchestrator:
         async_chunk: bool = False,
         tracing: Tracing | None = None,
         remote_replica_factory: RemoteReplicaFactory | None = None,
+        releases: Releases | None = None,
     ) -> None:
         self.stage_pools = list(stage_pools)
         self.num_stages = len(self.stage_pools)
@@ -81,7 +87,7 @@ class Orchestrator:
         self.request_async_queue: asyncio.Queue[_Request] = WakingQueue(config.max_in_flight, self._wake)
         self.rpc_async_queue: asyncio.Queue[_Rpc] = WakingQueue(4 * config.max_in_flight, self._wake)
         self.output_async_queue: asyncio.Queue[tuple[str, OmniOutput | Ended]] = asyncio.Queue(4 * config.max_in_flight)
-        self._pools = {pool.stage_id: pool for pool in self.stage_pools}
+        self._pools = Pools(self.stage_pools) if releases is None else releases.every
         #: Emptied on each turn of the task; what fills it reads sockets in bounded batches between two turns.
         self._inbox: deque[_InboxItem] = deque()
         self._closed = False
@@ -94,16 +100,15 @@ class Orchestrator:
             self._lose,
             config.registry_ttl_s,
             on_closed=self._let_go,
+            knows=(lambda _info: True) if releases is None else releases.knows,
         )
         factory, attach = remote_replica_factory, self._membership.attach
         self._attaching = None if factory is None else Attaching(factory, attach)
         self._collective = Collective(self._pools, self._membership, metrics, self._post)
-        self._tending = Tending(self.stage_pools, self._membership, self._post)
-        self._dispatcher = Dispatcher(
-            self._pools, self._membership, metrics, self._cancels, self._post, self._tending.look_soon
-        )
+        self._tending = Tending(self._pools, self._membership, self._post)
+        self._dispatcher = Dispatcher(self._membership, metrics, self._cancels, self._post, self._tending.look_soon)
         self._requests = Requests(
-            self._pools,
+            {pool.stage_id: pool for pool in self.stage_pools},
             self._dispatcher,
             self._cancels,
             config,
@@ -114,6 +119,8 @@ class Orchestrator:
             tracing,
         )
         self.request_states = self._requests.states
+        self._rollout = Rollout(releases, self._pools, self._membership, self._requests, self.stage_pools)
+        metrics.watch_rollout(self._rollout.older_count, self._membership.refused.counts, self._pools.stage_ids)
         self._listener = ReplicaListener(
             self._pools,
             self._requests.active,
@@ -147,6 +154,10 @@ class Orchestrator:
     def apply_view(self, view: View, delta: Delta) -> None:
         """Follow the registry; call it on the loop. The view alone decides, so that a missed ``delta`` can't hurt."""
         self._post(view)
+
+    def set_pace(self, request_id: str, pace: ClientPace) -> None:
+        """Take in how the client of a request keeps up. Those that have ended are fine."""
+        self._post(ClientPaced(request_id, pace))
 
     def end_all(self, reason: str = "the hub is stopping") -> None:
         """Abort every stage of every request; each ends with HubUnavailableError."""
@@ -226,7 +237,7 @@ class Orchestrator:
                 self._requests.add(item)
             case AbortRequest():
                 self._requests.abort(item)
-            case TimeUp() | CompanionSaid() | UpdateRequest():
+            case TimeUp() | CompanionSaid() | UpdateRequest() | ClientPaced():
                 self._requests.follow(item)
             case PickEnded():
                 self._requests.go_on(item.request_id, lambda active: self._dispatcher.pick_ended(active, item))
@@ -239,7 +250,7 @@ class Orchestrator:
             case ReviewDue():
                 self._tending.review()
             case View():
-                self._membership.apply(item)
+                self._rollout.follow(item)
             case _:
                 self._hear(item)
 
@@ -252,6 +263,7 @@ class Orchestrator:
             self._membership.close_if_unused(event.client.info.stage_id, event.client.addr)
         if isinstance(event, SessionUp | SessionDown | ProcessGone):
             self._tending.review()
+            self._rollout.move_on()
 
     # ---- who is served
 

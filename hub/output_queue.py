@@ -9,6 +9,7 @@ from typing import Final
 
 from hub.active import AbortRequest, Ended
 from hub.outputs import OmniOutput
+from hub.pace import ClientPace, Marks
 from omni_discovery.errors import OverloadedError, RequestError
 
 #: Text that waits is not made longer than this: joining copies it.
@@ -16,11 +17,18 @@ _LONG_BYTES: Final = 4096
 
 
 class OutputQueue:
-    """Outputs of one request. Behind half the bound, text that waits is joined: a slow reader gets longer pieces."""
+    """Outputs of one request. Behind half the bound, text that waits is joined: a slow reader gets longer pieces.
 
-    def __init__(self, max_outputs: int, max_bytes: int) -> None:
+    ``on_pace`` is told when the reader falls behind, and when it has caught up.
+    """
+
+    def __init__(
+        self, max_outputs: int, max_bytes: int, on_pace: Callable[[ClientPace], None] = lambda _pace: None
+    ) -> None:
         self._max_outputs = max_outputs
         self._max_bytes = max_bytes
+        self._marks = Marks(max_outputs, max_bytes)
+        self._on_pace = on_pace
         self._outputs: deque[OmniOutput] = deque()
         self._size_bytes = 0
         self._ended = False
@@ -31,7 +39,7 @@ class OutputQueue:
         """Add an output; False, and nothing added, if the reader is too far behind."""
         if self._size_bytes + output.size_bytes > self._max_bytes and self._outputs:
             return False
-        behind = len(self._outputs) >= max(1, self._max_outputs // 2)
+        behind = len(self._outputs) >= self._marks.high_outputs
         last = self._outputs[-1] if behind else None
         joined = last.joined(output) if last is not None and last.size_bytes < _LONG_BYTES else None
         if joined is not None:
@@ -41,6 +49,7 @@ class OutputQueue:
         else:
             self._outputs.append(output)
         self._size_bytes += output.size_bytes
+        self._look_at_pace()
         self._wake()
         return True
 
@@ -58,10 +67,16 @@ class OutputQueue:
         if self._outputs:
             output = self._outputs.popleft()
             self._size_bytes -= output.size_bytes
+            self._look_at_pace()
             return output
         if self._error is not None:
             raise self._error
         return None
+
+    def _look_at_pace(self) -> None:
+        pace = None if self._ended else self._marks.crossed(len(self._outputs), self._size_bytes)
+        if pace is not None:
+            self._on_pace(pace)
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():

@@ -31,6 +31,7 @@ from omni_discovery import wire
 
 if TYPE_CHECKING:
     from hub.config import HubConfig
+    from hub.pools import Pools
     from hub.stage_client import StageClient
 
 logger = logging.getLogger(__name__)
@@ -59,7 +60,7 @@ class ReplicaListener:
 
     def __init__(
         self,
-        pools: Mapping[int, StagePool],
+        pools: Pools,
         active: Mapping[str, Active],
         config: HubConfig,
         metrics: HubMetrics,
@@ -101,7 +102,7 @@ class ReplicaListener:
                 self._metrics.dropped.labels(reason).inc()
 
     def _take_credits(self, item: CreditEvent) -> None:
-        client, pool = item.client, self._pools[item.client.info.stage_id]
+        client, pool = item.client, self._pools.of(item.client.info)
         if isinstance(item, Granted):
             pool.report(client.addr, item.queue_length)
             pool.grant(client.addr, item.credits)
@@ -119,15 +120,16 @@ class ReplicaListener:
             self._tell(item.request_id, ev.ReplicaLost(info.stage_id, item.attempt, "the send queue was full"))
             return
         # Before its slot is free again: nothing is to be sent there for a moment.
-        self._pools[info.stage_id].clogged(info.input_addr)
+        self._pools.of(info).clogged(info.input_addr)
         # Nobody heard of it: the credit that it spent is there again.
-        self._pools[info.stage_id].unsent(item.request_id)
+        self._pools.of(info).unsent(item.request_id)
         lost = ev.ReplicaLost(info.stage_id, item.attempt, "the send queue was full", may_have_run=False)
         self._tell(item.request_id, lost)
 
     def lose(self, stage_id: int, addr: str, reason: str) -> None:
         """What is in flight at an address will not be answered."""
-        for request_id in self._pools[stage_id].in_flight(addr):
+        in_flight = [request_id for pool in self._pools.of_stage(stage_id) for request_id in pool.in_flight(addr)]
+        for request_id in in_flight:
             active = self._active.get(request_id)
             if active is not None:
                 self._tell(request_id, ev.ReplicaLost(stage_id, active.machine.runs[stage_id].attempt, reason))
@@ -142,7 +144,7 @@ class ReplicaListener:
 
     def _answered(self, answer: Answered) -> None:
         info, message = answer.client.info, answer.message
-        pool, active = self._pools[info.stage_id], self._active.get(message.request_id)
+        pool, active = self._pools.of(info), self._active.get(message.request_id)
         if (
             active is None
             or not active.machine.is_out(info.stage_id, message.attempt)
@@ -167,8 +169,9 @@ class ReplicaListener:
         """How the replica did: a request that is itself at fault says nothing about it, nor does being full."""
         addr, message = answer.client.addr, answer.message
         if isinstance(message, wire.StageDone) and message.finish_reason != "abort" and not active.request.segmented:
-            sent_at_s = active.machine.runs[pool.stage_id].sent_at_s
-            pool.succeeded(addr, answer.received_at_s - sent_at_s)
+            run = active.machine.runs[pool.stage_id]
+            # What waited for its client says nothing of how long the stage takes.
+            pool.succeeded(addr, answer.received_at_s - run.sent_at_s if run.told_paused is None else None)
         elif isinstance(message, wire.StageFailed) and message.kind is wire.FailureKind.ENGINE:
             pool.failed(addr)
 
@@ -176,7 +179,7 @@ class ReplicaListener:
         info, active = item.client.info, self._active.get(item.request_id)
         if active is None or not active.machine.is_out(info.stage_id, item.attempt):
             return
-        pool = self._pools[info.stage_id]
+        pool = self._pools.of(info)
         run = active.machine.runs[info.stage_id]
         if not item.is_final:
             # Who has nowhere else to go, or one try left, is better served by waiting.
@@ -193,7 +196,7 @@ class ReplicaListener:
         self._tell(item.request_id, lost)
 
     def _session_up(self, item: SessionUp) -> None:
-        client, info, pool = item.client, item.client.info, self._pools[item.client.info.stage_id]
+        client, info, pool = item.client, item.client.info, self._pools.of(item.client.info)
         # It may be lost again by now: only what is true at this moment is told.
         if client.session_up:
             logger.info("replica.session_up stage=%d replica=%d epoch=%d", info.stage_id, info.replica_id, info.epoch)
@@ -208,13 +211,13 @@ class ReplicaListener:
     def _session_down(self, item: SessionDown) -> None:
         info = item.client.info
         logger.warning("replica.session_down stage=%d replica=%d: %s", info.stage_id, info.replica_id, item.reason)
-        self._pools[info.stage_id].session_down(info.input_addr)
+        self._pools.of(info).session_down(info.input_addr)
         if not item.lost:
             return
         self._metrics.session_losses.labels(info.stage_id).inc()
-        if self._pools[info.stage_id].in_flight(info.input_addr):
-            self._pools[info.stage_id].failed(info.input_addr)
-        for request_id in self._pools[info.stage_id].in_flight(info.input_addr):
+        if self._pools.of(info).in_flight(info.input_addr):
+            self._pools.of(info).failed(info.input_addr)
+        for request_id in self._pools.of(info).in_flight(info.input_addr):
             active = self._active.get(request_id)
             if active is not None:
                 self._interrupt(active, info.stage_id, item.reason)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from hub import request_events as ev
 from hub import segment_flow
 from hub.companions import of_companion
 from hub.outputs import chunk_outputs, end_output
+from hub.pace import keep_pace, tell_pace
 from hub.request_body import RequestBody
 from hub.request_events import Action, Event, Outcome, StageEvent
 from hub.request_losses import blame, decision_on, gap, lost, refused
@@ -32,6 +35,15 @@ class RequestMachine:
         """What the request's owner may look at."""
         return self._body.state
 
+    def set_params(self, params: Mapping[int, Mapping[str, Any]]) -> None:
+        """Stages that are still to be dispatched get these parameters."""
+        self._body.set_params(params)
+
+    @property
+    def is_client_behind(self) -> bool:
+        """Whether the client has so much to read that no more is to be made."""
+        return self._body.is_client_behind
+
     @property
     def finished(self) -> bool:
         """Whether Finish was said."""
@@ -55,8 +67,9 @@ class RequestMachine:
         return self._body.segments is not None and not self._body.segments.is_first(stage_id)
 
     def must_repeat(self, stage_id: int) -> bool:
-        """Whether what the stage's replica was told of segments or pieces must be said again after a lost session."""
-        return self.has_past(stage_id) or any(stage_id in edge for edge in self._plan.windows)
+        """Whether what the stage's replica was told besides its work must be said again after a lost session."""
+        was_told = self.runs[stage_id].told_paused is not None
+        return was_told or self.has_past(stage_id) or any(stage_id in edge for edge in self._plan.windows)
 
     @property
     def segments(self) -> Segments | None:
@@ -76,6 +89,8 @@ class RequestMachine:
                 return self._body.finish(Outcome.FAILED if error else Outcome.CANCELLED, error, now_s)
             case ev.Segment():
                 return segment_flow.arrived(self._body, event, now_s)
+            case ev.ClientPace():
+                return [*keep_pace(self._body, event)]
             case ev.CompanionDone():
                 return self._collect(event, now_s)
             case ev.CompanionFailed(role=role, error=error):
@@ -91,7 +106,7 @@ class RequestMachine:
                 run.sent(replica, now_s, hands_over=bool(self._plan.next_stages[run.stage_id]))
                 self.state.stage_submit_ts[run.stage_id] = now_s
                 self._body.note(run, "queue", now_s - run.dispatched_at_s)
-                return self._start_companions(run) + flow(self._body, run)
+                return [*self._start_companions(run), *flow(self._body, run), *tell_pace(self._body, run)]
             case ev.Accepted():
                 self._accept(run, now_s)
                 return []
@@ -103,7 +118,8 @@ class RequestMachine:
                 self._accept(run, now_s)
                 return segment_flow.segment_done(self._body, run, event, now_s)
             case ev.SessionBack():
-                return segment_flow.said_again(self._body, run) + session_back(self._body, run)
+                again = segment_flow.said_again(self._body, run) + session_back(self._body, run)
+                return [*again, *tell_pace(self._body, run, again=True)]
             case ev.HandOffPiece() | ev.PieceTaken():
                 return self._piece(run, event, now_s)
             case _:

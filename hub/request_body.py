@@ -35,6 +35,8 @@ class RequestBody:
         segmented: bool = False,
     ) -> None:
         self.finished = False
+        #: Whether the client has so much to read that no more is to be made.
+        self.is_client_behind = False
         #: Of a request whose input comes in segments.
         self.segments = Segments(plan, inputs) if segmented else None
         self.companions = Companions(plan, companions or {})
@@ -62,6 +64,11 @@ class RequestBody:
         self.state.streaming.enabled = segmented
         self._started_at_s: float | None = None
 
+    def set_params(self, params: Mapping[int, Mapping[str, Any]]) -> None:
+        """Stages that are still to be dispatched get these parameters."""
+        self.params = params
+        self.state.sampling_params_list = [params.get(stage_id, {}) for stage_id in self.plan.stages]
+
     def start(self, now_s: float) -> list[Action]:
         """Begin, once."""
         if self._started_at_s is not None:
@@ -80,6 +87,7 @@ class RequestBody:
         """The next attempt of a stage."""
         resume = run.seen.resume()
         run.phase, run.replica, run.next_seq, run.next_piece = Phase.DISPATCHED, None, 0, 0
+        run.told_paused = None
         for relay in run.streams.values():
             relay.begin()
         run.skip = run.seen.chunks if resume is None else 0

@@ -16,6 +16,8 @@ from hub.companion_events import CompanionFailed as CompanionFailed
 from hub.companion_events import StartCompanions as StartCompanions
 from hub.companion_events import StopCompanions as StopCompanions
 from hub.outputs import OmniOutput
+from hub.pace import ClientPace as ClientPace
+from hub.pace import Pause as Pause
 from hub.piece_events import Feed as Feed
 from hub.piece_events import HandOffPiece as HandOffPiece
 from hub.piece_events import PieceRoom as PieceRoom
@@ -165,7 +167,7 @@ StageEvent = (
     | StageUnavailable
     | DispatchRefused
 )
-Event = Submitted | StageEvent | CompanionDone | CompanionFailed | Segment | DeadlinePassed | Cancelled
+Event = Submitted | StageEvent | CompanionDone | CompanionFailed | Segment | ClientPace | DeadlinePassed | Cancelled
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,6 +273,7 @@ Action = (
     | ReleasePayload
     | Feed
     | PieceRoom
+    | Pause
     | StartCompanions
     | StopCompanions
     | Collected

@@ -121,6 +121,8 @@ class StageRun:
     next_seq: int = 0
     #: What the client has seen of this stage, in any attempt.
     seen: Seen = field(default_factory=Seen)
+    #: Whether this attempt's replica was told last to pause; None: it was told nothing of that.
+    told_paused: bool | None = None
     #: How many chunks of this attempt the client has had from an earlier one: they are dropped.
     skip: int = 0
     #: What the stages before left for this one, by stage.

@@ -8,10 +8,11 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from hub import request_events as ev
-from hub.active import AbortRequest, Active, AddRequest, Ended, UpdateRequest, answer
+from hub.active import AbortRequest, Active, AddRequest, ClientPaced, Ended, UpdateRequest, answer
 from hub.backlog import Backlog
 from hub.cancels import Cancels
 from hub.companions import companion_plan
@@ -26,6 +27,7 @@ from omni_discovery.errors import RequestError
 
 if TYPE_CHECKING:
     from hub.config import HubConfig
+    from hub.releases import Release
     from hub.stage_pool import StagePool
     from hub.tracing import Tracing
 
@@ -64,6 +66,7 @@ class Requests:
         #: By id, until they end.
         self.active: dict[str, Active] = {}
         self.states: dict[str, OrchestratorRequestState] = {}
+        #: Where requests are served from that go by no document.
         self._pools = pools
         self._dispatcher = dispatcher
         self._cancels = cancels
@@ -74,6 +77,8 @@ class Requests:
         self._say = say
         self._tracing = tracing
         self._companion_count = 0
+        active = self.active
+        metrics.clients_behind.set_function(lambda: sum(each.machine.is_client_behind for each in active.values()))
 
     def add(self, request: AddRequest) -> None:
         """Take a new request."""
@@ -94,13 +99,15 @@ class Requests:
         deadline_s = request.received_s + request.timeout_s
         left_s = max(0.0, deadline_s - time.perf_counter())
         timer = asyncio.get_running_loop().call_later(left_s, self._post, TimeUp(request.request_id))
-        self.active[request.request_id] = Active(request, machine, deadline_s, timer)
+        pools = self._pools if request.release is None else request.release.pools
+        self.active[request.request_id] = Active(request, machine, pools, deadline_s, timer)
         self.states[request.request_id] = machine.state
         self._metrics.in_flight.set(len(self.active))
         if not request.parent_id:
             self._dispatcher.retries.admitted()
         if self._tracing is not None:
             self._tracing.begin(request)
+            self.active[request.request_id].trace_of = partial(self._tracing.traceparent, request.request_id)
         self.tell(request.request_id, ev.Submitted())
 
     def abort(self, abort: AbortRequest) -> None:
@@ -111,10 +118,13 @@ class Requests:
         if abort.done is not None:
             self._cancels.when_quiet(ids, abort.done)
 
-    def follow(self, news: TimeUp | CompanionSaid | UpdateRequest) -> None:
+    def follow(self, news: TimeUp | CompanionSaid | UpdateRequest | ClientPaced) -> None:
         """Take in what was posted for one request."""
         if isinstance(news, UpdateRequest):
             self._update(news)
+            return
+        if isinstance(news, ClientPaced):
+            self.tell(news.request_id, news.pace)
             return
         if isinstance(news, TimeUp):
             self.tell(news.request_id, ev.DeadlinePassed())
@@ -135,7 +145,7 @@ class Requests:
             self.tell(request_id, ev.Cancelled(error))
         active = self.active.get(request_id)
         if active is not None:
-            for pool in self._pools.values():
+            for pool in active.pools.values():
                 pool.release(request_id)
             self._finish(active, ev.Outcome.FAILED, error)
 
@@ -175,6 +185,16 @@ class Requests:
             self._tracing.follow(active.request.request_id, machine, event, actions)
         return actions
 
+    def move(self, active: Active, release: Release) -> None:
+        """Have a request go by another deploy document, which says the same of the stages that have had it."""
+        params = release.graph.merge_params(active.request.asked_params)
+        request = active.request = replace(active.request, release=release, params=params)
+        active.machine.set_params(params)
+        needed = [stage_id for stage_id, run in active.machine.runs.items() if not run.settled]
+        self._backlog.enter(request.request_id, needed, release.fingerprints)
+        for event in self._dispatcher.move(active, release.pools):
+            self.tell(request.request_id, event)
+
     def _update(self, update: UpdateRequest) -> None:
         active = self.active.get(update.request_id)
         segments = None if active is None else active.machine.segments
@@ -192,7 +212,7 @@ class Requests:
         match action:
             case ev.Dispatch():
                 return self._dispatcher.dispatch(active, action)
-            case ev.Update() | ev.Feed() | ev.PieceRoom():
+            case ev.Update() | ev.Feed() | ev.PieceRoom() | ev.Pause():
                 return self._dispatcher.pass_on(active, action)
             case ev.Abort():
                 self._dispatcher.abort(active, action)
@@ -247,7 +267,7 @@ class Requests:
             companion_id = f"{request.request_id}%{role}%{self._companion_count}"
             active.companions[role] = companion_id
             plan = companion_plan(request.plan)
-            self._backlog.enter(companion_id, plan.stages)
+            self._backlog.enter(companion_id, plan.stages, _fingerprints(request))
             self.add(
                 replace(
                     request,
@@ -269,3 +289,7 @@ class Requests:
     def _tell_parent(self, request: AddRequest, event: ev.CompanionDone | ev.CompanionFailed) -> None:
         # In a turn of its own: the parent may be in the middle of what it has decided last.
         self._post(CompanionSaid(request.parent_id, request.request_id, event))
+
+
+def _fingerprints(request: AddRequest) -> Mapping[int, str]:
+    return {} if request.release is None else request.release.fingerprints

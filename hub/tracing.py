@@ -115,6 +115,15 @@ class Tracing:
             self._blame(traced.span, type(error).__name__, str(error))
         traced.span.end()
 
+    def traceparent(self, request_id: str, stage_id: int) -> str:
+        """The span of a stage's present attempt as the W3C's header names it; empty if there is none."""
+        traced = self._requests.get(request_id)
+        attempt = None if traced is None else traced.attempts.get(stage_id)
+        carrier: dict[str, str] = {}
+        if attempt is not None:
+            self._propagator.inject(carrier, self._trace.set_span_in_context(attempt.span))
+        return carrier.get("traceparent", "")
+
     def close(self) -> None:
         """Send what is left, within a bound; blocks."""
         self._provider.shutdown()

@@ -3,8 +3,8 @@
 Every message carries the epoch of the replica it is meant for or comes from, so that no frame reaches another life of
 the same key. Nothing here is ever pickled.
 
-Input socket of the replica:   Hello, Submit, Abort, ReleasePayloads, WantCredits, ReturnCredits in; Welcome, Accepted,
-                               Rejected, Aborted out.
+Input socket of the replica:   Hello, Submit, Abort, Pause, ReleasePayloads, WantCredits, ReturnCredits in; Welcome,
+                               Accepted, Rejected, Aborted out.
 Output socket of the replica:  Hello in; Welcome, Grant, Recall, Chunk, StageDone, StageFailed out.
 """
 
@@ -100,7 +100,8 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="subm
     ``resume`` continues an answer that another replica began. ``credit`` says that the hub spends a credit of its
     present session on it; one without is taken, too, within the replica's own bound. Lower ``priority`` goes first.
     ``stream_to`` are those of ``next_stages`` that take pieces of the hand-off while it is made, ``stream_from`` the
-    stages whose pieces will come, by Feed. ``segmented``: more input may come, by Update.
+    stages whose pieces will come, by Feed. ``segmented``: more input may come, by Update. ``trace`` is the hub's span
+    of this attempt, as the W3C's ``traceparent``; empty where nothing is traced.
     """
 
     epoch: _Count
@@ -117,6 +118,7 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="subm
     stream_from: tuple[_StageId, ...] = ()
     stream_to: tuple[_StageId, ...] = ()
     segmented: bool = False
+    trace: _Word = ""
 
 
 class Abort(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="abort"):
@@ -128,6 +130,19 @@ class Abort(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="abort
     epoch: _Count
     request_id: _Name
     attempt: _Count = (1 << 53) - 1
+
+
+class Pause(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="pause"):
+    """The client is behind with what was made of the request: make no more of it; ``paused`` False: go on.
+
+    The last word counts, and it is said again after a lost session. Answered by Accepted if the request is there, else
+    not at all: it may have ended just now.
+    """
+
+    epoch: _Count
+    request_id: _Name
+    attempt: _Count
+    paused: bool
 
 
 class ReleasePayloads(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="release"):
@@ -246,5 +261,5 @@ class StageFailed(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag=
     attempt: _Count = 0
 
 
-ToReplica = Hello | Submit | Abort | ReleasePayloads | WantCredits | ReturnCredits
+ToReplica = Hello | Submit | Abort | Pause | ReleasePayloads | WantCredits | ReturnCredits
 FromReplica = Welcome | Accepted | Rejected | Aborted | Grant | Recall | Chunk | StageDone | StageFailed

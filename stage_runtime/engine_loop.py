@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from queue import Empty, SimpleQueue
 from typing import Any, Final
 
 import msgspec
 
-from omni_discovery.errors import InvalidRequestError
-from omni_discovery.wire import FailureKind
+from omni_discovery.wire import FailureKind, PayloadRef
 from stage_runtime.control import Controls, fail
 from stage_runtime.engines.base import Engine, EngineOutput, StageRequest
-from stage_runtime.errors import EngineDeadError, PayloadError
+from stage_runtime.errors import EngineDeadError
 from stage_runtime.jobs import (
     Broken,
     Call,
@@ -27,16 +27,18 @@ from stage_runtime.jobs import (
     Job,
     NextSegment,
     Outcome,
-    Piece,
+    Pause,
     Release,
     ReleaseHub,
     Room,
     Wake,
     Work,
 )
+from stage_runtime.outputs import flaw_of, pieces_of
+from stage_runtime.pauses import Behind, Pauses
 from stage_runtime.payloads import Payloads
 from stage_runtime.pieces import Pieces
-from stage_runtime.running import Running, broken, kind_of, request_of
+from stage_runtime.running import Running, broken, companions_of, end_of, kind_of, refusal_of, request_of
 from stage_runtime.segments import Talk
 
 logger = logging.getLogger(__name__)
@@ -71,7 +73,10 @@ class EngineLoop:
         #: No deadline of those passes before this.
         self._next_deadline_s = float("inf")
         self._controls = Controls(engine, lambda: not (self._running or engine.has_unfinished()), clock, self._grant)
-        self._pieces = Pieces(engine, payloads, self._add, self._finish, clock)
+        self._pauses = Pauses(engine)
+        self._pieces = Pieces(engine, payloads, self._pauses, self._add, self._finish, clock)
+        #: Outputs of the engine that were of no use, by kind.
+        self.counters: Counter[str] = Counter()
         self.jobs: SimpleQueue[Job] = SimpleQueue()
         self.progress = Progress(busy=False, at_s=clock())
 
@@ -98,7 +103,8 @@ class EngineLoop:
             self._emit(outcomes)
             self.fail_all(FailureKind.ENGINE, f"the engine died: {type(error).__name__}: {error}")
             raise EngineDeadError(f"{type(error).__name__}: {error}") from error
-        self._note_progress()
+        moved_at_s: float = getattr(self._engine, "moved_at_s", self._clock)()
+        self.progress = Progress(busy=self._engine.has_unfinished() or not self.jobs.empty(), at_s=moved_at_s)
         self._emit(outcomes)
 
     def fail_all(self, kind: FailureKind, reason: str) -> None:
@@ -116,9 +122,6 @@ class EngineLoop:
 
     def _grant(self, until_s: float) -> None:
         self.progress = Progress(busy=True, at_s=until_s)
-
-    def _note_progress(self) -> None:
-        self.progress = Progress(busy=self._engine.has_unfinished() or not self.jobs.empty(), at_s=self._clock())
 
     def _take_jobs(self, outcomes: list[Outcome]) -> None:
         wait = not self._engine.has_unfinished()
@@ -142,10 +145,8 @@ class EngineLoop:
                 return self._cancel(key)
             case NextSegment():
                 return self._go_on(job)
-            case Fed():
-                return self._of_pieces(self._pieces.take(job))
-            case Room():
-                return self._of_pieces(self._pieces.make_room(job))
+            case Fed() | Room() | Pause():
+                return self._of_pieces(self._keep_pace(job))
             case Call():
                 return self._controls.take(job)
             case Release(owner):
@@ -156,10 +157,17 @@ class EngineLoop:
                 pass
         return ()
 
+    def _keep_pace(self, job: Fed | Room | Pause) -> Sequence[Outcome]:
+        if isinstance(job, Pause):
+            is_here = job.key in self._running
+            return self._pauses.set(job.key, Behind.CLIENT, is_behind=job.paused) if is_here else ()
+        return self._pieces.take(job) if isinstance(job, Fed) else self._pieces.make_room(job)
+
     def _cancel(self, key: str) -> Sequence[Outcome]:
         running = self._running.get(key)
         if running is not None:
             running.is_cancelled = True
+        self._pauses.ended(key)
         self._engine.abort(key)
         if self._pieces.cancel(key) or (running is not None and running.is_idle):
             return self._finish(EngineOutput(key, finish_reason="abort"))
@@ -167,13 +175,9 @@ class EngineLoop:
 
     def _start(self, work: Work) -> Sequence[Outcome]:
         now_s = self._clock()
-        if now_s >= work.deadline_s:
-            return [Broken(work.key, FailureKind.DEADLINE, "the deadline passed while the request waited")]
-        if work.resume is not None and getattr(self._engine, "not_resumable", None) is None:
-            # It would begin at the beginning, and the client would see that twice.
-            return [Broken(work.key, FailureKind.NOT_RESUMABLE, "this engine can't go on behind what was shown")]
-        if work.segment is not None and getattr(self._engine, "update", None) is None:
-            return [Broken(work.key, FailureKind.INVALID, "this engine takes no input in segments")]
+        refusal = refusal_of(work, self._engine, now_s)
+        if refusal is not None:
+            return [refusal]
         if self._pieces.begin(work):
             return self._add(work, {})
         self._run(work, now_s)
@@ -208,12 +212,7 @@ class EngineLoop:
         now_s = self._clock()
         try:
             fetched = self._payloads.fetch(work.payloads, work.deadline_s - now_s)
-            roles = dict.fromkeys(ref.role for ref in work.payloads if ref.role)
-            if roles and not getattr(self._engine, "takes_companions", False):
-                raise InvalidRequestError("this stage takes no companions; ask without them")
-            companions = {
-                role: self._payloads.fetch(work.payloads, work.deadline_s - self._clock(), role) for role in roles
-            }
+            companions = companions_of(work, self._engine, self._payloads, self._clock)
             added_at_s = self._clock()
             give: Callable[[StageRequest], None] = getattr(self._engine, "update" if work.segment else "add")
             give(request_of(work, self._defaults, {**fetched, **whole}, companions))
@@ -224,7 +223,7 @@ class EngineLoop:
             self._forget(work.key)
             return [broken(work.key, error)]
         self._run(work, added_at_s, transfer_s=added_at_s - now_s)
-        return ()
+        return self._of_pieces(self._pauses.began(work.key))
 
     def _run(self, work: Work, added_at_s: float, transfer_s: float = 0.0) -> None:
         earlier = self._running.get(work.key)
@@ -234,6 +233,7 @@ class EngineLoop:
 
     def _forget(self, key: str) -> Running | None:
         self._pieces.close(key)
+        self._pauses.close(key)
         return self._running.pop(key, None)
 
     def _of_pieces(self, outcomes: Sequence[Outcome]) -> Sequence[Outcome]:
@@ -253,47 +253,48 @@ class EngineLoop:
             outcomes.append(Broken(key, FailureKind.DEADLINE, "the deadline passed while the request ran"))
         self._next_deadline_s = min((each.work.deadline_s for each in self._running.values()), default=float("inf"))
 
-    def _outcomes_of(self, output: EngineOutput) -> list[Outcome]:
-        running = self._running.get(output.key)
+    def _outcomes_of(self, output: EngineOutput) -> Sequence[Outcome]:
+        key: Any = output.key
+        running = self._running.get(key) if isinstance(key, str) else None
         if running is None:
-            return []
-        outcomes: list[Outcome] = []
-        if output.image_png is not None:
-            outcomes.append(Piece(output.key, "image", mime="image/png", attachment=output.image_png))
-        if output.text or output.token_ids:
-            outcomes.append(Piece(output.key, self._engine.modality, text=output.text, token_ids=output.token_ids))
+            # Who was stopped says so, and nobody waits for that any more.
+            self.counters["stray_outputs"] += output.finish_reason != "abort"
+            return ()
+        flaw = "the engine said more of it behind its end" if running.has_ended else flaw_of(output)
+        if flaw:
+            return self._reject(output.key, flaw)
+        outcomes: list[Outcome] = [*pieces_of(output, self._engine.modality)]
         if outcomes and running.first_output_at_s is None:
             running.first_output_at_s = self._clock()
         if output.handoff_piece is not None and not running.is_cancelled:
             outcomes += self._of_pieces(self._pieces.put(running.work, output.handoff_piece))
-        if output.finished and not self._pieces.hold(output):
-            outcomes += self._finish(output)
+        if output.finished:
+            running.has_ended = True
+            self._pauses.ended(output.key)
+            outcomes += () if self._pieces.hold(output) else self._finish(output)
         return outcomes
+
+    def _reject(self, key: str, flaw: str) -> Sequence[Outcome]:
+        """An output makes no sense: its request fails, and no other."""
+        self.counters["bad_outputs"] += 1
+        logger.error("engine.bad_output key=%s %s", key, flaw)
+        self._forget(key)
+        self._engine.abort(key)
+        return [Broken(key, FailureKind.ENGINE, flaw)]
 
     def _finish(self, output: EngineOutput) -> Sequence[Outcome]:
         running = self._running.get(output.key)
         if running is None:
             self._pieces.close(output.key)
             return ()
-        end = self._end(running, output)
+        end = end_of(running, output, self._hand_over, self._clock)
         self._pieces.close(output.key)
         if running.talk is not None:
             if isinstance(end, Finished) and not running.is_cancelled:
                 return [running.talk.ended(end)]
             self._engine.abort(output.key)
-        del self._running[output.key]
+        self._forget(output.key)
         return [end]
 
-    def _end(self, running: Running, output: EngineOutput) -> Outcome:
-        if output.error is not None:
-            return Broken(output.key, *output.error)
-        done_at_s = self._clock()
-        if running.is_cancelled:
-            return Finished(output.key, "abort", (), output.usage, running.timings(done_at_s, self._clock()))
-        try:
-            takers = self._pieces.takers_of_rest(running.work)
-            refs = self._payloads.hand_over(running.work, output.handoff, takers)
-        except PayloadError as error:
-            return Broken(output.key, FailureKind.PAYLOAD, str(error))
-        reason = output.finish_reason or "stop"
-        return Finished(output.key, reason, refs, output.usage, running.timings(done_at_s, self._clock()))
+    def _hand_over(self, work: Work, output: EngineOutput) -> tuple[PayloadRef, ...]:
+        return self._payloads.hand_over(work, output.handoff, self._pieces.takers_of_rest(work))

@@ -35,6 +35,8 @@ class Work(msgspec.Struct, frozen=True):
     #: Of whom pieces come, and which of ``next_stages`` take them.
     stream_from: tuple[int, ...] = ()
     stream_to: tuple[int, ...] = ()
+    #: The hub's span of it, as the W3C's header names it; empty where nothing is traced.
+    trace: str = ""
 
 
 class Fed(msgspec.Struct, frozen=True):
@@ -54,6 +56,13 @@ class Room(msgspec.Struct, frozen=True):
     to_stage: int
     number: int
     again: bool = False
+
+
+class Pause(msgspec.Struct, frozen=True):
+    """The client is behind with what was made of the request: make no more of it; ``paused`` False: go on."""
+
+    key: str
+    paused: bool
 
 
 class NextSegment(msgspec.Struct, frozen=True):
@@ -102,7 +111,7 @@ class Wake(msgspec.Struct, frozen=True):
     """Look at the flags: the replica is to drain or to stop."""
 
 
-Job = Work | NextSegment | Fed | Room | Cancel | Release | ReleaseHub | Call | Wake
+Job = Work | NextSegment | Fed | Room | Pause | Cancel | Release | ReleaseHub | Call | Wake
 
 
 class Piece(msgspec.Struct, frozen=True):

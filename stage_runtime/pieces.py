@@ -17,6 +17,7 @@ from omni_discovery.wire import FailureKind
 from stage_runtime.engines.base import Engine, EngineOutput
 from stage_runtime.errors import PayloadError
 from stage_runtime.jobs import Broken, Fed, HandedPiece, Outcome, Room, TookPiece, Work
+from stage_runtime.pauses import Behind, Pauses
 from stage_runtime.payloads import Payloads
 from stage_runtime.running import broken, kind_of
 
@@ -38,7 +39,6 @@ class _Outflow:
     taken: dict[int, int] = field(default_factory=dict)
     #: Of those said, what not every next stage has taken.
     open: deque[HandedPiece] = field(default_factory=deque)
-    is_paused: bool = False
     #: The engine's last word, until everything before it was said.
     end: EngineOutput | None = None
 
@@ -74,18 +74,19 @@ class Pieces:
         self,
         engine: Engine,
         payloads: Payloads,
+        pauses: Pauses,
         add: Callable[[Work, Mapping[int, _Handed]], Sequence[Outcome]],
         end: Callable[[EngineOutput], Sequence[Outcome]],
         clock: Callable[[], float],
     ) -> None:
         self._engine = engine
         self._payloads = payloads
+        self._pauses = pauses
         self._add = add
         self._end = end
         self._clock = clock
         self._feed: Callable[[str, int, _Handed | None, bool], None] | None = getattr(engine, "feed", None)
         self._wants: Callable[[str, int], bool] = getattr(engine, "wants", lambda _key, _stage: True)
-        self._pause: Callable[[str, bool], None] | None = getattr(engine, "pause", None)
         self._outflows: dict[str, _Outflow] = {}
         #: By request, then by stage.
         self._inflows: dict[str, dict[int, _Inflow]] = {}
@@ -231,11 +232,7 @@ class Pieces:
             flow.open.append(HandedPiece(key, flow.said, refs))
             said.append(flow.open[-1])
             flow.said += 1
-        is_behind = not flow.has_room
-        if self._pause is not None and flow.is_paused != is_behind and flow.end is None:
-            flow.is_paused = is_behind
-            self._pause(key, is_behind)
-        return said
+        return [*said, *self._pauses.set(key, Behind.NEXT_STAGES, is_behind=not flow.has_room)]
 
     def _end_broken(self, end: Broken) -> Sequence[Outcome]:
         self.close(end.key)

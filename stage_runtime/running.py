@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from omni_discovery.errors import InvalidRequestError
-from omni_discovery.wire import FailureKind
-from stage_runtime.engines.base import StageRequest
+from omni_discovery.wire import FailureKind, PayloadRef
+from stage_runtime.engines.base import Engine, EngineOutput, StageRequest
 from stage_runtime.errors import NotResumableError, PayloadError
-from stage_runtime.jobs import Broken, Work
+from stage_runtime.jobs import Broken, Finished, Work
 from stage_runtime.segments import Talk
+
+if TYPE_CHECKING:
+    from stage_runtime.payloads import Payloads
 
 
 @dataclass(slots=True)
@@ -22,6 +25,8 @@ class Running:
     added_at_s: float
     transfer_s: float
     first_output_at_s: float | None = None
+    #: The engine has said its last word of it, or of its present segment.
+    has_ended: bool = False
     #: Nobody wants its end: what it would hand over is not kept.
     is_cancelled: bool = False
     #: Of one that comes in segments.
@@ -67,7 +72,49 @@ def request_of(
         stream_from=tuple(stage for stage in work.stream_from if stage not in handed),
         stream_to=work.stream_to,
         segment=work.segment,
+        trace=work.trace,
     )
+
+
+def companions_of(
+    work: Work, engine: Engine, payloads: Payloads, clock: Callable[[], float]
+) -> Mapping[str, Mapping[int, Mapping[str, Any]]]:
+    """What was handed over for the work's companions, by role. Raise InvalidRequestError if the engine takes none."""
+    roles = dict.fromkeys(ref.role for ref in work.payloads if ref.role)
+    if roles and not getattr(engine, "takes_companions", False):
+        raise InvalidRequestError("this stage takes no companions; ask without them")
+    return {role: payloads.fetch(work.payloads, work.deadline_s - clock(), role) for role in roles}
+
+
+def end_of(
+    running: Running,
+    output: EngineOutput,
+    hand_over: Callable[[Work, EngineOutput], tuple[PayloadRef, ...]],
+    clock: Callable[[], float],
+) -> Finished | Broken:
+    """How the request ends after the engine's last word of it."""
+    if output.error is not None:
+        return Broken(output.key, *output.error)
+    done_at_s = clock()
+    if running.is_cancelled:
+        return Finished(output.key, "abort", (), output.usage, running.timings(done_at_s, clock()))
+    try:
+        refs = hand_over(running.work, output)
+    except PayloadError as error:
+        return Broken(output.key, FailureKind.PAYLOAD, str(error))
+    return Finished(output.key, output.finish_reason or "stop", refs, output.usage, running.timings(done_at_s, clock()))
+
+
+def refusal_of(work: Work, engine: Engine, now_s: float) -> Broken | None:
+    """Why the engine is not to have the work, if it is not."""
+    if now_s >= work.deadline_s:
+        return Broken(work.key, FailureKind.DEADLINE, "the deadline passed while the request waited")
+    if work.resume is not None and getattr(engine, "not_resumable", None) is None:
+        # It would begin at the beginning, and the client would see that twice.
+        return Broken(work.key, FailureKind.NOT_RESUMABLE, "this engine can't go on behind what was shown")
+    if work.segment is not None and getattr(engine, "update", None) is None:
+        return Broken(work.key, FailureKind.INVALID, "this engine takes no input in segments")
+    return None
 
 
 def kind_of(error: Exception) -> FailureKind:

@@ -103,7 +103,7 @@ class Sessions:
                 self._submit(peer, message, now_s)
             case wire.Abort():
                 self._abort(peer, message)
-            case wire.ReleasePayloads() | wire.Feed() | wire.PieceRoom() | wire.Update():
+            case wire.ReleasePayloads() | wire.Feed() | wire.PieceRoom() | wire.Pause() | wire.Update():
                 self._pass_on(peer, message)
             case wire.WantCredits() | wire.ReturnCredits():
                 if self.greetings.is_a_life(message.epoch):

@@ -236,7 +236,7 @@ class Hub:
                 self.pools[stage_id].release(active.request_id)
                 self._say(replica, wire.Abort, active, attempt=attempt)
                 self._serve(stage_id)
-            case ev.Feed() | ev.PieceRoom():
+            case ev.Feed() | ev.PieceRoom() | ev.Pause():
                 self._pass_on(active, action)
             case ev.ReleasePayload(replica=replica):
                 self._say(replica, wire.ReleasePayloads, active)
@@ -250,7 +250,11 @@ class Hub:
                 active.finishes.append((self.clock.now_s, action))
         return None
 
-    def _pass_on(self, active: Active, action: ev.Feed | ev.PieceRoom) -> None:
+    def _pass_on(self, active: Active, action: ev.Feed | ev.PieceRoom | ev.Pause) -> None:
+        if isinstance(action, ev.Pause):
+            self._count("paused", action.paused)
+            self._say(action.replica, wire.Pause, active, attempt=action.attempt, paused=action.paused)
+            return
         about: dict[str, Any] = {"attempt": action.attempt, "number": action.number}
         if isinstance(action, ev.Feed):
             self._count("feed")

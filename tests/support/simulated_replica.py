@@ -76,6 +76,7 @@ class Job:
     handed: int = 0
     taken: dict[int, int] = field(default_factory=dict)
     waits: bool = False
+    paused: bool = False
     pieces: list[wire.HandOffPiece] = field(default_factory=list)
 
 
@@ -176,10 +177,10 @@ class Life:
             job = self.jobs.get(message.request_id)
             if job is not None and job.submit.attempt <= message.attempt:
                 self._finish(job, self._done(job, "abort"))
-        elif isinstance(message, wire.Feed | wire.PieceRoom):
+        elif isinstance(message, wire.Feed | wire.PieceRoom | wire.Pause):
             job = self.jobs.get(message.request_id)
             if job is not None and job.submit.attempt == message.attempt:
-                (self._feed if isinstance(message, wire.Feed) else self._room)(job, message)
+                self._follow(job, message)
         elif isinstance(message, wire.ReleasePayloads):
             self.kept.pop(message.request_id, None)
         elif isinstance(message, wire.ReturnCredits):
@@ -243,7 +244,7 @@ class Life:
             self._fail(job, FailureKind.ENGINE, "it broke")
         elif luck < 0.015:
             self._finish(job, self._done(job, "abort"))
-        elif self._is_starved(job) or self._is_behind(job):
+        elif job.paused or self._is_starved(job) or self._is_behind(job):
             job.waits = True
         elif job.said == len(answer):
             self._hand_over(job)
@@ -278,7 +279,18 @@ class Life:
                 )  # fmt: skip
         self._finish(job, self._done(job, "stop", tuple(refs)))
 
-    # ---- pieces
+    # ---- pieces and pauses
+
+    def _follow(self, job: Job, message: wire.Feed | wire.PieceRoom | wire.Pause) -> None:
+        match message:
+            case wire.Feed():
+                self._feed(job, message)
+            case wire.PieceRoom():
+                self._room(job, message)
+            case wire.Pause():
+                job.paused = message.paused
+                self._send("input", wire.Accepted(**self._common(job.submit)))
+                self._go_on(job)
 
     def _has(self, job: Job, ref: wire.PayloadRef) -> bool:
         holder = ref.metadata["holder"]

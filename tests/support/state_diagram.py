@@ -135,6 +135,7 @@ def said_of_request() -> list[Said]:
         ("Submitted", ev.Submitted()),
         ("Segment", ev.Segment({"prompt": "y"})),
         ("the last Segment", ev.Segment(None)),
+        ("ClientPace", ev.ClientPace(is_behind=True)),
         ("CompanionDone", ev.CompanionDone("negative", (_ref(0),))),
         ("CompanionFailed", ev.CompanionFailed("negative", EngineFailedError("it broke"))),
         ("DeadlinePassed", ev.DeadlinePassed()),

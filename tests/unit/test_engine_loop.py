@@ -108,10 +108,11 @@ def test_a_picture_comes_as_an_attachment(bench: Bench) -> None:
 
 def test_the_stages_defaults_hold_where_the_client_said_nothing(bench: Bench) -> None:
     bench.submit("a")
-    bench.submit("b", params={"temperature": 1.0, "seed": 3})
+    bench.submit("b", params={"temperature": 1.0, "seed": 3}, trace="00-7-7-01")
     bench.turn()
     assert bench.engine.requests["a"].params == {"temperature": 0.5}
     assert bench.engine.requests["b"].params == {"temperature": 1.0, "seed": 3}
+    assert [bench.engine.requests[key].trace for key in "ab"] == ["", "00-7-7-01"]
 
 
 def test_a_refused_request_breaks_alone(bench: Bench) -> None:

@@ -43,6 +43,8 @@ class World:
         # The balancer draws from the shared generator.
         random.seed(seed)
         self.rng = Random(seed)
+        #: For what has no part in what goes wrong.
+        self._paces = Random(seed)
         self.clock, self.log, self.counts = VirtualClock(), Log(), dict[str, int]()
         self.graph = StageGraph(parse_deploy(self.rng.choice(documents), "test.yaml"))
         self.styles = {0: self.rng.choice(["tokens", "tokens", "text"]), 1: "pieces", 2: "tokens", 3: "pieces"}
@@ -83,9 +85,15 @@ class World:
             RequestBody(request_id, inputs, plan, params, ATTEMPTS, priority=rng.choice([0, 0, -1, 5]))
         )
         self.hub.submit(machine, self.clock.now_s + (rng.uniform(0.01, 1.0) if rng.random() < 0.1 else LONGEST_S))
+        active = self.hub.requests[request_id]
         if rng.random() < 0.1:
-            active = self.hub.requests[request_id]
             self.clock.after(rng.uniform(0.0, 0.5), self.hub.tell, active, ev.Cancelled())
+        at_s = 0.0
+        while self._paces.random() < 0.4:
+            # Its client does not read for a while.
+            for is_behind in (True, False):
+                at_s += self._paces.uniform(0.0, 0.3)
+                self.clock.after(at_s, self.hub.tell, active, ev.ClientPace(is_behind))
 
     # ---- what goes wrong
 
@@ -231,12 +239,13 @@ def add_up(total: dict[str, int], seeds: range, documents: Sequence[str]) -> dic
 @pytest.mark.parametrize("first", range(0, 1000, BLOCK))
 def test_with_losses_of_all_kinds_every_invariant_holds(first: int) -> None:
     """Fifty seeds. Each request ends once, before its deadline; what is shown is a gapless beginning of what the model
-    says, and all of it where the request ended well; nothing stays bound, running or kept; work is begun again only
-    within attempts and budget; no dispatch goes where the registry shows nobody, and no frame of another life counts.
+    says, and all of it where the request ended well; nothing stays bound, running, paused or kept; work is begun again
+    only within attempts and budget; no dispatch goes where the registry shows nobody, and no frame of another life
+    counts.
     """
     total = add_up({}, range(first, first + BLOCK), (SINGLE, PAIR, BRANCHING))
     assert total["ok"] > total["failed"]
-    assert all(total[name] for name in ("again", "continue", "stale frame", "retries"))
+    assert all(total[name] for name in ("again", "continue", "stale frame", "retries", "paused"))
 
 
 @pytest.mark.parametrize("first", range(0, 200, BLOCK))

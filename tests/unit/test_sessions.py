@@ -14,7 +14,7 @@ from omni_discovery.errors import WireError
 from omni_discovery.wire import FailureKind
 from stage_runtime.config import ServerConfig
 from stage_runtime.greetings import ReplicaState
-from stage_runtime.jobs import Broken, Cancel, Finished, Job, Outcome, Piece, Release, ReleaseHub, Work
+from stage_runtime.jobs import Broken, Cancel, Finished, Job, Outcome, Pause, Piece, Release, ReleaseHub, Work
 from stage_runtime.lifecycle import Stage
 from stage_runtime.outbox import Frames, Outbox, SendResult
 from stage_runtime.peers import Peer
@@ -121,10 +121,29 @@ def test_before_the_first_life_nothing_is_taken() -> None:
 
 def test_accepted_work_reaches_the_engine_with_its_deadline() -> None:
     replica = Replica()
-    (accepted,) = replica.hears("h", wire.Submit(epoch=7, request_id="r", remaining_s=5.0), now_s=100.0)
+    submit = wire.Submit(epoch=7, request_id="r", remaining_s=5.0, trace="00-7-7-01")
+    (accepted,) = replica.hears("h", submit, now_s=100.0)
     assert accepted == wire.Accepted(epoch=7, request_id="r", queue_length=1)
     (work,) = replica.works()
     assert (work.request_id, work.owner, work.accepted_at_s, work.deadline_s) == ("r", "h/r", 100.0, 105.0)
+    assert work.trace == "00-7-7-01"
+
+
+def test_a_pause_reaches_the_engine_and_is_answered_where_its_request_is_here() -> None:
+    """So that whoever says it again, after a connection was lost, knows that the work was not."""
+    replica = Replica()
+    replica.submit(attempt=1)
+    (work,) = replica.works()
+    about = {"epoch": 7, "request_id": "r", "paused": True}
+    accepted = wire.Accepted(epoch=7, request_id="r", queue_length=1, attempt=1)
+    for _ in range(2):
+        assert replica.hears("h", wire.Pause(attempt=1, **about)) == [accepted]
+    assert replica.jobs[1:] == [Pause(work.key, True)] * 2
+    assert replica.hears("h", wire.Pause(attempt=0, **about)) == []
+    assert replica.hears("h", wire.Pause(attempt=1, **{**about, "request_id": "x"})) == []
+    assert replica.hears("other", wire.Pause(attempt=1, **about)) == []
+    assert replica.hears("h", wire.Pause(attempt=1, **{**about, "epoch": 6})) == []
+    assert len(replica.jobs) == 3
 
 
 def test_the_bound_is_what_runs_and_what_may_wait_together() -> None:

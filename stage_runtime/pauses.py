@@ -1,0 +1,72 @@
+"""Which requests the engine is to make no output of for now, for whatever reasons. Pure.
+
+Used by the engine's thread. There are two reasons: the next stages are behind, and the client is. The engine is told
+when the first comes and when the last has gone.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from enum import Enum, auto
+
+from stage_runtime.engines.base import Engine
+from stage_runtime.jobs import Broken
+from stage_runtime.running import broken
+
+logger = logging.getLogger(__name__)
+
+
+class Behind(Enum):
+    """Who is behind."""
+
+    NEXT_STAGES = auto()
+    CLIENT = auto()
+
+
+class Pauses:
+    """An engine without ``pause`` is told nothing, and goes on. What is returned has been taken from the engine."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._pause: Callable[[str, bool], None] | None = getattr(engine, "pause", None)
+        self._reasons: dict[str, set[Behind]] = {}
+        #: Requests that the engine works on, and whether it was told last to pause.
+        self._in_engine: dict[str, bool] = {}
+
+    def began(self, key: str) -> Sequence[Broken]:
+        """The engine has got the request, or its next segment."""
+        self._in_engine[key] = False
+        return self._tell(key)
+
+    def ended(self, key: str) -> None:
+        """The engine has said the last of it, or was told to stop it; a next segment may come."""
+        self._in_engine.pop(key, None)
+
+    def close(self, key: str) -> None:
+        """The request is over."""
+        self._reasons.pop(key, None)
+        self.ended(key)
+
+    def set(self, key: str, who: Behind, *, is_behind: bool) -> Sequence[Broken]:
+        """Somebody who takes the request's output has fallen behind, or has caught up."""
+        reasons = self._reasons.setdefault(key, set())
+        (reasons.add if is_behind else reasons.discard)(who)
+        if not reasons:
+            del self._reasons[key]
+        return self._tell(key)
+
+    def _tell(self, key: str) -> Sequence[Broken]:
+        is_paused = key in self._reasons
+        if self._pause is None or self._in_engine.get(key, is_paused) == is_paused:
+            return ()
+        self._in_engine[key] = is_paused
+        try:
+            self._pause(key, is_paused)
+        except Exception as error:
+            # The engine is not stepped here: what one request broke is that request's own.
+            logger.exception("engine.pause_failed")
+            self.close(key)
+            self._engine.abort(key)
+            return [broken(key, error)]
+        return ()

@@ -1,0 +1,146 @@
+"""Engines of others say what they like: what can't be used fails the request that it is about, and no other."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from omni_discovery.wire import FailureKind
+from stage_runtime.connectors.shm import SharedMemoryConnector
+from stage_runtime.engine_loop import EngineLoop
+from stage_runtime.engines.base import EngineOutput, StageRequest
+from stage_runtime.jobs import Broken, Finished, NextSegment, Outcome, Piece, Room, SegmentEnded, Wake, Work
+from stage_runtime.outputs import flaw_of
+from stage_runtime.payloads import Edge, Payloads
+from tests.support.replica_engine import ScriptedEngine
+
+WRONG: dict[str, Any] = {
+    "text": 7,
+    "text of bytes": {"text": b"x"},
+    "token_ids": "abc",
+    "token_ids of strings": {"token_ids": ("1", "2")},
+    "token_ids of floats": {"token_ids": (1.0,)},
+    "image_png": "png",
+    "finish_reason": 0,
+    "handoff": {"finish_reason": "stop", "handoff": [1]},
+    "handoff_piece": b"x",
+    "usage": {"finish_reason": "stop", "usage": {"prompt_tokens": "3"}},
+    "usage of numbers": {"finish_reason": "stop", "usage": {1: 1}},
+    "usage of nothing": {"finish_reason": "stop", "usage": None},
+    "error": "it broke",
+    "error of two texts": {"error": ("engine", "it broke")},
+}
+
+
+class TalkingEngine(ScriptedEngine):
+    """Takes segments, too."""
+
+    def update(self, request: StageRequest) -> None:
+        self.add(request)
+
+
+class Bench:
+    """One loop with the requests a and b, before a stage that takes two pieces at most."""
+
+    def __init__(self, folder: Path) -> None:
+        self.engine, self.said = TalkingEngine(), list[Outcome]()
+        outgoing = SharedMemoryConnector({"directory": str(folder), "shm_threshold_bytes": 0})
+        payloads = Payloads(0, {(0, 1): Edge("shm", outgoing, window=2)}, lambda: 0.0)
+        self.loop = EngineLoop(self.engine, payloads, {}, self.said.extend, lambda: 0.0)
+
+    def submit(self, key: str, **fields: Any) -> None:
+        self.loop.jobs.put(Work(key, f"hub/{key}", key, 0, {"prompt": "hi"}, {}, (), (1,), 0.0, 60.0, **fields))
+
+    def put_out(self, *outputs: EngineOutput) -> list[Outcome]:
+        """What one step with these outputs makes the replica say."""
+        self.said.clear()
+        self.loop.jobs.put(Wake())
+        self.engine.steps.append(list(outputs))
+        self.loop.turn()
+        return list(self.said)
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    bench = Bench(tmp_path)
+    bench.submit("a")
+    bench.submit("b")
+    bench.loop.turn()
+    return bench
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_an_output_of_wrong_types_fails_its_request_only(
+    bench: Bench, wrong: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """1. one of two outputs of a step holds nonsense: its request fails with the reason, and is taken from the engine
+    2. the other is passed on, and served to its end
+    """
+    given = WRONG[wrong]
+    fields = given if isinstance(given, dict) else {wrong: given}
+    with caplog.at_level(logging.ERROR):
+        said = bench.put_out(EngineOutput("a", **fields), EngineOutput("b", text="fine "))
+    assert said[1:] == [Piece("b", "text", text="fine ")]
+    assert isinstance(said[0], Broken)
+    assert (said[0].key, said[0].kind) == ("a", FailureKind.ENGINE)
+    assert said[0].reason.startswith(f"the engine gave {wrong.split()[0]}")
+    assert (bench.engine.aborted, bench.loop.counters["bad_outputs"]) == (["a"], 1)
+    assert len(caplog.records) == 1
+    # What was stopped says so first, and nobody wants to hear it.
+    (end,) = bench.put_out(EngineOutput("b", finish_reason="stop")) + bench.put_out()
+    assert isinstance(end, Finished)
+    assert end.key == "b"
+
+
+def test_what_an_engine_may_say_has_no_flaw() -> None:
+    for fields in (
+        {},
+        {"text": "x", "token_ids": [1, 2]},
+        {"image_png": b"", "finish_reason": "stop", "usage": {"n": 1}, "handoff": {}, "handoff_piece": {"a": 1}},
+        {"error": (FailureKind.INVALID, "no")},
+    ):
+        given: dict[str, Any] = fields
+        assert flaw_of(EngineOutput("a", **given)) == ""
+
+
+def test_outputs_of_nobody_are_counted_and_dropped(bench: Bench) -> None:
+    """Of a request that never was, of none at all, and of one behind its end; who was stopped may say so."""
+    said = bench.put_out(
+        EngineOutput("nobody", text="x"),
+        EngineOutput(["a"], text="x"),  # type: ignore[arg-type]
+        EngineOutput("a", finish_reason="stop"),
+        EngineOutput("a", text="more"),
+        EngineOutput("a", finish_reason="stop"),
+        EngineOutput("gone", finish_reason="abort"),
+        EngineOutput("b", text="fine "),
+    )
+    assert [type(each) for each in said] == [Finished, Piece]
+    assert bench.loop.counters == {"stray_outputs": 4}
+
+
+def test_more_of_a_segment_behind_its_end_fails_the_request(bench: Bench) -> None:
+    """It would count for the next one; the next segment's own output is fine."""
+    bench.submit("talk", segment=0)
+    bench.loop.turn()
+    (end,) = bench.put_out(EngineOutput("talk", finish_reason="stop"))
+    assert isinstance(end, SegmentEnded)
+    bench.loop.jobs.put(NextSegment("talk", 1, {"prompt": "more"}, ()))
+    assert bench.put_out(EngineOutput("talk", text="x")) == [Piece("talk", "text", text="x")]
+    bench.put_out(EngineOutput("talk", finish_reason="stop"))
+    (end,) = bench.put_out(EngineOutput("talk", text="late"))
+    assert isinstance(end, Broken)
+    assert "behind its end" in end.reason
+
+
+def test_more_behind_an_end_that_waits_for_its_pieces_fails_the_request(bench: Bench) -> None:
+    bench.submit("p", stream_to=(1,))
+    bench.loop.turn()
+    pieces = [EngineOutput("p", handoff_piece={"n": number}) for number in range(3)]
+    assert len(bench.put_out(*pieces, EngineOutput("p", finish_reason="stop"))) == 2
+    (end,) = bench.put_out(EngineOutput("p", text="late"))
+    assert isinstance(end, Broken)
+    bench.loop.jobs.put(Room("p", 1, 2))
+    assert bench.put_out() == []

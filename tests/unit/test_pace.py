@@ -1,0 +1,165 @@
+"""A client that is behind with what is made for it: when it counts as that, and who is told to stop making more."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from hub import request_events as ev
+from hub.output_queue import OutputQueue
+from hub.outputs import OmniOutput
+from hub.pace import ClientPace, Marks
+from omni_discovery.wire import FailureKind
+from tests.support.request_walk import Walk, at_picture, finish_of, of
+
+BEHIND, CAUGHT_UP = ClientPace(is_behind=True), ClientPace(is_behind=False)
+HIDDEN_FIRST = "stages: [{stage_id: 0, engine: e}, {stage_id: 1, engine: e, final_output: text}]"
+
+
+def told(actions: Any) -> list[tuple[int, int, bool]]:
+    """Stage, number of the replica, and whether it is to pause."""
+    return [(action.stage_id, action.replica.replica_id, action.paused) for action in of(actions, ev.Pause)]
+
+
+def running(deploy: str = "stages: [{stage_id: 0, engine: e, final_output: text}]") -> Walk:
+    """Stage 0 has said a word that another replica could go on behind."""
+    walk = Walk(deploy, params={})
+    walk.tell(ev.Submitted())
+    walk.accepted(0)
+    walk.words(0, "ab")
+    return walk
+
+
+# ---- who counts as behind
+
+
+def test_each_crossing_is_told_once_and_only_far_below_it_the_next() -> None:
+    """Half of the bound makes it behind; it has caught up with a quarter: in between nothing is new."""
+    marks = Marks(8, 1000)
+    seen = [marks.crossed(outputs, 0) for outputs in (3, 4, 5, 4, 3, 2, 1, 3, 4, 0)]
+    assert seen == [None, BEHIND, None, None, None, CAUGHT_UP, None, None, BEHIND, CAUGHT_UP]
+
+
+def test_either_bound_makes_it_behind_and_both_must_be_low_again() -> None:
+    marks = Marks(8, 1000)
+    assert marks.crossed(1, 500) == BEHIND
+    assert marks.crossed(3, 250) is None
+    assert marks.crossed(2, 251) is None
+    assert marks.crossed(2, 250) == CAUGHT_UP
+
+
+def test_with_a_bound_of_one_whatever_waits_is_too_much() -> None:
+    marks = Marks(1, 1)
+    assert (marks.crossed(1, 0), marks.crossed(0, 0)) == (BEHIND, CAUGHT_UP)
+
+
+async def test_a_queue_tells_what_its_reader_does_until_its_request_has_ended() -> None:
+    """1. four of eight places are taken; 2. text is joined meanwhile, which is no news; 3. the reader takes two
+    4. it falls behind again; what it reads after the end is nobody's business
+    """
+    paces: list[ClientPace] = []
+    queue = OutputQueue(8, 1000, paces.append)
+    for number in range(6):
+        assert queue.put(OmniOutput("r", 0, "text", text=f"{number} "))
+    assert paces == [BEHIND]
+    for _ in range(2):
+        await queue.get()
+    assert paces == [BEHIND, CAUGHT_UP]
+    for _ in range(2):
+        queue.put(OmniOutput("r", 0, "text", text="x" * 100))
+    assert paces == [BEHIND, CAUGHT_UP, BEHIND]
+    queue.end(None)
+    while await queue.get() is not None:
+        pass
+    assert len(paces) == 3
+
+
+# ---- who is told
+
+
+def test_the_replica_that_makes_the_output_is_told_once_for_each_crossing() -> None:
+    walk = running()
+    assert told(walk.tell(BEHIND)) == [(0, 0, True)]
+    assert told(walk.tell(BEHIND)) == []
+    assert told(walk.tell(CAUGHT_UP)) == [(0, 0, False)]
+    assert told(walk.tell(CAUGHT_UP)) == []
+
+
+def test_a_stage_whose_output_the_client_does_not_get_is_not_told() -> None:
+    """It works for the one that is told, and as soon as that one begins, it is."""
+    walk = Walk(HIDDEN_FIRST, params={})
+    walk.tell(ev.Submitted())
+    walk.accepted(0)
+    assert told(walk.tell(BEHIND)) == []
+    walk.done(0, 0, to=[1])
+    assert told(walk.sent(1)) == [(1, 0, True)]
+
+
+def test_a_stage_that_is_done_is_not_told_and_one_that_runs_beside_it_is() -> None:
+    walk = at_picture()
+    assert told(walk.tell(BEHIND)) == [(1, 0, True)]
+    assert told(walk.tell(CAUGHT_UP)) == [(1, 0, False)]
+
+
+def test_what_is_said_too_early_is_said_when_there_is_somebody_to_hear_it() -> None:
+    """The client is behind while the stage is still being picked."""
+    walk = Walk(params={})
+    walk.tell(ev.Submitted())
+    assert walk.tell(BEHIND) == []
+    assert told(walk.sent(0)) == [(0, 0, True)]
+
+
+@pytest.mark.parametrize("failure", ["lost", "engine"])
+def test_another_replica_that_goes_on_is_told_too(failure: str) -> None:
+    """1. the client is behind, and the replica is lost, or fails
+    2. the next one goes on behind what was shown, and is told to pause at once; 3. and to go on when the client reads
+    """
+    walk = running()
+    walk.tell(BEHIND)
+    actions = walk.lost(0) if failure == "lost" else walk.failed(0, FailureKind.OVERLOADED)
+    (dispatch,) = of(actions, ev.Dispatch)
+    assert dispatch.resume.token_ids == (2,)
+    assert told(actions) == []
+    assert told(walk.sent(0, replica_id=1)) == [(0, 1, True)]
+    assert told(walk.tell(CAUGHT_UP)) == [(0, 1, False)]
+
+
+def test_another_replica_is_told_nothing_where_the_client_has_caught_up_meanwhile() -> None:
+    walk = running()
+    walk.tell(BEHIND)
+    walk.lost(0)
+    assert walk.tell(CAUGHT_UP) == []
+    assert told(walk.sent(0, replica_id=1)) == []
+
+
+def test_after_a_lost_session_the_last_word_is_said_again() -> None:
+    """Either may have been lost with it; a replica that was never told anything has nothing to hear."""
+    walk = running()
+    back = ev.SessionBack(0, 0)
+    assert not walk.machine.must_repeat(0)
+    assert told(walk.tell(back)) == []
+    walk.tell(BEHIND)
+    assert walk.machine.must_repeat(0)
+    assert told(walk.tell(back)) == told(walk.tell(back)) == [(0, 0, True)]
+    walk.tell(CAUGHT_UP)
+    assert walk.machine.must_repeat(0)
+    assert told(walk.tell(back)) == [(0, 0, False)]
+
+
+@pytest.mark.parametrize("event", [ev.Cancelled(), ev.DeadlinePassed()])
+def test_a_request_that_waits_for_its_client_is_stopped_like_any_other(event: ev.Event) -> None:
+    walk = running()
+    walk.tell(BEHIND)
+    actions = walk.tell(event)
+    assert [(abort.stage_id, abort.attempt) for abort in of(actions, ev.Abort)] == [(0, 0)]
+    assert finish_of(actions)
+    assert walk.tell(CAUGHT_UP) == []
+
+
+def test_what_comes_after_the_pause_is_shown_as_ever() -> None:
+    """It was on its way, or the engine can't be paused."""
+    walk = running()
+    walk.tell(BEHIND)
+    assert [emit.output.text for emit in of(walk.words(0, "cd"), ev.Emit)] == ["cd"]
+    assert finish_of(walk.done(0, 2)).outcome is ev.Outcome.OK
