@@ -18,7 +18,7 @@ DEBIAN_ETCD = Path("/usr/bin/etcd")
 def require_debian_etcd() -> Path:
     """Debian's etcd."""
     if not os.access(DEBIAN_ETCD, os.X_OK):
-        _absent(f"{DEBIAN_ETCD} is not there: apt-get install etcd-server")
+        absent(f"{DEBIAN_ETCD} is not there: apt-get install etcd-server")
     return DEBIAN_ETCD
 
 
@@ -35,10 +35,11 @@ def require_docker() -> None:
     try:
         subprocess.run(["docker", "version"], check=True, capture_output=True, timeout=20)
     except (OSError, subprocess.SubprocessError) as error:
-        _absent(f"no Docker engine answers: {error}")
+        absent(f"no Docker engine answers: {error}")
 
 
-def _absent(reason: str) -> NoReturn:
+def absent(reason: str) -> NoReturn:
+    """What a test needs is not there."""
     if os.environ.get("CI"):
         pytest.fail(f"{reason} (in CI nothing is skipped)")
     pytest.skip(reason)
