@@ -26,7 +26,11 @@ LEFT_OUT = ("torchvision", "torchaudio", "torchcodec", "triton")
 MORE = {"nixl": ("nixl==1.5.1", "nixl-cu12==1.5.1")}
 #: What the contract itself needs besides vLLM.
 NEEDED = ("pytest", "pytest-asyncio", "etcd3==0.12.0", "grpcio", "msgspec", "protobuf", "pyyaml", "pyzmq", "tenacity")
-TESTS = ("tests/contract/test_engine_request.py", "tests/unit/test_engine_request_fields.py")
+TESTS = (
+    "tests/contract/test_engine_request.py",
+    "tests/contract/test_vllm_pieces.py",
+    "tests/unit/test_engine_request_fields.py",
+)
 TESTS_OF_MORE = {"nixl": ("tests/contract/test_kv_transfer.py",)}
 
 

@@ -22,10 +22,12 @@ from hub.orchestrator import Orchestrator
 from hub.output_queue import OutputQueue, deliver
 from hub.outputs import OmniOutput
 from hub.pipeline import StageGraph
+from hub.pools import make_pools
 from hub.refusals import Refusals, log_revocation
+from hub.releases import Releases
 from hub.segment_feed import Feed, Inputs, send_update
 from hub.stage_client import StageClient
-from hub.stage_pool import PoolOptions, StagePool, StageStatus
+from hub.stage_pool import PoolOptions, StageStatus
 from hub.zmq_loop import make_context
 from omni_discovery.balancers import build_load_balancer_factory
 from omni_discovery.deploy import DeployConfig
@@ -55,6 +57,8 @@ class AsyncOmni(CollectiveCalls):
         policy: str = "least-load",
         labels: Mapping[str, str] | None = None,
         tracing: Tracing | None = None,
+        *,
+        fixed_models: bool = False,
     ) -> None:
         self.hub_id = hub_id
         self.graph = StageGraph(deploy)
@@ -62,14 +66,16 @@ class AsyncOmni(CollectiveCalls):
         self.refusals = Refusals(self.hub_metrics)
         self._key_pair = key_pair
         self._config = config or HubConfig()
-        self._labels = dict(labels or {})
         self._tracing = tracing
-        self._new_balancer = build_load_balancer_factory(policy)
         #: Where each unfinished request's outputs go, by its id inside the hub.
         self._queues: dict[str, OutputQueue] = {}
         #: The ids inside the hub by the client's ids.
         self._inner_ids: dict[str, str] = {}
-        self._intake = Intake(self.graph, self._config)
+        options = PoolOptions(self._config.pick_timeout_s, self._config.load_fresh_s, labels=labels or {})
+        pools = make_pools(self.graph.stage_ids, build_load_balancer_factory(policy), options)
+        #: The deploy documents that are served, of which one is the newest.
+        self.releases = Releases(deploy, pools, fixed_models=fixed_models)
+        self._intake = Intake(self.releases, self._config)
         self._tasks: list[asyncio.Task[None]] = []
         self._orchestrator: Orchestrator | None = None
         #: Guards the two below, which the registry's thread touches, too.
@@ -116,18 +122,17 @@ class AsyncOmni(CollectiveCalls):
         loop = asyncio.get_running_loop()
         self._context = make_context()
         config = self._config
-        options = PoolOptions(config.pick_timeout_s, config.load_fresh_s, labels=self._labels)
-        pools = [StagePool(stage_id, self._new_balancer(), options) for stage_id in self.graph.stage_ids]
-        for pool in pools:
-            self.hub_metrics.watch(pool)
+        self.hub_metrics.watch(self.releases.every)
+        self.hub_metrics.pipeline_not_followed.set_function(lambda: bool(self.releases.problem))
         self._orchestrator = Orchestrator(
-            pools,
+            list(self.releases.newest.pools.values()),
             lambda info, on_event: StageClient(info, self.hub_id, self._key_pair, config, self._context, on_event),
             config,
             self.hub_metrics,
             self._intake.backlog,
             async_chunk=self.graph.deploy.async_chunk,
             tracing=self._tracing,
+            releases=self.releases,
         )
         delivering = deliver(self._orchestrator.output_async_queue, self._queues, self._ask, self.refusals.failed)
         self._tasks = [loop.create_task(self._orchestrator.run()), loop.create_task(delivering)]
@@ -164,9 +169,7 @@ class AsyncOmni(CollectiveCalls):
 
     def stage_status(self) -> tuple[StageStatus, ...]:
         """The replicas of each stage, in pipeline order."""
-        if self._orchestrator is None:
-            return tuple(StageStatus(stage_id, 0, 0) for stage_id in self.graph.stage_ids)
-        return tuple(pool.status for pool in self._orchestrator.stage_pools)
+        return self.releases.status()
 
     async def generate(
         self,
@@ -217,14 +220,14 @@ class AsyncOmni(CollectiveCalls):
         with self.refusals.counted():
             if asked.request_id in self._inner_ids:
                 raise InvalidRequestError(f"a request with the id {asked.request_id!r} is already running")
-            request = self._intake.check(asked)
+            request = self._intake.check(asked, orchestrator.live_hubs)
             self.check_health()
-            self._intake.admit(request, orchestrator.stage_pools, len(self._queues), orchestrator.live_hubs)
+            self._intake.admit(request, len(self._queues), orchestrator.live_hubs)
         orchestrator.request_async_queue.put_nowait(request)
         self._inner_ids[request.shown_id] = request.request_id
-        queue = OutputQueue(self._config.max_queued_outputs, self._config.max_queued_bytes)
-        self._queues[request.request_id] = queue
         updates, inner_id = orchestrator.request_async_queue, request.request_id
+        bounds = self._config.max_queued_outputs, self._config.max_queued_bytes
+        queue = self._queues[inner_id] = OutputQueue(*bounds, partial(orchestrator.set_pace, inner_id))
         feed.start(partial(send_update, updates, inner_id), lambda error: self._ask(AbortRequest(inner_id, error)))
         try:
             while (output := await queue.get()) is not None:

@@ -20,8 +20,8 @@ from omni_discovery.errors import OverloadedError, RequestError, WireError
 if TYPE_CHECKING:
     from hub.membership import Membership
     from hub.metrics import HubMetrics
+    from hub.pools import Pools
     from hub.stage_client import StageClient
-    from hub.stage_pool import StagePool
     from omni_discovery.messages import ReplicaInfo
 
 logger = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ class Collective:
 
     def __init__(
         self,
-        pools: Mapping[int, StagePool],
+        pools: Pools,
         membership: Membership,
         metrics: HubMetrics,
         post: Callable[[CallDue], None],
@@ -102,7 +102,7 @@ class Collective:
 
     def _answered(self, item: Controlled) -> None:
         message, client = item.message, item.client
-        self._pools[client.info.stage_id].report(client.addr, message.queue_length)
+        self._pools.of(client.info).report(client.addr, message.queue_length)
         awaited = self._correlator.settle(
             message.call_id, client, ok=message.ok, result=message.result, error=message.error
         )

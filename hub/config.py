@@ -50,7 +50,7 @@ class HubConfig:
     attempts: int = 3
     #: Messages that may wait for one replica's socket.
     send_queue: int = 4096
-    #: Outputs and bytes that may wait for one client that reads slowly.
+    #: Outputs and bytes that may wait for one client that reads slowly; with half of either its stages are paused.
     max_queued_outputs: int = 512
     max_queued_bytes: int = 256 << 20
 

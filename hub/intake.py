@@ -18,8 +18,7 @@ from omni_discovery.wire import MAX_PRIORITY
 
 if TYPE_CHECKING:
     from hub.config import HubConfig
-    from hub.pipeline import StageGraph
-    from hub.stage_pool import StagePool
+    from hub.releases import Releases
 
 _MAX_ID_LENGTH: Final = 200
 _MAX_TIMEOUT_S: Final = 30 * 86400
@@ -45,20 +44,26 @@ class Asked:
 class Intake:
     """The door of one hub. ``backlog`` knows how many requests each stage has still to serve."""
 
-    def __init__(self, graph: StageGraph, config: HubConfig) -> None:
+    def __init__(self, releases: Releases, config: HubConfig) -> None:
         self.backlog = Backlog()
-        self._graph = graph
+        self._releases = releases
         self._config = config
         self._numbers = itertools.count()
         self._returns = Returns()
 
-    def check(self, asked: Asked) -> AddRequest:
-        """Plan what was asked. Raise InvalidRequestError."""
+    def check(self, asked: Asked, live_hubs: int) -> AddRequest:
+        """Plan what was asked, by the deploy document that it will go by to its end. Raise InvalidRequestError."""
         shown_id = uuid.uuid4().hex if asked.request_id is None else asked.request_id
         timeout_s = self._config.request_timeout_s if asked.timeout_s is None else asked.timeout_s
         # Companions and segments hand over as a whole.
         async_chunk = False if asked.companions or asked.segmented else asked.async_chunk
-        plan, params = self._graph.plan(asked.modalities, async_chunk), self._graph.merge_params(asked.params)
+        release = self._releases.newest
+        plan = release.graph.plan(asked.modalities, async_chunk)
+        if self._releases.has_several:
+            # Which stages are needed is the same by all documents.
+            release = self._releases.choose(plan.stages, self.backlog.of, live_hubs)
+            plan = release.graph.plan(asked.modalities, async_chunk)
+        params = release.graph.merge_params(asked.params)
         if not 1 <= len(shown_id) <= _MAX_ID_LENGTH:
             raise InvalidRequestError(f"a request id has 1 to {_MAX_ID_LENGTH} characters")
         if not 0 < timeout_s <= _MAX_TIMEOUT_S:
@@ -83,19 +88,20 @@ class Intake:
             segmented=asked.segmented,
             companions=asked.companions,
             trace_headers=asked.trace_headers,
+            release=release,
+            asked_params=asked.params or {},
         )
 
-    def admit(self, request: AddRequest, pools: Sequence[StagePool], in_flight: int, live_hubs: int) -> None:
+    def admit(self, request: AddRequest, in_flight: int, live_hubs: int) -> None:
         """Count the request in. Raise OverloadedError with the time to come back where its stages have too much."""
-        config = self._config
-        loads = [
-            StageLoad(pool.stage_id, self.backlog.of(pool.stage_id), pool.slots, pool.mean_service_s)
-            for pool in pools
-            if pool.stage_id in request.plan.stages
-        ]
+        config, release = self._config, request.release or self._releases.newest
+        loads = []
+        for stage_id in request.plan.stages:
+            pool, backlog = release.pools[stage_id], self.backlog.of(stage_id, release.fingerprints[stage_id])
+            loads.append(StageLoad(stage_id, backlog, pool.slots, pool.mean_service_s))
         found = refusal(
             loads, Bounds(config.max_waiting, config.max_in_flight, live_hubs), in_flight, request.timeout_s
         )
         if found is not None:
             raise OverloadedError(found.reason, self._returns.retry_after_s(found, time.monotonic()))
-        self.backlog.enter(request.request_id, request.plan.stages)
+        self.backlog.enter(request.request_id, request.plan.stages, release.fingerprints)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Collection, Mapping
 
+    from hub.pools import Pools
     from hub.stage_pool import StagePool
 
 _OVERHEAD_BUCKETS_S: Final = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1.0, 10.0)
@@ -35,6 +37,11 @@ class HubMetrics:
             "omni_hub_requests", "Requests that ended or were refused, by outcome.", ["outcome"], registry=self.registry
         )
         self.in_flight = Gauge("omni_hub_requests_in_flight", "Requests that have not ended.", registry=self.registry)
+        self.clients_behind = Gauge(
+            "omni_hub_clients_behind",
+            "Requests that are paused, since their clients have not read what waits for them.",
+            registry=self.registry,
+        )
         self.registered = Gauge(
             "omni_hub_replicas_registered", "Replicas that the registry lists.", ["stage"], registry=self.registry
         )
@@ -74,6 +81,22 @@ class HubMetrics:
             ["stage"],
             registry=self.registry,
         )
+        self.refused = Gauge(
+            "omni_hub_replicas_refused",
+            "Replicas that are not picked for what they run.",
+            ["stage"],
+            registry=self.registry,
+        )
+        self.older = Gauge(
+            "omni_hub_requests_on_older_pipelines",
+            "Requests that go by an older deploy document than the newest that is served.",
+            registry=self.registry,
+        )
+        self.pipeline_not_followed = Gauge(
+            "omni_hub_pipeline_not_followed",
+            "1 while the pipeline in force can't be served without a restart of this hub.",
+            registry=self.registry,
+        )
         self.view_stale = Gauge(
             "omni_hub_view_stale_seconds",
             "How long the hub's view of the registry has not been proved fresh; 0 while it is.",
@@ -102,14 +125,27 @@ class HubMetrics:
         #: The histogram's parts, because to look one up costs more than to count.
         self._parts: dict[tuple[int, str], Histogram] = {}
 
-    def watch(self, pool: StagePool) -> None:
-        """Ask for a stage's counts whenever the figures are read."""
-        self.registered.labels(pool.stage_id).set_function(lambda: pool.registered_count)
-        self.pickable.labels(pool.stage_id).set_function(lambda: pool.pickable_count)
-        self.held.labels(pool.stage_id).set_function(lambda: pool.held_count)
-        self.waiting.labels(pool.stage_id).set_function(lambda: pool.waiting_count)
-        self.ejected.labels(pool.stage_id).set_function(lambda: pool.ejected_count)
-        self.slots.labels(pool.stage_id).set_function(lambda: pool.slots)
+    def watch(self, pools: Pools) -> None:
+        """Ask for the counts of each stage, of all its versions together, whenever the figures are read."""
+        for stage_id in pools.stage_ids:
+            of_stage = partial(pools.of_stage, stage_id)
+            self.registered.labels(stage_id).set_function(partial(_sum, of_stage, "registered_count"))
+            self.pickable.labels(stage_id).set_function(partial(_sum, of_stage, "pickable_count"))
+            self.held.labels(stage_id).set_function(partial(_sum, of_stage, "held_count"))
+            self.waiting.labels(stage_id).set_function(partial(_sum, of_stage, "waiting_count"))
+            self.ejected.labels(stage_id).set_function(partial(_sum, of_stage, "ejected_count"))
+            self.slots.labels(stage_id).set_function(partial(_sum, of_stage, "slots"))
+
+    def watch_rollout(
+        self,
+        older: Callable[[], int],
+        refused: Callable[[Collection[int]], Mapping[int, int]],
+        stage_ids: Collection[int],
+    ) -> None:
+        """Ask for what goes by older deploy documents, and who is refused, whenever the figures are read."""
+        self.older.set_function(older)
+        for stage_id in stage_ids:
+            self.refused.labels(stage_id).set_function(partial(_refused_of, refused, stage_id))
 
     def count_view(self, name: str) -> None:
         """Something befell the view of the registry; from any thread. Names that are not known are fine."""
@@ -138,3 +174,11 @@ class HubMetrics:
     def observe_out(self, seconds: float) -> None:
         """The hub took this long to pass a replica's frame on to the client."""
         self._overhead.labels("out").observe(seconds)
+
+
+def _sum(pools: Callable[[], Collection[StagePool]], name: str) -> float:
+    return float(sum(getattr(pool, name) for pool in pools()))
+
+
+def _refused_of(counts: Callable[[Collection[int]], Mapping[int, int]], stage_id: int) -> float:
+    return float(counts((stage_id,))[stage_id])

@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, Self
 import uvloop
 
 from hub.batch import BatchOptions, run_batch
-from hub.cli import ServeCommand, check_flags, serve_config
+from hub.cli import ServeCommand, serve_config
 from hub.results import OmniResult
 from hub.running_hub import RunningHub, ServeConfig, embed_etcd
+from hub.serve_flags import check_flags
+from hub.serve_plan import with_overrides
 from omni_discovery.deploy import DeployConfig
 from omni_discovery.deploy_file import load_deploy
 from omni_discovery.errors import ConfigError, RequestError, StageUnavailableError
@@ -187,9 +189,10 @@ def _read_flags(deploy: str | PathLike[str] | DeployConfig, flags: Sequence[str]
         deploy = load_deploy(Path(deploy))
     # The document is here already: the flags are checked as if it had been named.
     arguments = parser.parse_args(["--deploy-config", "given", *flags])
-    if arguments.headless or arguments.model or arguments.api != "omni":
-        raise ConfigError("flags of Omni: --headless, --api and a MODEL are for omni serve")
+    if arguments.headless or arguments.model or arguments.api != "omni" or arguments.dry_run:
+        raise ConfigError("flags of Omni: --headless, --api, --dry-run and a MODEL are for omni serve")
     check_flags(arguments)
+    deploy = with_overrides(deploy, arguments)
     if arguments.stage_id is not None:
         deploy.stage(arguments.stage_id)
     return serve_config(arguments, deploy)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hub.outputs import OmniOutput
+from hub.sound import joined_wav
 from omni_discovery.errors import RequestError
 
 
@@ -53,6 +54,16 @@ class OmniResult:
         """All images, as files. Raise the error of a failed request."""
         self.raise_for_error()
         return tuple(image for stage in self.stages if stage.modality == "image" for image in stage.data)
+
+    @property
+    def audio(self) -> bytes | None:
+        """The sound of the first stage of sound, as one WAV file; None if there is none.
+
+        Raise the error of a failed request, and EngineFailedError for pieces that don't make one.
+        """
+        self.raise_for_error()
+        pieces = next((stage.data for stage in self.stages if stage.modality == "audio" and stage.data), None)
+        return None if pieces is None else joined_wav(pieces)
 
     @property
     def finish_reason(self) -> str | None:

@@ -86,14 +86,19 @@ class ServeConfig:
     traces_endpoint: str | None = None
 
 
-def embed_etcd(stack: ExitStack, config: ServeConfig) -> str:
-    """Start an etcd of our own and tell its endpoint, also to the other commands on this machine."""
+def check_none_embedded(config: ServeConfig) -> None:
+    """Raise ConfigError if this user's namespace has an embedded etcd on this machine already."""
     running = read_embedded(config.runtime_dir, config.namespace)
     if running is not None:
         raise ConfigError(
             f"process {running.pid} already serves namespace {config.namespace!r} with an embedded etcd: "
             f"join it with --etcd-endpoints {running.endpoint}, or choose another --namespace"
         )
+
+
+def embed_etcd(stack: ExitStack, config: ServeConfig) -> str:
+    """Start an etcd of our own and tell its endpoint, also to the other commands on this machine."""
+    check_none_embedded(config)
     endpoint = stack.enter_context(EmbeddedEtcd(binary=config.etcd_binary)).endpoint
     write_endpoint(config.runtime_dir, config.namespace, endpoint)
     stack.callback(remove_endpoint, config.runtime_dir, config.namespace)
@@ -129,7 +134,17 @@ class RunningHub:
         tracing = None if config.traces_endpoint is None else connect_tracing(config.traces_endpoint, identity.hub_id)
         if tracing is not None:
             stack.push_async_callback(asyncio.to_thread, tracing.close)
-        omni = AsyncOmni(config.deploy, identity.hub_id, keys, hub, config.policy, config.labels, tracing)
+        omni = AsyncOmni(
+            config.deploy,
+            identity.hub_id,
+            keys,
+            hub,
+            config.policy,
+            config.labels,
+            tracing,
+            # vLLM's server has the config and tokenizer of the model.
+            fixed_models=config.api != OMNI_API,
+        )
         await omni.start()
         # Replicas may still be draining work of ours: they are stopped while the sessions stand.
         stack.push_async_callback(omni.close)
@@ -183,7 +198,10 @@ class RunningHub:
             hub=record,
             on_view=remembering(omni.apply_view, self._config.runtime_dir, self._config.namespace),
             options=ViewOptions(
-                saved_view=saved_view, applied_revision=omni.applied_revision, count=omni.hub_metrics.count_view
+                saved_view=saved_view,
+                applied_revision=omni.applied_revision,
+                count=omni.hub_metrics.count_view,
+                serves=lambda: omni.releases.served,
             ),
         )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from hub.membership import Membership
@@ -19,7 +19,7 @@ class ReviewDue:
 class Tending:
     """Part of the orchestrator's task."""
 
-    def __init__(self, pools: Sequence[StagePool], membership: Membership, post: Callable[[ReviewDue], None]) -> None:
+    def __init__(self, pools: Iterable[StagePool], membership: Membership, post: Callable[[ReviewDue], None]) -> None:
         self._pools = pools
         self._membership = membership
         self._post = post

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -20,3 +21,17 @@ def die_with_parent(parent_pid: int, number: signal.Signals = signal.SIGTERM) ->
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(number), 0, 0, 0)
     if os.getppid() != parent_pid:
         sys.exit(0)
+
+
+def has_ended(pid: int) -> bool:
+    """Whether a child of this process has ended; it stays to be reaped."""
+    try:
+        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    except ChildProcessError:
+        return False
+
+
+def end_group(pid: int) -> None:
+    """Kill all that is left of the process group that ``pid`` leads, or led as long as it is not reaped."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)

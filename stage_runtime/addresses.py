@@ -9,7 +9,7 @@ from typing import Final
 from omni_discovery.endpoints import parse_endpoints
 from omni_discovery.errors import ConfigError
 
-_LOOPBACK_NAMES: Final = {"localhost", "ip6-localhost"}
+_LOOPBACK: Final = {"localhost": "127.0.0.1", "ip6-localhost": "::1", "ip6-loopback": "::1"}
 
 
 def find_hosts(endpoints: str, replica_address: str = "") -> tuple[str, str]:
@@ -21,13 +21,13 @@ def find_hosts(endpoints: str, replica_address: str = "") -> tuple[str, str]:
     """
     if replica_address:
         host = replica_address.strip("[]")
-        return ("::" if ":" in host else "0.0.0.0"), host  # noqa: S104
+        return ("::" if _is_only_ipv6(host) else "0.0.0.0"), host  # noqa: S104
     failures = []
     for endpoint in parse_endpoints(endpoints):
         host, _, port = endpoint.rpartition(":")
         host = host.strip("[]")
-        if host in _LOOPBACK_NAMES:
-            return "127.0.0.1", "127.0.0.1"
+        if host in _LOOPBACK:
+            return _LOOPBACK[host], _LOOPBACK[host]
         try:
             found = _source_address(host, int(port))
         except OSError as error:
@@ -38,6 +38,17 @@ def find_hosts(endpoints: str, replica_address: str = "") -> tuple[str, str]:
             continue
         return found, found
     raise ConfigError(f"no address to give to hubs ({'; '.join(failures)}); say one with --omni-replica-address")
+
+
+def _is_only_ipv6(host: str) -> bool:
+    """Whether others reach it by IPv6 alone. A name that nothing is known of here may be known where it is used."""
+    if ":" in host:
+        return True
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError:
+        return False
+    return all(family == socket.AF_INET6 for family, *_ in found)
 
 
 def _source_address(host: str, port: int) -> str:

@@ -12,13 +12,18 @@ from pathlib import Path
 
 import msgspec
 
-from omni_discovery.cli import add_security_options, configure_logging, read_security
+from omni_discovery.backend_flags import RAY, add_backend_options, check_backend
+from omni_discovery.cli import add_security_options, configure_logging, read_security, user_runtime_dir
 from omni_discovery.data_plane_flags import add_data_plane_options, check_data_plane, read_labels, warn_if_plain
+from omni_discovery.deploy import DeployConfig, StageConfig
+from omni_discovery.deploy_overrides import check_headless, document_here, parse_overrides
 from omni_discovery.errors import ConfigError, OmniError
 from omni_discovery.process_tools import die_with_parent
 from stage_runtime.addresses import find_hosts
 from stage_runtime.config import ReplicaConfig, SupervisorConfig
-from stage_runtime.restarts import EXIT_CONFIG, EXIT_FAILED, narrow_devices
+from stage_runtime.devices import device_text
+from stage_runtime.restarts import EXIT_CONFIG, EXIT_FAILED
+from stage_runtime.tidings import LastWords, tell, tell_nobody
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -54,7 +59,14 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="S",
         help="an engine that has work and stands still for so long is not renewed (default: %(default)s)",
     )
+    parser.add_argument(
+        "--stage-overrides",
+        default="",
+        metavar="JSON",
+        help="the stage's 'runtime' on this host, where the pipeline in force says otherwise",
+    )
     parser.add_argument("--parent-pid", type=int, default=0, metavar="PID", help="drain when this process is gone")
+    add_backend_options(parser)
     add_data_plane_options(parser)
     add_security_options(parser)
     return parser
@@ -65,6 +77,8 @@ def main(argv: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if argv is None else argv
     if arguments[:1] == ["--replica"]:
         os._exit(_run_replica(msgspec.json.decode(sys.stdin.buffer.read(), type=ReplicaConfig)))
+    if arguments[:1] == ["--check"]:
+        return _check(int(arguments[1]))
     if arguments[:1] == ["--zygote"]:
         return _run_zygote(int(arguments[1]), arguments[2:])
     try:
@@ -79,9 +93,28 @@ def main(argv: list[str] | None = None) -> int:
         return 130
 
 
+def _check(count: int) -> int:
+    """Whether this machine could run ``count`` replicas of the stage on standard input; says why not."""
+    configure_logging()
+    try:
+        from stage_runtime.engines.base import create_engine
+        from stage_runtime.environment import stage_devices
+        from stage_runtime.machine import find_machine
+
+        stage = msgspec.json.decode(sys.stdin.buffer.read(), type=StageConfig)
+        create_engine(stage).close()
+        stage_devices(dict(os.environ), stage, count, find_machine())
+    except OmniError as error:
+        sys.stderr.write(f"omni: {error}\n")
+        return EXIT_CONFIG
+    return 0
+
+
 def _supervise(arguments: argparse.Namespace) -> int:
     configure_logging()
     check_data_plane(arguments)
+    check_headless(parse_overrides(arguments.stage_overrides))
+    check_backend(arguments)
     # A hub that has started this process has said it already.
     if not arguments.parent_pid:
         warn_if_plain(arguments.zmq_security)
@@ -108,29 +141,57 @@ def _supervise(arguments: argparse.Namespace) -> int:
 
     from omni_discovery.config import RegistryConfig
     from omni_discovery.registry_check import check_ttl
-    from stage_runtime.engines.base import create_engine, modules_to_preload
-    from stage_runtime.launch import SpawnLauncher, ZygoteLauncher, replica_environment
+    from stage_runtime.engines.base import create_engine
+    from stage_runtime.machine import raise_descriptor_limit
     from stage_runtime.pipeline_source import read_pipeline
-    from stage_runtime.process_manager import Supervisor, stage_environment
 
+    raise_descriptor_limit()
     deploy = read_pipeline(
         replica.endpoints, replica.namespace, security=replica.security, absent_wait_s=replica.pipeline_wait_s
     )
+    deploy = document_here(deploy, arguments.stage_overrides)
     check_ttl(RegistryConfig(replica.endpoints, replica.namespace, replica.security, ttl_s=replica.ttl_s))
-    stage = deploy.stage(replica.stage_id)
+    if arguments.worker_backend == RAY:
+        return _run_on_ray(config, deploy, arguments.ray_address)
     # Built once here, unloaded, so that what is wrong with it is said once and before any process starts.
-    create_engine(stage).close()
-    narrow_devices(stage.runtime.devices, config.count, 0)
-    settings = stage_environment(stage, Path(stage.model).exists(), advertise_host)
+    create_engine(deploy.stage(replica.stage_id)).close()
+    return _run_supervisor(config, deploy)
+
+
+def _run_supervisor(config: SupervisorConfig, deploy: DeployConfig) -> int:
+    from stage_runtime.device_locks import DeviceLocks, Holder
+    from stage_runtime.engines.base import modules_to_preload
+    from stage_runtime.environment import replica_environment, stage_devices, stage_environment
+    from stage_runtime.launch import SpawnLauncher, ZygoteLauncher
+    from stage_runtime.machine import find_machine
+    from stage_runtime.process_manager import Supervisor
+
+    replica, machine, base = config.replica, find_machine(), dict(os.environ)
+    stage = deploy.stage(replica.stage_id)
+    devices = stage_devices(base, stage, config.count, machine)
+    holder = Holder(pid=os.getpid(), namespace=replica.namespace, stage_id=replica.stage_id)
+    locks = DeviceLocks(user_runtime_dir(), devices, holder)
+    locks.take()
+    settings = stage_environment(stage, Path(stage.model).exists(), replica.advertise_host)
     # On the CPU only: a process that has looked at a GPU must not be forked.
     modules = modules_to_preload(stage.engine)
     supervisor = Supervisor(
         config,
         deploy,
         ZygoteLauncher(modules) if modules and not stage.runtime.devices else SpawnLauncher(),
-        lambda ordinal: replica_environment(dict(os.environ), stage, settings, config.count, ordinal),
+        lambda ordinal: replica_environment(base, stage, settings, config.count, ordinal, machine),
+        locks.leave,
     )
     return supervisor.run()
+
+
+def _run_on_ray(config: SupervisorConfig, deploy: DeployConfig, address: str) -> int:
+    from stage_runtime.process_manager import Supervisor
+    from stage_runtime.ray_launcher import RayLauncher
+
+    replica = config.replica
+    launcher = RayLauncher(deploy.stage(replica.stage_id), config.count, address, replica.pipeline_wait_s)
+    return Supervisor(config, deploy, launcher, lambda ordinal: {}).run()
 
 
 def _run_zygote(parent_pid: int, modules: list[str]) -> int:
@@ -158,17 +219,16 @@ def _run_replica(config: ReplicaConfig) -> int:
     if config.parent_pid:
         die_with_parent(config.parent_pid, signal.SIGKILL)
     configure_logging()
+    word = tell if config.parent_pid else tell_nobody
     code = EXIT_FAILED
     try:
         from stage_runtime.pipeline_source import deploy_for
         from stage_runtime.replica_process import Replica
 
-        device = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-        code = Replica(config, deploy_for(config), device=f"cuda:{device}" if device else "cpu").run()
-    except ConfigError as error:
-        code = EXIT_CONFIG
-        sys.stderr.write(f"omni: {error}\n")
+        code = Replica(config, deploy_for(config), device=device_text(os.environ), tell=word).run()
     except OmniError as error:
+        code = EXIT_CONFIG if isinstance(error, ConfigError) else EXIT_FAILED
+        word(LastWords(str(error)))
         sys.stderr.write(f"omni: {error}\n")
     finally:
         logging.shutdown()

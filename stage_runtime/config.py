@@ -71,6 +71,8 @@ class ReplicaConfig(msgspec.Struct, frozen=True, kw_only=True):
     pipeline_wait_s: float = 600.0
     #: The deploy document as the supervisor saw it, for starts while etcd is away.
     known_pipeline: str = ""
+    #: How the process before this one ended, for the record; empty for the first.
+    former_end: str = ""
     server: ServerConfig = ServerConfig()
 
     def __post_init__(self) -> None:

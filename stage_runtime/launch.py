@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Sequence
-from typing import Final
 
 import msgspec
 
-from omni_discovery.deploy import StageConfig
+from omni_discovery.process_tools import end_group, has_ended
 from stage_runtime.config import ReplicaConfig
 from stage_runtime.process_manager import Child
-from stage_runtime.restarts import EXIT_FAILED, narrow_devices
+from stage_runtime.restarts import EXIT_FAILED
 from stage_runtime.zygote import MAX_MESSAGE_BYTES, Ended, Notice, Order, Signal, Start, Started
 
 
@@ -28,10 +28,15 @@ class SpawnedChild:
 
     def poll(self) -> int | None:
         """See Child."""
+        if self._process.returncode is None and has_ended(self._process.pid):
+            # While it is not reaped, its number is nobody else's: what its engine started and left behind goes, too.
+            end_group(self._process.pid)
         return self._process.poll()
 
     def send_signal(self, number: int) -> None:
         """See Child."""
+        if number == signal.SIGKILL and self._process.returncode is None:
+            end_group(self._process.pid)
         self._process.send_signal(number)
 
 
@@ -152,12 +157,16 @@ class ZygoteLauncher:
         if self._zygote is None or self._orders is None:
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             with theirs:
-                self._zygote = subprocess.Popen(
-                    [sys.executable, "-u", "-m", "stage_runtime", "--zygote", str(os.getpid()), *self._modules],
-                    stdin=theirs.fileno(),
-                    env=environment,
-                    start_new_session=True,
-                )
+                try:
+                    self._zygote = subprocess.Popen(
+                        [sys.executable, "-u", "-m", "stage_runtime", "--zygote", str(os.getpid()), *self._modules],
+                        stdin=theirs.fileno(),
+                        env=environment,
+                        start_new_session=True,
+                    )
+                except OSError:
+                    ours.close()
+                    raise
             self._orders = ours
         return self._zygote.pid, self._orders
 
@@ -180,34 +189,3 @@ class ZygoteLauncher:
             for child in self._children.values():
                 child.code = code or EXIT_FAILED
         self._children.clear()
-
-
-#: Of vLLM's KV connectors; each replica of a machine needs its own.
-_KV_PORTS: Final = ("VLLM_NIXL_SIDE_CHANNEL_PORT", "VLLM_MOONCAKE_BOOTSTRAP_PORT")
-
-
-def replica_environment(
-    base: dict[str, str], stage: StageConfig, settings: dict[str, str], count: int, ordinal: int
-) -> dict[str, str]:
-    """The environment of one replica. What the operator set wins over ``settings``, but not over the devices."""
-    return {
-        **settings,
-        **base,
-        "CUDA_VISIBLE_DEVICES": narrow_devices(stage.runtime.devices, count, ordinal),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(_free_port()),
-        **_kv_ports(base, stage, ordinal),
-    }
-
-
-def _kv_ports(base: dict[str, str], stage: StageConfig, ordinal: int) -> dict[str, str]:
-    """Where a replica is asked for its KV: counted up from what the operator set, else a free port."""
-    if not stage.engine_args.get("kv_transfer_config"):
-        return {}
-    return {name: str(int(base[name]) + ordinal if base.get(name) else _free_port()) for name in _KV_PORTS}
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

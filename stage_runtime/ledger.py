@@ -120,4 +120,5 @@ def work_of(ticket: Ticket, submit: wire.Submit, now_s: float) -> Work:
         segment=0 if submit.segmented else None,
         stream_from=submit.stream_from,
         stream_to=submit.stream_to,
+        trace=submit.trace,
     )

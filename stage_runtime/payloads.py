@@ -99,6 +99,12 @@ class Payloads:
         edges = {stage: self._edges.get((self._stage_id, stage)) for stage in to_stages}
         return {stage: DEFAULT_WINDOW if edge is None else edge.window for stage, edge in edges.items()}
 
+    def endpoints(self) -> dict[str, dict[str, Any]]:
+        """Where the next stages reach this one, by edge, for the record. Raise OSError if they can't at all."""
+        outward = {pair: edge for pair, edge in self._edges.items() if pair[0] == self._stage_id}
+        found = {pair: (edge.name, edge.connector.endpoint()) for pair, edge in outward.items()}
+        return {f"{pair[0]}-{pair[1]}": {"connector": name} | where for pair, (name, where) in found.items() if where}
+
     def hand_over(
         self,
         work: Work,

@@ -1,7 +1,7 @@
 """The supervisor: K local replicas of one stage, each in a process of its own.
 
 One thread, one selector: the replicas' output, the signals, and the clock. What a replica prints comes out line by line
-with its stage and ordinal before it.
+with its stage and ordinal before it. Whoever ends is started again; all end when none of them can be kept up.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ from typing import Final, Protocol
 
 import msgspec
 
-from omni_discovery.deploy import DeployConfig, StageConfig, encode_deploy
+from omni_discovery.deploy import DeployConfig, encode_deploy
 from stage_runtime.config import ReplicaConfig, SupervisorConfig
-from stage_runtime.restarts import EXIT_DONE, EXIT_FAILED, GiveUp, Restarts, StartAgain
+from stage_runtime.restarts import EXIT_DONE, EXIT_FAILED, LeaveDown, Restarts, StartAgain
+from stage_runtime.tidings import IsUp, LastWords, read
 
 logger = logging.getLogger(__name__)
 
@@ -58,11 +59,20 @@ class _Slot:
     ordinal: int
     restarts: Restarts
     child: Child | None = None
-    started_at_s: float = 0.0
+    #: Since when the process that runs takes requests; None before that.
+    up_since_s: float | None = None
     #: When to start it; infinity for never.
     start_at_s: float = 0.0
     unfinished_line: bytes = b""
-    gave_up_with: int | None = None
+    #: Why the process that runs is about to end, in its own words.
+    last_words: str = ""
+    #: How the one before it ended.
+    former_end: str = ""
+
+    @property
+    def is_hopeless(self) -> bool:
+        """Whether nothing runs, and what will be started will hardly do better."""
+        return self.child is None and self.restarts.hopeless_code is not None
 
 
 class Supervisor:
@@ -74,8 +84,10 @@ class Supervisor:
         deploy: DeployConfig,
         launcher: Launcher,
         environment_of: Callable[[int], dict[str, str]],
+        on_stop: Callable[[], None] = lambda: None,
     ) -> None:
         self._config = config
+        self._on_stop = on_stop
         known = encode_deploy(deploy).decode("utf-8")
         self._replica_config = msgspec.structs.replace(
             config.replica, known_pipeline=known, parent_pid=config.replica.parent_pid or os.getpid()
@@ -88,13 +100,13 @@ class Supervisor:
         self._kill_at_s: float | None = None
 
     def run(self) -> int:
-        """Keep the replicas running until a signal or until all have given up; return the exit code."""
+        """Keep the replicas running until a signal, or until none can be kept up; return the exit code."""
         with _SignalPipe((signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)) as signals:
             self._selector.register(signals.receiver, selectors.EVENT_READ)
             try:
                 while self._kill_at_s is None or any(slot.child for slot in self._slots):
                     self._turn(signals)
-                    if self._kill_at_s is None and all(slot.gave_up_with is not None for slot in self._slots):
+                    if self._kill_at_s is None and all(slot.is_hopeless for slot in self._slots):
                         break
             finally:
                 self._kill_all()
@@ -102,8 +114,14 @@ class Supervisor:
                 self._selector.close()
         if self._kill_at_s is not None:
             return EXIT_DONE
-        codes = [slot.gave_up_with for slot in self._slots]
-        return max(EXIT_FAILED if code is None else code for code in codes)
+        return self._give_up()
+
+    def _give_up(self) -> int:
+        code = max(slot.restarts.hopeless_code or EXIT_DONE for slot in self._slots)
+        if code != EXIT_DONE:
+            why = "; ".join(dict.fromkeys(slot.former_end for slot in self._slots if slot.former_end))
+            logger.error("supervisor.gave_up stage=%d code=%d: %s", self._config.replica.stage_id, code, why)
+        return code
 
     def _turn(self, signals: _SignalPipe) -> None:
         now_s = time.monotonic()
@@ -131,14 +149,15 @@ class Supervisor:
         return max(0.0, min([_TICK_S, *due]))
 
     def _start(self, slot: _Slot, now_s: float) -> None:
-        config = msgspec.structs.replace(self._replica_config, ordinal=slot.ordinal)
-        slot.started_at_s = now_s
+        config = msgspec.structs.replace(self._replica_config, ordinal=slot.ordinal, former_end=slot.former_end)
+        slot.up_since_s, slot.last_words = None, ""
         slot.start_at_s = float("inf")
         try:
             slot.child = self._launcher.start(config, self._environment_of(slot.ordinal))
         except OSError as error:
-            # That the machine has no process or memory to give just now must not cost the replicas that run.
+            # That the machine has no process, file or memory to give just now must not cost the replicas that run.
             logger.error("supervisor.not_started stage=%d ordinal=%d: %s", config.stage_id, slot.ordinal, error)
+            slot.last_words = f"it could not be started: {error}"
             self._ended(slot, EXIT_FAILED)
             return
         os.set_blocking(slot.child.output_fd, False)
@@ -152,7 +171,7 @@ class Supervisor:
             return
         self._forward(slot)
         if slot.unfinished_line:
-            self._print(slot, slot.unfinished_line)
+            self._take_line(slot, slot.unfinished_line)
             slot.unfinished_line = b""
         self._ignore(child.output_fd)
         os.close(child.output_fd)
@@ -165,24 +184,28 @@ class Supervisor:
             logger.info("supervisor.ended stage=%d ordinal=%d code=%d", stage_id, slot.ordinal, code)
             return
         now_s = time.monotonic()
+        served_for_s = 0.0 if slot.up_since_s is None else now_s - slot.up_since_s
+        slot.former_end = slot.last_words or how_it_ended(code)
         # An end that nobody asked for is one, also with code 0.
-        match slot.restarts.ended(code, now_s - slot.started_at_s):
-            case StartAgain(delay_s):
+        match slot.restarts.ended(code, served_for_s):
+            case StartAgain(delay_s, ""):
                 slot.start_at_s = now_s + delay_s
-                logger.warning(
-                    "supervisor.restarting stage=%d ordinal=%d code=%d in_s=%.1f", stage_id, slot.ordinal, code, delay_s
-                )
-            case GiveUp(exit_code, reason):
-                slot.gave_up_with = exit_code
-                if exit_code == EXIT_DONE:
-                    logger.info("supervisor.drained stage=%d ordinal=%d: %s", stage_id, slot.ordinal, reason)
-                else:
-                    text = "supervisor.gave_up stage=%d ordinal=%d code=%d: %s"
-                    logger.error(text, stage_id, slot.ordinal, code, reason)
+                text = "supervisor.restarting stage=%d ordinal=%d code=%d in_s=%.1f: %s"
+                logger.warning(text, stage_id, slot.ordinal, code, delay_s, slot.former_end)
+            case StartAgain(delay_s, why):
+                slot.start_at_s = now_s + delay_s
+                text = "supervisor.not_kept_up stage=%d ordinal=%d code=%d next_try_s=%.0f: %s: %s"
+                logger.error(text, stage_id, slot.ordinal, code, delay_s, why, slot.former_end)
+                slot.former_end = f"{why}: {slot.former_end}"
+            case LeaveDown():
+                slot.former_end = ""
+                text = "supervisor.drained stage=%d ordinal=%d: an operator has drained it; it stays down"
+                logger.info(text, stage_id, slot.ordinal)
 
     def _stop(self, now_s: float) -> None:
         if self._kill_at_s is None:
             self._kill_at_s = now_s + self._config.replica.drain_timeout_s + self._config.kill_after_s
+            self._on_stop()
             logger.info("supervisor.draining stage=%d", self._config.replica.stage_id)
         # A second signal is passed on too: the replicas then end at once.
         for slot in self._slots:
@@ -206,16 +229,42 @@ class Supervisor:
                 return
             *lines, slot.unfinished_line = (slot.unfinished_line + content).split(b"\n")
             for line in lines:
-                self._print(slot, line)
+                self._take_line(slot, line)
 
     def _ignore(self, output_fd: int) -> None:
         with contextlib.suppress(KeyError):
             self._selector.unregister(output_fd)
 
+    def _take_line(self, slot: _Slot, line: bytes) -> None:
+        line, tiding = read(line)
+        match tiding:
+            case IsUp():
+                slot.up_since_s = time.monotonic()
+            case LastWords(reason):
+                slot.last_words = reason
+            case None:
+                self._print(slot, line)
+                return
+        if line:
+            self._print(slot, line)
+
     def _print(self, slot: _Slot, line: bytes) -> None:
         prefix = f"[stage {self._config.replica.stage_id} #{slot.ordinal}] ".encode()
-        sys.stderr.buffer.write(prefix + line + b"\n")
-        sys.stderr.buffer.flush()
+        # On a full disk, or once nobody reads it, a line is lost and nothing else.
+        with contextlib.suppress(OSError, ValueError):
+            sys.stderr.buffer.write(prefix + line + b"\n")
+            sys.stderr.buffer.flush()
+
+
+def how_it_ended(code: int) -> str:
+    """What an exit code says, for people; negative for a signal."""
+    if code >= 0:
+        return f"it ended with code {code}"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = f"signal {-code}"
+    return f"it was ended by {name}" + (", as the kernel does where memory is short" if name == "SIGKILL" else "")
 
 
 class _SignalPipe:
@@ -245,25 +294,3 @@ class _SignalPipe:
             return self.receiver.recv(4096)
         except BlockingIOError:
             return b""
-
-
-def stage_environment(stage: StageConfig, model_is_local: bool, advertise_host: str = "") -> dict[str, str]:
-    """What an engine's process needs to find in its environment, before anything is imported."""
-    if stage.engine == "echo":
-        return {}
-    environment = {"OMP_NUM_THREADS": "1"}
-    if stage.engine == "vllm":
-        # On the CPU, threads bound to cores spin against each other as soon as there is a second replica.
-        environment |= {
-            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-            "VLLM_NO_USAGE_STATS": "1",
-            "VLLM_LOGGING_LEVEL": "ERROR",
-            "PYTHONWARNINGS": "ignore::FutureWarning",
-        }
-        if model_is_local:
-            environment["HF_HUB_OFFLINE"] = "1"
-        if advertise_host and stage.engine_args.get("kv_transfer_config"):
-            # vLLM itself would say "localhost", which finds nothing from another machine.
-            environment["VLLM_NIXL_SIDE_CHANNEL_HOST"] = advertise_host
-    return environment

@@ -12,6 +12,7 @@ from typing import Any, Final, Protocol
 from omni_discovery.messages import ReplicaStatus
 from stage_runtime.lifecycle import Stage, published_status
 from stage_runtime.restarts import EXIT_FAILED
+from stage_runtime.tidings import LastWords, Tell, tell_nobody
 
 logger = logging.getLogger(__name__)
 
@@ -58,12 +59,14 @@ class StatusPublisher:
         stage_id: int,
         stall_reason: str,
         end_process: Callable[[int], object] = os._exit,
+        tell: Tell = tell_nobody,
     ) -> None:
         self._client = client
         self._look = look
         self._stage_id = stage_id
         self._stall_reason = stall_reason
         self._end_process = end_process
+        self._tell = tell
         self._published: tuple[ReplicaStatus, int] = (ReplicaStatus.STARTING, 0)
         self._was_stalled = self._was_asleep = False
         self._stopped = threading.Event()
@@ -108,6 +111,7 @@ class StatusPublisher:
             self._was_asleep = is_asleep
         if look.is_hopeless:
             logger.error("replica.hopeless stage=%d: ending, to be started anew", self._stage_id)
+            self._tell(LastWords(self._stall_reason))
             # The main thread, which would take everything down in order, is the one that hangs.
             self._end_process(EXIT_FAILED)
         current = published_status(look.stage, look.is_stalled), look.queue_length

@@ -11,10 +11,9 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from omni_discovery import __version__
 from omni_discovery.clients import OmniCoordClientForStage
 from omni_discovery.data_plane_flags import CURVE
-from omni_discovery.deploy import DeployConfig, StageConfig, fingerprint
+from omni_discovery.deploy import DeployConfig, StageConfig
 from omni_discovery.errors import ConfigError
 from omni_discovery.messages import HubRecord, ReplicaStatus
 from omni_discovery.security import KeyPair
@@ -26,13 +25,18 @@ from stage_runtime.ending import close_part, ended_within
 from stage_runtime.engine_loop import EngineLoop
 from stage_runtime.engines.base import Engine, create_engine
 from stage_runtime.errors import EngineDeadError
+from stage_runtime.failures import is_known, not_loaded, told
 from stage_runtime.jobs import Job, Wake
 from stage_runtime.lifecycle import DrainAsked, EngineDied, EngineLoaded, Lifecycle, Stage, WorkFinished, stalled
+from stage_runtime.machine import check_devices_are_seen
+from stage_runtime.model_details import identity, model_details
 from stage_runtime.payloads import Payloads, build_edges
 from stage_runtime.publishing import Look, StageClient, StatusPublisher
 from stage_runtime.restarts import EXIT_CONFIG, EXIT_DONE, EXIT_DRAINED, EXIT_FAILED
 from stage_runtime.server import ReplicaServer
 from stage_runtime.sessions import ReplicaState
+from stage_runtime.tidings import IsUp, LastWords, Tell, tell_nobody
+from stage_runtime.unlike_hubs import UnlikeHubs
 
 logger = logging.getLogger(__name__)
 
@@ -55,9 +59,12 @@ class Replica:
         connect: Callable[..., StageClient] = OmniCoordClientForStage,
         *,
         device: str = "cpu",
+        tell: Tell = tell_nobody,
     ) -> None:
         self._config = config
+        self._tell = tell
         self._stage: StageConfig = deploy.stage(config.stage_id)
+        self._identity = identity(deploy, config.stage_id)
         self._connect = connect
         self._device = device
         self._lifecycle = Lifecycle()
@@ -78,10 +85,10 @@ class Replica:
         self._drain = Drain(config.ack_timeout_s)
         #: Whether the operator has asked for the drain; a replica that was drained stays down.
         self._drained_by_key = False
-        #: Hubs that were warned about: what one encrypts the other does not.
-        self._unlike_hubs: set[str] = set()
+        self._unlike_hubs = UnlikeHubs(is_secured=self._keys is not None)
         self._client: StageClient | None = None
         self._publisher: StatusPublisher | None = None
+        self._phase = ""
 
     def run(self) -> int:
         """Serve until told to stop; return the exit code."""
@@ -101,39 +108,41 @@ class Replica:
             self._server.start()
             self._client = self._register()
             reason = f"no progress for {self._config.stall_after_s:g} s with work in hand"
-            self._publisher = StatusPublisher(self._client, self._look, self._config.stage_id, reason)
+            self._publisher = StatusPublisher(self._client, self._look, self._config.stage_id, reason, tell=self._tell)
             self._publisher.start()
             self._load()
             self._serve()
         except _StopAsked:
             logger.info("replica.stopped_while_loading stage=%d", self._config.stage_id)
+            self._describe(reason="")
         except ConfigError as error:
             exit_code = EXIT_CONFIG
             logger.error("replica.misconfigured stage=%d reason=%s", self._config.stage_id, error)
             self._fail(str(error))
         except EngineDeadError as error:
             exit_code = EXIT_FAILED
-            logger.error("replica.engine_dead stage=%d reason=%s", self._config.stage_id, error)
-            self._fail(f"the engine died: {error}")
+            reason = told(error.__cause__) if error.__cause__ else str(error)
+            logger.error("replica.engine_dead stage=%d reason=%s", self._config.stage_id, reason)
+            self._fail(f"the engine died: {reason}")
         except Exception as error:
             exit_code = EXIT_FAILED
             logger.exception("replica.failed stage=%d", self._config.stage_id)
-            self._fail(f"{type(error).__name__}: {error}")
+            self._fail(told(error))
         return EXIT_DRAINED if self._drained_by_key else exit_code
 
     def _register(self) -> StageClient:
-        config, stage = self._config, self._stage
+        config = self._config
         fields = {
             "phase": "starting",
+            "reason": config.former_end[:1000],
             "host": platform.node(),
             "pid": os.getpid(),
             "device": self._device,
-            "model": stage.model,
-            "fingerprint": fingerprint(stage),
-            "version": __version__,
+            **self._identity,
             "capacity": self._engine.capacity,
             "curve_public_key": "" if self._keys is None else self._keys.public,
             "labels": config.labels,
+            "connectors": self._payloads.endpoints(),
         }
         return self._connect(
             config.endpoints,
@@ -161,13 +170,17 @@ class Replica:
         logger.info("replica.loading stage=%d engine=%s model=%s", stage.stage_id, stage.engine, stage.model)
         try:
             self._engine.load(self._report)
+            check_devices_are_seen(stage, self._device)
         except ConfigError:
             raise
         except Exception as error:
-            logger.exception("engine.load_failed")
-            raise EngineDeadError(f"could not be loaded: {type(error).__name__}: {error}") from error
-        self._describe(phase="ready", progress=1.0, capacity=self._engine.capacity)
+            if not is_known(error):
+                logger.exception("engine.load_failed")
+            raise not_loaded(stage, error) from None
+        known = model_details(stage.model, self._engine)
+        self._describe(phase="ready", progress=1.0, reason="", capacity=self._engine.capacity, **known)
         self._lifecycle.handle(EngineLoaded())
+        self._tell(IsUp())
         self._server.state_changed()
         took_s = time.monotonic() - self._begun_s
         logger.info("replica.ready stage=%d capacity=%d took_s=%.1f", stage.stage_id, self._engine.capacity, took_s)
@@ -208,9 +221,11 @@ class Replica:
             close_part("server", lambda: self._server.close(flush_timeout_s=_FLUSH_TIMEOUT_S))
             close_part("payloads", self._payloads.close)
             close_part("engine", self._engine.close)
-        logger.info("replica.stopped stage=%d", self._config.stage_id)
+        counted = "".join(f" {name}={count}" for name, count in sorted((+self._loop.counters).items()))
+        logger.info("replica.stopped stage=%d%s", self._config.stage_id, counted)
 
     def _fail(self, reason: str) -> None:
+        self._tell(LastWords(reason))
         self._lifecycle.handle(EngineDied(reason))
         self._loop.fail_all(FailureKind.ENGINE, reason)
         self._describe(reason=reason[:1000])
@@ -233,6 +248,10 @@ class Replica:
         return not self._is_stalled()
 
     def _report(self, phase: str, progress: float) -> None:
+        if phase != self._phase:
+            self._phase = phase
+            after_s = time.monotonic() - self._begun_s
+            logger.info("replica.phase stage=%d phase=%s after_s=%.1f", self._config.stage_id, phase, after_s)
         self._describe(phase=phase, progress=max(0.0, min(1.0, progress)))
 
     def _describe(self, **fields: Any) -> None:
@@ -240,13 +259,7 @@ class Replica:
             self._client.describe(**fields)
 
     def _on_hubs(self, hubs: Mapping[str, HubRecord]) -> None:
-        is_secured = self._keys is not None
-        for hub_id, hub in hubs.items():
-            if bool(hub.curve_public_key) is not is_secured and hub_id not in self._unlike_hubs:
-                self._unlike_hubs.add(hub_id)
-                theirs, ours = ("none", CURVE) if is_secured else (CURVE, "none")
-                text = "hub.unusable hub=%s: it speaks with --zmq-security %s, this replica with %s; they must agree"
-                logger.warning(text, hub_id, theirs, ours)
+        self._unlike_hubs.tell(hubs)
         self._server.set_allowed_hubs({hub.curve_public_key: hub_id for hub_id, hub in hubs.items()})
 
     def _on_registered(self, _replica_id: int, epoch: int) -> None:

@@ -19,6 +19,7 @@ from typing import Annotated, Final
 
 import msgspec
 
+from omni_discovery.process_tools import end_group, has_ended
 from stage_runtime.config import ReplicaConfig
 
 #: Longest message; the deploy document travels in an order.
@@ -84,6 +85,7 @@ class Zygote:
         for pid in self._tokens:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+            end_group(pid)
 
     def _turn(self) -> bool:
         if not select.select([self._orders], [], [], _TICK_S)[0]:
@@ -125,8 +127,9 @@ class Zygote:
 
     def _reap(self) -> None:
         for pid in list(self._tokens):
-            ended, status = os.waitpid(pid, os.WNOHANG)
-            if ended:
+            if has_ended(pid):
+                end_group(pid)
+                _, status = os.waitpid(pid, 0)
                 self._say(Ended(self._tokens.pop(pid), os.waitstatus_to_exitcode(status)))
 
     def _say(self, notice: Notice) -> None:

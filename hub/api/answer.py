@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from math import isfinite
 from typing import TYPE_CHECKING, Any, Final
 
+from hub.sound import joined_wav
+
 if TYPE_CHECKING:
     from hub.outputs import OmniOutput
 
@@ -32,11 +34,12 @@ class Answer:
         #: When the last frame of it came, on ``time.perf_counter``.
         self.received_at_s = 0.0
         self.usage = {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
-        self._head = {"id": request_id, "created": created, "model": model}
+        self._head: dict[str, Any] = {"id": request_id, "created": created, "model": model}
         #: Choice index of each final stage that has put something out.
         self._indexes: dict[int, int] = {}
         self._texts: dict[int, list[str]] = {}
         self._images: dict[int, list[dict[str, Any]]] = {}
+        self._sounds: dict[int, list[bytes]] = {}
         self._finished: dict[int, str] = {}
 
     def add(self, output: OmniOutput) -> int | None:
@@ -51,7 +54,9 @@ class Answer:
         index = self._indexes.setdefault(output.stage_id, len(self._indexes))
         if output.text:
             self._texts.setdefault(index, []).append(output.text)
-        if output.data:
+        if output.data and output.modality == "audio":
+            self._sounds.setdefault(index, []).append(output.data)
+        elif output.data:
             self._images.setdefault(index, []).append(image_part(output.data, output.mime))
         if output.finish_reason is not None:
             self._finished[index] = output.finish_reason
@@ -59,15 +64,20 @@ class Answer:
         return index
 
     def completion(self, *, timings: bool = False) -> dict[str, Any]:
-        """The body of the whole answer, with its ``timings_s`` if they are wanted."""
+        """The body of the whole answer, with its ``timings_s`` if they are wanted.
+
+        Raise EngineFailedError for pieces of sound that don't make one.
+        """
         choices = [self._choice(index) for index in self._indexes.values()] or [_NOTHING_TO_SHOW]
         more = {"timings_s": shown_timings(self.timings_s)} if timings else {}
         return {**self._head, "object": "chat.completion", "choices": choices, "usage": self.usage, **more}
 
     def chunk(self, output: OmniOutput, index: int, *, first: bool) -> dict[str, Any]:
-        """One event of the stream; ``modality`` tells text from image."""
+        """One event of the stream; ``modality`` tells text from image and sound."""
         delta: dict[str, Any] = {"role": "assistant"} if first else {}
-        if output.data:
+        if output.data and output.modality == "audio":
+            delta["audio"] = self._audio(index, output.data)
+        elif output.data:
             delta["content"] = [image_part(output.data, output.mime)]
         elif output.text:
             delta["content"] = output.text
@@ -82,9 +92,17 @@ class Answer:
         return {**self._head, "object": "chat.completion.chunk", "choices": [], **more}
 
     def _choice(self, index: int) -> dict[str, Any]:
-        content: str | list[dict[str, Any]] = self._images.get(index) or "".join(self._texts.get(index, []))
-        message = {"role": "assistant", "content": content}
+        message: dict[str, Any] = {"role": "assistant"}
+        if index in self._sounds:
+            message |= {"content": None, "audio": self._audio(index, joined_wav(self._sounds[index]))}
+        else:
+            message["content"] = self._images.get(index) or "".join(self._texts.get(index, []))
         return {"index": index, "message": message, "finish_reason": self._finished.get(index, "stop")}
+
+    def _audio(self, index: int, file: bytes) -> dict[str, Any]:
+        """A WAV file as OpenAI's clients expect it. Nothing is kept here, so it has expired as it is made."""
+        name, data = f"audio-{self.request_id}-{index}", base64.b64encode(file).decode()
+        return {"id": name, "data": data, "expires_at": self._head["created"], "transcript": ""}
 
     def _count(self, usage: Mapping[str, int]) -> None:
         for name in ("prompt_tokens", "completion_tokens"):

@@ -67,6 +67,8 @@ def ready_response(omni: AsyncOmni) -> Response:
         body["reason"] = f"this hub is revoked, no replica listens to it: omni hub allow {omni.hub_id}"
     if not omni.is_running:
         body["reason"] = "this hub takes no requests any more: its log says why"
+    if omni.releases.problem:
+        body["pipeline"] = f"the pipeline in force is not served by this hub: {omni.releases.problem}"
     stale_s = omni.view_stale_s
     if stale_s is not None:
         body["view_stale_s"] = round(stale_s, 1)

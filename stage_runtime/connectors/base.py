@@ -55,6 +55,13 @@ class OmniConnectorBase(ABC):
         """
         del obj
 
+    def endpoint(self) -> dict[str, Any]:
+        """Where consumers reach this producer, for the replica's record: text and numbers, nothing secret.
+
+        Empty where they need nothing but the metadata of ``put``. Raise OSError if it can't be reached at all.
+        """
+        return {}
+
     def cancel(self, get_key: str) -> None:
         """Have fetches of that key that other threads are in end soon, with TransferCancelledError."""
         del get_key

@@ -29,27 +29,47 @@ def _auto(extra: dict[str, Any]) -> OmniConnectorBase:
     return AutoConnector(extra)
 
 
+def _mooncake_transfer(extra: dict[str, Any]) -> OmniConnectorBase:
+    from stage_runtime.connectors.mooncake_transfer import MooncakeTransferEngineConnector
+
+    return MooncakeTransferEngineConnector(extra)
+
+
+def _yuanrong(extra: dict[str, Any]) -> OmniConnectorBase:
+    from stage_runtime.connectors.yuanrong import YuanrongConnector
+
+    return YuanrongConnector(extra)
+
+
+def _mooncake_store(extra: dict[str, Any]) -> OmniConnectorBase:
+    from stage_runtime.connectors.mooncake_store import MooncakeStoreConnector
+
+    return MooncakeStoreConnector(extra)
+
+
 class OmniConnectorFactory:
     """The registry of connector classes; third parties add theirs."""
 
     _registry: ClassVar[dict[str, Constructor]] = {
         "AutoConnector": _auto,
+        "MooncakeStoreConnector": _mooncake_store,
+        "MooncakeTransferEngineConnector": _mooncake_transfer,
         "SharedMemoryConnector": _shared_memory,
         "TcpConnector": _tcp,
+        "YuanrongConnector": _yuanrong,
     }
     #: Old names.
     _aliases: ClassVar[dict[str, str]] = {"MooncakeConnector": "MooncakeStoreConnector"}
     #: Names that pipelines made for other software may hold, and that nothing here carries.
     _absent: ClassVar[frozenset[str]] = frozenset(
         {
-            "MooncakeStoreConnector",
-            "MooncakeTransferEngineConnector",
-            "YuanrongConnector",
             "YuanrongTransferEngineConnector",
         }
     )
     #: Connectors of ours, which take the settings of ``place``.
     _ours: ClassVar[frozenset[str]] = frozenset(_registry)
+    #: Those of them that nobody connects to.
+    _without_address: ClassVar[frozenset[str]] = frozenset({"SharedMemoryConnector", "YuanrongConnector"})
 
     @classmethod
     def register_connector(cls, name: str, constructor: Constructor) -> None:
@@ -78,9 +98,10 @@ class OmniConnectorFactory:
         cls, name: str, *, namespace: str, stage_id: int, bind_host: str = "", advertise_host: str = ""
     ) -> dict[str, Any]:
         """What a replica's place adds to a connector's ``extra``; nothing for connectors of third parties."""
+        name = cls._aliases.get(name, name)
         if name not in cls._ours:
             return {}
         place: dict[str, Any] = {"namespace": namespace, "stage_id": stage_id}
-        if name != "SharedMemoryConnector":
+        if name not in cls._without_address:
             place |= {"bind_host": bind_host, "advertise_host": advertise_host}
         return place

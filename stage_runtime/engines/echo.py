@@ -96,6 +96,8 @@ class EchoEngine:
 
     def add(self, request: StageRequest) -> None:
         """See Engine."""
+        if request.key in self._speeches:
+            raise InvalidRequestError("the request is running already")
         text = text_of(request) + companions_of(request)
         max_tokens = request.params.get("max_tokens")
         if max_tokens is not None and (not isinstance(max_tokens, int) or max_tokens < 1):

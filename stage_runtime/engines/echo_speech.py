@@ -42,7 +42,7 @@ class Speech:
     said: list[int] = field(default_factory=list)
     #: Which stages have not told all yet.
     owed: set[int] = field(default_factory=set)
-    #: The next stages are behind.
+    #: The next stages or the client are behind.
     is_paused: bool = False
     #: How much of the text was handed on.
     handed: int = 0

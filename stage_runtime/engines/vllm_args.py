@@ -1,4 +1,4 @@
-"""A vLLM stage's ``engine_args`` as vLLM's own."""
+"""A vLLM stage's ``engine_args`` as vLLM's own, and the engine made of them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Any
 
 from omni_discovery.deploy import StageConfig
 from omni_discovery.errors import ConfigError
+from stage_runtime.engines.base import check_model_folder
+from stage_runtime.failures import lacks_memory
 
 
 def engine_args_of(stage: StageConfig, given: Mapping[str, Any], kind: Any) -> Any:
@@ -18,9 +20,28 @@ def engine_args_of(stage: StageConfig, given: Mapping[str, Any], kind: Any) -> A
             near = difflib.get_close_matches(name, known, n=1)
             hint = f" (did you mean {near[0]!r}?)" if near else ""
             raise ConfigError(f"stage {stage.stage_id}: vLLM has no engine_args.{name}{hint}")
-    quiet = {"disable_log_stats": True, "use_tqdm_on_load": False}
+    # Its spans are made of its stats: without them, the first request would end it.
+    quiet = {"disable_log_stats": not given.get("otlp_traces_endpoint"), "use_tqdm_on_load": False}
     ours = {"model": stage.model, **{name: value for name, value in quiet.items() if name in known}}
     try:
         return kind(**{**ours, **given})
     except (TypeError, ValueError) as error:
         raise ConfigError(f"stage {stage.stage_id}: engine_args: {error}") from error
+
+
+def load_llm(stage: StageConfig, given: Mapping[str, Any]) -> Any:
+    """A loaded LLMEngine, all of it in this process. Raise ConfigError where the operator must act."""
+    from vllm import EngineArgs, LLMEngine
+
+    arguments = engine_args_of(stage, given, EngineArgs)
+    try:
+        return LLMEngine.from_engine_args(arguments, enable_multiprocessing=False)
+    except (ValueError, OSError) as error:
+        if lacks_memory(error):
+            # What else needs it may be about to end.
+            raise
+        if isinstance(error, ValueError):
+            raise ConfigError(f"stage {stage.stage_id}: vLLM refuses model or engine_args: {error}") from error
+        if check_model_folder(stage):
+            raise ConfigError(f"stage {stage.stage_id}: {stage.model}: {error}") from error
+        raise

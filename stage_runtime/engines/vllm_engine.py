@@ -1,32 +1,37 @@
 """vLLM in the replica's own process, stepped by the thread that owns it.
 
 No process of vLLM's own stands between: engine, process and lease live and die together. The same code runs vLLM's CPU
-and GPU builds; ``engine_args`` go to vLLM as they are, but for ``handoff`` and ``allow_rpc``.
+and GPU builds; ``engine_args`` go to vLLM as they are, but for ``handoff``, ``pd`` and ``allow_rpc``.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, Final
-
-import msgspec
 
 from omni_discovery.deploy import StageConfig
 from omni_discovery.errors import ConfigError, InvalidRequestError
-from omni_discovery.wire import FailureKind, Resume
+from omni_discovery.wire import FailureKind
 from stage_runtime.engines import vllm_resume
 from stage_runtime.engines.base import EngineOutput, Report, StageRequest, check_model_folder, checked_args
-from stage_runtime.engines.prompts import read_prompt
 from stage_runtime.engines.rendezvous import rendezvous_removed
 from stage_runtime.engines.sampling import token_sampling
-from stage_runtime.engines.vllm_args import engine_args_of
-from stage_runtime.engines.vllm_control import vllm_controls
-from stage_runtime.engines.vllm_params import check_prompt, sampling_params
+from stage_runtime.engines.vllm_args import load_llm
+from stage_runtime.engines.vllm_control import Adapters, vllm_controls
+from stage_runtime.engines.vllm_feed import Growing, Reader
+from stage_runtime.engines.vllm_hidden import HiddenStates
+from stage_runtime.engines.vllm_inputs import Prompt, checked_prompt, read_request
+from stage_runtime.engines.vllm_model import Model, describe_model, details_of, id_of_token
+from stage_runtime.engines.vllm_params import sampling_params
+from stage_runtime.engines.vllm_pause import can_pause, rest_of, take_over
 from stage_runtime.engines.vllm_pd import PrefillDecode
-from stage_runtime.engines.vllm_resume import NOT_RESUMABLE, Model, Wording
+from stage_runtime.engines.vllm_pieces import Answer, HandoffArgs, Handoffs
+from stage_runtime.engines.vllm_resume import NOT_RESUMABLE
+from stage_runtime.engines.vllm_runs import Runs
 from stage_runtime.errors import NotResumableError
+from stage_runtime.running import kind_of
 
 logger = logging.getLogger(__name__)
 
@@ -34,26 +39,11 @@ logger = logging.getLogger(__name__)
 _USUAL_CAPACITY: Final = 256
 
 
-class HandoffArgs(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """When the stage hands over: always, or only answers that hold ``require_token``."""
-
-    require_token: str = ""
-
-
-@dataclass(slots=True)
-class _Answer:
-    request: StageRequest
-    prompt_token_ids: Sequence[int]
-    #: The whole answer, with what another replica showed of it.
-    token_ids: list[int] = field(default_factory=list)
-    #: Makes the text of an answer that another replica began; vLLM itself makes that of the others.
-    wording: Wording | None = None
-    #: How many tokens of the prompt are what earlier segments asked and were answered.
-    earlier: int = 0
-
-
 class VllmEngine:
-    """A stage that makes tokens. Hands over ``token_ids``: all ids of the answer, special ones included."""
+    """A stage that makes tokens. Hands over ``token_ids``, all ids of the answer, special ones included, and ``text``.
+
+    Takes the client's prompt or what the stages before handed over, see ``vllm_inputs``.
+    """
 
     def __init__(self, stage: StageConfig) -> None:
         self._stage = stage
@@ -62,15 +52,23 @@ class VllmEngine:
         allow_rpc = self._args.pop("allow_rpc", ())
         self._allow_rpc = checked_args(stage, tuple[str, ...], allow_rpc, "engine_args.allow_rpc")
         self._pd = PrefillDecode(stage, self._args)
-        self._is_local = check_model_folder(stage)
+        self._where = f"stage {stage.stage_id}: engine_args.handoff"
+        if self._handoff.hidden_states and self._pd.role is not None:
+            raise ConfigError(f"{self._where}.hidden_states: a stage that is split into prefill and decode has not all")
+        check_model_folder(stage)
         self._capacity = int(self._args.get("max_num_seqs", _USUAL_CAPACITY))
         self._llm: Any = None
-        self._tokenizer: Any = None
-        self._model = Model(None, 0, 0, frozenset())
-        self._takes_priority = False
-        self._required_id: int | None = None
-        #: What is in the engine, by request key.
-        self._answers: dict[str, _Answer] = {}
+        # The next five are there once the engine has loaded.
+        self._model: Model
+        self._runs: Runs
+        self._reader: Reader
+        self._adapters: Adapters
+        self._handoffs: Handoffs
+        self._hidden: HiddenStates | None = None
+        #: What is in the engine, paused or not, by request key.
+        self._answers: dict[str, Answer] = {}
+        #: What waits for the rest of its prompt.
+        self._growing: dict[str, Growing] = {}
         #: What was asked and answered so far of requests that come in segments, by key.
         self._talks: dict[str, list[int]] = {}
         #: Ends that vLLM has no part in.
@@ -94,57 +92,69 @@ class VllmEngine:
     @property
     def controls(self) -> Mapping[str, Callable[..., Any]]:
         """See ControlEngine."""
-        return {} if self._llm is None else vllm_controls(self._llm, self._allow_rpc)
+        return {} if self._llm is None else vllm_controls(self._llm, self._allow_rpc, self._adapters)
 
     def load(self, report: Report) -> None:
         """See Engine."""
         report("importing vllm", 0.05)
-        from vllm import EngineArgs, LLMEngine
+        import vllm  # noqa: F401
 
         report("loading the model", 0.4)
-        arguments = engine_args_of(self._stage, {**self._args, **self._pd.engine_args()}, EngineArgs)
-        try:
-            self._llm = LLMEngine.from_engine_args(arguments, enable_multiprocessing=False)
-        except ValueError as error:
-            raise ConfigError(f"stage {self._stage.stage_id}: vLLM refuses model or engine_args: {error}") from error
-        except OSError as error:
-            if self._is_local:
-                raise ConfigError(f"stage {self._stage.stage_id}: {self._stage.model}: {error}") from error
-            raise
-        scheduling = self._llm.vllm_config.scheduler_config
-        self._capacity, self._takes_priority = int(scheduling.max_num_seqs), str(scheduling.policy) == "priority"
-        self._tokenizer = self._llm.get_tokenizer()
-        self._model = self._describe_model()
+        self._llm = load_llm(self._stage, {**self._args, **self._pd.engine_args()})
+        self._capacity = int(self._llm.vllm_config.scheduler_config.max_num_seqs)
+        tokenizer = self._llm.get_tokenizer()
+        self._model, self.model_details = describe_model(self._llm, tokenizer, self._args), details_of(self._llm)
         self._pd.loaded(self._llm.vllm_config)
-        self._required_id = self._resolve(self._handoff.require_token)
+        required = id_of_token(tokenizer, self._handoff.require_token, f"{self._where}.require_token")
+        self._handoffs = Handoffs(required)
+        if self._handoff.hidden_states:
+            self._hidden = HiddenStates(self._llm, f"{self._where}.hidden_states")
+        self._runs, self._adapters = Runs(self._llm, self._hidden), Adapters(self._llm)
+        self._reader = Reader(self._runs, self._model)
         report("warming up", 0.9)
-        self._warm_up()
+        self._runs.warm_up()
 
     def add(self, request: StageRequest) -> None:
         """See Engine."""
-        if request.key in self._answers:
+        if request.key in self._answers or request.key in self._growing:
             raise InvalidRequestError("the request is running already")
-        params = self._sampling_params(request)
-        earlier = self._talks.get(request.key, [])
-        handed = self._pd.prompt_of(request)
-        if request.segment is not None and (self._pd.is_prefill or handed):
-            raise InvalidRequestError("a stage that is split into prefill and decode takes no input in segments")
-        given = handed or read_prompt(self._tokenizer, request.inputs, begins=not earlier)
-        prompt_token_ids = [*earlier, *given]
-        self._pd.prepare(request, params)
-        if not given:
-            raise InvalidRequestError("the prompt is empty")
-        check_prompt(prompt_token_ids, self._model.max_model_len, self._model.vocab_size)
-        answer = _Answer(request, prompt_token_ids, earlier=len(earlier))
-        if request.resume is not None and not self._resume(answer, prompt_token_ids, params, request.resume):
+        asked = dict(request.params)
+        lora = self._adapters.named(asked.pop("lora", None))
+        params = sampling_params(token_sampling(asked))
+        if self._hidden is not None and request.next_stages:
+            # What was remembered was made long ago, and nobody kept its hidden states.
+            params.skip_reading_prefix_cache = True
+        if request.stream_from:
+            self._growing[request.key] = Growing.of(request, params, lora)
+        else:
+            self._begin(request, params, lora)
+
+    def feed(self, key: str, from_stage: int, piece: Mapping[str, Any] | None, is_last: bool) -> None:
+        """See PieceEngine."""
+        growing = self._growing.get(key)
+        if growing is None:
             return
-        try:
-            self._submit(request.key, [*prompt_token_ids, *answer.token_ids], params, request.priority)
-        except InvalidRequestError as error:
-            if not answer.token_ids:
-                raise
-            raise NotResumableError(f"{vllm_resume.refusal('other prompt')}: {error}") from error
-        self._answers[request.key] = answer
+        growing.hear(from_stage, piece, self._model, is_last=is_last)
+        whole = growing.whole()
+        if whole is None:
+            self._reader.read_ahead(growing)
+            return
+        self._reader.stop(key)
+        del self._growing[key]
+        self._begin(whole, growing.params, growing.lora, is_paused=growing.is_paused)
+
+    def pause(self, key: str, paused: bool) -> None:
+        """See PieceEngine. What can't be interrupted so that nobody notices is not."""
+        growing, answer = self._growing.get(key), self._answers.get(key)
+        if growing is not None:
+            growing.is_paused = paused
+        if answer is None or answer.is_paused == paused:
+            return
+        if not paused:
+            self._go_on(answer)
+        elif self._pd.role is None and can_pause(answer, self._model):
+            self._runs.stop(key)
+            answer.is_paused = True
 
     def update(self, request: StageRequest) -> None:
         """See SegmentEngine. The prompt is all that was asked and answered so far, and the new segment behind it."""
@@ -152,21 +162,21 @@ class VllmEngine:
 
     def abort(self, key: str) -> None:
         """See Engine."""
-        self._talks.pop(key, None)
-        answer = self._answers.pop(key, None)
-        if answer is not None:
-            self._llm.abort_request([key])
+        growing, answer = self._growing.get(key), self._answers.get(key)
+        self._drop(key)
+        if growing is not None or answer is not None:
             # vLLM itself says nothing any more about what it was told to stop.
-            self._said.append(EngineOutput(key, finish_reason="abort", usage=_usage(answer)))
+            usage = {"prompt_tokens": 0, "completion_tokens": 0} if answer is None else answer.usage
+            self._said.append(EngineOutput(key, finish_reason="abort", usage=usage))
 
     def has_unfinished(self) -> bool:
         """See Engine."""
-        return bool(self._answers or self._said) or self._pd.has_more(self._llm)
+        return bool(self._runs or self._said) or self._pd.has_more(self._llm)
 
     def step(self) -> list[EngineOutput]:
         """See Engine."""
         outputs, self._said = self._said, []
-        if self._answers or self._pd.wait_for_more(self._llm):
+        if self._runs or self._pd.wait_for_more(self._llm):
             for made in self._llm.step():
                 output = self._read(made)
                 if output is not None:
@@ -178,70 +188,73 @@ class VllmEngine:
         llm, self._llm = self._llm, None
         if llm is not None:
             self._answers.clear()
+            if self._hidden is not None:
+                self._hidden.close()
             with rendezvous_removed():
                 llm.engine_core.shutdown()
 
-    def _describe_model(self) -> Model:
-        config = self._llm.vllm_config.model_config
-        # As vLLM itself finds out what ends an answer.
-        more = config.try_get_generation_config().get("eos_token_id")
-        eos = [self._tokenizer.eos_token_id, *(more if isinstance(more, list) else [more])]
-        return Model(
-            tokenizer=self._tokenizer,
-            max_model_len=int(config.max_model_len),
-            vocab_size=int(config.get_vocab_size()),
-            eos_token_ids=frozenset(int(each) for each in eos if each is not None),
-            has_logits_processors=bool(self._args.get("logits_processors")),
-        )
+    def _begin(self, request: StageRequest, params: Any, lora: Any, *, is_paused: bool = False) -> None:
+        """Take a request, all of which is there. Raise what ``add`` raises."""
+        earlier = self._talks.get(request.key, [])
+        handed = self._pd.prompt_of(request)
+        if request.segment is not None and (self._pd.is_prefill or handed is not None):
+            raise InvalidRequestError("a stage that is split into prefill and decode takes no input in segments")
+        if handed is None:
+            prompt = read_request(request, self._model, earlier)
+        else:
+            prompt = checked_prompt(Prompt(handed), self._model)
+        if prompt.items is not None and self._pd.role is not None:
+            raise InvalidRequestError("a stage that is split into prefill and decode takes text and tokens only")
+        answer = Answer(request, prompt, params, lora, earlier=len(earlier), is_paused=is_paused)
+        if request.resume is not None and not self._resume(answer):
+            return
+        if not is_paused:
+            self._start(answer)
+        self._answers[request.key] = answer
 
-    def _resolve(self, token: str) -> int | None:
-        if not token:
-            return None
-        token_id = self._tokenizer.convert_tokens_to_ids(token)
-        if token_id is None or token_id == self._tokenizer.unk_token_id:
-            where = f"stage {self._stage.stage_id}: engine_args.handoff.require_token"
-            raise ConfigError(f"{where}: {token!r} is not one token of the model")
-        return int(token_id)
-
-    def _warm_up(self) -> None:
-        # One token through the whole engine: an engine that can't do that must not be called ready.
-        self._submit("warm-up", [0, 0], sampling_params({"max_tokens": 1, "temperature": 0.0}))
-        while self._llm.has_unfinished_requests():
-            self._llm.step()
-
-    def _sampling_params(self, request: StageRequest) -> Any:
-        return sampling_params(token_sampling(request.params))
-
-    def _resume(self, answer: _Answer, prompt_token_ids: Sequence[int], params: Any, resume: Resume) -> bool:
-        """Take over what was shown; whether there is anything left to say. Raise NotResumableError."""
-        vllm_resume.check(params, self._model)
-        answer.token_ids += resume.token_ids
-        ended = vllm_resume.end_of(resume.token_ids, len(answer.prompt_token_ids), params, self._model)
-        answer.wording = Wording(answer.request.key, prompt_token_ids, params, self._model)
-        answer.wording.replay(resume, stopped=ended == "stop")
+    def _resume(self, answer: Answer) -> bool:
+        """Take over what another replica showed; whether there is anything left to say. Raise NotResumableError."""
+        ended = take_over(answer, self._model)
         if ended is not None:
             self._said.append(self._end_of(answer, EngineOutput(answer.request.key, finish_reason=ended)))
-            return False
-        vllm_resume.shorten(params, len(resume.token_ids))
-        return True
+        return ended is None
 
-    def _submit(self, key: str, prompt_token_ids: Sequence[int], params: Any, priority: int = 0) -> None:
-        # vLLM refuses a priority where nobody may overtake.
-        more = {"priority": priority} if self._takes_priority else {}
+    def _start(self, answer: Answer) -> None:
+        """Have vLLM say what is left of an answer. Raise InvalidRequestError, or NotResumableError behind a part."""
+        request = answer.request
+        prompt, params = rest_of(answer)
+        answer.given = len(answer.token_ids)
+        self._pd.prepare(request, params)
         try:
-            self._llm.add_request(key, {"prompt_token_ids": list(prompt_token_ids)}, params, **more)
-        except (ValueError, _client_error()) as error:
-            raise InvalidRequestError(str(error)) from error
+            answer.rows = self._runs.start(request.key, prompt, params, request.priority, answer.lora, request.trace)
+        except InvalidRequestError as error:
+            if not answer.token_ids:
+                raise
+            raise NotResumableError(f"{vllm_resume.refusal('other prompt')}: {error}") from error
+
+    def _go_on(self, answer: Answer) -> None:
+        answer.is_paused = False
+        try:
+            self._start(answer)
+        except (InvalidRequestError, NotResumableError) as error:
+            self._drop(answer.request.key)
+            self._said.append(EngineOutput(answer.request.key, error=(kind_of(error), str(error))))
+
+    def _drop(self, key: str) -> None:
+        for known in (self._talks, self._growing, self._answers):
+            known.pop(key, None)
+        self._runs.stop(key)
+        self._reader.stop(key)
 
     def _read(self, made: Any) -> EngineOutput | None:
+        if self._reader.took(made):
+            return None
         try:
             return self._output_of(made)
         except Exception as error:
             # vLLM is done with its step: what one output broke is that request's own.
             logger.exception("engine.output_failed")
-            self._llm.abort_request([made.request_id])
-            self._answers.pop(made.request_id, None)
-            self._talks.pop(made.request_id, None)
+            self._drop(made.request_id)
             return EngineOutput(made.request_id, error=(FailureKind.ENGINE, f"{type(error).__name__}: {error}"))
 
     def _output_of(self, made: Any) -> EngineOutput | None:
@@ -249,10 +262,13 @@ class VllmEngine:
         if answer is None or not made.outputs:
             return None
         piece = made.outputs[0]
-        token_ids = tuple(int(token_id) for token_id in piece.token_ids)
+        token_ids = tuple(map(int, piece.token_ids))
         answer.token_ids += token_ids
+        if answer.prompt.items is not None:
+            answer.item_tokens = len(made.prompt_token_ids) - answer.given - len(answer.prompt)
         if made.finished:
             del self._answers[made.request_id]
+            self._runs.ended(made.request_id)
         if piece.finish_reason == "error":
             reason = str(getattr(made, "error", None) or "the engine could not finish this request")
             return EngineOutput(made.request_id, error=(FailureKind.ENGINE, reason))
@@ -260,35 +276,22 @@ class VllmEngine:
             return self._prefilled(answer, made) if made.finished else None
         finish_reason = (piece.finish_reason or "stop") if made.finished else None
         text = piece.text if answer.wording is None else answer.wording.text_of(token_ids, finish_reason)
+        answer.texts.append(text)
         output = EngineOutput(made.request_id, text=text, token_ids=token_ids, finish_reason=finish_reason)
-        return self._end_of(answer, output) if made.finished else output
+        if made.finished:
+            return self._end_of(answer, output)
+        handed = self._handoffs.piece(answer, is_last=False)
+        return output if handed is None else replace(output, handoff_piece=handed)
 
-    def _prefilled(self, answer: _Answer, made: Any) -> EngineOutput:
+    def _prefilled(self, answer: Answer, made: Any) -> EngineOutput:
         # The answer is the decode stage's from its first token on.
-        handed = self._pd.hand_over(answer.request, answer.prompt_token_ids, getattr(made, "kv_transfer_params", None))
-        usage = {"prompt_tokens": len(answer.prompt_token_ids), "completion_tokens": 0}
+        prompt = answer.prompt.token_ids
+        handed = self._pd.hand_over(answer.request, prompt, getattr(made, "kv_transfer_params", None))
+        usage = {"prompt_tokens": len(prompt), "completion_tokens": 0}
         return EngineOutput(made.request_id, finish_reason="stop", handoff=handed, usage=usage)
 
-    def _end_of(self, answer: _Answer, last: EngineOutput) -> EngineOutput:
+    def _end_of(self, answer: Answer, last: EngineOutput) -> EngineOutput:
         if answer.request.segment is not None:
-            self._talks[last.key] = [*answer.prompt_token_ids, *answer.token_ids]
-        return replace(last, handoff=self._handoff_of(answer), usage=_usage(answer))
-
-    def _handoff_of(self, answer: _Answer) -> Mapping[str, Any] | None:
-        if not answer.request.next_stages:
-            return None
-        if self._required_id is not None and self._required_id not in answer.token_ids:
-            return None
-        import torch
-
-        return {"token_ids": torch.tensor(answer.token_ids, dtype=torch.int64)}
-
-
-def _usage(answer: _Answer) -> dict[str, int]:
-    return {"prompt_tokens": len(answer.prompt_token_ids) - answer.earlier, "completion_tokens": len(answer.token_ids)}
-
-
-def _client_error() -> type[Exception]:
-    from vllm.exceptions import VLLMValidationError
-
-    return VLLMValidationError
+            self._talks[last.key] = [*answer.prompt.token_ids, *answer.token_ids]
+        piece = self._handoffs.piece(answer, is_last=True)
+        return replace(last, handoff=self._handoffs.whole(answer), handoff_piece=piece, usage=answer.usage)

@@ -9,11 +9,11 @@ seed is continued with other luck, which is as good as the luck that was lost.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, Final
 
 from omni_discovery.wire import Resume
+from stage_runtime.engines.vllm_model import Model
 from stage_runtime.errors import NotResumableError
 
 #: See Engine.not_resumable.
@@ -27,21 +27,11 @@ NOT_RESUMABLE: Final[Mapping[str, str]] = {
     "repetition_detection": "it looks for repetition in the answer from its beginning",
     "thinking_token_budget": "it counts the answer's own tokens",
     "logits_processors": "the engine has processors of its own, and what they remember of an answer is not known",
+    "prompt_embeds": "what was shown is tokens, and can't be put behind a prompt that is none",
+    "hidden_states": "nothing is left to say, and the next stage needs what is gone with the replica that said it",
     "other text": "the tokens that were shown say something else here, so this is another model or tokenizer",
     "other prompt": "this replica does not take the prompt with what was shown behind it",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Model:
-    """What of a loaded model decides how an answer goes on."""
-
-    tokenizer: Any
-    max_model_len: int
-    vocab_size: int
-    #: What ends an answer unless the request ignores it.
-    eos_token_ids: frozenset[int]
-    has_logits_processors: bool = False
 
 
 def refusal(name: str) -> NotResumableError:

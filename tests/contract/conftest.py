@@ -14,6 +14,7 @@ from omni_discovery.kv import KVStore
 from omni_discovery.testing import FakeKV, ManualClock
 from tests.support.binaries import require_debian_etcd, wheel_etcd
 from tests.support.registry import compact
+from tests.support.yuanrong import start_yuanrong, yuanrong_installed
 
 
 class Store(Protocol):
@@ -49,6 +50,13 @@ class EtcdStore:
 
     def compact(self) -> None:
         compact(self._endpoint)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _yuanrong_starts_meanwhile(request: pytest.FixtureRequest) -> None:
+    # It has to wait for others of its kind, which takes longer than all of its tests.
+    if any("[Yuanrong" in item.name for item in request.session.items) and yuanrong_installed():
+        start_yuanrong()
 
 
 @pytest.fixture(scope="session")

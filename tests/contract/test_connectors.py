@@ -30,7 +30,10 @@ from stage_runtime.connectors import (
 )
 from stage_runtime.errors import SerializationError
 from tests.support.connector_peer import Peer, intact, payload
+from tests.support.mooncake import mooncake_host, mooncake_master
+from tests.support.netns import Host
 from tests.support.processes import wait_for
+from tests.support.yuanrong import yuanrong
 
 Make = Callable[..., OmniConnectorBase]
 #: 256 MiB in each run, a whole GiB in the long form.
@@ -38,9 +41,15 @@ LARGEST_BYTES = (1024 if os.environ.get("OMNI_LONG") else 256) << 20
 KEEP = {"consume": False}
 
 
-@pytest.fixture(params=["SharedMemoryConnector", "TcpConnector", "AutoConnector", "AutoConnector apart"])
+KINDS = [
+    "SharedMemoryConnector", "TcpConnector", "AutoConnector", "AutoConnector apart", "MooncakeTransferEngineConnector",
+    "MooncakeStoreConnector", "YuanrongConnector",
+]  # fmt: skip
+
+
+@pytest.fixture(params=KINDS, scope="module")
 def kind(request: pytest.FixtureRequest) -> str:
-    """The connectors; the last is the automatic one with nothing in common but the network."""
+    """The connectors, one after the other; ``apart`` is with nothing in common but the network."""
     return str(request.param)
 
 
@@ -48,7 +57,14 @@ def extra_of(kind: str, folder: Path, number: int) -> tuple[str, dict[str, Any]]
     """Name and settings for the ``number``-th connector of a test."""
     name, _, apart = kind.partition(" ")
     extra: dict[str, Any] = {"shm_threshold_bytes": 0}
-    if name != "TcpConnector":
+    if name == "MooncakeTransferEngineConnector":
+        extra["memory_pool_size"] = LARGEST_BYTES + (64 << 20)
+    elif name == "MooncakeStoreConnector":
+        extra |= {"segment": LARGEST_BYTES + (64 << 20), "localbuf": LARGEST_BYTES + (64 << 20)}
+    elif name == "YuanrongConnector":
+        # All tests share it; what keeps them apart is what keeps deployments apart.
+        extra |= {**yuanrong().settings, "namespace": str(folder)}
+    elif name != "TcpConnector":
         directory = folder / (str(number) if apart else "shared")
         directory.mkdir(exist_ok=True)
         extra["directory"] = str(directory)
@@ -56,7 +72,19 @@ def extra_of(kind: str, folder: Path, number: int) -> tuple[str, dict[str, Any]]
 
 
 @pytest.fixture
-def make(kind: str, tmp_path: Path) -> Iterator[Make]:
+def home(kind: str) -> Iterator[Host | None]:
+    """Where the connector may run: here, or on a host of its own."""
+    if not kind.startswith("Mooncake"):
+        yield None
+        return
+    if kind == "MooncakeStoreConnector":
+        mooncake_master()
+    with mooncake_host().inside():
+        yield mooncake_host()
+
+
+@pytest.fixture
+def make(kind: str, home: Host | None, tmp_path: Path) -> Iterator[Make]:
     """Builds connectors that see each other's hand-offs, and closes them."""
     made: list[OmniConnectorBase] = []
 
@@ -71,13 +99,13 @@ def make(kind: str, tmp_path: Path) -> Iterator[Make]:
 
 
 @pytest.fixture
-def peer(kind: str, tmp_path: Path) -> Iterator[Callable[..., Peer]]:
+def peer(kind: str, home: Host | None, tmp_path: Path) -> Iterator[Callable[..., Peer]]:
     """Builds connectors in other processes, and kills those."""
     made: list[Peer] = []
 
     def build(**extra: Any) -> Peer:
         name, settings = extra_of(kind, tmp_path, 100 + len(made))
-        made.append(Peer(name, **settings | extra))
+        made.append(Peer(name, home, **settings | extra))
         return made[-1]
 
     yield build
@@ -438,19 +466,21 @@ def test_puts_and_gets_of_many_threads_do_not_mix(make: Make) -> None:
 def test_the_factory_knows_its_connectors_and_takes_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(OmniConnectorFactory, "_registry", dict(OmniConnectorFactory._registry))
     names = OmniConnectorFactory.list_registered_connectors()
-    assert names == ["AutoConnector", "SharedMemoryConnector", "TcpConnector"]
+    assert names == [
+        "AutoConnector", "MooncakeStoreConnector", "MooncakeTransferEngineConnector", "SharedMemoryConnector",
+        "TcpConnector", "YuanrongConnector",
+    ]  # fmt: skip
     with pytest.raises(ValueError, match="'Nobody' is not known; there are: AutoConnector"):
         OmniConnectorFactory.create_connector(ConnectorSpec("Nobody"))
     with pytest.raises(ValueError, match="already registered"):
         OmniConnectorFactory.register_connector("SharedMemoryConnector", SharedMemoryConnector)
-    for absent in ("MooncakeConnector", "MooncakeTransferEngineConnector", "YuanrongConnector"):
-        with pytest.raises(ValueError, match=f"'{absent}' is not part of this version"):
-            OmniConnectorFactory.create_connector(ConnectorSpec(absent))
+    with pytest.raises(ValueError, match="'YuanrongTransferEngineConnector' is not part of this version"):
+        OmniConnectorFactory.create_connector(ConnectorSpec("YuanrongTransferEngineConnector"))
 
 
 def test_an_old_name_means_the_new_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(OmniConnectorFactory, "_registry", dict(OmniConnectorFactory._registry))
-    OmniConnectorFactory.register_connector("MooncakeStoreConnector", SharedMemoryConnector)
+    monkeypatch.setitem(OmniConnectorFactory._registry, "MooncakeStoreConnector", SharedMemoryConnector)
     with OmniConnectorFactory.create_connector(ConnectorSpec("MooncakeConnector")) as connector:
         assert isinstance(connector, SharedMemoryConnector)
     with pytest.raises(ValueError, match="already registered"):
@@ -459,11 +489,12 @@ def test_an_old_name_means_the_new_one(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_replicas_place_is_told_to_our_connectors_and_to_no_others() -> None:
     place = {"namespace": "n", "stage_id": 3, "bind_host": "::", "advertise_host": "::1"}
-    for name in OmniConnectorFactory.list_registered_connectors():
+    for name in ("AutoConnector", "SharedMemoryConnector", "TcpConnector"):
         spec = ConnectorSpec(name, OmniConnectorFactory.place(name, **place))
         with OmniConnectorFactory.create_connector(spec) as connector:
             assert connector.config["namespace"] == "n"
     assert OmniConnectorFactory.place("Theirs", **place) == {}
+    assert OmniConnectorFactory.place("MooncakeConnector", **place) == place
 
 
 def test_the_base_serializes_for_all() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -13,8 +13,9 @@ import torch
 from omni_discovery.errors import InvalidRequestError
 from omni_discovery.wire import Resume
 from stage_runtime.engines import echo, vllm_resume
-from stage_runtime.engines.base import Engine, EngineOutput, StageRequest, create_engine
+from stage_runtime.engines.base import Engine, StageRequest, create_engine
 from stage_runtime.errors import NotResumableError
+from stage_runtime.testing import check_every_cut, resume_of
 from tests.support.engines import ECHO, PAINTER, THINKER, as_the_supervisor_has_it, run
 
 torch.set_num_threads(1)
@@ -53,35 +54,6 @@ def engine(request: pytest.FixtureRequest) -> Engine:
 
 def ask(prompt: str, **params: Any) -> StageRequest:
     return StageRequest("whole", "r", inputs={"prompt": prompt}, params={**GREEDY, **params}, next_stages=(1,))
-
-
-def resume_of(shown: Sequence[EngineOutput]) -> Resume:
-    return Resume(
-        token_ids=tuple(token_id for output in shown for token_id in output.token_ids),
-        text="".join(output.text for output in shown),
-    )
-
-
-def handed(output: EngineOutput) -> list[int] | None:
-    return None if output.handoff is None else list(output.handoff["token_ids"].tolist())
-
-
-def check_every_cut(engine: Engine, request: StageRequest) -> int:
-    """Cut the whole answer behind each of its pieces, none and all included, and continue; return how many there were.
-
-    The whole is asked again besides, so that the continuations run in company.
-    """
-    whole = run(engine, request)["whole"]
-    cuts = [replace(request, key=str(cut), attempt=1, resume=resume_of(whole[:cut])) for cut in range(len(whole) + 1)]
-    continued = run(engine, *cuts, request)
-    for cut in range(len(whole) + 1):
-        shown, rest = whole[:cut], continued[str(cut)]
-        assert resume_of([*shown, *rest]) == resume_of(whole), cut
-        assert [output.finished for output in rest].count(True) == 1
-        assert rest[-1].finish_reason == whole[-1].finish_reason, cut
-        assert rest[-1].usage == whole[-1].usage, cut
-        assert handed(rest[-1]) == handed(whole[-1]), cut
-    return len(whole)
 
 
 @pytest.mark.parametrize(

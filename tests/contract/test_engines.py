@@ -1,12 +1,13 @@
-"""What every engine promises, run over all three; then what is each one's own."""
+"""What every engine promises, run over all of ours; then what is each one's own."""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -15,6 +16,7 @@ from omni_discovery.deploy import StageConfig
 from omni_discovery.errors import ConfigError, InvalidRequestError
 from omni_discovery.wire import FailureKind
 from stage_runtime.engines.base import Engine, StageRequest, create_engine
+from stage_runtime.testing import OPTIONAL, EngineContract
 from tests.support.engines import ECHO, PAINTER, THINKER, as_the_supervisor_has_it, run
 
 # As the supervisor has it; threads that spin for each other make tiny models slow.
@@ -66,75 +68,88 @@ def painter() -> Subject:
     return load(PAINTER, ask_painter)
 
 
-THINKS = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
+class TestEchoKeepsTheContract(EngineContract):
+    """The echo engine, which offers everything that there is."""
+
+    offers = frozenset(OPTIONAL)
+
+    def make_engine(self) -> Engine:
+        return create_engine(ECHO)
+
+    def good_request(self, key: str) -> StageRequest:
+        return ask_echo(key)
+
+    def bad_request(self, key: str) -> StageRequest:
+        return StageRequest(key, key, inputs={"prompt": " "})
+
+    def pieces(self) -> Sequence[Mapping[str, Any]]:
+        return [{"token_ids": np.frombuffer(word.encode(), np.uint8)} for word in ("to ", "be ", "or not")]
 
 
-@pytest.fixture(
-    params=["echo", "diffusion", pytest.param("vllm", marks=THINKS)],
-)
-def subject(request: pytest.FixtureRequest) -> Subject:
-    match request.param:
-        case "echo":
-            return load(ECHO, ask_echo)
-        case "diffusion":
-            found: Subject = request.getfixturevalue("painter")
-        case _:
-            found = request.getfixturevalue("thinker")
-    return found
+class TestTorchKeepsTheContract(EngineContract):
+    """A generator."""
+
+    offers = frozenset({"pause", "update"})
+    name, more = "speak", {}
+
+    def make_engine(self) -> Engine:
+        engine_args = {"target": f"tests.support.callables:{self.name}", "capacity": 4, **self.more}
+        return create_engine(StageConfig(stage_id=0, engine="torch", final_output="text", engine_args=engine_args))
+
+    def good_request(self, key: str) -> StageRequest:
+        return StageRequest(key, key, inputs={"prompt": "one two three"}, next_stages=(1,))
+
+    def bad_request(self, key: str) -> StageRequest:
+        return StageRequest(key, key, inputs={"prompt": 5})
 
 
-def test_loading_says_how_far_it_is(subject: Subject) -> None:
-    progress = [report[1] for report in subject.reports]
-    assert progress == sorted(progress)
-    assert all(phase and 0 <= share <= 1 for phase, share in subject.reports)
+class TestTorchKeepsTheContractWithAFunction(TestTorchKeepsTheContract):
+    """Done in one call each."""
+
+    name = "echo"
 
 
-def test_more_than_the_capacity_all_end_once_and_leave_nothing(subject: Subject) -> None:
-    assert subject.engine.capacity == 4
-    said = run(subject.engine, *(subject.request(f"k{number}") for number in range(9)))
-    for outputs in said.values():
-        assert [output.finished for output in outputs].count(True) == 1
-        assert outputs[-1].finish_reason in ("stop", "length")
-        assert outputs[-1].error is None
-    assert not subject.engine.has_unfinished()
+class TestTorchKeepsTheContractInBatches(TestTorchKeepsTheContract):
+    """Done in one call for four."""
+
+    name, more = "shout", {"batch": True}
 
 
-def test_an_abort_ends_a_running_request_and_touches_no_other(subject: Subject) -> None:
-    """1. two run, one is aborted in the middle; 2. it says abort and nothing more; 3. the other ends as usual."""
-    engine = subject.engine
-    engine.add(subject.request("gone"))
-    engine.add(subject.request("stays"))
-    said = engine.step()
-    engine.abort("gone")
-    engine.abort("gone")
-    engine.abort("never heard of")
-    while engine.has_unfinished():
-        said += engine.step()
-    gone = [output for output in said if output.key == "gone"]
-    assert [output.finish_reason for output in gone if output.finished] == ["abort"]
-    assert gone[-1].finished
-    assert gone[-1].handoff is None
-    assert {output.finish_reason for output in said if output.key == "stays" and output.finished} <= {"stop", "length"}
+class TestPainterKeepsTheContract(EngineContract):
+    """Our diffusion transformer."""
+
+    offers = frozenset({"update"})
+
+    def make_engine(self) -> Engine:
+        return create_engine(PAINTER)
+
+    def good_request(self, key: str) -> StageRequest:
+        return ask_painter(key)
+
+    def bad_request(self, key: str) -> StageRequest:
+        return replace(ask_painter(key), params={"steps": 0})
 
 
-def test_a_request_that_waits_can_be_aborted_too(subject: Subject) -> None:
-    engine = subject.engine
-    for number in range(6):
-        engine.add(subject.request(f"k{number}"))
-    engine.abort("k5")
-    ends: dict[str, str | None] = {}
-    while engine.has_unfinished():
-        ends |= {output.key: output.finish_reason for output in engine.step() if output.finished}
-    assert ends.pop("k5") == "abort"
-    assert len(ends) == 5
+@pytest.mark.vllm
+@pytest.mark.filterwarnings("ignore")
+class TestThinkerKeepsTheContract(EngineContract):
+    """vLLM, the same engine as below: it takes its time to load."""
 
+    offers = frozenset(OPTIONAL)
 
-def test_a_finished_request_may_come_again_under_the_same_key(subject: Subject) -> None:
-    first = run(subject.engine, subject.request("k"))["k"]
-    again = run(subject.engine, subject.request("k"))["k"]
-    assert [(one.text, one.token_ids, one.image_png) for one in first] == [
-        (one.text, one.token_ids, one.image_png) for one in again
-    ]
+    @pytest.fixture
+    def engine(self, thinker: Subject) -> Engine:
+        type(self).reports = thinker.reports
+        return thinker.engine
+
+    def good_request(self, key: str) -> StageRequest:
+        return ask_thinker(key)
+
+    def bad_request(self, key: str) -> StageRequest:
+        return replace(ask_thinker(key), inputs={})
+
+    def pieces(self) -> Sequence[Mapping[str, Any]]:
+        return [{"token_ids": torch.tensor([DIGIT_0 + 30, DIGIT_0 + 31])}, {"token_ids": torch.tensor([DIGIT_0 + 32])}]
 
 
 @pytest.mark.parametrize("engine_args", [{"no_such_argument": 1}])

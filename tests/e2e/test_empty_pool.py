@@ -21,7 +21,7 @@ def test_the_model_is_listed_though_nobody_serves_it(tmp_path: Path) -> None:
     2. its model is listed; a question is answered by 503 with the time to come back, and names the stage
     """
     with EmbeddedEtcd() as etcd:
-        hub = Hub.of_yaml(tmp_path, ECHO_PAIR, "--hub-only", "--etcd-endpoints", etcd.endpoint)
+        hub = Hub.of_yaml(tmp_path, ECHO_PAIR, "--hub-only", "--pick-timeout", "2", "--etcd-endpoints", etcd.endpoint)
         try:
             hub.url = wait_for("the hub to listen", hub._listening)
             assert hub.get("/health")[0] == 200

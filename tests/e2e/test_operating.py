@@ -192,13 +192,13 @@ def test_doctor_names_a_wrong_namespace_and_an_etcd_that_is_not_there(operated: 
 
 
 def test_a_drain_ends_what_runs_without_an_error_and_history_remembers_it(operated: Operated) -> None:
-    """1. requests of two seconds run everywhere; omni drain 0/2 waits for those on 0/2
+    """1. requests of four seconds run everywhere; omni drain 0/2 waits for those on 0/2
     2. --timeout passes first: said, exit 1; the drain goes on; asked again, it ends with 0
     3. every request is answered; the replica stays down
     4. history knows its end, from etcd, and from the hub's own log after a compaction
     """
     drained = operated.replicas()[2]
-    long = operated.ask(6, 100)
+    long = operated.ask(6, 200)
     wait_for("work on 0/2", lambda: operated.queues().get(2, 0) > 0, 5.0)
     code, text = operated.omni("drain", "0/2", "--timeout", "0.3")
     assert code == 1

@@ -16,13 +16,21 @@ from typing import Any
 import pytest
 
 from stage_runtime.connectors import ConnectorSpec, OmniConnectorBase, OmniConnectorFactory, TransferError
+from stage_runtime.connectors.layout import key_digest
+from stage_runtime.connectors.yuanrong import YuanrongConnector
+from stage_runtime.connectors.yuanrong_memory import payload_name
 from tests.support.connector_peer import Peer, intact, payload
 from tests.support.processes import wait_for
+from tests.support.yuanrong import yuanrong
 
 #: Requests of the leak test: some hundred in each run, ten thousand in the long form.
 REQUESTS = 10_000 if os.environ.get("OMNI_LONG") else 300
 KEEP = {"consume": False}
 KINDS = ["SharedMemoryConnector", "TcpConnector", "AutoConnector"]
+if os.environ.get("OMNI_LONG"):
+    KINDS.append("YuanrongConnector")
+#: What killed producers left in a store that is not theirs goes after that time.
+LEFT_S = 20
 
 
 @pytest.fixture
@@ -35,6 +43,8 @@ def folder() -> Iterator[Path]:
 
 def settings(kind: str, folder: Path) -> dict[str, Any]:
     extra: dict[str, Any] = {"shm_threshold_bytes": 0, "pool_bytes": 64 << 20}
+    if kind == "YuanrongConnector":
+        return extra | yuanrong().settings | {"namespace": str(folder), "ttl_s": LEFT_S}
     return extra if kind == "TcpConnector" else extra | {"directory": str(folder)}
 
 
@@ -49,6 +59,7 @@ class Pair:
         self._kind, self._extra, self._chance = kind, settings(kind, folder), chance
         self.producer, self.consumer = Peer(kind, **self._extra), Peer(kind, **self._extra)
         self.whole = self.lost = self.kills = 0
+        self.stored: list[tuple[str, dict[str, Any]]] = []
 
     def request(self, number: int) -> None:
         """One hand-off; in one of twenty, one of the two is killed somewhere on its way."""
@@ -60,6 +71,7 @@ class Pair:
             return
         stored, _, metadata = self.producer.call("put", key, size, number)
         assert stored
+        self.stored.append((key, metadata))
         if killed == "fetching":
             assert self.consumer.call("begin", key, metadata | KEEP) == "begun"
             self._replace("consumer")
@@ -114,7 +126,14 @@ def test_after_many_requests_and_kills_nothing_is_left(kind: str, folder: Path) 
         assert produced["pool_free_bytes"] <= 64 << 20
     finally:
         pair.close()
-    build(kind, folder).close()
+    with build(kind, folder) as reader:
+        if isinstance(reader, YuanrongConnector):
+            names = [
+                payload_name(key_digest(str(folder), "0", "1", key), metadata["generation"])
+                for key, metadata in pair.stored
+            ]
+            datasystem = reader._datasystem
+            wait_for("what was left to go", lambda: not any(datasystem.exist(names)), 3 * LEFT_S)
     assert list(folder.iterdir()) == []
 
 

@@ -190,7 +190,7 @@ async def test_an_engine_that_can_not_be_paused_keeps_its_pieces_until_they_are_
     deploy = chain({}, {"delay_s": 0.005}, edges=[{"from": 0, "to": 1, "window_size": 2}])
     async with serving(deploy) as (omni, (thinker, _)):
         assert isinstance(thinker, LocalReplica)
-        thinker.loop._pieces._pause = None
+        thinker.loop._pauses._pause = None
         queued = [thinker.loop._pieces.queued async for _ in omni.generate({"prompt": TEXT})]
         assert WORDS / 2 < max(queued) <= WORDS
         assert not thinker.loop._pieces.queued

@@ -99,6 +99,9 @@ class HostileReplica(FakeReplica):
             return [wire.encode([self._message() for _ in range(rng.randrange(1, 9))])]
         if roll < 0.85:
             return [odd_batch(rng, [self._message() for _ in range(3)])]
+        if roll < 0.87:
+            # What only a hub says.
+            return [wire.encode(wire.Pause(epoch=self.info.epoch, request_id="q1~1", attempt=0, paused=True))]
         if roll < 0.995:
             return [rng.choice((garbage, nested))(rng), *[b""] * rng.randrange(3)]
         return [oversized(rng, self._message())]

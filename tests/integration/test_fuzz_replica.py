@@ -132,7 +132,7 @@ class HostileHub:
             case 6:
                 return self._update(epoch, request_id, attempt)
             case 7:
-                return self._of_pieces(epoch, request_id, attempt)
+                return rng.choice((self._of_pieces, self._pause))(epoch, request_id, attempt)
             case _:
                 return self._submit(epoch, request_id, attempt)
 
@@ -155,6 +155,16 @@ class HostileHub:
             payload=rng.choice((None, ref, ref)),
             is_last=rng.random() < 0.3,
         )
+
+    def _pause(self, epoch: int, request_id: str, attempt: int) -> wire.ToReplica:
+        """A pause of what runs, or of what was never there; what may be paused has not long, for it holds a place."""
+        rng = self.rng
+        short = f"b{self.talker}.p{self.requests // 20}"
+        if rng.random() < 0.4:
+            return wire.Submit(epoch=epoch, request_id=short, inputs={"prompt": "bad words"}, remaining_s=0.2)
+        is_paused = rng.random() < 0.6
+        target = short if is_paused else rng.choice((short, request_id))
+        return wire.Pause(epoch=epoch, request_id=target, attempt=attempt, paused=is_paused)
 
     def _control(self, epoch: int) -> wire.Control:
         """Anything but sleep, which a hub may ask for in earnest."""

@@ -163,8 +163,12 @@ def test_the_commands_revoke_show_and_allow(scene: Scene, tmp_path: Path) -> Non
 
 
 def test_the_commands_say_the_same_of_an_etcd_that_is_not_there(tmp_path: Path) -> None:
-    for arguments in (["hubs"], ["hub", "allow", "a"], ["cordon", "0/0"], ["history"]):
-        child = Child([*arguments, "--etcd-endpoints", "127.0.0.1:9"], tmp_path, "omni")
+    commands = (["hubs"], ["hub", "allow", "a"], ["cordon", "0/0"], ["history"])
+    children = [
+        Child([*arguments, "--etcd-endpoints", "127.0.0.1:9"], tmp_path, arguments[0] + str(len(arguments)))
+        for arguments in commands
+    ]
+    for arguments, child in zip(commands, children, strict=True):
         assert child.process.wait(60) == 1
         (line,) = child.text.splitlines()
         assert line.startswith("omni: no etcd answered within 5 s: start it, or correct --etcd-endpoints"), arguments

@@ -35,6 +35,7 @@ from tests.support.hub_fakes import (
     deploy_of,
     echo,
     picture,
+    running_hub,
     show,
     text_of,
     until,
@@ -106,6 +107,26 @@ async def test_a_request_has_a_span_and_each_of_its_stages_one_beneath_it(export
         assert [event.name for event in span.events].count("first output") == 1
         assert request.start_time <= span.start_time <= span.end_time <= request.end_time  # type: ignore[operator]
     assert [attributes(span)["omni.replica"] for span in stages] == ["0/0", "1/3"]
+
+
+async def test_a_replica_is_told_the_span_of_each_attempt(exporter: InMemorySpanExporter) -> None:
+    """What its engine makes of that is in the same trace, beneath the attempt; without tracing there is nothing."""
+
+    def fail(replica: FakeReplica, submit: wire.Submit) -> None:
+        replica.accept(submit)
+        replica.fail(submit)
+
+    replicas = FakeReplica(fail), FakeReplica(echo, replica_id=1)
+    async with traced_hub(exporter, *replicas) as omni:
+        await collect(omni.generate({"prompt": "x"}, modalities=["text"], trace_headers={"traceparent": TRACEPARENT}))
+    _, stages = spans_of(exporter)
+    told = [submit.trace for replica in replicas for submit in replica.of(wire.Submit)]
+    assert told == [f"00-{TRACE_ID}-{span.context.span_id:016x}-01" for span in stages if span.context]
+    assert len(told) == 2
+    untraced = FakeReplica(echo)
+    async with running_hub(untraced) as omni:
+        await collect(omni.generate({"prompt": "x"}))
+    assert [submit.trace for submit in untraced.of(wire.Submit)] == [""]
 
 
 async def test_the_clients_own_trace_goes_on_in_the_hub(exporter: InMemorySpanExporter) -> None:

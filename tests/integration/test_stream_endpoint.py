@@ -170,12 +170,12 @@ async def test_who_sends_far_ahead_is_told_to_wait() -> None:
             await until(lambda: len(replica.loop) == 0)
 
 
-async def test_a_client_that_reads_nothing_is_given_up_and_holds_up_nobody() -> None:
+async def test_a_client_that_reads_nothing_is_waited_for_and_holds_up_nobody() -> None:
     """1. small buffers, and an answer larger than them for a client that does not read one frame
-    2. its request ends, and others are served
+    2. nothing is made for it any more, and others are served; 3. it leaves: its place is free
     """
     config = replace(CONFIG, max_queued_outputs=8)
-    with LocalReplica(HUBS, capacity=2) as replica, socket.socket() as narrow:
+    with LocalReplica(HUBS, capacity=2, delay_s=0.0005) as replica, socket.socket() as narrow:
         narrow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         async with served(ONE, replica, config=config) as address:
             narrow.connect(("127.0.0.1", urlsplit(address).port))
@@ -188,6 +188,10 @@ async def test_a_client_that_reads_nothing_is_given_up_and_holds_up_nobody() -> 
                 for number in range(3):
                     await say(other, prompt="to be", last=number == 2)
                     assert text(await hear(other, "segment_end")) == "to be"
+                await until(lambda: not replica.engine.has_unfinished(), 30.0)
+                (speech,) = replica.engine._speeches.values()
+                assert len(speech.said) < 6000
+                slow.transport.abort()
                 await until(lambda: len(replica.loop) == 0, 30.0)
 
 

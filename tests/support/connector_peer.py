@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import signal
@@ -12,6 +13,7 @@ from typing import Any
 import torch
 
 from stage_runtime.connectors import ConnectorSpec, OmniConnectorFactory
+from tests.support.netns import Host
 
 
 def payload(size_bytes: int, seed: int = 0) -> dict[str, Any]:
@@ -32,7 +34,12 @@ def intact(value: dict[str, Any]) -> bool:
     return bool(torch.equal(tensor, torch.arange(len(tensor), dtype=torch.int64) + value["seed"]))
 
 
-def _serve(kind: str, extra: dict[str, Any], pipe: Connection) -> None:
+def _serve(kind: str, extra: dict[str, Any], pipe: Connection, home: Host | None) -> None:
+    with contextlib.nullcontext() if home is None else home.inside():
+        _obey(kind, extra, pipe)
+
+
+def _obey(kind: str, extra: dict[str, Any], pipe: Connection) -> None:
     connector = OmniConnectorFactory.create_connector(ConnectorSpec(kind, extra))
     held: dict[str, Any] = {}
     pipe.send("ready")
@@ -70,13 +77,13 @@ def _serve(kind: str, extra: dict[str, Any], pipe: Connection) -> None:
 
 
 class Peer:
-    """The process. ``kill`` is SIGKILL."""
+    """The process, on this machine or on a host of its own network. ``kill`` is SIGKILL."""
 
-    def __init__(self, kind: str, **extra: Any) -> None:
+    def __init__(self, kind: str, home: Host | None = None, **extra: Any) -> None:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload([__name__])
         self._pipe, theirs = context.Pipe()
-        self.process = context.Process(target=_serve, args=(kind, extra, theirs), daemon=True)
+        self.process = context.Process(target=_serve, args=(kind, extra, theirs, home), daemon=True)
         self.process.start()
         theirs.close()
         assert self.wait() == "ready"

@@ -1,4 +1,4 @@
-"""The engines under test, loaded once each, and what runs requests through them."""
+"""The engines under test, and what runs requests through them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from omni_discovery.deploy import StageConfig
-from stage_runtime.engines.base import Engine, EngineOutput, StageRequest
+from stage_runtime.testing import run as run
 
 DEMO = Path(__file__).resolve().parents[2] / "stage_runtime" / "demo"
 
@@ -47,16 +47,3 @@ def as_the_supervisor_has_it() -> Iterator[None]:
         }.items():
             patch.setitem(os.environ, name, value)
         yield
-
-
-def run(engine: Engine, *requests: StageRequest) -> dict[str, list[EngineOutput]]:
-    """Everything said about these requests, in order."""
-    for request in requests:
-        engine.add(request)
-    said: dict[str, list[EngineOutput]] = {request.key: [] for request in requests}
-    for _ in range(10_000):
-        if not engine.has_unfinished():
-            return said
-        for output in engine.step():
-            said[output.key].append(output)
-    raise AssertionError("the engine never ends")

@@ -46,7 +46,10 @@ class CountingEcho(EchoEngine):
 
 
 class LocalReplica:
-    """Serves while it is entered. ``keys`` None: nothing is encrypted; with ``deploy`` it hands over as that says."""
+    """Serves while it is entered. ``keys`` None: nothing is encrypted; with ``deploy`` it hands over as that says.
+
+    ``engine`` is a loaded one, in place of the echo.
+    """
 
     def __init__(
         self,
@@ -58,10 +61,11 @@ class LocalReplica:
         replica_id: int = 0,
         epoch: int = 70,
         deploy: DeployConfig | None = None,
+        engine: Any = None,
         **engine_args: Any,
     ) -> None:
         self.keys = KeyPair.generate() if encrypted else None
-        self.engine = CountingEcho(StageConfig(stage_id=stage_id, engine="echo", engine_args=engine_args))
+        self.engine = engine or CountingEcho(StageConfig(stage_id=stage_id, engine="echo", engine_args=engine_args))
         self.stage = Stage.READY
         state = ReplicaState(lambda: self.stage, lambda: self.engine.capacity)
         self.server = ReplicaServer(config or ServerConfig(), "127.0.0.1", self.keys, state, self._take)

@@ -17,7 +17,7 @@ from omni_discovery.deploy import StageConfig
 from stage_runtime.calls import Calls
 from stage_runtime.control import STANDARD, Controls, fail, perform
 from stage_runtime.engines.echo import EchoEngine
-from stage_runtime.engines.vllm_control import vllm_controls
+from stage_runtime.engines.vllm_control import Adapters, vllm_controls
 from stage_runtime.jobs import Call, Called
 from stage_runtime.lifecycle import Stage, admit, published_status
 from stage_runtime.peers import Peer
@@ -203,7 +203,7 @@ def test_sleep_and_waking_say_what_the_engine_is_now_and_other_calls_say_nothing
 def test_a_vllm_stage_that_was_not_made_for_it_says_which_argument_is_missing() -> None:
     settings = SimpleNamespace(lora_config=None, model_config=SimpleNamespace(enable_sleep_mode=False))
     llm = MagicMock(vllm_config=settings)
-    engine: Any = SimpleNamespace(controls=vllm_controls(llm, ()))
+    engine: Any = SimpleNamespace(controls=vllm_controls(llm, (), Adapters(llm)))
     for method, args in (
         ("add_lora", ("mine", 1, "/l")),
         ("list_loras", ()),

@@ -128,7 +128,7 @@ def test_arguments_that_it_does_not_know_are_refused() -> None:
 
 
 def test_an_engine_that_nobody_knows_is_refused_with_those_that_there_are() -> None:
-    with pytest.raises(ConfigError, match=r"'vlm' is not known; there are: diffusion, echo, vllm"):
+    with pytest.raises(ConfigError, match=r"'vlm' is not known; there are: diffusion, echo, torch, vllm"):
         create_engine(StageConfig(stage_id=3, engine="vlm"))
 
 

@@ -13,6 +13,7 @@ from omni_discovery.messages import ReplicaStatus
 from stage_runtime.lifecycle import Stage
 from stage_runtime.publishing import Look, StatusPublisher
 from stage_runtime.restarts import EXIT_FAILED
+from stage_runtime.tidings import LastWords, Tiding
 
 
 class Client:
@@ -49,7 +50,10 @@ class Scene:
         self.client = Client()
         self.look = Look(Stage.READY, 0, is_stalled=False, is_hopeless=False)
         self.ended_with: list[int] = []
-        self.publisher = StatusPublisher(self.client, self._see, 0, "it stands", self.ended_with.append)
+        self.told: list[Tiding] = []
+        self.publisher = StatusPublisher(
+            self.client, self._see, 0, "it stands", self.ended_with.append, self.told.append
+        )
 
     def _see(self) -> Look:
         return self.look
@@ -105,4 +109,5 @@ def test_a_stall_is_told_with_its_reason_taken_back_and_ended_when_there_is_no_h
     assert scene.client.described[1:] == [{"reason": ""}]
     scene.look = Look(Stage.READY, 1, is_stalled=True, is_hopeless=True)
     until(lambda: EXIT_FAILED in scene.ended_with)
+    assert scene.told[0] == LastWords("it stands")
     scene.publisher.stop()

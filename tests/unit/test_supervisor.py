@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
 
 import pytest
 
 from omni_discovery.deploy import StageConfig
+from stage_runtime import process_manager
 from stage_runtime.config import ReplicaConfig, SupervisorConfig
-from stage_runtime.launch import replica_environment
-from stage_runtime.process_manager import Child, Supervisor, stage_environment
-from stage_runtime.restarts import EXIT_CONFIG, EXIT_DRAINED
+from stage_runtime.environment import replica_environment, stage_environment
+from stage_runtime.process_manager import Child, Supervisor
+from stage_runtime.restarts import EXIT_CONFIG, EXIT_DRAINED, RestartPolicy, Restarts
 from tests.support.hub_fakes import ONE_STAGE, deploy_of
 
 
@@ -53,7 +58,8 @@ def test_a_replica_that_can_not_be_started_is_tried_again_and_costs_the_others_n
     assert first.child is not None
     assert second.child is None
     assert 100.0 < second.start_at_s < float("inf")
-    assert second.gave_up_with is None
+    assert second.former_end == "it could not be started: Resource temporarily unavailable"
+    assert not second.is_hopeless
 
 
 def test_a_replica_that_closed_its_output_and_runs_on_does_not_keep_the_supervisor_busy() -> None:
@@ -70,19 +76,134 @@ def test_a_replica_that_closed_its_output_and_runs_on_does_not_keep_the_supervis
     supervisor._forward(slot)
 
 
+class _Ended(_Running):
+    """One that has printed some lines and ended."""
+
+    def __init__(self, code: int, printed: bytes) -> None:
+        super().__init__()
+        self.code = code
+        os.write(self.write_fd, printed)
+        os.close(self.write_fd)
+
+    def poll(self) -> int | None:
+        return self.code
+
+
+class _Ending:
+    """Each replica that it starts ends at once, as it is told for each ordinal."""
+
+    def __init__(self, *ends: tuple[int, bytes]) -> None:
+        self.ends = ends
+        self.former_ends: list[str] = []
+
+    def start(self, config: ReplicaConfig, environment: dict[str, str]) -> Child:
+        self.former_ends.append(config.former_end)
+        return _Ended(*self.ends[config.ordinal])
+
+    def close(self) -> None:
+        """Nothing to give back."""
+
+
+def _supervisor(launcher: _Launcher | _Ending, count: int = 1) -> Supervisor:
+    replica = ReplicaConfig(stage_id=0, endpoints="127.0.0.1:1", namespace="default")
+    return Supervisor(
+        SupervisorConfig(replica=replica, count=count), deploy_of(ONE_STAGE), launcher, lambda ordinal: {}
+    )
+
+
 @pytest.mark.parametrize(
     ("code", "told", "level"),
-    [(EXIT_DRAINED, "supervisor.drained", logging.INFO), (EXIT_CONFIG, "supervisor.gave_up", logging.ERROR)],
+    [
+        (EXIT_DRAINED, "supervisor.drained", logging.INFO),
+        (EXIT_CONFIG, "supervisor.not_kept_up", logging.ERROR),
+        (-9, "supervisor.restarting", logging.WARNING),
+    ],
 )
-def test_a_replica_that_an_operator_has_drained_is_not_said_to_be_given_up(
-    caplog: pytest.LogCaptureFixture, code: int, told: str, level: int
-) -> None:
+def test_each_end_is_told_for_what_it_is(caplog: pytest.LogCaptureFixture, code: int, told: str, level: int) -> None:
     caplog.set_level(logging.INFO)
-    replica = ReplicaConfig(stage_id=0, endpoints="127.0.0.1:1", namespace="default")
-    supervisor = Supervisor(SupervisorConfig(replica=replica), deploy_of(ONE_STAGE), _Launcher(), lambda ordinal: {})
+    supervisor = _supervisor(_Launcher())
     supervisor._ended(supervisor._slots[0], code)
     (record,) = caplog.records
     assert (record.getMessage().split()[0], record.levelno) == (told, level)
+
+
+def test_a_crash_loop_is_tried_on_while_another_replica_is_well_and_ends_all_when_none_is(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1. replica 1 always ends with a reason; each new life is told how the one before ended
+    2. after six ends it is in a crash loop: an error says so, and it is tried again, since replica 0 runs
+    3. replica 0 finds its configuration wrong: nobody is left, the exit code is the worst, and the log has both reasons
+    """
+    monkeypatch.setattr(process_manager, "Restarts", partial(Restarts, RestartPolicy(0.001, 0.002)))
+    told = b"hello\nhalf a line\x00omni end the engine died: boom\n"
+    launcher = _Ending((2, b"\x00omni end no such model\n"), (1, told))
+    supervisor = _supervisor(launcher, 2)
+    first, second = supervisor._slots
+    first.child = _Running()
+    first.start_at_s = float("inf")
+    for _ in range(7):
+        supervisor._start(second, 0.0)
+        supervisor._reap(second)
+    assert second.is_hopeless
+    assert not first.is_hopeless
+    assert second.start_at_s < float("inf")
+    assert launcher.former_ends[:2] == ["", "the engine died: boom"]
+    looping = "it ended 6 times in a row soon after its start: the engine died: boom"
+    assert launcher.former_ends[6] == looping
+    assert looping in caplog.text
+    first.child, first.start_at_s = None, 0.0
+    assert supervisor.run() == EXIT_CONFIG
+    assert "supervisor.gave_up stage=0 code=2: its configuration is wrong: no such model; it ended" in caplog.text
+
+
+def test_that_it_drains_is_told_once_to_who_waits_for_its_devices() -> None:
+    told: list[str] = []
+    replica = ReplicaConfig(stage_id=0, endpoints="127.0.0.1:1", namespace="default")
+    config = SupervisorConfig(replica=replica)
+    supervisor = Supervisor(config, deploy_of(ONE_STAGE), _Launcher(), lambda ordinal: {}, lambda: told.append("leave"))
+    supervisor._stop(0.0)
+    supervisor._stop(1.0)
+    assert told == ["leave"]
+
+
+def test_the_time_to_load_is_no_service(capfd: pytest.CaptureFixture[str]) -> None:
+    """A model that ends whenever it is loaded is in a crash loop, however long it loads. What it tells is no text."""
+    supervisor = _supervisor(_Ending((1, b"a\n\x00omni up\nb")))
+    (slot,) = supervisor._slots
+    for _ in range(6):
+        supervisor._start(slot, -1000.0)
+        assert slot.up_since_s is None
+        supervisor._reap(slot)
+        assert slot.up_since_s is not None
+    assert slot.is_hopeless
+    assert capfd.readouterr().err.splitlines()[:2] == ["[stage 0 #0] a", "[stage 0 #0] b"]
+
+
+def test_a_line_that_can_not_be_printed_is_lost_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    supervisor = _supervisor(_Ending((1, b"one\ntwo\n")))
+    (slot,) = supervisor._slots
+    with Path("/dev/full").open("w") as full:
+        monkeypatch.setattr(sys, "stderr", full)
+        supervisor._start(slot, 0.0)
+        supervisor._reap(slot)
+        monkeypatch.undo()
+        # What its buffer kept can't be written when it is closed, either.
+        with suppress(OSError):
+            full.close()
+    assert slot.former_end == "it ended with code 1"
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        (1, "it ended with code 1"),
+        (-11, "it was ended by SIGSEGV"),
+        (-9, "it was ended by SIGKILL, as the kernel does where memory is short"),
+        (-99, "it was ended by signal 99"),
+    ],
+)
+def test_an_end_without_words_is_told_by_its_code(code: int, said: str) -> None:
+    assert process_manager.how_it_ended(code) == said
 
 
 def test_replicas_that_pass_kv_on_get_ports_of_their_own() -> None:

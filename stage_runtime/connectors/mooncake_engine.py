@@ -1,0 +1,108 @@
+"""Mooncake's transfer engine and a pool that it may read and write.
+
+Engines find each other by the address of the other one alone (the library's ``P2PHANDSHAKE``): no server is needed.
+"""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cache
+from typing import Any, Final
+
+from stage_runtime.connectors.errors import TransferCancelledError, TransferError
+from stage_runtime.connectors.managed import STAMP_BYTES, Block, ManagedPool
+from stage_runtime.connectors.mooncake_library import load
+
+_HANDSHAKE: Final = "P2PHANDSHAKE"
+#: So many transfers to this process at one time; others wait.
+_THREADS: Final = 8
+
+
+@cache
+def _engine(host: str, protocol: str, device_name: str) -> Any:
+    """The process's engine: it serves any number of pools, and takes a second to end. Raise TransferError."""
+    engine = load("engine").TransferEngine()
+    if engine.initialize(host, _HANDSHAKE, protocol, device_name):
+        raise TransferError(
+            f"Mooncake's engine does not start on {host} with protocol {protocol} and device {device_name!r}; its own "
+            "log, on standard error, says why"
+        )
+    return engine
+
+
+class EngineEnd:
+    """Started by the first call that needs it. Used by any thread."""
+
+    def __init__(self, host: str, protocol: str, device_name: str, pool_bytes: int, pool_device: str) -> None:
+        self._host = host
+        self._protocol = protocol
+        self._device_name = device_name
+        self._pool_bytes = pool_bytes
+        self._pool_device = pool_device
+        load("engine")
+        self._lock = threading.Lock()
+        self._closed = False
+        self._reading = 0
+        self._threads: ThreadPoolExecutor | None = None
+        self._engine: Any = None
+        self._pool: ManagedPool | None = None
+        self.rpc_port = 0
+
+    @property
+    def pool(self) -> ManagedPool:
+        """The pool. Raise TransferError if there can be no engine, ConfigError if there can be no pool."""
+        with self._lock:
+            if self._closed:
+                raise TransferCancelledError("the connector is closed")
+            if self._pool is None:
+                self._pool = self._start()
+            return self._pool
+
+    def start(self) -> str:
+        """The name by which other engines read from the pool, from now on. Raise as ``pool`` does."""
+        _ = self.pool
+        return f"{self._host}:{self.rpc_port}"
+
+    def read(self, session: str, address: int, size_bytes: int, block: Block) -> Future[int]:
+        """Have a block filled with a stamp and so many bytes of another engine's pool; the outcome is 0 if it was.
+
+        The block must not be given back before the outcome is there, whatever the caller waits for.
+        """
+        pool = self.pool
+        with self._lock:
+            if self._closed or self._threads is None:
+                raise TransferCancelledError("the connector is closed")
+            self._reading += 1
+            here, length = pool.address + block.offset, STAMP_BYTES + size_bytes
+            future: Future[int] = self._threads.submit(self._engine.transfer_sync_read, session, here, address, length)
+        future.add_done_callback(self._read_is_over)
+        return future
+
+    def close(self) -> None:
+        """Read nothing more, and let nobody read. Idempotent. Does not wait: a read under way ends in its own time."""
+        with self._lock:
+            self._closed = True
+            threads, self._threads = self._threads, None
+            self._stop_if_idle()
+        if threads is not None:
+            threads.shutdown(wait=False)
+
+    def _start(self) -> ManagedPool:
+        pool = ManagedPool(self._pool_bytes, self._pool_device)
+        engine = _engine(self._host, self._protocol, self._device_name)
+        if engine.register_memory(pool.address, pool.size_bytes):
+            raise TransferError(f"Mooncake's engine does not take a pool of {pool.size_bytes} bytes")
+        self._engine, self.rpc_port = engine, engine.get_rpc_port()
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="mooncake-read")
+        return pool
+
+    def _read_is_over(self, _: Future[int]) -> None:
+        with self._lock:
+            self._reading -= 1
+            self._stop_if_idle()
+
+    def _stop_if_idle(self) -> None:
+        if self._closed and not self._reading and self._pool is not None and self._engine is not None:
+            self._engine.unregister_memory(self._pool.address)
+            self._engine = None

@@ -1,0 +1,185 @@
+"""Hand-offs that a producer keeps in Yuanrong's datasystem.
+
+Each lies there under a name made of a hash of namespace, edge and key, and of its generation; the hash alone names the
+generation that is meant by the key now. Nothing is ever written over: who reads a hand-off reads all of it.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from stage_runtime.connectors.errors import TransferCancelledError, TransferError
+from stage_runtime.connectors.layout import NAME_PREFIX
+from stage_runtime.connectors.serialization import Buffer
+from stage_runtime.connectors.store import Limits, Store
+from stage_runtime.connectors.yuanrong_client import YuanrongClient
+
+logger = logging.getLogger(__name__)
+
+#: How often a producer asks at most, of itself, what of its hand-offs was consumed; it also asks when it has no room.
+_ASK_EVERY_S: Final = 1.0
+#: How long a consumer may take to read what it will consume. After that others may.
+CLAIM_S: Final = 60
+_LONGEST_S: Final = 2**31 - 1
+
+
+def whole_seconds(ttl_s: float) -> int:
+    """A time to live as the datasystem counts it: in whole seconds, of which 0 would mean for ever."""
+    return math.ceil(min(max(ttl_s, 1), _LONGEST_S))
+
+
+def key_name(digest: bytes) -> str:
+    """Where the generation stands that a key means now."""
+    return f"{NAME_PREFIX}{digest.hex()}"
+
+
+def payload_name(digest: bytes, generation: bytes) -> str:
+    """Where a hand-off lies."""
+    return f"{key_name(digest)}-{generation.hex()}"
+
+
+def fetched_name(payload: str) -> str:
+    """What a consumer leaves when the producer wants to know that it was there."""
+    return f"{payload}-fetched"
+
+
+def claim_name(payload: str) -> str:
+    """What a consumer leaves that will consume it; only one can."""
+    return f"{payload}-claimed"
+
+
+class YuanrongPiece:
+    """One hand-off in the datasystem. What became of it is what its producer last heard."""
+
+    path: str | None = None
+    name = ""
+
+    def __init__(self, memory: YuanrongMemory) -> None:
+        self._memory = memory
+        self.pins = 0
+        self.fetched = False
+        self.consumed = False
+        self.digest = b""
+        self.generation = b""
+
+    @property
+    def payload(self) -> str:
+        """Where it lies."""
+        return payload_name(self.digest, self.generation)
+
+    def fill(self, parts: Sequence[Buffer], size_bytes: int, generation: bytes, key_digest: bytes) -> None:
+        """See Piece."""
+        self.digest, self.generation = key_digest, generation
+        self._memory.write(self, parts)
+
+    def publish(self, path: str) -> None:
+        """See Piece. Nobody finds it by a path."""
+
+    def hide(self) -> bool:
+        """See Piece. Nobody fetches it from its producer."""
+        return False
+
+    def note_fetched(self) -> None:
+        """See Piece."""
+        self.fetched = True
+
+    def view(self, size_bytes: int) -> memoryview:
+        """See Piece. Nobody fetches it from its producer."""
+        raise TransferError("the hand-off is in the datasystem, not here")
+
+    def drop(self) -> None:
+        """See Piece."""
+        self._memory.give_back(self)
+
+
+class YuanrongMemory:
+    """The datasystem as a store sees it. What can't be dropped in it goes there at the end of its time to live."""
+
+    free_bytes = 0
+
+    def __init__(self, client: YuanrongClient, ttl_s: float) -> None:
+        self._client = client
+        self._ttl_s = whole_seconds(ttl_s)
+        self._lock = threading.Lock()
+        self._pieces: dict[str, YuanrongPiece] = {}
+        #: The generation that was last stored under a key's digest.
+        self._meant: dict[bytes, bytes] = {}
+        self.made = 0
+
+    def take(self, size_bytes: int) -> YuanrongPiece:
+        """See Memory."""
+        return YuanrongPiece(self)
+
+    def write(self, piece: YuanrongPiece, parts: Sequence[Buffer]) -> None:
+        """Store a hand-off, and that its key means it. Raise TransferError."""
+        with self._lock:
+            self._pieces[piece.payload] = piece
+            self.made = max(self.made, len(self._pieces))
+        self._client.store([(piece.payload, parts), (key_name(piece.digest), [piece.generation])], self._ttl_s)
+        with self._lock:
+            self._meant[piece.digest] = piece.generation
+
+    def give_back(self, segment: Any) -> None:
+        """See Memory."""
+        piece: YuanrongPiece = segment
+        names = [piece.payload, fetched_name(piece.payload), claim_name(piece.payload)]
+        with self._lock:
+            if self._pieces.pop(piece.payload, None) is None:
+                return
+            if self._meant.get(piece.digest) == piece.generation:
+                del self._meant[piece.digest]
+                names.append(key_name(piece.digest))
+        try:
+            self._client.delete(names)
+        except TransferCancelledError:
+            return
+        except TransferError as error:
+            logger.warning("yuanrong.not_dropped ttl_s=%d reason=%s", self._ttl_s, error)
+
+    def ask(self) -> None:
+        """Hear what was fetched and consumed. An unreachable datasystem tells nothing."""
+        with self._lock:
+            pieces = [piece for piece in self._pieces.values() if not piece.consumed]
+        if not pieces:
+            return
+        names = [name for piece in pieces for name in (piece.payload, fetched_name(piece.payload))]
+        try:
+            there = self._client.exist(names)
+        except TransferError as error:
+            logger.warning("yuanrong.not_asked reason=%s", error)
+            return
+        for piece, payload_there, fetched in zip(pieces, there[::2], there[1::2], strict=True):
+            piece.consumed = not payload_there
+            piece.fetched = fetched or piece.consumed
+
+    def trim(self) -> None:
+        """See Memory."""
+
+    def close(self) -> None:
+        """See Memory."""
+        self._client.close()
+
+
+class YuanrongStore(Store):
+    """Asks what became of its hand-offs before it looks for what may go."""
+
+    def __init__(
+        self, namespace: str, client: YuanrongClient, limits: Limits, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._memory = YuanrongMemory(client, limits.ttl_s)
+        self._ask_at_s = clock() + _ASK_EVERY_S
+        super().__init__(namespace, None, limits, in_memory=False, clock=clock, memory=self._memory)
+
+    def tidy(self, look_at: int | None = None) -> None:
+        """See Store. Without a number it looks at some, and asks now and then."""
+        now_s = self._clock()
+        if look_at is not None or now_s >= self._ask_at_s:
+            self._ask_at_s = now_s + _ASK_EVERY_S
+            self._memory.ask()
+            look_at = len(self._kept)
+        super().tidy(*() if look_at is None else (look_at,))

@@ -1,0 +1,241 @@
+"""Pictures beside the prompt of a vLLM stage: in messages, in hand-offs, refused; and looked at by a tiny model."""
+
+from __future__ import annotations
+
+import base64
+import io
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from PIL import Image
+
+from omni_discovery.errors import InvalidRequestError
+from stage_runtime.engines.base import StageRequest, create_engine
+from stage_runtime.engines.vllm_engine import VllmEngine
+from stage_runtime.engines.vllm_inputs import read_handed
+from stage_runtime.engines.vllm_items import take_pictures
+from stage_runtime.engines.vllm_model import Model
+from stage_runtime.testing import drain, run
+from tests.support.engines import DEMO, THINKER, as_the_supervisor_has_it
+
+torch.set_num_threads(1)
+
+IMAGE_TOKENS = 4
+GREEDY: dict[str, Any] = {"temperature": 0.0, "max_tokens": 12, "ignore_eos": True}
+
+
+def picture(color: str, size_px: int = 40) -> Image.Image:
+    """Half of it in that colour."""
+    made = Image.new("RGB", (size_px, size_px), "white")
+    made.paste(color, (0, 0, size_px // 2, size_px))
+    return made
+
+
+def data_url(made: Image.Image) -> str:
+    buffer = io.BytesIO()
+    made.save(buffer, "PNG")
+    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
+
+
+def message(*parts: dict[str, Any]) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": list(parts)}]}
+
+
+def shown(url: Any) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": url}
+
+
+TEXT = {"type": "text", "text": "what is this"}
+
+
+def test_pictures_are_taken_out_of_messages_and_their_places_stay() -> None:
+    red = picture("red")
+    inputs, items = take_pictures(message(shown({"url": data_url(red)}), TEXT, shown(data_url(red))))
+    assert inputs == message({"type": "image"}, TEXT, {"type": "image"})
+    assert items is not None
+    assert [each.tobytes() for each in items["image"]] == [red.tobytes()] * 2
+    for plain in ({"prompt": "x"}, message(TEXT), {"messages": "x"}, {"messages": ["x"]}):
+        assert take_pictures(plain) == (plain, None)
+
+
+@pytest.mark.parametrize(
+    ("url", "named"),
+    [
+        ("http://127.0.0.1/x.png", "nothing is fetched"),
+        ("file:///etc/passwd", "nothing is fetched"),
+        (None, "nothing is fetched"),
+        ({"url": 5}, "nothing is fetched"),
+        ("data:image/png;base64,@@@@", "can't be read"),
+        ("data:image/png;base64,AAAA", "can't be read"),
+        (data_url(picture("red"))[:-60], "can't be read"),
+        (data_url(Image.new("1", (20_000, 20_000))), "can't be read|too large"),
+        (data_url(Image.new("1", (9_000, 9_000))), "too large"),
+    ],
+    ids=lambda value: str(value)[:24],
+)
+@pytest.mark.filterwarnings("ignore:Image size")
+def test_what_is_no_picture_is_refused(url: Any, named: str) -> None:
+    with pytest.raises(InvalidRequestError, match=named):
+        take_pictures(message(shown(url)))
+
+
+@pytest.mark.parametrize(
+    ("handed", "takes_items", "named"),
+    [
+        ([{"token_ids": [5], "multi_modal_data": {"image": 1}}], False, "takes none"),
+        ([{"token_ids": [5], "multi_modal_data": 7}], True, "mapping"),
+        ([{"token_ids": [5], "multi_modal_data": {}}] * 2, True, "once"),
+    ],
+    ids=str,
+)
+def test_items_of_a_hand_off_are_refused_where_they_can_not_be_used(
+    handed: list[dict[str, Any]], takes_items: bool, named: str
+) -> None:
+    with pytest.raises(InvalidRequestError, match=named):
+        read_handed(handed, Model(None, 128, 640, frozenset(), takes_items=takes_items))
+
+
+# ---- a model that looks
+
+LONG = pytest.mark.skipif(
+    not os.environ.get("OMNI_LONG"), reason="vLLM takes half a minute to learn a new kind of model: set OMNI_LONG=1"
+)
+
+
+def build_model(folder: Path) -> Path:
+    """A BLIP-2 of noise with 190 000 weights, and a template that leaves the picture's place to vLLM: the front."""
+    from transformers import (
+        AutoTokenizer,
+        Blip2Config,
+        Blip2ForConditionalGeneration,
+        Blip2Processor,
+        Blip2QFormerConfig,
+        Blip2VisionConfig,
+        BlipImageProcessor,
+        OPTConfig,
+    )
+
+    sizes: dict[str, Any] = {"num_hidden_layers": 2, "num_attention_heads": 2}
+    tokenizer = AutoTokenizer.from_pretrained(str(DEMO / "thinker"), extra_special_tokens={"image_token": "<image>"})
+    tokenizer.chat_template = (
+        "{% for part in messages[0]['content'] if part['type'] == 'text' %}{{ part['text'] }}{% endfor %}"
+    )
+    text = OPTConfig(
+        vocab_size=704, hidden_size=64, ffn_dim=128, word_embed_proj_dim=64, max_position_embeddings=256,
+        eos_token_id=1, pad_token_id=0, bos_token_id=1, **sizes,
+    )  # fmt: skip
+    vision = Blip2VisionConfig(hidden_size=32, intermediate_size=64, image_size=28, patch_size=14, **sizes)
+    former = Blip2QFormerConfig(
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=64,
+        encoder_hidden_size=32,
+        cross_attention_frequency=2,
+        **sizes,
+    )
+    config = Blip2Config(
+        vision_config=vision.to_dict(),
+        qformer_config=former.to_dict(),
+        text_config=text.to_dict(),
+        num_query_tokens=IMAGE_TOKENS,
+        image_token_index=tokenizer.convert_tokens_to_ids("<image>"),
+    )
+    model = Blip2ForConditionalGeneration(config)
+    noise = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for weights in model.parameters():
+            weights.normal_(0, 0.3, generator=noise)
+    model.save_pretrained(folder)
+    looker = BlipImageProcessor(size={"height": 28, "width": 28})
+    Blip2Processor(image_processor=looker, tokenizer=tokenizer, num_query_tokens=IMAGE_TOKENS).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def looker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmEngine]:
+    with as_the_supervisor_has_it():
+        folder = build_model(tmp_path_factory.mktemp("model"))
+        engine_args = {**THINKER.engine_args, "handoff": {"hidden_states": True}, "limit_mm_per_prompt": {"image": 1}}
+        engine = create_engine(msgspec.structs.replace(THINKER, model=str(folder), engine_args=engine_args))
+        assert isinstance(engine, VllmEngine)
+        engine.load(lambda _phase, _progress: None)
+        yield engine
+        engine.close()
+
+
+def ask(key: str, *parts: dict[str, Any]) -> StageRequest:
+    return StageRequest(key, key, inputs=message(*parts), params=GREEDY)
+
+
+def tokens(outputs: list[Any]) -> list[int]:
+    return [token_id for output in outputs for token_id in output.token_ids]
+
+
+@LONG
+@pytest.mark.vllm
+@pytest.mark.filterwarnings("ignore")
+class TestLooker:
+    """A tiny model that takes pictures."""
+
+    def test_a_picture_in_a_message_is_seen_and_counts(self, looker: VllmEngine) -> None:
+        """1. with a red picture, in a message, a hand-off or a piece of one, the answer is the same; without, another
+        2. with a black one the model thinks something else; the picture's places count as tokens of the prompt
+        """
+        red, black = picture("red"), picture("black")
+        prompt = looker._model.tokenizer.encode("what is this")
+        whole = {"token_ids": prompt, "multi_modal_data": {"image": red}}
+        handed = replace(ask("handed"), inputs={}, payloads={0: whole})
+        pieces = {0: {"pieces": [{"token_ids": prompt[:2]}, {**whole, "token_ids": prompt[2:]}]}}
+        said = run(
+            looker,
+            ask("none", TEXT),
+            replace(ask("red", shown({"url": data_url(red)}), TEXT), next_stages=(1,)),
+            replace(ask("black", shown({"url": data_url(black)}), TEXT), next_stages=(1,)),
+            ask("again", TEXT, shown(data_url(red))),
+            handed,
+            replace(handed, key="pieces", payloads=pieces),
+        )
+        for key in ("again", "handed", "pieces"):
+            assert tokens(said[key]) == tokens(said["red"]) != tokens(said["none"])
+        states = [said[key][-1].handoff["hidden_states"][: len(prompt)] for key in ("red", "black")]
+        assert (states[0] - states[1]).abs().max() > 1e-3
+        assert said["none"][-1].usage["prompt_tokens"] == len(prompt)
+        assert said["red"][-1].usage["prompt_tokens"] == len(prompt) + IMAGE_TOKENS
+
+    def test_hidden_states_have_a_row_for_the_pictures_places(self, looker: VllmEngine) -> None:
+        request = replace(ask("h", shown({"url": data_url(picture("red"))}), TEXT), next_stages=(1,))
+        (last,) = run(looker, request)["h"][-1:]
+        assert last.handoff is not None
+        assert len(last.handoff["hidden_states"]) == last.usage["prompt_tokens"] + 12 - 1
+
+    def test_an_answer_to_a_picture_is_paused_and_goes_on(self, looker: VllmEngine) -> None:
+        request = ask("p", shown({"url": data_url(picture("red"))}), TEXT)
+        whole = run(looker, request)["p"]
+        looker.add(request)
+        said = [*looker.step(), *looker.step(), *looker.step()]
+        looker.pause("p", True)
+        assert not looker.has_unfinished()
+        looker.pause("p", False)
+        said += drain(looker)
+        assert tokens(said) == tokens(whole)
+        assert said[-1].usage == whole[-1].usage
+
+    def test_more_or_other_items_than_the_model_takes_are_refused_and_the_engine_lives(
+        self, looker: VllmEngine
+    ) -> None:
+        url = data_url(picture("red"))
+        with pytest.raises(InvalidRequestError, match="image"):
+            looker.add(ask("two", shown(url), shown(url), TEXT))
+        for items in ({"audio": [1.0]}, {"image": "x"}):
+            payloads = {0: {"token_ids": [30, 31], "multi_modal_data": items}}
+            with pytest.raises(InvalidRequestError):
+                looker.add(replace(ask("bad"), inputs={}, payloads=payloads))
+        with pytest.raises(InvalidRequestError, match="segments"):
+            looker.add(replace(ask("s", shown(url), TEXT), segment=0))
+        assert len(tokens(run(looker, ask("ok", TEXT))["ok"])) == 12

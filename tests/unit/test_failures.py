@@ -1,0 +1,92 @@
+"""What an engine's exception is called, and what a replica tells its supervisor of it."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from omni_discovery.deploy import StageConfig
+from omni_discovery.errors import ConfigError
+from stage_runtime import tidings
+from stage_runtime.errors import EngineDeadError
+from stage_runtime.failures import is_known, lacks_memory, not_loaded, told
+from stage_runtime.tidings import IsUp, LastWords, read
+
+
+class OutOfMemoryError(RuntimeError):
+    """As torch names it."""
+
+
+class SafetensorError(Exception):
+    """As safetensors names it."""
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:114] DefaultCPUAllocator: can't allocate memory: you tried"),
+        RuntimeError("HIP out of memory"),
+        ValueError("Free memory on device cuda:0 (1/79 GiB) on startup is less than desired GPU memory utilization"),
+        ValueError("Available memory on node 0 (3/24 GiB) on startup is less than desired CPU memory utilization"),
+        OSError(12, "Cannot allocate memory"),
+    ],
+)
+def test_too_little_memory_is_called_that_with_what_to_do(error: Exception) -> None:
+    assert lacks_memory(error)
+    text = told(error)
+    assert text.startswith(f"too little memory: {type(error).__name__}")
+    assert "devices" in text
+    assert "max_num_seqs" in text
+
+
+def test_other_errors_are_not() -> None:
+    """Nor what vLLM says of engine_args that no free memory could satisfy."""
+    error = ValueError("To serve at least one request with the model's max seq len (9), (2 GiB KV cache is needed")
+    assert not lacks_memory(error)
+    assert told(error) == f"ValueError: {error}"
+    assert told(KeyError()) == "KeyError"
+
+
+def test_what_is_told_is_one_line_of_a_bounded_length() -> None:
+    text = told(RuntimeError("a\n  b\n" + "c" * 10_000))
+    assert text.startswith("RuntimeError: a b c")
+    assert len(text) < 500
+
+
+def test_a_file_that_is_cut_short_is_a_broken_model() -> None:
+    stage = StageConfig(stage_id=2, engine="vllm", model="/models/m")
+    broken = not_loaded(stage, SafetensorError("Error while deserializing header: incomplete metadata"))
+    assert isinstance(broken, ConfigError)
+    assert str(broken).startswith("stage 2: the model /models/m has a file that can't be read; fetch it anew")
+    assert is_known(SafetensorError())
+    other = not_loaded(stage, RuntimeError("no such layer"))
+    assert isinstance(other, EngineDeadError)
+    assert not is_known(RuntimeError())
+
+
+def test_the_supervisor_reads_what_it_is_told_among_what_is_printed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also behind a line that somebody left unfinished; long ones are cut, not torn."""
+    reading, writing = os.pipe()
+    monkeypatch.setattr(tidings, "_STDOUT", writing)
+    os.write(writing, b"plain\nunfinished")
+    tidings.tell(IsUp())
+    tidings.tell(LastWords("it is\nover"))
+    tidings.tell(LastWords("x" * 10_000))
+    os.close(writing)
+    with os.fdopen(reading, "rb") as lines:
+        found = [read(line.rstrip(b"\n")) for line in lines]
+    assert found[:3] == [(b"plain", None), (b"unfinished", IsUp()), (b"", LastWords("it is over"))]
+    assert isinstance(found[3][1], LastWords)
+    assert 300 < len(found[3][1].reason) < 512
+    assert read(b"\x00omni something else") == (b"", None)
+
+
+def test_a_supervisor_that_is_gone_is_told_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    monkeypatch.setattr(tidings, "_STDOUT", writing)
+    tidings.tell(IsUp())
+    os.close(writing)

@@ -1,0 +1,58 @@
+"""A vLLM stage's engine_args, as vLLM's own class for them would get them; vLLM itself is not needed."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from omni_discovery.deploy import StageConfig
+from omni_discovery.errors import ConfigError
+from stage_runtime.engines.vllm_args import engine_args_of
+from stage_runtime.engines.vllm_runs import Runs
+
+STAGE = StageConfig(stage_id=3, engine="vllm", model="m")
+
+
+@dataclass
+class Args:
+    """Some of vLLM's."""
+
+    model: str
+    max_num_seqs: int = 8
+    disable_log_stats: bool = False
+    otlp_traces_endpoint: str | None = None
+
+
+def test_an_argument_that_vllm_has_not_is_named_with_the_nearest() -> None:
+    with pytest.raises(ConfigError, match=r"no engine_args.max_num_seq .*'max_num_seqs'"):
+        engine_args_of(STAGE, {"max_num_seq": 1}, Args)
+
+
+def test_stats_are_kept_where_they_are_asked_for_or_needed_for_spans() -> None:
+    """VLLM makes its spans of them, and ends with the first request if they are not there."""
+    url = {"otlp_traces_endpoint": "http://h:4318/v1/traces"}
+    assert engine_args_of(STAGE, {}, Args) == Args("m", disable_log_stats=True)
+    assert not engine_args_of(STAGE, {"disable_log_stats": False}, Args).disable_log_stats
+    assert not engine_args_of(STAGE, url, Args).disable_log_stats
+
+
+def test_vllm_gets_the_span_of_a_request_that_is_traced(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("vllm", "vllm.exceptions"):
+        monkeypatch.setitem(sys.modules, name, SimpleNamespace(VLLMValidationError=ValueError))
+    told: list[dict[str, Any]] = []
+
+    class Llm:
+        vllm_config = SimpleNamespace(scheduler_config=SimpleNamespace(policy="fcfs"))
+
+        def add_request(self, name: str, prompt: Any, params: Any, **more: Any) -> str:
+            told.append(more)
+            return name
+
+    runs = Runs(Llm())
+    runs.start("a", {"prompt": "x"}, None, trace="00-7-7-01")
+    runs.start("b", {"prompt": "x"}, None)
+    assert told == [{"lora_request": None, "trace_headers": {"traceparent": "00-7-7-01"}}, {"lora_request": None}]
