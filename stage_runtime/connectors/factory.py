@@ -41,6 +41,12 @@ def _yuanrong(extra: dict[str, Any]) -> OmniConnectorBase:
     return YuanrongConnector(extra)
 
 
+def _yuanrong_transfer(extra: dict[str, Any]) -> OmniConnectorBase:
+    from stage_runtime.connectors.yuanrong_transfer import YuanrongTransferEngineConnector
+
+    return YuanrongTransferEngineConnector(extra)
+
+
 def _mooncake_store(extra: dict[str, Any]) -> OmniConnectorBase:
     from stage_runtime.connectors.mooncake_store import MooncakeStoreConnector
 
@@ -57,15 +63,10 @@ class OmniConnectorFactory:
         "SharedMemoryConnector": _shared_memory,
         "TcpConnector": _tcp,
         "YuanrongConnector": _yuanrong,
+        "YuanrongTransferEngineConnector": _yuanrong_transfer,
     }
     #: Old names.
     _aliases: ClassVar[dict[str, str]] = {"MooncakeConnector": "MooncakeStoreConnector"}
-    #: Names that pipelines made for other software may hold, and that nothing here carries.
-    _absent: ClassVar[frozenset[str]] = frozenset(
-        {
-            "YuanrongTransferEngineConnector",
-        }
-    )
     #: Connectors of ours, which take the settings of ``place``.
     _ours: ClassVar[frozenset[str]] = frozenset(_registry)
     #: Those of them that nobody connects to.
@@ -84,8 +85,7 @@ class OmniConnectorFactory:
         name = cls._aliases.get(spec.name, spec.name)
         if name not in cls._registry:
             known = ", ".join(cls.list_registered_connectors())
-            reason = "is not part of this version" if name in cls._absent else "is not known"
-            raise ValueError(f"connector {spec.name!r} {reason}; there are: {known}")
+            raise ValueError(f"connector {spec.name!r} is not known; there are: {known}")
         return cls._registry[name](dict(spec.extra))
 
     @classmethod

@@ -34,13 +34,16 @@ def _engine(host: str, protocol: str, device_name: str) -> Any:
 class EngineEnd:
     """Started by the first call that needs it. Used by any thread."""
 
+    #: Whose library it is, for messages.
+    whose = "Mooncake"
+
     def __init__(self, host: str, protocol: str, device_name: str, pool_bytes: int, pool_device: str) -> None:
         self._host = host
         self._protocol = protocol
         self._device_name = device_name
         self._pool_bytes = pool_bytes
         self._pool_device = pool_device
-        load("engine")
+        self._check()
         self._lock = threading.Lock()
         self._closed = False
         self._reading = 0
@@ -88,11 +91,19 @@ class EngineEnd:
         if threads is not None:
             threads.shutdown(wait=False)
 
+    def _check(self) -> None:
+        """Raise ConfigError if there is no library."""
+        load("engine")
+
+    def _make_engine(self) -> Any:
+        """The library's engine. Raise TransferError if it does not start."""
+        return _engine(self._host, self._protocol, self._device_name)
+
     def _start(self) -> ManagedPool:
         pool = ManagedPool(self._pool_bytes, self._pool_device)
-        engine = _engine(self._host, self._protocol, self._device_name)
+        engine = self._make_engine()
         if engine.register_memory(pool.address, pool.size_bytes):
-            raise TransferError(f"Mooncake's engine does not take a pool of {pool.size_bytes} bytes")
+            raise TransferError(f"{self.whose}'s engine does not take a pool of {pool.size_bytes} bytes")
         self._engine, self.rpc_port = engine, engine.get_rpc_port()
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="mooncake-read")
         return pool

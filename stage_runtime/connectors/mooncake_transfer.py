@@ -8,7 +8,7 @@ import ssl
 import sys
 import threading
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from omni_discovery.errors import ConfigError
 from stage_runtime.connectors.errors import TransferError
@@ -94,22 +94,26 @@ class MooncakeTransferEngineConnector(StoringConnector):
 
     supports_raw_data = True
     known_settings = COMMON | TCP_SETTINGS | _SETTINGS
+    _usual: ClassVar[dict[str, str]] = {"protocol": "tcp", "device_name": "", "memory_pool_device": "cpu"}
+    _check_host = staticmethod(check_host)
+    _check_protocol = staticmethod(check_protocol)
 
     def __init__(self, config: dict[str, Any] | None = None) -> None:
         given = dict(config or {})
         host = given.get("host")
         if host and host != "auto":
             given["advertise_host"] = host
-        self.host = check_host(str(given.get("advertise_host", "")))
-        self.protocol = check_protocol(given.get("protocol", "tcp"))
-        self.device_name = str(given.get("device_name", ""))
+        usual = self._usual
+        self.host = self._check_host(str(given.get("advertise_host", "")))
+        self.protocol = self._check_protocol(given.get("protocol", usual["protocol"]))
+        self.device_name = str(given.get("device_name", usual["device_name"]))
         self.pool_size = int(number(given, "memory_pool_size", _POOL_BYTES, 1 << 16))
-        self.pool_device = str(given.get("memory_pool_device", "cpu"))
+        self.pool_device = str(given.get("memory_pool_device", usual["memory_pool_device"]))
         self.role = given.get("role", "both")
         if self.role not in _ROLES:
             raise ConfigError(f"role is {self.role!r}; one of {', '.join(_ROLES)} is wanted")
         self.can_put = self.role != "receiver"
-        self._engine = EngineEnd(self.host, self.protocol, self.device_name, self.pool_size, self.pool_device)
+        self._engine = self._make_engine(given)
         super().__init__(given)
         secret = str(given.get("sender_token", ""))
         #: Of those who are given one secret by hand, receivers show it and senders want it.
@@ -122,6 +126,9 @@ class MooncakeTransferEngineConnector(StoringConnector):
         sender_port = int(number(given, "sender_zmq_port", 0))
         if given.get("sender_host") and sender_port:
             self.update_sender_info(str(given["sender_host"]), sender_port)
+
+    def _make_engine(self, given: dict[str, Any]) -> EngineEnd:
+        return EngineEnd(self.host, self.protocol, self.device_name, self.pool_size, self.pool_device)
 
     def _make_store(self) -> Store:
         memory = ManagedMemory(lambda: self._engine.pool)

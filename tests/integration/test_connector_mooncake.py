@@ -1,0 +1,295 @@
+"""What only Mooncake's connectors do; all that every connector does is in the contract suite."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+
+from omni_discovery.errors import ConfigError
+from stage_runtime.connectors import (
+    ConnectorSpec,
+    OmniConnectorFactory,
+    TransferCancelledError,
+    TransferError,
+    TransferTimeoutError,
+)
+from stage_runtime.connectors.managed import ManagedBuffer
+from stage_runtime.connectors.mooncake_store import MooncakeStoreConnector
+from stage_runtime.connectors.mooncake_transfer import MooncakeTransferEngineConnector
+from tests.support.connector_peer import Peer, intact, payload
+from tests.support.mooncake import mooncake_host, mooncake_master
+from tests.support.netns import Host
+from tests.support.processes import wait_for
+
+TRANSFER = "MooncakeTransferEngineConnector"
+KEEP = {"consume": False}
+POOL = 64 << 20
+
+Make = Callable[..., MooncakeTransferEngineConnector]
+
+
+@pytest.fixture
+def host() -> Iterator[Host]:
+    with mooncake_host().inside():
+        yield mooncake_host()
+
+
+@pytest.fixture
+def make(host: Host) -> Iterator[Make]:
+    made: list[MooncakeTransferEngineConnector] = []
+
+    def build(**extra: Any) -> MooncakeTransferEngineConnector:
+        settings = {"shm_threshold_bytes": 0, "memory_pool_size": POOL}
+        made.append(MooncakeTransferEngineConnector(settings | extra))
+        return made[-1]
+
+    yield build
+    for connector in made:
+        connector.close()
+
+
+def put(connector: MooncakeTransferEngineConnector, key: str, value: Any) -> dict[str, Any]:
+    stored, _, metadata = connector.put("0", "1", key, value)
+    assert stored, connector.last_error
+    assert metadata is not None
+    return metadata
+
+
+def free_bytes(connector: MooncakeTransferEngineConnector) -> int:
+    return int(connector.health()["pool_free_bytes"])
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        b"",
+        b"bytes" * 1000,
+        torch.arange(30, dtype=torch.bfloat16).reshape(5, 6).T,
+        torch.ones(3, dtype=torch.complex64),
+    ],
+    ids=["nothing", "bytes", "tensor", "complex"],
+)
+def test_bytes_and_tensors_come_as_they_are(make: Make, value: Any) -> None:
+    """1. the content is a buffer of the consumer's pool; 2. it goes back by ``release``, of the buffer or the connector"""
+    producer, consumer = make(), make()
+    metadata = put(producer, "key", value)
+    for release in (lambda buffer: buffer.release(), consumer.release):
+        got = consumer.get("0", "1", "key", metadata | KEEP)
+        assert got is not None
+        buffer, size_bytes = got
+        assert isinstance(buffer, ManagedBuffer)
+        if isinstance(value, bytes):
+            assert (buffer.to_bytes(), size_bytes) == (value, len(value))
+        else:
+            assert torch.equal(buffer.as_tensor(value.dtype, value.shape), value)
+        before = free_bytes(consumer)
+        release(buffer)
+        assert free_bytes(consumer) >= before
+    assert consumer.health()["lent"] == 0
+
+
+def test_a_buffer_of_the_pool_is_put_without_a_copy_and_may_be_handed_on(make: Make) -> None:
+    """1. filled in the pool, put, released by who filled it: it stays for the consumers, under two keys
+    2. what a consumer got, it puts itself; 3. when all is dropped, all of the pool is free
+    """
+    producer, middle, last = make(), make(), make()
+    buffer = producer.allocate(5000)
+    buffer.tensor[:] = 9
+    first, second = put(producer, "one", buffer), put(producer, "two", buffer)
+    buffer.release()
+    got = middle.get("0", "1", "one", first)
+    assert got is not None
+    onward = put(middle, "again", got[0])
+    got[0].release()
+    for connector, key, metadata in ((last, "again", onward), (last, "two", second)):
+        found = connector.get("0", "1", key, metadata)
+        assert found is not None
+        assert found[0].to_bytes() == b"\x09" * 5000
+        found[0].release()
+    wait_for("the pools", lambda: all(free_bytes(each) == POOL for each in (producer, middle)), 5.0)
+
+
+def test_many_consumers_read_one_hand_off_at_once(make: Make, host: Host) -> None:
+    """Four threads, and another process, of which each gets all of it; then its producer drops it."""
+    producer = make()
+    metadata = put(producer, "key", payload(4 << 20, 5)) | KEEP
+    consumers = [make() for _ in range(4)]
+    other = Peer(TRANSFER, host, shm_threshold_bytes=0, memory_pool_size=POOL)
+    try:
+        with ThreadPoolExecutor(4) as threads:
+            got = list(threads.map(lambda one: one.get("0", "1", "key", metadata), consumers * 2))
+        assert all(one is not None and intact(one[0]) for one in got)
+        assert other.call("get", "key", metadata)[:2] == (True, 5)
+    finally:
+        other.kill()
+    assert producer.health()["transfers"]["sent"] == 9
+    producer.cleanup("key")
+    assert free_bytes(producer) == POOL
+
+
+def test_one_receiver_asks_many_senders_by_key(make: Make) -> None:
+    """1. with an address in the metadata, or a rank's, or the one that is meant without; 2. with the sender's token"""
+    senders = [make() for _ in range(3)]
+    receiver = make()
+    for rank, sender in enumerate(senders):
+        put(sender, "key", {"rank": rank})
+        info = sender.get_connection_info()
+        receiver.update_sender_info(info["host"], info["zmq_port"], rank, info["sender_token"])
+    info = senders[2].get_connection_info()
+    where = {"source_host": info["host"], "source_port": info["zmq_port"]}
+    for rank in range(2):
+        assert receiver.get("0", "1", "key", {"sender_rank": rank, **KEEP})[0] == {"rank": rank}  # type: ignore[index]
+    # Nobody is meant, and an address alone opens nothing.
+    assert receiver.get("0", "1", "key") is None
+    assert receiver.get("0", "1", "key", where) is None
+    assert receiver.get("0", "1", "other", {**where, "sender_token": info["sender_token"]}) is None
+    got = receiver.get("0", "1", "key", {**where, "sender_token": info["sender_token"]})
+    assert got is not None
+    assert got[0] == {"rank": 2}
+    receiver.update_sender_info(info["host"], info["zmq_port"], sender_token=info["sender_token"])
+    assert receiver.get("0", "1", "key") is None, "it was consumed"
+    with pytest.raises(TransferError):
+        receiver.get("0", "1", "key", {**where, "sender_token": bytes(32)})
+
+
+def test_both_sides_may_be_given_one_secret_and_a_place_by_hand(make: Make) -> None:
+    sender = make(sender_token="a long secret of theirs", role="sender")
+    put(sender, "key", {"a": 1})
+    info = sender.endpoint()
+    given = {"sender_host": info["host"], "sender_zmq_port": info["zmq_port"], "role": "receiver"}
+    receiver = make(sender_token="a long secret of theirs", **given)
+    assert receiver.get("0", "1", "key", KEEP) is not None
+    with pytest.raises(TransferError):
+        make(sender_token="another one", **given).get("0", "1", "key")
+    assert receiver.put("0", "1", "key", {"a": 1}) == (False, 0, None)
+    assert "receiver" in receiver.last_error
+
+
+def test_a_wrong_token_is_refused_and_counted_and_the_hand_off_stays(make: Make) -> None:
+    producer, consumer = make(), make()
+    metadata = put(producer, "key", {"a": 1})
+    with pytest.raises(TransferError):
+        consumer.get("0", "1", "key", metadata | {"token": bytes(32)})
+    wait_for("the count", lambda: producer.health()["transfers"].get("refused_token"), 5.0)
+    assert consumer.get("0", "1", "key", metadata) is not None
+    wait_for("the consumer's pool", lambda: free_bytes(consumer) in (0, POOL), 5.0)
+
+
+def test_what_does_not_lie_where_it_was_offered_is_no_hand_off(make: Make) -> None:
+    """The stamp before it is another one, as if another process had its address: nothing is taken for it."""
+    producer, consumer = make(), make()
+    metadata = put(producer, "key", payload(10_000))
+    producer._engine.pool.tensor[:4096] = 0
+    with pytest.raises(TransferError, match="could not read from"):
+        consumer.get("0", "1", "key", metadata)
+    assert producer.health()["pending"] == 1
+
+
+def test_a_producer_that_stands_still_holds_nobody_up_for_long(make: Make, host: Host) -> None:
+    """1. its process is stopped: the deadline ends one fetch, ``cancel`` the other; 2. it is killed: an error
+    3. the consumer's memory is its own again
+    """
+    producer, consumer = Peer(TRANSFER, host, shm_threshold_bytes=0, memory_pool_size=POOL), make()
+    _, _, metadata = producer.call("put", "key", 4 << 20, 1)
+    assert consumer.get("0", "1", "key", metadata | KEEP) is not None
+    os.kill(producer.process.pid or 0, signal.SIGSTOP)
+    with pytest.raises(TransferTimeoutError):
+        consumer.get("0", "1", "key", metadata | {"timeout_s": 0.3})
+    timer = threading.Timer(0.3, consumer.cancel, ["key"])
+    timer.start()
+    with pytest.raises(TransferCancelledError):
+        consumer.get("0", "1", "key", metadata)
+    timer.join()
+    producer.kill()
+    with pytest.raises(TransferError):
+        consumer.get("0", "1", "key", metadata)
+    put(consumer, "mine", b"1")
+    consumer.cleanup("mine")
+    wait_for("its pool", lambda: free_bytes(consumer) == POOL, 60.0)
+
+
+def test_a_transfer_that_stands_still_ends_and_its_memory_waits_for_the_engine(make: Make, host: Host) -> None:
+    """The producer is stopped while the engine reads: the fetch ends in time, the block goes back with the engine's end."""
+    producer, consumer = Peer(TRANSFER, host, shm_threshold_bytes=0, memory_pool_size=POOL), make()
+    _, _, metadata = producer.call("put", "key", 4 << 20, 1)
+    pid = producer.process.pid or 0
+    read = consumer._engine.read
+    taken: list[int] = []
+
+    def stop_first(*arguments: Any) -> Any:
+        os.kill(pid, signal.SIGSTOP)
+        future = read(*arguments)
+        taken.append(consumer._engine.pool.free_bytes)
+        return future
+
+    consumer._engine.read = stop_first  # type: ignore[method-assign]
+    with pytest.raises(TransferTimeoutError):
+        consumer.get("0", "1", "key", metadata | {"timeout_s": 0.5})
+    assert consumer._engine.pool.free_bytes == taken[0] < POOL
+    producer.kill()
+    wait_for("the block", lambda: consumer._engine.pool.free_bytes == POOL, 60.0)
+
+
+def test_a_full_pool_is_said_on_either_side(make: Make) -> None:
+    producer, small = make(), make(memory_pool_size=1 << 16)
+    metadata = put(producer, "key", payload(1 << 20))
+    with pytest.raises(TransferError, match="raise memory_pool_size"):
+        small.get("0", "1", "key", metadata)
+    assert small.put("0", "1", "key", payload(1 << 20)) == (False, 0, None)
+    assert "raise memory_pool_size" in small.last_error
+
+
+@pytest.mark.parametrize("kind", ["MooncakeStoreConnector", TRANSFER])
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"protocol": "ucx"}, "tcp, rdma"),
+        ({"advertise_host": "fd00::1"}, "IPv4 only"),
+        ({"timeout_s": -1}, "timeout_s"),
+    ],
+    ids=str,
+)
+def test_what_mooncake_can_not_do_is_refused_at_the_start(
+    host: Host, kind: str, wrong: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(ConfigError, match=told):
+        OmniConnectorFactory.create_connector(ConnectorSpec(kind, wrong))
+
+
+@pytest.mark.parametrize("kind", ["MooncakeConnector", TRANSFER])
+def test_without_the_package_it_is_said_what_to_install(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> Any:
+        raise ImportError("libibverbs.so.1: cannot open shared object file")
+
+    monkeypatch.setattr("stage_runtime.connectors.mooncake_library.importlib.import_module", missing)
+    with pytest.raises(ConfigError, match=r"omni-discovery\[mooncake\].*libibverbs1.*libibverbs.so.1"):
+        OmniConnectorFactory.create_connector(ConnectorSpec(kind, {"master": "127.0.0.1:1"}))
+
+
+def test_without_a_master_the_store_says_so_and_nothing_waits(host: Host) -> None:
+    with MooncakeStoreConnector({"master": "127.0.0.1:9", "shm_threshold_bytes": 0}) as connector:
+        begun_s = time.monotonic()
+        assert connector.put("0", "1", "key", payload(1000)) == (False, 0, None)
+        assert "no Mooncake master at 127.0.0.1:9: start mooncake_master" in connector.last_error
+        with pytest.raises(TransferError, match="no Mooncake master"):
+            connector.get("0", "1", "key", {"mooncake_key": "omni-x"})
+        assert time.monotonic() - begun_s < 20
+
+
+def test_the_store_refuses_what_is_too_large_for_it(host: Host) -> None:
+    """Larger than this process's segment, or than its buffer."""
+    mooncake_master()
+    settings = {"shm_threshold_bytes": 0, "segment": 16 << 20, "localbuf": 64 << 20}
+    with MooncakeStoreConnector(settings) as connector:
+        assert connector.put("0", "1", "key", payload(96 << 20)) == (False, 0, None)
+        assert "raise 'localbuf'" in connector.last_error
+        assert connector.put("0", "1", "key", payload(1 << 20))[0]
+        assert connector.health()["pending"] == 1
