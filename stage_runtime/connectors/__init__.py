@@ -12,6 +12,8 @@ from stage_runtime.connectors.errors import (
 from stage_runtime.connectors.factory import OmniConnectorFactory
 from stage_runtime.connectors.shm import SharedMemoryConnector
 from stage_runtime.connectors.tcp import TcpConnector
+from stage_runtime.connectors.yuanrong import YuanrongConnector
+from stage_runtime.connectors.yuanrong_transfer import YuanrongTransferEngineConnector
 
 __all__ = [
     "AutoConnector",
@@ -25,5 +27,7 @@ __all__ = [
     "TransferCancelledError",
     "TransferError",
     "TransferTimeoutError",
+    "YuanrongConnector",
+    "YuanrongTransferEngineConnector",
     "load_omni_transfer_config",
 ]

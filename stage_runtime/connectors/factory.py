@@ -69,8 +69,6 @@ class OmniConnectorFactory:
     _aliases: ClassVar[dict[str, str]] = {"MooncakeConnector": "MooncakeStoreConnector"}
     #: Connectors of ours, which take the settings of ``place``.
     _ours: ClassVar[frozenset[str]] = frozenset(_registry)
-    #: Those of them that nobody connects to.
-    _without_address: ClassVar[frozenset[str]] = frozenset({"SharedMemoryConnector", "YuanrongConnector"})
 
     @classmethod
     def register_connector(cls, name: str, constructor: Constructor) -> None:
@@ -102,6 +100,6 @@ class OmniConnectorFactory:
         if name not in cls._ours:
             return {}
         place: dict[str, Any] = {"namespace": namespace, "stage_id": stage_id}
-        if name not in cls._without_address:
+        if name != "SharedMemoryConnector":
             place |= {"bind_host": bind_host, "advertise_host": advertise_host}
         return place

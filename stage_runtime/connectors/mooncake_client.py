@@ -25,7 +25,7 @@ _THREADS: Final = 8
 _MASTER_TIMEOUT_S: Final = 5.0
 _LOOK_EVERY_S: Final = 0.02
 #: What the library answers.
-_FULL, _BUFFER_FULL, _NOT_THERE = -200, -600, -704
+_FULL, _BUFFER_FULL, _NOT_THERE, _UNREACHED = -200, -600, -704, -900
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +72,8 @@ class StoreClient:
             raise TransferError(
                 f"it does not fit into this process's buffer: raise 'localbuf', {config.localbuf} bytes"
             )
+        if answer == _UNREACHED:
+            raise TransferError(f"Mooncake's master at {config.master} does not answer")
         if answer:
             raise TransferError(f"Mooncake's store answers {answer}")
 

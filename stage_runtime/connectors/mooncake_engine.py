@@ -19,6 +19,10 @@ _HANDSHAKE: Final = "P2PHANDSHAKE"
 _THREADS: Final = 8
 
 
+#: Pools of connectors that were closed while others read from them.
+_STILL_READ: Final[list[ManagedPool]] = []
+
+
 @cache
 def _engine(host: str, protocol: str, device_name: str) -> Any:
     """The process's engine: it serves any number of pools, and takes a second to end. Raise TransferError."""
@@ -62,6 +66,11 @@ class EngineEnd:
                 self._pool = self._start()
             return self._pool
 
+    @property
+    def free_bytes(self) -> int:
+        """What is free of the pool; all of it before anything needed it."""
+        return self._pool_bytes if self._pool is None else self._pool.free_bytes
+
     def start(self) -> str:
         """The name by which other engines read from the pool, from now on. Raise as ``pool`` does."""
         _ = self.pool
@@ -82,9 +91,15 @@ class EngineEnd:
         future.add_done_callback(self._read_is_over)
         return future
 
-    def close(self) -> None:
-        """Read nothing more, and let nobody read. Idempotent. Does not wait: a read under way ends in its own time."""
+    def close(self, *, is_read: bool = False) -> None:
+        """Read nothing more, and let nobody read. Idempotent. Does not wait: a read under way ends in its own time.
+
+        ``is_read``: another engine may be reading from the pool now. Then the memory stays to the end of the process,
+        as nothing says when that is over.
+        """
         with self._lock:
+            if is_read and self._pool is not None:
+                _STILL_READ.append(self._pool)
             self._closed = True
             threads, self._threads = self._threads, None
             self._stop_if_idle()

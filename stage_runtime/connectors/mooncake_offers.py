@@ -74,7 +74,13 @@ class OfferServer(PayloadServer):
     ) -> None:
         self._session = session
         self._sender_token = sender_token
+        #: Whether somebody was reading when it was closed.
+        self.cut_off = False
         super().__init__(host, store, tls, limits, port)
+
+    def _end(self) -> None:
+        self.cut_off = any(connection.kept is not None for connection in self._connections.values())
+        super()._end()
 
     def _answer(self, connection: Connection, generation: bytes, token: bytes, consume: bool) -> None:
         if hmac.compare_digest(token, self._sender_token):
@@ -131,7 +137,7 @@ def take(
     receive_into(connection, memoryview(frame), deadline_s)
     offer = Offer.parse(bytes(frame))
     if offer is None:
-        raise TransferError("what answers there hands over by other means than Mooncake's engine")
+        raise TransferError("what answers there hands over by other means than a transfer engine")
     block = pool.allocate(size_bytes)
     try:
         reading = read(offer.session, offer.address, size_bytes, block)
@@ -141,7 +147,7 @@ def take(
     try:
         _wait(reading, fetching, deadline_s)
         if reading.result() or not pool.has_stamp(block, offer.stamp):
-            raise TransferError(f"Mooncake's engine could not read from {offer.session}")
+            raise TransferError(f"the engine could not read from {offer.session}")
         pool.stamp(block)
         connection.settimeout(left_s(deadline_s))
         connection.sendall(RECEIVED)

@@ -57,6 +57,11 @@ class _OfferEnd(TcpEnd):
         session = self._engine.start()
         return OfferServer(self._bind_host, self._store, tls, self._limits, self._port, session, self._sender_token)
 
+    @property
+    def cut_off(self) -> bool:
+        """Whether somebody was reading from the pool when it was closed."""
+        return isinstance(self._server, OfferServer) and self._server.cut_off
+
     def fetch_managed(
         self, key: str, address: tuple[str, int], shown: tuple[bytes, bytes], metadata: dict[str, Any]
     ) -> tuple[ManagedBuffer, bool] | None:
@@ -131,12 +136,33 @@ class MooncakeTransferEngineConnector(StoringConnector):
         return EngineEnd(self.host, self.protocol, self.device_name, self.pool_size, self.pool_device)
 
     def _make_store(self) -> Store:
-        memory = ManagedMemory(lambda: self._engine.pool)
-        return Store(self.namespace, None, limits_of(self.config, None), in_memory=False, memory=memory)
+        self._memory = ManagedMemory(lambda: self._engine.pool)
+        return Store(self.namespace, None, limits_of(self.config, None), in_memory=False, memory=self._memory)
 
     def _describe(self, kept: Kept) -> dict[str, Any]:
         assert isinstance(kept.segment, ManagedPiece)  # noqa: S101 - for the type checker
         return self._offers.offer(kept) | {"is_fast_path": kept.segment.is_raw}
+
+    @property
+    def pool(self) -> Any:
+        """The whole pool as a tensor of bytes. This and what follows has the engine started. Raise TransferError."""
+        return self._engine.pool.tensor
+
+    @property
+    def base_ptr(self) -> int:
+        """Where the pool begins."""
+        return self._engine.pool.address
+
+    @property
+    def rpc_port(self) -> int:
+        """Where the engine itself listens."""
+        self._engine.start()
+        return self._engine.rpc_port
+
+    @property
+    def zmq_port(self) -> int:
+        """Where consumers ask."""
+        return self._offers.listen()[1]
 
     def allocate(self, size_bytes: int) -> ManagedBuffer:
         """A buffer of the pool to be filled and given to ``put``, which copies nothing then. Raise OSError."""
@@ -229,13 +255,18 @@ class MooncakeTransferEngineConnector(StoringConnector):
 
     def health(self) -> dict[str, Any]:
         """See OmniConnectorBase."""
-        return {**super().health(), **self._offers.counts(), "protocol": self.protocol, "pool_size": self.pool_size}
+        counts = super().health() | self._offers.counts()
+        return counts | {"protocol": self.protocol, "pool_size": self.pool_size, "pool_free_bytes": self._free_bytes()}
+
+    def _free_bytes(self) -> int:
+        self._memory.trim()
+        return self._engine.free_bytes
 
     def close(self) -> None:
         """See OmniConnectorBase."""
         self._offers.close()
         super().close()
-        self._engine.close()
+        self._engine.close(is_read=self._offers.cut_off)
 
 
 def _address(metadata: dict[str, Any]) -> tuple[str, int] | None:

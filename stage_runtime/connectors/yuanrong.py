@@ -42,7 +42,14 @@ class YuanrongConnector(StoringConnector):
     the metadata of ``put`` it is waited for, at most ``get_sub_timeout_ms``.
     """
 
-    known_settings = COMMON | {"get_sub_timeout_ms", "host", "port", "request_timeout_s"}
+    known_settings = COMMON | {
+        "advertise_host",
+        "bind_host",
+        "get_sub_timeout_ms",
+        "host",
+        "port",
+        "request_timeout_s",
+    }
 
     def __init__(self, config: dict[str, Any] | None = None) -> None:
         super().__init__(config)
@@ -51,7 +58,8 @@ class YuanrongConnector(StoringConnector):
         self._fetches = Fetches()
 
     def _make_store(self) -> Store:
-        host, port = self.config.get("host", _HOST), self.config.get("port", _PORT)
+        own_host = str(self.config.get("advertise_host", "")).strip("[]") or _HOST
+        host, port = self.config.get("host", own_host), self.config.get("port", _PORT)
         if not isinstance(host, str) or not host:
             raise ConfigError(f"host is {host!r}; the address of Yuanrong's datasystem is wanted")
         if isinstance(port, bool) or not isinstance(port, int) or not 0 < port < 65536:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import inspect
 import re
 import sys
@@ -14,10 +13,10 @@ from msgspec import inspect as shapes
 
 from omni_discovery.errors import ConfigError, InvalidRequestError
 from stage_runtime.engines.base import StageRequest
+from stage_runtime.engines.sampling import seed_of
 
 _PLACE: Final = re.compile(r" - at `\$\.?([^`]*)`$")
 _MISSING: Final = re.compile(r"missing required field `([^`]*)`$")
-_SEED_BITS: Final = 63
 
 
 class TypedInput:
@@ -54,7 +53,7 @@ class TypedInput:
         if "prompt" in self._fields and "prompt" not in given and "messages" in given:
             given["prompt"] = _last_text(given["messages"])
         if "seed" in self._fields and "seed" not in given:
-            given["seed"] = _seed_of(request.request_id)
+            given["seed"] = seed_of(request.request_id)
         mine = {name: self._plain(name, given[name]) for name in self._fields if name in given}
         try:
             return msgspec.convert(mine, self._kind, dec_hook=self._convert, str_keys=True)
@@ -130,12 +129,6 @@ def _last_text(messages: Any) -> Any:
     if isinstance(content, list):
         return "".join(str(part.get("text", "")) for part in content if isinstance(part, Mapping))
     return content
-
-
-def _seed_of(request_id: str) -> int:
-    # The same for every attempt, so that a second one makes the same.
-    digest = hashlib.blake2b(request_id.encode("utf-8"), digest_size=8).digest()
-    return int.from_bytes(digest, "little") >> (64 - _SEED_BITS)
 
 
 def _told(text: str, handed: Mapping[str, Any]) -> str:

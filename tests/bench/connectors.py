@@ -1,6 +1,6 @@
 """Hand-offs from one process to another: our connectors, bare memory, a raw socket, and the peer's from its wheel.
 
-    python -m tests.bench.connectors [--peer-wheel vllm_omni.whl] [--out file.json]
+    python -m tests.bench.connectors [--peer-wheel vllm_omni.whl] [--mooncake] [--yuanrong port] [--out file.json]
 
 A round: the producer puts a torch tensor and sends what ``put`` returned through a pipe; the consumer gets it. It is
 timed from before the put to after the get, so the pipe is in all of them. All take turns within one run.
@@ -22,7 +22,13 @@ from typing import Any, Final, Protocol
 import numpy as np
 import torch
 
-from stage_runtime.connectors import AutoConnector, OmniConnectorBase, SharedMemoryConnector, TcpConnector
+from stage_runtime.connectors import (
+    AutoConnector,
+    OmniConnectorBase,
+    SharedMemoryConnector,
+    TcpConnector,
+    YuanrongConnector,
+)
 from tests.bench.peer_connector import load
 from tests.bench.report import Row, console, machine, percentile, ratio, show
 
@@ -115,7 +121,18 @@ class PipeWay:
         return
 
 
-def ways(wheel: str, path: str) -> dict[str, Way]:
+def mooncake_ways(common: dict[str, Any]) -> dict[str, Way]:
+    """A master must run on 127.0.0.1. Both listen on every address there is: run them in a network namespace."""
+    from stage_runtime.connectors.mooncake_store import MooncakeStoreConnector
+    from stage_runtime.connectors.mooncake_transfer import MooncakeTransferEngineConnector
+
+    return {
+        "MooncakeTransferEngineConnector": OursWay(MooncakeTransferEngineConnector(dict(common))),
+        "MooncakeStoreConnector": OursWay(MooncakeStoreConnector(common | {"localbuf": 256 << 20})),
+    }
+
+
+def ways(wheel: str, path: str, mooncake: bool = False, yuanrong: int = 0) -> dict[str, Way]:
     """All of them, in the order of the tables."""
     common = {"namespace": _NAMESPACE}
     found: dict[str, Way] = {
@@ -125,14 +142,18 @@ def ways(wheel: str, path: str) -> dict[str, Way]:
         "AutoConnector": OursWay(AutoConnector(dict(common))),
         "TcpConnector": OursWay(TcpConnector(dict(common))),
     }
+    if mooncake:
+        found |= mooncake_ways(common)
+    if yuanrong:
+        found["YuanrongConnector"] = OursWay(YuanrongConnector(common | {"port": yuanrong}))
     if wheel:
         found["peer"] = PeerWay(wheel)
     return found
 
 
-def consume(pipe: Connection, wheel: str, path: str) -> None:
+def consume(pipe: Connection, *chosen: Any) -> None:
     """The other process: get what is named, say when it was there and how long that took, with reading all of it."""
-    found = ways(wheel, path)
+    found = ways(*chosen)
     pipe.send("ready")
     while True:
         order = pipe.recv()
@@ -256,13 +277,18 @@ def produce(pipe: Connection, size: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--peer-wheel", default="", help="the wheel of vllm-omni to measure beside")
+    parser.add_argument("--mooncake", action="store_true", help="Mooncake's connectors too; mooncake_master must run")
+    parser.add_argument(
+        "--yuanrong", type=int, default=0, help="Yuanrong's too; the port of its datasystem, which runs"
+    )
     parser.add_argument("--out", type=Path, help="where the figures go as JSON")
     arguments = parser.parse_args()
     context = multiprocessing.get_context("spawn")
     path = f"/dev/shm/bench-bare-{os.getpid()}"
-    found = ways(arguments.peer_wheel, path)
+    chosen = (arguments.peer_wheel, path, arguments.mooncake, arguments.yuanrong)
+    found = ways(*chosen)
     pipe, theirs = context.Pipe()
-    process = context.Process(target=consume, args=(theirs, arguments.peer_wheel, path), daemon=True)
+    process = context.Process(target=consume, args=(theirs, *chosen), daemon=True)
     process.start()
     assert pipe.recv() == "ready"
     Path(path).unlink()

@@ -1,6 +1,7 @@
 """A replica's supervisor that never gives up: ``python -m tests.bench.patient_supervisor``, arguments as always.
 
-The shipped one takes six ends soon after a start for a crash loop, and ends when all of its replicas are in one. The soak kills each replica far more often.
+The shipped one takes six ends soon after a start for a crash loop, and ends when all of its replicas are in one. The
+soak kills each replica far more often.
 """
 
 from __future__ import annotations

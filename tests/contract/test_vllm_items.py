@@ -103,9 +103,7 @@ def test_items_of_a_hand_off_are_refused_where_they_can_not_be_used(
 
 # ---- a model that looks
 
-LONG = pytest.mark.skipif(
-    not os.environ.get("OMNI_LONG"), reason="vLLM takes half a minute to learn a new kind of model: set OMNI_LONG=1"
-)
+LONG = pytest.mark.skipif(not os.environ.get("OMNI_LONG"), reason="the long form: make long")
 
 
 def build_model(folder: Path) -> Path:

@@ -20,6 +20,8 @@ from stage_runtime.connectors.layout import key_digest
 from stage_runtime.connectors.yuanrong import YuanrongConnector
 from stage_runtime.connectors.yuanrong_memory import payload_name
 from tests.support.connector_peer import Peer, intact, payload
+from tests.support.mooncake import mooncake_host, mooncake_master
+from tests.support.netns import Host
 from tests.support.processes import wait_for
 from tests.support.yuanrong import yuanrong
 
@@ -28,7 +30,7 @@ REQUESTS = 10_000 if os.environ.get("OMNI_LONG") else 300
 KEEP = {"consume": False}
 KINDS = ["SharedMemoryConnector", "TcpConnector", "AutoConnector"]
 if os.environ.get("OMNI_LONG"):
-    KINDS.append("YuanrongConnector")
+    KINDS += ["YuanrongConnector", "MooncakeTransferEngineConnector", "MooncakeStoreConnector"]
 #: What killed producers left in a store that is not theirs goes after that time.
 LEFT_S = 20
 
@@ -41,10 +43,26 @@ def folder() -> Iterator[Path]:
     shutil.rmtree(folder)
 
 
+@pytest.fixture(autouse=True)
+def home(request: pytest.FixtureRequest) -> Iterator[Host | None]:
+    """Where the connector may run: here, or on a host of its own."""
+    kind = request.node.callspec.params["kind"] if hasattr(request.node, "callspec") else ""
+    if not kind.startswith("Mooncake"):
+        yield None
+        return
+    mooncake_master()
+    with mooncake_host().inside():
+        yield mooncake_host()
+
+
 def settings(kind: str, folder: Path) -> dict[str, Any]:
     extra: dict[str, Any] = {"shm_threshold_bytes": 0, "pool_bytes": 64 << 20}
     if kind == "YuanrongConnector":
         return extra | yuanrong().settings | {"namespace": str(folder), "ttl_s": LEFT_S}
+    if kind == "MooncakeTransferEngineConnector":
+        return extra | {"memory_pool_size": 64 << 20}
+    if kind == "MooncakeStoreConnector":
+        return extra | {"segment": 64 << 20}
     return extra if kind == "TcpConnector" else extra | {"directory": str(folder)}
 
 
@@ -55,9 +73,9 @@ def build(kind: str, folder: Path) -> OmniConnectorBase:
 class Pair:
     """A producer and a consumer in processes of their own, replaced when they are killed."""
 
-    def __init__(self, kind: str, folder: Path, chance: random.Random) -> None:
-        self._kind, self._extra, self._chance = kind, settings(kind, folder), chance
-        self.producer, self.consumer = Peer(kind, **self._extra), Peer(kind, **self._extra)
+    def __init__(self, kind: str, home: Host | None, folder: Path, chance: random.Random) -> None:
+        self._kind, self._home, self._extra, self._chance = kind, home, settings(kind, folder), chance
+        self.producer, self.consumer = self._peer(), self._peer()
         self.whole = self.lost = self.kills = 0
         self.stored: list[tuple[str, dict[str, Any]]] = []
 
@@ -100,8 +118,11 @@ class Pair:
     def _replace(self, which: str) -> None:
         time.sleep(self._chance.random() * 0.003)
         getattr(self, which).kill()
-        setattr(self, which, Peer(self._kind, **self._extra))
+        setattr(self, which, self._peer())
         self.kills += 1
+
+    def _peer(self) -> Peer:
+        return Peer(self._kind, self._home, **self._extra)
 
     def close(self) -> None:
         self.producer.kill()
@@ -109,12 +130,12 @@ class Pair:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_after_many_requests_and_kills_nothing_is_left(kind: str, folder: Path) -> None:
+def test_after_many_requests_and_kills_nothing_is_left(kind: str, home: Host | None, folder: Path) -> None:
     """1. hundreds of hand-offs of all sizes; in one of twenty the producer or the consumer is killed on its way
     2. what is fetched is whole; the living hold nothing: no hand-off, no view, no connection
     3. all are killed: the next start leaves the folder empty
     """
-    pair = Pair(kind, folder, random.Random(7))
+    pair = Pair(kind, home, folder, random.Random(7))
     try:
         for number in range(REQUESTS):
             pair.request(number)

@@ -72,13 +72,13 @@ def free_bytes(connector: MooncakeTransferEngineConnector) -> int:
     [
         b"",
         b"bytes" * 1000,
-        torch.arange(30, dtype=torch.bfloat16).reshape(5, 6).T,
+        torch.arange(30).reshape(5, 6).T.bfloat16(),
         torch.ones(3, dtype=torch.complex64),
     ],
     ids=["nothing", "bytes", "tensor", "complex"],
 )
 def test_bytes_and_tensors_come_as_they_are(make: Make, value: Any) -> None:
-    """1. the content is a buffer of the consumer's pool; 2. it goes back by ``release``, of the buffer or the connector"""
+    """1. the content is a buffer of the consumer's pool; 2. the buffer gives it back, or the connector does"""
     producer, consumer = make(), make()
     metadata = put(producer, "key", value)
     for release in (lambda buffer: buffer.release(), consumer.release):
@@ -101,6 +101,7 @@ def test_a_buffer_of_the_pool_is_put_without_a_copy_and_may_be_handed_on(make: M
     2. what a consumer got, it puts itself; 3. when all is dropped, all of the pool is free
     """
     producer, middle, last = make(), make(), make()
+    assert (producer.pool.data_ptr(), len(producer.pool)) == (producer.base_ptr, POOL)
     buffer = producer.allocate(5000)
     buffer.tensor[:] = 9
     first, second = put(producer, "one", buffer), put(producer, "two", buffer)
@@ -133,6 +134,8 @@ def test_many_consumers_read_one_hand_off_at_once(make: Make, host: Host) -> Non
     assert producer.health()["transfers"]["sent"] == 9
     producer.cleanup("key")
     assert free_bytes(producer) == POOL
+    assert producer.endpoint()["session"] == f"127.0.0.1:{producer.rpc_port}"
+    assert producer.zmq_port == metadata["source_port"]
 
 
 def test_one_receiver_asks_many_senders_by_key(make: Make) -> None:
@@ -156,8 +159,8 @@ def test_one_receiver_asks_many_senders_by_key(make: Make) -> None:
     assert got[0] == {"rank": 2}
     receiver.update_sender_info(info["host"], info["zmq_port"], sender_token=info["sender_token"])
     assert receiver.get("0", "1", "key") is None, "it was consumed"
-    with pytest.raises(TransferError):
-        receiver.get("0", "1", "key", {**where, "sender_token": bytes(32)})
+    put(senders[2], "key", {"rank": 2})
+    assert receiver.get("0", "1", "key", {**where, "sender_token": bytes(32)}) is None
 
 
 def test_both_sides_may_be_given_one_secret_and_a_place_by_hand(make: Make) -> None:
@@ -167,8 +170,7 @@ def test_both_sides_may_be_given_one_secret_and_a_place_by_hand(make: Make) -> N
     given = {"sender_host": info["host"], "sender_zmq_port": info["zmq_port"], "role": "receiver"}
     receiver = make(sender_token="a long secret of theirs", **given)
     assert receiver.get("0", "1", "key", KEEP) is not None
-    with pytest.raises(TransferError):
-        make(sender_token="another one", **given).get("0", "1", "key")
+    assert make(sender_token="another one", **given).get("0", "1", "key", KEEP) is None
     assert receiver.put("0", "1", "key", {"a": 1}) == (False, 0, None)
     assert "receiver" in receiver.last_error
 
@@ -180,7 +182,7 @@ def test_a_wrong_token_is_refused_and_counted_and_the_hand_off_stays(make: Make)
         consumer.get("0", "1", "key", metadata | {"token": bytes(32)})
     wait_for("the count", lambda: producer.health()["transfers"].get("refused_token"), 5.0)
     assert consumer.get("0", "1", "key", metadata) is not None
-    wait_for("the consumer's pool", lambda: free_bytes(consumer) in (0, POOL), 5.0)
+    wait_for("the consumer's pool", lambda: free_bytes(consumer) == POOL, 5.0)
 
 
 def test_what_does_not_lie_where_it_was_offered_is_no_hand_off(make: Make) -> None:
@@ -211,13 +213,11 @@ def test_a_producer_that_stands_still_holds_nobody_up_for_long(make: Make, host:
     producer.kill()
     with pytest.raises(TransferError):
         consumer.get("0", "1", "key", metadata)
-    put(consumer, "mine", b"1")
-    consumer.cleanup("mine")
     wait_for("its pool", lambda: free_bytes(consumer) == POOL, 60.0)
 
 
 def test_a_transfer_that_stands_still_ends_and_its_memory_waits_for_the_engine(make: Make, host: Host) -> None:
-    """The producer is stopped while the engine reads: the fetch ends in time, the block goes back with the engine's end."""
+    """The producer is stopped while the engine reads: the fetch ends in time, the block goes back later."""
     producer, consumer = Peer(TRANSFER, host, shm_threshold_bytes=0, memory_pool_size=POOL), make()
     _, _, metadata = producer.call("put", "key", 4 << 20, 1)
     pid = producer.process.pid or 0
@@ -252,7 +252,7 @@ def test_a_full_pool_is_said_on_either_side(make: Make) -> None:
     ("wrong", "told"),
     [
         ({"protocol": "ucx"}, "tcp, rdma"),
-        ({"advertise_host": "fd00::1"}, "IPv4 only"),
+        ({"host": "fd00::1"}, "IPv4 only"),
         ({"timeout_s": -1}, "timeout_s"),
     ],
     ids=str,

@@ -28,9 +28,7 @@ def mooncake_host() -> Host:
     try:
         importlib.import_module("mooncake.engine")
     except ImportError as error:
-        absent(
-            f"Mooncake can't be imported ({error}): .[mooncake] and libibverbs1 are wanted"
-        )
+        absent(f"Mooncake can't be imported ({error}): .[mooncake] and libibverbs1 are wanted")
     require_netns()
     network = Network("mooncake")
     network.__enter__()

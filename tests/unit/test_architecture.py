@@ -38,6 +38,7 @@ PURE_CORES = (
     "omni_discovery/freshness.py",
     "omni_discovery/revocations.py",
     "stage_runtime/calls.py",
+    "stage_runtime/connectors/allocator.py",
     "stage_runtime/credits.py",
     "stage_runtime/ledger.py",
     "stage_runtime/running.py",

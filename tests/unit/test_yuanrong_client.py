@@ -153,6 +153,25 @@ def test_wrong_settings_are_refused_before_anything_is_looked_for(
         YuanrongConnector(wrong)
 
 
+@pytest.mark.parametrize(
+    ("settings", "host"),
+    [
+        ({}, "127.0.0.1"),
+        ({"advertise_host": "10.0.0.1"}, "10.0.0.1"),
+        ({"host": "h", "advertise_host": "10.0.0.1"}, "h"),
+    ],
+)
+def test_the_datasystem_is_looked_for_on_the_replicas_own_host(
+    settings: dict[str, Any], host: str, fake: FakeKV, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[dict[str, Any]] = []
+    package = SimpleNamespace(KVClient=lambda **arguments: asked.append(arguments) or fake, SetParam=SimpleNamespace)
+    monkeypatch.setitem(sys.modules, NAMES[0], package)
+    with YuanrongConnector(settings) as connector:
+        assert connector.health()["status"] == "healthy"
+    assert (asked[0]["host"], asked[0]["port"]) == (host, 35001)
+
+
 @pytest.mark.parametrize(("ttl_s", "seconds"), [(0, 1), (0.05, 1), (1.2, 2), (3600.0, 3600), (float("inf"), 2**31 - 1)])
 def test_a_time_to_live_is_never_the_zero_that_means_for_ever(ttl_s: float, seconds: int) -> None:
     assert whole_seconds(ttl_s) == seconds
