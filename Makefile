@@ -11,7 +11,7 @@ demo: setup-demo ## ask sums, get answers and drawn digits, over etcd, ZMQ and v
 	@$(BIN)/omni demo $(DEMO_ARGS)
 
 test: setup-test lint ## everything CI runs: linters, types, unit, contract, integration, the demo end to end
-	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+	@$(BIN)/python -m tests.support.lanes $(PYTEST_ARGS)
 
 lint: setup-test ## ruff and mypy
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check --quiet . && $(BIN)/mypy

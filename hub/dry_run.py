@@ -34,10 +34,13 @@ _CHECK_S: Final = 120.0
 
 def dry_run_hub(arguments: argparse.Namespace, config: ServeConfig) -> int:
     """Print what this hub would do; return 0. Raise OmniError if it could not."""
+    from hub.api.http_server import bind
+
     here, deploy = stages_here(arguments, config.deploy), config.deploy
     topology = plan(deploy, here, on_this_machine=arguments.worker_backend != RAY)
     pipeline = _agree(config)
     check_here(arguments, here)
+    bind(config.host, config.port).close()
     hub = [
         ("HTTP", f"{config.host}:{config.port or '<a free port>'}, the API of {config.api}"),
         ("picks by", config.policy),
@@ -103,13 +106,17 @@ def read_in_force(config: RegistryConfig) -> bytes | None:
 def check_here(arguments: argparse.Namespace, here: StagesHere) -> None:
     """Have each stage looked at by who would run it: engine, arguments, model, devices. Raise ConfigError."""
     for stage, count in () if arguments.worker_backend == RAY else here:
-        ended = subprocess.run(
-            [sys.executable, "-m", "stage_runtime", "--check", str(count)],
-            input=msgspec.json.encode(stage),
-            stderr=subprocess.PIPE,
-            timeout=_CHECK_S,
-            check=False,
-        )
+        try:
+            ended = subprocess.run(
+                [sys.executable, "-m", "stage_runtime", "--check", str(count)],
+                input=msgspec.json.encode(stage),
+                stderr=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                timeout=_CHECK_S,
+                check=False,
+            )
+        except subprocess.TimeoutExpired as error:
+            raise ConfigError(f"stage {stage.stage_id}: its engine can't be imported within {_CHECK_S:g} s") from error
         if ended.returncode:
             said = ended.stderr.decode("utf-8", "replace").strip().splitlines() or [f"exit code {ended.returncode}"]
             raise ConfigError(said[-1].removeprefix("omni: "))
@@ -177,7 +184,11 @@ def _layout(
 
 def _records(namespace: str, here: StagesHere) -> list[Row]:
     return [
-        (f"{replicas_prefix(namespace, stage.stage_id)}<lowest free id>", "leased", f"{count} replica records")
+        (
+            f"{replicas_prefix(namespace, stage.stage_id)}<lowest free id>",
+            "leased",
+            f"{count} replica {'record' if count == 1 else 'records'}",
+        )
         for stage, count in here
     ]
 

@@ -158,7 +158,7 @@ class Omni:
                     started = await hub.start(stack)
                     if started is not None:
                         self._ready.set_result(await self._until_ready(*started, hub))
-                        await self._stopping.wait()
+                        await self._until_stopped(started[1])
         except Exception as error:
             if self._ready.done():
                 raise
@@ -168,13 +168,19 @@ class Omni:
 
     async def _until_ready(self, omni: AsyncOmni, stages: LocalStages, hub: RunningHub) -> AsyncOmni:
         while not all(stage.pickable for stage in omni.stage_status()):
-            for stage_id, code in stages.ended().items():
+            for end in stages.tend():
                 await hub.take_back_pipeline()
-                raise ConfigError(f"stage {stage_id} does not run here (exit code {code}): its log says why")
+                raise ConfigError(f"stage {end.stage_id} does not run here (exit code {end.code}): its log says why")
             if self._stopping.is_set():
                 raise RequestError("this Omni was closed before it was ready")
             await asyncio.sleep(_CHECK_S)
         return omni
+
+    async def _until_stopped(self, stages: LocalStages) -> None:
+        while not self._stopping.is_set():
+            stages.tend()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._stopping.wait(), _TEND_S)
 
 
 class _Parser(argparse.ArgumentParser):

@@ -158,6 +158,7 @@ class RunningHub:
             self._endpoints,
             config.namespace,
             config.ttl_s,
+            client.view,
             config.replica_address,
             config.security_flags,
             config.drain_timeout_s,

@@ -127,6 +127,8 @@ def _check_local_replicas(arguments: argparse.Namespace) -> None:
     if arguments.hub_only:
         if arguments.headless or arguments.stage_id is not None:
             raise ConfigError("--hub-only runs no replicas: leave out --headless and --stage-id")
+        if count not in (None, 1):
+            raise ConfigError("--hub-only runs no replicas: leave out --omni-dp-size-local")
         if arguments.omni_replica_address:
             raise ConfigError(
                 "--omni-replica-address is local replicas', and --hub-only runs none: leave one of them out"

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from hub.local_stages import LocalStage
+from hub.text_stage import serving_stage
 from omni_discovery.backend_flags import RAY
 from omni_discovery.deploy import DeployConfig, StageConfig, read_deploy
 from omni_discovery.deploy_check import doubtful_engines
@@ -41,6 +42,9 @@ def deploy_of(arguments: argparse.Namespace) -> DeployConfig:
         deploy = load_deploy(arguments.deploy_config, arguments.model, overrides)
     if arguments.stage_id is not None:
         deploy.stage(arguments.stage_id)
+    if arguments.api == "vllm":
+        # Here, as importing vLLM takes long.
+        serving_stage(deploy)
     return deploy
 
 

@@ -14,6 +14,7 @@ import msgspec
 import yaml
 
 from omni_discovery.deploy_dialect import Overrides, translate, unknown_keys
+from omni_discovery.deploy_values import BOUND, wrong_value
 from omni_discovery.errors import ConfigError
 
 _StageId = Annotated[int, msgspec.Meta(ge=0, lt=1_000_000_000)]
@@ -205,7 +206,7 @@ def _convert(document: Any, source: str) -> DeployConfig:
     try:
         deploy = msgspec.convert(document, DeployConfig)
     except (msgspec.ValidationError, RecursionError) as error:
-        raise ConfigError(f"{source}: {error}") from error
+        raise ConfigError(f"{source}: {wrong_value(str(error), document)}") from error
     _check(deploy, source)
     return deploy
 
@@ -243,6 +244,9 @@ def _check_edge(deploy: DeployConfig, edge: EdgeConfig, source: str) -> None:
         raise ConfigError(
             f"{source}: the edge {edge.from_} to {edge.to} wants connector {edge.connector!r}; there are: {known}"
         )
+    for name, bound in (("window_size", edge.window_size), ("max_inflight", edge.max_inflight)):
+        if bound == 0:
+            raise ConfigError(f"{source}: the edge {edge.from_} to {edge.to}: {name} is 0; right would be {BOUND}")
 
 
 #: The keys of each part of a document.

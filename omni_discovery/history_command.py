@@ -154,7 +154,7 @@ def history_table(found: list[Life], limit: int, now_s: float) -> Table:
             Text(life.end, style="red" if life.end.startswith(("lost", "failed")) else "dim"),
         )
     if not found:
-        table.caption = "nobody was ever registered here, as far as is known"
+        table.caption = "no such replica was ever registered here, as far as is known"
     elif len(found) > limit:
         table.caption = f"{len(found) - limit} older ones are not shown; see --limit and --json"
     return table

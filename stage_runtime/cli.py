@@ -102,7 +102,9 @@ def _check(count: int) -> int:
         from stage_runtime.machine import find_machine
 
         stage = msgspec.json.decode(sys.stdin.buffer.read(), type=StageConfig)
-        create_engine(stage).close()
+        engine = create_engine(stage)
+        getattr(engine, "check", lambda: None)()
+        engine.close()
         stage_devices(dict(os.environ), stage, count, find_machine())
     except OmniError as error:
         sys.stderr.write(f"omni: {error}\n")

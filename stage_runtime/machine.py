@@ -65,7 +65,7 @@ def raise_descriptor_limit() -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and hard < LEAST_FILES:
         raise ConfigError(
-            f"only {hard} files may be open here, and a replica needs {LEAST_FILES} at least; raise the limit: "
-            "'ulimit -Hn', or LimitNOFILE= of the systemd unit"
+            f"only {hard} files may be open here, and a replica needs {LEAST_FILES} at least; raise the hard limit: "
+            "'ulimit -Hn 65536' as root, or LimitNOFILE= of the systemd unit"
         )
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from omni_discovery.restart_pauses import RestartPauses
+
 #: Exit codes of a replica process.
 EXIT_DONE = 0
 EXIT_FAILED = 1
@@ -40,7 +42,7 @@ class Restarts:
 
     def __init__(self, policy: RestartPolicy | None = None) -> None:
         self._policy = policy or RestartPolicy()
-        self._quick_ends = 0
+        self._pauses = RestartPauses(self._policy.first_delay_s, self._policy.most_delay_s, self._policy.stable_s)
         #: What the supervisor ends with if none of its replicas can be kept up; None as long as this one may be.
         self.hopeless_code: int | None = None
 
@@ -53,12 +55,13 @@ class Restarts:
             self.hopeless_code = EXIT_DONE
             return LeaveDown()
         policy = self._policy
-        self._quick_ends = 1 if served_for_s >= policy.stable_s else self._quick_ends + 1
+        delay_s = self._pauses.ended(served_for_s)
         if exit_code == EXIT_CONFIG:
             self.hopeless_code = EXIT_CONFIG
             return StartAgain(policy.most_delay_s, "its configuration is wrong")
-        if self._quick_ends >= policy.loop_after:
+        quick_ends = self._pauses.quick_ends
+        if quick_ends >= policy.loop_after:
             self.hopeless_code = EXIT_FAILED
-            return StartAgain(policy.most_delay_s, f"it ended {self._quick_ends} times in a row soon after its start")
+            return StartAgain(policy.most_delay_s, f"it ended {quick_ends} times in a row soon after its start")
         self.hopeless_code = None
-        return StartAgain(min(policy.most_delay_s, policy.first_delay_s * 2.0 ** (self._quick_ends - 1)))
+        return StartAgain(delay_s)

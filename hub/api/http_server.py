@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import socket
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
@@ -35,7 +36,8 @@ def bind(host: str, port: int) -> socket.socket:
         listener.listen(1024)
     except OSError as error:
         listener.close()
-        raise ConfigError(f"can't listen on {host} port {port}: {error.strerror}; choose another --port") from error
+        flag = "--port" if error.errno in (errno.EADDRINUSE, errno.EACCES) else "--host"
+        raise ConfigError(f"can't listen on {host} port {port}: {error.strerror}; choose another {flag}") from error
     listener.setblocking(False)
     return listener
 

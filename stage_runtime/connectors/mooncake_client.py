@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
+import os
 import socket
 import threading
 from collections.abc import Callable, Sequence
@@ -24,8 +25,10 @@ from stage_runtime.connectors.tcp_client import Fetch, left_s
 _THREADS: Final = 8
 _MASTER_TIMEOUT_S: Final = 5.0
 _LOOK_EVERY_S: Final = 0.02
+_TRIES: Final = 5
+_CHANCE_BYTES: Final = 32
 #: What the library answers.
-_FULL, _BUFFER_FULL, _NOT_THERE, _UNREACHED = -200, -600, -704, -900
+_FULL, _BUFFER_FULL, _NOT_THERE, _NOT_MOVED, _UNREACHED = -200, -600, -704, -800, -900
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +56,14 @@ class StoreClient:
         self._lock = threading.Lock()
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="mooncake-store")
         self._store: Any = None
-        #: Objects are kept in this process's own segment, and not evicted.
+        #: Objects are not evicted; they are kept in this process's own segment, or anywhere.
         self._mine: Any = None
+        self._anywhere: Any = None
 
     def put(self, name: str, parts: Sequence[serialization.Buffer], deadline_s: float) -> None:
         """Store an object. Raise TransferError."""
         config = self._config
-        future = self._submit(lambda store: store.put_parts(name, *parts, config=self._mine))
+        future = self._submit(lambda store: self._put(store, name, parts))
         try:
             answer = self._outcome(future, deadline_s)
         except BaseException:
@@ -101,6 +105,14 @@ class StoreClient:
             raise TransferError(f"Mooncake's master at {self._config.master} does not answer ({answer})")
         return not answer
 
+    def _put(self, store: Any, name: str, parts: Sequence[serialization.Buffer]) -> int:
+        answer = _NOT_MOVED
+        for where in (self._mine, self._mine, self._anywhere, self._anywhere, self._anywhere):
+            # Where its own segment is full, the master may choose that of one that died lately.
+            if answer == _NOT_MOVED:
+                answer = store.put_parts(name, *parts, config=where)
+        return answer
+
     def _submit(self, call: Callable[[Any], Any]) -> Future[Any]:
         return self._threads.submit(lambda: call(self._connected()))
 
@@ -132,6 +144,17 @@ class StoreClient:
             socket.create_connection((host.strip("[]"), int(port)), _MASTER_TIMEOUT_S).close()
         except OSError as error:
             raise TransferError(f"no Mooncake master at {config.master}: start mooncake_master ({error})") from error
+        for _ in range(_TRIES):
+            store, mine, anywhere = self._set_up()
+            if not _is_someone_elses(store, mine):
+                self._mine, self._anywhere, self._store = mine, anywhere, store
+                atexit.register(store.close)
+                return
+            store.close()
+        raise TransferError(f"Mooncake's master at {config.master} takes this process for others that died: try again")
+
+    def _set_up(self) -> tuple[Any, Any, Any]:
+        config = self._config
         store = self._library.MooncakeDistributedStore()
         failed = store.setup(
             config.host,
@@ -144,11 +167,10 @@ class StoreClient:
         )
         if failed:
             raise TransferError(f"Mooncake's store at {config.master} does not take this process ({failed})")
-        mine = self._library.ReplicateConfig()
+        mine, anywhere = self._library.ReplicateConfig(), self._library.ReplicateConfig()
         mine.preferred_segment = store.get_hostname()
-        mine.with_hard_pin = True
-        self._mine, self._store = mine, store
-        atexit.register(store.close)
+        mine.with_hard_pin = anywhere.with_hard_pin = True
+        return store, mine, anywhere
 
 
 @cache
@@ -166,3 +188,16 @@ def _copy(store: Any, name: str, memory: ReceivePool) -> Buffer | None:
     content = (ctypes.c_uint8 * size_bytes).from_address(handle.ptr())
     np.copyto(buffer, np.frombuffer(content, np.uint8))
     return buffer
+
+
+def _is_someone_elses(store: Any, mine: Any) -> bool:
+    """Whether the master takes this process's segment for that of one that died lately.
+
+    It knows segments by address and port alone, and the library chooses from two thousand ports.
+    """
+    name = f"omni-{os.urandom(_CHANCE_BYTES).hex()}"
+    for _ in range(_TRIES):
+        if store.put_parts(name, b"1", config=mine) == _NOT_MOVED:
+            return True
+        store.remove(name, True)
+    return False

@@ -29,6 +29,7 @@ from stage_runtime.connectors.tcp_server import Connection, PayloadServer, Serve
 
 _OFFER: Final = struct.Struct(f"<8sQB7x{STAMP_BYTES}s168s")
 _SAYS: Final = b"OMNIMTE1"
+OFFER_BYTES: Final = _OFFER.size
 _LOOK_EVERY_S: Final = 0.02
 
 #: Have a block filled from a session's address; the outcome is 0 if it was.
@@ -57,6 +58,16 @@ class Offer:
         except UnicodeDecodeError:
             return None
         return cls(name, address, stamp, bool(is_raw)) if magic == _SAYS and is_raw in (0, 1) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a consumer shows, and the size that it was told of; None if it was told of none."""
+
+    generation: bytes
+    token: bytes
+    consume: bool
+    size_bytes: int | None
 
 
 class OfferServer(PayloadServer):
@@ -113,18 +124,17 @@ class OfferServer(PayloadServer):
 def take(
     connection: socket.socket,
     fetching: Fetch,
-    asked: tuple[bytes, bytes, bool],
+    asked: Asked,
     deadline_s: float,
     pool: ManagedPool,
     read: Read,
 ) -> tuple[Block, int, bool] | None:
     """The consumer's side: a block of its pool with the hand-off, its size, whether it is raw; None if it is gone.
 
-    ``asked`` is what is shown: generation, token, whether to consume. Raise TransferError, or OSError.
+    Raise TransferError, or OSError.
     """
-    generation, token, consume = asked
     connection.settimeout(left_s(deadline_s))
-    connection.sendall(pack_request(generation, token, consume=consume))
+    connection.sendall(pack_request(asked.generation, asked.token, consume=asked.consume))
     head = bytearray(ANSWER_BYTES)
     receive_into(connection, memoryview(head), deadline_s)
     answer = parse_answer(bytes(head))
@@ -133,7 +143,9 @@ def take(
     status, size_bytes = answer
     if status is Status.GONE:
         return None
-    frame = bytearray(_OFFER.size)
+    if asked.size_bytes is not None and size_bytes != asked.size_bytes:
+        raise TransferError(f"{size_bytes} bytes are offered, {asked.size_bytes} were announced")
+    frame = bytearray(OFFER_BYTES)
     receive_into(connection, memoryview(frame), deadline_s)
     offer = Offer.parse(bytes(frame))
     if offer is None:

@@ -18,7 +18,7 @@ from stage_runtime.connectors.managed import ManagedBuffer, flat_tensor
 from stage_runtime.connectors.managed_store import ManagedMemory, ManagedPiece
 from stage_runtime.connectors.mooncake_engine import EngineEnd
 from stage_runtime.connectors.mooncake_library import check_host, check_protocol
-from stage_runtime.connectors.mooncake_offers import OfferServer, take
+from stage_runtime.connectors.mooncake_offers import Asked, OfferServer, take
 from stage_runtime.connectors.settings import COMMON, limits_of, number
 from stage_runtime.connectors.store import Kept, Store
 from stage_runtime.connectors.storing import StoringConnector
@@ -68,7 +68,8 @@ class _OfferEnd(TcpEnd):
         """What lies there, and whether it is raw; None if it is gone. Raise TransferError."""
         deadline_s = self._deadline_s(metadata)
         pool = self._engine.pool
-        asked = (*shown, bool(metadata.get("consume", True)))
+        announced = metadata.get("data_size")
+        asked = Asked(*shown, bool(metadata.get("consume", True)), announced if isinstance(announced, int) else None)
         with self._fetches.under_way(key) as fetching:
             taken = converse(
                 address,

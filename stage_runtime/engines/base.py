@@ -6,6 +6,7 @@ all requests together and returns what came out. Any exception out of ``step`` m
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import importlib.util
 from collections.abc import Callable, Mapping
@@ -159,6 +160,13 @@ class ControlEngine(Protocol):
         """
 
 
+class CheckedEngine(Protocol):
+    """What an engine may offer where building it does not tell yet whether it could load."""
+
+    def check(self) -> None:
+        """Look, for a dry run, at what is cheap to look at before loading. Raise ConfigError."""
+
+
 class ThreadedEngine(Protocol):
     """What an engine has to offer that works in a thread of its own: ``step`` returns though that stands still."""
 
@@ -246,8 +254,14 @@ def create_engine(stage: StageConfig) -> Engine:
 
 def checked_args(stage: StageConfig, kind: type[_Args], given: Any = None, name: str = "engine_args") -> _Args:
     """The stage's ``engine_args``, or a part of them, as a struct. Raise ConfigError that names stage and argument."""
+    arguments = stage.engine_args if given is None else given
+    known: tuple[str, ...] = getattr(kind, "__struct_encode_fields__", ())
+    for strange in [each for each in arguments if each not in known] if known and isinstance(arguments, dict) else ():
+        near = difflib.get_close_matches(str(strange), known, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
+        raise ConfigError(f"stage {stage.stage_id}: {name}.{strange} is not known; {hint}")
     try:
-        return msgspec.convert(stage.engine_args if given is None else given, kind)
+        return msgspec.convert(arguments, kind)
     except msgspec.ValidationError as error:
         raise ConfigError(f"stage {stage.stage_id}: {name}: {error}") from error
 

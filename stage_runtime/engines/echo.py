@@ -11,9 +11,10 @@ import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
+from msgspec import Meta
 
 from omni_discovery.deploy import StageConfig
 from omni_discovery.errors import InvalidRequestError
@@ -35,14 +36,14 @@ from stage_runtime.errors import NotResumableError
 class EchoArgs(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """``engine_args`` of the echo engine."""
 
-    capacity: int = 8
+    capacity: Annotated[int, Meta(ge=1)] = 8
     modality: Literal["text", "image"] = "text"
     #: Between two words.
-    delay_s: float = 0.0
+    delay_s: Annotated[float, Meta(ge=0)] = 0.0
     #: What loading pretends to take.
-    load_s: float = 0.0
+    load_s: Annotated[float, Meta(ge=0)] = 0.0
     #: Zeros that go with the hand-off, to try large ones.
-    payload_bytes: int = 0
+    payload_bytes: Annotated[int, Meta(ge=0)] = 0
     #: A request that holds this text fails; crashes the engine; makes it stand still for ever.
     fail_on: str = ""
     crash_on: str = ""
@@ -50,7 +51,7 @@ class EchoArgs(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     #: With this set, only answers that hold it are handed over.
     handoff_on: str = ""
     #: What a control call takes, and which custom ones are allowed.
-    control_delay_s: float = 0.0
+    control_delay_s: Annotated[float, Meta(ge=0)] = 0.0
     allow_rpc: tuple[str, ...] = ()
 
 

@@ -17,7 +17,7 @@ from omni_discovery.errors import InvalidRequestError
 from omni_discovery.wire import FailureKind
 from stage_runtime.engines.base import EngineOutput, Report, StageRequest, checked_args
 from stage_runtime.engines.torch_output import Speaker
-from stage_runtime.engines.torch_target import Target, TorchArgs, check_target, load_target, source_hash
+from stage_runtime.engines.torch_target import Target, TorchArgs, check_target, find_target, load_target, source_hash
 from stage_runtime.model_details import code
 
 logger = logging.getLogger(__name__)
@@ -80,6 +80,10 @@ class TorchEngine:
     def model_details(self) -> Mapping[str, str]:
         """See DescribedEngine. The code is the target's file, too; what that imports is not looked at."""
         return {"code": f"{self._args.target}+{source_hash(self._args)}; {code()}"}
+
+    def check(self) -> None:
+        """See CheckedEngine. User code is imported, and not called."""
+        find_target(self._stage, self._args)
 
     def load(self, report: Report) -> None:
         """See Engine."""

@@ -65,6 +65,17 @@ def check_target(stage: StageConfig, args: TorchArgs) -> None:
         raise _wrong(stage, f"is no name like 'package.module:name', but {args.target!r}")
 
 
+def find_target(stage: StageConfig, args: TorchArgs) -> None:
+    """Import the target and nothing more. Raise ConfigError if that fails, however it does."""
+    try:
+        _find(stage, args.target)
+    except ConfigError:
+        raise
+    except Exception as error:
+        told = f"{type(error).__name__}: {error}"
+        raise _wrong(stage, f"{args.target!r} can't be imported: {told}") from error
+
+
 def load_target(stage: StageConfig, args: TorchArgs) -> Target:
     """Import and build the target. Raise ConfigError where the operator must act, or what its constructor raises."""
     found = _find(stage, args.target)

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,11 +23,12 @@ from stage_runtime.connectors import (
     TransferTimeoutError,
 )
 from stage_runtime.connectors.managed import ManagedBuffer
+from stage_runtime.connectors.mooncake_client import StoreClient, StoreConfig
 from stage_runtime.connectors.mooncake_store import MooncakeStoreConnector
 from stage_runtime.connectors.mooncake_transfer import MooncakeTransferEngineConnector
 from tests.support.connector_peer import Peer, intact, payload
 from tests.support.mooncake import mooncake_host, mooncake_master
-from tests.support.netns import Host
+from tests.support.netns import Host, Network
 from tests.support.processes import wait_for
 
 TRANSFER = "MooncakeTransferEngineConnector"
@@ -181,6 +183,8 @@ def test_a_wrong_token_is_refused_and_counted_and_the_hand_off_stays(make: Make)
     with pytest.raises(TransferError):
         consumer.get("0", "1", "key", metadata | {"token": bytes(32)})
     wait_for("the count", lambda: producer.health()["transfers"].get("refused_token"), 5.0)
+    with pytest.raises(TransferError, match="7 were announced"):
+        consumer.get("0", "1", "key", metadata | {"data_size": 7})
     assert consumer.get("0", "1", "key", metadata) is not None
     wait_for("the consumer's pool", lambda: free_bytes(consumer) == POOL, 5.0)
 
@@ -238,6 +242,23 @@ def test_a_transfer_that_stands_still_ends_and_its_memory_waits_for_the_engine(m
     wait_for("the block", lambda: consumer._engine.pool.free_bytes == POOL, 60.0)
 
 
+def test_two_hosts_hand_over_to_each_other() -> None:
+    """All that they have in common is a network; each is told its own address and nothing of the other."""
+    mooncake_host()
+    with Network("left", "right") as network:
+        left, right = (
+            Peer(TRANSFER, host, shm_threshold_bytes=0, memory_pool_size=POOL, advertise_host=host.address)
+            for host in network.hosts.values()
+        )
+        try:
+            for seed, (producer, consumer) in enumerate(((left, right), (right, left))):
+                _, _, metadata = producer.call("put", "key", 4 << 20, seed)
+                assert consumer.call("get", "key", metadata)[:2] == (True, seed)
+        finally:
+            left.kill()
+            right.kill()
+
+
 def test_a_full_pool_is_said_on_either_side(make: Make) -> None:
     producer, small = make(), make(memory_pool_size=1 << 16)
     metadata = put(producer, "key", payload(1 << 20))
@@ -282,6 +303,60 @@ def test_without_a_master_the_store_says_so_and_nothing_waits(host: Host) -> Non
         with pytest.raises(TransferError, match="no Mooncake master"):
             connector.get("0", "1", "key", {"mooncake_key": "omni-x"})
         assert time.monotonic() - begun_s < 20
+
+
+class FakeStore:
+    """The library's client, where putting fails so often with what a dead process's segment answers."""
+
+    def __init__(self, failures: int) -> None:
+        self._failures = failures
+        self.tried: list[Any] = []
+        self.closed = False
+
+    def setup(self, *_: Any) -> int:
+        return 0
+
+    def get_hostname(self) -> str:
+        return "127.0.0.1:12345"
+
+    def put_parts(self, name: str, *parts: bytes, config: Any) -> int:
+        self.tried.append(getattr(config, "preferred_segment", "anywhere"))
+        return -800 if len(self.tried) <= self._failures else 0
+
+    def remove(self, name: str, force: bool) -> int:
+        return 0
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def fake_client(monkeypatch: pytest.MonkeyPatch, *stores: FakeStore) -> StoreClient:
+    left = list(stores)
+    library = SimpleNamespace(MooncakeDistributedStore=lambda: left.pop(0), ReplicateConfig=SimpleNamespace)
+    monkeypatch.setattr("stage_runtime.connectors.mooncake_client.load", lambda _: library)
+    monkeypatch.setattr("stage_runtime.connectors.mooncake_client.socket.create_connection", lambda *_: FakeStore(0))
+    return StoreClient(StoreConfig("127.0.0.1", "P2PHANDSHAKE", 1, 1, "tcp", "", "127.0.0.1:1"))
+
+
+def test_a_process_that_is_taken_for_a_dead_one_comes_under_another_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    stores = [FakeStore(2), FakeStore(1), FakeStore(0)]
+    fake_client(monkeypatch, *stores).put("name", [b"x"], time.monotonic() + 5)
+    assert [store.closed for store in stores] == [True, True, False]
+    with pytest.raises(TransferError, match="takes this process for others"):
+        fake_client(monkeypatch, *(FakeStore(1) for _ in range(9))).put("name", [b"x"], time.monotonic() + 5)
+
+
+def test_a_put_that_met_the_segment_of_a_dead_process_is_tried_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own is full, say. The library can't move it twice; then it goes anywhere. If it never can, that is said."""
+    store = FakeStore(0)
+    client = fake_client(monkeypatch, store)
+    client.put("first", [b"x"], time.monotonic() + 5)
+    store.tried, store._failures = [], 2
+    client.put("name", [b"x"], time.monotonic() + 5)
+    assert store.tried == ["127.0.0.1:12345", "127.0.0.1:12345", "anywhere"]
+    store.tried, store._failures = [], 9
+    with pytest.raises(TransferError, match="answers -800"):
+        client.put("name", [b"x"], time.monotonic() + 5)
 
 
 def test_the_store_refuses_what_is_too_large_for_it(host: Host) -> None:

@@ -101,7 +101,7 @@ def test_what_a_killed_producer_left_goes_after_its_time(
     namespace: str, settings: dict[str, Any], consumer: YuanrongConnector
 ) -> None:
     """1. it is killed: what it stored can still be had; 2. a second or two later it is gone"""
-    peer = Peer("YuanrongConnector", **settings, ttl_s=1)
+    peer = Peer("YuanrongConnector", **settings, ttl_s=1, request_timeout_s=20)
     _, _, metadata = peer.call("put", "key", 100_000, 5)
     peer.kill()
     got = consumer.get("0", "1", "key", metadata | KEEP)

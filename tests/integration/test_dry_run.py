@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
 import pytest
@@ -56,6 +57,10 @@ def test_without_any_etcd_the_plan_is_told_and_nothing_is_left_behind(tmp_path: 
     [
         ('{"0": {"runtime": {"devices": "0,1,2"}}}', "3 devices (0,1,2) can't be shared out evenly to 2 replicas"),
         ('{"0": {"engine_args": {"capacity": "x"}}}', "stage 0: engine_args: Expected `int`, got `str`"),
+        (
+            '{"0": {"engine": "torch", "engine_args": {"target": "tests.support.callables:nope", "capacity": 1}}}',
+            "stage 0: engine_args.target 'tests.support.callables:nope'",
+        ),
     ],
 )
 def test_a_plan_that_is_not_possible_ends_with_the_reason(
@@ -63,6 +68,13 @@ def test_a_plan_that_is_not_possible_ends_with_the_reason(
 ) -> None:
     lines = dry_run(tmp_path, "--deploy-config", pair, "--stage-overrides", overrides, code=2)
     assert reason in lines[-1]
+
+
+def test_a_port_that_is_taken_is_told(tmp_path: Path, pair: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = str(other.getsockname()[1])
+        lines = dry_run(tmp_path, "--deploy-config", pair, "--hub-only", "--port", port, code=2)
+    assert f"can't listen on 127.0.0.1 port {port}" in lines[-1]
 
 
 def test_the_registry_is_read_and_not_written(
@@ -83,7 +95,9 @@ def test_the_registry_is_read_and_not_written(
     headless = ("--headless", "--stage-id", "0", "--stage-overrides", '{"0": {"devices": "0,1", "num_replicas": 2}}')
     with EmbeddedEtcd() as etcd:
         revision = revision_of(etcd.endpoint)
-        assert "none is in force yet: ours would be put" in run("serve", "--dry-run", "--deploy-config", pair)
+        assert "none is in force yet: ours would be put" in run(
+            "serve", "--dry-run", "--port", "0", "--deploy-config", pair
+        )
         assert "the replicas would wait" in run("serve", "--dry-run", *headless)
         assert revision_of(etcd.endpoint) == revision
 
@@ -93,7 +107,7 @@ def test_the_registry_is_read_and_not_written(
         assert "  0      1  1        input, output" in plan
         assert f"  {KEYS}/replicas/0/<lowest free id>  leased  2 replica records" in plan
         changed = ("--stage-overrides", '{"1": {"engine_args": {"capacity": 3}}}')
-        told = run("serve", "--dry-run", "--deploy-config", pair, *changed, code=2)
+        told = run("serve", "--dry-run", "--port", "0", "--deploy-config", pair, *changed, code=2)
         assert "already runs another pipeline: stage 1.engine_args.capacity: 3 here" in told
         assert revision_of(etcd.endpoint) == revision
         assert etcdctl(etcd.endpoint, "get", "--prefix", "--keys-only", KEYS).split() == [f"{KEYS}/pipeline"]

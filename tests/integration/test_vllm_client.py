@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
+from hub.text_stage import serving_stage
 from omni_discovery import wire
 from omni_discovery.deploy import DeployConfig, StageConfig
 from omni_discovery.errors import ConfigError
@@ -226,8 +227,6 @@ def test_flags_that_would_have_no_effect_are_refused(frontend: Any, flags: str, 
 
 def test_a_model_in_two_stages_is_served_by_the_one_that_decodes(frontend: Any) -> None:
     """The prompt goes to the prefill stage, the parameters to the decode stage."""
-    from hub.api.vllm_server import serving_stage
-
     transfer = {"kv_transfer_config": {"kv_connector": "NixlConnector"}}
     prefill = StageConfig(stage_id=0, engine="vllm", model="m", engine_args={"pd": "prefill", **transfer})
     decode = StageConfig(stage_id=1, engine="vllm", model="m", engine_args={"pd": "decode"}, final_output="text")

@@ -35,7 +35,9 @@ async def eventually(what: str, probe: Callable[[], _Found | None], timeout_s: f
 def etcdctl(endpoint: str, *arguments: str) -> str:
     """Run etcdctl as an operator would; return what it prints."""
     binary = find_binary(None).with_name("etcdctl")
-    environment = {**os.environ, "ETCDCTL_API": "3"}
+    # What the shell says of another etcd stands in the way of the flags.
+    base = {name: value for name, value in os.environ.items() if not name.startswith("ETCDCTL_")}
+    environment = {**base, "ETCDCTL_API": "3"}
     command = [str(binary), f"--endpoints={endpoint}", *arguments]
     return subprocess.run(command, env=environment, check=True, capture_output=True, timeout=20).stdout.decode()
 

@@ -118,15 +118,16 @@ def test_an_engine_that_nobody_knows_is_named_with_the_nearest(tree: DeployConfi
         ("stages: [", "line 1: not YAML"),
         ("- 1", "mapping"),
         ("stages: []", "empty"),
-        ("stages: 3", "$.stages"),
+        ("stages: 3", "stages is 3; right would be a list"),
+        ("stages: [3]", "Expected"),
         (TREE.replace("engine: echo, model", "engin: echo, model"), "did you mean 'engine'?"),
         (TREE.replace("stage_id: 1", "stage_id: 0"), "twice"),
         (TREE.replace("input_from: [0]", "input_from: [9]"), "stage 9"),
         (TREE.replace("input_from: [0]", "input_from: [2]"), "does not stand before"),
         (TREE.replace("{from: 0, to: 2", "{from: 1, to: 2"), "joins no two stages"),
         (TREE.replace("connector: small", "connector: big"), "there are: small"),
-        (TREE.replace("num_replicas: 2", "num_replicas: 0"), ">= 1"),
-        (TREE.replace("stage_id: 0", "stage_id: -1"), ">= 0"),
+        (TREE.replace("num_replicas: 2", "num_replicas: 0"), "a whole number from 1 to 1024"),
+        (TREE.replace("stage_id: 0", "stage_id: -1"), "a whole number from 0"),
         ("stages: [{stage_id: 0, engine: echo}]", "final_output"),
     ],
 )
@@ -167,5 +168,40 @@ def test_an_edge_hands_over_in_pieces_as_it_says_or_as_the_document_says() -> No
     plain = parse_deploy(stages, "t")
     assert [plain.async_chunk_of(0, 1, wanted) for wanted in (None, True)] == [False, True]
     assert plain.window_of(0, 1) == 16
-    narrow = parse_deploy(f"{stages}\nedges: [{{from: 0, to: 1, window_size: 0, async_chunk: true}}]", "t")
+    narrow = parse_deploy(f"{stages}\nedges: [{{from: 0, to: 1, window_size: 1, async_chunk: true}}]", "t")
     assert narrow.window_of(0, 1) == 1
+
+
+@pytest.mark.parametrize(
+    ("stage", "edge", "said"),
+    [
+        ("final_output: picture", "", "stage 7.final_output is 'picture'; right would be text, image, audio or none"),
+        (
+            "final_output: text, runtime: {num_replicas: 0}",
+            "",
+            "stage 7.runtime.num_replicas is 0; right would be a whole",
+        ),
+        ("final_output: text, engine_args: 3", "", "stage 7.engine_args is 3; right would be a mapping"),
+        ("final_output: text, input_from: [x]", "", "stage 7.input_from[0] is 'x'; right would be a list of stage ids"),
+        ("final_output: text, runtime: {ray: {resources: {a: x}}}", "", "stage 7.runtime.ray.resources: Expected"),
+        (
+            "final_output: text",
+            "window_size: wide",
+            "the edge 0 to 7.window_size is 'wide'; right would be a whole number",
+        ),
+        (
+            "final_output: text",
+            "window_size: 0",
+            "the edge 0 to 7: window_size is 0; right would be a whole number from 1",
+        ),
+        ("final_output: text", "max_inflight: 0", "the edge 0 to 7: max_inflight is 0; right would be a whole number"),
+        ("final_output: text", "max_inflight: -2", "the edge 0 to 7.max_inflight is -2; right would be"),
+    ],
+)
+def test_a_value_that_can_not_be_is_told_with_its_place_and_what_would_be_right(
+    stage: str, edge: str, said: str
+) -> None:
+    text = f"stages: [{{stage_id: 0, engine: echo}}, {{stage_id: 7, engine: echo, {stage}}}]"
+    with pytest.raises(ConfigError) as refused:
+        parse_deploy(text + (f"\nedges: [{{from: 0, to: 7, {edge}}}]" if edge else ""), "pair.yaml")
+    assert str(refused.value).startswith(f"pair.yaml: {said}")

@@ -127,6 +127,17 @@ def test_arguments_that_it_does_not_know_are_refused() -> None:
         engine(delays=1)
 
 
+@pytest.mark.parametrize("wrong", [{"capacity": 0}, {"capacity": -1}, {"delay_s": -1}, {"load_s": -0.5}])
+def test_numbers_that_make_no_sense_are_refused_by_name(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=f"stage 0: engine_args: .*{next(iter(wrong))}"):
+        engine(**wrong)
+
+
+def test_an_unknown_argument_is_told_with_the_nearest() -> None:
+    with pytest.raises(ConfigError, match=r"engine_args.capcity is not known; did you mean 'capacity'\?"):
+        engine(capcity=3)
+
+
 def test_an_engine_that_nobody_knows_is_refused_with_those_that_there_are() -> None:
     with pytest.raises(ConfigError, match=r"'vlm' is not known; there are: diffusion, echo, torch, vllm"):
         create_engine(StageConfig(stage_id=3, engine="vlm"))

@@ -13,6 +13,7 @@ from omni_discovery.errors import ConfigError
 from stage_runtime.connectors.allocator import BufferAllocator
 from stage_runtime.connectors.managed import STAMP_BYTES, ManagedBuffer, ManagedPool
 from stage_runtime.connectors.managed_store import ManagedMemory
+from stage_runtime.connectors.mooncake_offers import OFFER_BYTES, Offer
 
 SIZE = 1 << 20
 
@@ -98,3 +99,13 @@ def test_a_hand_off_that_somebody_reads_stays_after_it_was_dropped() -> None:
     gc.collect()
     assert memory.free_bytes == SIZE
     assert memory.made == 1
+
+
+@given(st.binary(min_size=OFFER_BYTES, max_size=OFFER_BYTES), st.integers(0, OFFER_BYTES - 1), st.integers(0, 255))
+def test_an_offer_is_read_as_it_was_written_and_other_bytes_are_none(noise: bytes, place: int, value: int) -> None:
+    offer = Offer("10.0.0.1:15000", 1 << 63, b"s" * STAMP_BYTES, True)
+    packed = bytearray(offer.pack())
+    assert Offer.parse(bytes(packed)) == offer
+    assert Offer.parse(noise) is None
+    packed[place] = value
+    assert isinstance(Offer.parse(bytes(packed)), Offer | None)

@@ -145,6 +145,14 @@ def test_an_engine_that_nobody_knows_is_refused_where_it_would_run_and_told_else
     assert "deploy.engine_unknown stage 1: engine 'theirs'" in caplog.text
 
 
+def test_a_pipeline_that_vllms_server_can_t_speak_for_is_refused_by_its_document_alone(
+    parser: argparse.ArgumentParser, pair: str
+) -> None:
+    with pytest.raises(ConfigError, match="--api vllm needs a vLLM stage; stage 0 is echo"):
+        deploy_of(parser.parse_args(["--deploy-config", pair, "--api", "vllm"]))
+    deploy_of(parser.parse_args(["m", "--api", "vllm"]))
+
+
 def test_what_older_launchers_pass_is_said_once_and_ignored(
     parser: argparse.ArgumentParser, caplog: pytest.LogCaptureFixture
 ) -> None:

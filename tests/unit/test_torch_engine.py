@@ -101,6 +101,21 @@ class TestTarget:
                 lambda _phase, _progress: None
             )
 
+    def test_whether_the_target_is_there_can_be_asked_without_building_it(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.syspath_prepend(str(tmp_path))
+        (tmp_path / "breaks_at_import.py").write_text("raise RuntimeError('no licence')")
+        for target, said in (
+            ("tests.support.callables:nope", "there is no 'nope' in"),
+            ("breaks_at_import:f", "can't be imported: RuntimeError: no licence"),
+        ):
+            made = TorchEngine(StageConfig(stage_id=0, engine="torch", engine_args={"target": target}))
+            with pytest.raises(ConfigError, match=said):
+                made.check()
+        target = "tests.support.callables:Greeter"
+        TorchEngine(StageConfig(stage_id=0, engine="torch", engine_args={"target": target})).check()
+
     @pytest.mark.parametrize(
         ("args", "said"),
         [

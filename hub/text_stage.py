@@ -1,0 +1,33 @@
+"""Which stage of a pipeline vLLM's own server would speak for. The document alone says it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from omni_discovery.errors import ConfigError
+
+if TYPE_CHECKING:
+    from omni_discovery.deploy import DeployConfig, StageConfig
+
+
+def serving_stage(deploy: DeployConfig) -> StageConfig:
+    """The stage that answers: the first that puts out text. Raise ConfigError if vLLM's server can't speak for it."""
+    stage = next((stage for stage in deploy.stages if stage.final_output == "text"), None)
+    if stage is None:
+        raise ConfigError("--api vllm serves text, and no stage of this pipeline has final_output: text")
+    if stage.engine != "vllm":
+        raise ConfigError(f"--api vllm needs a vLLM stage; stage {stage.stage_id} is {stage.engine}")
+    if stage.engine_args.get("runner", "auto") == "pooling":
+        raise ConfigError(f"--api vllm: stage {stage.stage_id} pools, and only stages that make tokens are served")
+    if not all(_only_prefills(deploy, each, stage) for each in deploy.inputs_of(stage.stage_id)):
+        raise ConfigError(
+            f"--api vllm needs a text stage that reads prompts; stage {stage.stage_id} takes the hand-off of another"
+        )
+    return stage
+
+
+def _only_prefills(deploy: DeployConfig, stage_id: int, stage: StageConfig) -> bool:
+    """Whether a stage reads the prompts of another one for it, as one model in two stages does."""
+    before = deploy.stage(stage_id)
+    is_entry = not deploy.inputs_of(stage_id)
+    return is_entry and before.engine_args.get("pd") == "prefill" and before.model == stage.model
