@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 #: Characters of what a replica says of itself.
 _MOST_REASON: Final = 200
+#: The phase of a replica whose engine sleeps.
+_ASLEEP: Final = "asleep"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +44,9 @@ def _cause(entry: Entry) -> str:
     info = entry.info
     if info.status is not ReplicaStatus.UP:
         said = {ReplicaStatus.ERROR: "with an error", ReplicaStatus.DOWN: "going down"}
-        text = said.get(info.status, str(info.status))
+        # A sleeping replica is up again once it is awake; until then its record says that it is starting.
+        is_asleep = info.status is ReplicaStatus.STARTING and info.phase == _ASLEEP
+        text = _ASLEEP if is_asleep else said.get(info.status, str(info.status))
         return f"{text} ({info.reason[:_MOST_REASON]})" if info.reason else text
     if entry.refused:
         return f"refused ({entry.refused})"

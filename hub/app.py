@@ -20,9 +20,10 @@ from hub.api.admin import with_admin
 from hub.api.http_server import HttpServer, bind
 from hub.api.routes import build_app
 from hub.running_hub import OMNI_API, RunningHub, ServeConfig, embed_etcd
-from omni_discovery.errors import ConfigError
+from omni_discovery.errors import ConfigError, OmniError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import FrameType
 
     from hub.api.vllm_server import VllmFrontend
@@ -32,8 +33,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _SUPERVISOR_CHECK_S: Final = 0.5
-#: Exit code of a supervisor that was given something it can't run with; it has said what.
-_BAD_INPUT: Final = 2
 
 
 def run_hub(config: ServeConfig) -> int:
@@ -72,12 +71,21 @@ class _Hub:
         host, port = listener.getsockname()[:2]
         self._url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
         self._stopping = asyncio.Event()
+        #: What ends the waiting of those that are stopped.
+        self._to_hurry: tuple[Callable[[], None], ...] = ()
+
+    def _stop(self) -> None:
+        if self._stopping.is_set():
+            # The second signal: whoever sends it has waited enough.
+            for hurry in self._to_hurry:
+                hurry()
+        self._stopping.set()
 
     async def run(self) -> int:
         """Start in order, serve, stop in the reverse order; return the exit code."""
         config = self._config
         for number in (signal.SIGINT, signal.SIGTERM):
-            asyncio.get_running_loop().add_signal_handler(number, self._stopping.set)
+            asyncio.get_running_loop().add_signal_handler(number, self._stop)
         async with AsyncExitStack() as stack:
             hub = RunningHub(config, self._endpoints, self._url, self._stopping)
             started = await hub.start(stack)
@@ -85,13 +93,15 @@ class _Hub:
                 return 130
             omni, stages = started
             server = await self._server(omni)
+            self._to_hurry = (server.hurry, stages.hurry)
             stack.push_async_callback(server.stop)
             server.start(self._listener)
             logger.info("hub.listening url=%s etcd=%s namespace=%s", self._url, self._endpoints, config.namespace)
-            code = await self._serve(stages, omni)
-            if code == _BAD_INPUT:
+            try:
+                return await self._serve(stages, omni)
+            except ConfigError:
                 await hub.take_back_pipeline()
-            return code
+                raise
 
     async def _server(self, omni: AsyncOmni) -> HttpServer:
         if self._frontend is not None:
@@ -105,19 +115,23 @@ class _Hub:
         return HttpServer(omni, app)
 
     async def _serve(self, stages: LocalStages, omni: AsyncOmni) -> int:
-        """Wait for a signal; a supervisor that was given something it can't run with ends the hub, too."""
+        """Look after the local stages until a signal comes; return the exit code.
+
+        Raise ConfigError for a stage that never could run here; once it was up, the hub goes on without it.
+        Raise OmniError if the hub itself has failed.
+        """
         while not self._stopping.is_set():
-            for stage_id, code in stages.ended().items():
-                # Code 0: an operator has drained them all.
-                level = logging.ERROR if code else logging.INFO
-                logger.log(
-                    level, "stage.ended stage=%d exit_code=%d: no local replica of it runs any more", stage_id, code
-                )
-                if code == _BAD_INPUT:
-                    return _BAD_INPUT
+            for end in stages.tend():
+                if end.is_refusal:
+                    raise ConfigError(
+                        f"stage {end.stage_id} can't run here: the line 'omni: ...' of its supervisor or replicas above"
+                        " says why; correct that, or serve without it (--hub-only, or --stage-id of another stage)"
+                    )
             if not omni.is_running:
-                logger.error("hub.failed: its orchestrator has ended, and nothing can be served without it")
-                return 1
+                raise OmniError(
+                    "the hub's orchestrator has ended, and nothing can be served without it: hub.died above"
+                    " says why; start the hub again"
+                )
             try:
                 await asyncio.wait_for(self._stopping.wait(), _SUPERVISOR_CHECK_S)
             except TimeoutError:

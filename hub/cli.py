@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import resource
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,6 +24,7 @@ from omni_discovery.data_plane_flags import data_plane_flags, read_labels, warn_
 from omni_discovery.deploy import DeployConfig
 from omni_discovery.deploy_overrides import of_this_host, parse_overrides
 from omni_discovery.errors import ConfigError
+from omni_discovery.process_tools import die_with_parent, raise_descriptor_limit
 
 if TYPE_CHECKING:
     from hub.running_hub import ServeConfig
@@ -85,7 +85,6 @@ def run_with_hub(arguments: argparse.Namespace) -> int:
     """Serve over HTTP until a signal comes."""
     config = serve_config(arguments, deploy_of(arguments))
     from hub.app import run_hub
-    from omni_discovery.process_tools import die_with_parent
 
     if arguments.parent_pid is not None:
         die_with_parent(arguments.parent_pid)
@@ -106,7 +105,7 @@ def serve_config(arguments: argparse.Namespace, deploy: DeployConfig) -> ServeCo
     except ValueError as error:
         raise ConfigError(f"--omni-lb-policy: {error}") from error
     warn_if_plain(arguments.zmq_security)
-    raise_descriptor_limit()
+    raise_descriptor_limit("a hub")
     here = stages_here(arguments, deploy)
     plan_here(arguments, deploy, here)
     return ServeConfig(
@@ -138,9 +137,3 @@ def serve_config(arguments: argparse.Namespace, deploy: DeployConfig) -> ServeCo
 def user_state_dir() -> Path:
     """Where this user's hubs keep their identity and their last view of a registry."""
     return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "omni"
-
-
-def raise_descriptor_limit() -> None:
-    """Take all the file descriptors that this user may have: each replica's two encrypted sockets need several."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -11,14 +10,13 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from hub.pipeline_claim import check_pipeline, read_in_force
 from hub.serve_plan import StagesHere, plan_here, stages_here
 from omni_discovery.backend_flags import RAY
 from omni_discovery.config import RegistryConfig
 from omni_discovery.deploy import DeployConfig, decode_deploy, encode_deploy
 from omni_discovery.errors import ConfigError, RegistryTlsError, RegistryUnavailableError
-from omni_discovery.etcd import EtcdKV
 from omni_discovery.keys import beat_key, hub_key, pipeline_key, replicas_prefix
-from omni_discovery.registry_check import check_registry
 from omni_discovery.topology import Topology, plan
 
 if TYPE_CHECKING:
@@ -64,7 +62,7 @@ def dry_run_headless(arguments: argparse.Namespace, security: RegistrySecurity) 
     """Print what this supervisor would do; return 0. Raise OmniError if it could not."""
     ttl_s, namespace = arguments.omni_heartbeat_timeout, arguments.namespace
     registry = RegistryConfig(arguments.etcd_endpoints, namespace, security, ttl_s=ttl_s)
-    in_force = read_in_force(registry)
+    in_force = read_in_force(registry, _ANSWER_S)
     title = ("registry", _registry(arguments.etcd_endpoints, namespace, ttl_s, _IN_FORCE if in_force else _WAITS))
     supervisor = ("supervisor", [("of stage", str(arguments.stage_id)), *_data_plane(arguments)])
     if in_force is None:
@@ -88,21 +86,6 @@ _IN_FORCE: Final = "the one in force, as it stands in etcd"
 _WAITS: Final = "none is in force yet: the replicas would wait for the first hub's, and devices are not known before"
 
 
-def read_in_force(config: RegistryConfig) -> bytes | None:
-    """The deploy document of a namespace, None if there is none. Raise RegistryError."""
-    check_registry(config, _ANSWER_S)
-
-    async def read() -> bytes | None:
-        kv = EtcdKV(config.endpoints, security=config.security, call_timeout_s=_ANSWER_S)
-        try:
-            item = await kv.get(pipeline_key(config.namespace))
-        finally:
-            await kv.close()
-        return None if item is None else item.value
-
-    return asyncio.run(read())
-
-
 def check_here(arguments: argparse.Namespace, here: StagesHere) -> None:
     """Have each stage looked at by who would run it: engine, arguments, model, devices. Raise ConfigError."""
     for stage, count in () if arguments.worker_backend == RAY else here:
@@ -120,11 +103,11 @@ def check_here(arguments: argparse.Namespace, here: StagesHere) -> None:
         if ended.returncode:
             said = ended.stderr.decode("utf-8", "replace").strip().splitlines() or [f"exit code {ended.returncode}"]
             raise ConfigError(said[-1].removeprefix("omni: "))
+        sys.stderr.write(ended.stderr.decode("utf-8", "replace"))
 
 
 def _agree(config: ServeConfig) -> str:
     """What becomes of the document. Raise ConfigError if another one is in force, RegistryError if etcd refuses us."""
-    from hub.pipeline_claim import check_pipeline
     from hub.running_hub import check_none_embedded
 
     if config.endpoints is None:
@@ -132,7 +115,7 @@ def _agree(config: ServeConfig) -> str:
         return "ours, in an etcd that begins empty"
     registry = RegistryConfig(config.endpoints, config.namespace, config.security, ttl_s=config.ttl_s)
     try:
-        in_force = read_in_force(registry)
+        in_force = read_in_force(registry, _ANSWER_S)
     except RegistryTlsError:
         raise
     except RegistryUnavailableError:

@@ -82,6 +82,7 @@ class LocalStages:
     security_flags: tuple[str, ...] = ()
     #: What those flags say of how long a drain may take.
     drain_timeout_s: float = 60.0
+    now: Callable[[], float] = time.monotonic
     _running: list[_Running] = field(default_factory=list)
     _hurries: bool = False
 
@@ -99,11 +100,11 @@ class LocalStages:
         ends, view = [], self.view()
         for each in self._running:
             if each.child is None:
-                if time.monotonic() >= each.start_at_s:
-                    self._start(each)
+                if self.now() >= each.start_at_s:
+                    self._start_again(each)
                 continue
             if each.up_since_s is None and _is_up(each, view):
-                each.up_since_s, each.was_up = time.monotonic(), True
+                each.up_since_s, each.was_up = self.now(), True
             code = each.child.poll()
             if code is not None:
                 self._ended(each, code)
@@ -116,9 +117,9 @@ class LocalStages:
         children = {each.stage.stage_id: each.child for each in running if each.child is not None}
         _terminate(children.values())
         stop_s = self.drain_timeout_s + _KILL_S
-        deadline_s = time.monotonic() + stop_s
+        deadline_s = self.now() + stop_s
         for stage_id, child in children.items():
-            while child.poll() is None and time.monotonic() < deadline_s:
+            while child.poll() is None and self.now() < deadline_s:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     child.wait(_HURRY_S)
                     break
@@ -139,8 +140,16 @@ class LocalStages:
         each.child = subprocess.Popen(self._command(each.stage), stdin=subprocess.DEVNULL, start_new_session=True)
         logger.info("stage.starting stage=%d replicas=%d", each.stage.stage_id, each.stage.count)
 
+    def _start_again(self, each: _Running) -> None:
+        try:
+            self._start(each)
+        except OSError as error:
+            # That the machine has no process or memory to give just now must not cost the hub.
+            logger.error("stage.not_started stage=%d: %s", each.stage.stage_id, error)
+            each.start_at_s = self.now() + each.pauses.ended(0.0)
+
     def _ended(self, each: _Running, code: int) -> None:
-        stage_id, now_s = each.stage.stage_id, time.monotonic()
+        stage_id, now_s = each.stage.stage_id, self.now()
         each.child = None
         if code in (_DRAINED, _BAD_INPUT):
             level = logging.ERROR if code else logging.INFO

@@ -108,8 +108,8 @@ class HubMetrics:
         }
         self._overhead = Histogram(
             "omni_hub_overhead_seconds",
-            "Time spent in the hub: 'in' from the HTTP request to the first dispatch, 'out' from a replica's frame to "
-            "the HTTP answer.",
+            "Time spent in the hub: 'in' from the last byte of the HTTP request to the first dispatch, 'out' from a "
+            "replica's frame to the HTTP answer.",
             ["way"],
             buckets=_OVERHEAD_BUCKETS_S,
             registry=self.registry,

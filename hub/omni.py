@@ -6,7 +6,7 @@ import argparse
 import asyncio
 import concurrent.futures
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, ExitStack, contextmanager
+from contextlib import AsyncExitStack, ExitStack, contextmanager, suppress
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn, Self
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from hub.local_stages import LocalStages
 
 _CHECK_S: Final = 0.1
+#: How often local stages are looked after.
+_TEND_S: Final = 0.5
 #: What stopping may take beside the drain of local replicas.
 _STOP_S: Final = 60.0
 #: How long an interrupted batch may take to abort what it has sent.

@@ -34,9 +34,9 @@ class Refusals:
     def __init__(self, metrics: HubMetrics, quiet_s: float = _QUIET_S) -> None:
         self._metrics = metrics
         self._quiet_s = quiet_s
-        #: What has come since the last line, by what the line is about; the last one's text says why.
+        #: What has come since the last line, by what the line is about; the last one says why.
         self._untold: Counter[str] = Counter()
-        self._reasons: dict[str, str] = {}
+        self._reasons: dict[str, Exception] = {}
         self._timers: dict[str, asyncio.TimerHandle] = {}
 
     @contextmanager
@@ -67,7 +67,7 @@ class Refusals:
 
     def _note(self, what: str, error: Exception) -> None:
         self._untold[what] += 1
-        self._reasons[what] = str(error)
+        self._reasons[what] = error
         if what not in self._timers:
             # The first at once, and the count of those that follow when the time is over.
             self._again(what)
@@ -81,7 +81,8 @@ class Refusals:
     def _tell(self, what: str) -> bool:
         count = self._untold.pop(what, 0)
         if count:
+            reason = self._reasons[what]
             # A client's own mistake is its own affair; the others are the operator's.
-            level = logging.INFO if InvalidRequestError.__name__ in what else logging.WARNING
-            logger.log(level, "%s count=%d: %s", what, count, self._reasons[what][:300])
+            level = logging.INFO if isinstance(reason, InvalidRequestError) else logging.WARNING
+            logger.log(level, "%s count=%d: %s", what, count, str(reason)[:300])
         return bool(count)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 from hub.async_omni import AsyncOmni
 from hub.identity import HubIdentity, new_identity, take_identity
 from hub.local_stages import LocalStage, LocalStages
-from hub.pipeline_claim import claim_pipeline, keep_pipeline
+from hub.pipeline_claim import check_before_joining, claim_pipeline, keep_pipeline
 from hub.tracing import connect_tracing
 from omni_discovery import __version__
 from omni_discovery.clients import OmniCoordClientForHub
@@ -27,7 +27,8 @@ from omni_discovery.config import RegistryConfig
 from omni_discovery.data_plane_flags import CURVE
 from omni_discovery.deploy import DeployConfig
 from omni_discovery.embedded import EmbeddedEtcd
-from omni_discovery.errors import ConfigError, RegistryUnavailableError
+from omni_discovery.errors import ConfigError, RegistryError, RegistryUnavailableError
+from omni_discovery.etcd_greeting import be_brief
 from omni_discovery.history_log import remembering
 from omni_discovery.hub_watcher import ViewOptions
 from omni_discovery.messages import HubRecord
@@ -100,6 +101,7 @@ def embed_etcd(stack: ExitStack, config: ServeConfig) -> str:
     """Start an etcd of our own and tell its endpoint, also to the other commands on this machine."""
     check_none_embedded(config)
     endpoint = stack.enter_context(EmbeddedEtcd(binary=config.etcd_binary)).endpoint
+    be_brief(embedded=endpoint)
     write_endpoint(config.runtime_dir, config.namespace, endpoint)
     stack.callback(remove_endpoint, config.runtime_dir, config.namespace)
     return endpoint
@@ -119,6 +121,8 @@ class RunningHub:
         self._stopping = stopping
         #: At which revision this hub put the deploy document; 0 if it stood there.
         self._put_pipeline_at = 0
+        #: Whether etcd had answered before this hub joined, and nothing was wrong.
+        self._is_checked = False
         self._client: OmniCoordClientForHub | None = None
 
     async def start(self, stack: AsyncExitStack) -> tuple[AsyncOmni, LocalStages] | None:
@@ -127,6 +131,7 @@ class RunningHub:
         Raise OmniError.
         """
         config = self._config
+        self._is_checked = await asyncio.to_thread(check_before_joining, self._registry(), config.deploy)
         identity = self._identity()
         stack.callback(identity.close)
         hub = replace(config.hub, registry_ttl_s=config.ttl_s)
@@ -170,7 +175,10 @@ class RunningHub:
     async def take_back_pipeline(self) -> None:
         """What can't run here must not stand in the way of its own correction."""
         if self._put_pipeline_at and self._client is not None:
-            await asyncio.to_thread(self._client.drop_pipeline, self._put_pipeline_at)
+            try:
+                await asyncio.to_thread(self._client.drop_pipeline, self._put_pipeline_at)
+            except RegistryError as error:
+                logger.warning("hub.pipeline_not_taken_back reason=%s", error)
 
     def _identity(self) -> HubIdentity:
         config, host = self._config, socket.gethostname()
@@ -249,7 +257,8 @@ class RunningHub:
     async def _agree_on_pipeline(self, client: OmniCoordClientForHub, stack: AsyncExitStack) -> None:
         deploy, namespace = self._config.deploy, self._config.namespace
         if client.is_synced:
-            await asyncio.to_thread(check_ttl, self._registry())
+            if not self._is_checked:
+                await asyncio.to_thread(check_ttl, self._registry())
             self._put_pipeline_at = await asyncio.to_thread(claim_pipeline, client, deploy, namespace)
         keeping = asyncio.create_task(keep_pipeline(client, deploy, namespace))
         stack.callback(keeping.cancel)

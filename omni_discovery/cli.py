@@ -169,6 +169,7 @@ class ReplicasCommand:
 
         from omni_discovery.clients import OmniCoordClientForHub
         from omni_discovery.config import RegistryConfig
+        from omni_discovery.namespaces import read_namespaces, tell_of_others
         from omni_discovery.registry_check import check_registry
         from omni_discovery.replica_table import replica_json, replica_table
 
@@ -197,6 +198,10 @@ class ReplicasCommand:
                         time.sleep(0.25)
             else:
                 console.print(replica_table(client.view(), arguments.namespace, time.time(), console.width))
+            view = client.view()
+        if not (view.replicas or view.hubs or view.pipeline):
+            names = read_namespaces(endpoints, security)
+            sys.stderr.write(f"omni: {tell_of_others(arguments.namespace, names)}\n")
         return 0
 
 

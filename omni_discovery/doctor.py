@@ -33,21 +33,22 @@ def examine(evidence: Evidence) -> list[Finding]:
     return found
 
 
-def judge_version(endpoint: str, version: str) -> Finding:
-    """What the release of the etcd at one endpoint is known to do wrong."""
+def judge_version(endpoint: str, version: str, *, embedded: bool = False) -> Finding:
+    """What the release of the etcd at one endpoint is known to do wrong. Nothing hangs on that of an embedded one."""
     parsed = parse_version(version)
     if parsed is None:
         return Finding(Grade.NOTE, "release", f"{endpoint} does not say which release of etcd it is")
     bugs = known_bugs(parsed)
     if not bugs:
         return Finding(Grade.OK, "release", f"{endpoint} is etcd {version}, without a known bug that matters here")
+    if embedded:
+        text = f"{endpoint} is the embedded etcd {version}; what it is known to do wrong does no harm here"
+        return Finding(Grade.OK, "release", text)
     harmful = [bug.what for bug in bugs if not bug.workaround]
-    if harmful:
-        text = f"{endpoint} is etcd {version}: {'; '.join(harmful)}"
-        # No problem of this deployment's: what is registered is put back by who registered it.
-        return Finding(Grade.NOTE, "release", text, _NEWER)
-    text = f"{endpoint} is etcd {version}, with {_count(len(bugs), 'known bug')}, worked around here"
-    return Finding(Grade.NOTE, "release", text, _NEWER)
+    harmless = [bug.what for bug in bugs if bug.workaround]
+    told = [*harmful, f"worked around here: {'; '.join(harmless)}"] if harmless else harmful
+    # No problem of this deployment's: what is registered is put back by who registered it.
+    return Finding(Grade.NOTE, "release", f"{endpoint} is etcd {version}: {'; '.join(told)}", _NEWER)
 
 
 def count_namespaces(listed: Iterable[str]) -> dict[str, int]:

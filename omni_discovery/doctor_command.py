@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from omni_discovery.cli import add_registry_options, find_endpoints, quiet_logging, read_security
+from omni_discovery.cli import add_registry_options, find_endpoints, quiet_logging, read_security, user_runtime_dir
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -45,11 +45,13 @@ class DoctorCommand:
         """See Command. 0: nothing is wrong, 1: something is."""
         from omni_discovery.doctor import Grade
         from omni_discovery.keys import check_namespace
+        from omni_discovery.runtime_file import embedded_among
 
         quiet_logging()
         namespace = check_namespace(arguments.namespace)
         endpoints, security = find_endpoints(arguments), read_security(arguments)
-        found = asyncio.run(diagnose(endpoints, security, namespace))
+        embedded = embedded_among(user_runtime_dir(), namespace, endpoints)
+        found = asyncio.run(diagnose(endpoints, security, namespace, embedded))
         if arguments.json:
             for finding in found:
                 sys.stdout.write(msgspec.json.encode(dataclasses.asdict(finding)).decode() + "\n")
@@ -60,8 +62,8 @@ class DoctorCommand:
         return 1 if any(finding.grade is Grade.PROBLEM for finding in found) else 0
 
 
-async def diagnose(endpoints: str, security: RegistrySecurity, namespace: str) -> list[Finding]:
-    """Everything that can be found out from here."""
+async def diagnose(endpoints: str, security: RegistrySecurity, namespace: str, embedded: str = "") -> list[Finding]:
+    """Everything that can be found out from here. ``embedded`` is the endpoint of an etcd of this user's hubs."""
     from omni_discovery.doctor import Evidence, Finding, Grade, count_namespaces, examine
     from omni_discovery.endpoints import parse_endpoints
     from omni_discovery.errors import RegistryError
@@ -70,7 +72,7 @@ async def diagnose(endpoints: str, security: RegistrySecurity, namespace: str) -
     from omni_discovery.table import ReplicaTable
 
     answers = await asyncio.gather(
-        *(_knock(each, endpoints, security, namespace) for each in parse_endpoints(endpoints))
+        *(_knock(each, endpoints, security, namespace, each == embedded) for each in parse_endpoints(endpoints))
     )
     found = [finding for each in answers for finding in each]
     if not any(each[0].grade is Grade.OK for each in answers):
@@ -95,7 +97,9 @@ async def diagnose(endpoints: str, security: RegistrySecurity, namespace: str) -
     return found
 
 
-async def _knock(endpoint: str, endpoints: str, security: RegistrySecurity, namespace: str) -> list[Finding]:
+async def _knock(
+    endpoint: str, endpoints: str, security: RegistrySecurity, namespace: str, embedded: bool
+) -> list[Finding]:
     """Whether this one endpoint answers and lets us read, and which release it is."""
     from omni_discovery.doctor import Finding, Grade, judge_version
     from omni_discovery.endpoints import scheme_of
@@ -122,7 +126,7 @@ async def _knock(endpoint: str, endpoints: str, security: RegistrySecurity, name
     finally:
         await kv.close()
     answers = Finding(Grade.OK, "etcd", f"{endpoint} answers in {1000 * took_s:.0f} ms")
-    return [answers, judge_version(endpoint, version)]
+    return [answers, judge_version(endpoint, version, embedded=embedded)]
 
 
 async def _release(kv: EtcdKV, endpoint: str) -> str:

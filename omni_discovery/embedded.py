@@ -28,6 +28,7 @@ from typing import IO, Final
 
 from omni_discovery import _die_with_parent
 from omni_discovery.errors import EmbeddedEtcdError
+from omni_discovery.one_line import one_line
 
 logger = logging.getLogger(__name__)
 
@@ -36,6 +37,11 @@ _FOLDER_PREFIX: Final = "omni-etcd-"
 _LOG_NAME: Final = "etcd.log"
 _START_TRIES: Final = 5
 _QUOTA_BYTES: Final = 512 * 1024 * 1024
+#: How much of its log's end is looked at, and how much is told where it is not in etcd's usual form.
+_TAIL: Final = 16_384
+_LONGEST: Final = 400
+#: Of a line of the log: what stands before these, and what only a developer reads.
+_TOLD: Final = frozenset({"level", "ts", "caller", "msg", "error", "stacktrace"})
 _RESTART_DELAY_S: Final = 0.5
 _LAUNCHER: Final = (sys.executable, "-I", "-S", _die_with_parent.__file__)
 
@@ -165,7 +171,7 @@ class EmbeddedEtcd:
                 return process
             if process.poll() is None or "address already in use" not in _log_tail(folder):
                 break
-        raise EmbeddedEtcdError(_log_tail(folder) or f"no answer within {self._start_timeout_s:g} s")
+        raise EmbeddedEtcdError(what_it_said(_log_tail(folder)) or f"no answer within {self._start_timeout_s:g} s")
 
     def _spawn(self, binary: Path, folder: Path) -> subprocess.Popen[bytes]:
         data = folder / "data"
@@ -198,9 +204,21 @@ class EmbeddedEtcd:
 
 def _log_tail(folder: Path) -> str:
     try:
-        return (folder / _LOG_NAME).read_text(errors="replace")[-800:].strip()
+        return (folder / _LOG_NAME).read_text(errors="replace")[-_TAIL:].strip()
     except OSError:
         return ""
+
+
+def what_it_said(log: str) -> str:
+    """Why etcd ended, on one line, by the last line of its log that is whole."""
+    for line in reversed(log.splitlines()):
+        with contextlib.suppress(ValueError):
+            entry = json.loads(line)
+            if isinstance(entry, dict) and "msg" in entry:
+                told = f"{entry['msg']}: {entry['error']}" if "error" in entry else str(entry["msg"])
+                more = ", ".join(f"{name} {value}" for name, value in entry.items() if name not in _TOLD)
+                return one_line(f"{told} ({more})" if more else told)
+    return one_line(log)[:_LONGEST]
 
 
 def _flags(data: Path, client_port: int, peer_port: int) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import dataclass, field
 
 import grpc
 
@@ -17,6 +18,26 @@ logger = logging.getLogger(__name__)
 
 #: Releases that this process has spoken of: several connections meet the same servers, and once is enough.
 _spoken_of: set[tuple[str, str]] = set()
+
+
+@dataclass(slots=True)
+class _Manners:
+    """How much this process says of bugs."""
+
+    #: Endpoints of an etcd of our own, which nobody could bring up to date.
+    embedded: set[str] = field(default_factory=set)
+    #: Whether another process says at length what the bugs are.
+    count_only: bool = False
+
+
+_manners = _Manners()
+
+
+def be_brief(*, embedded: str = "", count_only: bool = False) -> None:
+    """Say nothing of the bugs of the ``embedded`` etcd; with ``count_only``, of any other no more than their number."""
+    _manners.count_only = _manners.count_only or count_only
+    if embedded:
+        _manners.embedded.add(embedded)
 
 
 class Greetings:
@@ -66,6 +87,10 @@ def _speak_of(endpoint: str, text: str) -> None:
     logger.info("etcd.version endpoint=%s version=%s", endpoint, text)
     version = parse_version(text)
     bugs = known_bugs(version) if version else ()
-    if bugs and is_new_release:
-        said = "; ".join(f"{bug.what} ({bug.workaround or 'not for data that must last'})" for bug in bugs)
-        logger.info("etcd.known_bugs version=%s count=%d: %s", text, len(bugs), said)
+    if not bugs or not is_new_release or endpoint in _manners.embedded:
+        return
+    if _manners.count_only:
+        logger.info("etcd.known_bugs version=%s count=%d: 'omni doctor' names them", text, len(bugs))
+        return
+    said = "; ".join(f"{bug.what} ({bug.workaround or 'not for data that must last'})" for bug in bugs)
+    logger.info("etcd.known_bugs version=%s count=%d: %s", text, len(bugs), said)

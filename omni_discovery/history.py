@@ -12,6 +12,7 @@ from omni_discovery import keys
 from omni_discovery.errors import RecordError
 from omni_discovery.kv import PutEvent, WatchEvent
 from omni_discovery.messages import ReplicaInfo, ReplicaStatus, decode_replica
+from omni_discovery.one_line import one_line
 
 #: What a transition says besides the names of statuses.
 REGISTERED: Final = "registered"
@@ -56,12 +57,13 @@ class Life:
         """How it ended, in a few words; empty while it goes on."""
         if not self.is_gone:
             return ""
+        reason = one_line(self.reason)
         match self.last_status:
             case ReplicaStatus.DOWN:
                 # Who fails says so, and then withdraws.
-                return f"failed: {self.reason}" if self.reason else "withdrew"
+                return f"failed: {reason}" if reason else "withdrew"
             case ReplicaStatus.ERROR:
-                return f"failed: {self.reason}" if self.reason else "failed"
+                return f"failed: {reason}" if reason else "failed"
             case ReplicaStatus.DRAINING:
                 return "lost while draining"
             case ReplicaStatus.STARTING:
@@ -72,7 +74,7 @@ class Life:
 
 def of_record(info: ReplicaInfo, known: Transition | None) -> list[Transition]:
     """What a record tells that the last transition of its key, ``known``, has not told yet."""
-    same_life = known is not None and known.epoch == info.epoch and known.what != GONE
+    same_life = known is not None and _key(known) == _key(info) and known.what != GONE
     told = [] if same_life else [_transition(info, REGISTERED, info.registered_at)]
     if not same_life or known is None or known.what != info.status.value or known.reason != info.reason:
         told.append(_transition(info, info.status.value, info.last_heartbeat))
@@ -133,11 +135,14 @@ def lives(transitions: Iterable[Transition], present: Iterable[ReplicaInfo] = ()
 
     The oldest life comes first. A life that nobody saw end, and that is not present, is over all the same.
     """
-    found: dict[tuple[int, int, int], Life] = {}
-    for each in transitions:
-        key = (each.stage_id, each.replica_id, each.epoch)
+    found: dict[_Key, Life] = {}
+    named: dict[tuple[int, int, int], _Key] = {}
+    # Those that don't say whose they are come last, and join whom the others told of.
+    for each in sorted(transitions, key=_is_nameless):
+        key = named.get(_key(each)[:3], _key(each)) if _is_nameless(each) else _key(each)
+        named[key[:3]] = key
         found[key] = _grown(found.get(key) or Life(*key), each)
-    here = {(info.stage_id, info.replica_id, info.epoch): info for info in present}
+    here = {_key(info): info for info in present}
     for key, info in here.items():
         life = found.get(key) or Life(*key)
         for each in of_record(info, None):
@@ -145,6 +150,18 @@ def lives(transitions: Iterable[Transition], present: Iterable[ReplicaInfo] = ()
         found[key] = replace(life, is_gone=False, gone_at_s=None, last_status=info.status.value)
     ended = (life if key in here else replace(life, is_gone=True) for key, life in found.items())
     return sorted(ended, key=lambda life: (life.registered_at_s or life.seen_at_s or 0.0, life.epoch))
+
+
+#: Of one life: stage, replica, epoch, host, pid. A fresh etcd counts its epochs from the start again.
+_Key = tuple[int, int, int, str, int]
+
+
+def _key(of: Transition | ReplicaInfo) -> _Key:
+    return of.stage_id, of.replica_id, of.epoch, of.host, of.pid
+
+
+def _is_nameless(transition: Transition) -> bool:
+    return not (transition.host or transition.pid)
 
 
 def _grown(life: Life, each: Transition) -> Life:

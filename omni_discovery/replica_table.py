@@ -10,11 +10,14 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from omni_discovery.deploy import decode_deploy
+from omni_discovery.errors import ConfigError
 from omni_discovery.messages import ReplicaInfo, ReplicaStatus
 from omni_discovery.mismatches import mismatches_in_force
+from omni_discovery.one_line import one_line
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Collection, Iterator, Mapping
 
     from omni_discovery.table import ReplicaId, View
 
@@ -62,13 +65,18 @@ def replica_table(view: View, namespace: str, now_s: float, width: int = 80) -> 
         )
     for row in rows:
         table.add_row(*row)
-    table.caption = "no replica is registered yet" if not view.replicas else _notes(view, unlike)
+    shown = zip(in_key_order(view), rows, strict=True)
+    cut = [info for info, row in shown if info.reason and len(row[_STATUS]) > wanted[_STATUS]]
+    table.caption = _notes(view, unlike, cut)
     return table
 
 
-def _notes(view: View, unlike: Mapping[ReplicaId, str]) -> Text | None:
-    """What the marks in the table stand for."""
-    lines = [
+def _notes(view: View, unlike: Mapping[ReplicaId, str], cut: Collection[ReplicaInfo]) -> Text | None:
+    """What the marks in the table stand for, what was ``cut`` in it, and who is not in it."""
+    lines = [] if view.replicas else ["no replica is registered yet"]
+    lines += [f"stage {stage_id}: nobody" for stage_id in _deserted(view)]
+    lines += [f"{info.stage_id}/{info.replica_id}, {one_line(info.reason)}" for info in cut]
+    lines += [
         f"! control/{info.stage_id}/{info.replica_id}, {info.control_error}"
         for info in in_key_order(view)
         if info.control_error
@@ -77,6 +85,19 @@ def _notes(view: View, unlike: Mapping[ReplicaId, str]) -> Text | None:
         names = ", ".join(f"{stage_id}/{replica_id}" for (stage_id, replica_id), each in unlike.items() if each == why)
         lines.append(f"≠ {names}: {why}")
     return Text("\n".join(lines), style="red", justify="left") if lines else None
+
+
+def _deserted(view: View) -> list[int]:
+    """The stages of the pipeline in force that have no replica at all."""
+    if view.pipeline is None:
+        return []
+    try:
+        deploy = decode_deploy(view.pipeline, "pipeline")
+    except ConfigError:
+        # 'omni doctor' says what is wrong with it.
+        return []
+    there = {stage_id for stage_id, _ in view.replicas}
+    return [stage.stage_id for stage in deploy.stages if stage.stage_id not in there]
 
 
 def replica_json(view: View) -> Iterator[str]:
@@ -103,7 +124,7 @@ def _row(info: ReplicaInfo, now_s: float, *, unlike: bool) -> tuple[str | Text, 
     if info.status is ReplicaStatus.STARTING and info.phase:
         status.append(f" {info.phase} {info.progress:.0%}", style="dim")
     if info.reason:
-        status.append(f" {info.reason}", style="dim")
+        status.append(f" {one_line(info.reason)}", style="dim")
     if info.cordoned:
         status.append(" cordoned", style="yellow")
     if info.weight != 1:

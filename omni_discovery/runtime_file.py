@@ -58,6 +58,12 @@ def read_embedded(folder: Path, namespace: str) -> EmbeddedEndpoint | None:
     return found if Path(f"/proc/{found.pid}").exists() else None
 
 
+def embedded_among(folder: Path, namespace: str, endpoints: str) -> str:
+    """The endpoint of this user's embedded etcd, if ``endpoints`` means that one; empty if not."""
+    found = read_embedded(folder, namespace)
+    return endpoints if found is not None and found.endpoint == endpoints else ""
+
+
 def remove_endpoint(folder: Path, namespace: str, pid: int | None = None) -> None:
     """Take the file back, if it still is this process's, or that of ``pid``, which was killed. Idempotent."""
     file = _file(folder, namespace)

@@ -18,12 +18,15 @@ from omni_discovery.data_plane_flags import add_data_plane_options, check_data_p
 from omni_discovery.deploy import DeployConfig, StageConfig
 from omni_discovery.deploy_overrides import check_headless, document_here, parse_overrides
 from omni_discovery.errors import ConfigError, OmniError
-from omni_discovery.process_tools import die_with_parent
+from omni_discovery.process_tools import die_with_parent, raise_descriptor_limit
+from omni_discovery.runtime_file import embedded_among
 from stage_runtime.addresses import find_hosts
 from stage_runtime.config import ReplicaConfig, SupervisorConfig
 from stage_runtime.devices import device_text
 from stage_runtime.restarts import EXIT_CONFIG, EXIT_FAILED
 from stage_runtime.tidings import LastWords, tell, tell_nobody
+
+logger = logging.getLogger(__name__)
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -98,14 +101,17 @@ def _check(count: int) -> int:
     configure_logging()
     try:
         from stage_runtime.engines.base import create_engine
-        from stage_runtime.environment import stage_devices
+        from stage_runtime.environment import doubtful_devices, stage_devices
         from stage_runtime.machine import find_machine
 
         stage = msgspec.json.decode(sys.stdin.buffer.read(), type=StageConfig)
         engine = create_engine(stage)
         getattr(engine, "check", lambda: None)()
         engine.close()
-        stage_devices(dict(os.environ), stage, count, find_machine())
+        base, machine = dict(os.environ), find_machine()
+        stage_devices(base, stage, count, machine)
+        if doubt := doubtful_devices(base, stage, count, machine):
+            logger.warning("stage.devices %s", doubt)
     except OmniError as error:
         sys.stderr.write(f"omni: {error}\n")
         return EXIT_CONFIG
@@ -139,15 +145,15 @@ def _supervise(arguments: argparse.Namespace) -> int:
     )
     # The replicas have it in their settings; whatever else they load or start need not see it.
     os.environ.pop("OMNI_ETCD_PASSWORD", None)
+    _be_brief(replica)
     config = SupervisorConfig(replica=replica, count=arguments.omni_dp_size_local, parent_pid=arguments.parent_pid)
 
     from omni_discovery.config import RegistryConfig
     from omni_discovery.registry_check import check_ttl
     from stage_runtime.engines.base import create_engine
-    from stage_runtime.machine import raise_descriptor_limit
     from stage_runtime.pipeline_source import read_pipeline
 
-    raise_descriptor_limit()
+    raise_descriptor_limit("a replica")
     deploy = read_pipeline(
         replica.endpoints, replica.namespace, security=replica.security, absent_wait_s=replica.pipeline_wait_s
     )
@@ -163,7 +169,7 @@ def _supervise(arguments: argparse.Namespace) -> int:
 def _run_supervisor(config: SupervisorConfig, deploy: DeployConfig) -> int:
     from stage_runtime.device_locks import DeviceLocks, Holder
     from stage_runtime.engines.base import modules_to_preload
-    from stage_runtime.environment import replica_environment, stage_devices, stage_environment
+    from stage_runtime.environment import doubtful_devices, replica_environment, stage_devices, stage_environment
     from stage_runtime.launch import SpawnLauncher, ZygoteLauncher
     from stage_runtime.machine import find_machine
     from stage_runtime.process_manager import Supervisor
@@ -171,6 +177,8 @@ def _run_supervisor(config: SupervisorConfig, deploy: DeployConfig) -> int:
     replica, machine, base = config.replica, find_machine(), dict(os.environ)
     stage = deploy.stage(replica.stage_id)
     devices = stage_devices(base, stage, config.count, machine)
+    if doubt := doubtful_devices(base, stage, config.count, machine):
+        logger.warning("stage.devices %s", doubt)
     holder = Holder(pid=os.getpid(), namespace=replica.namespace, stage_id=replica.stage_id)
     locks = DeviceLocks(user_runtime_dir(), devices, holder)
     locks.take()
@@ -212,6 +220,14 @@ def _run_zygote(parent_pid: int, modules: list[str]) -> int:
     return 0
 
 
+def _be_brief(config: ReplicaConfig) -> None:
+    """Of etcd's known bugs hubs speak at length."""
+    from omni_discovery.etcd_greeting import be_brief
+
+    embedded = embedded_among(user_runtime_dir(), config.namespace, config.endpoints)
+    be_brief(embedded=embedded, count_only=True)
+
+
 def _run_replica(config: ReplicaConfig) -> int:
     """Run one replica to its end. The process has to end with ``os._exit`` of the code.
 
@@ -227,6 +243,7 @@ def _run_replica(config: ReplicaConfig) -> int:
         from stage_runtime.pipeline_source import deploy_for
         from stage_runtime.replica_process import Replica
 
+        _be_brief(config)
         code = Replica(config, deploy_for(config), device=device_text(os.environ), tell=word).run()
     except OmniError as error:
         code = EXIT_CONFIG if isinstance(error, ConfigError) else EXIT_FAILED

@@ -6,6 +6,7 @@ import socket
 from collections.abc import Mapping
 
 from omni_discovery.deploy import StageConfig
+from omni_discovery.errors import ConfigError
 from omni_discovery.topology import KV_PORTS, devices_of
 from stage_runtime.devices import UNKNOWN, Machine, environment_of, resolve
 
@@ -49,6 +50,18 @@ def stage_devices(base: Mapping[str, str], stage: StageConfig, count: int, machi
     """All devices that ``count`` local replicas will use. Raise ConfigError as ``replica_devices`` does."""
     found = [replica_devices(base, stage, count, ordinal, machine) for ordinal in range(count)]
     return () if stage.engine == "echo" else tuple(dict.fromkeys(name for names in found for name in names))
+
+
+def doubtful_devices(base: Mapping[str, str], stage: StageConfig, count: int, machine: Machine) -> str:
+    """What another engine would be refused for; empty if all is well, and for engines that are refused."""
+    if stage.engine != "echo":
+        return ""
+    try:
+        for ordinal in range(count):
+            resolve(stage.stage_id, devices_of(stage, count, ordinal), base, machine)
+    except ConfigError as error:
+        return f"{error}; not held against echo, which uses none"
+    return ""
 
 
 def stage_environment(stage: StageConfig, model_is_local: bool, advertise_host: str = "") -> dict[str, str]:

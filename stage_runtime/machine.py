@@ -1,8 +1,7 @@
-"""What the machine gives to a supervisor: which accelerators it has, and how many files may be open."""
+"""What the machine gives to a supervisor: which accelerators it has."""
 
 from __future__ import annotations
 
-import resource
 import sys
 from pathlib import Path
 from typing import Final
@@ -11,8 +10,6 @@ from omni_discovery.deploy import StageConfig
 from omni_discovery.errors import ConfigError
 from stage_runtime.devices import Machine, Platform
 
-#: An idle replica has two dozen files open and two more for each hub, its engine and its hand-offs some besides.
-LEAST_FILES: Final = 256
 #: What may be an accelerator of a kind that is not counted here.
 _OTHERS: Final = (
     *("dev/dxg", "dev/nvidiactl", "dev/nvgpu", "dev/nvhost-*"),
@@ -58,14 +55,3 @@ def check_devices_are_seen(stage: StageConfig, device: str) -> None:
             f"stage {stage.stage_id}: torch {torch.__version__} sees nothing of {device}: "
             "check the driver, that this torch is built for it, and runtime.devices (empty for the CPU)"
         )
-
-
-def raise_descriptor_limit() -> None:
-    """Take all the open files that this user may have. Raise ConfigError if a replica can't live with that."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if hard != resource.RLIM_INFINITY and hard < LEAST_FILES:
-        raise ConfigError(
-            f"only {hard} files may be open here, and a replica needs {LEAST_FILES} at least; raise the hard limit: "
-            "'ulimit -Hn 65536' as root, or LimitNOFILE= of the systemd unit"
-        )
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from hub.api.answer import Answer, server_timing
 from hub.api.disconnect import ClientLeftError, iterate_unless_left, run_unless_left
-from hub.api.errors import BodyTooLongError, describe, error_body, error_response
+from hub.api.errors import BodyTooLongError, ModelNotFoundError, describe, error_response
 from hub.api.schema import MAX_BODY_BYTES, MAX_DROPPED_BYTES, ChatRequest, parse_chat
 from hub.tracing import trace_headers
 from omni_discovery.errors import InvalidRequestError, OmniError
@@ -38,35 +38,33 @@ class ChatCompletions:
 
     async def respond(self, request: Request) -> Response:
         """Answer one request."""
-        received_s = time.perf_counter()
         answer = Answer(f"chatcmpl-{uuid.uuid4().hex}", self._deploy.served_name, int(time.time()))
         try:
-            chat = await self._read(request)
+            chat, received_s = await self._read(request)
             headers = trace_headers(request.headers) if self._omni.is_traced else None
             outputs = self._generate(chat, answer.request_id, received_s, headers)
             if chat.stream:
                 return await self._streamed(request, chat, answer, outputs)
             return await run_unless_left(request, self._whole(chat, answer, outputs))
-        except _UnknownModelError as error:
-            return JSONResponse(
-                error_body(str(error), "invalid_request_error", "model_not_found", "model"),
-                status_code=404,
-                headers={"x-request-id": answer.request_id},
-            )
         except (ClientLeftError, ClientDisconnect):
             return Response(status_code=_CLIENT_LEFT)
         except OmniError as error:
             return error_response(error, answer.request_id)
 
-    async def _read(self, request: Request) -> ChatRequest:
-        """What is asked. Raise InvalidRequestError; the hub never hears of such a request otherwise."""
+    async def _read(self, request: Request) -> tuple[ChatRequest, float]:
+        """What is asked, and when its last byte had come: a client that sends slowly takes none of the hub's time.
+
+        Raise InvalidRequestError; the hub never hears of such a request otherwise.
+        """
         try:
-            chat = parse_chat(await read_body(request))
+            body = await read_body(request)
+            received_s = time.perf_counter()
+            chat = parse_chat(body)
             self._check_model(chat.model)
         except InvalidRequestError as error:
             self._omni.refusals.count(error)
             raise
-        return chat
+        return chat, received_s
 
     def _generate(
         self, chat: ChatRequest, request_id: str, received_s: float, headers: Mapping[str, str] | None
@@ -111,7 +109,7 @@ class ChatCompletions:
 
     def _check_model(self, model: str) -> None:
         if model and model != self._deploy.served_name:
-            raise _UnknownModelError(f"the model {model!r} is not served here; there is {self._deploy.served_name!r}")
+            raise ModelNotFoundError(model, self._deploy.served_name)
 
 
 def stale_header(omni: AsyncOmni) -> dict[str, str]:
@@ -156,10 +154,6 @@ async def read_body(request: Request) -> bytes:
     if size_bytes > MAX_BODY_BYTES:
         raise too_long
     return bytes(body)
-
-
-class _UnknownModelError(InvalidRequestError):
-    """The body names a model that is not served here."""
 
 
 async def _events(

@@ -24,9 +24,17 @@ class BodyTooLongError(InvalidRequestError):
     """The body of a request is longer than this server reads."""
 
 
+class ModelNotFoundError(InvalidRequestError):
+    """The request names a model that is not served here."""
+
+    def __init__(self, asked: str, served: str) -> None:
+        super().__init__(f"the model {asked!r} is not served here; there is {served!r}")
+
+
 #: Status, OpenAI's ``type`` and our ``code``, the first class that fits.
 _KINDS: tuple[tuple[type[OmniError], int, str, str], ...] = (
     (BodyTooLongError, 413, "invalid_request_error", "request_too_large"),
+    (ModelNotFoundError, 404, "invalid_request_error", "model_not_found"),
     (InvalidRequestError, 400, "invalid_request_error", "invalid_request"),
     (OverloadedError, 429, "rate_limit_error", "overloaded"),
     (StageUnavailableError, 503, "service_unavailable_error", "stage_unavailable"),
@@ -40,7 +48,8 @@ def describe(error: OmniError) -> tuple[int, dict[str, Any]]:
     """The HTTP status of an error and its body."""
     for kind, status, name, code in _KINDS:
         if isinstance(error, kind):
-            return status, error_body(message_of(error), name, code)
+            param = "model" if kind is ModelNotFoundError else None
+            return status, error_body(message_of(error), name, code, param)
     return 500, error_body(str(error), "server_error", "internal_error")
 
 

@@ -20,7 +20,7 @@ import msgspec
 from starlette.websockets import WebSocketDisconnect
 
 from hub.api.answer import shown_timings
-from hub.api.errors import describe
+from hub.api.errors import ModelNotFoundError, describe
 from hub.api.stream_schema import End, Segment, parse_frame
 from omni_discovery.errors import DeadlineExceededError, InvalidRequestError, OmniError, OverloadedError, RequestError
 
@@ -77,9 +77,7 @@ class Stream:
         if isinstance(first, End):
             raise InvalidRequestError("the input ended before its first segment")
         if first.model and first.model != self._deploy.served_name:
-            raise InvalidRequestError(
-                f"the model {first.model!r} is not served here; there is {self._deploy.served_name!r}"
-            )
+            raise ModelNotFoundError(first.model, self._deploy.served_name)
         outputs = self._omni.generate(
             frames.segments(first),
             request_id=f"stream-{uuid.uuid4().hex}",

@@ -31,6 +31,7 @@ from hub.api.vllm_errors import HubHeaders
 from hub.api.vllm_params import default_overrides
 from hub.text_stage import serving_stage
 from omni_discovery.errors import ConfigError
+from omni_discovery.one_line import essence
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -116,7 +117,8 @@ class VllmFrontend:
                 model_config=model, structured_outputs_config=arguments.create_structured_outputs_config()
             )
         except (TypeError, ValueError, OSError) as error:
-            raise ConfigError(f"stage {stage.stage_id}: vLLM can't read the model {stage.model}: {error}") from error
+            told = f"vLLM can't read the model {stage.model}: {essence(error)}"
+            raise ConfigError(f"stage {stage.stage_id}: {told}") from error
 
 
 def parse_flags(flags: str) -> Namespace:

@@ -8,6 +8,7 @@ from typing import Any
 
 from omni_discovery.deploy import StageConfig
 from omni_discovery.errors import ConfigError
+from omni_discovery.one_line import essence
 from stage_runtime.engines.base import check_model_folder
 from stage_runtime.failures import lacks_memory
 
@@ -26,7 +27,7 @@ def engine_args_of(stage: StageConfig, given: Mapping[str, Any], kind: Any) -> A
     try:
         return kind(**{**ours, **given})
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"stage {stage.stage_id}: engine_args: {error}") from error
+        raise ConfigError(f"stage {stage.stage_id}: engine_args: {essence(error)}") from error
 
 
 def load_llm(stage: StageConfig, given: Mapping[str, Any]) -> Any:
@@ -41,7 +42,7 @@ def load_llm(stage: StageConfig, given: Mapping[str, Any]) -> Any:
             # What else needs it may be about to end.
             raise
         if isinstance(error, ValueError):
-            raise ConfigError(f"stage {stage.stage_id}: vLLM refuses model or engine_args: {error}") from error
+            raise ConfigError(f"stage {stage.stage_id}: vLLM refuses model or engine_args: {essence(error)}") from error
         if check_model_folder(stage):
-            raise ConfigError(f"stage {stage.stage_id}: {stage.model}: {error}") from error
+            raise ConfigError(f"stage {stage.stage_id}: {stage.model}: {essence(error)}") from error
         raise

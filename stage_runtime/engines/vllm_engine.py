@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Final
 
 from omni_discovery.deploy import StageConfig
@@ -16,6 +17,7 @@ from omni_discovery.errors import ConfigError, InvalidRequestError
 from omni_discovery.wire import FailureKind
 from stage_runtime.engines import vllm_resume
 from stage_runtime.engines.base import EngineOutput, Report, StageRequest, check_model_folder, checked_args
+from stage_runtime.engines.model_files import check_model_files
 from stage_runtime.engines.rendezvous import rendezvous_removed
 from stage_runtime.engines.sampling import token_sampling
 from stage_runtime.engines.vllm_args import load_llm
@@ -55,7 +57,8 @@ class VllmEngine:
         self._where = f"stage {stage.stage_id}: engine_args.handoff"
         if self._handoff.hidden_states and self._pd.role is not None:
             raise ConfigError(f"{self._where}.hidden_states: a stage that is split into prefill and decode has not all")
-        check_model_folder(stage)
+        if check_model_folder(stage):
+            check_model_files(stage, Path(stage.model).expanduser())
         self._capacity = int(self._args.get("max_num_seqs", _USUAL_CAPACITY))
         self._llm: Any = None
         # The next five are there once the engine has loaded.

@@ -82,6 +82,22 @@ def test_an_unknown_engine(tmp_path: Path) -> None:
     assert "Traceback" not in child.text
 
 
+def test_what_only_a_supervisor_finds(tmp_path: Path) -> None:
+    """The supervisor of the stage says why, and the hub's last line which stage it was and where to look."""
+    file = tmp_path / "d.yaml"
+    file.write_text("stages: [{stage_id: 0, engine: echo, engine_args: {capcity: 2}, final_output: text}]")
+    child = Child(["serve", "--deploy-config", str(file), "--port", "0"], tmp_path)
+    try:
+        assert child.process.wait(60) == 2, child.text
+    finally:
+        assert child.stop() == []
+    *_, said, last = [line for line in child.text.splitlines() if line.startswith("omni: ")]
+    assert "did you mean 'capacity'" in said
+    assert last == child.text.strip().splitlines()[-1]
+    assert last.startswith("omni: stage 0 can't run here: the line 'omni: ...'")
+    assert "Traceback" not in child.text
+
+
 def test_a_missing_deploy_file(tmp_path: Path) -> None:
     fails(tmp_path, ["serve", "--deploy-config", "nothing.yaml"], 2, "can't read nothing.yaml")
 

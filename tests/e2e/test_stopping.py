@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import signal
 import time
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from tests.support.hub import Hub
+from tests.support.processes import wait_for
 
 SLOW = """
 model: echo
@@ -45,3 +47,20 @@ def test_ctrl_c_with_an_open_stream_waits_for_no_lease(tmp_path: Path) -> None:
     assert "replica.drain_unacknowledged" not in hub.text
     assert hub.text.index("supervisor.draining") < hub.text.index("hub.closed")
     assert took_s < 12.0
+
+
+def test_a_supervisor_that_is_killed_is_started_again_by_its_hub(tmp_path: Path) -> None:
+    """1. the only supervisor gets SIGKILL, and its replica goes with it
+    2. the hub says so, goes on, and starts it again: the stage can take work again, and nothing is left at the end
+    """
+    hub = Hub.of_yaml(tmp_path, SLOW).wait_ready()
+    try:
+        (supervisor, *_) = [pid for pid in hub.tree() if b"--parent-pid" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        os.kill(supervisor, signal.SIGKILL)
+        wait_for("the second life", lambda: hub.text.count("replica.ready stage=0") == 2)
+        wait_for("the stage to be ready", lambda: hub.get("/ready")[0] == 200)
+        assert hub.ask("one two")[0] == 200
+    finally:
+        left = hub.stop()
+    assert not left
+    assert "stage.ended stage=0 exit_code=-9 next_try_s=0.5" in hub.text

@@ -38,13 +38,15 @@ def dry_run(folder: Path, *flags: str, code: int = 0) -> list[str]:
 
 def test_without_any_etcd_the_plan_is_told_and_nothing_is_left_behind(tmp_path: Path, pair: str) -> None:
     before = set(tmp_path.iterdir())
-    lines = dry_run(tmp_path, "--deploy-config", pair, "--port", "0", "--omni-heartbeat-timeout", "7")
+    here = ("--stage-overrides", '{"1": {"runtime": {"devices": "4711"}}}')
+    lines = dry_run(tmp_path, "--deploy-config", pair, "--port", "0", "--omni-heartbeat-timeout", "7", *here)
+    assert any("WARNING stage.devices stage 1: there is no device 4711 here" in line for line in lines)
     for told in (
         "  HTTP        127.0.0.1:<a free port>, the API of omni",
         "  etcd       one of our own, on loopback, on free ports",
         "  TTL        7 s; whether etcd grants it is asked at the start only",
         "  0   echo    -      the client  text    2",
-        "  1      0  CPU      input, output",
+        "  1      0  4711     input, output",
         "  0     1   AutoConnector  max_inflight=8  the first piece",
         f"  {KEYS}/replicas/0/<lowest free id>  leased  2 replica records",
     ):

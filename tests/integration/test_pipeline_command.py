@@ -49,9 +49,21 @@ def test_the_first_is_put_the_same_changes_nothing_and_another_is_told_by_its_di
     assert shown["stages"][0]["model"] == str(operator.folder / "thinker"), "taken from the file's folder"
 
 
+def test_replicas_tells_of_stages_that_nobody_serves_and_of_other_namespaces(operator: Operator) -> None:
+    operator.apply(ONE)
+    for namespace, said in (("default", "stage 0: nobody"), ("nowhere", "in namespace 'nowhere'; there are: default")):
+        asked = ["replicas", "--namespace", namespace, "--etcd-endpoints", operator.endpoint]
+        child = Child(asked, operator.folder, namespace)
+        assert child.process.wait(30) == 0, child.text
+        assert said in child.text
+        assert ("there are:" in child.text) == (namespace == "nowhere")
+
+
 def test_a_wrong_file_replaces_nothing(operator: Operator) -> None:
     operator.apply(ONE)
     assert "did you mean 'engine'" in operator.apply(ONE.replace("engine", "engin"), code=2)
+    pair = ONE.replace("]", ", {stage_id: 1, engine: echo}]\nedges: [{from: 0, to: 1, window_size: 0}]", 1)
+    assert "the edge 0 to 1: window_size is 0; right would be" in operator.apply(pair, code=2)
     assert yaml.safe_load(operator.run("show"))["stages"][0]["engine"] == "echo"
 
 

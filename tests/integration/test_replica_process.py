@@ -273,4 +273,4 @@ def test_arguments_of_an_engine_that_are_wrong_end_the_supervisor_before_it_star
     flags = ["--etcd-endpoints", deployment.endpoint, "--namespace", deployment.namespace]
     ended = run_once("--stage-id", "0", *flags)
     assert ended.returncode == 2
-    assert "unknown field `delay`" in complaint(ended)
+    assert "engine_args.delay is not known; did you mean 'delay_s'?" in complaint(ended)

@@ -196,7 +196,7 @@ async def test_a_client_that_reads_nothing_is_waited_for_and_holds_up_nobody() -
 
 
 async def test_errors_come_with_the_status_they_have_elsewhere(replica: LocalReplica) -> None:
-    """Nobody to serve it: 503. Its time over: 504. A model that is not here: 400."""
+    """Nobody to serve it: 503. Its time over: 504. A model that is not here: 404."""
     async with served(ONE) as address, connect(address) as client:
         await say(client, prompt="one", last=True)
         assert (await hear(client, "error"))[-1]["status"] == 503
@@ -207,4 +207,4 @@ async def test_errors_come_with_the_status_they_have_elsewhere(replica: LocalRep
             assert (text(frames), frames[-1]["status"]) == ("one", 504)
         async with connect(address) as client:
             await say(client, prompt="one", model="other")
-            assert (await hear(client, "error"))[-1]["status"] == 400
+            assert (await hear(client, "error"))[-1]["status"] == 404

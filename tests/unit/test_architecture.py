@@ -27,6 +27,7 @@ PURE_CORES = (
     "omni_discovery/deploy.py",
     "omni_discovery/deploy_check.py",
     "omni_discovery/deploy_values.py",
+    "omni_discovery/one_line.py",
     "omni_discovery/findings.py",
     "omni_discovery/fingerprint.py",
     "omni_discovery/mismatches.py",

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 from starlette.requests import Request
-from starlette.types import Message
+from starlette.types import Message, Receive
 
 from hub.api.chat import ChatCompletions
 from hub.api.schema import MAX_BODY_BYTES, MAX_DROPPED_BYTES, parse_chat
 from hub.async_omni import AsyncOmni
 from omni_discovery.deploy import parse_deploy
-from omni_discovery.errors import InvalidRequestError
+from omni_discovery.errors import InvalidRequestError, OverloadedError
 
 DEPLOY = parse_deploy("stages: [{stage_id: 0, engine: echo, final_output: text}]", "one.yaml")
 
@@ -77,6 +77,21 @@ def test_what_would_have_to_be_ignored_is_refused_by_its_name(name: str, value: 
         parse_chat(body(**{name: value}))
 
 
+POST = {"type": "http", "method": "POST", "path": "/v1/chat/completions", "headers": []}
+
+
+def pieces_of(content: bytes) -> Receive:
+    """A client that sends it in two halves."""
+    half = len(content) // 2
+    pieces = [content[:half], content[half:], b""]
+
+    async def receive() -> Message:
+        piece = pieces.pop(0)
+        return {"type": "http.request", "body": piece, "more_body": bool(pieces)}
+
+    return receive
+
+
 async def answer_to(pieces: list[bytes], **headers: str) -> tuple[int, dict[str, Any]]:
     """Status and body, and ``pieces`` without those that were read; there is no hub behind the door."""
 
@@ -121,3 +136,34 @@ async def test_a_body_that_is_too_long_gets_413(pieces: list[bytes], headers: di
     assert str(MAX_BODY_BYTES) in error["message"]
     assert "send less" in error["message"]
     assert left == []
+
+
+async def test_another_model_is_refused_as_not_found_and_counted_by_a_public_name() -> None:
+    omni = AsyncOmni(DEPLOY, "hub-1", None)
+    response = await ChatCompletions(omni, DEPLOY).respond(Request(POST, pieces_of(body(model="gpt"))))
+    error = json.loads(bytes(response.body))["error"]
+    assert (response.status_code, error["code"], error["param"]) == (404, "model_not_found", "model")
+    assert "'gpt' is not served here" in error["message"]
+    assert omni.metrics.get_sample_value("omni_hub_requests_total", {"outcome": "ModelNotFoundError"}) == 1
+
+
+async def test_the_time_in_the_hub_begins_when_the_body_has_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client that sends slowly, by this clock a quarter of a minute for each piece, takes none of the hub's time."""
+    now_s = 100.0
+    begun: list[float] = []
+
+    async def receive() -> Message:
+        nonlocal now_s
+        now_s += 15.0
+        return await piece()
+
+    def generate(*_: Any, received_s: float, **__: Any) -> None:
+        begun.append(received_s)
+        raise OverloadedError("full")
+
+    omni, piece = AsyncOmni(DEPLOY, "hub-1", None), pieces_of(body())
+    monkeypatch.setattr(omni, "generate", generate)
+    monkeypatch.setattr("hub.api.chat.time.perf_counter", lambda: now_s)
+    response = await ChatCompletions(omni, DEPLOY).respond(Request(POST, receive))
+    assert (response.status_code, begun) == (429, [now_s])
+    assert now_s > 120.0

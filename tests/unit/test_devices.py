@@ -11,7 +11,7 @@ import pytest
 from omni_discovery.deploy import RuntimeConfig, StageConfig
 from omni_discovery.errors import ConfigError
 from stage_runtime.devices import UNKNOWN, Machine, Platform, device_text
-from stage_runtime.environment import replica_environment, stage_devices
+from stage_runtime.environment import doubtful_devices, replica_environment, stage_devices
 from stage_runtime.machine import check_devices_are_seen, find_machine
 
 TWO_GPUS = Machine({Platform.CUDA: 2})
@@ -82,6 +82,8 @@ def test_where_nobody_can_know_nothing_is_refused() -> None:
     assert stage_devices({}, stage("0,1"), 2, UNKNOWN) == ("0", "1")
     assert stage_devices({}, stage("GPU-8932f937"), 1, TWO_GPUS) == ("GPU-8932f937",)
     assert stage_devices({}, stage("7", "echo"), 1, NOTHING) == ()
+    assert "no device 7 here: this machine has none" in doubtful_devices({}, stage("7", "echo"), 1, NOTHING)
+    assert doubtful_devices({}, stage("1", "echo"), 1, TWO_GPUS) == ""
 
 
 def test_the_record_names_devices_as_torch_does() -> None:

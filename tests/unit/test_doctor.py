@@ -130,6 +130,12 @@ def test_the_release_of_etcd_is_judged(version: str, grade: Grade) -> None:
     assert judge_version("etcd:2379", version).grade is grade
 
 
+def test_nobody_is_told_to_upgrade_an_etcd_that_the_hub_brings_along() -> None:
+    finding = judge_version("127.0.0.1:2379", "3.5.1", embedded=True)
+    assert (finding.grade, finding.advice) == (Grade.OK, "")
+    assert "a watch may lose events" in judge_version("etcd:2379", "3.5.3").text
+
+
 def test_a_replica_that_starts_anew_is_a_note_with_how_the_one_before_it_ended() -> None:
     again = record(1, status=ReplicaStatus.STARTING, phase="loading", reason="it was ended by SIGSEGV")
     findings = found(FORCE, HUB, record(), again)

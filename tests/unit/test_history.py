@@ -104,6 +104,24 @@ def test_who_is_registered_now_is_not_gone_and_who_is_not_is() -> None:
     assert [(life.epoch, life.is_gone) for life in found] == [(5, True), (77, False)]
 
 
+def test_an_epoch_that_comes_again_on_a_fresh_etcd_is_another_life(tmp_path: Path) -> None:
+    """1. a replica was lost; 2. etcd begins anew, and another process gets the same id and epoch; 3. two lives"""
+    file = history_file(tmp_path / "omni", "n")
+    log = HistoryLog(file)
+    log.note(View(changed_at=150.0), Delta(added=(info(),)))
+    log.note(View(changed_at=160.0), Delta(removed=(info(),)))
+    later = info(pid=43)
+    HistoryLog(file).note(View(changed_at=300.0), Delta(added=(later,)))
+    assert [(life.pid, life.end) for life in lives(read_log(file), [later])] == [(42, "lost"), (43, "")]
+    log.note(View(changed_at=310.0), Delta(updated=(replace(later, pid=44),)))
+    assert [(life.pid, life.registered_at_s) for life in lives(read_log(file))][-1] == (44, 100.0)
+
+
+def test_a_reason_of_several_lines_is_one_line_of_the_table() -> None:
+    failed = put(ReplicaStatus.ERROR, 105.0, 7, reason="the engine died:\n  out of memory\n")
+    assert [life.end for life in lives(read(STARTS, failed, GONE))] == ["failed: the engine died: out of memory"]
+
+
 def test_a_hub_writes_what_changes_and_reads_it_back(tmp_path: Path) -> None:
     """1. a replica appears, its load changes, it drains, it goes; 2. four things are written; 3. one life is read."""
     file = history_file(tmp_path / "omni", "n")

@@ -7,6 +7,7 @@ import logging
 
 import pytest
 
+from hub.api.errors import BodyTooLongError, ModelNotFoundError
 from hub.metrics import HubMetrics
 from hub.refusals import Refusals, log_revocation
 from omni_discovery.errors import EngineFailedError, InvalidRequestError, OverloadedError, StageUnavailableError
@@ -45,6 +46,19 @@ async def test_refusals_are_counted_by_type_and_told_now_and_then(caplog: pytest
     ]
     refusals.count(OverloadedError("again"))
     assert len(lines(caplog)) == 5
+
+
+async def test_a_clients_own_mistake_has_a_public_name_and_is_no_warning(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    metrics = HubMetrics()
+    refusals = Refusals(metrics)
+    refusals.count(ModelNotFoundError("gpt", "mine"))
+    refusals.count(BodyTooLongError("too long"))
+    refusals.count(OverloadedError("full"))
+    assert [record.levelno for record in caplog.records] == [logging.INFO, logging.INFO, logging.WARNING]
+    reason = "the model 'gpt' is not served here; there is 'mine'"
+    assert lines(caplog)[0] == f"hub.refused error=ModelNotFoundError count=1: {reason}"
+    assert counted(metrics, "ModelNotFoundError") == 1
 
 
 async def test_an_empty_stage_is_told_and_other_failures_are_not(caplog: pytest.LogCaptureFixture) -> None:

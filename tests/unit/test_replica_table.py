@@ -8,6 +8,7 @@ from typing import Any
 from rich.console import Console
 
 from omni_discovery.messages import ReplicaInfo, ReplicaStatus
+from omni_discovery.namespaces import names_in, tell_of_others
 from omni_discovery.replica_table import replica_table
 from omni_discovery.table import View
 
@@ -47,6 +48,7 @@ def test_what_the_operator_asked_for_is_shown_and_no_line_is_too_long() -> None:
     assert '! control/0/2, revision 21: weight is "x"' in text
     assert "10.120.130.140:36151" in text
     assert "error no prog" in text
+    assert "0/3, no progress for 60 s with work in hand" in text
     assert all(len(line) <= 80 for line in lines), text
 
 
@@ -69,3 +71,20 @@ def test_who_does_not_match_the_pipeline_in_force_is_marked_and_the_reason_is_sa
 def test_a_replica_that_starts_shows_how_far_it_is_and_how_the_one_before_ended() -> None:
     starting = info(0, ReplicaStatus.STARTING, phase="loading", progress=0.4, reason="died")
     assert "starting loading 40% died" in replica_row(starting)
+
+
+def test_a_stage_that_nobody_serves_is_told() -> None:
+    stages = b'{"stage_id": 0, "engine": "echo"}, {"stage_id": 7, "engine": "echo", "final_output": "text"}'
+    pipeline = b'{"stages": [' + stages + b"]}"
+    assert "stage 7: nobody" in "\n".join(printed(info(0), pipeline=pipeline))
+    text = "\n".join(printed(pipeline=pipeline))
+    assert "no replica is registered yet" in text
+    assert "stage 0: nobody" in text
+    assert "nobody" not in "\n".join(printed(info(0), pipeline=b"{"))
+
+
+def test_who_looks_into_an_empty_namespace_is_told_of_the_others() -> None:
+    names = names_in(["/omni/v1/b/pipeline", "/omni/v1/a/replicas/0/0", "/omni/v1/b/hubs/x", "/other/key"])
+    assert tell_of_others("c", names) == "nothing is in namespace 'c'; there are: a, b"
+    assert "nor in any other" in tell_of_others("c", [])
+    assert "may not see" in tell_of_others("c", None)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from omni_discovery.errors import ConfigError
-from omni_discovery.runtime_file import read_embedded, remove_endpoint, runtime_dir, write_endpoint
+from omni_discovery.runtime_file import embedded_among, read_embedded, remove_endpoint, runtime_dir, write_endpoint
 
 
 def test_what_a_living_process_wrote_is_found_until_it_takes_it_back(tmp_path: Path) -> None:
@@ -20,6 +20,13 @@ def test_what_a_living_process_wrote_is_found_until_it_takes_it_back(tmp_path: P
     remove_endpoint(tmp_path, "default")
     assert read_embedded(tmp_path, "default") is None
     remove_endpoint(tmp_path, "default")
+
+
+def test_endpoints_that_mean_the_embedded_etcd_are_told_from_others(tmp_path: Path) -> None:
+    write_endpoint(tmp_path, "a", "127.0.0.1:1")
+    assert embedded_among(tmp_path, "a", "127.0.0.1:1") == "127.0.0.1:1"
+    assert embedded_among(tmp_path, "a", "127.0.0.1:2") == ""
+    assert embedded_among(tmp_path, "b", "127.0.0.1:1") == ""
 
 
 def test_namespaces_have_files_of_their_own(tmp_path: Path) -> None:

@@ -1,0 +1,156 @@
+"""The supervisors beside a hub: who is started again, who stays down, and who ends the hub."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from hub import local_stages
+from hub.local_stages import LocalStage, LocalStages, StageEnd
+from omni_discovery.messages import ReplicaInfo, ReplicaStatus
+from omni_discovery.restart_pauses import RestartPauses
+from omni_discovery.table import View
+
+UP = ReplicaInfo("tcp://h:1", "tcp://h:2", 0, ReplicaStatus.UP, 0, 0.0, 0.0, 0, epoch=8)
+
+
+class FakeChild:
+    """A supervisor that runs until ``code`` is set."""
+
+    def __init__(self, command: list[str], **_: Any) -> None:
+        self.command = command
+        self.code: int | None = None
+        self.signals: list[int] = []
+
+    def poll(self) -> int | None:
+        return self.code
+
+    def send_signal(self, number: int) -> None:
+        self.signals.append(number)
+
+
+class Bench:
+    """Local stages over fakes, on a clock that is moved by hand."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now_s, self.view = 100.0, View(revision=7)
+        self.children: list[FakeChild] = []
+        monkeypatch.setattr(local_stages.subprocess, "Popen", self.spawn)
+        self.stages = LocalStages("e:1", "test", 5.0, lambda: self.view, now=lambda: self.now_s)
+        self.stages.start((LocalStage(0, 2),))
+
+    def spawn(self, command: list[str], **options: Any) -> FakeChild:
+        assert options["start_new_session"]
+        self.children.append(FakeChild(command))
+        return self.children[-1]
+
+    def list(self, info: ReplicaInfo) -> None:
+        self.view = View(replicas={(info.stage_id, info.replica_id): info}, revision=info.epoch + 1)
+
+    def end(self, code: int) -> list[StageEnd]:
+        self.children[-1].code = code
+        return self.stages.tend()
+
+    def pause_s(self) -> float:
+        """How long it takes until the next one is started."""
+        began_s, before = self.now_s, len(self.children)
+        while len(self.children) == before:
+            assert self.stages.tend() == []
+            self.now_s += 0.25
+            assert self.now_s < began_s + 100.0
+        return self.now_s - 0.25 - began_s
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
+    return Bench(monkeypatch)
+
+
+@pytest.mark.parametrize("code", [-signal.SIGKILL, 1])
+def test_a_supervisor_that_was_killed_or_failed_is_started_again_after_growing_pauses(
+    bench: Bench, caplog: pytest.LogCaptureFixture, code: int
+) -> None:
+    """1. it ends again and again, never up; 2. it serves for over a minute and ends: the first pause again"""
+    pauses = []
+    for _ in range(8):
+        assert bench.end(code) == [StageEnd(0, code, was_up=False)]
+        pauses.append(bench.pause_s())
+    assert pauses == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0]
+    assert {tuple(child.command) for child in bench.children} == {tuple(bench.children[0].command)}
+    bench.list(replace(UP, epoch=9))
+    assert bench.stages.tend() == []
+    bench.now_s += 61.0
+    assert bench.end(code) == [StageEnd(0, code, was_up=True)]
+    assert bench.pause_s() == 0.5
+    errors = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
+    assert len(errors) == 9
+    assert errors[0] == f"stage.ended stage=0 exit_code={code} next_try_s=0.5: its supervisor is started again then"
+
+
+@pytest.mark.parametrize("code", [0, 2])
+def test_one_that_was_drained_or_is_misconfigured_stays_down(bench: Bench, code: int) -> None:
+    bench.list(UP)
+    bench.stages.tend()
+    (end,) = bench.end(code)
+    assert not end.is_refusal
+    bench.now_s += 3600.0
+    assert bench.stages.tend() == []
+    assert len(bench.children) == 1
+
+
+def test_only_what_never_was_up_here_is_a_refusal(bench: Bench) -> None:
+    """A replica of the stage that is older than our supervisor is another host's; a newer one is another stage's."""
+    bench.list(replace(UP, epoch=7))
+    assert bench.stages.tend() == []
+    bench.list(replace(UP, stage_id=1, epoch=9))
+    (end,) = bench.end(2)
+    assert end.is_refusal
+
+
+def test_a_start_that_the_machine_refuses_is_tried_again(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench.end(1)
+
+    def refuse(*_: Any, **__: Any) -> FakeChild:
+        raise BlockingIOError("no more processes")
+
+    monkeypatch.setattr(local_stages.subprocess, "Popen", refuse)
+    bench.now_s += 1.0
+    assert bench.stages.tend() == []
+    monkeypatch.setattr(local_stages.subprocess, "Popen", bench.spawn)
+    assert bench.pause_s() == 1.0
+
+
+def test_pauses_stay_bounded_however_often_it_ended() -> None:
+    pauses = RestartPauses()
+    assert {pauses.ended(0.0) for _ in range(3000)} == {0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0}
+    assert pauses.ended(60.0) == 0.5
+
+
+def test_whoever_is_to_hurry_is_told_so_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A supervisor that drains at the first signal goes at the second: with ``hurry`` nobody waits a minute for it."""
+    text = (
+        "import signal, sys\nseen = []\ndef on(*_):\n    seen.append(1)\n    len(seen) > 1 and sys.exit(0)\n"
+        "signal.signal(signal.SIGTERM, on)\nprint(flush=True)\nwhile True: signal.pause()"
+    )
+    spawned: list[subprocess.Popen[bytes]] = []
+
+    def spawn(_: list[str], **__: Any) -> subprocess.Popen[bytes]:
+        spawned.append(popen([sys.executable, "-S", "-c", text], stdout=subprocess.PIPE))
+        return spawned[-1]
+
+    popen = subprocess.Popen
+    monkeypatch.setattr(local_stages.subprocess, "Popen", spawn)
+    stages = LocalStages("e:1", "test", 5.0, View)
+    stages.start((LocalStage(0, 1),))
+    assert spawned[0].stdout is not None
+    with spawned[0].stdout as output:
+        output.readline()
+    stages.hurry()
+    stages.stop()
+    assert spawned[0].returncode == 0
