@@ -78,11 +78,7 @@ class Ledger:
         running = self._current.get((peer.hub_id, request_id))
         if running is not None and attempt <= running.attempt:
             return True
-        ended = peer.name, request_id
-        if ended in self._ended:
-            # Who is asked for again is forgotten last.
-            self._ended.move_to_end(ended)
-        return attempt <= self._ended.get(ended, -1)
+        return attempt <= self._ended.get((peer.name, request_id), -1)
 
     def close(self, ticket: Ticket) -> bool:
         """The request ended; False if it had already."""

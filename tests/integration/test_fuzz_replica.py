@@ -108,7 +108,7 @@ class HostileHub:
     def _message(self) -> wire.ToReplica:
         rng = self.rng
         epoch = number(rng, self.epoch)
-        kind = f"b{self.talker}."
+        kind = self._prefix
         if not self.talker and rng.random() < 0.3:
             # The names of the good hub's requests.
             kind = "g"
@@ -159,7 +159,7 @@ class HostileHub:
     def _pause(self, epoch: int, request_id: str, attempt: int) -> wire.ToReplica:
         """A pause of what runs, or of what was never there; what may be paused has not long, for it holds a place."""
         rng = self.rng
-        short = f"b{self.talker}.p{self.requests // 20}"
+        short = f"{self._prefix}p{self.requests // 20}"
         if rng.random() < 0.4:
             return wire.Submit(epoch=epoch, request_id=short, inputs={"prompt": "bad words"}, remaining_s=0.2)
         is_paused = rng.random() < 0.6
@@ -216,6 +216,11 @@ class HostileHub:
             credit=rng.random() < 0.5,
             priority=rng.choice((0, -wire.MAX_PRIORITY, wire.MAX_PRIORITY)),
         )
+
+    @property
+    def _prefix(self) -> str:
+        # No bent frame turns one connection's into another's.
+        return f"b{str(self.talker) * 3}."
 
     def _next(self) -> int:
         self.requests += 1
