@@ -11,6 +11,8 @@ from omni_discovery import wire
 #: Modality and stage id of the last record of each request: no content, only the pipeline's timings.
 SUMMARY: Final = "summary"
 NO_STAGE: Final = -1
+#: About how much memory one log probability takes.
+_LOGPROB_BYTES: Final = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,8 @@ class OmniOutput:
     #: Where the input came in segments: to which one it belongs, from 0, and on the output that ends a segment, why.
     segment: int = 0
     segment_end: str | None = None
+    #: If they were asked for, one entry for each of ``token_ids``.
+    logprobs: tuple[wire.TokenLogprobs, ...] = ()
 
     @property
     def is_summary(self) -> bool:
@@ -48,7 +52,8 @@ class OmniOutput:
     @property
     def size_bytes(self) -> int:
         """About how much memory the content takes."""
-        return len(self.data) + len(self.text) + 8 * len(self.token_ids)
+        likely = _LOGPROB_BYTES * sum(map(len, self.logprobs))
+        return len(self.data) + len(self.text) + 8 * len(self.token_ids) + likely
 
     def joined(self, later: OmniOutput) -> OmniOutput | None:
         """One chunk for this and the next, or None where they are no plain text of one stage and replica."""
@@ -62,6 +67,7 @@ class OmniOutput:
             self,
             text=self.text + later.text,
             token_ids=self.token_ids + later.token_ids,
+            logprobs=self.logprobs + later.logprobs,
             received_at_s=later.received_at_s,
         )
 
@@ -86,6 +92,7 @@ def chunk_outputs(
             mime=message.mime,
             replica=replica,
             received_at_s=received_at_s,
+            logprobs=() if position else message.logprobs or (),
         )
         for position, data in enumerate(attachments or (b"",))
     ]

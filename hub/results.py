@@ -9,6 +9,7 @@ from typing import Any
 from hub.outputs import OmniOutput
 from hub.sound import joined_wav
 from omni_discovery.errors import RequestError
+from omni_discovery.wire import TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,8 @@ class StageResult:
     timings_s: Mapping[str, float] = field(default_factory=dict)
     #: ``stage/replica_id`` of the replica that ended it.
     replica: str = ""
+    #: If they were asked for, one entry for each of ``token_ids``.
+    logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,4 +123,5 @@ def _joined(pieces: list[OmniOutput]) -> StageResult:
         usage=last.usage,
         timings_s=last.timings_s,
         replica=last.replica,
+        logprobs=tuple(place for piece in pieces for place in piece.logprobs),
     )

@@ -11,7 +11,7 @@ Output socket of the replica:  Hello in; Welcome, Grant, Recall, Chunk, StageDon
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, NamedTuple
 
 import msgspec
 
@@ -25,6 +25,8 @@ MAX_ATTACHMENTS: Final = 16
 #: How many messages one batch may have.
 MAX_BATCH: Final = 1024
 MAX_PRIORITY: Final = 1_000_000
+#: How many log probabilities a token of the output may have besides its own.
+MAX_LOGPROBS: Final = 20
 #: Longest text, in characters, that says why something failed.
 MAX_REASON: Final = 4096
 
@@ -47,6 +49,22 @@ class FailureKind(StrEnum):
     DEADLINE = "deadline"
     #: The stage can't go on from what the client has seen of the request; the reason says what stands in the way.
     NOT_RESUMABLE = "not_resumable"
+
+
+class TokenLogprob(NamedTuple):
+    """How likely a token was at one place of an answer: the natural logarithm, and its rank there, from 1.
+
+    ``text`` is what the token says alone; of a character that takes several tokens, the last one says it.
+    """
+
+    token_id: _Count
+    logprob: float
+    rank: _Count
+    text: str
+
+
+#: What was likely at one place: the token that was taken, then the most likely ones.
+TokenLogprobs = Annotated[tuple[TokenLogprob, ...], msgspec.Meta(min_length=1, max_length=MAX_LOGPROBS + 1)]
 
 
 class PayloadRef(msgspec.Struct, frozen=True, kw_only=True):
@@ -218,7 +236,10 @@ class Recall(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="reca
 
 
 class Chunk(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="chunk"):
-    """A piece of output; ``seq`` counts from 0 without a gap. An image comes as one attachment of type ``mime``."""
+    """A piece of output; ``seq`` counts from 0 without a gap. An image comes as one attachment of type ``mime``.
+
+    ``logprobs`` has one entry for each of ``token_ids``, and is left out where they were not asked for.
+    """
 
     epoch: _Count
     request_id: _Name
@@ -229,6 +250,7 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="chunk
     text: str = ""
     token_ids: tuple[int, ...] = ()
     mime: _Word = ""
+    logprobs: tuple[TokenLogprobs, ...] | msgspec.UnsetType = msgspec.UNSET
 
 
 class StageDone(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="done"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec import UNSET
+
 from omni_discovery import wire
 from omni_discovery.errors import WireError
 from omni_discovery.wire import MAX_ATTACHMENT_BYTES
@@ -29,7 +31,7 @@ def rejection_of(submit: wire.Submit, refusal: Refusal, queue_length: int) -> wi
 
 def _message(ticket: Ticket, outcome: Spoken, queue_length: int) -> wire.FromReplica:
     match outcome:
-        case Piece(_, modality, text, token_ids, mime, attachment):
+        case Piece(_, modality, text, token_ids, mime, attachment, logprobs):
             if attachment is not None and len(attachment) > MAX_ATTACHMENT_BYTES:
                 raise WireError(
                     f"an attachment of {len(attachment)} bytes, where a message may have {MAX_ATTACHMENT_BYTES}"
@@ -44,6 +46,7 @@ def _message(ticket: Ticket, outcome: Spoken, queue_length: int) -> wire.FromRep
                 text=text,
                 token_ids=token_ids,
                 mime=mime,
+                logprobs=logprobs or UNSET,
             )
         case HandedPiece(_, number, payloads):
             return wire.HandOffPiece(

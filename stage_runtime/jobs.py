@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from omni_discovery.wire import FailureKind, PayloadRef, Resume
+from omni_discovery.wire import FailureKind, PayloadRef, Resume, TokenLogprobs
 
 
 class Work(msgspec.Struct, frozen=True):
@@ -123,6 +123,7 @@ class Piece(msgspec.Struct, frozen=True):
     token_ids: tuple[int, ...] = ()
     mime: str = ""
     attachment: bytes | None = None
+    logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 class HandedPiece(msgspec.Struct, frozen=True):

@@ -14,6 +14,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from hub.api.answer import Answer, server_timing
 from hub.api.disconnect import ClientLeftError, iterate_unless_left, run_unless_left
 from hub.api.errors import BodyTooLongError, ModelNotFoundError, describe, error_response
+from hub.api.neutral import refuse_logprobs
 from hub.api.schema import MAX_BODY_BYTES, MAX_DROPPED_BYTES, ChatRequest, parse_chat
 from hub.tracing import trace_headers
 from omni_discovery.errors import InvalidRequestError, OmniError
@@ -121,6 +122,7 @@ def stale_header(omni: AsyncOmni) -> dict[str, str]:
 def stage_params(deploy: DeployConfig, chat: ChatRequest) -> dict[int, dict[str, Any]]:
     """What the body asks of each stage: text sampling for text stages, the seed for all, then the explicit list."""
     explicit = chat.sampling_params_list or []
+    refuse_logprobs(deploy.stages, explicit)
     if len(explicit) > len(deploy.stages):
         raise InvalidRequestError(
             f"'sampling_params_list' has {len(explicit)} entries; the pipeline has {len(deploy.stages)} stages"
@@ -138,7 +140,8 @@ def stage_params(deploy: DeployConfig, chat: ChatRequest) -> dict[int, dict[str,
 
 async def read_body(request: Request) -> bytes:
     """The whole body, bounded. Raise BodyTooLongError if it is longer."""
-    too_long = BodyTooLongError(f"the body is longer than {MAX_BODY_BYTES} bytes: send less in one request")
+    limit = f"the body is longer than {MAX_BODY_BYTES} bytes"
+    too_long = BodyTooLongError(f"{limit}: send less in one request, or smaller pictures")
     told, waits = request.headers.get("content-length", ""), "expect" in request.headers
     size_bytes = int(told[:20]) if told.isdecimal() else 0
     if size_bytes > MAX_DROPPED_BYTES or (waits and size_bytes > MAX_BODY_BYTES):

@@ -5,10 +5,12 @@ OpenAI's clients, and many programs around them, send such values always; a requ
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
 
+from omni_discovery.deploy import StageConfig
 from omni_discovery.errors import InvalidRequestError
 
 
@@ -64,6 +66,15 @@ _NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {
     "verbosity": ("medium",),
     "web_search_options": (),
 }
+
+
+def refuse_logprobs(stages: Sequence[StageConfig], explicit: Sequence[Mapping[str, Any] | None] | None) -> None:
+    """Raise InvalidRequestError if what is asked of a vLLM stage has no place in this API's answers."""
+    for stage, params in zip(stages, explicit or (), strict=False):
+        if stage.engine == "vllm" and params and params.get("logprobs") is not None:
+            raise InvalidRequestError(
+                "'sampling_params_list': 'logprobs' are shown by a hub with --api vllm only; leave them out"
+            )
 
 
 def check_neutral(request: NeutralFields) -> None:

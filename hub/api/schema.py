@@ -5,17 +5,18 @@ A field that this server would have to ignore silently is refused instead, by it
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, Any, Final
 
 import msgspec
 
 from hub.api.neutral import NeutralFields, check_neutral
+from hub.api.parts import check_messages
 from omni_discovery.errors import InvalidRequestError
 from omni_discovery.wire import MAX_PRIORITY
 
-#: Longest request body that is taken, and up to which length one is read so that its sender hears why it was not.
-MAX_BODY_BYTES: Final = 2 << 20
+#: Longest request body that is taken, and up to which length one is read so that its sender hears why it was not. A
+#: message to a replica has to hold it (MAX_HEAD_BYTES), with what was answered already where another one goes on.
+MAX_BODY_BYTES: Final = 3 << 20
 MAX_DROPPED_BYTES: Final = 64 << 20
 
 _Penalty = Annotated[float, msgspec.Meta(ge=-2, le=2)]
@@ -92,26 +93,5 @@ def parse_chat(body: bytes) -> ChatRequest:
     check_neutral(request)
     if not request.messages:
         raise InvalidRequestError("'messages' is empty; send at least one user message")
-    for position, message in enumerate(request.messages):
-        _check_message(position, message)
-    if not _text_of(request.messages[-1]["content"]).strip():
-        raise InvalidRequestError("the last message is empty; write a question into its 'content'")
+    check_messages(request.messages)
     return request
-
-
-def _check_message(position: int, message: Mapping[str, Any]) -> None:
-    where = f"messages[{position}]"
-    if message.get("role") not in {"system", "developer", "user", "assistant"}:
-        raise InvalidRequestError(f"{where}.role must be system, developer, user or assistant")
-    content = message.get("content")
-    if isinstance(content, str):
-        return
-    if not isinstance(content, list):
-        raise InvalidRequestError(f"{where}.content must be a string or a list of text parts")
-    for part in content:
-        if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
-            raise InvalidRequestError(f"{where}.content: this pipeline reads text parts only")
-
-
-def _text_of(content: str | list[dict[str, Any]]) -> str:
-    return content if isinstance(content, str) else "".join(part["text"] for part in content)

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import msgspec
 
 from omni_discovery.errors import InvalidRequestError
+from omni_discovery.picture_urls import picture_parts
 from omni_discovery.wire import MAX_PRIORITY
 
 
@@ -61,4 +62,6 @@ def parse_frame(text: str | None) -> Segment | End:
         raise InvalidRequestError(f"the frame is not JSON: {error}") from error
     if isinstance(frame, Segment) and len(frame.inputs()) != 1:
         raise InvalidRequestError("a segment holds one of 'prompt', 'messages' and 'prompt_token_ids'")
+    if isinstance(frame, Segment) and picture_parts(frame.messages):
+        raise InvalidRequestError("pictures come whole, not in segments: send them to POST /v1/chat/completions")
     return frame

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
 from contextlib import aclosing, contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from vllm.engine.protocol import EngineClient
@@ -16,6 +17,7 @@ from vllm.v1.engine.input_processor import InputProcessor
 from hub.api.merged import merged
 from hub.api.vllm_control import StageControl
 from hub.api.vllm_errors import OmniHttpError, as_vllm_error
+from hub.api.vllm_logprobs import Logprobs
 from hub.api.vllm_params import params_of_choices
 from omni_discovery.errors import InvalidRequestError, OmniError, StageUnavailableError
 
@@ -201,6 +203,7 @@ class _Answer:
         self._token_ids: list[list[int]] = [[] for _ in self._said]
         for said, token_ids in zip(self._said, self._token_ids, strict=True):
             said.token_ids = token_ids
+        self._logprobs = [Logprobs() for _ in self._said] if params.logprobs is not None else None
         self._open = set(range(params.n))
 
     def add(self, index: int, output: OmniOutput) -> RequestOutput | None:
@@ -208,14 +211,20 @@ class _Answer:
         if output.finish_reason is not None:
             self._open.discard(index)
         piece = _completion(index, output.text if self._with_text else "", output.token_ids, output.finish_reason)
+        logprobs = self._logprobs[index] if self._logprobs is not None else None
+        if logprobs is not None:
+            piece.logprobs, piece.cumulative_logprob = logprobs.add(output, self._kind), logprobs.total
         if self._kind == RequestOutputKind.DELTA:
             return self._made([piece])
         said = self._said[index]
+        if logprobs is not None:
+            said.logprobs, said.cumulative_logprob = logprobs.places, logprobs.total
         said.text += piece.text
         self._token_ids[index].extend(piece.token_ids)
         said.finish_reason = piece.finish_reason
         if self._kind == RequestOutputKind.CUMULATIVE:
-            return self._made([_completion(index, said.text, said.token_ids, said.finish_reason)])
+            shown = said.logprobs[:] if said.logprobs is not None else None
+            return self._made([replace(said, token_ids=said.token_ids[:], logprobs=shown)])
         return None if self._open else self._made(self._said)
 
     def _made(self, outputs: list[CompletionOutput]) -> RequestOutput:
@@ -244,6 +253,8 @@ def _completion(
 
 def refuse_what_no_stage_takes(prompt: Any, lora_request: Any, data_parallel_rank: Any, kv_hints: Any) -> None:
     """Raise InvalidRequestError for what a request may hold beside tokens and sampling parameters."""
+    if isinstance(prompt, dict) and prompt.get("type") == "multimodal":
+        raise InvalidRequestError("pictures don't reach a stage through vLLM's server; ask a hub without --api vllm")
     if not isinstance(prompt, dict) or prompt.get("type", "token") != "token":
         raise InvalidRequestError("this pipeline reads text only")
     if prompt.get("cache_salt"):

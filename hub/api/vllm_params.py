@@ -32,14 +32,15 @@ _CARRIED: Final = (
     "repetition_detection",
     "thinking_token_budget",
     "stream_interval",
+    "logprobs",
+    "watermarking",
 )
 #: What the hub does itself, and what vLLM keeps there for its own use.
 _OURS: Final = frozenset(
     {"n", "output_kind", "detokenize", "skip_clone", "output_text_buffer_length", "skip_reading_prefix_cache"}
 )
 _REASONS: Final = {
-    "logprobs": "log probabilities do not travel from a stage to the hub; leave 'logprobs' out",
-    "prompt_logprobs": "log probabilities do not travel from a stage to the hub; leave 'prompt_logprobs' out",
+    "prompt_logprobs": "those of a prompt do not travel to the hub; leave 'prompt_logprobs' and 'echo' out",
 }
 
 

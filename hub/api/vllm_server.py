@@ -106,10 +106,10 @@ class VllmFrontend:
         given = {name: value for name, value in stage.engine_args.items() if name in known}
         of_document = default_overrides(stage.default_sampling_params)
         overrides = {**(given.get("override_generation_config") or {}), **of_document}
+        # Pictures don't reach the stage this way: they are refused before vLLM fetches what a client's URL names.
+        given |= {"model": stage.model, "override_generation_config": overrides, "language_model_only": True}
         try:
-            arguments = AsyncEngineArgs(
-                **{**given, "model": stage.model, "override_generation_config": overrides, "disable_log_stats": True}
-            )
+            arguments = AsyncEngineArgs(**{**given, "disable_log_stats": True})
             model = arguments.create_model_config()
             # As vLLM's own server without an engine has it: nothing is computed here.
             model.quantization = None

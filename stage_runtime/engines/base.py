@@ -19,7 +19,7 @@ import msgspec
 
 from omni_discovery.deploy import StageConfig
 from omni_discovery.errors import ConfigError
-from omni_discovery.wire import FailureKind, Resume
+from omni_discovery.wire import FailureKind, Resume, TokenLogprobs
 
 #: Gets the phase of loading and how far it is, 0 to 1.
 Report = Callable[[str, float], None]
@@ -72,6 +72,7 @@ class EngineOutput:
 
     ``handoff`` is what the next stages get; None means that they have nothing to do. ``handoff_piece`` goes at once to
     those in the request's ``stream_to``; once there was one, they get pieces only, and ``handoff`` is for the others.
+    ``logprobs``, if there are any, has one entry for each of ``token_ids``, see ``wire.TokenLogprobs``.
     """
 
     key: str
@@ -85,6 +86,7 @@ class EngineOutput:
     handoff_piece: Mapping[str, Any] | None = None
     usage: Mapping[str, int] = field(default_factory=dict)
     error: tuple[FailureKind, str] | None = None
+    logprobs: tuple[TokenLogprobs, ...] = ()
 
     @property
     def finished(self) -> bool:

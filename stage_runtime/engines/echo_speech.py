@@ -12,6 +12,7 @@ from typing import Any, Final
 import numpy as np
 
 from omni_discovery.errors import InvalidRequestError
+from omni_discovery.picture_urls import read_picture
 from stage_runtime.engines.base import StageRequest
 from stage_runtime.errors import NotResumableError
 
@@ -140,5 +141,13 @@ def companions_of(request: StageRequest) -> str:
 
 def _content_of(content: Any) -> Any:
     if isinstance(content, list):
-        return " ".join(str(part.get("text", "")) for part in content if isinstance(part, Mapping))
+        return " ".join(_said_of(part) for part in content if isinstance(part, Mapping))
     return content
+
+
+def _said_of(part: Mapping[str, Any]) -> str:
+    """A text, or one word that tells a picture from every other."""
+    if part.get("type") != "image_url":
+        return str(part.get("text", ""))
+    mime, file = read_picture(part.get("image_url"))
+    return f"<{mime};bytes={len(file)};crc32={zlib.crc32(file):08x}>"

@@ -15,6 +15,7 @@ import msgspec
 from msgspec import Meta
 
 from omni_discovery.errors import InvalidRequestError
+from omni_discovery.wire import MAX_LOGPROBS
 
 _Penalty = Annotated[float, Meta(ge=-2, le=2)]
 _Fraction = Annotated[float, Meta(ge=0, le=1)]
@@ -79,6 +80,8 @@ class TokenSampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
     repetition_detection: RepetitionDetection | None = None
     thinking_token_budget: Annotated[int, Meta(ge=0, lt=1 << 31)] | None = None
     stream_interval: Annotated[int, Meta(ge=1, lt=1 << 31)] | None = None
+    logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
+    watermarking: bool | None = None
 
 
 def token_sampling(params: Mapping[str, Any]) -> dict[str, Any]:

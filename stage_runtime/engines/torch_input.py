@@ -12,6 +12,7 @@ import msgspec
 from msgspec import inspect as shapes
 
 from omni_discovery.errors import ConfigError, InvalidRequestError
+from omni_discovery.picture_urls import picture_parts
 from stage_runtime.engines.base import StageRequest
 from stage_runtime.engines.sampling import seed_of
 
@@ -48,6 +49,7 @@ class TypedInput:
         if unknown is not None:
             raise InvalidRequestError(f"the parameter {unknown!r} is not known to this stage")
         given |= {name: value for name, value in request.inputs.items() if value is not None}
+        self._check_pictures(request)
         handed = self._handed(request)
         given |= handed
         if "prompt" in self._fields and "prompt" not in given and "messages" in given:
@@ -59,6 +61,12 @@ class TypedInput:
             return msgspec.convert(mine, self._kind, dec_hook=self._convert, str_keys=True)
         except msgspec.ValidationError as error:
             raise InvalidRequestError(_told(str(error), handed)) from error
+
+    def _check_pictures(self, request: StageRequest) -> None:
+        """Raise InvalidRequestError if a picture of the client's would be seen by nobody."""
+        is_first = not request.payloads and not request.stream_from
+        if is_first and "messages" not in self._fields and picture_parts(request.inputs.get("messages")):
+            raise InvalidRequestError("messages: this stage takes no pictures; its input has no field 'messages'")
 
     def _handed(self, request: StageRequest) -> dict[str, Any]:
         """What the stages before made, by field; of equal names the last stage's."""

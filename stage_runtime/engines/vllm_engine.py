@@ -32,6 +32,7 @@ from stage_runtime.engines.vllm_pd import PrefillDecode
 from stage_runtime.engines.vllm_pieces import Answer, HandoffArgs, Handoffs
 from stage_runtime.engines.vllm_resume import NOT_RESUMABLE
 from stage_runtime.engines.vllm_runs import Runs
+from stage_runtime.engines.vllm_said import said
 from stage_runtime.errors import NotResumableError
 from stage_runtime.running import kind_of
 
@@ -278,9 +279,7 @@ class VllmEngine:
         if self._pd.is_prefill:
             return self._prefilled(answer, made) if made.finished else None
         finish_reason = (piece.finish_reason or "stop") if made.finished else None
-        text = piece.text if answer.wording is None else answer.wording.text_of(token_ids, finish_reason)
-        answer.texts.append(text)
-        output = EngineOutput(made.request_id, text=text, token_ids=token_ids, finish_reason=finish_reason)
+        output = said(answer, piece, token_ids, finish_reason, self._model)
         if made.finished:
             return self._end_of(answer, output)
         handed = self._handoffs.piece(answer, is_last=False)

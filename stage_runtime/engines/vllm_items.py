@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 import io
 from collections.abc import Mapping
 from typing import Any, Final
 
 from omni_discovery.errors import InvalidRequestError
+from omni_discovery.picture_urls import read_picture
 
 #: A small file may claim to be a picture of any size.
 _MAX_PIXELS: Final = 64 << 20
@@ -44,16 +43,12 @@ def _without_pictures(message: Any, pictures: list[Any]) -> Any:
 def _picture(given: Any) -> Any:
     from PIL import Image
 
-    url = given.get("url") if isinstance(given, Mapping) else given
-    if not isinstance(url, str) or not url.startswith("data:image/") or ";base64," not in url[:64]:
-        raise InvalidRequestError(
-            "image_url: give the picture itself, as data:image/png;base64,...; nothing is fetched"
-        )
+    _, file = read_picture(given)
     try:
-        picture = Image.open(io.BytesIO(base64.b64decode(url.partition(",")[2], validate=True)))
+        picture = Image.open(io.BytesIO(file))
         is_small = picture.width * picture.height <= _MAX_PIXELS
         pixels = picture.convert("RGB") if is_small else None
-    except (binascii.Error, ValueError, OSError, SyntaxError, Image.DecompressionBombError) as error:
+    except (ValueError, OSError, SyntaxError, Image.DecompressionBombError) as error:
         raise InvalidRequestError(f"image_url: the picture can't be read: {error}") from error
     if pixels is None:
         raise InvalidRequestError(f"image_url: a picture of {picture.width} x {picture.height} is too large")

@@ -11,11 +11,12 @@ import pytest
 import torch
 
 from omni_discovery.errors import InvalidRequestError
-from omni_discovery.wire import Resume
+from omni_discovery.wire import Resume, TokenLogprobs
 from stage_runtime.engines import echo, vllm_resume
-from stage_runtime.engines.base import Engine, StageRequest, create_engine
+from stage_runtime.engines.base import Engine, EngineOutput, StageRequest, create_engine
+from stage_runtime.engines.vllm_engine import VllmEngine
 from stage_runtime.errors import NotResumableError
-from stage_runtime.testing import check_every_cut, resume_of
+from stage_runtime.testing import check_every_cut, drain, resume_of
 from tests.support.engines import ECHO, PAINTER, THINKER, as_the_supervisor_has_it, run
 
 torch.set_num_threads(1)
@@ -50,6 +51,21 @@ def engine(request: pytest.FixtureRequest) -> Engine:
         return load("echo")
     found: Engine = request.getfixturevalue("thinker")
     return found
+
+
+def places_of(outputs: list[EngineOutput]) -> list[TokenLogprobs]:
+    assert all(len(output.logprobs) == len(output.token_ids) for output in outputs)
+    return [place for output in outputs for place in output.logprobs]
+
+
+def check_same_places(found: list[TokenLogprobs], due: list[TokenLogprobs]) -> None:
+    """But for how a sum is rounded: a token is read with others now, and was alone before."""
+    assert len(found) == len(due)
+    for one, other in zip(found, due, strict=True):
+        assert [(each.token_id, each.rank, each.text) for each in one] == [
+            (each.token_id, each.rank, each.text) for each in other
+        ]
+        assert [each.logprob for each in one] == pytest.approx([each.logprob for each in other], abs=1e-3)
 
 
 def ask(prompt: str, **params: Any) -> StageRequest:
@@ -169,6 +185,29 @@ class TestThinker:
         request = ask("What is 1 + 2?<|answer|>", **params)
         assert any(not output.text for output in run(thinker, request)["whole"])
         assert check_every_cut(thinker, request) == 16
+
+    @pytest.mark.parametrize("letters", [(C3, A9), (F0, A9, C3)], ids=str)
+    def test_what_was_likely_is_told_behind_a_cut_or_a_pause_as_without(
+        self, thinker: Engine, letters: tuple[int, ...]
+    ) -> None:
+        """1. an answer in bytes is said whole; 2. it goes on elsewhere behind each token; 3. it is paused in between"""
+        bias = {str(token_id): 100.0 - place for place, token_id in enumerate(letters)}
+        params = {"logit_bias": bias, "ignore_eos": True, "max_tokens": 10, "repetition_penalty": 1.05, "logprobs": 3}
+        request = ask("What is 1 + 2?<|answer|>", **params)
+        whole = run(thinker, request)["whole"]
+        due = places_of(whole)
+        assert [place[0].token_id for place in due] == list(resume_of(whole).token_ids)
+        assert {len(place) for place in due} <= {3, 4}
+        for cut in range(1, 10):
+            rest = run(thinker, replace(request, key="rest", resume=resume_of(whole[:cut])))["rest"]
+            check_same_places(places_of(rest), due[cut:])
+        assert isinstance(thinker, VllmEngine)
+        thinker.add(request)
+        said = [*thinker.step(), *thinker.step()]
+        thinker.pause("whole", True)
+        assert not thinker.has_unfinished()
+        thinker.pause("whole", False)
+        check_same_places(places_of([*said, *drain(thinker)]), due)
 
     def test_an_answer_that_fills_the_context_ends_where_it_would_have(self, thinker: Engine) -> None:
         prompt = {"prompt_token_ids": [30 + number % 10 for number in range(118)]}

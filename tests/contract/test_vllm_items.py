@@ -10,11 +10,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import httpx
 import msgspec
 import pytest
 import torch
 from PIL import Image
 
+from hub.api.routes import build_app
 from omni_discovery.errors import InvalidRequestError
 from stage_runtime.engines.base import StageRequest, create_engine
 from stage_runtime.engines.vllm_engine import VllmEngine
@@ -22,7 +24,10 @@ from stage_runtime.engines.vllm_inputs import read_handed
 from stage_runtime.engines.vllm_items import take_pictures
 from stage_runtime.engines.vllm_model import Model
 from stage_runtime.testing import drain, run
+from tests.integration.test_streaming_input import HUBS, hub_of
 from tests.support.engines import DEMO, THINKER, as_the_supervisor_has_it
+from tests.support.hub_fakes import deploy_of
+from tests.support.local_replica import LocalReplica
 
 torch.set_num_threads(1)
 
@@ -205,6 +210,21 @@ class TestLooker:
         assert (states[0] - states[1]).abs().max() > 1e-3
         assert said["none"][-1].usage["prompt_tokens"] == len(prompt)
         assert said["red"][-1].usage["prompt_tokens"] == len(prompt) + IMAGE_TOKENS
+
+    async def test_a_picture_that_comes_over_http_is_seen_the_same(self, looker: VllmEngine) -> None:
+        document = "stages: [{stage_id: 0, engine: vllm, model: m, final_output: text}]"
+        seen = run(looker, ask("direct", shown({"url": data_url(picture("red"))}), TEXT))["direct"]
+        with LocalReplica(HUBS, engine=looker) as replica:
+            async with hub_of(document, replica) as omni:
+                transport = httpx.ASGITransport(app=build_app(omni, deploy_of(document), 0))
+                async with httpx.AsyncClient(transport=transport, base_url="http://hub/v1") as client:
+                    body = {**message(shown({"url": data_url(picture("red"))}), TEXT), "sampling_params_list": [GREEDY]}
+                    answer = (await client.post("/chat/completions", json=body)).json()
+                    two = await client.post("/chat/completions", json=message(*[shown(data_url(picture("red")))] * 2))
+        assert answer["choices"][0]["message"]["content"] == "".join(output.text for output in seen)
+        assert answer["usage"]["prompt_tokens"] == seen[-1].usage["prompt_tokens"]
+        assert two.status_code == 400
+        assert "stage 0 " in two.json()["error"]["message"]
 
     def test_hidden_states_have_a_row_for_the_pictures_places(self, looker: VllmEngine) -> None:
         request = replace(ask("h", shown({"url": data_url(picture("red"))}), TEXT), next_stages=(1,))

@@ -49,6 +49,9 @@ def asked_in(vllm_sampling: Any) -> dict[str, dict[str, Any]]:
         "repetition": {"repetition_detection": repetition(max_pattern_size=4, min_pattern_size=2, min_count=3)},
         "thinking": {"thinking_token_budget": 12},
         "no bound": {"max_tokens": None},
+        "logprobs": {"logprobs": 20},
+        "own logprobs": {"logprobs": 0},
+        "no watermark": {"watermarking": False},
     }
 
 
@@ -72,6 +75,9 @@ def asked_in(vllm_sampling: Any) -> dict[str, dict[str, Any]]:
         "repetition",
         "thinking",
         "no bound",
+        "logprobs",
+        "own logprobs",
+        "no watermark",
     ],
 )
 def test_what_was_asked_reaches_the_engine_as_it_was_asked(vllm_sampling: Any, name: str) -> None:
@@ -115,6 +121,8 @@ def test_the_seeds_of_several_answers_count_up_from_the_one_that_was_asked(vllm_
         ({"structured_outputs": {"choice": []}}, "structured_outputs.choice"),
         ({"repetition_detection": {"max_pattern_size": 4}}, "min_count"),
         ({"allowed_token_ids": [-1]}, "allowed_token_ids"),
+        ({"logprobs": 21}, "logprobs"),
+        ({"logprobs": -1}, "logprobs"),
     ],
 )
 def test_a_form_that_makes_no_sense_is_refused_by_name(vllm_sampling: Any, params: dict[str, Any], said: str) -> None:

@@ -77,6 +77,24 @@ def test_a_chat_is_answered_whole_and_streamed_alike(client: openai.OpenAI) -> N
     assert chunks[-1].usage == whole.usage.model_copy(update={"prompt_tokens_details": None})
 
 
+def test_what_was_likely_is_told_whole_and_streamed_alike(client: openai.OpenAI) -> None:
+    """The answer is certain to the model, so that what was taken is what was likeliest."""
+    asked = {"model": "omni-demo", "messages": SUM, "logprobs": True, "top_logprobs": 2}
+    content = client.chat.completions.create(**asked).choices[0].logprobs.content
+    assert "".join(each.token for each in content).startswith("3 + 4 = 7")
+    assert all(each.logprob <= 0 and each.top_logprobs[0].token == each.token for each in content)
+    assert {len(each.top_logprobs) for each in content} == {2}
+    chunks = [chunk.choices[0] for chunk in client.chat.completions.create(**asked, stream=True) if chunk.choices]
+    streamed = [each for choice in chunks if choice.logprobs for each in choice.logprobs.content]
+    assert [(each.token, each.logprob) for each in streamed] == [
+        (each.token, pytest.approx(each.logprob, abs=1e-3)) for each in content
+    ]
+    beams = client.completions.create(
+        model="omni-demo", prompt="What is 3 + 4?<|answer|>", n=2, max_tokens=5, extra_body={"use_beam_search": True}
+    )
+    assert beams.choices[0].text.startswith("3 + 4")
+
+
 def test_completions_take_text_and_tokens_and_give_several_answers(client: openai.OpenAI) -> None:
     asked = {"model": "omni-demo", "prompt": "What is 3 + 4?<|answer|>", "temperature": 0.01}
     answers = client.completions.create(**asked, n=3)
@@ -131,7 +149,8 @@ def test_models_health_readiness_and_figures(hub: Hub, client: openai.OpenAI) ->
 @pytest.mark.parametrize(
     ("fields", "status", "said"),
     [
-        ({"logprobs": True}, 400, "logprobs"),
+        ({"prompt_logprobs": 1}, 400, "prompt_logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, 400, "logprobs"),
         ({"vllm_xargs": {"planet": 1}}, 400, "extra_args"),
         ({"max_tokens": -1}, 400, "max_tokens"),
         ({"structured_outputs": {"regex": "("}}, 400, "regex"),

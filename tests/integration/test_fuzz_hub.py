@@ -133,6 +133,7 @@ class HostileReplica(FakeReplica):
         chunk = wire.Chunk(
             **about, seq=number(rng, 0), modality=rng.choice(("text", "image", "noise")), text="lie ",
             token_ids=rng.choice(((), (1,), (-1, 1 << 62))), mime=rng.choice(("", "image/png", "\r\n")),
+            logprobs=rng.choice(((), ((wire.TokenLogprob(1, rng.choice((float("nan"), -1e308)), 0, "\0"),),) * 2)),
         )  # fmt: skip
         return rng.choice(
             (
@@ -215,7 +216,8 @@ async def test_a_hostile_replica_harms_only_the_requests_that_it_was_given(
             answers = dict(await asyncio.gather(*asking))
             for results in await asyncio.gather(*calls):
                 assert [(result.stage_id, result.replica_id) for result in results] == [(0, 0), (0, 1)]
-                assert results[0].error.startswith("DeadlineExceededError")
+                # The honest one answers no calls; the first of them may come before it is connected.
+                assert results[0].error.startswith(("DeadlineExceededError", "NotConnectedError"))
             assert hostile.controls
             seen = {submit.request_id.partition("~")[0] for submit in hostile.submits}
             assert {name: answers[name] for name in answers.keys() - seen} == {

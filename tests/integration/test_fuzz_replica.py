@@ -96,6 +96,7 @@ class HostileHub:
         return self.rng.choice(
             (
                 wire.Chunk(**about, seq=0, modality="text", text="lie"),
+                wire.Chunk(**about, seq=0, modality="text", logprobs=((wire.TokenLogprob(1, -0.5, 1, "lie"),),)),
                 wire.StageDone(**about, seq=0, finish_reason="stop"),
                 wire.SegmentDone(**about, attempt=0, seq=0, segment=0, finish_reason="stop"),
                 wire.HandOffPiece(**about, attempt=0, number=0, payloads=()),

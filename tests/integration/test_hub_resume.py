@@ -31,8 +31,9 @@ def speak(replica: FakeReplica, submit: wire.Submit, words: int | None = None) -
             if seq == words:
                 return
             if output.text:
-                piece = wire.Chunk(seq=seq, modality="text", text=output.text, token_ids=output.token_ids, **about)
-                replica.say(piece)
+                likely = tuple((wire.TokenLogprob(token_id, -0.5, 1, ""),) for token_id in output.token_ids)
+                shown = {"text": output.text, "token_ids": output.token_ids, "logprobs": likely}
+                replica.say(wire.Chunk(seq=seq, modality="text", **shown, **about))
                 seq += 1
             if output.finished:
                 replica.say(wire.StageDone(seq=seq, finish_reason="stop", usage=dict(output.usage), **about))
@@ -45,7 +46,7 @@ def speak_two_then_die(replica: FakeReplica, submit: wire.Submit) -> None:
 
 async def test_a_stream_survives_two_replicas_and_shows_every_word_once() -> None:
     """1. a says two words and is killed, b says the next two and is killed, c says the last
-    2. the client has every word once, and the usage of the whole answer
+    2. the client has every word once, with its logprobs, and the usage of the whole answer
     """
     fakes = [
         FakeReplica(speak_two_then_die),
@@ -55,6 +56,8 @@ async def test_a_stream_survives_two_replicas_and_shows_every_word_once() -> Non
     async with running_hub(*fakes) as omni:
         outputs = await collect(omni.generate({"prompt": PROMPT}))
         assert text_of(outputs) == PROMPT
+        said = [token_id for output in outputs for token_id in output.token_ids]
+        assert [place[0].token_id for output in outputs for place in output.logprobs] == said
         (end,) = [output for output in outputs if output.finish_reason and not output.is_summary]
         assert end.usage == {"prompt_tokens": 5, "completion_tokens": 5}
         submits = sorted((submit for fake in fakes for submit in fake.of(wire.Submit)), key=lambda each: each.attempt)

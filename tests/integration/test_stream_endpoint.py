@@ -108,6 +108,10 @@ async def test_pictures_come_as_they_are_and_an_end_frame_ends_the_input() -> No
         ('{"type": "segment", "prompt": "a", "colour": 1}', "colour"),
         ('{"type": "segment", "prompt": "a", "modalities": ["smell"]}', "smell|first segment"),
         ('{"type": "segment", "prompt": " "}', "empty"),
+        (
+            '{"type": "segment", "messages": [{"role": "user", "content": [{"type": "image_url"}]}]}',
+            "POST /v1/chat/completions",
+        ),
         (b"\x00\xff", "binary"),
     ],
 )

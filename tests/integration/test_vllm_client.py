@@ -6,9 +6,11 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 
 from hub.text_stage import serving_stage
@@ -76,6 +78,75 @@ async def test_the_replica_gets_tokens_and_parameters_and_the_client_its_words(f
     assert (submit.params["seed"], submit.params["presence_penalty"]) == (3, 0.5)
 
 
+def speak_likely(replica: FakeReplica, submit: wire.Submit) -> None:
+    """Two words, and what else was likely in their places."""
+    about = replica._about(submit)
+    replica.accept(submit)
+    for seq, word in enumerate(("two", " words")):
+        other = (wire.TokenLogprob(40 + each, -2.0, 1 + each, "or") for each in range(submit.params["logprobs"]))
+        places = ((wire.TokenLogprob(seq + 20, -0.5, 2, word), *other),)
+        replica.say(wire.Chunk(**about, seq=seq, modality="text", text=word, token_ids=(seq + 20,), logprobs=places))
+    replica.done(submit, 2)
+
+
+def events_of(body: str) -> list[dict[str, Any]]:
+    return [json.loads(line.removeprefix("data: ")) for line in body.split("\n\n") if line.startswith("data: {")]
+
+
+async def test_what_was_likely_is_shown_whole_and_streamed(frontend: Any) -> None:
+    """Of completions as lists by position, of a chat token by token; a beam search lives off it."""
+    chat = {"model": "thinker", "messages": [{"role": "user", "content": "1"}], "logprobs": True, "top_logprobs": 1}
+    async with serving(frontend, speak_likely) as (client, replica):
+        answer = (await client.post("/v1/completions", json={**ASK, "logprobs": 1, "n": 2})).json()
+        streamed = events_of((await client.post("/v1/completions", json={**ASK, "logprobs": 1, "stream": True})).text)
+        whole = (await client.post("/v1/chat/completions", json=chat)).json()
+        words = events_of((await client.post("/v1/chat/completions", json={**chat, "stream": True})).text)
+        beams = (
+            await client.post("/v1/completions", json={**ASK, "use_beam_search": True, "n": 2, "max_tokens": 1})
+        ).json()
+    for choice in answer["choices"]:
+        assert choice["logprobs"]["token_logprobs"] == [-0.5, -0.5]
+        assert choice["logprobs"]["tokens"] == ["two", " words"]
+        assert choice["logprobs"]["top_logprobs"][1] == {" words": -0.5, "or": -2.0}
+    said = [event["choices"][0]["logprobs"] for event in streamed]
+    assert [token for each in said if each for token in each["tokens"]] == ["two", " words"]
+    content = whole["choices"][0]["logprobs"]["content"]
+    assert [(each["token"], each["logprob"]) for each in content] == [("two", -0.5), (" words", -0.5)]
+    assert [len(each["top_logprobs"]) for each in content] == [1, 1]
+    told = [event["choices"][0]["logprobs"] for event in words if event["choices"]]
+    assert [each for event in told if event for each in event["content"]] == content
+    assert len(beams.get("choices", ())) == 2, beams
+    assert {submit.params.get("logprobs") for submit in replica.of(wire.Submit)} == {1, 4}
+
+
+async def test_every_answer_has_the_likelihood_of_its_own_tokens(frontend: Any) -> None:
+    """As vLLM's callers get it in each of its ways to put answers out."""
+    from vllm import SamplingParams
+    from vllm.inputs.engine import tokens_input
+    from vllm.sampling_params import RequestOutputKind
+
+    sums: dict[RequestOutputKind, list[tuple[int, float]]] = {}
+    async with serving(frontend, speak_likely) as (client, _):
+        engine = client._transport.app._app.state.engine_client  # type: ignore[attr-defined]
+        for kind in RequestOutputKind:
+            params = SamplingParams(logprobs=0, output_kind=kind)
+            outputs = [each async for each in engine.generate(tokens_input([5, 6]), params, "r1")]
+            answers = [output.outputs[0] for output in outputs]
+            sums[kind] = [(len(answer.logprobs), answer.cumulative_logprob) for answer in answers]
+    assert sums == {
+        RequestOutputKind.CUMULATIVE: [(1, -0.5), (2, -1.0), (2, -1.0)],
+        RequestOutputKind.DELTA: [(1, -0.5), (1, -1.0), (0, -1.0)],
+        RequestOutputKind.FINAL_ONLY: [(2, -1.0)],
+    }
+
+
+async def test_a_stage_that_leaves_out_what_was_asked_is_to_blame(frontend: Any) -> None:
+    async with serving(frontend, speak) as (client, _):
+        answer = await client.post("/v1/completions", json={**ASK, "logprobs": 1})
+    assert answer.status_code == 500, answer.text
+    assert "stage 0 gave logprobs of 0 tokens" in answer.text
+
+
 async def test_several_answers_are_several_requests_with_seeds_of_their_own(frontend: Any) -> None:
     async with serving(frontend, speak) as (client, replica):
         answer = (await client.post("/v1/completions", json={**ASK, "n": 3, "seed": 5})).json()
@@ -86,7 +157,7 @@ async def test_several_answers_are_several_requests_with_seeds_of_their_own(fron
 async def test_a_stream_comes_word_by_word(frontend: Any) -> None:
     async with serving(frontend, speak) as (client, _):
         body = (await client.post("/v1/completions", json={**ASK, "stream": True})).text
-    events = [json.loads(line.removeprefix("data: ")) for line in body.split("\n\n") if line.startswith("data: {")]
+    events = events_of(body)
     assert [event["choices"][0]["text"] for event in events] == ["two", " words", ""]
     assert events[-1]["choices"][0]["finish_reason"] == "stop"
 
@@ -162,6 +233,46 @@ async def test_an_abort_by_name_ends_all_answers_of_the_request(frontend: Any) -
         await engine.abort(["r1"])
         await until(lambda: len(replica.of(wire.Abort)) >= 1)
         reading.cancel()
+
+
+async def test_what_a_url_names_is_not_fetched_for_a_model_that_takes_pictures(tmp_path: Path) -> None:
+    """A picture of the client's own is refused just so: vLLM's server has room for none."""
+    from tests.contract.test_vllm_items import build_model, data_url, picture
+
+    asked: list[str] = []
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.append((await reader.readline()).decode())
+        writer.close()
+
+    with as_the_supervisor_has_it():
+        from hub.api.vllm_server import VllmFrontend
+
+        stage = msgspec.structs.replace(STAGE, model=str(build_model(tmp_path)))
+        looking = VllmFrontend(DeployConfig(stages=(stage,), model="looker"), "")
+    target = await asyncio.start_server(answer, "127.0.0.1", 0)
+    port = target.sockets[0].getsockname()[1]
+    async with target, serving(looking, speak) as (client, replica):
+        for url in (f"http://127.0.0.1:{port}/x.png", data_url(picture("red"))):
+            content = [{"type": "text", "text": "what is"}, {"type": "image_url", "image_url": {"url": url}}]
+            body = {"model": "looker", "messages": [{"role": "user", "content": content}]}
+            refused = await client.post("/v1/chat/completions", json=body)
+            assert (refused.status_code, refused.json()["error"]["param"]) == (400, "image"), refused.text
+        assert not replica.of(wire.Submit)
+    assert asked == []
+
+
+async def test_pictures_are_refused_with_where_to_send_them(frontend: Any) -> None:
+    """What vLLM's server has made of them can't be told to a stage."""
+    from vllm import SamplingParams
+    from vllm.exceptions import VLLMError
+
+    async with serving(frontend, speak) as (client, replica):
+        engine = client._transport.app._app.state.engine_client  # type: ignore[attr-defined]
+        prompt = {"type": "multimodal", "prompt_token_ids": [5, 6], "mm_kwargs": {}, "mm_hashes": {}}
+        with pytest.raises(VLLMError, match="ask a hub without --api vllm"):
+            engine.generate(prompt, SamplingParams(), "r1")
+        assert not replica.of(wire.Submit)
 
 
 async def test_what_is_asked_of_the_engine_reaches_every_replica_of_the_stage(frontend: Any) -> None:

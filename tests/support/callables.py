@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -11,6 +12,8 @@ import msgspec
 import numpy as np
 import torch
 from PIL import Image
+
+from omni_discovery.picture_urls import picture_parts, read_picture
 
 #: What ``speak`` has begun and closed, in order.
 SEEN: list[str] = []
@@ -58,8 +61,20 @@ class Song(msgspec.Struct):
     pieces: list[Words] = []
 
 
+class Chat(msgspec.Struct):
+    """What the client said, with its pictures."""
+
+    messages: list[dict[str, Any]]
+
+
 class Samples(msgspec.Struct):
     tensor: torch.Tensor
+
+
+def look(said: Chat) -> str:
+    """Says what each picture is and which bytes it has."""
+    pictures = [read_picture(shown) for shown in picture_parts(said.messages)]
+    return " ".join(f"{mime} {hashlib.sha256(file).hexdigest()}" for mime, file in pictures)
 
 
 def echo(said: Words) -> tuple[str, dict[str, str]]:

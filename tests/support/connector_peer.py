@@ -15,6 +15,9 @@ import torch
 from stage_runtime.connectors import ConnectorSpec, OmniConnectorFactory
 from tests.support.netns import Host
 
+_CONTEXT = multiprocessing.get_context("forkserver")
+_CONTEXT.set_forkserver_preload([__name__])
+
 
 def payload(size_bytes: int, seed: int = 0) -> dict[str, Any]:
     """A hand-off of about that size whose content is known from the seed."""
@@ -80,10 +83,8 @@ class Peer:
     """The process, on this machine or on a host of its own network. ``kill`` is SIGKILL."""
 
     def __init__(self, kind: str, home: Host | None = None, **extra: Any) -> None:
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload([__name__])
-        self._pipe, theirs = context.Pipe()
-        self.process = context.Process(target=_serve, args=(kind, extra, theirs, home), daemon=True)
+        self._pipe, theirs = _CONTEXT.Pipe()
+        self.process = _CONTEXT.Process(target=_serve, args=(kind, extra, theirs, home), daemon=True)
         self.process.start()
         theirs.close()
         assert self.wait() == "ready"

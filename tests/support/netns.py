@@ -15,6 +15,7 @@ import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from multiprocessing import forkserver
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
@@ -66,6 +67,8 @@ class Host:
     @contextlib.contextmanager
     def inside(self) -> Iterator[None]:
         """What this thread opens meanwhile is a socket of that host, and stays one."""
+        # One that is started in there would stay there, and all processes that come from it.
+        forkserver.ensure_running()
         with Path("/proc/thread-self/ns/net").open("rb") as home, (_RUN / self.namespace).open("rb") as there:
             _enter(there.fileno())
             try:

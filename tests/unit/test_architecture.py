@@ -28,6 +28,7 @@ PURE_CORES = (
     "omni_discovery/deploy_check.py",
     "omni_discovery/deploy_values.py",
     "omni_discovery/one_line.py",
+    "omni_discovery/picture_urls.py",
     "omni_discovery/findings.py",
     "omni_discovery/fingerprint.py",
     "omni_discovery/mismatches.py",
@@ -97,6 +98,7 @@ PURE_CORES = (
     "stage_runtime/engines/sound.py",
     "stage_runtime/engines/torch_input.py",
     "stage_runtime/engines/torch_output.py",
+    "hub/api/parts.py",
     "hub/api/vllm_params.py",
 )
 IMPURE = {"asyncio", "threading", "zmq", "grpc", "time", "random", "os", "subprocess", "socket", "uvloop"}
@@ -197,7 +199,7 @@ def test_connectors_and_the_engine_list_import_torch_and_vllm_only_when_used() -
 
 
 #: What puts vLLM's own server in front of a hub. Imported only where it is asked for.
-VLLM_API = tuple(f"hub/api/vllm_{part}.py" for part in ("client", "control", "errors", "server"))
+VLLM_API = tuple(f"hub/api/vllm_{part}.py" for part in ("client", "control", "errors", "logprobs", "server"))
 
 
 def test_vllm_stays_in_the_engines_and_behind_its_own_api() -> None:

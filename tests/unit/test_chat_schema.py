@@ -53,7 +53,7 @@ def test_the_explicit_list_wins_stage_by_stage() -> None:
         (body(messages=["x"]), "messages"),
         (body(messages=[{"role": "user"}]), "messages[0].content"),
         (body(messages=[{"role": "user", "content": "\n\t "}]), "empty"),
-        (body(messages=[{"role": "user", "content": [{"type": "image_url"}]}]), "text parts only"),
+        (body(messages=[{"role": "user", "content": [{"type": "video_url"}]}]), "text and image_url parts only"),
         (body(temperature=9), "$.temperature"),
         (body(max_tokens=0), "$.max_tokens"),
         (body(modalities=[]), "$.modalities"),
@@ -70,3 +70,11 @@ def test_a_wrong_body_is_refused_by_name(raw: bytes, said: str) -> None:
 def test_more_parameters_than_stages_are_refused() -> None:
     with pytest.raises(InvalidRequestError, match="2 stages"):
         stage_params(PAIR, parse_chat(body(sampling_params_list=[{}, {}, {}])))
+
+
+def test_logprobs_of_a_vllm_stage_have_no_place_in_the_answer() -> None:
+    """Another engine may mean something else by them."""
+    pair = parse_deploy("stages: [{stage_id: 0, engine: vllm, final_output: text}, {stage_id: 1, engine: own}]", "pair")
+    with pytest.raises(InvalidRequestError, match="--api vllm"):
+        stage_params(pair, parse_chat(body(sampling_params_list=[{"logprobs": 0}])))
+    assert stage_params(pair, parse_chat(body(sampling_params_list=[{}, {"logprobs": 0}])))[1] == {"logprobs": 0}

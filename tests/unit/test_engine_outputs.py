@@ -23,6 +23,16 @@ WRONG: dict[str, Any] = {
     "token_ids": "abc",
     "token_ids of strings": {"token_ids": ("1", "2")},
     "token_ids of floats": {"token_ids": (1.0,)},
+    "logprobs": "abc",
+    "logprobs of none": {"logprobs": None},
+    "logprobs without tokens": {"logprobs": (((1, -0.5, 1, "a"),),)},
+    "logprobs of one token in two": {"token_ids": (1, 2), "logprobs": (((1, -0.5, 1, "a"),),)},
+    "logprobs with nothing": {"token_ids": (1,), "logprobs": ((),)},
+    "logprobs with too many": {"token_ids": (1,), "logprobs": (((1, -0.5, 1, "a"),) * 22,)},
+    "logprobs with less": {"token_ids": (1,), "logprobs": (((1, -0.5, 1),),)},
+    "logprobs with whole numbers": {"token_ids": (1,), "logprobs": (((1, 1, 1, "a"),),)},
+    "logprobs with no number": {"token_ids": (1,), "logprobs": (((1, float("nan"), 1, "a"),),)},
+    "logprobs with a rank below": {"token_ids": (1,), "logprobs": (((1, -0.5, -1, "a"),),)},
     "image_png": "png",
     "finish_reason": 0,
     "handoff": {"finish_reason": "stop", "handoff": [1]},
@@ -101,6 +111,7 @@ def test_what_an_engine_may_say_has_no_flaw() -> None:
         {"text": "x", "token_ids": [1, 2]},
         {"image_png": b"", "finish_reason": "stop", "usage": {"n": 1}, "handoff": {}, "handoff_piece": {"a": 1}},
         {"error": (FailureKind.INVALID, "no")},
+        {"token_ids": [1], "logprobs": [[(1, float("-inf"), 0, ""), *[(2, -0.5, 1, "b")] * 20]]},
     ):
         given: dict[str, Any] = fields
         assert flaw_of(EngineOutput("a", **given)) == ""

@@ -208,6 +208,20 @@ FROM_REPLICA: dict[str, tuple[wire.FromReplica, str]] = {
         "a474657874ac71756575655f6c656e67746801a7617474656d707402a474657874a36a6120a9746f6b656e5f6964739205cd"
         "012ca46d696d65a0",
     ),
+    "chunk_logprobs": (
+        wire.Chunk(
+            epoch=70_000,
+            request_id="r~1",
+            seq=0,
+            modality="text",
+            queue_length=1,
+            token_ids=(5,),
+            logprobs=((wire.TokenLogprob(5, -0.5, 2, "ja"), wire.TokenLogprob(300, -0.25, 1, "")),),
+        ),
+        "018ba174a56368756e6ba565706f6368ce00011170aa726571756573745f6964a3727e31a373657100a86d6f64616c697479a4746578"
+        "74ac71756575655f6c656e67746801a7617474656d707400a474657874a0a9746f6b656e5f6964739105a46d696d65a0a86c6f677072"
+        "6f627391929405cbbfe000000000000002a26a6194cd012ccbbfd000000000000001a0",
+    ),
     "chunk_image": (
         wire.Chunk(epoch=70_000, request_id="r~1", seq=1, modality="image", queue_length=1, mime="image/png"),
         "018aa174a56368756e6ba565706f6368ce00011170aa726571756573745f6964a3727e31a373657101a86d6f64616c697479"
