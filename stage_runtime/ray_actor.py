@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import threading
+import time
 from pathlib import Path
 from typing import Final
 
@@ -16,10 +15,13 @@ from omni_discovery.errors import ConfigError
 from stage_runtime.addresses import find_hosts
 from stage_runtime.config import ReplicaConfig
 from stage_runtime.environment import placed_environment, stage_environment
+from stage_runtime.launch import SpawnLauncher
+from stage_runtime.process_manager import Child
 from stage_runtime.restarts import EXIT_CONFIG, EXIT_FAILED
 
 #: How much of what a replica prints is kept for a supervisor that is slow to fetch it.
 _MOST_OUTPUT_BYTES: Final = 1 << 20
+_LOOK_S: Final = 0.1
 
 
 class ReplicaActor:
@@ -29,7 +31,7 @@ class ReplicaActor:
         self._changed = threading.Condition()
         self._output = bytearray()
         self._code: int | None = None
-        self._process: subprocess.Popen[bytes] | None = None
+        self._child: Child | None = None
 
     def start(self, content: bytes) -> None:
         """Start the replica with a ReplicaConfig as JSON, listening where this machine would talk to etcd from."""
@@ -50,9 +52,9 @@ class ReplicaActor:
     def signal(self, number: int) -> None:
         """Send the replica a signal; nothing happens if it has ended."""
         with self._changed:
-            self._changed.wait_for(lambda: self._process is not None or self._code is not None, 10.0)
-        if self._process is not None:
-            self._process.send_signal(number)
+            self._changed.wait_for(lambda: self._child is not None or self._code is not None, 10.0)
+        if self._child is not None:
+            self._child.send_signal(number)
 
     def _live(self, config: ReplicaConfig) -> None:
         code = EXIT_FAILED
@@ -73,25 +75,31 @@ class ReplicaActor:
                 self._changed.notify_all()
 
     def _run(self, config: ReplicaConfig) -> int:
-        process = subprocess.Popen(
-            [sys.executable, "-u", "-m", "stage_runtime", "--replica"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env=_environment(config),
-            cwd=Path.home(),
-            start_new_session=True,
-        )
+        # The supervisor's folder need not be on this machine.
+        os.chdir(Path.home())
+        child = SpawnLauncher().start(config, _environment(config))
         with self._changed:
-            self._process = process
+            self._child = child
             self._changed.notify_all()
-        if process.stdin is None or process.stdout is None:
-            raise OSError("no pipes to the replica")
-        with process.stdin as stdin:
-            stdin.write(msgspec.json.encode(config))
-        while content := os.read(process.stdout.fileno(), 65536):
-            self._print(content)
-        return process.wait()
+        os.set_blocking(child.output_fd, False)
+        try:
+            while (code := child.poll()) is None:
+                if not self._forward(child.output_fd):
+                    time.sleep(_LOOK_S)
+            while self._forward(child.output_fd):
+                pass
+            return code
+        finally:
+            os.close(child.output_fd)
+
+    def _forward(self, output_fd: int) -> bool:
+        """Hand on some of what was printed; whether there was any."""
+        try:
+            content = os.read(output_fd, 65536)
+        except BlockingIOError:
+            return False
+        self._print(content)
+        return bool(content)
 
     def _print(self, content: bytes) -> None:
         with self._changed:

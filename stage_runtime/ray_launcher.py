@@ -94,8 +94,9 @@ class RayLauncher:
                 address=address or "auto", namespace="omni", log_to_driver=False, logging_level=logging.WARNING
             )
         except (ConnectionError, self._ray.exceptions.RayError, ValueError) as error:
+            reason, _, _ = str(error).partition("\n")
             raise ConfigError(
-                f"no Ray cluster answers at {address or 'this machine'} ({str(error).splitlines()[0]}); "
+                f"no Ray cluster answers at {address or 'this machine'} ({reason}); "
                 "start one with 'ray start --head', or say where it is with --ray-address HOST:PORT"
             ) from error
         placing = importlib.import_module("ray.util.placement_group")
