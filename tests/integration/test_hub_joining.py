@@ -11,36 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from hub.config import HubConfig
-from hub.running_hub import RunningHub, ServeConfig
+from hub.running_hub import RunningHub
 from omni_discovery.deploy import encode_deploy, parse_deploy
 from omni_discovery.errors import ConfigError
 from omni_discovery.etcd import EtcdKV
 from omni_discovery.keys import namespace_prefix, pipeline_key
-from omni_discovery.registry_security import RegistrySecurity
-from tests.support.hub_fakes import ONE_STAGE, deploy_of
 from tests.support.registry import EtcdServer
+from tests.support.serving import serve_config
 
 OTHER = parse_deploy("stages: [{stage_id: 0, engine: echo, model: another, final_output: text}]", "other.yaml")
-
-
-def serve_config(folder: Path, endpoints: str) -> ServeConfig:
-    return ServeConfig(
-        deploy=deploy_of(ONE_STAGE),
-        hub=HubConfig(),
-        endpoints=endpoints,
-        security=RegistrySecurity(),
-        security_flags=(),
-        namespace="joining",
-        ttl_s=5.0,
-        policy="least-load",
-        host="127.0.0.1",
-        port=0,
-        local_stages=(),
-        replica_address=None,
-        runtime_dir=folder,
-        etcd_binary=None,
-    )
 
 
 @pytest.fixture
@@ -61,7 +40,7 @@ async def test_a_hub_that_is_refused_has_written_nothing_and_met_nobody(
     """
     caplog.set_level(logging.INFO)
     server = slow_server
-    config = serve_config(tmp_path, server.endpoint)
+    config = serve_config(tmp_path, server.endpoint, "joining", 5.0)
     kv = EtcdKV(server.endpoint)
     try:
         if case == "another document":

@@ -7,36 +7,13 @@ import signal
 import time
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from hub.config import HubConfig
-from hub.running_hub import RunningHub, ServeConfig
+from hub.running_hub import RunningHub
 from omni_discovery.clients import OmniCoordClientForHub
-from omni_discovery.registry_security import RegistrySecurity
-from tests.support.hub_fakes import ONE_STAGE, deploy_of
 from tests.support.registry import EtcdServer
-
-
-def serve_config(folder: Path, endpoints: str, **more: Any) -> ServeConfig:
-    return ServeConfig(
-        deploy=deploy_of(ONE_STAGE),
-        hub=HubConfig(),
-        endpoints=endpoints,
-        security=RegistrySecurity(),
-        security_flags=(),
-        namespace="test",
-        ttl_s=2.0,
-        policy="least-load",
-        host="127.0.0.1",
-        port=0,
-        local_stages=(),
-        replica_address=None,
-        runtime_dir=folder,
-        etcd_binary=None,
-        **more,
-    )
+from tests.support.serving import serve_config
 
 
 async def test_an_etcd_that_does_not_answer_holds_up_neither_the_loop_nor_the_end_for_long(
@@ -55,7 +32,8 @@ async def test_an_etcd_that_does_not_answer_holds_up_neither_the_loop_nor_the_en
 
     monkeypatch.setattr(OmniCoordClientForHub, "_close_once", timed_close)
     async with AsyncExitStack() as stack:
-        hub = RunningHub(serve_config(tmp_path, server.endpoint), server.endpoint, "http://here", asyncio.Event())
+        config = serve_config(tmp_path, server.endpoint, "test", 2.0)
+        hub = RunningHub(config, server.endpoint, "http://here", asyncio.Event())
         assert await hub.start(stack) is not None
         server.signal(signal.SIGSTOP)
         most_s, looked_s = 0.0, time.monotonic()

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import ExitStack
 from dataclasses import replace
 
 import pytest
@@ -15,8 +14,9 @@ from omni_discovery import wire
 from omni_discovery.errors import DeadlineExceededError
 from omni_discovery.security import KeyPair
 from tests.support.child_replica import ChildReplica
-from tests.support.hub_fakes import QUICK, FakeReplica, collect, deploy_of, running_hub, show, text_of, until
+from tests.support.hub_fakes import QUICK, FakeReplica, collect, running_hub, show, text_of, until
 from tests.support.local_replica import LocalReplica
+from tests.support.serving import hub_of
 
 ONE = "stages: [{stage_id: 0, engine: echo, final_output: text}]"
 KEYS = KeyPair.generate()
@@ -24,18 +24,6 @@ HUBS = {KEYS.public: "hub-1"}
 CONFIG = replace(QUICK, request_timeout_s=60.0, max_queued_outputs=16, accept_timeout_s=2.0, accept_limit_s=10.0)
 WORDS, DELAY_S = 2000, 0.0005
 TEXT = " ".join(f"w{number}" for number in range(WORDS))
-
-
-@asynccontextmanager
-async def hub_of(*replicas: LocalReplica | ChildReplica) -> AsyncIterator[AsyncOmni]:
-    omni = AsyncOmni(deploy_of(ONE), "hub-1", KEYS, CONFIG, "round-robin")
-    await omni.start()
-    try:
-        show(omni, *(each.info for each in replicas))
-        await until(lambda: sum(stage.pickable for stage in omni.stage_status()) == len(replicas), 20.0)
-        yield omni
-    finally:
-        await omni.close()
 
 
 def said(replica: LocalReplica) -> int:
@@ -60,7 +48,7 @@ async def test_the_engine_stops_for_a_client_that_does_not_read_and_serves_the_o
     3. it reads: the engine goes on, and it gets every word, once and in order
     """
     with LocalReplica(HUBS, capacity=2, delay_s=DELAY_S) as replica:
-        async with hub_of(replica) as omni:
+        async with hub_of(ONE, KEYS, CONFIG, replica) as omni:
             slow = omni.generate({"prompt": TEXT})
             first = await anext(slow)
             await until(lambda: stands_still(replica), 20.0)
@@ -80,7 +68,7 @@ async def test_the_engine_stops_for_a_client_that_does_not_read_and_serves_the_o
 
 async def test_a_client_that_leaves_while_nothing_is_made_for_it_frees_its_place() -> None:
     with LocalReplica(HUBS, delay_s=DELAY_S) as replica:
-        async with hub_of(replica) as omni:
+        async with hub_of(ONE, KEYS, CONFIG, replica) as omni:
             slow = omni.generate({"prompt": TEXT})
             await anext(slow)
             await until(lambda: stands_still(replica), 20.0)
@@ -124,7 +112,7 @@ async def test_work_that_waits_for_its_client_and_can_not_move_outlives_a_lost_s
 async def test_the_deadline_of_a_client_that_does_not_read_holds() -> None:
     """The whole text would take a second, its time is two: nothing is made while nobody reads, and then it is over."""
     with LocalReplica(HUBS, delay_s=DELAY_S) as replica:
-        async with hub_of(replica) as omni:
+        async with hub_of(ONE, KEYS, CONFIG, replica) as omni:
             slow = omni.generate({"prompt": TEXT}, timeout_s=2.0)
             await anext(slow)
             await until(lambda: len(replica.loop) == 0, 20.0)
@@ -140,7 +128,7 @@ async def test_another_replica_that_goes_on_for_a_client_that_does_not_read_stan
     with ExitStack() as stack:
         doomed = stack.enter_context(ChildReplica(HUBS, delay_s=DELAY_S))
         second = stack.enter_context(LocalReplica(HUBS, replica_id=1, epoch=71, delay_s=DELAY_S))
-        async with hub_of(doomed) as omni:
+        async with hub_of(ONE, KEYS, CONFIG, doomed) as omni:
             slow = omni.generate({"prompt": TEXT})
             outputs = [await anext(slow)]
             (active,) = omni._running_orchestrator()._requests.active.values()
