@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from hub.pipeline_claim import check_pipeline, read_in_force
+from hub.pipeline_claim import check_pipeline
 from hub.serve_plan import StagesHere, plan_here, stages_here
 from omni_discovery.backend_flags import RAY
 from omni_discovery.config import RegistryConfig
 from omni_discovery.deploy import DeployConfig, decode_deploy, encode_deploy
 from omni_discovery.errors import ConfigError, RegistryTlsError, RegistryUnavailableError
 from omni_discovery.keys import beat_key, hub_key, pipeline_key, replicas_prefix
+from omni_discovery.registry_check import check_registry
 from omni_discovery.topology import Topology, plan
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ def dry_run_headless(arguments: argparse.Namespace, security: RegistrySecurity) 
     """Print what this supervisor would do; return 0. Raise OmniError if it could not."""
     ttl_s, namespace = arguments.omni_heartbeat_timeout, arguments.namespace
     registry = RegistryConfig(arguments.etcd_endpoints, namespace, security, ttl_s=ttl_s)
-    in_force = read_in_force(registry, _ANSWER_S)
+    in_force = check_registry(registry, _ANSWER_S)
     title = ("registry", _registry(arguments.etcd_endpoints, namespace, ttl_s, _IN_FORCE if in_force else _WAITS))
     supervisor = ("supervisor", [("of stage", str(arguments.stage_id)), *_data_plane(arguments)])
     if in_force is None:
@@ -115,7 +116,7 @@ def _agree(config: ServeConfig) -> str:
         return "ours, in an etcd that begins empty"
     registry = RegistryConfig(config.endpoints, config.namespace, config.security, ttl_s=config.ttl_s)
     try:
-        in_force = read_in_force(registry, _ANSWER_S)
+        in_force = check_registry(registry, _ANSWER_S)
     except RegistryTlsError:
         raise
     except RegistryUnavailableError:

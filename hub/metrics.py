@@ -139,13 +139,13 @@ class HubMetrics:
     def watch_rollout(
         self,
         older: Callable[[], int],
-        refused: Callable[[Collection[int]], Mapping[int, int]],
+        refused: Callable[[int], int],
         stage_ids: Collection[int],
     ) -> None:
         """Ask for what goes by older deploy documents, and who is refused, whenever the figures are read."""
         self.older.set_function(older)
         for stage_id in stage_ids:
-            self.refused.labels(stage_id).set_function(partial(_refused_of, refused, stage_id))
+            self.refused.labels(stage_id).set_function(partial(refused, stage_id))
 
     def count_view(self, name: str) -> None:
         """Something befell the view of the registry; from any thread. Names that are not known are fine."""
@@ -178,7 +178,3 @@ class HubMetrics:
 
 def _sum(pools: Callable[[], Collection[StagePool]], name: str) -> float:
     return float(sum(getattr(pool, name) for pool in pools()))
-
-
-def _refused_of(counts: Callable[[Collection[int]], Mapping[int, int]], stage_id: int) -> float:
-    return float(counts((stage_id,))[stage_id])

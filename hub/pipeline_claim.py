@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Final
 from omni_discovery.deploy import DeployConfig, decode_deploy, encode_deploy
 from omni_discovery.deploy_check import describe_difference
 from omni_discovery.errors import ConfigError, RegistryError, RegistryTlsError, RegistryUnavailableError
-from omni_discovery.etcd import EtcdKV
 from omni_discovery.keys import pipeline_key
 from omni_discovery.registry_check import check_registry, check_ttl
 
@@ -20,35 +19,15 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _RETRY_S: Final = 1.0
-#: How long etcd may take to tell the document in force.
-_ANSWER_S: Final = 3.0
-
-
-def read_in_force(config: RegistryConfig, patience_s: float) -> bytes | None:
-    """The deploy document of a namespace, None if there is none. Blocks: not for a thread that has an event loop.
-
-    Raise RegistryError; RegistryUnavailableError after ``patience_s``.
-    """
-    check_registry(config, patience_s)
-
-    async def read() -> bytes | None:
-        kv = EtcdKV(config.endpoints, security=config.security, call_timeout_s=_ANSWER_S)
-        try:
-            item = await kv.get(pipeline_key(config.namespace))
-        finally:
-            await kv.close()
-        return None if item is None else item.value
-
-    return asyncio.run(read())
 
 
 def check_before_joining(config: RegistryConfig, deploy: DeployConfig) -> bool:
     """Raise ConfigError for another document in force or too short a TTL, before anybody has heard of this hub.
 
-    Return whether etcd has answered; raise RegistryError if it refuses us. Blocks, as ``read_in_force``.
+    Return whether etcd has answered; raise RegistryError if it refuses us. Blocks, as ``check_registry``.
     """
     try:
-        in_force = read_in_force(config, 0.0)
+        in_force = check_registry(config, 0.0)
     except RegistryTlsError:
         raise
     except RegistryUnavailableError:

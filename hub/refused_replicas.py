@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from omni_discovery.mismatches import mismatches
@@ -47,7 +46,6 @@ class RefusedReplicas:
         if addr in self._refused:
             pool.refuse(addr, self._refused[addr][1])
 
-    def counts(self, stage_ids: Collection[int]) -> dict[int, int]:
-        """How many are refused, of each stage."""
-        found = Counter(info.stage_id for info, _ in self._refused.values())
-        return {stage_id: found[stage_id] for stage_id in stage_ids}
+    def count(self, stage_id: int) -> int:
+        """How many of a stage are refused."""
+        return sum(info.stage_id == stage_id for info, _ in self._refused.values())

@@ -67,12 +67,9 @@ def _judge(
     # The failed attempt needs no Abort any more; a finish or a restart below must not send a second one.
     run.phase = Phase.WAITING
     match decision.verdict:
-        case Verdict.AGAIN:
-            stopped = withdraw(body, run)
-            return [*stopped, ev.Retry(run.stage_id), body.dispatch(run, now_s, is_retry=may_have_run)]
-        case Verdict.CONTINUE:
-            stopped = withdraw(body, run)
-            return [*stopped, ev.Retry(run.stage_id, resumed=True), body.dispatch(run, now_s, is_retry=may_have_run)]
+        case Verdict.AGAIN | Verdict.CONTINUE:
+            again = ev.Retry(run.stage_id, resumed=decision.verdict is Verdict.CONTINUE)
+            return [*withdraw(body, run), again, body.dispatch(run, now_s, is_retry=may_have_run)]
         case Verdict.RESTART:
             return [ev.Retry(run.stage_id), *body.restart(now_s)]
         case Verdict.FAIL:

@@ -233,7 +233,7 @@ class RunningHub:
         config = self._config
         return RegistryConfig(self._endpoints, config.namespace, config.security, ttl_s=config.ttl_s)
 
-    async def _has_view(self, client: OmniCoordClientForHub, check: asyncio.Task[None]) -> bool:
+    async def _has_view(self, client: OmniCoordClientForHub, check: asyncio.Task[bytes | None]) -> bool:
         began_s = time.monotonic()
         while time.monotonic() < began_s + 2 * _SYNC_S:
             view = client.view()

@@ -7,7 +7,6 @@ import logging
 from collections.abc import Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -62,8 +61,9 @@ def stages_here(arguments: argparse.Namespace, deploy: DeployConfig) -> StagesHe
     found = []
     for stage in () if arguments.hub_only else deploy.stages:
         if arguments.stage_id in (None, stage.stage_id):
-            here = on_this_host(stage, {stage.stage_id: {"runtime": overrides.get(stage.stage_id, {})}})
-            found.append((here, replica_count(arguments, here, overrides.get(stage.stage_id, MappingProxyType({})))))
+            override = overrides.get(stage.stage_id, {})
+            here = on_this_host(stage, override)
+            found.append((here, replica_count(arguments, here, override)))
     return found
 
 

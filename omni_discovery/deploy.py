@@ -123,14 +123,14 @@ class DeployConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 
     def connector_of(self, from_stage: int, to_stage: int) -> ConnectorConfig:
         """The connector of an edge, with the edge's bounds in its ``extra``; the default one where none is named."""
-        for edge in self.edges:
-            if (edge.from_, edge.to) == (from_stage, to_stage):
-                found = self.connectors[edge.connector] if edge.connector else ConnectorConfig(name=DEFAULT_CONNECTOR)
-                window_size = None if self.async_chunk_of(from_stage, to_stage) else edge.window_size
-                bounds = {"window_size": window_size, "max_inflight": edge.max_inflight}
-                given = {name: bound for name, bound in bounds.items() if bound is not None}
-                return msgspec.structs.replace(found, extra={**found.extra, **given})
-        return ConnectorConfig(name=DEFAULT_CONNECTOR)
+        edge = self._edge(from_stage, to_stage)
+        if edge is None:
+            return ConnectorConfig(name=DEFAULT_CONNECTOR)
+        found = self.connectors[edge.connector] if edge.connector else ConnectorConfig(name=DEFAULT_CONNECTOR)
+        window_size = None if self.async_chunk_of(from_stage, to_stage) else edge.window_size
+        bounds = {"window_size": window_size, "max_inflight": edge.max_inflight}
+        given = {name: bound for name, bound in bounds.items() if bound is not None}
+        return msgspec.structs.replace(found, extra={**found.extra, **given})
 
     def async_chunk_of(self, from_stage: int, to_stage: int, wanted: bool | None = None) -> bool:
         """Whether hand-offs travel this edge piece by piece. ``wanted`` is a request's own wish, None: it has none.

@@ -9,12 +9,12 @@ from typing import Any, Final
 import msgspec
 
 from omni_discovery.deploy import DeployConfig, StageConfig
+from omni_discovery.deploy_values import short_value
 
 #: The engines of our own; third parties add theirs by entry point, on the hosts of their replicas.
 ENGINES: Final = ("diffusion", "echo", "torch", "vllm")
 
 _MOST_SAID: Final = 3
-_LONGEST_VALUE: Final = 60
 
 
 def describe_difference(ours: DeployConfig, theirs: DeployConfig) -> str:
@@ -54,10 +54,5 @@ def _differences(path: str, ours: Any, theirs: Any) -> list[str]:
             (f"{path}[{index}]", mine, other) for index, (mine, other) in enumerate(zip(ours, theirs, strict=True))
         ]
     else:
-        return [] if ours == theirs else [f"{path}: {_short(ours)} here, {_short(theirs)} in force"]
+        return [] if ours == theirs else [f"{path}: {short_value(ours)} here, {short_value(theirs)} in force"]
     return [told for pair in pairs for told in _differences(*pair)]
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}..."

@@ -61,9 +61,8 @@ def of_this_host(overrides: Overrides) -> dict[int, Mapping[str, Any]]:
     return found
 
 
-def on_this_host(stage: StageConfig, overrides: Overrides) -> StageConfig:
-    """The stage with the ``runtime`` that it has here. Raise ConfigError."""
-    here = of_this_host(overrides).get(stage.stage_id)
+def on_this_host(stage: StageConfig, here: Mapping[str, Any]) -> StageConfig:
+    """The stage with what its ``runtime`` is here. Raise ConfigError."""
     if not here:
         return stage
     try:
@@ -75,8 +74,8 @@ def on_this_host(stage: StageConfig, overrides: Overrides) -> StageConfig:
 
 def document_here(deploy: DeployConfig, text: str) -> DeployConfig:
     """The document in force with what the flag says of this host. Raise ConfigError."""
-    overrides = parse_overrides(text)
-    stages = tuple(on_this_host(stage, overrides) for stage in deploy.stages)
+    here = of_this_host(parse_overrides(text))
+    stages = tuple(on_this_host(stage, here.get(stage.stage_id, {})) for stage in deploy.stages)
     return msgspec.structs.replace(deploy, stages=stages)
 
 

@@ -54,7 +54,7 @@ def wrong_value(told: str, document: Any) -> str:
     key = steps[-2] if steps[-2:-1] == ["input_from"] else steps[-1]
     if key not in _RIGHT or told.startswith("Object missing"):
         return f"{place}: {told[: found.start()]}"
-    return f"{place} is {_short(value)}; right would be {_RIGHT[str(key)]}"
+    return f"{place} is {short_value(value)}; right would be {_RIGHT[str(key)]}"
 
 
 def _look_up(document: Any, steps: list[str | int]) -> tuple[str, Any]:
@@ -76,6 +76,7 @@ def _look_up(document: Any, steps: list[str | int]) -> tuple[str, Any]:
     return place, value
 
 
-def _short(value: Any) -> str:
+def short_value(value: Any) -> str:
+    """A value for a message, cut where it is long."""
     text = repr(value)
     return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}..."

@@ -22,13 +22,15 @@ _TRY_S: Final = 1.5
 _PAUSE_S: Final = 0.2
 
 
-def check_registry(config: RegistryConfig, patience_s: float, is_stopped: Callable[[], bool] = lambda: False) -> None:
-    """Return as soon as etcd lets us read our namespace, or when we are stopped.
+def check_registry(
+    config: RegistryConfig, patience_s: float, is_stopped: Callable[[], bool] = lambda: False
+) -> bytes | None:
+    """Return as soon as etcd lets us read our namespace: its deploy document; None if it has none, or we are stopped.
 
     Raise RegistryRefusedError or RegistryTlsError at once, RegistryUnavailableError after ``patience_s``: each says
     which endpoint, and what to correct. Blocks: not for a thread that has an event loop.
     """
-    asyncio.run(_check(config, patience_s, is_stopped))
+    return asyncio.run(_check(config, patience_s, is_stopped))
 
 
 def check_ttl(config: RegistryConfig) -> None:
@@ -56,14 +58,14 @@ async def _granted_s(config: RegistryConfig) -> float:
     return grant.ttl_s
 
 
-async def _check(config: RegistryConfig, patience_s: float, is_stopped: Callable[[], bool]) -> None:
+async def _check(config: RegistryConfig, patience_s: float, is_stopped: Callable[[], bool]) -> bytes | None:
     deadline_s = time.monotonic() + patience_s
     kv = EtcdKV(config.endpoints, security=config.security, try_timeout_s=_TRY_S, call_timeout_s=_TRY_S)
     try:
         while not is_stopped():
             try:
-                await kv.get(pipeline_key(config.namespace))
-                return
+                item = await kv.get(pipeline_key(config.namespace))
+                return None if item is None else item.value
             except RegistryDeniedError as error:
                 raise RegistryDeniedError(
                     f"etcd user {config.security.user!r} may not read namespace {config.namespace!r}: let an "
@@ -77,5 +79,6 @@ async def _check(config: RegistryConfig, patience_s: float, is_stopped: Callable
                     text = f"no etcd answered within {patience_s:g} s: start it, or correct --etcd-endpoints ({error})"
                     raise RegistryUnavailableError(text) from error
             await asyncio.sleep(_PAUSE_S)
+        return None
     finally:
         await kv.close()

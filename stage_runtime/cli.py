@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
@@ -22,7 +23,7 @@ from omni_discovery.process_tools import die_with_parent, raise_descriptor_limit
 from omni_discovery.runtime_file import embedded_among
 from stage_runtime.addresses import find_hosts
 from stage_runtime.config import ReplicaConfig, SupervisorConfig
-from stage_runtime.devices import device_text
+from stage_runtime.devices import Machine, device_text
 from stage_runtime.restarts import EXIT_CONFIG, EXIT_FAILED
 from stage_runtime.tidings import LastWords, tell, tell_nobody
 
@@ -96,12 +97,21 @@ def main(argv: list[str] | None = None) -> int:
         return 130
 
 
+def _devices_here(base: Mapping[str, str], stage: StageConfig, count: int, machine: Machine) -> tuple[str, ...]:
+    """What the replicas would use, said where it is doubtful. Raise ConfigError."""
+    from stage_runtime.environment import doubtful_devices, stage_devices
+
+    devices = stage_devices(base, stage, count, machine)
+    if doubt := doubtful_devices(base, stage, count, machine):
+        logger.warning("stage.devices %s", doubt)
+    return devices
+
+
 def _check(count: int) -> int:
     """Whether this machine could run ``count`` replicas of the stage on standard input; says why not."""
     configure_logging()
     try:
         from stage_runtime.engines.base import create_engine
-        from stage_runtime.environment import doubtful_devices, stage_devices
         from stage_runtime.machine import find_machine
 
         stage = msgspec.json.decode(sys.stdin.buffer.read(), type=StageConfig)
@@ -109,9 +119,7 @@ def _check(count: int) -> int:
         getattr(engine, "check", lambda: None)()
         engine.close()
         base, machine = dict(os.environ), find_machine()
-        stage_devices(base, stage, count, machine)
-        if doubt := doubtful_devices(base, stage, count, machine):
-            logger.warning("stage.devices %s", doubt)
+        _devices_here(base, stage, count, machine)
     except OmniError as error:
         sys.stderr.write(f"omni: {error}\n")
         return EXIT_CONFIG
@@ -169,16 +177,14 @@ def _supervise(arguments: argparse.Namespace) -> int:
 def _run_supervisor(config: SupervisorConfig, deploy: DeployConfig) -> int:
     from stage_runtime.device_locks import DeviceLocks, Holder
     from stage_runtime.engines.base import modules_to_preload
-    from stage_runtime.environment import doubtful_devices, replica_environment, stage_devices, stage_environment
+    from stage_runtime.environment import replica_environment, stage_environment
     from stage_runtime.launch import SpawnLauncher, ZygoteLauncher
     from stage_runtime.machine import find_machine
     from stage_runtime.process_manager import Supervisor
 
     replica, machine, base = config.replica, find_machine(), dict(os.environ)
     stage = deploy.stage(replica.stage_id)
-    devices = stage_devices(base, stage, config.count, machine)
-    if doubt := doubtful_devices(base, stage, config.count, machine):
-        logger.warning("stage.devices %s", doubt)
+    devices = _devices_here(base, stage, config.count, machine)
     holder = Holder(pid=os.getpid(), namespace=replica.namespace, stage_id=replica.stage_id)
     locks = DeviceLocks(user_runtime_dir(), devices, holder)
     locks.take()

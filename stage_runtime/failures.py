@@ -6,6 +6,7 @@ from typing import Final
 
 from omni_discovery.deploy import StageConfig
 from omni_discovery.errors import ConfigError
+from omni_discovery.one_line import one_line
 from stage_runtime.errors import EngineDeadError
 
 #: Of torch, by the name of their class.
@@ -51,7 +52,7 @@ def not_loaded(stage: StageConfig, error: Exception) -> ConfigError | EngineDead
 
 def told(error: BaseException) -> str:
     """One line for the record and the log: what failed and, where that can be said, what to do."""
-    text = " ".join(str(error).split())
+    text = one_line(str(error))
     if len(text) > _MOST_CHARACTERS:
         text = text[: _MOST_CHARACTERS - 4] + " ..."
     what = f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -45,9 +45,11 @@ def model_details(model: str, engine: object) -> dict[str, str]:
     What the engine says itself, by a mapping ``model_details``, counts more than what its model's folder shows. Of a
     model that is no local folder, its revision is its content.
     """
-    found = {"code": code(), **_of_folder(Path(model).expanduser() if model else None)}
+    found = dict(_of_folder(Path(model).expanduser() if model else None))
     said: Mapping[str, Any] = getattr(engine, "model_details", None) or {}
     found.update((name, str(said[name])) for name in FIELDS if said.get(name))
+    if "code" not in found:
+        found["code"] = code()
     if "revision" in found:
         found.setdefault("content", found["revision"])
     return {name: text[:_LONGEST] for name, text in found.items()}

@@ -109,18 +109,17 @@ class Payloads:
         self,
         work: Work,
         handoff: Mapping[str, Any] | None,
-        to_stages: Sequence[int] | None = None,
+        to_stages: Sequence[int],
         number: int | None = None,
     ) -> tuple[PayloadRef, ...]:
-        """Store what the next stages, or only those, need: all of it, or the piece of that number.
+        """Store what these of the next stages need: all of it, or the piece of that number.
 
         Raise PayloadError if it can't be stored.
         """
         if handoff is None:
             return ()
         try:
-            takers = work.next_stages if to_stages is None else to_stages
-            return tuple(self._put(work, to_stage, handoff, number) for to_stage in takers)
+            return tuple(self._put(work, to_stage, handoff, number) for to_stage in to_stages)
         except PayloadError:
             self.release(work.owner)
             raise

@@ -38,9 +38,9 @@ class Talk:
                 self.timings_s[name] = self.timings_s.get(name, 0.0) + seconds
         return SegmentEnded(end.key, end.finish_reason, end.payloads, end.usage)
 
-    def over(self, key: str, finish_reason: str = "") -> Finished:
+    def over(self, key: str) -> Finished:
         """No segment comes any more."""
-        return Finished(key, finish_reason or self.finish_reason, (), dict(self.usage), dict(self.timings_s))
+        return Finished(key, self.finish_reason, (), dict(self.usage), dict(self.timings_s))
 
 
 def refusal_of(ticket: Ticket | None, peer: Peer, update: wire.Update) -> str:

@@ -12,6 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from omni_discovery.one_line import one_line
+
 #: No text has it. What stands before it in its line was left unfinished by somebody else.
 _MARK: Final = b"\x00omni "
 _STDOUT: Final = 1
@@ -41,7 +43,7 @@ def tell(tiding: Tiding) -> None:
         case IsUp():
             content = b"up"
         case LastWords(reason):
-            content = b"end " + " ".join(reason.split()).encode("utf-8", "replace")
+            content = b"end " + one_line(reason).encode("utf-8", "replace")
     with contextlib.suppress(OSError):
         os.write(_STDOUT, _MARK + content[: _MOST_BYTES - len(_MARK) - 1] + b"\n")
 

@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from hub.api.answer import Answer, server_timing
 from hub.api.disconnect import ClientLeftError, iterate_unless_left, run_unless_left
-from hub.api.errors import BodyTooLongError, ModelNotFoundError, describe, error_response
+from hub.api.errors import BodyTooLongError, check_model, describe, error_response
 from hub.api.neutral import refuse_logprobs
 from hub.api.schema import MAX_BODY_BYTES, MAX_DROPPED_BYTES, ChatRequest, parse_chat
 from hub.tracing import trace_headers
@@ -61,7 +61,7 @@ class ChatCompletions:
             body = await read_body(request)
             received_s = time.perf_counter()
             chat = parse_chat(body)
-            self._check_model(chat.model)
+            check_model(chat.model, self._deploy.served_name)
         except InvalidRequestError as error:
             self._omni.refusals.count(error)
             raise
@@ -107,10 +107,6 @@ class ChatCompletions:
             media_type="text/event-stream",
             headers={"x-request-id": answer.request_id, "Cache-Control": "no-cache", **stale_header(self._omni)},
         )
-
-    def _check_model(self, model: str) -> None:
-        if model and model != self._deploy.served_name:
-            raise ModelNotFoundError(model, self._deploy.served_name)
 
 
 def stale_header(omni: AsyncOmni) -> dict[str, str]:

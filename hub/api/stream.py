@@ -11,7 +11,6 @@ import base64
 import logging
 import time
 import uuid
-from collections import deque
 from collections.abc import AsyncIterator, Mapping
 from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING, Any, Final
@@ -20,7 +19,7 @@ import msgspec
 from starlette.websockets import WebSocketDisconnect
 
 from hub.api.answer import shown_timings
-from hub.api.errors import ModelNotFoundError, describe
+from hub.api.errors import check_model, describe
 from hub.api.neutral import refuse_logprobs
 from hub.api.stream_schema import End, Segment, parse_frame
 from omni_discovery.errors import DeadlineExceededError, InvalidRequestError, OmniError, OverloadedError, RequestError
@@ -77,8 +76,7 @@ class Stream:
             raise DeadlineExceededError(f"no segment came within {_FIRST_S:.0f} s") from None
         if isinstance(first, End):
             raise InvalidRequestError("the input ended before its first segment")
-        if first.model and first.model != self._deploy.served_name:
-            raise ModelNotFoundError(first.model, self._deploy.served_name)
+        check_model(first.model, self._deploy.served_name)
         refuse_logprobs(self._deploy.stages, first.sampling_params_list)
         outputs = self._omni.generate(
             frames.segments(first),
@@ -100,10 +98,9 @@ class _Frames:
     def __init__(self, websocket: WebSocket) -> None:
         self._websocket = websocket
         #: What has come and was not taken, with its size.
-        self._waiting: deque[tuple[Segment | End, int]] = deque()
+        self._waiting: asyncio.Queue[tuple[Segment | End, int]] = asyncio.Queue()
         self._size_bytes = 0
         self._is_over = False
-        self._came = asyncio.Event()
 
     async def read(self) -> None:
         """Take in frames until the client leaves. Behind its last segment nothing counts any more.
@@ -115,20 +112,16 @@ class _Frames:
                 continue
             text = message.get("text")
             size_bytes = len(text or "")
-            if len(self._waiting) >= _MAX_AHEAD or self._size_bytes + size_bytes > _MAX_AHEAD_BYTES:
+            if self._waiting.qsize() >= _MAX_AHEAD or self._size_bytes + size_bytes > _MAX_AHEAD_BYTES:
                 raise OverloadedError("segments came faster than they were answered: wait for each 'segment_end'")
             frame = parse_frame(text)
             self._is_over = not isinstance(frame, Segment) or frame.last
             self._size_bytes += size_bytes
-            self._waiting.append((frame, size_bytes))
-            self._came.set()
+            self._waiting.put_nowait((frame, size_bytes))
 
     async def next(self) -> Segment | End:
         """The next frame."""
-        while not self._waiting:
-            self._came.clear()
-            await self._came.wait()
-        frame, size_bytes = self._waiting.popleft()
+        frame, size_bytes = await self._waiting.get()
         self._size_bytes -= size_bytes
         return frame
 

@@ -11,14 +11,13 @@ _ALIGNMENT: Final = 4096
 class BufferAllocator:
     """Offsets in a region of ``size_bytes``: first fit, free neighbours are joined. Not for several threads."""
 
-    def __init__(self, size_bytes: int, alignment: int = _ALIGNMENT) -> None:
-        self._alignment = alignment
+    def __init__(self, size_bytes: int) -> None:
         #: Free stretches as (offset, size), by offset; no two of them touch.
         self._free = [(0, size_bytes)]
 
     def allocate(self, size_bytes: int) -> tuple[int, int] | None:
         """Offset and size of a block for so many bytes; None if no stretch is that long."""
-        wanted = max(-(-size_bytes // self._alignment), 1) * self._alignment
+        wanted = max(-(-size_bytes // _ALIGNMENT), 1) * _ALIGNMENT
         for position, (offset, size) in enumerate(self._free):
             if size >= wanted:
                 self._free[position : position + 1] = [(offset + wanted, size - wanted)] if size > wanted else []

@@ -56,6 +56,8 @@ class Kept:
     generation: bytes
     token: bytes
     put_at_s: float
+    #: Of the key, within its namespace and edge.
+    digest: bytes
     #: Whether a reader that will consume it is fetching it now.
     claimed: bool = False
 
@@ -118,7 +120,7 @@ class Store:
                 pool, segment = self._fill(parts, size_bytes, generation, digest)
             if pool is self._pools[0] and self._directory is not None:
                 segment.publish(payload_path(self._folder, digest))
-            kept = Kept(edge, pool, segment, size_bytes, generation, token, self._clock())
+            kept = Kept(edge, pool, segment, size_bytes, generation, token, self._clock(), digest)
             with self._lock:
                 if self._closed:
                     raise EdgeFullError("the connector is closed")
@@ -149,8 +151,7 @@ class Store:
     def generation_of(self, digest: bytes) -> bytes | None:
         """The payload that is kept under the key with that digest; None if there is none."""
         with self._lock:
-            kept = [kept for edge, kept in self._kept.items() if key_digest(self._namespace, *edge) == digest]
-        return kept[0].generation if kept else None
+            return next((kept.generation for kept in self._kept.values() if kept.digest == digest), None)
 
     def token_of(self, generation: bytes) -> bytes | None:
         """What a consumer of that payload must show; None if it is gone."""
@@ -264,7 +265,7 @@ class Store:
     def _show(self, kept: Kept) -> None:
         if self._directory is not None and kept.pool is self._pools[0]:
             try:
-                kept.segment.publish(payload_path(self._folder, key_digest(self._namespace, *kept.edge)))
+                kept.segment.publish(payload_path(self._folder, kept.digest))
             except OSError as error:
                 logger.warning("shm.republish_failed reason=%s", error)
 

@@ -15,6 +15,7 @@ import msgspec
 import torch
 
 from omni_discovery.errors import ConfigError
+from omni_discovery.one_line import one_line
 from stage_runtime.engines.diffusers_request import Embeds, Picture, Traits
 
 INDEX: Final = "model_index.json"
@@ -104,7 +105,7 @@ def load(folder: Path, source: Source) -> Any:
             **absent,
         )
     except (OSError, ValueError, TypeError, AttributeError, ImportError, SafetensorError) as error:
-        text = " ".join(str(error).split())
+        text = one_line(str(error))
         raise ConfigError(
             f"{source.where}: {folder} can't be loaded as a pipeline (of weights, only safetensors are): {text:.500}"
         ) from error

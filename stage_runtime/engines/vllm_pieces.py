@@ -76,17 +76,18 @@ class Handoffs:
         self._required_id = required_id
 
     def whole(self, answer: Answer) -> Mapping[str, Any] | None:
-        """All that the next stages get of an answer that has ended; None if they have nothing to do."""
-        if not answer.request.next_stages or not self._is_wanted(answer):
+        """All that the next stages get of an answer that has ended; None if they have nothing to do, or have it all."""
+        request = answer.request
+        in_pieces = request.stream_to if answer.handed else ()
+        if set(request.next_stages) <= set(in_pieces) or not self._is_wanted(answer):
             return None
         return _handoff(answer, 0, answer.text, 0)
 
     def piece(self, answer: Answer, *, is_last: bool) -> Mapping[str, Any] | None:
         """What goes to the next stages now, if anything does."""
-        if not answer.request.stream_to or not self._is_wanted(answer):
-            return None
         new = len(answer.token_ids) - answer.handed
-        if new < (1 if is_last else min(max(1, answer.handed), LONGEST_PIECE)):
+        enough = 1 if is_last else min(max(1, answer.handed), LONGEST_PIECE)
+        if not answer.request.stream_to or new < enough or not self._is_wanted(answer):
             return None
         text = answer.text
         piece = _handoff(answer, answer.handed, text[answer.handed_text :], answer.handed_rows)

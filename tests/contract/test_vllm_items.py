@@ -24,10 +24,10 @@ from stage_runtime.engines.vllm_inputs import read_handed
 from stage_runtime.engines.vllm_items import take_pictures
 from stage_runtime.engines.vllm_model import Model
 from stage_runtime.testing import drain, run
-from tests.integration.test_streaming_input import HUBS, hub_of
 from tests.support.engines import DEMO, THINKER, as_the_supervisor_has_it
 from tests.support.hub_fakes import deploy_of
 from tests.support.local_replica import LocalReplica
+from tests.support.serving import HUBS, hub_of
 
 torch.set_num_threads(1)
 

@@ -17,9 +17,10 @@ from openai import AsyncOpenAI, BadRequestError
 from hub.api.routes import build_app
 from hub.api.schema import MAX_BODY_BYTES
 from stage_runtime.engines.base import create_engine
-from tests.integration.test_streaming_input import HUBS, ONE, hub_of
+from tests.integration.test_streaming_input import ONE
 from tests.support.hub_fakes import deploy_of
 from tests.support.local_replica import CountingEcho, LocalReplica
+from tests.support.serving import HUBS, hub_of
 
 TORCH = """
 stages: [{{stage_id: 4, engine: torch, engine_args: {{target: "tests.support.callables:{name}"}}, final_output: text}}]

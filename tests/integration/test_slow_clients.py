@@ -12,15 +12,12 @@ from hub.async_omni import AsyncOmni
 from hub.output_queue import OutputQueue
 from omni_discovery import wire
 from omni_discovery.errors import DeadlineExceededError
-from omni_discovery.security import KeyPair
 from tests.support.child_replica import ChildReplica
 from tests.support.hub_fakes import QUICK, FakeReplica, collect, running_hub, show, text_of, until
 from tests.support.local_replica import LocalReplica
-from tests.support.serving import hub_of
+from tests.support.serving import HUBS, hub_of
 
 ONE = "stages: [{stage_id: 0, engine: echo, final_output: text}]"
-KEYS = KeyPair.generate()
-HUBS = {KEYS.public: "hub-1"}
 CONFIG = replace(QUICK, request_timeout_s=60.0, max_queued_outputs=16, accept_timeout_s=2.0, accept_limit_s=10.0)
 WORDS, DELAY_S = 2000, 0.0005
 TEXT = " ".join(f"w{number}" for number in range(WORDS))
@@ -48,7 +45,7 @@ async def test_the_engine_stops_for_a_client_that_does_not_read_and_serves_the_o
     3. it reads: the engine goes on, and it gets every word, once and in order
     """
     with LocalReplica(HUBS, capacity=2, delay_s=DELAY_S) as replica:
-        async with hub_of(ONE, KEYS, CONFIG, replica) as omni:
+        async with hub_of(ONE, replica, config=CONFIG) as omni:
             slow = omni.generate({"prompt": TEXT})
             first = await anext(slow)
             await until(lambda: stands_still(replica), 20.0)
@@ -68,7 +65,7 @@ async def test_the_engine_stops_for_a_client_that_does_not_read_and_serves_the_o
 
 async def test_a_client_that_leaves_while_nothing_is_made_for_it_frees_its_place() -> None:
     with LocalReplica(HUBS, delay_s=DELAY_S) as replica:
-        async with hub_of(ONE, KEYS, CONFIG, replica) as omni:
+        async with hub_of(ONE, replica, config=CONFIG) as omni:
             slow = omni.generate({"prompt": TEXT})
             await anext(slow)
             await until(lambda: stands_still(replica), 20.0)
@@ -112,7 +109,7 @@ async def test_work_that_waits_for_its_client_and_can_not_move_outlives_a_lost_s
 async def test_the_deadline_of_a_client_that_does_not_read_holds() -> None:
     """The whole text would take a second, its time is two: nothing is made while nobody reads, and then it is over."""
     with LocalReplica(HUBS, delay_s=DELAY_S) as replica:
-        async with hub_of(ONE, KEYS, CONFIG, replica) as omni:
+        async with hub_of(ONE, replica, config=CONFIG) as omni:
             slow = omni.generate({"prompt": TEXT}, timeout_s=2.0)
             await anext(slow)
             await until(lambda: len(replica.loop) == 0, 20.0)
@@ -128,7 +125,7 @@ async def test_another_replica_that_goes_on_for_a_client_that_does_not_read_stan
     with ExitStack() as stack:
         doomed = stack.enter_context(ChildReplica(HUBS, delay_s=DELAY_S))
         second = stack.enter_context(LocalReplica(HUBS, replica_id=1, epoch=71, delay_s=DELAY_S))
-        async with hub_of(ONE, KEYS, CONFIG, doomed) as omni:
+        async with hub_of(ONE, doomed, config=CONFIG) as omni:
             slow = omni.generate({"prompt": TEXT})
             outputs = [await anext(slow)]
             (active,) = omni._running_orchestrator()._requests.active.values()

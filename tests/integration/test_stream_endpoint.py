@@ -19,9 +19,10 @@ from websockets.exceptions import ConnectionClosed
 from hub.api.http_server import HttpServer, bind
 from hub.api.routes import build_app
 from hub.config import HubConfig
-from tests.integration.test_streaming_input import CONFIG, HUBS, ONE, TALK, hub_of
+from tests.integration.test_streaming_input import ONE, TALK
 from tests.support.hub_fakes import deploy_of, until
 from tests.support.local_replica import LocalReplica
+from tests.support.serving import CONFIG, HUBS, hub_of
 
 
 @pytest.fixture

@@ -13,12 +13,11 @@ import pytest
 from hub.outputs import OmniOutput
 from omni_discovery import wire
 from omni_discovery.errors import InvalidRequestError, ReplicaLostError
-from omni_discovery.security import KeyPair
 from stage_runtime.jobs import Cancel
 from tests.support.child_replica import ChildReplica
-from tests.support.hub_fakes import QUICK, FakeReplica, collect, deploy_of, running_hub, text_of, until
+from tests.support.hub_fakes import FakeReplica, collect, deploy_of, running_hub, text_of, until
 from tests.support.local_replica import LocalReplica
-from tests.support.serving import hub_of
+from tests.support.serving import CONFIG, HUBS, KEYS, hub_of
 
 TALK = """
 stages:
@@ -39,9 +38,6 @@ connectors:
   shm: {name: SharedMemoryConnector}
 """
 ONE = "stages: [{stage_id: 0, engine: echo, final_output: text}]"
-KEYS = KeyPair.generate()
-HUBS = {KEYS.public: "hub-1"}
-CONFIG = replace(QUICK, request_timeout_s=20.0, accept_timeout_s=2.0, accept_limit_s=5.0, silence_grace_s=0.5)
 
 
 async def segments(*prompts: str) -> AsyncIterator[Mapping[str, Any]]:
@@ -77,7 +73,7 @@ async def test_segments_go_through_both_stages_and_stay_on_their_replicas(stack:
     3. all outputs of a stage come from one replica; in the end nothing of it is left anywhere
     """
     replicas = pair(stack)
-    async with hub_of(TEXTS, KEYS, CONFIG, *replicas) as omni:
+    async with hub_of(TEXTS, *replicas) as omni:
         prompts = [[f"r{request} s{segment} end" for segment in range(4)] for request in range(3)]
         answers = await asyncio.gather(*(collect(omni.generate(segments(*each))) for each in prompts))
         for asked, outputs in zip(prompts, answers, strict=True):
@@ -102,7 +98,7 @@ async def test_a_stage_that_gets_nothing_for_a_segment_leaves_that_one_out(stack
     document = deploy_of(TALK)
     first = stack.enter_context(LocalReplica(HUBS, deploy=document, handoff_on="draw"))
     second = stack.enter_context(LocalReplica(HUBS, stage_id=1, deploy=document, modality="image"))
-    async with hub_of(TALK, KEYS, CONFIG, first, second) as omni:
+    async with hub_of(TALK, first, second) as omni:
         outputs = await collect(omni.generate(segments("hi", "draw a", "no", "draw b", "bye")))
         assert [output.segment for output in outputs if output.data] == [1, 3]
         assert [output.stage_id for output in outputs if output.finish_reason] == [0, 1, -1]
@@ -120,7 +116,7 @@ async def test_the_iterator_is_asked_only_when_there_is_room(stack: ExitStack) -
             given.append(number)
             yield {"prompt": f"a b {number}"}
 
-    async with hub_of(ONE, KEYS, CONFIG, replica) as omni:
+    async with hub_of(ONE, replica) as omni:
         async for output in omni.generate(eager()):
             if output.segment_end:
                 ended.append(output.segment)
@@ -132,7 +128,7 @@ async def test_hand_offs_go_when_the_next_stage_has_taken_them(stack: ExitStack)
     """Thirty segments through two stages: the first stage never keeps more than a few of its hand-offs."""
     first, second = pair(stack, replicas=1)
     kept: list[int] = []
-    async with hub_of(TEXTS, KEYS, CONFIG, first, second) as omni:
+    async with hub_of(TEXTS, first, second) as omni:
         async for output in omni.generate(segments(*(f"s {number}" for number in range(30)))):
             if output.segment_end:
                 kept.append(max((len(each) for each in list(first.payloads._kept.values())), default=0))  # noqa: PERF401
@@ -147,7 +143,7 @@ async def test_updates_of_unknown_and_ended_requests_are_refused_and_begin_nothi
     1. of a request that never was; 2. of one without segments; 3. of one whose last segment came; 4. of one that ended
     """
     replica = stack.enter_context(LocalReplica(HUBS, delay_s=0.05))
-    async with hub_of(ONE, KEYS, CONFIG, replica) as omni:
+    async with hub_of(ONE, replica) as omni:
         with pytest.raises(InvalidRequestError, match="never was"):
             await omni.update("ghost", {"prompt": "boo"})
         plain = asyncio.create_task(collect(omni.generate({"prompt": "a b c d"}, request_id="plain")))
@@ -205,7 +201,7 @@ async def test_abort_between_two_segments_frees_the_slot_at_once(stack: ExitStac
         yield {"prompt": "one"}
         await never.wait()
 
-    async with hub_of(ONE, KEYS, CONFIG, replica) as omni:
+    async with hub_of(ONE, replica) as omni:
         reading = asyncio.create_task(collect(omni.generate(waits(), request_id="talk")))
         await until(lambda: bool(replica.server.queue_length) and not replica.engine.has_unfinished())
         async with asyncio.timeout(1.0):
@@ -217,7 +213,7 @@ async def test_abort_between_two_segments_frees_the_slot_at_once(stack: ExitStac
 
 async def test_a_client_that_leaves_between_segments_leaves_nothing_behind(stack: ExitStack) -> None:
     replica = stack.enter_context(LocalReplica(HUBS))
-    async with hub_of(ONE, KEYS, CONFIG, replica) as omni:
+    async with hub_of(ONE, replica) as omni:
         async with aclosing(omni.generate({"prompt": "one"}, segmented=True)) as outputs:
             async for output in outputs:
                 if output.segment_end:
@@ -229,7 +225,7 @@ async def test_the_deadline_ends_a_request_that_waits_for_its_next_segment(stack
     from omni_discovery.errors import DeadlineExceededError
 
     replica = stack.enter_context(LocalReplica(HUBS))
-    async with hub_of(ONE, KEYS, CONFIG, replica) as omni:
+    async with hub_of(ONE, replica) as omni:
         with pytest.raises(DeadlineExceededError):
             await collect(omni.generate({"prompt": "one"}, segmented=True, timeout_s=0.5))
         await until(lambda: len(replica.loop) == 0)
@@ -246,7 +242,7 @@ async def test_a_client_whose_iterator_breaks_ends_only_its_own_request(stack: E
         yield {"prompt": "one"}
         yield "two"
 
-    async with hub_of(ONE, KEYS, CONFIG, replica) as omni:
+    async with hub_of(ONE, replica) as omni:
         asked = [omni.generate(breaks()), omni.generate(no_mapping()), omni.generate(segments())]
         found = await asyncio.gather(*map(collect, asked), return_exceptions=True)
         assert [type(each) for each in found] == [InvalidRequestError] * 3
@@ -261,7 +257,7 @@ async def test_a_client_whose_iterator_breaks_ends_only_its_own_request(stack: E
 async def test_an_engine_without_segments_refuses_before_anything_runs(stack: ExitStack) -> None:
     replica = stack.enter_context(LocalReplica(HUBS))
     replica.engine.update = None  # type: ignore[assignment, method-assign]
-    async with hub_of(ONE, KEYS, CONFIG, replica) as omni:
+    async with hub_of(ONE, replica) as omni:
         with pytest.raises(InvalidRequestError, match="takes no input in segments"):
             await collect(omni.generate(segments("a", "b")))
         assert replica.engine.begun == []
@@ -279,7 +275,7 @@ async def test_a_replica_that_dies_between_segments_ends_what_was_shown_with_one
             await asyncio.sleep(0.1)
             yield {"prompt": "two"}
 
-        async with hub_of(ONE, KEYS, CONFIG, *alive) as omni:
+        async with hub_of(ONE, *alive) as omni:
             outputs = omni.generate(kills())
             assert text_of([await anext(outputs), await anext(outputs)]) == "one"
             with pytest.raises(ReplicaLostError, match="part of the output was shown"):
@@ -355,7 +351,7 @@ async def test_an_update_that_was_lost_with_its_connection_is_said_again() -> No
 async def test_a_slow_client_is_waited_for_and_others_are_not_held_up(stack: ExitStack) -> None:
     """One reads nothing of a talk with long segments, which stands still; another talks on beside it."""
     replica = stack.enter_context(LocalReplica(HUBS, capacity=4))
-    async with hub_of(ONE, KEYS, replace(CONFIG, max_queued_outputs=8), replica) as omni:
+    async with hub_of(ONE, replica, config=replace(CONFIG, max_queued_outputs=8)) as omni:
         prompts = ["word " * 50] * 20
         slow = omni.generate(segments(*prompts))
         first = await anext(slow)
@@ -369,7 +365,7 @@ async def test_a_slow_client_is_waited_for_and_others_are_not_held_up(stack: Exi
 async def test_a_cancel_of_a_running_segment_ends_it_once(stack: ExitStack) -> None:
     """The replica's engine loop: a cancel in the middle of the second segment, and another one that comes late."""
     replica = stack.enter_context(LocalReplica(HUBS, delay_s=0.05))
-    async with hub_of(ONE, KEYS, CONFIG, replica) as omni:
+    async with hub_of(ONE, replica) as omni:
         outputs = omni.generate(segments("one", "two " * 50), request_id="talk")
         async for output in outputs:
             if output.segment == 1:

@@ -19,9 +19,9 @@ from hub.async_omni import AsyncOmni
 from hub.batch import BatchOptions, run_batch
 from omni_discovery.errors import EngineFailedError
 from stage_runtime.engines.base import create_engine
-from tests.integration.test_streaming_input import HUBS, hub_of
 from tests.support.hub_fakes import deploy_of
 from tests.support.local_replica import LocalReplica
+from tests.support.serving import HUBS, hub_of
 
 SINGER = """
 model: singer

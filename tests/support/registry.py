@@ -76,7 +76,11 @@ class EtcdServer:
         self._data = folder / "data"
         self._log = folder / "etcd.log"
         self._token = uuid.uuid4().hex
-        self._ports = quiet_port(), quiet_port()
+        # Drawn at random, two may be the same.
+        first, second = quiet_port(), quiet_port()
+        while second == first:
+            second = quiet_port()
+        self._ports = first, second
         self._process: subprocess.Popen[bytes] | None = None
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,18 @@ from hub.config import HubConfig
 from hub.running_hub import ServeConfig
 from omni_discovery.registry_security import RegistrySecurity
 from omni_discovery.security import KeyPair
-from tests.support.hub_fakes import ONE_STAGE, deploy_of, show, until
+from tests.support.hub_fakes import ONE_STAGE, QUICK, deploy_of, show, until
+
+KEYS = KeyPair.generate()
+#: The hubs that a replica of such a test knows.
+HUBS = {KEYS.public: "hub-1"}
+CONFIG = replace(QUICK, request_timeout_s=20.0, accept_timeout_s=2.0, accept_limit_s=5.0, silence_grace_s=0.5)
 
 
 @asynccontextmanager
-async def hub_of(deploy: str, keys: KeyPair, config: HubConfig, *replicas: Any) -> AsyncIterator[AsyncOmni]:
-    """A hub with that identity, once it can pick all of these replicas, which stay when it is closed."""
-    omni = AsyncOmni(deploy_of(deploy), "hub-1", keys, config, "round-robin")
+async def hub_of(deploy: str, *replicas: Any, config: HubConfig = CONFIG) -> AsyncIterator[AsyncOmni]:
+    """A hub that these replicas know, once it can pick them all; they stay when it is closed."""
+    omni = AsyncOmni(deploy_of(deploy), "hub-1", KEYS, config, "round-robin")
     await omni.start()
     try:
         show(omni, *(each.info for each in replicas))

@@ -74,7 +74,7 @@ def test_a_replica_of_an_unknown_document_is_told_of_once_and_taken_in_when_the_
         scene.show(infos[0], replace(infos[1], queue_length=3))
         assert (scene.picked(), scene.picked("other")) == ({0}, set())
         assert "refused (it runs another deploy document" in scene.pools.get(0, "other").status.why_absent
-        assert scene.membership.refused.counts([0]) == {0: 1}
+        assert scene.membership.refused.count(0) == 1
         scene.known.add("other")
         scene.membership.judge()
         assert (scene.picked(), scene.picked("other")) == ({0}, {1})
