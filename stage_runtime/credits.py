@@ -149,6 +149,7 @@ class CreditBook:
         """A request was taken in; say whether it was on one of the hub's credits."""
         self._running += 1
         self._running_of[peer] += 1
+        self._is_settled = False
         return credit and self.spend(peer)
 
     def spend(self, peer: str) -> bool:

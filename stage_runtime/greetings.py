@@ -13,7 +13,7 @@ from typing import Final, Literal
 
 from omni_discovery import wire
 from stage_runtime.credits import CreditBook, GrantCredits
-from stage_runtime.ledger import Ledger
+from stage_runtime.ledger import Ledger, Ticket
 from stage_runtime.lifecycle import Stage
 from stage_runtime.outbox import Outbox
 from stage_runtime.peers import ForeignIdentityError, Peer
@@ -109,6 +109,14 @@ class Greetings:
         """Tell a hub our load: only a send shows whether it is still there."""
         _, hello = self._hellos.get(("output", peer.name), (peer, None))
         self._welcome("output", peer, 0 if hello is None else hello.session)
+
+    def rest(self, ticket: Ticket, is_resting: bool) -> None:
+        """The slot of a request is free while the engine has put it aside."""
+        ticket.is_resting = is_resting
+        if is_resting:
+            self.credits.ended(ticket.peer.name)
+        else:
+            self.credits.began(ticket.peer.name, credit=False)
 
     def settle_credits(self, now_s: float) -> None:
         """Lend what is free, ask back what others wait for. A replica that takes nothing lends nothing."""

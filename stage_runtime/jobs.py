@@ -169,6 +169,13 @@ class Broken(msgspec.Struct, frozen=True):
     reason: str
 
 
+class Rests(msgspec.Struct, frozen=True):
+    """The engine has put the request aside, so its slot is free; ``is_resting`` False: it takes one again."""
+
+    key: str
+    is_resting: bool
+
+
 class Called(msgspec.Struct, frozen=True):
     """A Call has ended. ``is_asleep`` says whether the engine sleeps, after those that may have changed that."""
 
@@ -181,4 +188,4 @@ class Called(msgspec.Struct, frozen=True):
 
 #: What is said of a request.
 Spoken = Piece | HandedPiece | TookPiece | SegmentEnded | Finished | Broken
-Outcome = Spoken | Called
+Outcome = Spoken | Rests | Called

@@ -30,6 +30,8 @@ class Ticket:
     #: Of a request that comes in segments, the last one that came, and whether that has ended.
     segment: int | None = None
     is_idle: bool = False
+    #: Whether the engine has put it aside: then others have its slot.
+    is_resting: bool = False
 
     @property
     def owner(self) -> str:

@@ -30,6 +30,7 @@ from stage_runtime.jobs import (
     Piece,
     Release,
     ReleaseHub,
+    Rests,
     SegmentEnded,
     Spoken,
     TookPiece,
@@ -198,7 +199,11 @@ class Sessions:
             ticket = tickets.get(outcome.key)
             if isinstance(outcome, Called):
                 self.calls.ended(outcome)
-            elif ticket is not None:
+            elif ticket is None:
+                continue
+            elif isinstance(outcome, Rests):
+                self.greetings.rest(ticket, outcome.is_resting)
+            else:
                 self._say(ticket, outcome)
 
     def _answer_call(self, peer: Peer, message: wire.ControlResult) -> None:
@@ -290,5 +295,5 @@ class Sessions:
             self._to_do.append(ReleaseHub(peer.hub_id))
 
     def _close(self, ticket: Ticket) -> None:
-        if self.ledger.close(ticket):
+        if self.ledger.close(ticket) and not ticket.is_resting:
             self._credits.ended(ticket.peer.name)

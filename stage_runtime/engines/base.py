@@ -201,10 +201,12 @@ class PieceEngine(Protocol):
     def wants(self, key: str, from_stage: int) -> bool:
         """Whether it has room for another piece. Without this method it always has."""
 
-    def pause(self, key: str, paused: bool) -> None:
+    def pause(self, key: str, paused: bool) -> bool | None:
         """The client or the next stages are behind: make no more of the request until told.
 
-        While paused, it is nothing to step for, and it can be aborted; requests beside it go on. Its place stays taken.
+        While paused, it is nothing to step for, and it can be aborted; requests beside it go on. Return True if others
+        may have its place meanwhile: then it waits for one, where all are taken, when it is told to go on. Anything
+        else means that it keeps its place.
         """
 
 

@@ -60,7 +60,7 @@ class EchoEngine:
 
     def __init__(self, stage: StageConfig) -> None:
         self._args = checked_args(stage, EchoArgs)
-        #: By request key, oldest first; the first ``capacity`` speak, the others wait.
+        #: By request key, oldest first; the first ``capacity`` that are not paused speak, the others wait.
         self._speeches: dict[str, Speech] = {}
         self._said: list[EngineOutput] = []
         self._controls = EchoControls(self._args.allow_rpc, self._args.control_delay_s)
@@ -123,10 +123,11 @@ class EchoEngine:
         speech = self._speeches.get(key)
         return speech is None or self._args.modality == "image" or speech.wants_more
 
-    def pause(self, key: str, paused: bool) -> None:
-        """See PieceEngine."""
+    def pause(self, key: str, paused: bool) -> bool:
+        """See PieceEngine. Others may have its turn."""
         if key in self._speeches:
             self._speeches[key].is_paused = paused
+        return True
 
     def update(self, request: StageRequest) -> None:
         """See SegmentEngine. Each segment is said by itself."""
@@ -162,9 +163,9 @@ class EchoEngine:
     def _speaking(self) -> Iterator[Speech]:
         """Those who have their turn and something to say."""
         waits_for_all = self._args.modality == "image"
-        for speech in islice(self._speeches.values(), self._args.capacity):
-            has_more = not speech.owed if waits_for_all else (speech.words or speech.is_whole)
-            if has_more and not speech.is_paused:
+        awake = (speech for speech in self._speeches.values() if not speech.is_paused)
+        for speech in islice(awake, self._args.capacity):
+            if not speech.owed if waits_for_all else (speech.words or speech.is_whole):
                 yield speech
 
     def _speak(self, speech: Speech, now_s: float) -> EngineOutput:

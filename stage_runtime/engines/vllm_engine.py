@@ -147,18 +147,19 @@ class VllmEngine:
         del self._growing[key]
         self._begin(whole, growing.params, growing.lora, is_paused=growing.is_paused)
 
-    def pause(self, key: str, paused: bool) -> None:
+    def pause(self, key: str, paused: bool) -> bool:
         """See PieceEngine. What can't be interrupted so that nobody notices is not."""
         growing, answer = self._growing.get(key), self._answers.get(key)
         if growing is not None:
             growing.is_paused = paused
         if answer is None or answer.is_paused == paused:
-            return
+            return answer is not None and paused
         if not paused:
             self._go_on(answer)
         elif self._pd.role is None and can_pause(answer, self._model):
             self._runs.stop(key)
             answer.is_paused = True
+        return answer.is_paused
 
     def update(self, request: StageRequest) -> None:
         """See SegmentEngine. The prompt is all that was asked and answered so far, and the new segment behind it."""

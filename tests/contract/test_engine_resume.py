@@ -204,9 +204,9 @@ class TestThinker:
         assert isinstance(thinker, VllmEngine)
         thinker.add(request)
         said = [*thinker.step(), *thinker.step()]
-        thinker.pause("whole", True)
+        assert thinker.pause("whole", True)
         assert not thinker.has_unfinished()
-        thinker.pause("whole", False)
+        assert not thinker.pause("whole", False)
         check_same_places(places_of([*said, *drain(thinker)]), due)
 
     def test_an_answer_that_fills_the_context_ends_where_it_would_have(self, thinker: Engine) -> None:

@@ -138,3 +138,26 @@ async def test_another_replica_that_goes_on_for_a_client_that_does_not_read_stan
             outputs += await collect(slow)
             assert text_of(outputs) == TEXT
             assert {output.replica for output in outputs if output.text} == {"0/0", "0/1"}
+
+
+async def test_a_client_that_does_not_read_gives_its_slot_to_others() -> None:
+    """1. a replica has one slot; its client takes the first word of two thousand, and no more
+    2. another client is served in that slot again and again
+    3. a second one takes its time, too, and both wait there; the replica has its one slot to lend, no more
+    4. both read: each gets every word, once and in order, and the slot is free again
+    """
+    with LocalReplica(HUBS, capacity=1, delay_s=DELAY_S) as replica:
+        async with hub_of(ONE, replica, config=CONFIG) as omni:
+            book = replica.server._sessions._credits
+            slow = omni.generate({"prompt": TEXT})
+            outputs = [await anext(slow)]
+            await until(lambda: stands_still(replica), 20.0)
+            for number in range(5):
+                assert text_of(await collect(omni.generate({"prompt": f"other {number}"}))) == f"other {number}"
+            late = omni.generate({"prompt": TEXT})
+            more = [await anext(late)]
+            await until(lambda: len(replica.loop) == 2 and not replica.engine.has_unfinished(), 20.0)
+            await until(lambda: book.free + book.unspent == 1)
+            rest, others = await asyncio.gather(collect(slow), collect(late))
+            assert text_of([*outputs, *rest]) == text_of([*more, *others]) == TEXT
+            await until(lambda: book.free + book.unspent == 1)

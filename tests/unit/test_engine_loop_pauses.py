@@ -13,7 +13,20 @@ from stage_runtime.connectors.shm import SharedMemoryConnector
 from stage_runtime.engine_loop import EngineLoop
 from stage_runtime.engines.base import EngineOutput, StageRequest
 from stage_runtime.engines.echo import EchoEngine
-from stage_runtime.jobs import Broken, Cancel, Finished, Job, NextSegment, Outcome, Pause, Piece, Room, Wake, Work
+from stage_runtime.jobs import (
+    Broken,
+    Cancel,
+    Finished,
+    Job,
+    NextSegment,
+    Outcome,
+    Pause,
+    Piece,
+    Rests,
+    Room,
+    Wake,
+    Work,
+)
 from stage_runtime.payloads import Edge, Payloads
 from tests.support.replica_engine import ScriptedEngine
 
@@ -25,14 +38,17 @@ class PausingEngine(ScriptedEngine):
         super().__init__()
         self.pauses: list[tuple[str, bool]] = []
         self.fragile = False
+        #: What ``pause`` returns.
+        self.puts_aside: bool | None = None
 
     def update(self, request: StageRequest) -> None:
         self.add(request)
 
-    def pause(self, key: str, paused: bool) -> None:
+    def pause(self, key: str, paused: bool) -> bool | None:
         if self.fragile:
             raise KeyError(key)
         self.pauses.append((key, paused))
+        return self.puts_aside
 
 
 class Bench:
@@ -99,6 +115,31 @@ def test_a_request_is_paused_as_long_as_anybody_is_behind(bench: Bench) -> None:
     assert bench.engine.pauses[2:] == [("a", True)]
     bench.do(Room("a", 1, 4))
     assert bench.engine.pauses[3:] == [("a", False)]
+
+
+def test_what_the_engine_puts_aside_for_its_client_rests(bench: Bench) -> None:
+    """1. the next stage is behind: that passes soon; 2. the client is, too: others may have its slot
+    3. the client catches up, and the slot is taken again although the next stage is still behind
+    4. both ways at once, then its end: nothing more is said, nor remembered
+    """
+    bench.engine.puts_aside = True
+    bench.do(work(stream_to=(1,)))
+    assert not any(isinstance(each, Rests) for each in bench.put_out(piece(0), piece(1)))
+    assert bench.do(Pause("a", True)) == [Rests("a", True)]
+    assert bench.do(Pause("a", True)) == []
+    assert bench.do(Pause("a", False)) == [Rests("a", False)]
+    assert bench.do(Room("a", 1, 2)) == []
+    assert bench.do(Pause("a", True)) == [Rests("a", True)]
+    (end,) = bench.put_out(EngineOutput("a", finish_reason="stop"))
+    assert isinstance(end, Finished)
+    pauses = bench.loop._pauses
+    assert (pauses._aside, pauses._resting, pauses._reasons, pauses._in_engine) == (set(), set(), {}, {})
+
+
+def test_what_the_engine_does_not_put_aside_keeps_its_slot(bench: Bench) -> None:
+    bench.do(work())
+    assert bench.do(Pause("a", True)) == []
+    assert bench.do(Pause("a", False)) == []
 
 
 def test_what_is_over_or_was_never_here_is_not_paused(bench: Bench) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from omni_discovery import wire
 from omni_discovery.wire import FailureKind
-from stage_runtime.jobs import Broken, Cancel, Finished, Piece, Release, ReleaseHub
+from stage_runtime.jobs import Broken, Cancel, Finished, Piece, Release, ReleaseHub, Rests
 from stage_runtime.lifecycle import Stage
 from stage_runtime.outbox import SendResult
 from tests.unit.test_sessions import Replica
@@ -36,6 +36,32 @@ def test_a_session_brings_credits_and_an_end_brings_one_back_with_it() -> None:
     assert [type(said[2]) for said in replica.said[-2:]] == [wire.StageDone, wire.Grant]
     assert replica.said[-1][2] == grant(1)
     assert replica.multiparts == before + 1
+
+
+def test_a_request_that_is_put_aside_gives_its_slot_back_until_it_goes_on() -> None:
+    """1. a hub has spent both of its credits, and one of its requests is put aside: it gets a credit more
+    2. it spends that, and the first goes on: three run, no credit is left
+    3. one that rests ends, and then one that runs: only the latter's slot is free; 4. as the last does: the second
+    """
+    replica = Replica()
+    replica.hears_on_output("h", hello())
+    replica.submit("a", credit=True)
+    replica.submit("b", credit=True)
+    keys = [work.key for work in replica.works()]
+    replica.delivers(Rests(keys[0], True))
+    assert replica.said[-1][2] == grant(1, queue_length=2)
+    replica.submit("c", credit=True)
+    replica.delivers(Rests(keys[0], False))
+    assert replica.sessions._credits.free == -1
+    replica.delivers(Rests(keys[0], True))
+    assert replica.sessions._credits.free == 0
+    replica.delivers(Finished(keys[0], "stop"))
+    assert replica.sessions._credits.free == 0
+    replica.delivers(Finished(keys[1], "stop"))
+    assert replica.said[-1][2] == grant(1, queue_length=1)
+    replica.delivers(Finished(replica.works()[-1].key, "stop"))
+    assert replica.said[-1][2] == grant(1)
+    assert replica.sessions._credits.unspent == 2
 
 
 def test_a_hub_that_names_no_session_gets_no_credits() -> None:
