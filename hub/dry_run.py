@@ -38,7 +38,7 @@ def dry_run_hub(arguments: argparse.Namespace, config: ServeConfig) -> int:
     here, deploy = stages_here(arguments, config.deploy), config.deploy
     topology = plan(deploy, here, on_this_machine=arguments.worker_backend != RAY)
     pipeline = _agree(config)
-    check_here(arguments, here)
+    check_here(arguments, deploy, here)
     bind(config.host, config.port).close()
     hub = [
         ("HTTP", f"{config.host}:{config.port or '<a free port>'}, the API of {config.api}"),
@@ -73,7 +73,7 @@ def dry_run_headless(arguments: argparse.Namespace, security: RegistrySecurity) 
     deploy.stage(arguments.stage_id)
     here = stages_here(arguments, deploy)
     topology = plan_here(arguments, deploy, here)
-    check_here(arguments, here)
+    check_here(arguments, deploy, here)
     _print(
         supervisor,
         title,
@@ -87,13 +87,13 @@ _IN_FORCE: Final = "the one in force, as it stands in etcd"
 _WAITS: Final = "none is in force yet: the replicas would wait for the first hub's, and devices are not known before"
 
 
-def check_here(arguments: argparse.Namespace, here: StagesHere) -> None:
-    """Have each stage looked at by who would run it: engine, arguments, model, devices. Raise ConfigError."""
+def check_here(arguments: argparse.Namespace, deploy: DeployConfig, here: StagesHere) -> None:
+    """Have each stage looked at by who would run it: engine, model, devices, connectors. Raise ConfigError."""
     for stage, count in () if arguments.worker_backend == RAY else here:
         try:
             ended = subprocess.run(
                 [sys.executable, "-m", "stage_runtime", "--check", str(count)],
-                input=msgspec.json.encode(stage),
+                input=msgspec.json.encode((stage, deploy)),
                 stderr=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 timeout=_CHECK_S,

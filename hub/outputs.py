@@ -4,10 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
 
+from msgspec import UNSET
+
+from hub.pooled import array_of
 from omni_discovery import wire
 
+if TYPE_CHECKING:
+    import numpy as np
+
+#: Modality of what a stage has pooled; its data is a .npy file.
+EMBEDDING: Final = "embedding"
 #: Modality and stage id of the last record of each request: no content, only the pipeline's timings.
 SUMMARY: Final = "summary"
 NO_STAGE: Final = -1
@@ -43,6 +51,12 @@ class OmniOutput:
     segment_end: str | None = None
     #: If they were asked for, one entry for each of ``token_ids``.
     logprobs: tuple[wire.TokenLogprobs, ...] = ()
+    #: Likewise: of the prompt's tokens but its first, those that follow on what came before. All come before a token.
+    prompt_logprobs: tuple[wire.TokenLogprobs, ...] = ()
+    #: On the output with the first token: what a prompt came to that pictures or other items were put into.
+    prompt_token_ids: tuple[int, ...] = ()
+    #: On a stage's last output: which of the request's stop tokens or texts ended the answer, if one did.
+    stop_reason: int | str | None = None
 
     @property
     def is_summary(self) -> bool:
@@ -50,10 +64,18 @@ class OmniOutput:
         return self.modality == SUMMARY
 
     @property
+    def embedding(self) -> np.ndarray[Any, np.dtype[np.float32]] | None:
+        """What the stage pooled, as an array; None for any other output.
+
+        Raise EngineFailedError for what is no such array, ConfigError where numpy is missing.
+        """
+        return array_of(self.data) if self.modality == EMBEDDING and self.data else None
+
+    @property
     def size_bytes(self) -> int:
         """About how much memory the content takes."""
-        likely = _LOGPROB_BYTES * sum(map(len, self.logprobs))
-        return len(self.data) + len(self.text) + 8 * len(self.token_ids) + likely
+        likely = _LOGPROB_BYTES * (sum(map(len, self.logprobs)) + sum(map(len, self.prompt_logprobs)))
+        return len(self.data) + len(self.text) + 8 * len(self.token_ids + self.prompt_token_ids) + likely
 
     def joined(self, later: OmniOutput) -> OmniOutput | None:
         """One chunk for this and the next, or None where they are no plain text of one stage and replica."""
@@ -68,6 +90,8 @@ class OmniOutput:
             text=self.text + later.text,
             token_ids=self.token_ids + later.token_ids,
             logprobs=self.logprobs + later.logprobs,
+            prompt_logprobs=self.prompt_logprobs + later.prompt_logprobs,
+            prompt_token_ids=self.prompt_token_ids or later.prompt_token_ids,
             received_at_s=later.received_at_s,
         )
 
@@ -93,6 +117,8 @@ def chunk_outputs(
             replica=replica,
             received_at_s=received_at_s,
             logprobs=() if position else message.logprobs or (),
+            prompt_logprobs=() if position else message.prompt_logprobs or (),
+            prompt_token_ids=() if position else message.prompt_token_ids or (),
         )
         for position, data in enumerate(attachments or (b"",))
     ]
@@ -111,6 +137,7 @@ def end_output(
         timings_s=message.timings_s,
         replica=replica,
         received_at_s=received_at_s,
+        stop_reason=message.stop_reason if message.stop_reason is not UNSET else None,
     )
 
 

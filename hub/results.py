@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from hub.outputs import OmniOutput
+from hub.outputs import EMBEDDING, OmniOutput
+from hub.pooled import array_of
 from hub.sound import joined_wav
 from omni_discovery.errors import RequestError
 from omni_discovery.wire import TokenLogprobs
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +24,7 @@ class StageResult:
     modality: str
     text: str = ""
     token_ids: tuple[int, ...] = ()
-    #: Each image, or piece of audio, as a file of type ``mime``.
+    #: Each image, piece of audio or embedding, as a file of type ``mime``.
     data: tuple[bytes, ...] = ()
     mime: str = ""
     finish_reason: str | None = None
@@ -28,8 +32,11 @@ class StageResult:
     timings_s: Mapping[str, float] = field(default_factory=dict)
     #: ``stage/replica_id`` of the replica that ended it.
     replica: str = ""
-    #: If they were asked for, one entry for each of ``token_ids``.
+    #: If they were asked for, one entry for each of ``token_ids``, and of the prompt's tokens but its first.
     logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    #: Which of the request's stop tokens or texts ended the answer, if one did.
+    stop_reason: int | str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +74,16 @@ class OmniResult:
         self.raise_for_error()
         pieces = next((stage.data for stage in self.stages if stage.modality == "audio" and stage.data), None)
         return None if pieces is None else joined_wav(pieces)
+
+    @property
+    def embedding(self) -> np.ndarray[Any, np.dtype[np.float32]] | None:
+        """What the first stage that pools made of the prompt, as an array; None if there is none.
+
+        Raise the error of a failed request, EngineFailedError for what is no array, ConfigError where numpy is missing.
+        """
+        self.raise_for_error()
+        file = next((stage.data[0] for stage in self.stages if stage.modality == EMBEDDING and stage.data), None)
+        return None if file is None else array_of(file)
 
     @property
     def finish_reason(self) -> str | None:
@@ -124,4 +141,6 @@ def _joined(pieces: list[OmniOutput]) -> StageResult:
         timings_s=last.timings_s,
         replica=last.replica,
         logprobs=tuple(place for piece in pieces for place in piece.logprobs),
+        prompt_logprobs=tuple(place for piece in pieces for place in piece.prompt_logprobs),
+        stop_reason=last.stop_reason,
     )

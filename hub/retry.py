@@ -26,7 +26,7 @@ _MAX_LOSSES: Final = 3
 #: When a client may come back to a stage that had nobody for as long as its request waited, in seconds.
 _EMPTY_RETRY_S: Final = 5.0
 #: With one of these, an engine may refuse to go on behind what was shown.
-_DOUBTFUL: Final = ("stop", "presence_penalty", "frequency_penalty", "bad_words", "structured_outputs")
+_DOUBTFUL: Final = ("stop", "presence_penalty", "frequency_penalty", "bad_words", "structured_outputs", "extra_args")
 
 
 class Shown(Enum):

@@ -13,12 +13,13 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 import yaml
 
+from omni_discovery.deploy_connectors import CONNECTORS
 from omni_discovery.deploy_dialect import Overrides, translate, unknown_keys
 from omni_discovery.deploy_values import BOUND, wrong_value
 from omni_discovery.errors import ConfigError
 
 _StageId = Annotated[int, msgspec.Meta(ge=0, lt=1_000_000_000)]
-FinalOutput = Literal["text", "image", "audio", "none"]
+FinalOutput = Literal["text", "image", "audio", "embedding", "none"]
 
 #: The connector that joins two stages when the document names none for their edge.
 DEFAULT_CONNECTOR: Final = "AutoConnector"
@@ -218,7 +219,7 @@ def _check(deploy: DeployConfig, source: str) -> None:
     if len(set(ids)) != len(ids):
         raise ConfigError(f"{source}: a stage_id appears twice in {ids}")
     if all(stage.final_output == "none" for stage in deploy.stages):
-        raise ConfigError(f"{source}: no stage has a final_output; set one to text, image or audio")
+        raise ConfigError(f"{source}: no stage has a final_output; set one to text, image, audio or embedding")
     _check_order(deploy, source)
     for edge in deploy.edges:
         _check_edge(deploy, edge, source)
@@ -240,7 +241,7 @@ def _check_edge(deploy: DeployConfig, edge: EdgeConfig, source: str) -> None:
     if edge.to not in ids or edge.from_ not in deploy.inputs_of(edge.to):
         raise ConfigError(f"{source}: the edge {edge.from_} to {edge.to} joins no two stages of the pipeline")
     if edge.connector and edge.connector not in deploy.connectors:
-        known = ", ".join(sorted(deploy.connectors)) or "none"
+        known = ", ".join([*sorted(deploy.connectors), *CONNECTORS])
         raise ConfigError(
             f"{source}: the edge {edge.from_} to {edge.to} wants connector {edge.connector!r}; there are: {known}"
         )

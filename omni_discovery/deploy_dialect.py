@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
+from omni_discovery.deploy_connectors import declare_connectors, named
+
 #: Ours by theirs, where one stands for the other as it is.
 _STAGE_ALIASES: Final = {"engine_input_source": "input_from", "input_sources": "input_from"}
 _STAGE_TYPES: Final = {"llm": "vllm", "diffusion": "diffusion"}
@@ -83,6 +85,7 @@ def translate(document: Mapping[str, Any], known: Known, overrides: Overrides = 
         _translate_whole(each, known, overrides, wide) if isinstance(each, dict) else each for each in ours["stages"]
     ]
     _lift_connectors(ours)
+    declare_connectors(ours)
     return ours
 
 
@@ -220,18 +223,18 @@ def _lift_connectors(document: dict[str, Any]) -> None:
         if not isinstance(stage, dict) or not isinstance(stage.get("stage_id"), int):
             continue
         for key, prefix in (("input_connectors", "from_stage_"), ("output_connectors", "to_stage_")):
-            named = dict(_mapping_of(stage.get(key)))
-            for name in [name for name in named if _ends_in_number(str(name), prefix)]:
+            said = dict(_mapping_of(stage.get(key)))
+            for name in [name for name in said if _ends_in_number(str(name), prefix)]:
                 found = True
                 other = int(name.removeprefix(prefix))
                 ends = (other, stage["stage_id"]) if prefix == "from_stage_" else (stage["stage_id"], other)
                 edge = _edge_between(ends, edges)
-                chosen = _named(named[name], ends, connectors)
+                chosen = named(said[name], ends, connectors)
                 # Two ends that name different ones are left to be told.
                 if edge.setdefault("connector", chosen) == chosen:
-                    del named[name]
-            if named:
-                stage[key] = named
+                    del said[name]
+            if said:
+                stage[key] = said
             elif isinstance(stage.get(key), dict):
                 del stage[key]
     if found:
@@ -257,12 +260,3 @@ def _mapping_of(value: Any) -> dict[Any, Any]:
 
 def _ends_in_number(name: str, prefix: str) -> bool:
     return name.startswith(prefix) and name.removeprefix(prefix).isdecimal()
-
-
-def _named(connector: Any, ends: tuple[Any, Any], connectors: dict[str, Any]) -> Any:
-    """The name of a connector that is one, or that is described on the spot."""
-    if not isinstance(connector, dict):
-        return connector
-    name = f"from {ends[0]} to {ends[1]}"
-    connectors[name] = connector
-    return name

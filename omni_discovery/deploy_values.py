@@ -12,11 +12,11 @@ _YES_OR_NO: Final = "true or false"
 _WORDS: Final = "a word"
 #: What would be right, by the name of the key.
 _RIGHT: Final = {
-    "final_output": "text, image, audio or none",
+    "final_output": "text, image, audio, embedding or none",
     "window_size": BOUND,
     "max_inflight": BOUND,
     "async_chunk": _YES_OR_NO,
-    "connector": "the name of one in 'connectors'",
+    "connector": "the name of one in 'connectors', or a connector's own, as TcpConnector",
     "stage_id": "a whole number from 0",
     "from": "the id of a stage",
     "to": "the id of a stage",

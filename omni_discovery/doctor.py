@@ -19,6 +19,8 @@ __all__ = ["Evidence", "Finding", "Grade", "count_namespaces", "examine", "judge
 
 #: Clocks that differ by less don't mislead anybody.
 _CLOCK_S: Final = 2.0
+#: The phase of a replica that lacks what carries its hand-offs.
+_WAITING: Final = "waiting"
 #: A namespace that is as empty as this hides nothing.
 _SHOWN: Final = 8
 _NEWER: Final = "run etcd 3.5.23 or newer, or 3.6"
@@ -146,6 +148,10 @@ def _stages(evidence: Evidence) -> Iterator[Finding]:
         if info.status is ReplicaStatus.ERROR:
             text = f"replica {info.stage_id}/{info.replica_id} reports an error: {info.reason or 'no reason given'}"
             yield Finding(Grade.PROBLEM, "replica", text, f"see its log on {info.host}, process {info.pid}")
+        elif info.reason and (info.status is ReplicaStatus.UP or info.phase == _WAITING):
+            state = "is up, but" if info.status is ReplicaStatus.UP else "waits:"
+            text = f"replica {info.stage_id}/{info.replica_id} {state} {info.reason}"
+            yield Finding(Grade.PROBLEM, "replica", text, "it goes on by itself once that is mended")
         elif info.status is ReplicaStatus.STARTING and info.reason:
             text = f"replica {info.stage_id}/{info.replica_id} starts anew; the one before it ended: {info.reason}"
             yield Finding(Grade.NOTE, "replica", text, f"if that goes on, see the log of its supervisor on {info.host}")

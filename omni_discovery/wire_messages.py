@@ -25,7 +25,7 @@ MAX_ATTACHMENTS: Final = 16
 #: How many messages one batch may have.
 MAX_BATCH: Final = 1024
 MAX_PRIORITY: Final = 1_000_000
-#: How many log probabilities a token of the output may have besides its own.
+#: How many log probabilities a token may have besides its own.
 MAX_LOGPROBS: Final = 20
 #: Longest text, in characters, that says why something failed.
 MAX_REASON: Final = 4096
@@ -239,6 +239,9 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="chunk
     """A piece of output; ``seq`` counts from 0 without a gap. An image comes as one attachment of type ``mime``.
 
     ``logprobs`` has one entry for each of ``token_ids``, and is left out where they were not asked for.
+    ``prompt_logprobs`` has one for each of the prompt's tokens but its first, in order over as many chunks as it takes,
+    all of them before the first chunk with a token of the answer. That one has ``prompt_token_ids``, where the prompt
+    is not what was asked because pictures, sound or other items were put into it: what it came to.
     """
 
     epoch: _Count
@@ -251,13 +254,16 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="chunk
     token_ids: tuple[int, ...] = ()
     mime: _Word = ""
     logprobs: tuple[TokenLogprobs, ...] | msgspec.UnsetType = msgspec.UNSET
+    prompt_logprobs: tuple[TokenLogprobs, ...] | msgspec.UnsetType = msgspec.UNSET
+    prompt_token_ids: tuple[int, ...] | msgspec.UnsetType = msgspec.UNSET
 
 
 class StageDone(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="done"):
     """The stage is through with the request. No payload for a next stage means that it has nothing to do.
 
     ``usage`` counts tokens, ``timings_s`` holds seconds by name (queue, first_output, generate, transfer), ``pieces``
-    is how many were said of the hand-off.
+    is how many were said of the hand-off. ``stop_reason`` is the token or the text that ended an answer, if one did
+    that the request had named.
     """
 
     epoch: _Count
@@ -270,6 +276,7 @@ class StageDone(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="d
     usage: dict[str, int] = {}
     timings_s: dict[str, float] = {}
     pieces: _Count = 0
+    stop_reason: _Count | _Word | msgspec.UnsetType = msgspec.UNSET
 
 
 class StageFailed(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="failed"):

@@ -31,7 +31,7 @@ def rejection_of(submit: wire.Submit, refusal: Refusal, queue_length: int) -> wi
 
 def _message(ticket: Ticket, outcome: Spoken, queue_length: int) -> wire.FromReplica:
     match outcome:
-        case Piece(_, modality, text, token_ids, mime, attachment, logprobs):
+        case Piece(_, modality, text, token_ids, mime, attachment, logprobs, prompt_logprobs, prompt_token_ids):
             if attachment is not None and len(attachment) > MAX_ATTACHMENT_BYTES:
                 raise WireError(
                     f"an attachment of {len(attachment)} bytes, where a message may have {MAX_ATTACHMENT_BYTES}"
@@ -47,6 +47,8 @@ def _message(ticket: Ticket, outcome: Spoken, queue_length: int) -> wire.FromRep
                 token_ids=token_ids,
                 mime=mime,
                 logprobs=logprobs or UNSET,
+                prompt_logprobs=prompt_logprobs or UNSET,
+                prompt_token_ids=prompt_token_ids or UNSET,
             )
         case HandedPiece(_, number, payloads):
             return wire.HandOffPiece(
@@ -66,7 +68,7 @@ def _message(ticket: Ticket, outcome: Spoken, queue_length: int) -> wire.FromRep
                 number=number,
                 queue_length=queue_length,
             )
-        case Finished(_, reason, payloads, usage, timings_s):
+        case Finished(_, reason, payloads, usage, timings_s, stop_reason):
             return wire.StageDone(
                 epoch=ticket.epoch,
                 request_id=ticket.request_id,
@@ -78,6 +80,7 @@ def _message(ticket: Ticket, outcome: Spoken, queue_length: int) -> wire.FromRep
                 usage=dict(usage),
                 timings_s=dict(timings_s),
                 pieces=ticket.pieces,
+                stop_reason=UNSET if stop_reason is None else stop_reason,
             )
         case SegmentEnded(_, reason, payloads, usage):
             return wire.SegmentDone(

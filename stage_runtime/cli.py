@@ -113,11 +113,14 @@ def _check(count: int) -> int:
     try:
         from stage_runtime.engines.base import create_engine
         from stage_runtime.machine import find_machine
+        from stage_runtime.payloads import build_edges
 
-        stage = msgspec.json.decode(sys.stdin.buffer.read(), type=StageConfig)
+        stage, deploy = msgspec.json.decode(sys.stdin.buffer.read(), type=tuple[StageConfig, DeployConfig])
         engine = create_engine(stage)
         getattr(engine, "check", lambda: None)()
         engine.close()
+        for edge in build_edges(deploy, stage.stage_id, "dry-run").values():
+            edge.connector.close()
         base, machine = dict(os.environ), find_machine()
         _devices_here(base, stage, count, machine)
     except OmniError as error:

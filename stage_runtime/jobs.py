@@ -124,6 +124,8 @@ class Piece(msgspec.Struct, frozen=True):
     mime: str = ""
     attachment: bytes | None = None
     logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_token_ids: tuple[int, ...] = ()
 
 
 class HandedPiece(msgspec.Struct, frozen=True):
@@ -150,6 +152,7 @@ class Finished(msgspec.Struct, frozen=True):
     payloads: tuple[PayloadRef, ...] = ()
     usage: Mapping[str, int] = {}
     timings_s: Mapping[str, float] = {}
+    stop_reason: int | str | None = None
 
 
 class SegmentEnded(msgspec.Struct, frozen=True):

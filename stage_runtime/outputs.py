@@ -10,10 +10,17 @@ from omni_discovery.wire import MAX_LOGPROBS, FailureKind
 from stage_runtime.engines.base import EngineOutput
 from stage_runtime.jobs import Piece
 
+#: How many tokens of a prompt one piece tells of, always: what another attempt tells is cut at the same places. With
+#: ``MAX_LOGPROBS`` at each, that is about half a megabyte.
+PROMPT_PLACES: Final = 1024
+#: Longest text, in characters, that a stop reason may be.
+MAX_STOP_REASON: Final = 256
+
 #: What may be None, and else has to be this.
 _IF_THERE: Final = {
     "image_png": bytes,
     "audio_wav": bytes,
+    "pooled_npy": bytes,
     "finish_reason": str,
     "handoff": Mapping,
     "handoff_piece": Mapping,
@@ -24,21 +31,25 @@ def flaw_of(output: Any) -> str:
     """What keeps an EngineOutput from being used, whose fields may hold anything; empty if nothing does."""
     if not isinstance(output.text, str):
         return _wrong("text", output.text)
-    if not isinstance(output.token_ids, tuple | list):
-        return _wrong("token_ids", output.token_ids)
-    for token_id in output.token_ids:
-        if type(token_id) is not int:
-            return _wrong("token_ids with", token_id)
     for name, kind in _IF_THERE.items():
         value = getattr(output, name)
         if value is not None and not isinstance(value, kind):
             return _wrong(name, value)
-    if type(output.logprobs) is not tuple or output.logprobs:
-        flaw = _flaw_of_logprobs(output)
-        if flaw:
-            return flaw
-    has_more = output.usage or output.error is not None or not isinstance(output.usage, Mapping)
-    return _flaw_of_end(output) if has_more else ""
+    flaw = _flaw_of_ids("token_ids", output.token_ids) or _flaw_of_ids("prompt_token_ids", output.prompt_token_ids)
+    flaw = flaw or _flaw_of_logprobs(output)
+    if flaw:
+        return flaw
+    has_more = output.usage or output.error is not None or output.stop_reason is not None
+    return _flaw_of_end(output) if has_more or not isinstance(output.usage, Mapping) else ""
+
+
+def _flaw_of_ids(name: str, token_ids: Any) -> str:
+    if not isinstance(token_ids, tuple | list):
+        return _wrong(name, token_ids)
+    for token_id in token_ids:
+        if type(token_id) is not int:
+            return _wrong(f"{name} with", token_id)
+    return ""
 
 
 def _flaw_of_end(output: Any) -> str:
@@ -48,6 +59,10 @@ def _flaw_of_end(output: Any) -> str:
     for name, count in usage.items():
         if not isinstance(name, str) or type(count) is not int:
             return _wrong(f"usage with {name!r} as", count)
+    stop_reason = output.stop_reason
+    is_word = isinstance(stop_reason, str) and len(stop_reason) <= MAX_STOP_REASON
+    if not (stop_reason is None or is_word or (type(stop_reason) is int and stop_reason >= 0)):
+        return _wrong("stop_reason", stop_reason)
     if error is None:
         return ""
     is_pair = isinstance(error, tuple) and len(error) == 2
@@ -57,17 +72,24 @@ def _flaw_of_end(output: Any) -> str:
 
 
 def _flaw_of_logprobs(output: Any) -> str:
-    logprobs, tokens = output.logprobs, len(output.token_ids)
-    if not isinstance(logprobs, tuple | list):
-        return _wrong("logprobs", logprobs)
-    if len(logprobs) != tokens:
+    logprobs, of_prompt = output.logprobs, output.prompt_logprobs
+    if logprobs == () == of_prompt:
+        return ""
+    tokens = len(output.token_ids)
+    if isinstance(logprobs, tuple | list) and logprobs and len(logprobs) != tokens:
         return f"the engine gave logprobs of {len(logprobs)} tokens where there are {tokens}"
-    for place in logprobs:
+    return _flaw_of_places("logprobs", logprobs) or _flaw_of_places("prompt_logprobs", of_prompt)
+
+
+def _flaw_of_places(name: str, places: Any) -> str:
+    if not isinstance(places, tuple | list):
+        return _wrong(name, places)
+    for place in places:
         if not isinstance(place, tuple | list) or not 1 <= len(place) <= MAX_LOGPROBS + 1:
-            return _wrong("logprobs with", place)
+            return _wrong(f"{name} with", place)
         for each in place:
             if not _is_logprob(each):
-                return _wrong("logprobs with", each)
+                return _wrong(f"{name} with", each)
     return ""
 
 
@@ -87,9 +109,17 @@ def pieces_of(output: EngineOutput, modality: str) -> list[Piece]:
         pieces.append(Piece(output.key, "image", mime="image/png", attachment=output.image_png))
     if output.audio_wav is not None:
         pieces.append(Piece(output.key, "audio", mime="audio/wav", attachment=output.audio_wav))
+    if output.pooled_npy is not None:
+        pieces.append(Piece(output.key, "embedding", mime="application/x-npy", attachment=output.pooled_npy))
+    told = tuple(output.prompt_logprobs)
+    pieces += [
+        Piece(output.key, modality, prompt_logprobs=told[start : start + PROMPT_PLACES])
+        for start in range(0, len(told), PROMPT_PLACES)
+    ]
     if output.text or output.token_ids:
-        token_ids, logprobs = tuple(output.token_ids), tuple(output.logprobs)
-        pieces.append(Piece(output.key, modality, text=output.text, token_ids=token_ids, logprobs=logprobs))
+        token_ids, logprobs, prompt = tuple(output.token_ids), tuple(output.logprobs), tuple(output.prompt_token_ids)
+        said = Piece(output.key, modality, output.text, token_ids, logprobs=logprobs, prompt_token_ids=prompt)
+        pieces.append(said)
     return pieces
 
 

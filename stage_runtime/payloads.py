@@ -27,6 +27,8 @@ logger = logging.getLogger(__name__)
 KEEP_S: Final = 900.0
 #: How long a hand-off may take to come from another host.
 _FETCH_TIMEOUT_S: Final = 5.0
+#: What of a connector's health is told at its end.
+_COUNTS: Final = ("puts", "gets", "failures", "segments_made", "by_shared_memory", "by_network")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,8 @@ class Payloads:
         self._kept: dict[str, list[_Kept]] = {}
         #: How often a connector raised where nobody waits for its answer.
         self.failed_cleanups = 0
+        #: How often a hand-off could not be stored, or its producer or the store not be reached.
+        self.failures = 0
 
     def fetch(
         self, refs: Sequence[PayloadRef], remaining_s: float = _FETCH_TIMEOUT_S, role: str = ""
@@ -86,6 +90,7 @@ class Payloads:
                     str(ref.from_stage), str(ref.to_stage), ref.key, {**ref.metadata, "timeout_s": timeout_s}
                 )
             except Exception as error:
+                self.failures += 1
                 raise PayloadError(f"the hand-off of stage {ref.from_stage} can't be read: {_told(error)}") from error
             if got is None:
                 raise PayloadError(f"the hand-off of stage {ref.from_stage} is not there any more")
@@ -104,6 +109,23 @@ class Payloads:
         outward = {pair: edge for pair, edge in self._edges.items() if pair[0] == self._stage_id}
         found = {pair: (edge.name, edge.connector.endpoint()) for pair, edge in outward.items()}
         return {f"{pair[0]}-{pair[1]}": {"connector": name} | where for pair, (name, where) in found.items() if where}
+
+    def trouble(self) -> str:
+        """What the first connector that is not well lacks, and the stages that it joins; empty if all are well.
+
+        Raise ConfigError for one that never will be.
+        """
+        for pair, edge in self._edges.items():
+            try:
+                health = edge.connector.health()
+            except ConfigError:
+                raise
+            except Exception:
+                logger.exception("payload.health_failed connector=%s", edge.name)
+                continue
+            if health.get("status") == "unhealthy":
+                return f"stage {pair[0]} can't hand over to {pair[1]}: {health.get('reason') or edge.name}"
+        return ""
 
     def hand_over(
         self,
@@ -151,8 +173,12 @@ class Payloads:
             self._drop(owner, lambda each: each.put_at_s <= oldest_allowed_s)
 
     def close(self) -> None:
-        """Close all connectors. Idempotent."""
-        for edge in self._edges.values():
+        """Close all connectors, and say what they did. Idempotent."""
+        for pair, edge in self._edges.items():
+            try:
+                _say_what_it_did(pair, edge)
+            except Exception as error:
+                logger.warning("payload.health_failed connector=%s reason=%s", edge.name, _told(error))
             try:
                 edge.connector.close()
             except Exception:
@@ -178,6 +204,7 @@ class Payloads:
         key = kept_key if number is None else f"{kept_key}_{number}"
         stored, size_bytes, metadata = edge.connector.put(str(self._stage_id), str(to_stage), key, handoff)
         if not stored:
+            self.failures += 1
             raise PayloadError(
                 f"{edge.name} could not store the hand-off for stage {to_stage}: {edge.connector.last_error}"
             )
@@ -203,6 +230,12 @@ def _seen_by_the_hub(handoff: Mapping[str, Any]) -> dict[str, Any]:
 
 def _told(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
+
+
+def _say_what_it_did(pair: tuple[int, int], edge: Edge) -> None:
+    counts = edge.connector.health()
+    done = " ".join(f"{name}={counts[name]}" for name in _COUNTS if name in counts)
+    logger.info("payload.closed edge=%d-%d connector=%s %s", *pair, edge.name, done)
 
 
 def _key(work: Work) -> str:

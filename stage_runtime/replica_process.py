@@ -32,6 +32,7 @@ from stage_runtime.machine import check_devices_are_seen
 from stage_runtime.model_details import identity, model_details
 from stage_runtime.payloads import Payloads, build_edges
 from stage_runtime.publishing import Look, StageClient, StatusPublisher
+from stage_runtime.reach import Reach
 from stage_runtime.restarts import EXIT_CONFIG, EXIT_DONE, EXIT_DRAINED, EXIT_FAILED
 from stage_runtime.server import ReplicaServer
 from stage_runtime.sessions import ReplicaState
@@ -89,6 +90,7 @@ class Replica:
         self._client: StageClient | None = None
         self._publisher: StatusPublisher | None = None
         self._phase = ""
+        self._reach = Reach(self._payloads, self._describe)
 
     def run(self) -> int:
         """Serve until told to stop; return the exit code."""
@@ -168,6 +170,8 @@ class Replica:
     def _load(self) -> None:
         stage = self._stage
         logger.info("replica.loading stage=%d engine=%s model=%s", stage.stage_id, stage.engine, stage.model)
+        self._reach.wait()
+        self._begun_s = time.monotonic()
         try:
             self._engine.load(self._report)
             check_devices_are_seen(stage, self._device)
@@ -189,6 +193,7 @@ class Replica:
         is_draining = False
         while self._lifecycle.stage in (Stage.READY, Stage.DRAINING):
             self._loop.turn()
+            self._reach.look()
             if self._lifecycle.stage is not Stage.DRAINING:
                 continue
             if not is_draining:
@@ -241,7 +246,7 @@ class Replica:
     def _is_stalled(self, times: float = 1.0) -> bool:
         progress, now_s = self._loop.progress, time.monotonic()
         if self._lifecycle.stage is Stage.STARTING:
-            return stalled(True, now_s, self._begun_s, times * self._config.load_timeout_s)
+            return stalled(not self._reach.is_waiting, now_s, self._begun_s, times * self._config.load_timeout_s)
         return stalled(progress.busy, now_s, progress.at_s, times * self._config.stall_after_s)
 
     def _may_renew(self) -> bool:

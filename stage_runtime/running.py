@@ -102,7 +102,8 @@ def end_of(
         refs = hand_over(running.work, output)
     except PayloadError as error:
         return Broken(output.key, FailureKind.PAYLOAD, str(error))
-    return Finished(output.key, output.finish_reason or "stop", refs, output.usage, running.timings(done_at_s, clock()))
+    timings_s = running.timings(done_at_s, clock())
+    return Finished(output.key, output.finish_reason or "stop", refs, output.usage, timings_s, output.stop_reason)
 
 
 def refusal_of(work: Work, engine: Engine, now_s: float) -> Broken | None:

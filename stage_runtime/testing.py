@@ -6,10 +6,10 @@ Derive a class whose name begins with ``Test`` from ``EngineContract``; docs/eng
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, ClassVar, Final
 
 import pytest
+from msgspec.structs import replace
 
 from omni_discovery.errors import InvalidRequestError
 from omni_discovery.wire import Resume
@@ -75,8 +75,12 @@ def check_every_cut(engine: Engine, request: StageRequest) -> int:
 
 def shown(outputs: Sequence[EngineOutput]) -> tuple[Resume, list[bytes]]:
     """What a client has of these outputs, however they were cut: the text with its tokens, and the files."""
-    files = [file for each in outputs for file in (each.image_png, each.audio_wav) if file is not None]
+    files = [file for each in outputs for file in _files(each) if file is not None]
     return resume_of(outputs), files
+
+
+def _files(output: EngineOutput) -> tuple[bytes | None, ...]:
+    return output.image_png, output.audio_wav, output.pooled_npy
 
 
 def _check_end(outputs: Sequence[EngineOutput], *, reason: str = "") -> None:
@@ -159,7 +163,7 @@ class EngineContract:
         assert all(phase and 0 <= share <= 1 for phase, share in self.reports), f"not from 0 to 1: {self.reports}"
         assert type(engine.capacity) is int, "capacity is a whole number"
         assert engine.capacity >= 1, "capacity is at least 1"
-        assert engine.modality in ("text", "image", "audio"), f"the modality is {engine.modality!r}"
+        assert engine.modality in ("text", "image", "audio", "embedding"), f"the modality is {engine.modality!r}"
 
     def test_all_that_it_offers_is_tested(self, engine: Engine) -> None:
         has = {name for name in OPTIONAL if getattr(engine, name, None) is not None}

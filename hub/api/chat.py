@@ -14,7 +14,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from hub.api.answer import Answer, server_timing
 from hub.api.disconnect import ClientLeftError, iterate_unless_left, run_unless_left
 from hub.api.errors import BodyTooLongError, check_model, describe, error_response
-from hub.api.neutral import refuse_logprobs
+from hub.api.neutral import refuse_adapter_paths, refuse_embeddings, refuse_logprobs
 from hub.api.schema import MAX_BODY_BYTES, MAX_DROPPED_BYTES, ChatRequest, parse_chat
 from hub.tracing import trace_headers
 from omni_discovery.errors import InvalidRequestError, OmniError
@@ -62,6 +62,7 @@ class ChatCompletions:
             received_s = time.perf_counter()
             chat = parse_chat(body)
             check_model(chat.model, self._deploy.served_name)
+            refuse_embeddings(self._deploy.stages, chat.modalities)
         except InvalidRequestError as error:
             self._omni.refusals.count(error)
             raise
@@ -119,6 +120,7 @@ def stage_params(deploy: DeployConfig, chat: ChatRequest) -> dict[int, dict[str,
     """What the body asks of each stage: text sampling for text stages, the seed for all, then the explicit list."""
     explicit = chat.sampling_params_list or []
     refuse_logprobs(deploy.stages, explicit)
+    refuse_adapter_paths(explicit)
     if len(explicit) > len(deploy.stages):
         raise InvalidRequestError(
             f"'sampling_params_list' has {len(explicit)} entries; the pipeline has {len(deploy.stages)} stages"

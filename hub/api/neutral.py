@@ -71,10 +71,30 @@ _NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {
 def refuse_logprobs(stages: Sequence[StageConfig], explicit: Sequence[Mapping[str, Any] | None] | None) -> None:
     """Raise InvalidRequestError if what is asked of a vLLM stage has no place in this API's answers."""
     for stage, params in zip(stages, explicit or (), strict=False):
-        if stage.engine == "vllm" and params and params.get("logprobs") is not None:
-            raise InvalidRequestError(
-                "'sampling_params_list': 'logprobs' are shown by a hub with --api vllm only; leave them out"
-            )
+        for name in ("logprobs", "prompt_logprobs"):
+            if stage.engine == "vllm" and params and params.get(name) is not None:
+                raise InvalidRequestError(
+                    f"'sampling_params_list': '{name}' are shown by a hub with --api vllm only; leave them out"
+                )
+
+
+def refuse_adapter_paths(explicit: Sequence[Mapping[str, Any] | None] | None) -> None:
+    """Raise InvalidRequestError if a client says where an adapter is: that is the operator's to say."""
+    for params in explicit or ():
+        if params and not isinstance(params.get("lora"), str | None):
+            raise InvalidRequestError("'sampling_params_list': 'lora' is the name of an adapter")
+
+
+def refuse_embeddings(stages: Sequence[StageConfig], modalities: Sequence[str] | None) -> None:
+    """Raise InvalidRequestError if a chat would be answered with what a stage pools: a message has no place for it."""
+    stage = next((stage for stage in stages if stage.final_output == "embedding"), None)
+    if stage is not None and (modalities is None or "embedding" in modalities):
+        others = sorted({each.final_output for each in stages} - {"embedding", "none"})
+        hint = f", or ask for 'modalities' {others} only" if others else ""
+        raise InvalidRequestError(
+            f"stage {stage.stage_id} makes embeddings, which are no part of a chat: ask POST /v1/embeddings of a hub "
+            f"with --api vllm{hint}"
+        )
 
 
 def check_neutral(request: NeutralFields) -> None:

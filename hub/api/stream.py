@@ -20,7 +20,7 @@ from starlette.websockets import WebSocketDisconnect
 
 from hub.api.answer import shown_timings
 from hub.api.errors import check_model, describe
-from hub.api.neutral import refuse_logprobs
+from hub.api.neutral import refuse_adapter_paths, refuse_logprobs
 from hub.api.stream_schema import End, Segment, parse_frame
 from omni_discovery.errors import DeadlineExceededError, InvalidRequestError, OmniError, OverloadedError, RequestError
 
@@ -78,6 +78,7 @@ class Stream:
             raise InvalidRequestError("the input ended before its first segment")
         check_model(first.model, self._deploy.served_name)
         refuse_logprobs(self._deploy.stages, first.sampling_params_list)
+        refuse_adapter_paths(first.sampling_params_list)
         outputs = self._omni.generate(
             frames.segments(first),
             request_id=f"stream-{uuid.uuid4().hex}",

@@ -15,20 +15,22 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.engine.input_processor import InputProcessor
 
 from hub.api.merged import merged
+from hub.api.vllm_adapters import StageAdapters
 from hub.api.vllm_control import StageControl
 from hub.api.vllm_errors import OmniHttpError, as_vllm_error
-from hub.api.vllm_logprobs import Logprobs
+from hub.api.vllm_logprobs import Logprobs, PromptLogprobs
 from hub.api.vllm_params import params_of_choices
+from hub.api.vllm_pictures import split
 from omni_discovery.errors import InvalidRequestError, OmniError, StageUnavailableError
 
 if TYPE_CHECKING:
     from hub.async_omni import AsyncOmni
     from hub.outputs import OmniOutput
 
-#: What the stage can be asked to do. A vLLM stage makes tokens; none of them pools.
+#: What a stage that makes tokens can be asked to do.
 TASKS: Final = ("generate",)
 
-_MAX_ID: Final = 128
+MAX_ID: Final = 128
 
 
 class OmniEngineClient(StageControl, EngineClient):
@@ -40,6 +42,7 @@ class OmniEngineClient(StageControl, EngineClient):
         self.model_config = vllm_config.model_config
         self.renderer = renderer
         self.input_processor = InputProcessor(vllm_config, renderer)
+        self.adapters = StageAdapters(omni, stage_id, takes=vllm_config.lora_config is not None)
         #: The only modality of requests that come this way.
         self._modality = omni.graph.deploy.stage(stage_id).final_output
         self._numbers = itertools.count()
@@ -84,30 +87,36 @@ class OmniEngineClient(StageControl, EngineClient):
         Of what is not looked at, the session id and what is known of reasoning only save an engine work, and the text
         of the prompt says nothing that its tokens do not.
         """
-        with _vllm_errors():
-            refuse_what_no_stage_takes(prompt, lora_request, data_parallel_rank, kv_hints)
+        with vllm_errors():
+            prompt, pictures = split(prompt)
+            refuse_what_no_stage_takes(prompt, data_parallel_rank, kv_hints)
             # First, because vLLM's own check below fills in what it works out.
             choices = params_of_choices(sampling_params)
-            checked = self.input_processor.process_inputs(request_id, prompt, sampling_params, TASKS)
+            check = self.input_processor.process_inputs
+            checked = check(request_id, prompt, sampling_params, TASKS, lora_request=lora_request)
             token_ids = checked.prompt_token_ids
             if not token_ids:
                 raise InvalidRequestError("the prompt is empty, or not of tokens")
         answer = _Answer(request_id, prompt.get("prompt"), list(token_ids), sampling_params)
-        return self._outputs(answer, choices, {"priority": priority, "trace_headers": trace_headers})
+        inputs = {"prompt_token_ids": answer.token_ids} | ({"images": pictures} if pictures else {})
+        asked = [self.adapters.params(params, lora_request, prompt.get("cache_salt")) for params in choices]
+        return self._outputs(answer, inputs, asked, {"priority": priority, "trace_headers": trace_headers})
 
     async def _outputs(
-        self, answer: _Answer, choices: list[dict[str, Any]], more: Mapping[str, Any]
+        self,
+        answer: _Answer,
+        inputs: Mapping[str, Any],
+        choices: list[dict[int, Mapping[str, Any]]],
+        more: Mapping[str, Any],
     ) -> AsyncGenerator[RequestOutput, None]:
         number = next(self._numbers)
         key = f"{answer.request_id}#{number}"
         # The client may name two requests alike; the hub must not.
-        ids = [f"{answer.request_id[:_MAX_ID]}-{number}-{index}" for index in range(len(choices))]
+        ids = [f"{answer.request_id[:MAX_ID]}-{number}-{index}" for index in range(len(choices))]
         self._running[key] = ids
-        streams = [
-            self._stage_outputs(each, answer.token_ids, params, more) for each, params in zip(ids, choices, strict=True)
-        ]
+        streams = [self._stage_outputs(each, inputs, params, more) for each, params in zip(ids, choices, strict=True)]
         try:
-            with _vllm_errors():
+            with vllm_errors():
                 async with aclosing(merged(streams)) as outputs:
                     async for index, output in outputs:
                         made = answer.add(index, output)
@@ -117,13 +126,13 @@ class OmniEngineClient(StageControl, EngineClient):
             del self._running[key]
 
     async def _stage_outputs(
-        self, request_id: str, token_ids: list[int], params: Mapping[str, Any], more: Mapping[str, Any]
+        self, request_id: str, inputs: Mapping[str, Any], params: dict[int, Mapping[str, Any]], more: Mapping[str, Any]
     ) -> AsyncGenerator[OmniOutput, None]:
         outputs = self._omni.generate(
-            {"prompt_token_ids": token_ids},
+            inputs,
             request_id=request_id,
             modalities=[self._modality],
-            params={self._stage_id: params},
+            params=params,
             **more,
         )
         async with aclosing(outputs):
@@ -152,9 +161,9 @@ class OmniEngineClient(StageControl, EngineClient):
         """The tokenizer of the stage's model, as servers before 0.32 ask for it."""
         return self.renderer.get_tokenizer()
 
-    def encode(self, *_: Any, **__: Any) -> NoReturn:
-        """Raise NotImplementedError: no stage pools."""
-        raise NotImplementedError("no stage of this pipeline makes embeddings")
+    def encode(self, *_: Any, **__: Any) -> Any:
+        """Raise NotImplementedError: the stage makes tokens. One that pools has a client of its own."""
+        raise NotImplementedError("this pipeline's stage makes no embeddings")
 
     async def notify_kv_transfer_request_rejected(self, *_: Any, **__: Any) -> None:
         """Nothing is held here for a request that was not admitted."""
@@ -162,6 +171,10 @@ class OmniEngineClient(StageControl, EngineClient):
     async def is_tracing_enabled(self) -> bool:
         """Whether vLLM's server should pass trace headers on."""
         return self._omni.is_traced
+
+    async def add_lora(self, lora_request: Any) -> bool:
+        """Have an adapter that requests may then name. Raise VLLMError where a replica can't load it."""
+        return await self.adapters.add(lora_request)
 
     async def do_log_stats(self) -> None:
         """Each replica counts for itself."""
@@ -179,7 +192,7 @@ class OmniEngineClient(StageControl, EngineClient):
     async def _not_here(self, *_: Any, **__: Any) -> NoReturn:
         raise NotImplementedError("this hub speaks for many replicas, which have no such call")
 
-    release_kv_cache_memory = reset_encoder_cache = add_lora = pause_generation = resume_generation = _not_here
+    release_kv_cache_memory = reset_encoder_cache = pause_generation = resume_generation = _not_here
 
     def _trouble(self) -> OmniError | None:
         try:
@@ -204,35 +217,44 @@ class _Answer:
         for said, token_ids in zip(self._said, self._token_ids, strict=True):
             said.token_ids = token_ids
         self._logprobs = [Logprobs() for _ in self._said] if params.logprobs is not None else None
+        #: By answer; of those that go out together, the first alone was asked.
+        tellers = 1 if self._kind == RequestOutputKind.FINAL_ONLY else params.n
+        self._of_prompt = {i: PromptLogprobs() for i in range(tellers)} if params.prompt_logprobs is not None else {}
         self._open = set(range(params.n))
 
     def add(self, index: int, output: OmniOutput) -> RequestOutput | None:
         """Take in one output of an answer; return what the server is to see of it now, if anything."""
         if output.finish_reason is not None:
             self._open.discard(index)
+        if output.prompt_token_ids:
+            self.token_ids = list(output.prompt_token_ids)
+        if index in self._of_prompt and not self._of_prompt[index].add(output, len(self.token_ids)):
+            return None
         piece = _completion(index, output.text if self._with_text else "", output.token_ids, output.finish_reason)
+        piece.stop_reason = output.stop_reason
         logprobs = self._logprobs[index] if self._logprobs is not None else None
         if logprobs is not None:
             piece.logprobs, piece.cumulative_logprob = logprobs.add(output, self._kind), logprobs.total
         if self._kind == RequestOutputKind.DELTA:
-            return self._made([piece])
+            return self._made(index, [piece])
         said = self._said[index]
         if logprobs is not None:
             said.logprobs, said.cumulative_logprob = logprobs.places, logprobs.total
         said.text += piece.text
         self._token_ids[index].extend(piece.token_ids)
-        said.finish_reason = piece.finish_reason
+        said.finish_reason, said.stop_reason = piece.finish_reason, piece.stop_reason
         if self._kind == RequestOutputKind.CUMULATIVE:
             shown = said.logprobs[:] if said.logprobs is not None else None
-            return self._made([replace(said, token_ids=said.token_ids[:], logprobs=shown)])
-        return None if self._open else self._made(self._said)
+            return self._made(index, [replace(said, token_ids=said.token_ids[:], logprobs=shown)])
+        return None if self._open else self._made(index, self._said)
 
-    def _made(self, outputs: list[CompletionOutput]) -> RequestOutput:
+    def _made(self, index: int, outputs: list[CompletionOutput]) -> RequestOutput:
+        of_prompt = self._of_prompt.get(index) or self._of_prompt.get(0)
         return RequestOutput(
             request_id=self.request_id,
             prompt=self._prompt,
             prompt_token_ids=self.token_ids,
-            prompt_logprobs=None,
+            prompt_logprobs=of_prompt.shown(self._kind) if of_prompt is not None else None,
             outputs=outputs,
             finished=not self._open,
         )
@@ -251,16 +273,14 @@ def _completion(
     )
 
 
-def refuse_what_no_stage_takes(prompt: Any, lora_request: Any, data_parallel_rank: Any, kv_hints: Any) -> None:
+def refuse_what_no_stage_takes(prompt: Any, data_parallel_rank: Any, kv_hints: Any) -> None:
     """Raise InvalidRequestError for what a request may hold beside tokens and sampling parameters."""
     if isinstance(prompt, dict) and prompt.get("type") == "multimodal":
-        raise InvalidRequestError("pictures don't reach a stage through vLLM's server; ask a hub without --api vllm")
+        raise InvalidRequestError(
+            "what the model would read of items can't be told to a stage; give pictures in messages"
+        )
     if not isinstance(prompt, dict) or prompt.get("type", "token") != "token":
         raise InvalidRequestError("this pipeline reads text only")
-    if prompt.get("cache_salt"):
-        raise InvalidRequestError("a cache_salt does not reach the stage; leave it out")
-    if lora_request is not None:
-        raise InvalidRequestError("a LoRA adapter can't be chosen for one request")
     if data_parallel_rank is not None:
         raise InvalidRequestError("a data parallel rank can't be chosen: the hub picks the replica")
     if kv_hints is not None:
@@ -268,7 +288,8 @@ def refuse_what_no_stage_takes(prompt: Any, lora_request: Any, data_parallel_ran
 
 
 @contextmanager
-def _vllm_errors() -> Iterator[None]:
+def vllm_errors() -> Iterator[None]:
+    """Inside, our errors are vLLM's."""
     try:
         yield
     except OmniError as error:

@@ -33,15 +33,14 @@ _CARRIED: Final = (
     "thinking_token_budget",
     "stream_interval",
     "logprobs",
+    "prompt_logprobs",
     "watermarking",
+    "extra_args",
 )
 #: What the hub does itself, and what vLLM keeps there for its own use.
 _OURS: Final = frozenset(
     {"n", "output_kind", "detokenize", "skip_clone", "output_text_buffer_length", "skip_reading_prefix_cache"}
 )
-_REASONS: Final = {
-    "prompt_logprobs": "those of a prompt do not travel to the hub; leave 'prompt_logprobs' and 'echo' out",
-}
 
 
 def stage_params(asked: Any) -> dict[str, Any]:
@@ -58,18 +57,24 @@ def stage_params(asked: Any) -> dict[str, Any]:
         elif name in _CARRIED:
             params[name] = _plain(value)
         else:
-            raise InvalidRequestError(_REASONS.get(name, f"{name} can't be asked of a stage; leave it out"))
+            raise InvalidRequestError(f"{name} can't be asked of a stage; leave it out")
     return params
 
 
 def params_of_choices(asked: Any) -> list[dict[str, Any]]:
-    """The parameters of each of ``n`` answers: a seed counts up from one to the next, as vLLM has it."""
+    """The parameters of each of ``n`` answers: a seed counts up from one to the next, as vLLM has it.
+
+    Answers that go out together need but one of them to tell of their prompt: it is the first that is asked.
+    """
     params = stage_params(asked)
     if asked.n == 1:
         return [params]
     seed = params.get("seed")
     more = ({} if seed is None else {"seed": seed + index} for index in range(asked.n))
-    return [{**params, **each} for each in more]
+    choices = [{**params, **each} for each in more]
+    for choice in choices[1:] if asked.output_kind.name == "FINAL_ONLY" else ():
+        choice.pop("prompt_logprobs", None)
+    return choices
 
 
 def default_overrides(document: Mapping[str, Any]) -> dict[str, Any]:

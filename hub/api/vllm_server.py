@@ -14,22 +14,24 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.responses import Response
 from starlette.routing import Route
 from vllm import AsyncEngineArgs
-from vllm.config import VllmConfig
+from vllm.config import LoRAConfig, VllmConfig
 from vllm.entrypoints.launchers.api_server.app_state import init_app_state
 from vllm.entrypoints.launchers.app import build_app
 from vllm.entrypoints.launchers.cli_args import FrontendArgs, make_arg_parser, validate_parsed_serve_args
 from vllm.entrypoints.launchers.launcher import validate_api_server_args
+from vllm.exceptions import VLLMError
 from vllm.reasoning import ReasoningParserManager
-from vllm.renderers import renderer_from_config
 from vllm.tool_parsers import ToolParserManager
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.v1.metrics.prometheus import get_prometheus_registry
 
 from hub.api.routes import ready_response
-from hub.api.vllm_client import TASKS, OmniEngineClient
+from hub.api.vllm_client import OmniEngineClient
 from hub.api.vllm_errors import HubHeaders
 from hub.api.vllm_params import default_overrides
-from hub.text_stage import serving_stage
+from hub.api.vllm_pictures import picture_args, renderer_of
+from hub.api.vllm_pooling import PoolingClient, refusing_routes, set_defaults
+from hub.text_stage import pools, serving_stage
 from omni_discovery.errors import ConfigError
 from omni_discovery.one_line import essence
 
@@ -54,7 +56,6 @@ _NOT_HERE: Final = frozenset(
         "disable_access_log_for_endpoints",
         "h11_max_incomplete_event_size",
         "h11_max_header_count",
-        "lora_modules",
         "enable_per_request_metrics",
         "enable_flash_late_interaction",
     }
@@ -67,24 +68,31 @@ class VllmFrontend:
 
     def __init__(self, deploy: DeployConfig, flags: str) -> None:
         self._stage = serving_stage(deploy)
+        self._reads_prefilled = bool(deploy.inputs_of(self._stage.stage_id))
         self._arguments = parse_flags(flags)
         self._config = self._read_model()
+        if self._arguments.lora_modules and self._config.lora_config is None:
+            raise ConfigError("--api-args: --lora-modules needs enable_lora: true in the stage's engine_args")
         self._arguments.model = self._stage.model
         self._arguments.served_model_name = [deploy.served_name]
+        # A replica would remember the query, and the texts to compare with it may go to others.
+        self._arguments.enable_flash_late_interaction = False
         # One place says how reasoning is read: the stage's engine_args.
         self._arguments.structured_outputs_config = self._config.structured_outputs_config
         try:
             validate_api_server_args(self._arguments)  # type: ignore[no-untyped-call, unused-ignore]
         except KeyError as error:
             raise ConfigError(f"--api-args: {error.args[0]}") from error
-        self._renderer = renderer_from_config(self._config)
+        self._renderer = renderer_of(self._config)
 
     async def build(self, omni: AsyncOmni) -> ASGIApp:
         """The web application over one AsyncOmni."""
-        client = OmniEngineClient(omni, self._stage.stage_id, self._config, self._renderer)
+        kind = PoolingClient if pools(self._stage) else OmniEngineClient
+        client = kind(omni, self._stage.stage_id, self._config, self._renderer)
+        tasks = await client.get_supported_tasks()
         root = logging.getLogger()
         level = root.level
-        app = build_app(self._arguments, TASKS, self._config.model_config)
+        app = build_app(self._arguments, tasks, self._config.model_config)
         # One of the routers turns the whole program's log down.
         root.setLevel(level)
 
@@ -95,8 +103,13 @@ class VllmFrontend:
             figures = generate_latest(omni.metrics) + generate_latest(get_prometheus_registry())
             return Response(figures, media_type=CONTENT_TYPE_LATEST)
 
-        app.router.routes[:0] = [Route("/ready", ready), Route("/metrics", exposition)]
-        await init_app_state(client, app.state, self._arguments, TASKS)
+        more = refusing_routes(tasks) if pools(self._stage) else []
+        app.router.routes[:0] = [Route("/ready", ready), Route("/metrics", exposition), *more]
+        try:
+            await init_app_state(client, app.state, self._arguments, tasks)
+        except (ValueError, VLLMError) as error:
+            raise ConfigError(f"--api-args: {essence(error)}") from error
+        client.adapters.loads = True
         return HubHeaders(app, omni)
 
     def _read_model(self) -> Any:
@@ -106,15 +119,23 @@ class VllmFrontend:
         given = {name: value for name, value in stage.engine_args.items() if name in known}
         of_document = default_overrides(stage.default_sampling_params)
         overrides = {**(given.get("override_generation_config") or {}), **of_document}
-        # Pictures don't reach the stage this way: they are refused before vLLM fetches what a client's URL names.
-        given |= {"model": stage.model, "override_generation_config": overrides, "language_model_only": True}
+        given |= {"model": stage.model, "override_generation_config": overrides}
+        given |= picture_args(given, taken=not pools(stage) and not self._reads_prefilled)
+        if pools(stage):
+            given["runner"] = "pooling"
         try:
             arguments = AsyncEngineArgs(**{**given, "disable_log_stats": True})
             model = arguments.create_model_config()
             # As vLLM's own server without an engine has it: nothing is computed here.
             model.quantization = None
+            if pools(stage):
+                set_defaults(model, stage.default_sampling_params)
+            # Of the adapters themselves a hub has to know no more than what it says of them to replicas.
+            adapters = LoRAConfig(default_mm_loras=arguments.default_mm_loras) if arguments.enable_lora else None
             return VllmConfig(
-                model_config=model, structured_outputs_config=arguments.create_structured_outputs_config()
+                model_config=model,
+                structured_outputs_config=arguments.create_structured_outputs_config(),
+                lora_config=adapters,
             )
         except (TypeError, ValueError, OSError) as error:
             told = f"vLLM can't read the model {stage.model}: {essence(error)}"

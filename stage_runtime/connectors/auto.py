@@ -12,7 +12,8 @@ from typing import Any, Final
 
 from stage_runtime.connectors.lent import Loan
 from stage_runtime.connectors.settings import COMMON, limits_of
-from stage_runtime.connectors.shm import DEFAULT_DIRECTORY, read_segment
+from stage_runtime.connectors.shm import DEFAULT_DIRECTORY, described
+from stage_runtime.connectors.shm_reader import Reader
 from stage_runtime.connectors.store import Kept, Store
 from stage_runtime.connectors.storing import StoringConnector
 from stage_runtime.connectors.tcp import TCP_SETTINGS, TcpEnd
@@ -50,12 +51,13 @@ class AutoConnector(StoringConnector):
         self._directory: Path | None = Path(self.config.get("directory", DEFAULT_DIRECTORY))
         if not self._directory.is_dir():
             self._directory = None
+        self._reader = Reader(self.namespace, str(self._directory))
         return Store(self.namespace, self._directory, limits_of(self.config, None), in_memory=True)
 
     def _describe(self, kept: Kept) -> dict[str, Any]:
         metadata: dict[str, Any] = {"generation": kept.generation}
         if kept.segment.path is not None:
-            metadata |= {"shm": kept.segment.name, "boot_id": self._boot_id}
+            metadata |= {**described(kept.segment), "boot_id": self._boot_id}
         try:
             return metadata | self._tcp.offer(kept)
         except OSError as error:
@@ -68,7 +70,7 @@ class AutoConnector(StoringConnector):
         self._store.tidy()
         here = metadata.get("boot_id", self._boot_id) == self._boot_id
         if self._directory is not None and here and ("shm" in metadata or "token" not in metadata):
-            found = self._in_memory(self._directory, edge, metadata)
+            found = self._in_memory(edge, metadata)
             if found is not None:
                 with self._lock:
                     self._by_memory += 1
@@ -80,11 +82,10 @@ class AutoConnector(StoringConnector):
             self._by_network += 1
         return buffer, buffer.payload()
 
-    def _in_memory(
-        self, directory: Path, edge: tuple[str, str, str], metadata: dict[str, Any]
-    ) -> tuple[Loan, memoryview] | None:
+    def _in_memory(self, edge: tuple[str, str, str], metadata: dict[str, Any]) -> tuple[Loan, memoryview] | None:
         try:
-            return read_segment(self.namespace, str(directory), edge, metadata)
+            view = self._reader.read(edge, metadata)
+            return None if view is None else (view, view.payload())
         except (OSError, SerializationError) as error:
             # Another user's, or another container's folder of the same name: the network reaches it all the same.
             if "token" not in metadata:
@@ -105,3 +106,4 @@ class AutoConnector(StoringConnector):
         """See OmniConnectorBase."""
         self._tcp.close()
         super().close()
+        self._reader.close()

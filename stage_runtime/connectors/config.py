@@ -8,6 +8,7 @@ from typing import Any
 
 import yaml
 
+from omni_discovery.deploy_connectors import declare_connectors
 from omni_discovery.errors import ConfigError
 
 
@@ -49,6 +50,8 @@ def load_omni_transfer_config(
         if config_path is None:
             return None
         config_dict = _read(Path(config_path))
+    config_dict = dict(config_dict)
+    declare_connectors(config_dict)
     specs = {name: _spec(name, entry) for name, entry in (config_dict.get("connectors") or {}).items()}
     edges: dict[tuple[str, str], ConnectorSpec] = {}
     shared_memory = ConnectorSpec("SharedMemoryConnector", {"shm_threshold_bytes": default_shm_threshold})

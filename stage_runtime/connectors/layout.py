@@ -17,6 +17,8 @@ from stage_runtime.connectors.shm_owner import Owner
 
 #: Bytes before the payload; tensors lie on multiples of 64 behind it.
 HEADER_BYTES: Final = 128
+#: Where the state stands: one byte.
+STATE_AT: Final = 8
 #: Where a reader notes that it was there: one byte, written by readers, read by the owner.
 FETCHED_AT: Final = 9
 NOT_FETCHED, FETCHED, CONSUMED = 0, 1, 2
@@ -24,8 +26,9 @@ GENERATION_BYTES: Final = 16
 TOKEN_BYTES: Final = 32
 NAME_PREFIX: Final = "omni-"
 
-_HEADER: Final = struct.Struct("<8sBB6xQQQQQ16s16s")
-_MAGIC: Final = b"OMNISHM2"
+#: Magic, state, note of readers, whether the first reader's note counts, size, owner, number, generation, digest.
+HEADER: Final = struct.Struct("<8sBB?5xQQQQQ16s16s")
+MAGIC: Final = b"OMNISHM3"
 
 
 class State(IntEnum):
@@ -49,50 +52,27 @@ class Header:
     generation: bytes
     key_digest: bytes
 
-    def pack(self) -> bytes:
-        """The header as bytes."""
-        return _HEADER.pack(
-            _MAGIC,
-            self.state,
-            NOT_FETCHED,
-            self.size_bytes,
-            self.owner.pid,
-            self.owner.started,
-            self.owner.pid_namespace,
-            self.number,
-            self.generation,
-            self.key_digest,
-        )
-
     @classmethod
     def parse(cls, content: bytes) -> Header | None:
         """The header that starts ``content``; None if it is none of ours."""
-        if len(content) < _HEADER.size:
+        if len(content) < HEADER.size:
             return None
-        magic, state, _, size, pid, started, pid_namespace, number, generation, digest = _HEADER.unpack_from(content)
-        if magic != _MAGIC or state not in (State.FREE, State.READY):
+        magic, state, _, _, size, pid, started, pid_namespace, number, generation, digest = HEADER.unpack_from(content)
+        if magic != MAGIC or state not in (State.FREE, State.READY):
             return None
         return cls(State(state), size, Owner(pid, started, pid_namespace), number, generation, digest)
 
 
 def key_digest(namespace: str, from_stage: str, to_stage: str, key: str) -> bytes:
     """What tells payloads apart: the same for the same four texts only, wherever one ends and the next begins."""
-    digest = _edge_digest(namespace, from_stage, to_stage).copy()
-    digest.update(_with_length(key))
-    return digest.digest()
+    before = _with_lengths(namespace, from_stage, to_stage)
+    return hashlib.blake2b(before + key.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
 @lru_cache(maxsize=256)
-def _edge_digest(*texts: str) -> hashlib.blake2b:
-    digest = hashlib.blake2b(digest_size=16)
-    for text in texts:
-        digest.update(_with_length(text))
-    return digest
-
-
-def _with_length(text: str) -> bytes:
-    encoded = text.encode("utf-8", "surrogatepass")
-    return len(encoded).to_bytes(8, "little") + encoded
+def _with_lengths(*texts: str) -> bytes:
+    encoded = [text.encode("utf-8", "surrogatepass") for text in texts]
+    return b"".join(len(text).to_bytes(8, "little") + text for text in encoded)
 
 
 # Names are plain text here, not paths: making those takes longer than what is done with them.
@@ -103,9 +83,14 @@ def payload_path(directory: str, digest: bytes) -> str:
     return f"{directory}/{NAME_PREFIX}{digest.hex()}"
 
 
+def segment_name(owner: Owner, number: int) -> str:
+    """What tells a segment from all others of this machine, whatever its name is."""
+    return f"{owner.name}.{number}"
+
+
 def home_path(directory: str, owner: Owner, number: int) -> str:
     """The name of a process's segment while it holds nothing that others may read."""
-    return f"{directory}/{NAME_PREFIX}segment.{owner.name}.{number}"
+    return f"{directory}/{NAME_PREFIX}segment.{segment_name(owner, number)}"
 
 
 def claim_path(payload: str, owner: Owner, number: int) -> str:

@@ -8,6 +8,7 @@ import ctypes
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -25,6 +26,8 @@ from stage_runtime.connectors.tcp_client import Fetch, left_s
 _THREADS: Final = 8
 _MASTER_TIMEOUT_S: Final = 5.0
 _LOOK_EVERY_S: Final = 0.02
+#: How long nothing is asked after a call without an answer, which takes seconds.
+_PAUSE_S: Final = 2.0
 _TRIES: Final = 5
 _CHANCE_BYTES: Final = 32
 #: What the library answers.
@@ -59,6 +62,10 @@ class StoreClient:
         #: Objects are not evicted; they are kept in this process's own segment, or anywhere.
         self._mine: Any = None
         self._anywhere: Any = None
+        self._master = f"Mooncake's master at {config.master}"
+        #: Why nothing is asked before that moment.
+        self._why = ""
+        self._asked_again_at_s = 0.0
 
     def put(self, name: str, parts: Sequence[serialization.Buffer], deadline_s: float) -> None:
         """Store an object. Raise TransferError."""
@@ -77,7 +84,7 @@ class StoreClient:
                 f"it does not fit into this process's buffer: raise 'localbuf', {config.localbuf} bytes"
             )
         if answer == _UNREACHED:
-            raise TransferError(f"Mooncake's master at {config.master} does not answer")
+            raise self._no_answer(answer)
         if answer:
             raise TransferError(f"Mooncake's store answers {answer}")
 
@@ -95,15 +102,22 @@ class StoreClient:
         """Whether there is such an object. Raise TransferError."""
         answer = self._outcome(self._submit(lambda store: store.is_exist(name)), deadline_s)
         if answer not in (0, 1):
-            raise TransferError(f"Mooncake's master at {self._config.master} does not answer ({answer})")
+            raise self._no_answer(answer)
         return bool(answer)
 
     def remove(self, name: str, deadline_s: float) -> bool:
         """Take an object away; False if there was none. Of many at once one gets True. Raise TransferError."""
         answer = self._outcome(self._submit(lambda store: store.remove(name, True)), deadline_s)
         if answer not in (0, _NOT_THERE):
-            raise TransferError(f"Mooncake's master at {self._config.master} does not answer ({answer})")
+            raise self._no_answer(answer)
         return not answer
+
+    def _no_answer(self, answer: int) -> TransferError:
+        return self._pause(f"{self._master} does not answer ({answer}): is mooncake_master running there?")
+
+    def _pause(self, why: str) -> TransferError:
+        self._why, self._asked_again_at_s = why, time.monotonic() + _PAUSE_S
+        return TransferError(why)
 
     def _put(self, store: Any, name: str, parts: Sequence[serialization.Buffer]) -> int:
         answer = _NOT_MOVED
@@ -114,6 +128,8 @@ class StoreClient:
         return answer
 
     def _submit(self, call: Callable[[Any], Any]) -> Future[Any]:
+        if time.monotonic() < self._asked_again_at_s:
+            raise TransferError(self._why)
         return self._threads.submit(lambda: call(self._connected()))
 
     def _outcome(self, future: Future[Any], deadline_s: float, fetching: Fetch | None = None) -> Any:
@@ -124,8 +140,8 @@ class StoreClient:
                 at_most_s = left_s(deadline_s)
             except TransferTimeoutError as error:
                 future.cancel()
-                where = f"Mooncake's store at {self._config.master}"
-                raise TransferTimeoutError(f"{where} did not answer in time") from error
+                told = f"{self._master} did not answer in time: is mooncake_master running there?"
+                raise TransferTimeoutError(told) from error
             with contextlib.suppress(TimeoutError):
                 future.exception(at_most_s if fetching is None else min(at_most_s, _LOOK_EVERY_S))
                 return future.result()
@@ -143,7 +159,7 @@ class StoreClient:
             # Without a master the library's own attempt would never end.
             socket.create_connection((host.strip("[]"), int(port)), _MASTER_TIMEOUT_S).close()
         except OSError as error:
-            raise TransferError(f"no Mooncake master at {config.master}: start mooncake_master ({error})") from error
+            raise self._pause(f"no Mooncake master at {config.master}: start mooncake_master ({error})") from error
         for _ in range(_TRIES):
             store, mine, anywhere = self._set_up()
             if not _is_someone_elses(store, mine):

@@ -13,7 +13,7 @@ from omni_discovery.errors import ConfigError
 from stage_runtime.connectors.errors import TransferError
 from stage_runtime.connectors.lent import Loan
 from stage_runtime.connectors.mooncake_client import StoreClient, StoreConfig, client_of
-from stage_runtime.connectors.mooncake_library import check_host, check_protocol
+from stage_runtime.connectors.mooncake_library import check_devices, check_host, check_protocol
 from stage_runtime.connectors.receive import ReceivePool
 from stage_runtime.connectors.serialization import Buffer
 from stage_runtime.connectors.settings import COMMON, limits_of, number
@@ -43,9 +43,13 @@ _MIB: Final = 1 << 20
 _TIMEOUT_S: Final = 30.0
 #: How long the owner's calls that move no hand-off may take.
 _SHORT_S: Final = 5.0
+#: How long the master may take to say that it is there.
+_HEALTH_S: Final = 2.0
 _NAME_BYTES: Final = 32
 #: Behind an object's name: an object that says that somebody has fetched it.
 _FETCHED: Final = "-fetched"
+#: No object has that name.
+_NOBODY: Final = "omni-nobody"
 
 
 class _Object:
@@ -153,6 +157,7 @@ class MooncakeStoreConnector(StoringConnector):
         self.metadata = str(given.get("metadata_server", "P2PHANDSHAKE"))
         self.proto = check_protocol(given.get("proto", given.get("protocol", "tcp")))
         self.rdma = str(given.get("rdma", given.get("device_name", "")))
+        check_devices(self.proto, self.rdma)
         self.segment = int(number(given, "segment", 512 * _MIB, 1))
         self.localbuf = int(number(given, "localbuf", 64 * _MIB, 1))
         self._timeout_s = float(number(given, "timeout_s", _TIMEOUT_S))
@@ -191,6 +196,14 @@ class MooncakeStoreConnector(StoringConnector):
     def cancel(self, get_key: str) -> None:
         """See OmniConnectorBase."""
         self._fetches.cancel(get_key)
+
+    def health(self) -> dict[str, Any]:
+        """See OmniConnectorBase. ``reason`` says why the store can't be used."""
+        try:
+            self._client.is_there(_NOBODY, time.monotonic() + _HEALTH_S)
+        except TransferError as error:
+            return {**super().health(), "status": "unhealthy", "reason": str(error)}
+        return super().health()
 
     def close(self) -> None:
         """See OmniConnectorBase. The process stays a client of the store until it ends."""

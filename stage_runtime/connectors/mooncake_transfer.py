@@ -17,7 +17,7 @@ from stage_runtime.connectors.lent import Loan
 from stage_runtime.connectors.managed import ManagedBuffer, flat_tensor
 from stage_runtime.connectors.managed_store import ManagedMemory, ManagedPiece
 from stage_runtime.connectors.mooncake_engine import EngineEnd
-from stage_runtime.connectors.mooncake_library import check_host, check_protocol
+from stage_runtime.connectors.mooncake_library import check_devices, check_host, check_protocol
 from stage_runtime.connectors.mooncake_offers import Asked, OfferServer, take
 from stage_runtime.connectors.settings import COMMON, limits_of, number
 from stage_runtime.connectors.store import Kept, Store
@@ -113,6 +113,7 @@ class MooncakeTransferEngineConnector(StoringConnector):
         self.host = self._check_host(str(given.get("advertise_host", "")))
         self.protocol = self._check_protocol(given.get("protocol", usual["protocol"]))
         self.device_name = str(given.get("device_name", usual["device_name"]))
+        check_devices(self.protocol, self.device_name)
         self.pool_size = int(number(given, "memory_pool_size", _POOL_BYTES, 1 << 16))
         self.pool_device = str(given.get("memory_pool_device", usual["memory_pool_device"]))
         self.role = given.get("role", "both")
@@ -255,9 +256,14 @@ class MooncakeTransferEngineConnector(StoringConnector):
         self._offers.cancel(get_key)
 
     def health(self) -> dict[str, Any]:
-        """See OmniConnectorBase."""
+        """See OmniConnectorBase. Has the engine started, for which the first fetch would have no time."""
         counts = super().health() | self._offers.counts()
-        return counts | {"protocol": self.protocol, "pool_size": self.pool_size, "pool_free_bytes": self._free_bytes()}
+        counts |= {"protocol": self.protocol, "pool_size": self.pool_size, "pool_free_bytes": self._free_bytes()}
+        try:
+            self._engine.start()
+        except OSError as error:
+            return counts | {"status": "unhealthy", "reason": str(error)}
+        return counts
 
     def _free_bytes(self) -> int:
         self._memory.trim()

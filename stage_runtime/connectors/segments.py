@@ -4,7 +4,8 @@ Making one costs more than filling it, so those that are free are kept. With a d
 others of the same user map; without one they are memory of this process alone.
 
 A reader holds a shared lock on the file for as long as it looks at it, and the kernel takes the lock back if the reader
-is killed. The owner takes the exclusive lock before it writes: it gets it only when nobody looks any more.
+is killed. The owner takes the exclusive lock of what it got back as soon as nobody looks any more, and holds it until
+the next payload is complete.
 """
 
 from __future__ import annotations
@@ -26,11 +27,14 @@ from stage_runtime.connectors.layout import (
     CONSUMED,
     FETCHED,
     FETCHED_AT,
+    HEADER,
     HEADER_BYTES,
+    MAGIC,
     NOT_FETCHED,
-    Header,
+    STATE_AT,
     State,
     home_path,
+    segment_name,
 )
 from stage_runtime.connectors.serialization import Buffer
 from stage_runtime.connectors.shm_owner import me
@@ -41,6 +45,7 @@ KEPT_FROM_BYTES: Final = 32768
 _TRIES: Final = 16
 #: From here on a part is copied by numpy, which lets other threads run meanwhile; smaller ones are joined first.
 _LARGE: Final = 16384
+_FREE: Final = bytes([State.FREE])
 
 _numbers = itertools.count()
 
@@ -54,15 +59,25 @@ def size_class(size_bytes: int) -> int:
 
 
 class Segment:
-    """One piece of memory. Whoever got it from a pool may fill and publish it; ``pins`` counts who sends from it."""
+    """One piece of memory. Whoever got it from a pool may fill and publish it; ``pins`` counts who sends from it.
 
-    def __init__(self, directory: str | None, capacity: int) -> None:
+    Readers that do not consume only say that they were there if it is ``counted``.
+    """
+
+    def __init__(self, directory: str | None, capacity: int, *, counted: bool = True) -> None:
         self.capacity = capacity
+        self._file_bytes = HEADER_BYTES + capacity
         #: Threads of this process that read from it; changed only under the lock of whoever keeps it.
         self.pins = 0
         self._allocated = 0
-        self._number = next(_numbers)
-        self._home = None if directory is None else home_path(directory, me(), self._number)
+        #: Whether it is ours alone.
+        self._is_locked = False
+        self._counted = counted
+        owner, number = me(), next(_numbers)
+        self._whose = (owner.pid, owner.started, owner.pid_namespace, number)
+        self._home = None if directory is None else home_path(directory, owner, number)
+        #: What tells it from all others of this machine.
+        self.id = segment_name(owner, number)
         #: The name that it has now; None for memory that has none.
         self.path = self._home
         if self._home is None:
@@ -70,9 +85,9 @@ class Segment:
         else:
             self._descriptor = os.open(self._home, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
-            os.ftruncate(self._descriptor, HEADER_BYTES + capacity)
+            os.ftruncate(self._descriptor, self._file_bytes)
             self._allocate(HEADER_BYTES)
-            self._map = mmap.mmap(self._descriptor, HEADER_BYTES + capacity)
+            self._map = mmap.mmap(self._descriptor, self._file_bytes)
         except BaseException:
             self._unlink()
             os.close(self._descriptor)
@@ -80,18 +95,13 @@ class Segment:
 
     def try_lock(self) -> bool:
         """Take it for writing; False while anybody looks at it."""
-        if self.pins:
-            return False
-        if self._home is None:
-            return True
-        if os.fstat(self._descriptor).st_size != HEADER_BYTES + self.capacity:
-            # Somebody cut it short. It must not be touched any more, and goes with the others one day.
-            return False
-        try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        return True
+        if not self._is_locked and not self.pins:
+            self._is_locked = self._home is None or self._lock()
+        return self._is_locked
+
+    def is_whole(self) -> bool:
+        """False if somebody cut the file short: then it must not be touched any more."""
+        return os.lseek(self._descriptor, 0, os.SEEK_END) == self._file_bytes
 
     def fill(self, parts: Sequence[Buffer], size_bytes: int, generation: bytes, key_digest: bytes) -> None:
         """Write a payload and let readers in. Raise OSError if there is no memory for it.
@@ -100,18 +110,20 @@ class Segment:
         """
         # Asked of the kernel first: where it can't be had, that is an error here and no bus error while copying.
         self._allocate(HEADER_BYTES + size_bytes)
-        header = Header(State.READY, size_bytes, me(), self._number, generation, key_digest)
-        small: list[Buffer] = [header.pack().ljust(HEADER_BYTES, b"\0")]
-        place = 0
+        small: list[Buffer] = []
+        place = HEADER_BYTES
         for part in parts:
             if len(part) < _LARGE:
                 small.append(part)
                 continue
             place = self._write(small, place)
             small.clear()
-            np.copyto(np.frombuffer(self._map, np.uint8, len(part), place), np.frombuffer(part, np.uint8))
+            np.frombuffer(self._map, np.uint8, len(part), place)[:] = np.frombuffer(part, np.uint8)
             place += len(part)
         self._write(small, place)
+        about = (State.READY, NOT_FETCHED, self._counted, size_bytes)
+        HEADER.pack_into(self._map, 0, MAGIC, *about, *self._whose, generation, key_digest)
+        self._is_locked = False
         if self._home is not None:
             fcntl.flock(self._descriptor, fcntl.LOCK_UN)
 
@@ -136,7 +148,8 @@ class Segment:
 
     def withdraw(self) -> bool:
         """Hide it, and have readers that found it in time see that it holds nothing. False if its name is lost."""
-        os.pwrite(self._descriptor, bytes(HEADER_BYTES), 0)
+        # One byte, so that nobody sees half of the change.
+        os.pwrite(self._descriptor, _FREE, STATE_AT)
         if self.hide():
             return True
         # A reader that consumed it has given it the name of its home itself, unless it died over that.
@@ -172,9 +185,19 @@ class Segment:
         # A thread that sends from it lets go of the mapping when it is through.
         with contextlib.suppress(BufferError):
             self._map.close()
+            # Readers keep files open that they look at no more; those must hold no memory.
+            if self._home is not None and self._lock():
+                os.ftruncate(self._descriptor, 0)
         os.close(self._descriptor)
 
     # What may be looked at at any time goes by the descriptor: should anybody cut the file short, that is no bus error.
+
+    def _lock(self) -> bool:
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
 
     def _note(self) -> int:
         found = os.pread(self._descriptor, 1, FETCHED_AT)
@@ -209,7 +232,8 @@ class Segment:
 class SegmentPool:
     """Segments that are free, at most ``keep_bytes`` of them. Used by any thread."""
 
-    def __init__(self, directory: Path | None, keep_bytes: int) -> None:
+    def __init__(self, directory: Path | None, keep_bytes: int, *, counted: bool = True) -> None:
+        self._counted = counted
         self._directory = None if directory is None else str(directory)
         self._keep_bytes = keep_bytes
         self._lock = threading.Lock()
@@ -219,16 +243,16 @@ class SegmentPool:
         self.made = 0
 
     def take(self, size_bytes: int) -> Segment:
-        """A segment for a payload of that size, locked for writing. Raise OSError if there is no memory."""
+        """A segment for a payload of that size that nobody looks at. Raise OSError if there is no memory."""
         capacity = size_class(size_bytes)
         with self._lock:
             free = self._free.get(capacity, [])
             # The one that came back last is the likeliest to be still in the processor's cache.
             for position in range(len(free) - 1, max(len(free) - 1 - _TRIES, -1), -1):
-                if free[position].try_lock():
+                if free[position].try_lock() and free[position].is_whole():
                     self._free_bytes -= capacity
                     return free.pop(position)
-        segment = Segment(self._directory, capacity)
+        segment = Segment(self._directory, capacity, counted=self._counted)
         if not segment.try_lock():
             segment.drop()
             raise OSError(errno.EBUSY, "a new segment is locked by somebody else")
@@ -238,6 +262,7 @@ class SegmentPool:
     def give_back(self, segment: Segment) -> None:
         """Keep a segment for the next payload, or drop it."""
         if segment.withdraw() and segment.capacity >= KEPT_FROM_BYTES:
+            segment.try_lock()
             with self._lock:
                 if not self._closed and self._free_bytes + segment.capacity <= self._keep_bytes:
                     self._free.setdefault(segment.capacity, []).append(segment)

@@ -46,6 +46,10 @@ class _Head(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
     body: msgspec.Raw
 
 
+_decode_head: Final = msgspec.msgpack.Decoder(_Head).decode
+_decode_place: Final = msgspec.msgpack.Decoder(_Place).decode
+
+
 def serialize(obj: Any) -> bytes:
     """An object as one bytes. Raise SerializationError if it holds what can't be sent."""
     return b"".join(serialize_parts(obj))
@@ -64,8 +68,8 @@ def serialize_parts(obj: Any) -> list[Buffer]:
 
     try:
         body = msgspec.Raw(msgspec.msgpack.encode(obj, enc_hook=extend))
-        head = msgspec.msgpack.encode(_Head(tuple(len(raw) for raw in tensors), body))
-    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        head = msgspec.msgpack.encode(_Head(tuple(map(len, tensors)), body))
+    except (TypeError, ValueError, OverflowError, RuntimeError) as error:
         raise SerializationError(f"can't be handed over: {error}") from error
     parts: list[Buffer] = [_PREFIX.pack(_MAGIC, len(head)), head]
     end = _PREFIX.size + len(head)
@@ -90,7 +94,7 @@ def deserialize(data: Buffer) -> Any:
         start += length
 
     def build(code: int, ext: memoryview) -> Any:
-        place = msgspec.msgpack.decode(ext, type=_Place)
+        place = _decode_place(ext)
         if not 0 <= place.index < len(tensors):
             raise SerializationError(f"there is no tensor {place.index}")
         return _put_together(code, place, tensors[place.index])
@@ -106,12 +110,12 @@ def deserialize(data: Buffer) -> Any:
 def _read_head(view: memoryview) -> tuple[_Head, int]:
     if len(view) < _PREFIX.size:
         raise SerializationError(f"{len(view)} bytes are no hand-off")
-    magic, head_length = _PREFIX.unpack(view[: _PREFIX.size])
+    magic, head_length = _PREFIX.unpack_from(view)
     end = _PREFIX.size + head_length
     if magic != _MAGIC or end > len(view):
         raise SerializationError("the bytes do not start like a hand-off, or are cut short")
     try:
-        return msgspec.msgpack.decode(view[_PREFIX.size : end], type=_Head), end
+        return _decode_head(view[_PREFIX.size : end]), end
     except (msgspec.DecodeError, RecursionError) as error:
         raise SerializationError(f"not a hand-off: {error}") from error
 
@@ -119,13 +123,8 @@ def _read_head(view: memoryview) -> tuple[_Head, int]:
 def _take_apart(value: Any) -> tuple[int, str, tuple[int, ...], memoryview]:
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
-        if value.layout is not torch.strided or value.is_quantized:
-            raise SerializationError(f"tensors of layout {value.layout} can't be handed over")
-        flat = value.detach()
-        if not (flat.is_cpu and flat.is_contiguous()) or flat.is_conj() or flat.is_neg():
-            flat = flat.to("cpu").contiguous().resolve_conj().resolve_neg()
-        flat = flat.reshape(-1)
-        return _TENSOR, _dtype_name(value.dtype), tuple(value.shape), memoryview(flat.view(torch.uint8).numpy())
+        name, seen_as = _dtype_of(value.dtype)
+        return _TENSOR, name, tuple(value.shape), _tensor_bytes(torch, value, seen_as)
     if isinstance(value, np.ndarray):
         if not _ARRAY_DTYPE.fullmatch(value.dtype.str):
             raise SerializationError(f"arrays of {value.dtype} can't be handed over")
@@ -136,12 +135,34 @@ def _take_apart(value: Any) -> tuple[int, str, tuple[int, ...], memoryview]:
     raise SerializationError(f"a {type(value).__name__} can't be handed over")
 
 
+def _tensor_bytes(torch: Any, value: Any, seen_as: Any) -> memoryview:
+    """A tensor's bytes, where they lie if they lie there in order."""
+    try:
+        # Refuses by itself all that is dealt with below. Most tensors are not like that, and to ask takes longer.
+        return memoryview((value if seen_as is value.dtype else value.view(seen_as)).numpy()).cast("B")
+    except (TypeError, ValueError, RuntimeError):
+        if value.layout is not torch.strided:
+            raise SerializationError(f"tensors of layout {value.layout} can't be handed over") from None
+    flat = value.detach().to("cpu").contiguous().resolve_conj().resolve_neg().reshape(-1)
+    if flat.stride(0) != 1:
+        # One number alone is in order for torch whatever stands around it.
+        flat = flat.clone(memory_format=torch.contiguous_format)
+    return memoryview(flat.view(torch.uint8).numpy())
+
+
 @lru_cache(maxsize=64)
-def _dtype_name(dtype: Any) -> str:
+def _dtype_of(dtype: Any) -> tuple[str, Any]:
+    """A tensor's type by name, and one of the same size that numpy and memoryview know, or itself."""
     name = str(dtype).removeprefix("torch.")
     if not _TENSOR_DTYPE.fullmatch(name):
         raise SerializationError(f"tensors of {name} can't be handed over")
-    return name
+    torch = sys.modules["torch"]
+    try:
+        memoryview(torch.empty(1, dtype=dtype).numpy()).cast("B")
+    except (TypeError, ValueError, RuntimeError):
+        # Complex numbers stay what they are: not all that is done to them is seen in their bytes.
+        return name, dtype if dtype.is_complex else {1: torch.uint8, 2: torch.int16}.get(dtype.itemsize, dtype)
+    return name, dtype
 
 
 def _take_image_apart(image: Any) -> tuple[int, str, tuple[int, ...], memoryview]:
@@ -169,7 +190,7 @@ def _image(place: _Place, raw: memoryview, count: int) -> Any:
 
 
 def _put_together(code: int, place: _Place, raw: memoryview) -> Any:
-    if len(place.shape) > _MAX_DIMS or any(size < 0 for size in place.shape):
+    if len(place.shape) > _MAX_DIMS or min(place.shape, default=0) < 0:
         raise SerializationError(f"the shape {place.shape} is impossible")
     count = math.prod(place.shape)
     if code == _TENSOR:
@@ -185,16 +206,25 @@ def _put_together(code: int, place: _Place, raw: memoryview) -> Any:
 
 
 def _tensor(place: _Place, raw: memoryview, count: int) -> Any:
+    torch, dtype = _torch_and_dtype(place.dtype)
+    if count * dtype.itemsize != len(raw):
+        raise SerializationError(f"{len(raw)} bytes are no tensor of {place.dtype} and shape {place.shape}")
+    if not count:
+        return torch.empty(place.shape, dtype=dtype)
+    flat = torch.frombuffer(raw, dtype=dtype, count=count)
+    return flat if len(place.shape) == 1 else flat.view(place.shape)
+
+
+@lru_cache(maxsize=64)
+def _torch_and_dtype(name: str) -> tuple[Any, Any]:
     try:
         import torch
     except ImportError as error:
         raise SerializationError("the hand-off holds a torch tensor and torch is not installed here") from error
-    dtype = getattr(torch, place.dtype, None) if _TENSOR_DTYPE.fullmatch(place.dtype) else None
-    if not isinstance(dtype, torch.dtype) or count * dtype.itemsize != len(raw):
-        raise SerializationError(f"{len(raw)} bytes are no tensor of {place.dtype} and shape {place.shape}")
-    if not count:
-        return torch.empty(place.shape, dtype=dtype)
-    return torch.frombuffer(raw, dtype=dtype, count=count).reshape(place.shape)
+    dtype = getattr(torch, name, None) if _TENSOR_DTYPE.fullmatch(name) else None
+    if not isinstance(dtype, torch.dtype):
+        raise SerializationError(f"torch has no tensors of {name}")
+    return torch, dtype
 
 
 def _pair(shape: Sequence[int]) -> tuple[int, int]:

@@ -6,28 +6,21 @@ import os
 from pathlib import Path
 from typing import Any, Final
 
-from stage_runtime.connectors.layout import key_digest, payload_path
+from stage_runtime.connectors.memory import Piece
+from stage_runtime.connectors.segments import Segment
 from stage_runtime.connectors.settings import COMMON, limits_of
-from stage_runtime.connectors.shm_reader import View, attach
+from stage_runtime.connectors.shm_reader import Reader, View
 from stage_runtime.connectors.store import Kept, Store
 from stage_runtime.connectors.storing import StoringConnector
 
 DEFAULT_DIRECTORY: Final = "/dev/shm"  # noqa: S108 - files there are made with O_EXCL, and only ours are read
 
 
-def read_segment(
-    namespace: str, directory: str, edge: tuple[str, str, str], metadata: dict[str, Any]
-) -> tuple[View, memoryview] | None:
-    """A hand-off out of ``directory``; None if it is not there. Raise SerializationError for a strange file."""
-    digest = key_digest(namespace, *edge)
-    generation = metadata.get("generation")
-    view = attach(
-        payload_path(directory, digest),
-        digest,
-        generation if isinstance(generation, bytes) else None,
-        consume=bool(metadata.get("consume", True)),
-    )
-    return None if view is None else (view, view.payload())
+def described(segment: Piece) -> dict[str, Any]:
+    """Where readers of this host find it, for the metadata; empty if they can't."""
+    if segment.path is None or not isinstance(segment, Segment):
+        return {}
+    return {"shm": segment.name, "segment": segment.id}
 
 
 class SharedMemoryConnector(StoringConnector):
@@ -41,14 +34,21 @@ class SharedMemoryConnector(StoringConnector):
 
     def _make_store(self) -> Store:
         self._directory = Path(self.config.get("directory", DEFAULT_DIRECTORY))
+        self._reader = Reader(self.namespace, str(self._directory))
         return Store(self.namespace, self._directory, limits_of(self.config, self._directory), in_memory=False)
 
     def _describe(self, kept: Kept) -> dict[str, Any]:
-        return {"shm": kept.segment.name, "generation": kept.generation}
+        return {"generation": kept.generation, **described(kept.segment)}
 
     def _fetch(self, edge: tuple[str, str, str], metadata: dict[str, Any]) -> tuple[View, memoryview] | None:
         self._store.tidy()
-        return read_segment(self.namespace, str(self._directory), edge, metadata)
+        view = self._reader.read(edge, metadata)
+        return None if view is None else (view, view.payload())
+
+    def close(self) -> None:
+        """See OmniConnectorBase."""
+        super().close()
+        self._reader.close()
 
     def health(self) -> dict[str, Any]:
         """See OmniConnectorBase."""

@@ -2,6 +2,9 @@
 
 A view is private and writable: what its user writes, nobody else sees. It holds the segment's shared lock, so the
 owner can't use the segment again before the view is gone; the kernel takes the lock back if the reader is killed.
+
+Opening and mapping a file takes longer than all else, so a segment that was read once stays mapped for the next
+payload in it. That holds no memory: whoever gives a segment up also cuts its file down to nothing.
 """
 
 from __future__ import annotations
@@ -11,108 +14,246 @@ import fcntl
 import itertools
 import mmap
 import os
+from collections import OrderedDict
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
+
+import numpy as np
 
 from stage_runtime.connectors.layout import (
     CONSUMED,
     FETCHED,
     FETCHED_AT,
+    HEADER,
     HEADER_BYTES,
+    MAGIC,
     Header,
     State,
     claim_path,
     home_path,
+    key_digest,
+    payload_path,
+    segment_name,
 )
 from stage_runtime.connectors.shm_owner import me
 from stage_runtime.errors import SerializationError
 
 #: A name may be given to another segment between two looks; so often it is looked up anew.
 _TRIES: Final = 5
+#: So many segments stay mapped that nobody looks at; each takes two descriptors.
+KEPT_MAPPED: Final = 32
 
 _claims = itertools.count()
 
 
-class View(mmap.mmap):
-    """A mapped payload. Tensors made of it keep it alive; with the last of them the segment is let go."""
+class Mapped:
+    """A segment in this process: its file, and all of it mapped privately. One view at a time has it."""
 
-    #: The file's descriptor; the mapping has one of its own, and both share one lock.
-    descriptor: int = -1
-    #: Held here, for modules are empty when the last views go as the process ends.
-    _close = staticmethod(os.close)
+    # Held here, for modules are empty when the last of them go as the process ends.
+    _flock, _unlock, _lock = staticmethod(fcntl.flock), fcntl.LOCK_UN, fcntl.LOCK_EX | fcntl.LOCK_NB
+    _forget, _pid_now = mmap.MADV_DONTNEED, staticmethod(os.getpid)
+    _close, _stat, _cut = staticmethod(os.close), staticmethod(os.fstat), staticmethod(os.ftruncate)
+
+    def __init__(self, name: str, descriptor: int, size_bytes: int) -> None:
+        self.descriptor = -1
+        self.name = name
+        self.map = mmap.mmap(descriptor, size_bytes, access=mmap.ACCESS_COPY)
+        self._pid = self._pid_now()
+        self.descriptor = descriptor
+
+    def is_ours(self) -> bool:
+        """False in a process that was forked later: the lock there is still that of the other."""
+        return self._pid == self._pid_now()
+
+    def is_whole(self) -> bool:
+        """Whether the file is as long as it was."""
+        return os.lseek(self.descriptor, 0, os.SEEK_END) == len(self.map)
+
+    def unlock(self) -> None:
+        """Let the owner use the segment again."""
+        self._flock(self.descriptor, self._unlock)
+
+    def forget(self) -> bool:
+        """Lose what was written to the mapping. False if the owner gave the segment up: then its memory goes too."""
+        self.map.madvise(self._forget)
+        if self._stat(self.descriptor).st_nlink:
+            return True
+        try:
+            self._flock(self.descriptor, self._lock)
+        except BlockingIOError:
+            # Another reader still looks at it, and will come here.
+            return False
+        self._cut(self.descriptor, 0)
+        return False
+
+    def close(self) -> None:
+        """Unlock and close it. The mapping goes with the last that views it. Idempotent."""
+        descriptor, self.descriptor = self.descriptor, -1
+        if descriptor >= 0:
+            if self.is_ours():
+                self._flock(descriptor, self._unlock)
+            self._close(descriptor)
+
+    __del__ = close
+
+
+class View(np.ndarray[Any, np.dtype[np.uint8]]):
+    """A payload. Tensors made of it keep it alive; with the last of them the segment is let go."""
+
+    mapped: Mapped | None = None
+    reader: Reader
+    locked: bool
 
     def payload(self) -> memoryview:
-        """The payload without the header."""
-        return memoryview(self)[HEADER_BYTES:]
+        """All its bytes."""
+        return self.data
 
     def let_go(self) -> None:
         """Let the owner use the segment again, now. What still views it may see anything from here on. Idempotent."""
-        descriptor, self.descriptor = self.descriptor, -1
-        if descriptor >= 0:
-            with contextlib.suppress(OSError):
-                fcntl.flock(descriptor, fcntl.LOCK_UN)
-            self._close(descriptor)
+        if self.mapped is not None and self.locked:
+            self.locked = False
+            self.mapped.unlock()
 
     def __del__(self) -> None:
-        # Closed is unlocked: the mapping's own descriptor goes with it.
-        if self.descriptor >= 0:
-            self._close(self.descriptor)
+        if self.mapped is not None and self.mapped.is_ours():
+            self.let_go()
+            self.reader.take_back(self.mapped)
 
 
-def attach(path: str, key_digest: bytes, generation: bytes | None, *, consume: bool) -> View | None:
-    """The payload of that name; None if it is not there, or not of that ``generation``.
+class Reader:
+    """Finds payloads below ``directory``, and keeps the segments mapped that it has seen. Used by any thread."""
 
-    With ``consume`` only one reader gets it. Raise SerializationError if the file is none of ours.
-    """
-    for _ in range(_TRIES):
+    def __init__(self, namespace: str, directory: str) -> None:
+        self._namespace = namespace
+        self._directory = directory
+        #: Mapped segments that nobody views, by name; what was used last is last. Whoever takes one out owns it, so
+        #: that no lock is needed: the garbage collector may put one back at any moment.
+        self._known: OrderedDict[str, Mapped] = OrderedDict()
+        self._keep = KEPT_MAPPED
+
+    def read(self, edge: tuple[str, str, str], metadata: dict[str, Any]) -> View | None:
+        """A payload; None if it is not there, or not the one that the metadata mean. Consumes it if they say so.
+
+        Raise SerializationError if the file is none of ours.
+        """
+        generation, segment = metadata.get("generation"), metadata.get("segment")
+        consume = bool(metadata.get("consume", True))
+        if not isinstance(generation, bytes):
+            generation = None
+        elif isinstance(segment, str) and (mapped := self._known.pop(segment, None)) is not None and mapped.is_ours():
+            view = self._enter_again(mapped, generation, consume)
+            if view is not None:
+                return view
+        return self._attach(key_digest(self._namespace, *edge), generation, consume)
+
+    def take_back(self, mapped: Mapped) -> None:
+        """Keep a segment that nobody views any more, or close it."""
+        known = self._known
+        if not mapped.forget() or len(known) >= self._keep or known.setdefault(mapped.name, mapped) is not mapped:
+            mapped.close()
+        elif not self._keep:
+            # The reader was closed in this moment.
+            self._trim(0)
+
+    def close(self) -> None:
+        """Keep nothing from now on. What is viewed stays valid. Idempotent."""
+        self._keep = 0
+        self._trim(0)
+
+    def _trim(self, count: int) -> None:
+        while len(self._known) > count:
+            with contextlib.suppress(KeyError):
+                self._known.popitem(last=False)[1].close()
+
+    def _enter_again(self, mapped: Mapped, generation: bytes, consume: bool) -> View | None:
         try:
-            descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-        except FileNotFoundError:
-            return None
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            header = _check(path, descriptor)
-            if header.state is State.READY and header.key_digest == key_digest:
-                return _enter(path, descriptor, header, generation, consume=consume)
+            fcntl.flock(mapped.descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            if mapped.is_whole():
+                magic, state, note, counted, size, _, _, _, _, found, digest = HEADER.unpack_from(mapped.map)
+                # The generation is this payload's alone: there is no need to compare the key as well.
+                right = magic == MAGIC and state == State.READY and note != CONSUMED and found == generation
+                if right and size <= len(mapped.map) - HEADER_BYTES:
+                    if consume:
+                        _claim(payload_path(self._directory, digest), mapped.descriptor)
+                    if consume or counted:
+                        _note(mapped.descriptor, consume)
+                    return self._view(mapped, size)
         except (BlockingIOError, _MovedError):
-            # Its owner writes the next payload into it: what the name means now is another segment, or nothing.
-            os.close(descriptor)
+            pass
         except BaseException:
-            os.close(descriptor)
+            mapped.close()
             raise
-        else:
-            os.close(descriptor)
-    return None
+        mapped.close()
+        return None
+
+    def _view(self, mapped: Mapped, size_bytes: int) -> View:
+        view = View(size_bytes, np.uint8, mapped.map, HEADER_BYTES)
+        view.reader, view.locked, view.mapped = self, True, mapped
+        return view
+
+    def _attach(self, digest: bytes, generation: bytes | None, consume: bool) -> View | None:
+        self._trim(max(self._keep - 1, 0))
+        path = payload_path(self._directory, digest)
+        for _ in range(_TRIES):
+            try:
+                descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+            except FileNotFoundError:
+                return None
+            try:
+                mapped, size = _map(path, descriptor, digest, generation, consume)
+            except BaseException as error:
+                os.close(descriptor)
+                if isinstance(error, _AnotherError):
+                    return None
+                # Its owner writes the next payload into it: what the name means now is another segment, or nothing.
+                if not isinstance(error, BlockingIOError | _MovedError):
+                    raise
+            else:
+                return self._view(mapped, size)
+        return None
+
+
+def _map(path: str, descriptor: int, digest: bytes, generation: bytes | None, consume: bool) -> tuple[Mapped, int]:
+    fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    header, file_bytes = _check(path, descriptor)
+    if header.state is not State.READY or header.key_digest != digest:
+        raise _MovedError
+    if generation is not None and header.generation != generation:
+        raise _AnotherError
+    if consume:
+        _claim(path, descriptor)
+    _note(descriptor, consume)
+    return Mapped(segment_name(header.owner, header.number), descriptor, file_bytes), header.size_bytes
+
+
+def _note(descriptor: int, consumed: bool) -> None:
+    """Tell the owner that a reader was here, and whether it took the payload away."""
+    os.pwrite(descriptor, bytes([CONSUMED if consumed else FETCHED]), FETCHED_AT)
+
+
+class _AnotherError(Exception):
+    """The name means another payload than the one that is wanted."""
 
 
 class _MovedError(Exception):
     """The name means another segment by now."""
 
 
-def _check(path: str, descriptor: int) -> Header:
+def _check(path: str, descriptor: int) -> tuple[Header, int]:
     status = os.fstat(descriptor)
     header = Header.parse(os.pread(descriptor, HEADER_BYTES, 0))
     if status.st_uid != os.geteuid() or header is None or header.size_bytes > status.st_size - HEADER_BYTES:
-        # A segment that is let go in this moment has an empty header, and its name is gone already.
-        if not any(os.pread(descriptor, HEADER_BYTES, 0)) and status.st_size >= HEADER_BYTES:
+        # A segment that is given up in this moment is cut down, and its name is gone already.
+        if status.st_nlink == 0:
             raise _MovedError
         raise SerializationError(f"{path} is no hand-off")
-    return header
+    return header, status.st_size
 
 
-def _enter(path: str, descriptor: int, header: Header, generation: bytes | None, *, consume: bool) -> View | None:
-    if generation is not None and header.generation != generation:
-        os.close(descriptor)
-        return None
-    if consume:
-        _claim(path, descriptor, header)
-    view = View(descriptor, HEADER_BYTES + header.size_bytes, access=mmap.ACCESS_COPY)
-    view.descriptor = descriptor
-    os.pwrite(descriptor, bytes([CONSUMED if consume else FETCHED]), FETCHED_AT)
-    return view
-
-
-def _claim(path: str, descriptor: int, header: Header) -> None:
+def _claim(path: str, descriptor: int) -> None:
+    header = Header.parse(os.pread(descriptor, HEADER_BYTES, 0))
+    if header is None:
+        raise _MovedError
     claimed = Path(claim_path(path, me(), next(_claims)))
     try:
         Path(path).rename(claimed)

@@ -83,7 +83,9 @@ class Store:
         self._folder = str(directory)
         self._limits = limits
         self._clock = clock
-        self._pools: list[Memory] = [SegmentPool(directory, limits.pool_bytes)] if directory is not None else []
+        self._pools: list[Memory] = []
+        if directory is not None:
+            self._pools.append(SegmentPool(directory, limits.pool_bytes, counted=limits.window_size is not None))
         if memory is not None:
             self._pools.append(memory)
         if in_memory:

@@ -59,7 +59,7 @@ class StoringConnector(OmniConnectorBase):
         """
         try:
             parts = serialize_parts(data)
-            size_bytes = sum(len(part) for part in parts)
+            size_bytes = sum(map(len, parts))
             if size_bytes < self.threshold:
                 metadata: dict[str, Any] = {"inline": b"".join(parts)}
             else:

@@ -6,7 +6,9 @@ Anybody of the same user may sweep: each connector does as it starts, and at mos
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import logging
+import os
 from pathlib import Path
 from typing import Final
 
@@ -26,11 +28,23 @@ def sweep(directory: Path) -> int:
         if owner is not None and owner.is_dead():
             # Another user's, or swept by another process in this moment.
             with contextlib.suppress(OSError):
-                path.unlink()
+                _remove(path)
                 swept += 1
     if swept:
         logger.info("shm.swept files=%d", swept)
     return swept
+
+
+def _remove(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        path.unlink()
+        # Readers keep files open that they look at no more; those must hold no memory.
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.ftruncate(descriptor, 0)
+    finally:
+        os.close(descriptor)
 
 
 def _owner_of(path: Path) -> Owner | None:

@@ -164,7 +164,8 @@ class YuanrongClient:
             self._room_again_at_s = self._clock() + PAUSE_S
             return EdgeFullError(f"{told}; start it with more --shared_memory_size_mb, or lower max_inflight_bytes")
         if code not in _REFUSALS:
-            self._why = f"{told}; is it running there (dscli start)?"
+            # What the package says behind the code is of its own threads.
+            self._why = f"Yuanrong's datasystem at {self._where}: {code or first_line}; is it running (dscli start)?"
             self._asked_again_at_s = self._clock() + PAUSE_S
             return TransferError(self._why)
         return TransferError(told)

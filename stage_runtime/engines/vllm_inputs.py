@@ -9,7 +9,7 @@ from typing import Any, Final
 from omni_discovery.errors import InvalidRequestError
 from stage_runtime.engines.base import StageRequest
 from stage_runtime.engines.prompts import read_prompt
-from stage_runtime.engines.vllm_items import take_pictures
+from stage_runtime.engines.vllm_items import IMAGES, take_pictures
 from stage_runtime.engines.vllm_model import Model
 from stage_runtime.engines.vllm_params import check_prompt
 
@@ -24,22 +24,29 @@ class Prompt:
     """Token ids, or in their place ``embeds``, a tensor of floats with the shape (tokens, hidden size).
 
     ``items`` are pictures, sound and what else the model takes, as vLLM's ``multi_modal_data`` has them. It puts them
-    into the places that the tokens leave for them.
+    into the places that the tokens leave for them. What is remembered of a prompt is for those with the same ``salt``.
     """
 
     token_ids: Sequence[int] = field(default_factory=list)
     embeds: Any = None
     items: Mapping[str, Any] | None = None
+    salt: str = ""
 
     def __len__(self) -> int:
         return len(self.token_ids) if self.embeds is None else int(self.embeds.shape[0])
 
     def with_answer(self, token_ids: Sequence[int]) -> dict[str, Any]:
         """As vLLM takes it, with what was answered so far behind it; that can't be put behind embeds."""
+        prompt: dict[str, Any] = {"cache_salt": self.salt} if self.salt else {}
         if self.embeds is not None:
-            return {"prompt_embeds": self.embeds}
-        prompt = {"prompt_token_ids": [*self.token_ids, *token_ids]}
+            return {**prompt, "prompt_embeds": self.embeds}
+        prompt["prompt_token_ids"] = [*self.token_ids, *token_ids]
         return prompt if self.items is None else {**prompt, _ITEMS: self.items}
+
+
+def salt_of(request: StageRequest) -> str:
+    """Whose prompts its own may share what is remembered with; empty where it does not say."""
+    return str(request.params.get("cache_salt") or "")
 
 
 def read_request(request: StageRequest, model: Model, earlier: Sequence[int]) -> Prompt:
@@ -49,6 +56,8 @@ def read_request(request: StageRequest, model: Model, earlier: Sequence[int]) ->
     """
     if _ITEMS in request.inputs:
         raise InvalidRequestError(f"{_ITEMS}: give pictures as image_url parts of messages, to a stage that takes them")
+    if IMAGES in request.inputs and not model.takes_items:
+        raise InvalidRequestError(f"{IMAGES}: this stage's model takes no pictures")
     if request.payloads:
         prompt = read_handed(request.payloads.values(), model)
     else:
@@ -58,7 +67,8 @@ def read_request(request: StageRequest, model: Model, earlier: Sequence[int]) ->
         raise InvalidRequestError("the prompt is empty")
     if request.segment is not None and (prompt.embeds is not None or prompt.items is not None):
         raise InvalidRequestError("input in segments is tokens or text; embeds and pictures come whole")
-    return checked_prompt(replace(prompt, token_ids=[*earlier, *prompt.token_ids]), model)
+    whole = replace(prompt, token_ids=[*earlier, *prompt.token_ids], salt=salt_of(request))
+    return checked_prompt(whole, model)
 
 
 def checked_prompt(prompt: Prompt, model: Model) -> Prompt:
@@ -66,9 +76,8 @@ def checked_prompt(prompt: Prompt, model: Model) -> Prompt:
     if not len(prompt):
         raise InvalidRequestError("the prompt is empty")
     # Of embeds only the length is to be checked.
-    check_prompt(
-        prompt.token_ids if prompt.embeds is None else [0] * len(prompt), model.max_model_len, model.vocab_size
-    )
+    token_ids = prompt.token_ids if prompt.embeds is None else [0] * len(prompt)
+    check_prompt(token_ids, model.max_model_len, model.vocab_size, model.least_answer)
     return prompt
 
 

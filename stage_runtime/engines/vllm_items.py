@@ -4,26 +4,40 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping
-from typing import Any, Final
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final
 
 from omni_discovery.errors import InvalidRequestError
 from omni_discovery.picture_urls import read_picture
 
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
 #: A small file may claim to be a picture of any size.
 _MAX_PIXELS: Final = 64 << 20
+#: What Pillow gives to other programs to read, or can't read.
+_NOT_READ: Final = frozenset({"EPS", "WMF", "BUFR", "GRIB", "HDF5", "MPEG"})
+#: Beside a prompt that has left places for them: pictures as their files.
+IMAGES: Final = "images"
 
 
 def take_pictures(inputs: Mapping[str, Any]) -> tuple[Mapping[str, Any], dict[str, Any] | None]:
     """The inputs with each ``image_url`` part of ``messages`` as ``{"type": "image"}``, and the pictures as items.
 
-    None if there are none. Raise InvalidRequestError for what is no picture in a ``data:`` URL.
+    A ``prompt``, or ``prompt_token_ids``, may have them in a list ``images`` beside it, as the bytes of their files or
+    as ``data:`` URLs. None if there are none. Raise InvalidRequestError for what is no picture.
     """
-    messages = inputs.get("messages")
+    messages, beside = inputs.get("messages"), inputs.get(IMAGES)
+    if beside is not None:
+        if messages is not None or not isinstance(beside, list | tuple):
+            raise InvalidRequestError(f"{IMAGES}: a list of pictures, beside a prompt; messages hold theirs in parts")
+        kept = {name: value for name, value in inputs.items() if name != IMAGES}
+        return kept, ({"image": [_picture(each) for each in beside]} if beside else None)
     if not isinstance(messages, list):
         return inputs, None
     pictures: list[Any] = []
-    kept = [_without_pictures(message, pictures) for message in messages]
-    return ({**inputs, "messages": kept}, {"image": pictures}) if pictures else (inputs, None)
+    told = [_without_pictures(message, pictures) for message in messages]
+    return ({**inputs, "messages": told}, {"image": pictures}) if pictures else (inputs, None)
 
 
 def _without_pictures(message: Any, pictures: list[Any]) -> Any:
@@ -40,16 +54,34 @@ def _without_pictures(message: Any, pictures: list[Any]) -> Any:
     return {**message, "content": parts}
 
 
-def _picture(given: Any) -> Any:
+def _picture(given: Any) -> Image:
     from PIL import Image
 
-    _, file = read_picture(given)
+    file = given if isinstance(given, bytes) else read_picture(given)[1]
+    Image.init()
     try:
-        picture = Image.open(io.BytesIO(file))
+        picture = Image.open(io.BytesIO(file), formats=[name for name in Image.ID if name not in _NOT_READ])
         is_small = picture.width * picture.height <= _MAX_PIXELS
-        pixels = picture.convert("RGB") if is_small else None
+        pixels = _as_seen(picture) if is_small else None
     except (ValueError, OSError, SyntaxError, Image.DecompressionBombError) as error:
         raise InvalidRequestError(f"image_url: the picture can't be read: {error}") from error
     if pixels is None:
         raise InvalidRequestError(f"image_url: a picture of {picture.width} x {picture.height} is too large")
     return pixels
+
+
+def _as_seen(picture: Image) -> Image:
+    """Upright, and on white where it is transparent: as vLLM's own server shows pictures to models."""
+    from PIL import Image, ImageOps
+
+    picture.load()
+    # What a camera wrote beside the picture may be anything.
+    with suppress(Exception):
+        picture = ImageOps.exif_transpose(picture)
+    is_opaque = "A" not in picture.getbands() and "transparency" not in picture.info
+    if picture.mode == "RGB" or is_opaque:
+        return picture.convert("RGB")
+    layer = picture.convert("RGBA")
+    seen = Image.new("RGB", layer.size, "white")
+    seen.paste(layer, mask=layer.getchannel("A"))
+    return seen

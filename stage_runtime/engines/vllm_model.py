@@ -26,6 +26,8 @@ class Model:
     block_size: int = 0
     #: Whether it takes pictures, sound or other items beside its prompt; which, vLLM knows.
     takes_items: bool = False
+    #: How many tokens an answer has at least: none where the stage pools.
+    least_answer: int = 1
 
 
 def describe_model(llm: Any, tokenizer: Any, given: Mapping[str, Any]) -> Model:

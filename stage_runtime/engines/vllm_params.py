@@ -19,6 +19,8 @@ def sampling_params(given: Mapping[str, Any]) -> Any:
     chosen = {name: value for name, value in given.items() if value is not None}
     # Without a bound of its own, an answer may fill the context.
     chosen.setdefault("max_tokens", None)
+    # It is the prompt's, see ``vllm_inputs``.
+    chosen.pop("cache_salt", None)
     try:
         for name, kind in _classes().items():
             if name in chosen:
@@ -29,11 +31,28 @@ def sampling_params(given: Mapping[str, Any]) -> Any:
         raise InvalidRequestError(str(error)) from error
 
 
-def check_prompt(token_ids: Sequence[int], longest: int, vocab_size: int) -> None:
+def pooling_params(given: Mapping[str, Any], usual_task: str) -> Any:
+    """The PoolingParams for what ``pooling_asked`` gave. Raise InvalidRequestError if vLLM refuses it."""
+    from vllm import PoolingParams
+    from vllm.exceptions import VLLMValidationError
+
+    chosen = {"task": usual_task, **given}
+    types = chosen.pop("compressed_token_type_ids", None)
+    chosen.pop("cache_salt", None)
+    if types is not None:
+        chosen["extra_kwargs"] = {"compressed_token_type_ids": types}
+    try:
+        return PoolingParams(**chosen)
+    except (TypeError, ValueError, VLLMValidationError) as error:
+        raise InvalidRequestError(str(error)) from error
+
+
+def check_prompt(token_ids: Sequence[int], longest: int, vocab_size: int, least_answer: int = 1) -> None:
     """Raise InvalidRequestError for a prompt that leaves no room for an answer or holds what is no token."""
-    if len(token_ids) >= longest:
+    if len(token_ids) + least_answer > longest:
+        answer = ", and at least one is for the answer" if least_answer else ""
         raise InvalidRequestError(
-            f"this model's maximum context length is {longest} tokens, and at least one is for the answer; "
+            f"this model's maximum context length is {longest} tokens{answer}; "
             f"the prompt has {len(token_ids)} tokens. Make it shorter"
         )
     if min(token_ids) < 0 or max(token_ids) >= vocab_size:

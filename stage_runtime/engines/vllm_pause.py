@@ -10,7 +10,8 @@ from __future__ import annotations
 from typing import Any
 
 from omni_discovery.wire import Resume
-from stage_runtime.engines import vllm_resume
+from stage_runtime.engines import vllm_prompt, vllm_resume
+from stage_runtime.engines.base import EngineOutput
 from stage_runtime.engines.vllm_model import Model
 from stage_runtime.engines.vllm_pieces import Answer
 from stage_runtime.errors import NotResumableError
@@ -33,8 +34,8 @@ def can_pause(answer: Answer, model: Model) -> bool:
     return True
 
 
-def take_over(answer: Answer, model: Model) -> str | None:
-    """Take over what another replica has shown; the finish reason if nothing comes behind that, else None.
+def take_over(answer: Answer, model: Model) -> EngineOutput | None:
+    """Take over what another replica has shown; the end of the answer if nothing else comes behind that, else None.
 
     Raise NotResumableError if what would come is not sure to be exactly what that replica would have said.
     """
@@ -51,12 +52,16 @@ def take_over(answer: Answer, model: Model) -> str | None:
         raise vllm_resume.refusal("hidden_states")
     answer.wording = vllm_resume.Wording(answer.request.key, answer.prompt.token_ids, params, model)
     answer.wording.replay(resume, stopped=ended == "stop")
-    return ended
+    if ended is None:
+        return None
+    stop_reason = vllm_resume.stop_reason_of(resume.token_ids, params, model) if ended == "stop" else None
+    return EngineOutput(answer.request.key, finish_reason=ended, stop_reason=stop_reason)
 
 
 def rest_of(answer: Answer) -> tuple[dict[str, Any], Any]:
-    """The prompt and the sampling parameters of what is left to say."""
+    """The prompt and the sampling parameters of what is left to say. Raise InvalidRequestError as ``ask`` does."""
     params = answer.params.clone()
+    vllm_prompt.ask(params, answer)
     if answer.wording is not None:
         vllm_resume.shorten(params, len(answer.token_ids))
     return answer.prompt.with_answer(answer.token_ids), params

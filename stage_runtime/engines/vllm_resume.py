@@ -26,6 +26,7 @@ NOT_RESUMABLE: Final[Mapping[str, str]] = {
     "structured_outputs": "the grammar has to have read the answer from its beginning",
     "repetition_detection": "it looks for repetition in the answer from its beginning",
     "thinking_token_budget": "it counts the answer's own tokens",
+    "extra_args": "what reads them is not known, nor what it remembers of an answer",
     "logits_processors": "the engine has processors of its own, and what they remember of an answer is not known",
     "prompt_embeds": "what was shown is tokens, and can't be put behind a prompt that is none",
     "hidden_states": "nothing is left to say, and the next stage needs what is gone with the replica that said it",
@@ -53,6 +54,7 @@ def check(params: Any, model: Model) -> None:
         "structured_outputs": params.structured_outputs is not None,
         "repetition_detection": getattr(params, "repetition_detection", None) is not None,
         "thinking_token_budget": getattr(params, "thinking_token_budget", None) is not None,
+        "extra_args": bool(params.extra_args),
         "logits_processors": model.has_logits_processors,
     }
     for name, stands in obstacles.items():
@@ -72,6 +74,12 @@ def end_of(shown: Sequence[int], prompt_tokens: int, params: Any, model: Model) 
     if prompt_tokens + len(shown) >= model.max_model_len:
         return "length"
     return "length" if params.max_tokens is not None and len(shown) >= params.max_tokens else None
+
+
+def stop_reason_of(shown: Sequence[int], params: Any, model: Model) -> int | None:
+    """What vLLM says of an answer that was shown to its last token, a stop: that token, if it is not the usual end."""
+    is_usual = shown[-1] == model.tokenizer.eos_token_id and not params.ignore_eos
+    return None if is_usual else shown[-1]
 
 
 def shorten(params: Any, shown: int) -> None:

@@ -17,21 +17,36 @@ _PARTS: Final = 3
 
 
 def said(
-    answer: Answer, piece: Any, token_ids: tuple[int, ...], finish_reason: str | None, model: Model
+    answer: Answer, made: Any, token_ids: tuple[int, ...], finish_reason: str | None, model: Model
 ) -> EngineOutput:
-    """What is new of an answer, whose ``token_ids`` have the new ones at their end; its text is kept there, too."""
+    """What is new of an answer, whose ``token_ids`` have the new ones at their end; its text is kept there, too.
+
+    ``made`` is vLLM's RequestOutput.
+    """
+    piece = made.outputs[0]
     text = piece.text if answer.wording is None else answer.wording.text_of(token_ids, finish_reason)
     answer.texts.append(text)
     logprobs = plain_logprobs(piece.logprobs, answer.token_ids, len(token_ids), model.tokenizer)
+    # Of the prompt's first token, which nothing comes before, vLLM says None.
+    of_prompt = (made.prompt_logprobs or ())[1:]
+    # Another replica may have told it already, or this one before a pause.
+    is_first = answer.prompt.items is not None and len(answer.token_ids) == len(token_ids)
     return EngineOutput(
-        answer.request.key, text=text, token_ids=token_ids, finish_reason=finish_reason, logprobs=logprobs
+        answer.request.key,
+        text=text,
+        token_ids=token_ids,
+        finish_reason=finish_reason,
+        logprobs=logprobs,
+        prompt_logprobs=plain_logprobs(of_prompt, made.prompt_token_ids, len(of_prompt), model.tokenizer),
+        prompt_token_ids=tuple(map(int, made.prompt_token_ids)) if is_first else (),
+        stop_reason=piece.stop_reason,
     )
 
 
 def plain_logprobs(
     made: Sequence[Mapping[int, Any]] | None, token_ids: Sequence[int], new: int, tokenizer: Any
 ) -> tuple[TokenLogprobs, ...]:
-    """What vLLM made for the ``new`` last tokens of an answer; nothing where it was not asked."""
+    """What vLLM made for the ``new`` last of these tokens; nothing where it was not asked."""
     if not made:
         return ()
     first = len(token_ids) - new

@@ -3,7 +3,8 @@
     python -m tests.bench.connectors [--peer-wheel vllm_omni.whl] [--mooncake] [--yuanrong port] [--out file.json]
 
 A round: the producer puts a torch tensor and sends what ``put`` returned through a pipe; the consumer gets it. It is
-timed from before the put to after the get, so the pipe is in all of them. All take turns within one run.
+timed from before the put to after the get, so the pipe is in all of them; ``both`` is put and get alone. All take turns
+within one run, in another order in each round, for who comes after another of ours finds its code in the caches.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import json
 import mmap
 import multiprocessing
 import os
+import random
 import socket
 import time
 from multiprocessing.connection import Connection
@@ -33,7 +35,13 @@ from tests.bench.peer_connector import load
 from tests.bench.report import Row, console, machine, percentile, ratio, show
 
 #: Size of the tensor and how many rounds.
-SIZES: Final = {"1 KB": (1 << 10, 400), "64 KB": (1 << 16, 400), "1 MB": (1 << 20, 300), "64 MB": (1 << 26, 25)}
+SIZES: Final = {
+    "1 KB": (1 << 10, 400),
+    "64 KB": (1 << 16, 400),
+    "1 MB": (1 << 20, 300),
+    "8 MB": (1 << 23, 100),
+    "64 MB": (1 << 26, 25),
+}
 _PEER_ROUNDS_AT_MOST: Final = 150
 _NAMESPACE: Final = "bench"
 
@@ -153,6 +161,7 @@ def ways(wheel: str, path: str, mooncake: bool = False, yuanrong: int = 0) -> di
 
 def consume(pipe: Connection, *chosen: Any) -> None:
     """The other process: get what is named, say when it was there and how long that took, with reading all of it."""
+    torch.set_num_threads(1)
     found = ways(*chosen)
     pipe.send("ready")
     while True:
@@ -173,9 +182,13 @@ def measure(found: dict[str, Way], pipe: Connection, label: str) -> list[Row]:
     """One size, all ways in turn."""
     size, rounds = SIZES[label]
     value = torch.ones(size // 4)
-    times: dict[str, dict[str, list[float]]] = {name: {"all": [], "put": [], "get": [], "read": []} for name in found}
+    parts = ("all", "put", "get", "both", "read")
+    times: dict[str, dict[str, list[float]]] = {name: {part: [] for part in parts} for name in found}
+    turns = list(found.items())
+    chance = random.Random(size)
     for number in range(rounds + 3):
-        for name, way in found.items():
+        chance.shuffle(turns)
+        for name, way in turns:
             if name == "peer" and number > _PEER_ROUNDS_AT_MOST:
                 continue
             key = f"{name}-{label}-{number}".replace(" ", "")
@@ -191,6 +204,7 @@ def measure(found: dict[str, Way], pipe: Connection, label: str) -> list[Row]:
                     "all": got_s - begun_s,
                     "put": put_s - begun_s,
                     "get": got_s - get_s,
+                    "both": put_s - begun_s + got_s - get_s,
                     "read": read_s - begun_s,
                 }
                 for part, spent_s in taken.items():
@@ -200,8 +214,8 @@ def measure(found: dict[str, Way], pipe: Connection, label: str) -> list[Row]:
 
 def row_of(label: str, name: str, times: dict[str, dict[str, list[float]]]) -> Row:
     p50_us = {part: 1e6 * percentile(samples, 0.5) for part, samples in times[name].items()}
-    bare_us = 1e6 * percentile(times["bare"]["all"], 0.5)
-    peer_us = 1e6 * percentile(times["peer"]["all"], 0.5) if "peer" in times else 0.0
+    bare_us = {part: 1e6 * percentile(times["bare"][part], 0.5) for part in p50_us}
+    peer_us = {part: 1e6 * percentile(times["peer"][part], 0.5) if "peer" in times else 0.0 for part in p50_us}
     return {
         "size": label,
         "way": name,
@@ -210,8 +224,10 @@ def row_of(label: str, name: str, times: dict[str, dict[str, list[float]]]) -> R
         "put_to_got_us": round(p50_us["all"], 1),
         "p95_us": round(1e6 * percentile(times[name]["all"], 0.95), 1),
         "put_to_read_us": round(p50_us["read"], 1),
-        "to_bare": ratio(p50_us["all"], bare_us),
-        "peer_to_it": ratio(peer_us, p50_us["all"]),
+        "to_bare": ratio(p50_us["all"], bare_us["all"]),
+        "peer_to_it": ratio(peer_us["all"], p50_us["all"]),
+        "both_to_bare": ratio(p50_us["both"], bare_us["both"]),
+        "peer_to_both": ratio(peer_us["both"], p50_us["both"]),
     }
 
 
@@ -283,6 +299,8 @@ def main() -> None:
     )
     parser.add_argument("--out", type=Path, help="where the figures go as JSON")
     arguments = parser.parse_args()
+    # Others would spin on the second processor after each sum, where the other process is to run.
+    torch.set_num_threads(1)
     context = multiprocessing.get_context("spawn")
     path = f"/dev/shm/bench-bare-{os.getpid()}"
     chosen = (arguments.peer_wheel, path, arguments.mooncake, arguments.yuanrong)

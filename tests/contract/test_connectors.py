@@ -532,6 +532,12 @@ def test_an_edge_may_have_bounds_and_no_connector_of_its_own() -> None:
     assert spec == ConnectorSpec("SharedMemoryConnector", {"shm_threshold_bytes": 65536, "max_inflight": 3})
 
 
+def test_an_edge_may_name_a_connector_that_is_not_declared() -> None:
+    config = load_omni_transfer_config(config_dict={"edges": [{"from": 0, "to": 1, "connector": "TcpConnector"}]})
+    assert config is not None
+    assert config.get_connector_for_edge("0", "1") == ConnectorSpec("TcpConnector", {})
+
+
 def test_a_transfer_config_can_be_a_file_and_says_what_is_wrong_in_it(tmp_path: Path) -> None:
     path = tmp_path / "deploy.yaml"
     path.write_text("stages: [{stage_id: 0}, {stage_id: 1}]")

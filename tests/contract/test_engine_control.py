@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx
 import msgspec
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
-from omni_discovery.deploy import StageConfig
+from omni_discovery.deploy import DeployConfig, StageConfig
 from omni_discovery.errors import ConfigError, InvalidRequestError
 from stage_runtime.control import STANDARD, perform
 from stage_runtime.engines.base import Engine, StageRequest, create_engine
+from stage_runtime.engines.vllm_engine import VllmEngine
 from stage_runtime.jobs import Call, Called
 from stage_runtime.testing import drain, run
 from tests.support.engines import DEMO, THINKER, as_the_supervisor_has_it
+from tests.support.local_replica import LocalReplica
+from tests.support.serving import HUBS, hub_of
 
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
 
@@ -63,13 +68,12 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
         engine.close()
 
 
-@pytest.fixture
-def adapter(tmp_path: Path) -> Path:
+def build_adapter(folder: Path) -> Path:
     """A small one for the demo's thinker, of noise."""
     config = json.loads((DEMO / "thinker" / "config.json").read_text())
     width = config["hidden_size"]
     about = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["q_proj"], "task_type": "CAUSAL_LM"}
-    (tmp_path / "adapter_config.json").write_text(json.dumps({**about, "bias": "none"}))
+    (folder / "adapter_config.json").write_text(json.dumps({**about, "bias": "none"}))
     weights = {}
     for layer in range(config["num_hidden_layers"]):
         name = f"base_model.model.model.layers.{layer}.self_attn.q_proj"
@@ -78,8 +82,13 @@ def adapter(tmp_path: Path) -> Path:
             f"{name}.lora_A.weight": torch.randn(4, width, generator=noise),
             f"{name}.lora_B.weight": torch.randn(width, 4, generator=noise),
         }
-    save_file(weights, tmp_path / "adapter_model.safetensors")
-    return tmp_path
+    save_file(weights, folder / "adapter_model.safetensors")
+    return folder
+
+
+@pytest.fixture
+def adapter(tmp_path: Path) -> Path:
+    return build_adapter(tmp_path)
 
 
 def test_it_has_all_methods_there_are(scene: Scene) -> None:
@@ -131,6 +140,89 @@ def test_a_request_is_answered_with_the_adapter_that_it_names(scene: Scene, adap
     scene.value("remove_lora", 3)
     with pytest.raises(InvalidRequestError, match=r"there are: none"):
         scene.answer(lora="mine")
+
+
+def test_a_request_that_says_where_its_adapter_is_needs_no_call(scene: Scene, adapter: Path, tmp_path: Path) -> None:
+    """1. it is loaded with the first request for it, and answers as one that a call has brought
+    2. the same name with another path is another adapter; what can't be loaded is that request's error
+    3. a call loads it anew, in place; once it is taken out, the next request for it brings it again
+    """
+    without = scene.answer()
+    scene.value("add_lora", "mine", 3, str(adapter))
+    with_it = scene.answer(lora="mine")
+    assert with_it != without
+    scene.value("remove_lora", 3)
+    mine = {"name": "sql", "path": str(adapter)}
+    assert scene.answer(lora=mine) == scene.answer(lora=mine) == with_it
+    (lora_id,) = scene.value("list_loras")
+    for more in ({}, {"load_inplace": True}):
+        assert scene.value("add_lora", "sql", None, str(adapter), more) is True
+    assert scene.value("list_loras") == [lora_id]
+    assert scene.answer(lora=mine) == with_it
+    other = tmp_path / "other"
+    shutil.copytree(adapter, other, ignore=shutil.ignore_patterns("other"))
+    weights = load_file(other / "adapter_model.safetensors")
+    save_file({name: -each for name, each in weights.items() if "lora_B" in name} | {
+        name: each for name, each in weights.items() if "lora_A" in name
+    }, other / "adapter_model.safetensors")  # fmt: skip
+    theirs = {"name": "sql", "path": str(other)}
+    assert scene.answer(lora=theirs) != with_it
+    assert scene.answer(lora=mine) == with_it
+    with pytest.raises(Exception, match="No adapter found for /no/such/path"):
+        scene.answer(lora={"name": "sql", "path": "/no/such/path"})
+    for wrong in (
+        {"name": "sql"},
+        {"path": "/l"},
+        {"name": "", "path": "/l"},
+        {**mine, "planet": 1, "name": "new"},
+        [1],
+    ):
+        with pytest.raises(InvalidRequestError, match="lora: "):
+            scene.answer(lora=wrong)
+    for each in scene.value("list_loras"):
+        scene.value("remove_lora", each)
+    assert scene.answer(lora=mine) == with_it
+    for each in scene.value("list_loras"):
+        scene.value("remove_lora", each)
+    assert scene.answer() == without
+
+
+async def test_through_vllms_server_an_adapter_is_asked_by_its_name(
+    scene: Scene, adapter: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1. one that the hub was started with, and one that is added, are answered as the stage itself does with them
+    2. one that no replica finds is not added; one whose path turns out wrong fails its requests, and no others
+    """
+    from hub.api.vllm_server import VllmFrontend
+
+    # So the environment variable of that name, which vLLM has read by now, has it show the routes for adapters.
+    monkeypatch.setattr("vllm.envs.VLLM_ALLOW_RUNTIME_LORA_UPDATING", True)
+    assert isinstance(scene.engine, VllmEngine)
+    stage = msgspec.structs.replace(scene.engine._stage, final_output="text", default_sampling_params={})
+    flags = f"--lora-modules sql={adapter} lost=/no/such/path"
+    with as_the_supervisor_has_it():
+        frontend = VllmFrontend(DeployConfig(stages=(stage,), model="m"), flags)
+    without, with_it = scene.answer(), scene.answer(lora={"name": "sql", "path": str(adapter)})
+    document = "stages: [{stage_id: 0, engine: vllm, model: m, final_output: text}]"
+    told: dict[str, Any] = {}
+    with LocalReplica(HUBS, engine=scene.engine) as replica:
+        async with hub_of(document, replica) as omni:
+            transport = httpx.ASGITransport(app=await frontend.build(omni), raise_app_exceptions=False)
+            async with httpx.AsyncClient(transport=transport, base_url="http://hub/v1", timeout=60) as client:
+                more = {"temperature": 0, "max_tokens": 5, "ignore_eos": True, "return_token_ids": True}
+                for path in ("/no/such/path", str(adapter)):
+                    named = {"lora_name": "added", "lora_path": path}
+                    told[path] = (await client.post("/load_lora_adapter", json=named)).status_code
+                for model in ("m", "sql", "added", "lost", "none", "m"):
+                    body = {"model": model, "prompt": "What is 1 + 2?", **more}
+                    told[model] = await client.post("/completions", json=body)
+                listed = [each["id"] for each in (await client.get("/models")).json()["data"]]
+    assert (told["/no/such/path"], told[str(adapter)]) == (404, 200)
+    assert listed == ["m", "sql", "lost", "added"]
+    said = {model: told[model].json()["choices"][0]["token_ids"] for model in ("m", "sql", "added")}
+    assert said == {"m": without, "sql": with_it, "added": with_it}
+    assert (told["lost"].status_code, told["none"].status_code) == (500, 404)
+    assert "No adapter found for /no/such/path" in told["lost"].text
 
 
 def test_an_adapter_that_is_not_there_is_that_calls_error_and_the_engine_lives(scene: Scene, tmp_path: Path) -> None:

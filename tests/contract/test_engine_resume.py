@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import msgspec
 import pytest
 import torch
+from msgspec import UNSET
+from msgspec.structs import replace
 
+from hub.outputs import chunk_outputs
+from omni_discovery import wire
 from omni_discovery.errors import InvalidRequestError
 from omni_discovery.wire import Resume, TokenLogprobs
+from stage_runtime.answers import head_of
 from stage_runtime.engines import echo, vllm_resume
 from stage_runtime.engines.base import Engine, EngineOutput, StageRequest, create_engine
+from stage_runtime.engines.prompts import read_prompt
+from stage_runtime.engines.sampling import token_sampling
 from stage_runtime.engines.vllm_engine import VllmEngine
+from stage_runtime.engines.vllm_params import sampling_params
 from stage_runtime.errors import NotResumableError
+from stage_runtime.ledger import Ticket
+from stage_runtime.outputs import pieces_of
+from stage_runtime.peers import Peer
 from stage_runtime.testing import check_every_cut, drain, resume_of
 from tests.support.engines import ECHO, PAINTER, THINKER, as_the_supervisor_has_it, run
 
@@ -24,6 +34,7 @@ torch.set_num_threads(1)
 #: Bytes in the demo's vocabulary that make characters of two, three and four bytes, or none.
 C3, A9, E2, F0 = 141, 116, 172, 186
 DIGIT = 30
+END = 1
 GREEDY: dict[str, Any] = {"temperature": 0.0, "max_tokens": 40}
 
 
@@ -66,6 +77,42 @@ def check_same_places(found: list[TokenLogprobs], due: list[TokenLogprobs]) -> N
             (each.token_id, each.rank, each.text) for each in other
         ]
         assert [each.logprob for each in one] == pytest.approx([each.logprob for each in other], abs=1e-3)
+
+
+def vllms_outputs(engine: Engine, request: StageRequest) -> list[Any]:
+    """What vLLM's own front makes of the same request."""
+    assert isinstance(engine, VllmEngine)
+    llm, params = engine._llm, sampling_params(token_sampling(request.params))
+    token_ids = read_prompt(llm.get_tokenizer(), request.inputs)
+    llm.add_request("reference", {"prompt_token_ids": token_ids}, params)
+    made: list[Any] = []
+    while llm.has_unfinished_requests():
+        made += llm.step()
+    return made
+
+
+def vllms_own(engine: Engine, request: StageRequest, width: int) -> list[Any]:
+    """What vLLM's own front says of the prompt's tokens."""
+    first, *later = vllms_outputs(engine, request)
+    assert not any(made.prompt_logprobs for made in later)
+    assert all(width <= len(place) <= width + 1 for place in first.prompt_logprobs[1:])
+    return list(first.prompt_logprobs)
+
+
+def as_the_client_gets_it(outputs: list[EngineOutput]) -> Any:
+    """What vLLM's server is given of the prompt, by way of frames and hub."""
+    from hub.api.vllm_logprobs import PromptLogprobs
+
+    pieces = [piece for output in outputs for piece in pieces_of(output, "text")]
+    told, prompt_tokens = PromptLogprobs(), 1 + sum(len(piece.prompt_logprobs) for piece in pieces)
+    for number, piece in enumerate(pieces):
+        ticket = Ticket("k", Peer("hub", "hub"), "r", 0, 1, next_seq=number)
+        (chunk,), _ = wire.decode_from_replica([head_of(ticket, piece, 0)])
+        assert isinstance(chunk, wire.Chunk)
+        assert chunk.prompt_logprobs is UNSET or len(chunk.prompt_logprobs) <= 5
+        (shown,) = chunk_outputs("r", 0, "0/1", chunk, [], 0.0)
+        assert told.add(shown, prompt_tokens) is bool(piece.token_ids)
+    return told.shown(sampling_params({}).output_kind)
 
 
 def ask(prompt: str, **params: Any) -> StageRequest:
@@ -209,6 +256,60 @@ class TestThinker:
         assert not thinker.pause("whole", False)
         check_same_places(places_of([*said, *drain(thinker)]), due)
 
+    @pytest.mark.parametrize("width", [0, 3])
+    def test_what_a_prompt_was_like_is_told_once_as_vllm_tells_it(
+        self, thinker: Engine, monkeypatch: pytest.MonkeyPatch, width: int
+    ) -> None:
+        """1. the prompt is in the prefix cache, and yet vLLM's own front has something for each of its tokens
+        2. a client behind a hub gets the same, in parts, before the answer; a pause before that loses nothing
+        3. behind the first token, a pause or another replica brings none of it again, and reads the cache
+        """
+        monkeypatch.setattr("stage_runtime.outputs.PROMPT_PLACES", 5)
+        params = {"ignore_eos": True, "max_tokens": 4}
+        request = ask("größe 12, ein Bär, 水 und 🐟<|answer|>", **params, prompt_logprobs=width)
+        run(thinker, ask("größe 12, ein Bär, 水 und 🐟<|answer|>", **params))
+        due, whole = vllms_own(thinker, request, width), run(thinker, request)["whole"]
+        assert [bool(output.prompt_logprobs) for output in whole] == [True, False, False, False]
+        assert as_the_client_gets_it(whole) == due
+        assert len(due) > 20
+        for cut in range(1, 5):
+            rest = run(thinker, replace(request, key="rest", resume=resume_of(whole[:cut])))["rest"]
+            assert not any(output.prompt_logprobs for output in rest)
+        assert isinstance(thinker, VllmEngine)
+        thinker.add(request)
+        thinker.pause("whole", True)
+        thinker.pause("whole", False)
+        said = thinker.step()
+        thinker.pause("whole", True)
+        thinker.pause("whole", False)
+        said += drain(thinker)
+        assert as_the_client_gets_it(said) == due
+        assert resume_of(said) == resume_of(whole)
+
+    @pytest.mark.parametrize(
+        ("params", "reason"),
+        [
+            ({}, None),
+            ({"stop_token_ids": [DIGIT + 2]}, DIGIT + 2),
+            ({"stop": ["3"]}, "3"),
+            ({"max_tokens": 2}, None),
+            ({"stop_token_ids": [END]}, None),
+            ({"stop_token_ids": [END], "ignore_eos": True}, END),
+        ],
+    )
+    def test_what_stopped_an_answer_is_told_as_vllm_tells_it(
+        self, thinker: Engine, params: dict[str, Any], reason: int | str | None
+    ) -> None:
+        """Also by a replica that has nothing left to say but that."""
+        request = ask("What is 1 + 2?<|answer|>", **params)
+        whole = run(thinker, request)["whole"]
+        due = [made.outputs[0].stop_reason for made in vllms_outputs(thinker, request)]
+        assert [output.stop_reason for output in whole] == due
+        assert due[-1] == reason
+        if "stop" not in params:
+            rest = run(thinker, replace(request, key="rest", resume=resume_of(whole)))["rest"]
+            assert [output.stop_reason for output in rest] == due[-1:]
+
     def test_an_answer_that_fills_the_context_ends_where_it_would_have(self, thinker: Engine) -> None:
         prompt = {"prompt_token_ids": [30 + number % 10 for number in range(118)]}
         request = replace(ask("", ignore_eos=True, max_tokens=None), inputs=prompt)
@@ -222,6 +323,7 @@ class TestThinker:
             ({"frequency_penalty": -0.5}, "frequency_penalty"),
             ({"bad_words": ["12"]}, "bad_words"),
             ({"temperature": 0.7, "seed": 0}, "seed"),
+            ({"extra_args": {"planet": 1}}, "extra_args"),
         ],
         ids=str,
     )

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from msgspec.structs import replace
 
 from omni_discovery.errors import InvalidRequestError
 from stage_runtime.engines.base import Engine, EngineOutput, StageRequest, create_engine

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import base64
 import io
+import json
 import os
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +14,15 @@ import httpx
 import msgspec
 import pytest
 import torch
+from msgspec.structs import replace
 from PIL import Image
 
 from hub.api.routes import build_app
+from omni_discovery.deploy import DeployConfig
 from omni_discovery.errors import InvalidRequestError
 from stage_runtime.engines.base import StageRequest, create_engine
 from stage_runtime.engines.vllm_engine import VllmEngine
-from stage_runtime.engines.vllm_inputs import read_handed
+from stage_runtime.engines.vllm_inputs import read_handed, read_request
 from stage_runtime.engines.vllm_items import take_pictures
 from stage_runtime.engines.vllm_model import Model
 from stage_runtime.testing import drain, run
@@ -48,6 +50,13 @@ def data_url(made: Image.Image) -> str:
     return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
 
 
+def unusual_picture() -> Image.Image:
+    """In part transparent, as a palette has it."""
+    made = picture("red").convert("P")
+    made.info["transparency"] = 0
+    return made
+
+
 def message(*parts: dict[str, Any]) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": list(parts)}]}
 
@@ -67,6 +76,43 @@ def test_pictures_are_taken_out_of_messages_and_their_places_stay() -> None:
     assert [each.tobytes() for each in items["image"]] == [red.tobytes()] * 2
     for plain in ({"prompt": "x"}, message(TEXT), {"messages": "x"}, {"messages": ["x"]}):
         assert take_pictures(plain) == (plain, None)
+
+
+def test_a_prompt_has_its_pictures_beside_it_as_files_or_urls() -> None:
+    """It leaves their places itself. Messages hold theirs in parts, and what is no list of pictures is none."""
+    red = picture("red")
+    url = data_url(red)
+    file = base64.b64decode(url.partition(",")[2])
+    for prompt in ({"prompt_token_ids": [5]}, {"prompt": "x"}):
+        inputs, items = take_pictures({**prompt, "images": [file, {"url": url}]})
+        assert inputs == prompt
+        assert items is not None
+        assert [each.tobytes() for each in items["image"]] == [red.tobytes()] * 2
+        assert take_pictures({**prompt, "images": ()}) == (prompt, None)
+    for wrong in ({"prompt": "x", "images": file}, {**message(TEXT), "images": [file]}, {"images": [b"noise"]}):
+        with pytest.raises(InvalidRequestError):
+            take_pictures(wrong)
+    asked = StageRequest("a", "a", inputs={"prompt_token_ids": [5], "images": [file]}, params={})
+    with pytest.raises(InvalidRequestError, match="takes no pictures"):
+        read_request(asked, Model(None, 128, 640, frozenset()), [])
+
+
+def test_a_picture_is_shown_upright_and_on_white() -> None:
+    """As a camera says that it was held, and where it is transparent; programs of others are started for none."""
+    tall, clear = picture("red").crop((0, 0, 40, 20)), Image.new("RGBA", (2, 1), (255, 0, 0, 0))
+    turned = Image.Exif()
+    turned[0x112] = 6
+    files = []
+    for made, kind, more in ((tall, "PNG", {"exif": turned}), (clear, "PNG", {}), (tall, "EPS", {})):
+        buffer = io.BytesIO()
+        made.save(buffer, kind, **more)
+        files.append(buffer.getvalue())
+    _, items = take_pictures({"prompt": "x", "images": files[:2]})
+    assert items is not None
+    assert items["image"][0].size == (20, 40)
+    assert items["image"][1].getpixel((0, 0)) == (255, 255, 255)
+    with pytest.raises(InvalidRequestError, match="can't be read"):
+        take_pictures({"prompt": "x", "images": files[2:]})
 
 
 @pytest.mark.parametrize(
@@ -225,6 +271,48 @@ class TestLooker:
         assert answer["usage"]["prompt_tokens"] == seen[-1].usage["prompt_tokens"]
         assert two.status_code == 400
         assert "stage 0 " in two.json()["error"]["message"]
+
+    async def test_through_vllms_server_it_is_answered_as_vllm_itself_does(self, looker: VllmEngine) -> None:
+        """Same words, and the same prompt, for a picture that is turned and in part transparent, whole and streamed."""
+        from vllm import SamplingParams
+        from vllm.multimodal.media.image import ImageMediaIO
+
+        from hub.api.vllm_server import VllmFrontend
+
+        stage = msgspec.structs.replace(looker._stage, final_output="text", default_sampling_params={})
+        frontend = VllmFrontend(DeployConfig(stages=(stage,), model="m"), "--chat-template-content-format openai")
+        url = data_url(unusual_picture())
+        file = ImageMediaIO().load_bytes(base64.b64decode(url.partition(",")[2]))
+        prompt = {
+            "prompt_token_ids": looker._model.tokenizer.encode("what is this"),
+            "multi_modal_data": {"image": file},
+        }
+        looker._llm.add_request("itself", prompt, SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True))
+        while looker._llm.has_unfinished_requests():
+            (itself,) = looker._llm.step() or [None]
+        document = "stages: [{stage_id: 0, engine: vllm, model: m, final_output: text}]"
+        with LocalReplica(HUBS, engine=looker) as replica:
+            async with hub_of(document, replica) as omni:
+                transport = httpx.ASGITransport(app=await frontend.build(omni))
+                async with httpx.AsyncClient(transport=transport, base_url="http://hub/v1") as client:
+                    more = {"temperature": 0, "max_tokens": 12, "ignore_eos": True, "return_token_ids": True}
+                    body = {**message(shown({"url": url}), TEXT), "model": "m", **more}
+                    answer = (await client.post("/chat/completions", json=body)).json()
+                    alike = {**body, "n": 2, "temperature": 1, "top_k": 1}
+                    several = (await client.post("/chat/completions", json=alike)).json()
+                    likely = (await client.post("/chat/completions", json={**body, "prompt_logprobs": 0})).json()
+                    streaming = {**body, "stream": True, "stream_options": {"include_usage": True}}
+                    streamed = (await client.post("/chat/completions", json=streaming)).text
+        said = itself.outputs[0]
+        for choice in (*answer["choices"], *several["choices"]):
+            assert (choice["message"]["content"], choice["token_ids"]) == (said.text, list(said.token_ids))
+        assert answer["prompt_token_ids"] == several["prompt_token_ids"] == itself.prompt_token_ids
+        assert answer["usage"]["prompt_tokens"] == len(itself.prompt_token_ids) == 5 + IMAGE_TOKENS
+        assert len(likely["prompt_logprobs"]) == len(itself.prompt_token_ids)
+        events = [json.loads(line.removeprefix("data: ")) for line in streamed.split("\n\n") if "{" in line]
+        assert answer["usage"] == {**answer["usage"], **events[-1]["usage"]}
+        assert events[0]["prompt_token_ids"] == itself.prompt_token_ids
+        assert "".join(event["choices"][0]["delta"]["content"] for event in events[:-1]) == said.text
 
     def test_hidden_states_have_a_row_for_the_pictures_places(self, looker: VllmEngine) -> None:
         request = replace(ask("h", shown({"url": data_url(picture("red"))}), TEXT), next_stages=(1,))

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 import torch
+from msgspec.structs import replace
 from safetensors import safe_open
 
 from omni_discovery.errors import ConfigError, InvalidRequestError
@@ -232,6 +232,19 @@ def feeding(key: str = "fed", **params: Any) -> StageRequest:
     return StageRequest(key, key, params={**GREEDY, "max_tokens": 8, **params}, stream_from=(0,))
 
 
+def cached_in(engine: VllmEngine, monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+    """How many tokens of each request's prompt were remembered, told from now on."""
+    cached: dict[str, int] = {}
+    read = engine._output_of
+
+    def note(made: Any) -> EngineOutput | None:
+        cached.setdefault(made.request_id, int(made.num_cached_tokens))
+        return read(made)
+
+    monkeypatch.setattr(engine, "_output_of", note)
+    return cached
+
+
 def piece_of(*token_ids: int) -> dict[str, Any]:
     return {"token_ids": torch.tensor(token_ids), "text": "what is read is the tokens"}
 
@@ -245,14 +258,7 @@ def test_a_prompt_that_comes_in_pieces_is_read_ahead_and_answered_as_one_that_ca
     prompt = [30 + 7 * number % 101 for number in range(3 * BLOCK - 6)]
     whole = run(second, replace(feeding("w"), stream_from=(), payloads={0: {"token_ids": prompt}}))["w"]
     assert second.controls["reset_prefix_cache"]()
-    cached: list[int] = []
-    read = second._output_of
-
-    def note_cached(made: Any) -> EngineOutput | None:
-        cached.append(int(made.num_cached_tokens))
-        return read(made)
-
-    monkeypatch.setattr(second, "_output_of", note_cached)
+    cached = cached_in(second, monkeypatch)
     second.add(feeding())
     assert not second.has_unfinished()
     for start in range(0, len(prompt), 15):
@@ -262,9 +268,53 @@ def test_a_prompt_that_comes_in_pieces_is_read_ahead_and_answered_as_one_that_ca
     said = drain(second)
     assert tokens(said) == tokens(whole)
     assert said[-1].usage == {"prompt_tokens": len(prompt), "completion_tokens": 8}
-    assert cached[0] == 2 * BLOCK
+    assert next(iter(cached.values())) == 2 * BLOCK
     second.feed("fed", 0, piece_of(5), False)
     assert not second.has_unfinished()
+
+
+def test_a_prompt_is_rated_whole_though_it_is_remembered(second: VllmEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """1. the same prompt is rated twice, the second time from scratch, too: what is remembered has no odds
+    2. behind the answer's beginning it is read from memory again
+    """
+    prompt = [30 + 7 * number % 101 for number in range(2 * BLOCK + 9)]
+    params = {**GREEDY, "max_tokens": 4, "prompt_logprobs": 1}
+    assert second.controls["reset_prefix_cache"]()
+    cached = cached_in(second, monkeypatch)
+    said = {}
+    for key in ("first", "again"):
+        said[key] = run(second, StageRequest(key, key, inputs={"prompt_token_ids": prompt}, params=params))[key]
+    resume = resume_of(said["again"][:2])
+    run(second, StageRequest("rest", "r", inputs={"prompt_token_ids": prompt}, params=params, resume=resume))
+    assert cached == {"first": 0, "again": 0, "rest": 2 * BLOCK}
+    rated = [[place[0] for outputs in said[key] for place in outputs.prompt_logprobs] for key in said]
+    assert [each.token_id for each in rated[0]] == prompt[1:]
+    assert [each.logprob for each in rated[0]] == pytest.approx([each.logprob for each in rated[1]], abs=1e-3)
+
+
+def test_only_prompts_with_the_same_salt_are_remembered_together(
+    second: VllmEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the prompt comes in pieces and is read ahead."""
+    prompt = [31 + 7 * number % 101 for number in range(2 * BLOCK + 9)]
+    assert second.controls["reset_prefix_cache"]()
+    cached = cached_in(second, monkeypatch)
+    for key, salt in {"plain": {}, "mine": {"cache_salt": "a"}, "yours": {"cache_salt": "b"}}.items():
+        asked = StageRequest(key, key, inputs={"prompt_token_ids": prompt}, params={**GREEDY, "max_tokens": 2, **salt})
+        run(second, asked)
+        run(second, replace(asked, key=f"{key} again"))
+    whole = 2 * BLOCK
+    for key in ("plain", "mine", "yours"):
+        assert (cached[key], cached[f"{key} again"]) == (0, whole)
+    for key, salt in {"ahead": "c", "alone": "d"}.items():
+        second.add(feeding(key, cache_salt=salt))
+        second.feed(key, 0, piece_of(*prompt), False)
+        drain(second)
+        if key == "alone":
+            assert second.controls["reset_prefix_cache"]()
+        second.feed(key, 0, None, True)
+        drain(second)
+    assert (cached["ahead"], cached["alone"]) == (whole, 0)
 
 
 def test_two_stages_before_are_read_in_their_order_whoever_speaks_first(second: VllmEngine) -> None:
@@ -361,6 +411,8 @@ def test_embeds_of_a_prompt_are_answered_as_its_tokens(first: VllmEngine) -> Non
         said = [output for output in outputs if output.key == key]
         assert tokens(said) == tokens(expected)
         assert said[-1].usage == expected[-1].usage
+    with pytest.raises(InvalidRequestError, match="prompt_logprobs: the prompt is no tokens"):
+        first.add(replace(whole, params={**whole.params, "prompt_logprobs": 0}))
 
 
 def test_the_hidden_states_are_those_that_the_tokens_were_chosen_from(first: VllmEngine) -> None:
@@ -460,7 +512,11 @@ def paused_at(engine: VllmEngine, request: StageRequest, cuts: Sequence[int], ot
     return said
 
 
-@pytest.mark.parametrize("params", [{}, {"temperature": 0.0, "repetition_penalty": 1.3}, {"min_tokens": 30}], ids=str)
+@pytest.mark.parametrize(
+    "params",
+    [{}, {"temperature": 0.0, "repetition_penalty": 1.3}, {"min_tokens": 30}, {"prompt_logprobs": 2}],
+    ids=str,
+)
 def test_an_answer_that_is_paused_again_and_again_is_the_same_without_gap_or_repetition(
     first: VllmEngine, params: dict[str, Any]
 ) -> None:
@@ -475,6 +531,8 @@ def test_an_answer_that_is_paused_again_and_again_is_the_same_without_gap_or_rep
 
     said = paused_at(first, handing(**params), (0, 1, 17, 17, 39), others)
     assert resume_of(said) == resume_of(whole)
+    assert [len(output.prompt_logprobs) for output in said] == [len(output.prompt_logprobs) for output in whole]
+    assert bool(said[0].prompt_logprobs) is ("prompt_logprobs" in params)
     assert len(said) == 40
     assert said[-1].usage == whole[-1].usage
     assert said[-1].finish_reason == whole[-1].finish_reason == "length"

@@ -9,8 +9,8 @@ import pytest
 
 from hub.api.vllm_params import params_of_choices, stage_params
 from omni_discovery.errors import InvalidRequestError
-from stage_runtime.engines.sampling import TokenSampling, token_sampling
-from stage_runtime.engines.vllm_params import sampling_params
+from stage_runtime.engines.sampling import TokenSampling, pooling_asked, token_sampling
+from stage_runtime.engines.vllm_params import pooling_params, sampling_params
 from tests.support.engines import as_the_supervisor_has_it
 
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
@@ -51,7 +51,9 @@ def asked_in(vllm_sampling: Any) -> dict[str, dict[str, Any]]:
         "no bound": {"max_tokens": None},
         "logprobs": {"logprobs": 20},
         "own logprobs": {"logprobs": 0},
+        "prompt logprobs": {"prompt_logprobs": 20},
         "no watermark": {"watermarking": False},
+        "own processors": {"extra_args": {"planet": 1, "weights": [0.5, "mars"]}},
     }
 
 
@@ -77,7 +79,9 @@ def asked_in(vllm_sampling: Any) -> dict[str, dict[str, Any]]:
         "no bound",
         "logprobs",
         "own logprobs",
+        "prompt logprobs",
         "no watermark",
+        "own processors",
     ],
 )
 def test_what_was_asked_reaches_the_engine_as_it_was_asked(vllm_sampling: Any, name: str) -> None:
@@ -123,8 +127,22 @@ def test_the_seeds_of_several_answers_count_up_from_the_one_that_was_asked(vllm_
         ({"allowed_token_ids": [-1]}, "allowed_token_ids"),
         ({"logprobs": 21}, "logprobs"),
         ({"logprobs": -1}, "logprobs"),
+        ({"prompt_logprobs": 21}, "prompt_logprobs"),
+        ({"prompt_logprobs": -1}, "prompt_logprobs"),
+        ({"extra_args": {"planet": {}}}, "extra_args"),
+        ({"extra_args": {"kv_transfer_params": {"remote_host": "a"}}}, "extra_args.kv_transfer_params"),
+        ({"extra_args": {"kv_cache_report_mode": "full"}}, "extra_args.kv_cache_report_mode"),
+        ({"cache_salt": ""}, "cache_salt"),
+        ({"cache_salt": "../a"}, "cache_salt"),
+        ({"cache_salt": "x" * 129}, "cache_salt"),
     ],
 )
 def test_a_form_that_makes_no_sense_is_refused_by_name(vllm_sampling: Any, params: dict[str, Any], said: str) -> None:
     with pytest.raises(InvalidRequestError, match=said):
         sampling_params(token_sampling(params))
+
+
+def test_a_salt_is_the_prompts_and_no_parameter_of_vllms(vllm_sampling: Any) -> None:
+    """Of a stage that makes tokens, and of one that pools."""
+    assert sampling_params(token_sampling({"cache_salt": "a"})) == sampling_params({})
+    assert pooling_params(pooling_asked({"cache_salt": "a"}), "embed") == pooling_params({}, "embed")

@@ -3,68 +3,41 @@
 from __future__ import annotations
 
 import itertools
-import json
 import logging
 import os
 import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 
-from tests.support.host_etcd import REGISTRY_PORT, etcd_on, etcdctl_on
-from tests.support.netns import Host, Network, require_netns
+from tests.support.netns import Host, require_netns
 from tests.support.processes import wait_for
-from tests.support.registry import EtcdServer, quiet_port
-from tests.support.scenarios import ROOT, Client, Part, Settings, parts_of, read_blocks
+from tests.support.running_scenarios import (
+    COUNTS,
+    DEMO,
+    ECHO,
+    PARTS,
+    Running,
+    assert_answered,
+    assert_reached_by_its_own_address,
+    on_hosts,
+    on_one_machine,
+    said,
+)
+from tests.support.scenarios import ROOT, parts_of, read_blocks
 
 pytestmark = pytest.mark.e2e
 logger = logging.getLogger(__name__)
 
 IS_LONG = bool(os.environ.get("OMNI_LONG"))
-ECHO = ROOT / "compose" / "pair-echo.yaml"
-DEMO = ROOT / "compose" / "pair.yaml"
-#: Replicas of each stage.
-COUNTS: Mapping[str, Mapping[int, int]] = {"A": {0: 1, 1: 1}, "B": {0: 2, 1: 2}, "C": {0: 3, 1: 1}}
-#: The parts of each scenario, in the page's order.
-PARTS = {"A": ("hub",), "B": ("hub", "painters"), "C": ("hub", "thinkers", "painters")}
 #: Start orders: a scenario, then its parts.
 ORDERS = ["-".join((scenario, *order)) for scenario in ("B", "C") for order in itertools.permutations(PARTS[scenario])]
-
-
-class Running:
-    """A scenario of the page in the given order of its parts, each begun before the next is started."""
-
-    def __init__(self, scenario: str, order: Sequence[str], folder: Path, settings: Settings) -> None:
-        self.scenario = scenario
-        self.settings = settings
-        self._order = order
-        self._folder = folder
-        self.parts: dict[str, Part] = {}
-
-    def start(self, hosts: Mapping[str, Host] | None = None) -> None:
-        commands = parts_of(self.scenario)
-        assert set(commands) == set(self._order)
-        for name in self._order:
-            host = hosts[name] if hosts else None
-            self.parts[name] = Part(commands[name], self._folder / name, self.settings, host)
-            self.parts[name].wait_begun()
-
-    def stop(self) -> None:
-        """Stop all at once by SIGTERM: code 0, and nothing left."""
-        with ThreadPoolExecutor(len(self.parts)) as pool:
-            left = list(pool.map(Part.stop, self.parts.values()))
-        assert left == [[]] * len(self.parts)
-        for part in self.parts.values():
-            assert part.process.returncode == 0, part.text
-            assert "Traceback" not in part.text
 
 
 def test_the_page_has_the_parts_of_each_scenario_and_says_what_its_variables_are() -> None:
@@ -78,20 +51,10 @@ def test_the_page_has_the_parts_of_each_scenario_and_says_what_its_variables_are
 
 @pytest.mark.parametrize("scenario", [*PARTS] if IS_LONG else ["A"])
 def test_a_scenario_runs_on_one_machine_as_the_page_says(tmp_path: Path, scenario: str) -> None:
-    etcd = EtcdServer(tmp_path)
-    running = Running(scenario, PARTS[scenario], tmp_path, Settings(ECHO, "127.0.0.1", quiet_port(), etcd.endpoint))
-    client = Client(running.settings)
-    try:
-        if scenario != "A":
-            etcd.start()
-        running.start()
+    with on_one_machine(tmp_path, scenario, ECHO) as (running, client):
         client.wait_ready(COUNTS[scenario])
         assert_answered(client.ask())
         running.stop()
-    finally:
-        for part in running.parts.values():
-            part.stop()
-        etcd.kill()
 
 
 @pytest.fixture(scope="module")
@@ -191,45 +154,3 @@ if IS_LONG:
             assert picture[0]["image_url"]["url"].startswith("data:image/png;base64,")
             assert_reached_by_its_own_address(running, network)
             running.stop()
-
-
-@contextmanager
-def on_hosts(
-    folder: Path, scenario: str, order: Sequence[str], pair: Path
-) -> Iterator[tuple[Running, Client, Network]]:
-    """A scenario with each part on a host of its own, a registry on one more, and a client on that."""
-    folder.mkdir(exist_ok=True)
-    with Network("registry", *order) as network, ExitStack() as stack:
-        registry = network.hosts["registry"]
-        stack.enter_context(etcd_on(registry, folder))
-        settings = Settings(pair, network.hosts["hub"].address, 8000, f"{registry.address}:{REGISTRY_PORT}")
-        running = Running(scenario, order, folder, settings)
-        stack.callback(lambda: [part.stop() for part in running.parts.values()])
-        running.start(network.hosts)
-        yield running, Client(settings, registry), network
-    assert network.left == []
-
-
-def assert_reached_by_its_own_address(running: Running, network: Network) -> None:
-    """Every record says the address of its host's interface, which nobody has told it."""
-    printed = etcdctl_on(
-        network.hosts["registry"], "get", "--prefix", "--print-value-only", "/omni/v1/default/replicas/"
-    )
-    records = [json.loads(line) for line in (printed or "").splitlines()]
-    assert len(records) == sum(COUNTS[running.scenario].values())
-    for record in records:
-        addresses = {record[field].removeprefix("tcp://").split(":")[0] for field in ("input_addr", "output_addr")}
-        assert addresses == {network.hosts[record["host"]].address}, record
-
-
-def assert_answered(answer: tuple[int, dict[str, Any]]) -> None:
-    """The echo pair's answer to the page's question, with its picture."""
-    assert said(answer) == "26 plus 48"
-    picture = answer[1]["choices"][1]["message"]["content"]
-    assert picture[0]["image_url"]["url"].startswith("data:image/png;base64,")
-
-
-def said(answer: tuple[int, dict[str, Any]]) -> str:
-    status, body = answer
-    assert status == 200, body
-    return str(body["choices"][0]["message"]["content"])

@@ -104,6 +104,25 @@ def test_completions_take_text_and_tokens_and_give_several_answers(client: opena
     assert (cut.text, cut.finish_reason) == ("3 + ", "length")
 
 
+def test_a_prompt_is_rated_token_by_token(client: openai.OpenAI) -> None:
+    """What a user of an evaluation asks for: a text with the likelihood of each of its tokens, and no answer.
+
+    1. the sum that the model knows is likelier than a wrong one
+    2. it is rated again, when the replica's cache holds it, and streamed: to the same
+    """
+    asked = {"model": "omni-demo", "max_tokens": 0, "echo": True, "logprobs": 1}
+    # "what is 3 + 4?<|answer|>3 + 4 = 7", and 8; the same text by itself would begin with a space.
+    prompts = [[329, 313, 234, 32, 296, 33, 44, 2, 32, 296, 33, 277, last] for last in (36, 37)]
+    right, wrong = client.completions.create(**asked, prompt=prompts).choices
+    assert right.text.endswith("3 + 4 = 7")
+    rated = right.logprobs.token_logprobs
+    assert (len(rated), rated[0]) == (13, None)
+    assert rated[-1] > -0.1 > -1 > wrong.logprobs.token_logprobs[-1]
+    chunks = list(client.completions.create(**asked, prompt=prompts[0], stream=True))
+    streamed = [each for chunk in chunks for choice in chunk.choices for each in choice.logprobs.token_logprobs]
+    assert streamed[1:13] == pytest.approx(rated[1:], abs=1e-3)
+
+
 def test_an_answer_keeps_to_the_form_that_was_asked_for(client: openai.OpenAI) -> None:
     choice = client.chat.completions.create(
         model="omni-demo", messages=SUM, extra_body={"structured_outputs": {"choice": ["yes", "no"]}}
@@ -149,9 +168,9 @@ def test_models_health_readiness_and_figures(hub: Hub, client: openai.OpenAI) ->
 @pytest.mark.parametrize(
     ("fields", "status", "said"),
     [
-        ({"prompt_logprobs": 1}, 400, "prompt_logprobs"),
+        ({"prompt_logprobs": 21}, 400, "prompt"),
         ({"logprobs": True, "top_logprobs": 21}, 400, "logprobs"),
-        ({"vllm_xargs": {"planet": 1}}, 400, "extra_args"),
+        ({"logprob_token_ids": [5]}, 400, "logprob_token_ids"),
         ({"max_tokens": -1}, 400, "max_tokens"),
         ({"structured_outputs": {"regex": "("}}, 400, "regex"),
         ({"messages": [{"role": "user", "content": "1 + 1 " * 500}]}, 400, "256"),
@@ -167,11 +186,18 @@ def test_what_cant_be_asked_is_refused(
     assert hub.ask("1 + 1", model="omni-demo")[0] == 200
 
 
-def test_what_only_the_stage_refuses_is_told_by_name(hub: Hub) -> None:
-    """vLLM itself has no bound on how many texts may stop an answer; a stage has."""
-    found, body = hub.post({"model": "omni-demo", "messages": SUM, "stop": [str(number) for number in range(17)]})
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"stop": [str(number) for number in range(17)]}, "stop"),
+        ({"vllm_xargs": {"kv_transfer_params": "mine"}}, "extra_args.kv_transfer_params"),
+    ],
+)
+def test_what_only_the_stage_refuses_is_told_by_name(hub: Hub, fields: dict[str, object], said: str) -> None:
+    """vLLM itself has no bound on how many texts may stop an answer, nor on what a client says of KV; a stage has."""
+    found, body = hub.post({"model": "omni-demo", "messages": SUM, **fields})
     assert found == 400, body
-    assert "stop" in body["error"]["message"]
+    assert said in body["error"]["message"]
 
 
 def test_a_client_that_leaves_ends_its_request(hub: Hub) -> None:

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,6 +25,7 @@ from stage_runtime.connectors import (
 )
 from stage_runtime.connectors.managed import ManagedBuffer
 from stage_runtime.connectors.mooncake_client import StoreClient, StoreConfig
+from stage_runtime.connectors.mooncake_library import check_devices
 from stage_runtime.connectors.mooncake_store import MooncakeStoreConnector
 from stage_runtime.connectors.mooncake_transfer import MooncakeTransferEngineConnector
 from tests.support.connector_peer import Peer, intact, payload
@@ -273,6 +275,7 @@ def test_a_full_pool_is_said_on_either_side(make: Make) -> None:
     ("wrong", "told"),
     [
         ({"protocol": "ucx"}, "tcp, rdma"),
+        ({"protocol": "rdma", "device_name": "mlx9_9"}, "mlx9_9 is not here; there are: .*; or use tcp"),
         ({"host": "fd00::1"}, "IPv4 only"),
         ({"timeout_s": -1}, "timeout_s"),
     ],
@@ -283,6 +286,20 @@ def test_what_mooncake_can_not_do_is_refused_at_the_start(
 ) -> None:
     with pytest.raises(ConfigError, match=told):
         OmniConnectorFactory.create_connector(ConnectorSpec(kind, wrong))
+
+
+def test_rdma_needs_the_devices_that_it_is_to_use(tmp_path: Path) -> None:
+    """The library would take TCP without a word."""
+    for names in ("", "mlx5_0"):
+        with pytest.raises(ConfigError, match="there are: none"):
+            check_devices("rdma", names, tmp_path / "nothing")
+    for name in ("mlx5_0", "mlx5_1"):
+        (tmp_path / name).mkdir()
+    for names in ("", "mlx5_1", "mlx5_0, mlx5_1"):
+        check_devices("rdma", names, tmp_path)
+    with pytest.raises(ConfigError, match="mlx5_0,mlx5_7 is not here; there are: mlx5_0, mlx5_1"):
+        check_devices("rdma", "mlx5_0,mlx5_7", tmp_path)
+    check_devices("tcp", "mlx5_7", tmp_path)
 
 
 @pytest.mark.parametrize("kind", ["MooncakeConnector", TRANSFER])
@@ -303,6 +320,8 @@ def test_without_a_master_the_store_says_so_and_nothing_waits(host: Host) -> Non
         with pytest.raises(TransferError, match="no Mooncake master"):
             connector.get("0", "1", "key", {"mooncake_key": "omni-x"})
         assert time.monotonic() - begun_s < 20
+        told = connector.health()
+        assert (told["status"], "start mooncake_master" in told["reason"]) == ("unhealthy", True)
 
 
 class FakeStore:
@@ -311,6 +330,7 @@ class FakeStore:
     def __init__(self, failures: int) -> None:
         self._failures = failures
         self.tried: list[Any] = []
+        self.answer = 0
         self.closed = False
 
     def setup(self, *_: Any) -> int:
@@ -321,7 +341,7 @@ class FakeStore:
 
     def put_parts(self, name: str, *parts: bytes, config: Any) -> int:
         self.tried.append(getattr(config, "preferred_segment", "anywhere"))
-        return -800 if len(self.tried) <= self._failures else 0
+        return -800 if len(self.tried) <= self._failures else self.answer
 
     def remove(self, name: str, force: bool) -> int:
         return 0
@@ -357,6 +377,22 @@ def test_a_put_that_met_the_segment_of_a_dead_process_is_tried_elsewhere(monkeyp
     store.tried, store._failures = [], 9
     with pytest.raises(TransferError, match="answers -800"):
         client.put("name", [b"x"], time.monotonic() + 5)
+
+
+def test_a_master_that_does_not_answer_is_not_asked_for_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """1. a call takes its seconds to fail; 2. those behind it fail at once, for the same reason; 3. then it is asked"""
+    store = FakeStore(0)
+    client = fake_client(monkeypatch, store)
+    client.put("name", [b"x"], time.monotonic() + 5)
+    store.answer = -900
+    asked = len(store.tried)
+    for _ in range(3):
+        with pytest.raises(TransferError, match=r"master at 127\.0\.0\.1:1 does not answer"):
+            client.put("name", [b"x"], time.monotonic() + 5)
+    assert len(store.tried) == asked + 1
+    store.answer = 0
+    client._asked_again_at_s = 0.0
+    client.put("name", [b"x"], time.monotonic() + 5)
 
 
 def test_the_store_refuses_what_is_too_large_for_it(host: Host) -> None:

@@ -78,7 +78,7 @@ def test_only_its_owner_may_read_a_hand_off_and_its_name_tells_nothing(make: Mak
     assert "secret" not in path.name
 
 
-@pytest.mark.parametrize("content", [b"", b"x" * 200, b"OMNISHM2" + b"\xff" * 200, b"OMNISHM2\x02" + b"\1" * 200])
+@pytest.mark.parametrize("content", [b"", b"x" * 200, b"OMNISHM3" + b"\xff" * 200, b"OMNISHM3\x02" + b"\1" * 200])
 def test_a_file_that_is_no_hand_off_is_refused_and_its_owner_goes_on(
     make: Make, tmp_path: Path, content: bytes
 ) -> None:
@@ -140,6 +140,111 @@ def test_readers_never_see_half_of_a_hand_off_nor_another_one(make: Make, peer: 
         thread.join()
     assert len(set(seeds)) == 100
     assert seeds == sorted(seeds)
+
+
+def test_a_segment_that_was_read_before_is_read_again_without_opening_it(
+    make: Make, peer: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1. a consumer reads a hand-off, writes to it, and drops it; the segment returns
+    2. the next hand-offs in the same segment come as they were put, and no file is opened for them
+    """
+    mine = make()
+
+    def fetch(seed: int) -> dict[str, Any]:
+        metadata = peer.call("put", f"k{seed}", 400_000, seed)[2]
+        got = mine.get("0", "1", f"k{seed}", metadata | KEEP)
+        assert got is not None
+        peer.call("cleanup", f"k{seed}")
+        value: dict[str, Any] = got[0]
+        return value
+
+    value = fetch(1)
+    assert intact(value)
+    value["tensor"].zero_()
+    del value
+    monkeypatch.setattr("stage_runtime.connectors.shm_reader.Reader._attach", lambda *_: None)
+    for seed in (2, 3, 4):
+        value = fetch(seed)
+        assert intact(value)
+        assert value["seed"] == seed
+        value["tensor"].zero_()
+        del value
+    assert peer.call("health")["segments_made"] == 1
+
+
+def test_what_was_said_of_an_earlier_hand_off_finds_none_of_the_later_ones(make: Make) -> None:
+    """The segment and the key are the same, the generation is not."""
+    producer, consumer = make(), make()
+    stale = producer.put("0", "1", "key", payload(100_000, 1))[2]
+    assert stale is not None
+    assert consumer.get("0", "1", "key", stale | KEEP) is not None
+    producer.cleanup("key")
+    assert consumer.get("0", "1", "key", stale | KEEP) is None
+    fresh = producer.put("0", "1", "key", payload(100_000, 2))[2]
+    assert fresh is not None
+    assert fresh["segment"] == stale["segment"]
+    assert consumer.get("0", "1", "key", stale | KEEP) is None
+    assert consumer.get("0", "1", "key", fresh | KEEP) is not None
+    assert consumer.get("0", "1", "key", stale | KEEP) is None
+    assert consumer.get("0", "1", "key", fresh) is not None
+    assert consumer.get("0", "1", "key", fresh) is None
+
+
+def test_views_of_one_hand_off_hold_its_segment_until_the_last_is_gone(make: Make) -> None:
+    """One is released and one dropped; both were of the same segment, by different mappings."""
+    producer, consumer = make(), make()
+    metadata = (producer.put("0", "1", "key", payload(100_000, 1))[2] or {}) | KEEP
+    one, other = (consumer.get("0", "1", "key", metadata) for _ in range(2))
+    assert one is not None
+    assert other is not None
+    producer.cleanup("key")
+    consumer.release(one[0])
+    consumer.release(one[0])
+    producer.put("0", "1", "next", payload(100_000, 2))
+    assert producer.health()["segments_made"] == 2
+    assert intact(other[0])
+    assert consumer.health()["lent"] == 1
+    del one, other
+    producer.put("0", "1", "last", payload(100_000, 3))
+    assert producer.health()["segments_made"] == 2
+    assert consumer.health()["lent"] == 0
+
+
+def test_a_forked_process_gives_nothing_back_that_its_parent_looks_at(make: Make) -> None:
+    """The lock belongs to both; the child drops its copy of the view and ends."""
+    producer, consumer = make(), make()
+    metadata = (producer.put("0", "1", "key", payload(100_000, 1))[2] or {}) | KEEP
+    got = consumer.get("0", "1", "key", metadata)
+    child = os.fork()
+    if not child:
+        del got
+        os._exit(0)
+    os.waitpid(child, 0)
+    producer.cleanup("key")
+    producer.put("0", "1", "next", payload(100_000, 2))
+    assert got is not None
+    assert intact(got[0])
+    assert producer.health()["segments_made"] == 2
+
+
+@pytest.mark.parametrize("how", ["close", "kill", "close while viewed"])
+def test_a_segment_that_is_given_up_takes_no_memory_though_a_reader_has_it_mapped(
+    make: Make, peer: Peer, tmp_path: Path, how: str
+) -> None:
+    """The producer closes, or is killed and swept: the reader's mapping is of an empty file then."""
+    mine = make()
+    metadata = peer.call("put", "key", 400_000, 1)[2]
+    got = mine.get("0", "1", "key", metadata | KEEP)
+    (path,) = tmp_path.iterdir()
+    with path.open("rb") as file:
+        assert os.fstat(file.fileno()).st_blocks > 0
+        if how != "close while viewed":
+            del got
+        peer.kill() if how == "kill" else peer.call("close")
+        make()
+        got = None
+        assert os.fstat(file.fileno()).st_blocks == 0
+    assert mine.get("0", "1", "key", metadata) is None
 
 
 def test_free_segments_are_kept_within_their_bound(make: Make, tmp_path: Path) -> None:

@@ -72,6 +72,14 @@ def test_a_plan_that_is_not_possible_ends_with_the_reason(
     assert reason in lines[-1]
 
 
+def test_a_connector_that_can_not_be_built_here_is_told(tmp_path: Path, pair: str) -> None:
+    file = tmp_path / "yuanrong.yaml"
+    file.write_text(PAIR.replace("{from: 0, to: 1, ", "{from: 0, to: 1, connector: YuanrongTransferEngineConnector, "))
+    lines = dry_run(tmp_path, "--deploy-config", str(file), code=2)
+    assert lines[-1].startswith("omni: edge 0 to 1: ")
+    assert "NPU" in lines[-1]
+
+
 def test_a_port_that_is_taken_is_told(tmp_path: Path, pair: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = str(other.getsockname()[1])

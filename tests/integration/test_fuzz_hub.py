@@ -130,10 +130,12 @@ class HostileReplica(FakeReplica):
             **load, call_id=rng.choice((control.call_id, control.call_id, "c~1")), ok=rng.random() < 0.5,
             result=rng.choice((None, {"a": [b"\0"]}, "x" * 10_000)), error=reason[: wire.MAX_REASON],
         )  # fmt: skip
+        likely = ((), ((wire.TokenLogprob(1, rng.choice((float("nan"), -1e308)), 0, "\0"),),) * 2)
         chunk = wire.Chunk(
             **about, seq=number(rng, 0), modality=rng.choice(("text", "image", "noise")), text="lie ",
             token_ids=rng.choice(((), (1,), (-1, 1 << 62))), mime=rng.choice(("", "image/png", "\r\n")),
-            logprobs=rng.choice(((), ((wire.TokenLogprob(1, rng.choice((float("nan"), -1e308)), 0, "\0"),),) * 2)),
+            logprobs=rng.choice(likely), prompt_logprobs=rng.choice(likely),
+            prompt_token_ids=rng.choice(((), (0,), (-1, 1 << 62))),
         )  # fmt: skip
         return rng.choice(
             (
@@ -152,6 +154,7 @@ class HostileReplica(FakeReplica):
                     **about, seq=number(rng, 0), finish_reason=rng.choice(("stop", "abort", "", "?" * 1000)),
                     payloads=refs, usage={"tokens": -(1 << 62)}, pieces=rng.choice((0, 0, 0, 1)),
                     timings_s={"\r\nX: 1": rng.choice((float("nan"), float("inf"), -1.0))},
+                    stop_reason=rng.choice((7, 1 << 60, "\r\n", "x" * 300)),
                 ),
                 wire.SegmentDone(
                     **about, seq=number(rng, 0), segment=number(rng, 0), finish_reason=rng.choice(("stop", "abort")),

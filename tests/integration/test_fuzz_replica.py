@@ -93,11 +93,14 @@ class HostileHub:
     def _misplaced(self) -> wire.FromReplica:
         """What only a replica says."""
         about: dict[str, Any] = {"epoch": self.epoch, "request_id": "g1", "queue_length": 0}
-        return self.rng.choice(
+        rng = self.rng
+        return rng.choice(
             (
                 wire.Chunk(**about, seq=0, modality="text", text="lie"),
                 wire.Chunk(**about, seq=0, modality="text", logprobs=((wire.TokenLogprob(1, -0.5, 1, "lie"),),)),
-                wire.StageDone(**about, seq=0, finish_reason="stop"),
+                wire.Chunk(**about, seq=0, modality="text", prompt_logprobs=((wire.TokenLogprob(1, -0.5, 1, ""),),)),
+                wire.Chunk(**about, seq=0, modality="text", text="lie", prompt_token_ids=(1, 2)),
+                wire.StageDone(**about, seq=0, finish_reason="stop", stop_reason=rng.choice((1, "."))),
                 wire.SegmentDone(**about, attempt=0, seq=0, segment=0, finish_reason="stop"),
                 wire.HandOffPiece(**about, attempt=0, number=0, payloads=()),
                 wire.PieceTaken(**about, attempt=0, from_stage=0, number=0),

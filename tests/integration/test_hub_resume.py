@@ -89,3 +89,33 @@ async def test_what_can_not_be_continued_ends_with_both_reasons() -> None:
     ) as omni:
         with pytest.raises(ReplicaLostError, match=r"other words: .*that was needed because of this: stage 0 replica"):
             await collect(omni.generate({"prompt": PROMPT}))
+
+
+async def test_what_a_prompt_was_like_is_shown_once_though_replicas_die() -> None:
+    """1. a tells of one part of the prompt and is killed: b tells of both, and the client gets the second of it
+    2. b says a word behind that and is killed: c goes on behind the word, and has nothing to tell of the prompt
+    """
+    told: list[bool] = []
+
+    def tell(replica: FakeReplica, submit: wire.Submit) -> None:
+        about = {"epoch": submit.epoch, "request_id": submit.request_id, "attempt": submit.attempt, "queue_length": 1}
+        said = {**about, "modality": "text"}
+        parts = [((wire.TokenLogprob(number, -0.5, 1, "p"),),) for number in (1, 2)]
+        replica.accept(submit)
+        told.append(submit.resume is None)
+        if submit.resume is not None:
+            replica.say(wire.Chunk(**said, seq=0, text="two", token_ids=(8,)))
+            replica.say(wire.StageDone(**about, seq=1, finish_reason="stop"))
+            return
+        shown = parts[:1] if submit.attempt == 0 else parts
+        for seq, part in enumerate(shown):
+            replica.say(wire.Chunk(**said, seq=seq, prompt_logprobs=part))
+        if submit.attempt:
+            replica.say(wire.Chunk(**said, seq=2, text="one ", token_ids=(7,)))
+        replica.kill_soon(after_s=0.05)
+
+    async with running_hub(*[FakeReplica(tell, replica_id=number) for number in range(3)]) as omni:
+        outputs = await collect(omni.generate({"prompt": PROMPT}))
+    assert text_of(outputs) == "one two"
+    assert [place[0].token_id for output in outputs for place in output.prompt_logprobs] == [1, 2]
+    assert told == [True, True, False]

@@ -6,11 +6,9 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import httpx
-import msgspec
 import pytest
 
 from hub.text_stage import serving_stage
@@ -140,11 +138,107 @@ async def test_every_answer_has_the_likelihood_of_its_own_tokens(frontend: Any) 
     }
 
 
+def speak_of_the_prompt(replica: FakeReplica, submit: wire.Submit) -> None:
+    """How likely each token of the prompt was, in two parts, and then a word that is likely itself."""
+    about = replica._about(submit)
+    replica.accept(submit)
+    told = [(wire.TokenLogprob(token_id, -float(token_id), 3, "p"),) for token_id in submit.inputs["prompt_token_ids"]]
+    parts = [] if submit.params.get("prompt_logprobs") is None else [told[1:2], told[2:]]
+    for seq, places in enumerate(parts):
+        replica.say(wire.Chunk(**about, seq=seq, modality="text", prompt_logprobs=tuple(places)))
+    likely = ((wire.TokenLogprob(20, -0.5, 1, "so"),),)
+    replica.say(wire.Chunk(**about, seq=len(parts), modality="text", text="so", token_ids=(20,), logprobs=likely))
+    replica.say(wire.StageDone(**about, seq=len(parts) + 1, finish_reason="stop", stop_reason=20))
+
+
+async def test_an_echo_has_the_prompts_likelihood_before_the_answers(frontend: Any) -> None:
+    """1. whole and streamed, one of each of two answers; of the first token, which nothing comes before, none
+    2. without generation only the prompt's
+    3. a chat has them beside its answer, and what stopped it
+    """
+    asked = {"model": "thinker", "prompt": [11, 12, 13, 14], "echo": True, "logprobs": 0}
+    chat = {"model": "thinker", "messages": [{"role": "user", "content": "1"}], "prompt_logprobs": 0}
+    async with serving(frontend, speak_of_the_prompt) as (client, replica):
+        whole = (await client.post("/v1/completions", json={**asked, "n": 2})).json()
+        streamed = events_of((await client.post("/v1/completions", json={**asked, "n": 2, "stream": True})).text)
+        bare = (await client.post("/v1/completions", json={**asked, "max_tokens": 0})).json()
+        beside = (await client.post("/v1/chat/completions", json=chat)).json()
+    due = [None, -12.0, -13.0, -14.0, -0.5]
+    assert [choice["logprobs"]["token_logprobs"] for choice in whole["choices"]] == [due, due]
+    assert whole["choices"][0]["text"].endswith("so")
+    for index in range(2):
+        mine = [choice for event in streamed for choice in event["choices"] if choice["index"] == index]
+        assert [each for choice in mine for each in choice["logprobs"]["token_logprobs"]] == due
+    assert bare["choices"][0]["logprobs"]["token_logprobs"] == due[:-1]
+    assert beside["choices"][0]["stop_reason"] == 20
+    (_, *rest) = beside["prompt_logprobs"]
+    submit = replica.of(wire.Submit)[-1]
+    assert [int(token_id) for each in rest for token_id in each] == submit.inputs["prompt_token_ids"][1:]
+    # Of two answers that go out together, one.
+    asked_of = [submit.params.get("prompt_logprobs") for submit in replica.of(wire.Submit)]
+    assert (asked_of.count(0), asked_of.count(None)) == (5, 1)
+
+
+async def test_a_prompts_likelihood_comes_as_vllms_callers_get_it(frontend: Any) -> None:
+    """Once where an answer comes in pieces, else with all that is said; never before the answer begins."""
+    from vllm import SamplingParams
+    from vllm.inputs.engine import tokens_input
+    from vllm.sampling_params import RequestOutputKind
+
+    found: dict[RequestOutputKind, list[tuple[Any, Any]]] = {}
+    async with serving(frontend, speak_of_the_prompt) as (client, _):
+        engine = client._transport.app._app.state.engine_client  # type: ignore[attr-defined]
+        for kind in RequestOutputKind:
+            params = SamplingParams(prompt_logprobs=0, logprobs=0, output_kind=kind)
+            outputs = [each async for each in engine.generate(tokens_input([5, 6, 7]), params, "r1")]
+            shown = [[each and list(each) for each in output.prompt_logprobs] for output in outputs]
+            found[kind] = [
+                (places, output.outputs[0].stop_reason) for places, output in zip(shown, outputs, strict=True)
+            ]
+    whole = [None, [6], [7]]
+    assert found == {
+        RequestOutputKind.CUMULATIVE: [(whole, None), (whole, 20)],
+        RequestOutputKind.DELTA: [(whole, None), ([], 20)],
+        RequestOutputKind.FINAL_ONLY: [(whole, 20)],
+    }
+
+
+async def test_a_prompt_without_its_likelihood_is_the_stages_fault(frontend: Any) -> None:
+    async with serving(frontend, speak_likely) as (client, _):
+        answer = await client.post("/v1/completions", json={**ASK, "prompt": [5, 6, 7], "echo": True, "logprobs": 0})
+    assert answer.status_code == 500, answer.text
+    assert "stage 0 gave logprobs of 0 tokens of a prompt that has 2" in answer.text
+
+
+@pytest.mark.parametrize(("prompt", "text"), [("What is 3 + 4?", "What is 3 + 4?"), ([30, 31], "12")])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_echo_alone_asks_the_stage_for_nothing(frontend: Any, prompt: Any, text: str, stream: bool) -> None:
+    asked = {"model": "thinker", "prompt": prompt, "echo": True, "stream": stream}
+    async with serving(frontend, speak) as (client, replica):
+        answer = await client.post("/v1/completions", json=asked)
+        alone = await client.post("/v1/completions", json={**asked, "max_tokens": 0, "stream": False})
+    texts = [event["choices"][0]["text"] for event in (events_of(answer.text) if stream else [answer.json()])]
+    assert alone.json()["choices"][0]["text"] == text
+    assert "".join(texts) == f"{text}two words"
+    assert "prompt_logprobs" not in replica.of(wire.Submit)[0].params
+
+
 async def test_a_stage_that_leaves_out_what_was_asked_is_to_blame(frontend: Any) -> None:
     async with serving(frontend, speak) as (client, _):
         answer = await client.post("/v1/completions", json={**ASK, "logprobs": 1})
     assert answer.status_code == 500, answer.text
     assert "stage 0 gave logprobs of 0 tokens" in answer.text
+
+
+async def test_whose_prompts_are_remembered_together_is_told_to_the_stage(frontend: Any) -> None:
+    """And what the operator's own logits processors may read."""
+    asked = {**ASK, "cache_salt": "team a", "vllm_xargs": {"planet": 1}}
+    async with serving(frontend, speak) as (client, replica):
+        answer = await client.post("/v1/completions", json=asked)
+        await client.post("/v1/completions", json=ASK)
+    assert answer.status_code == 200, answer.text
+    told = [(each.params.get("cache_salt"), each.params.get("extra_args")) for each in replica.of(wire.Submit)]
+    assert told == [("team a", {"planet": 1}), (None, None)]
 
 
 async def test_several_answers_are_several_requests_with_seeds_of_their_own(frontend: Any) -> None:
@@ -235,46 +329,6 @@ async def test_an_abort_by_name_ends_all_answers_of_the_request(frontend: Any) -
         reading.cancel()
 
 
-async def test_what_a_url_names_is_not_fetched_for_a_model_that_takes_pictures(tmp_path: Path) -> None:
-    """A picture of the client's own is refused just so: vLLM's server has room for none."""
-    from tests.contract.test_vllm_items import build_model, data_url, picture
-
-    asked: list[str] = []
-
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        asked.append((await reader.readline()).decode())
-        writer.close()
-
-    with as_the_supervisor_has_it():
-        from hub.api.vllm_server import VllmFrontend
-
-        stage = msgspec.structs.replace(STAGE, model=str(build_model(tmp_path)))
-        looking = VllmFrontend(DeployConfig(stages=(stage,), model="looker"), "")
-    target = await asyncio.start_server(answer, "127.0.0.1", 0)
-    port = target.sockets[0].getsockname()[1]
-    async with target, serving(looking, speak) as (client, replica):
-        for url in (f"http://127.0.0.1:{port}/x.png", data_url(picture("red"))):
-            content = [{"type": "text", "text": "what is"}, {"type": "image_url", "image_url": {"url": url}}]
-            body = {"model": "looker", "messages": [{"role": "user", "content": content}]}
-            refused = await client.post("/v1/chat/completions", json=body)
-            assert (refused.status_code, refused.json()["error"]["param"]) == (400, "image"), refused.text
-        assert not replica.of(wire.Submit)
-    assert asked == []
-
-
-async def test_pictures_are_refused_with_where_to_send_them(frontend: Any) -> None:
-    """What vLLM's server has made of them can't be told to a stage."""
-    from vllm import SamplingParams
-    from vllm.exceptions import VLLMError
-
-    async with serving(frontend, speak) as (client, replica):
-        engine = client._transport.app._app.state.engine_client  # type: ignore[attr-defined]
-        prompt = {"type": "multimodal", "prompt_token_ids": [5, 6], "mm_kwargs": {}, "mm_hashes": {}}
-        with pytest.raises(VLLMError, match="ask a hub without --api vllm"):
-            engine.generate(prompt, SamplingParams(), "r1")
-        assert not replica.of(wire.Submit)
-
-
 async def test_what_is_asked_of_the_engine_reaches_every_replica_of_the_stage(frontend: Any) -> None:
     """1. both replicas are put to sleep, once what runs has ended; one that can't is told
     2. vLLM's way of ending what runs first is refused
@@ -315,7 +369,7 @@ async def test_what_is_asked_of_the_engine_reaches_every_replica_of_the_stage(fr
         with pytest.raises(VLLMError, match="mode=wait"):
             await engine.sleep(1, "abort")
         with pytest.raises(NotImplementedError):
-            await engine.add_lora(None)
+            await engine.pause_generation()
 
 
 @pytest.mark.parametrize(

@@ -94,11 +94,11 @@ class Client:
         self._settings = settings
         self._blocks = read_blocks()
 
-    def ask(self, question: str | None = None) -> tuple[int, dict[str, Any]]:
-        """Status and body of the page's own question, or of another one in its words."""
+    def ask(self, question: str | None = None, **fields: Any) -> tuple[int, dict[str, Any]]:
+        """Status and body of the page's own question, or of another one in its words and with more ``fields``."""
         url, body = _parse_curl(self._blocks["ask"], self._settings.variables())
         assert body is not None
-        asked = json.loads(body)
+        asked = json.loads(body) | fields
         if question is not None:
             asked["messages"][0]["content"] = question
         status, answer = self._exchange(url, asked)

@@ -17,24 +17,27 @@ from typing import Any
 
 from omni_discovery.embedded import EmbeddedEtcd
 from tests.support.binaries import absent
+from tests.support.netns import Host
 from tests.support.processes import wait_for
 
 _PACKAGE = "openyuanrong-datasystem"
+#: Where connectors look for it unless they are told.
+DEFAULT_PORT = 35001
 
 
 class Datasystem:
-    """The process. It ends with this one at the latest, however that ends."""
+    """The process. It ends with this one at the latest, however that ends. ``on`` another host, it is reached there."""
 
-    def __init__(self, memory_mib: int, etcd: str = "") -> None:
+    def __init__(self, memory_mib: int, etcd: str = "", on: Host | None = None) -> None:
         self._stack = ExitStack()
         self._folder = Path(tempfile.mkdtemp(prefix="omni-yr-"))
         self._stack.callback(shutil.rmtree, self._folder, ignore_errors=True)
         # Clients of this process and of its children write their logs there, and not into the user's home.
         os.environ["DATASYSTEM_CLIENT_LOG_DIR"] = str(self._folder / "clients")
-        self.host, self.port = "127.0.0.1", _free_port()
+        self.host, self.port = ("127.0.0.1", _free_port()) if on is None else (on.address, DEFAULT_PORT)
         try:
             self.etcd = etcd or self._stack.enter_context(EmbeddedEtcd()).endpoint
-            self.process = self._start(self.etcd, memory_mib)
+            self.process = self._start(self.etcd, memory_mib, on)
             self._stack.callback(self.kill)
         except BaseException:
             self.close()
@@ -60,7 +63,7 @@ class Datasystem:
         """End it and its etcd, and remove what they wrote. Idempotent."""
         self._stack.close()
 
-    def _start(self, etcd: str, memory_mib: int) -> subprocess.Popen[bytes]:
+    def _start(self, etcd: str, memory_mib: int, on: Host | None) -> subprocess.Popen[bytes]:
         found = importlib.util.find_spec("yr.datasystem")
         assert found is not None
         assert found.origin is not None
@@ -71,11 +74,12 @@ class Datasystem:
         for name, setting in json.loads((package / "worker_config.json").read_text()).items():
             if str(setting.get("value", "")).startswith("./datasystem/"):
                 flags[name] = str(self._folder / setting["value"].removeprefix("./datasystem/"))
-        command = ["setpriv", "--pdeathsig", "KILL", str(package / "datasystem_worker")]
+        command = ["setpriv", "--pdeathsig", "KILL", "env", f"LD_LIBRARY_PATH={package / 'lib'}"]
+        command.append(str(package / "datasystem_worker"))
+        command += [f"--{name}={value}" for name, value in flags.items()]
         with (self._folder / "log").open("wb") as log:
             return subprocess.Popen(
-                command + [f"--{name}={value}" for name, value in flags.items()],
-                env={**os.environ, "LD_LIBRARY_PATH": str(package / "lib")},
+                command if on is None else on.command(*command),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

@@ -26,6 +26,7 @@ PURE_CORES = (
     "omni_discovery/history.py",
     "omni_discovery/deploy.py",
     "omni_discovery/deploy_check.py",
+    "omni_discovery/deploy_connectors.py",
     "omni_discovery/deploy_values.py",
     "omni_discovery/one_line.py",
     "omni_discovery/picture_urls.py",
@@ -95,7 +96,9 @@ PURE_CORES = (
     "hub/retry_budget.py",
     "hub/results.py",
     "hub/sound.py",
+    "hub/pooled.py",
     "stage_runtime/engines/sound.py",
+    "stage_runtime/engines/pooled.py",
     "stage_runtime/engines/torch_input.py",
     "stage_runtime/engines/torch_output.py",
     "hub/api/parts.py",
@@ -199,7 +202,8 @@ def test_connectors_and_the_engine_list_import_torch_and_vllm_only_when_used() -
 
 
 #: What puts vLLM's own server in front of a hub. Imported only where it is asked for.
-VLLM_API = tuple(f"hub/api/vllm_{part}.py" for part in ("client", "control", "errors", "logprobs", "server"))
+_VLLM_PARTS = ("adapters", "client", "control", "errors", "logprobs", "pictures", "pooling", "server")
+VLLM_API = tuple(f"hub/api/vllm_{part}.py" for part in _VLLM_PARTS)
 
 
 def test_vllm_stays_in_the_engines_and_behind_its_own_api() -> None:

@@ -72,6 +72,13 @@ def test_more_parameters_than_stages_are_refused() -> None:
         stage_params(PAIR, parse_chat(body(sampling_params_list=[{}, {}, {}])))
 
 
+def test_a_client_names_an_adapter_and_does_not_say_where_it_is() -> None:
+    assert stage_params(PAIR, parse_chat(body(sampling_params_list=[{"lora": "sql"}])))[3]["lora"] == "sql"
+    for lora in ({"name": "sql", "path": "/etc"}, ["sql"], 1):
+        with pytest.raises(InvalidRequestError, match="'lora' is the name of an adapter"):
+            stage_params(PAIR, parse_chat(body(sampling_params_list=[{}, {"lora": lora}])))
+
+
 def test_logprobs_of_a_vllm_stage_have_no_place_in_the_answer() -> None:
     """Another engine may mean something else by them."""
     pair = parse_deploy("stages: [{stage_id: 0, engine: vllm, final_output: text}, {stage_id: 1, engine: own}]", "pair")

@@ -19,7 +19,9 @@ from omni_discovery.deploy import (
     parse_deploy,
 )
 from omni_discovery.deploy_check import describe_difference, doubtful_engines
+from omni_discovery.deploy_connectors import CONNECTORS
 from omni_discovery.errors import ConfigError
+from stage_runtime.connectors.factory import OmniConnectorFactory
 
 TREE = """
 model: tree
@@ -61,6 +63,26 @@ def test_an_edges_bounds_go_to_its_connector(tree: DeployConfig) -> None:
     assert decode_deploy(encode_deploy(bounded), "pipeline") == bounded
     # What is not said is not written: readers that do not know the bounds yet read the rest.
     assert b"window_size" not in encode_deploy(tree)
+
+
+def test_an_edge_may_name_a_connector_by_itself_or_describe_it_on_the_spot() -> None:
+    """1. one line, nothing under 'connectors'; 2. what is declared under such a name is what is meant by it"""
+    text = TREE.partition("connectors:")[0]
+    chosen = parse_deploy(text.replace("small", "TcpConnector"), "t")
+    described = parse_deploy(text.replace("small", "{name: MooncakeStoreConnector, extra: {master: 'm:1'}}"), "t")
+    declared = parse_deploy(f"{text}connectors: {{TcpConnector: {{name: Mine}}}}".replace("small", "TcpConnector"), "t")
+    assert chosen.connector_of(0, 2) == ConnectorConfig(name="TcpConnector")
+    assert described.connector_of(0, 2) == ConnectorConfig(name="MooncakeStoreConnector", extra={"master": "m:1"})
+    assert declared.connector_of(0, 2) == ConnectorConfig(name="Mine")
+    # Readers of the registry that know declared ones only read it, too.
+    assert set(chosen.connectors) == {chosen.edges[0].connector}
+    for wrong in ("Tcp", "{name: TcpConnector, extras: {}}", "[TcpConnector]"):
+        with pytest.raises(ConfigError, match=r"there are: AutoConnector, |extras is not known|or a connector's own"):
+            parse_deploy(text.replace("small", wrong), "t")
+
+
+def test_the_connectors_that_need_no_declaration_are_those_that_replicas_have() -> None:
+    assert set(CONNECTORS) == OmniConnectorFactory._ours | set(OmniConnectorFactory._aliases)
 
 
 def test_the_document_survives_the_registry_and_has_one_form(tree: DeployConfig) -> None:
@@ -125,7 +147,7 @@ def test_an_engine_that_nobody_knows_is_named_with_the_nearest(tree: DeployConfi
         (TREE.replace("input_from: [0]", "input_from: [9]"), "stage 9"),
         (TREE.replace("input_from: [0]", "input_from: [2]"), "does not stand before"),
         (TREE.replace("{from: 0, to: 2", "{from: 1, to: 2"), "joins no two stages"),
-        (TREE.replace("connector: small", "connector: big"), "there are: small"),
+        (TREE.replace("connector: small", "connector: big"), "there are: small, AutoConnector, "),
         (TREE.replace("num_replicas: 2", "num_replicas: 0"), "a whole number from 1 to 1024"),
         (TREE.replace("stage_id: 0", "stage_id: -1"), "a whole number from 0"),
         ("stages: [{stage_id: 0, engine: echo}]", "final_output"),
@@ -175,7 +197,11 @@ def test_an_edge_hands_over_in_pieces_as_it_says_or_as_the_document_says() -> No
 @pytest.mark.parametrize(
     ("stage", "edge", "said"),
     [
-        ("final_output: picture", "", "stage 7.final_output is 'picture'; right would be text, image, audio or none"),
+        (
+            "final_output: picture",
+            "",
+            "stage 7.final_output is 'picture'; right would be text, image, audio, embedding or none",
+        ),
         (
             "final_output: text, runtime: {num_replicas: 0}",
             "",

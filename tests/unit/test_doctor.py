@@ -144,6 +144,17 @@ def test_a_replica_that_starts_anew_is_a_note_with_how_the_one_before_it_ended()
     assert wrong(findings, Grade.NOTE) == [said]
 
 
+def test_a_replica_without_what_carries_its_hand_offs_is_named_before_it_is_up_and_after() -> None:
+    lost, never = (
+        record(reason="m:1 is away"),
+        record(1, status=ReplicaStatus.STARTING, phase="waiting", reason="no m:1"),
+    )
+    assert wrong(found(FORCE, HUB, lost, never)) == [
+        "replica: replica 0/0 is up, but m:1 is away",
+        "replica: replica 0/1 waits: no m:1",
+    ]
+
+
 def test_replicas_of_several_releases_are_a_note() -> None:
     findings = found(FORCE, HUB, record(version="1"), record(1, version="2"))
     assert wrong(findings, Grade.NOTE) == ["version: replicas of several releases: 1: 0/0; 2: 0/1"]

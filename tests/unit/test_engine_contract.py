@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from omni_discovery.deploy import StageConfig
 from stage_runtime.engines.base import EngineOutput, StageRequest

@@ -8,13 +8,16 @@ from typing import Any
 
 import pytest
 
-from omni_discovery.wire import FailureKind
+from omni_discovery.wire import MAX_HEAD_BYTES, MAX_LOGPROBS, FailureKind, TokenLogprob
+from stage_runtime.answers import head_of
 from stage_runtime.connectors.shm import SharedMemoryConnector
 from stage_runtime.engine_loop import EngineLoop
 from stage_runtime.engines.base import EngineOutput, StageRequest
 from stage_runtime.jobs import Broken, Finished, NextSegment, Outcome, Piece, Room, SegmentEnded, Wake, Work
-from stage_runtime.outputs import flaw_of
+from stage_runtime.ledger import Ticket
+from stage_runtime.outputs import PROMPT_PLACES, flaw_of
 from stage_runtime.payloads import Edge, Payloads
+from stage_runtime.peers import Peer
 from tests.support.replica_engine import ScriptedEngine
 
 WRONG: dict[str, Any] = {
@@ -33,6 +36,17 @@ WRONG: dict[str, Any] = {
     "logprobs with whole numbers": {"token_ids": (1,), "logprobs": (((1, 1, 1, "a"),),)},
     "logprobs with no number": {"token_ids": (1,), "logprobs": (((1, float("nan"), 1, "a"),),)},
     "logprobs with a rank below": {"token_ids": (1,), "logprobs": (((1, -0.5, -1, "a"),),)},
+    "prompt_logprobs": "abc",
+    "prompt_logprobs of none": {"prompt_logprobs": None},
+    "prompt_logprobs with nothing": {"prompt_logprobs": (None,)},
+    "prompt_logprobs with no number": {"prompt_logprobs": (((1, float("nan"), 1, "a"),),)},
+    "prompt_token_ids": "abc",
+    "prompt_token_ids of none": {"prompt_token_ids": None},
+    "prompt_token_ids of strings": {"prompt_token_ids": ("1",)},
+    "stop_reason": {"finish_reason": "stop", "stop_reason": True},
+    "stop_reason below": {"finish_reason": "stop", "stop_reason": -1},
+    "stop_reason of bytes": {"finish_reason": "stop", "stop_reason": b"x"},
+    "stop_reason of a book": {"finish_reason": "stop", "stop_reason": "x" * 257},
     "image_png": "png",
     "finish_reason": 0,
     "handoff": {"finish_reason": "stop", "handoff": [1]},
@@ -112,9 +126,29 @@ def test_what_an_engine_may_say_has_no_flaw() -> None:
         {"image_png": b"", "finish_reason": "stop", "usage": {"n": 1}, "handoff": {}, "handoff_piece": {"a": 1}},
         {"error": (FailureKind.INVALID, "no")},
         {"token_ids": [1], "logprobs": [[(1, float("-inf"), 0, ""), *[(2, -0.5, 1, "b")] * 20]]},
+        {"token_ids": [1], "prompt_logprobs": [[(1, -0.5, 1, "a")]] * 3},
+        {"token_ids": [1], "prompt_token_ids": [3, 3, 4]},
+        {"finish_reason": "stop", "stop_reason": 0},
+        {"finish_reason": "stop", "stop_reason": "x" * 256},
     ):
         given: dict[str, Any] = fields
         assert flaw_of(EngineOutput("a", **given)) == ""
+
+
+def test_what_a_long_prompt_was_like_comes_before_the_answer_in_pieces_that_fit(bench: Bench) -> None:
+    """Cut at the same places by every replica, however wide each is: what was shown can be told from what was not."""
+    place = tuple(TokenLogprob(number, -0.5, number, "text") for number in range(MAX_LOGPROBS + 1))
+    told = tuple((place[:1], place)[number % 2] for number in range(2 * PROMPT_PLACES + 1))
+    said = bench.put_out(EngineOutput("a", text="x", token_ids=(1,), prompt_logprobs=told))
+    pieces = [piece for piece in said if isinstance(piece, Piece)]
+    assert [len(piece.prompt_logprobs) for piece in pieces] == [PROMPT_PLACES, PROMPT_PLACES, 1, 0]
+    assert tuple(place for piece in pieces for place in piece.prompt_logprobs) == told
+    assert [piece.token_ids for piece in pieces] == [(), (), (), (1,)]
+    widest = Piece("a", "text", prompt_logprobs=(place,) * PROMPT_PLACES)
+    assert len(head_of(Ticket("a", Peer("hub", "hub"), "a", 0, 1), widest, 0)) < MAX_HEAD_BYTES / 4
+    (end,) = bench.put_out(EngineOutput("a", finish_reason="stop", stop_reason="x"))
+    assert isinstance(end, Finished)
+    assert end.stop_reason == "x"
 
 
 def test_outputs_of_nobody_are_counted_and_dropped(bench: Bench) -> None:

@@ -222,6 +222,33 @@ FROM_REPLICA: dict[str, tuple[wire.FromReplica, str]] = {
         "74ac71756575655f6c656e67746801a7617474656d707400a474657874a0a9746f6b656e5f6964739105a46d696d65a0a86c6f677072"
         "6f627391929405cbbfe000000000000002a26a6194cd012ccbbfd000000000000001a0",
     ),
+    "chunk_prompt_logprobs": (
+        wire.Chunk(
+            epoch=70_000,
+            request_id="r~1",
+            seq=0,
+            modality="text",
+            queue_length=1,
+            prompt_logprobs=((wire.TokenLogprob(5, -0.5, 2, "ja"), wire.TokenLogprob(300, -0.25, 1, "")),),
+        ),
+        "018ba174a56368756e6ba565706f6368ce00011170aa726571756573745f6964a3727e31a373657100a86d6f64616c697479a4746578"
+        "74ac71756575655f6c656e67746801a7617474656d707400a474657874a0a9746f6b656e5f69647390a46d696d65a0af70726f6d7074"
+        "5f6c6f6770726f627391929405cbbfe000000000000002a26a6194cd012ccbbfd000000000000001a0",
+    ),
+    "chunk_prompt_token_ids": (
+        wire.Chunk(
+            epoch=70_000,
+            request_id="r~1",
+            seq=0,
+            modality="text",
+            queue_length=1,
+            token_ids=(5,),
+            prompt_token_ids=(7, 300),
+        ),
+        "018ba174a56368756e6ba565706f6368ce00011170aa726571756573745f6964a3727e31a373657100a86d6f64616c697479a4746578"
+        "74ac71756575655f6c656e67746801a7617474656d707400a474657874a0a9746f6b656e5f6964739105a46d696d65a0b070726f6d70"
+        "745f746f6b656e5f6964739207cd012c",
+    ),
     "chunk_image": (
         wire.Chunk(epoch=70_000, request_id="r~1", seq=1, modality="image", queue_length=1, mime="image/png"),
         "018aa174a56368756e6ba565706f6368ce00011170aa726571756573745f6964a3727e31a373657101a86d6f64616c697479"
@@ -245,6 +272,18 @@ FROM_REPLICA: dict[str, tuple[wire.FromReplica, str]] = {
         "7461676500a8746f5f737461676501a36b6579a36b2f30a9636f6e6e6563746f72a373686daa73697a655f6279746573cd01"
         "2ca86d6574616461746182a373686da166a16e9201c4020001a4726f6c65a0a5757361676581ad70726f6d70745f746f6b65"
         "6e7303a974696d696e67735f7381a57175657565cb3fc0000000000000a670696563657300",
+    ),
+    "done_by_a_token": (
+        wire.StageDone(epoch=70_000, request_id="r~1", seq=2, finish_reason="stop", queue_length=0, stop_reason=300),
+        "018ca174a4646f6e65a565706f6368ce00011170aa726571756573745f6964a3727e31a373657102ad66696e6973685f726561736f6e"
+        "a473746f70ac71756575655f6c656e67746800a7617474656d707400a87061796c6f61647390a5757361676580a974696d696e67735f"
+        "7380a670696563657300ab73746f705f726561736f6ecd012c",
+    ),
+    "done_by_a_text": (
+        wire.StageDone(epoch=70_000, request_id="r~1", seq=2, finish_reason="stop", queue_length=0, stop_reason="ü"),
+        "018ca174a4646f6e65a565706f6368ce00011170aa726571756573745f6964a3727e31a373657102ad66696e6973685f726561736f6e"
+        "a473746f70ac71756575655f6c656e67746800a7617474656d707400a87061796c6f61647390a5757361676580a974696d696e67735f"
+        "7380a670696563657300ab73746f705f726561736f6ea2c3bc",
     ),
     "failed": (
         wire.StageFailed(

@@ -85,7 +85,7 @@ def test_after_a_call_without_an_answer_the_next_ones_fail_at_once_for_a_moment(
 ) -> None:
     """Each of them would hold the whole process for as long as it waits."""
     fake.error = UNREACHABLE
-    with pytest.raises(TransferError, match=r"127\.0\.0\.1:1.*is it running there"):
+    with pytest.raises(TransferError, match=r"127\.0\.0\.1:1.*is it running"):
         client.exist(["a"])
     fake.error = ""
     with pytest.raises(TransferError, match=r"asked again in 2\.0 s"):
