@@ -177,8 +177,10 @@ class Payloads:
         for pair, edge in self._edges.items():
             try:
                 _say_what_it_did(pair, edge)
-            except Exception as error:
-                logger.warning("payload.health_failed connector=%s reason=%s", edge.name, _told(error))
+            except ConfigError:
+                logger.debug("payload.never_worked connector=%s", edge.name)
+            except Exception:
+                logger.exception("payload.health_failed connector=%s", edge.name)
             try:
                 edge.connector.close()
             except Exception:
