@@ -32,10 +32,17 @@ MAGIC: Final = b"OMNISHM3"
 
 
 class State(IntEnum):
-    """What a segment holds. It is free until the last byte of a payload is written, and nobody can read before."""
+    """What a segment holds. It is free until the last byte of a payload is written, and nobody can read before.
+
+    Gone is what its owner has given up: who still has it in hand must leave no name of it behind.
+    """
 
     FREE = 0
     READY = 2
+    GONE = 3
+
+
+_STATES: Final = frozenset(State)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +65,7 @@ class Header:
         if len(content) < HEADER.size:
             return None
         magic, state, _, _, size, pid, started, pid_namespace, number, generation, digest = HEADER.unpack_from(content)
-        if magic != MAGIC or state not in (State.FREE, State.READY):
+        if magic != MAGIC or state not in _STATES:
             return None
         return cls(State(state), size, Owner(pid, started, pid_namespace), number, generation, digest)
 

@@ -46,6 +46,7 @@ _TRIES: Final = 16
 #: From here on a part is copied by numpy, which lets other threads run meanwhile; smaller ones are joined first.
 _LARGE: Final = 16384
 _FREE: Final = bytes([State.FREE])
+_GONE: Final = bytes([State.GONE])
 
 _numbers = itertools.count()
 
@@ -153,8 +154,10 @@ class Segment:
         if self.hide():
             return True
         # A reader that consumed it has given it the name of its home itself, unless it died over that.
+        if self._home is not None and not self._is_mine(self._home):
+            return False
         self.path = self._home
-        return self._home is None or self._is_mine(self._home)
+        return True
 
     @property
     def name(self) -> str:
@@ -181,6 +184,9 @@ class Segment:
 
     def drop(self) -> None:
         """Give the memory back. Who still looks at it keeps seeing what is there."""
+        # Said before the names are looked for: a reader that consumes it looks for this after it has given it one.
+        with contextlib.suppress(OSError):
+            os.pwrite(self._descriptor, _GONE, STATE_AT)
         self._unlink()
         # A thread that sends from it lets go of the mapping when it is through.
         with contextlib.suppress(BufferError):

@@ -2,9 +2,6 @@
 
 A view is private and writable: what its user writes, nobody else sees. It holds the segment's shared lock, so the
 owner can't use the segment again before the view is gone; the kernel takes the lock back if the reader is killed.
-
-Opening and mapping a file takes longer than all else, so a segment that was read once stays mapped for the next
-payload in it. That holds no memory: whoever gives a segment up also cuts its file down to nothing.
 """
 
 from __future__ import annotations
@@ -12,8 +9,8 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import itertools
-import mmap
 import os
+import sys
 from collections import OrderedDict
 from pathlib import Path
 from typing import Any, Final
@@ -27,6 +24,7 @@ from stage_runtime.connectors.layout import (
     HEADER,
     HEADER_BYTES,
     MAGIC,
+    STATE_AT,
     Header,
     State,
     claim_path,
@@ -35,66 +33,16 @@ from stage_runtime.connectors.layout import (
     payload_path,
     segment_name,
 )
+from stage_runtime.connectors.mapped import Mapped
 from stage_runtime.connectors.shm_owner import me
 from stage_runtime.errors import SerializationError
 
 #: A name may be given to another segment between two looks; so often it is looked up anew.
 _TRIES: Final = 5
-#: So many segments stay mapped that nobody looks at; each takes two descriptors.
+#: So many segments stay mapped that nobody looks at; each takes three descriptors.
 KEPT_MAPPED: Final = 32
 
 _claims = itertools.count()
-
-
-class Mapped:
-    """A segment in this process: its file, and all of it mapped privately. One view at a time has it."""
-
-    # Held here, for modules are empty when the last of them go as the process ends.
-    _flock, _unlock, _lock = staticmethod(fcntl.flock), fcntl.LOCK_UN, fcntl.LOCK_EX | fcntl.LOCK_NB
-    _forget, _pid_now = mmap.MADV_DONTNEED, staticmethod(os.getpid)
-    _close, _stat, _cut = staticmethod(os.close), staticmethod(os.fstat), staticmethod(os.ftruncate)
-
-    def __init__(self, name: str, descriptor: int, size_bytes: int) -> None:
-        self.descriptor = -1
-        self.name = name
-        self.map = mmap.mmap(descriptor, size_bytes, access=mmap.ACCESS_COPY)
-        self._pid = self._pid_now()
-        self.descriptor = descriptor
-
-    def is_ours(self) -> bool:
-        """False in a process that was forked later: the lock there is still that of the other."""
-        return self._pid == self._pid_now()
-
-    def is_whole(self) -> bool:
-        """Whether the file is as long as it was."""
-        return os.lseek(self.descriptor, 0, os.SEEK_END) == len(self.map)
-
-    def unlock(self) -> None:
-        """Let the owner use the segment again."""
-        self._flock(self.descriptor, self._unlock)
-
-    def forget(self) -> bool:
-        """Lose what was written to the mapping. False if the owner gave the segment up: then its memory goes too."""
-        self.map.madvise(self._forget)
-        if self._stat(self.descriptor).st_nlink:
-            return True
-        try:
-            self._flock(self.descriptor, self._lock)
-        except BlockingIOError:
-            # Another reader still looks at it, and will come here.
-            return False
-        self._cut(self.descriptor, 0)
-        return False
-
-    def close(self) -> None:
-        """Unlock and close it. The mapping goes with the last that views it. Idempotent."""
-        descriptor, self.descriptor = self.descriptor, -1
-        if descriptor >= 0:
-            if self.is_ours():
-                self._flock(descriptor, self._unlock)
-            self._close(descriptor)
-
-    __del__ = close
 
 
 class View(np.ndarray[Any, np.dtype[np.uint8]]):
@@ -103,6 +51,7 @@ class View(np.ndarray[Any, np.dtype[np.uint8]]):
     mapped: Mapped | None = None
     reader: Reader
     locked: bool
+    _is_ending = staticmethod(sys.is_finalizing)
 
     def payload(self) -> memoryview:
         """All its bytes."""
@@ -115,9 +64,9 @@ class View(np.ndarray[Any, np.dtype[np.uint8]]):
             self.mapped.unlock()
 
     def __del__(self) -> None:
-        if self.mapped is not None and self.mapped.is_ours():
+        if self.mapped is not None and self.mapped.is_ours() and not self._is_ending():
             self.let_go()
-            self.reader.take_back(self.mapped)
+            self.reader.take_back(self.mapped, self.size)
 
 
 class Reader:
@@ -146,10 +95,11 @@ class Reader:
                 return view
         return self._attach(key_digest(self._namespace, *edge), generation, consume)
 
-    def take_back(self, mapped: Mapped) -> None:
+    def take_back(self, mapped: Mapped, size_bytes: int) -> None:
         """Keep a segment that nobody views any more, or close it."""
         known = self._known
-        if not mapped.forget() or len(known) >= self._keep or known.setdefault(mapped.name, mapped) is not mapped:
+        kept = mapped.forget(size_bytes) and len(known) < self._keep
+        if not kept or known.setdefault(mapped.name, mapped) is not mapped:
             mapped.close()
         elif not self._keep:
             # The reader was closed in this moment.
@@ -261,12 +211,33 @@ def _claim(path: str, descriptor: int) -> None:
         raise _MovedError from None
     found, mine = claimed.stat(), os.fstat(descriptor)
     if (found.st_ino, found.st_dev) != (mine.st_ino, mine.st_dev):
-        # Another payload of that name came in between: put it back, unless there is yet another one.
-        with contextlib.suppress(FileExistsError):
-            os.link(claimed, path)
-        claimed.unlink()
+        _put_back(claimed, path)
         raise _MovedError
     if header.owner.is_dead():
         claimed.unlink()
     else:
-        claimed.rename(home_path(str(claimed.parent), header.owner, header.number))
+        home = claimed.rename(home_path(str(claimed.parent), header.owner, header.number))
+        if _state(descriptor) is State.GONE:
+            home.unlink(missing_ok=True)
+
+
+def _put_back(claimed: Path, path: str) -> None:
+    """Another payload of that name came in between: it has it again, unless there is yet another one, or it is over."""
+    descriptor = os.open(claimed, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        if _state(descriptor) is State.READY:
+            with contextlib.suppress(FileExistsError):
+                os.link(claimed, path)
+        claimed.unlink()
+        # Its owner may have looked for its names before it had this one again.
+        if _state(descriptor) is not State.READY:
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(Path(path).stat(), os.fstat(descriptor)):
+                    Path(path).unlink()
+    finally:
+        os.close(descriptor)
+
+
+def _state(descriptor: int) -> State | None:
+    found = os.pread(descriptor, 1, STATE_AT)
+    return State(found[0]) if found and found[0] in set(State) else None

@@ -142,13 +142,17 @@ def test_readers_never_see_half_of_a_hand_off_nor_another_one(make: Make, peer: 
     assert seeds == sorted(seeds)
 
 
+@pytest.mark.parametrize("pagemap", ["/proc/self/pagemap", "/proc/none"])
 def test_a_segment_that_was_read_before_is_read_again_without_opening_it(
-    make: Make, peer: Peer, monkeypatch: pytest.MonkeyPatch
+    make: Make, peer: Peer, monkeypatch: pytest.MonkeyPatch, pagemap: str
 ) -> None:
     """1. a consumer reads a hand-off, writes to it, and drops it; the segment returns
     2. the next hand-offs in the same segment come as they were put, and no file is opened for them
+
+    So it is also where the kernel does not say which pages were written to.
     """
     mine = make()
+    monkeypatch.setattr("stage_runtime.connectors.mapped.PAGEMAP", pagemap)
 
     def fetch(seed: int) -> dict[str, Any]:
         metadata = peer.call("put", f"k{seed}", 400_000, seed)[2]
@@ -160,14 +164,14 @@ def test_a_segment_that_was_read_before_is_read_again_without_opening_it(
 
     value = fetch(1)
     assert intact(value)
-    value["tensor"].zero_()
+    value["tensor"][100:] = 0
     del value
     monkeypatch.setattr("stage_runtime.connectors.shm_reader.Reader._attach", lambda *_: None)
     for seed in (2, 3, 4):
         value = fetch(seed)
         assert intact(value)
         assert value["seed"] == seed
-        value["tensor"].zero_()
+        value["tensor"][-1] = 0
         del value
     assert peer.call("health")["segments_made"] == 1
 
@@ -343,6 +347,52 @@ def test_a_consumer_that_dies_as_it_consumes_leaves_a_name_that_is_swept(make: M
     got = connector.get("0", "1", "key")
     assert got is not None
     assert intact(got[0])
+
+
+def test_what_is_cleaned_up_while_it_is_consumed_leaves_no_name(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The consumer has taken the name and not yet given the segment back when its owner finds no name of it."""
+    producer, consumer = make(), make()
+    producer.put("0", "1", "key", payload(100_000))
+
+    def late(*of: Any) -> str:
+        producer.cleanup("key")
+        return home_path(*of)
+
+    monkeypatch.setattr("stage_runtime.connectors.shm_reader.home_path", late)
+    got = consumer.get("0", "1", "key")
+    assert got is not None
+    assert intact(got[0])
+    assert names(tmp_path) == []
+
+
+@pytest.mark.parametrize("cleaned_up", [False, True])
+def test_who_consumes_and_finds_another_hand_off_under_the_name_puts_it_back(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cleaned_up: bool
+) -> None:
+    """Another producer stored under the key in this moment; or did so and cleaned up, and leaves no name behind."""
+    first, second, consumer = make(), make(), make()
+    first.put("0", "1", "key", payload(100_000, 1))
+
+    def late(*of: Any) -> str:
+        monkeypatch.undo()
+        if cleaned_up:
+            monkeypatch.setattr(os, "link", link)
+        second.put("0", "1", "key", payload(100_000, 2))
+        return claim_path(*of)
+
+    def link(*names: Any) -> None:
+        monkeypatch.undo()
+        second.cleanup("key")
+        os.link(*names)
+
+    monkeypatch.setattr("stage_runtime.connectors.shm_reader.claim_path", late)
+    got = consumer.get("0", "1", "key")
+    assert (None if got is None else got[0]["seed"]) == (None if cleaned_up else 2)
+    first.close()
+    second.close()
+    assert names(tmp_path) == []
 
 
 def test_a_process_that_ends_with_hand_offs_in_its_hands_ends_without_a_word(make: Make, tmp_path: Path) -> None:
