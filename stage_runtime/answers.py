@@ -30,76 +30,76 @@ def rejection_of(submit: wire.Submit, refusal: Refusal, queue_length: int) -> wi
 
 
 def _message(ticket: Ticket, outcome: Spoken, queue_length: int) -> wire.FromReplica:
+    # Patterns that bind fields by position would double what each token costs here.
     match outcome:
-        case Piece(_, modality, text, token_ids, mime, attachment, logprobs, prompt_logprobs, prompt_token_ids):
-            if attachment is not None and len(attachment) > MAX_ATTACHMENT_BYTES:
-                raise WireError(
-                    f"an attachment of {len(attachment)} bytes, where a message may have {MAX_ATTACHMENT_BYTES}"
-                )
+        case Piece():
+            size_bytes = len(outcome.attachment or b"")
+            if size_bytes > MAX_ATTACHMENT_BYTES:
+                raise WireError(f"an attachment of {size_bytes} bytes, where a message may have {MAX_ATTACHMENT_BYTES}")
             return wire.Chunk(
                 epoch=ticket.epoch,
                 request_id=ticket.request_id,
                 seq=ticket.next_seq,
-                modality=modality,
+                modality=outcome.modality,
                 queue_length=queue_length,
                 attempt=ticket.attempt,
-                text=text,
-                token_ids=token_ids,
-                mime=mime,
-                logprobs=logprobs or UNSET,
-                prompt_logprobs=prompt_logprobs or UNSET,
-                prompt_token_ids=prompt_token_ids or UNSET,
+                text=outcome.text,
+                token_ids=outcome.token_ids,
+                mime=outcome.mime,
+                logprobs=outcome.logprobs or UNSET,
+                prompt_logprobs=outcome.prompt_logprobs or UNSET,
+                prompt_token_ids=outcome.prompt_token_ids or UNSET,
             )
-        case HandedPiece(_, number, payloads):
+        case HandedPiece():
             return wire.HandOffPiece(
                 epoch=ticket.epoch,
                 request_id=ticket.request_id,
                 attempt=ticket.attempt,
-                number=number,
-                payloads=payloads,
+                number=outcome.number,
+                payloads=outcome.payloads,
                 queue_length=queue_length,
             )
-        case TookPiece(_, from_stage, number):
+        case TookPiece():
             return wire.PieceTaken(
                 epoch=ticket.epoch,
                 request_id=ticket.request_id,
                 attempt=ticket.attempt,
-                from_stage=from_stage,
-                number=number,
+                from_stage=outcome.from_stage,
+                number=outcome.number,
                 queue_length=queue_length,
             )
-        case Finished(_, reason, payloads, usage, timings_s, stop_reason):
+        case Finished():
             return wire.StageDone(
                 epoch=ticket.epoch,
                 request_id=ticket.request_id,
                 seq=ticket.next_seq,
-                finish_reason=wire.shortened(reason, 256),
+                finish_reason=wire.shortened(outcome.finish_reason, 256),
                 queue_length=queue_length,
                 attempt=ticket.attempt,
-                payloads=payloads,
-                usage=dict(usage),
-                timings_s=dict(timings_s),
+                payloads=outcome.payloads,
+                usage=dict(outcome.usage),
+                timings_s=dict(outcome.timings_s),
                 pieces=ticket.pieces,
-                stop_reason=UNSET if stop_reason is None else stop_reason,
+                stop_reason=UNSET if outcome.stop_reason is None else outcome.stop_reason,
             )
-        case SegmentEnded(_, reason, payloads, usage):
+        case SegmentEnded():
             return wire.SegmentDone(
                 epoch=ticket.epoch,
                 request_id=ticket.request_id,
                 attempt=ticket.attempt,
                 seq=ticket.next_seq,
                 segment=ticket.segment or 0,
-                finish_reason=wire.shortened(reason, 256),
+                finish_reason=wire.shortened(outcome.finish_reason, 256),
                 queue_length=queue_length,
-                payloads=payloads,
-                usage=dict(usage),
+                payloads=outcome.payloads,
+                usage=dict(outcome.usage),
             )
-        case Broken(_, kind, reason):
+        case Broken():
             return wire.StageFailed(
                 epoch=ticket.epoch,
                 request_id=ticket.request_id,
-                kind=kind,
-                reason=wire.shortened(reason),
+                kind=outcome.kind,
+                reason=wire.shortened(outcome.reason),
                 queue_length=queue_length,
                 attempt=ticket.attempt,
             )

@@ -7,7 +7,7 @@ ids.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from dataclasses import dataclass
 from typing import Final
 
@@ -63,9 +63,9 @@ class CreditBook:
         self._capacity = 0
         self._unspent = 0
         self._running = 0
-        self._running_of: Counter[str] = Counter()
+        self._running_of: defaultdict[str, int] = defaultdict(int)
         #: Whose requests have ended since the last settling: a slot that nobody wants goes back to them.
-        self._ended: Counter[str] = Counter()
+        self._ended: defaultdict[str, int] = defaultdict(int)
         self._wanting: set[str] = set()
         self._recalling: set[str] = set()
         self._is_settled = True
@@ -179,7 +179,7 @@ class CreditBook:
         if self._is_settled:
             return []
         self._is_settled = True
-        lent: Counter[str] = Counter()
+        lent: defaultdict[str, int] = defaultdict(int)
         if self.free > 0 and self._accounts:
             self._lend_to_waiting(lent, now_s)
             self._lend_back(lent)
@@ -194,14 +194,14 @@ class CreditBook:
 
     # ---- lending
 
-    def _lend(self, lent: Counter[str], peer: str, credits_: int) -> None:
+    def _lend(self, lent: defaultdict[str, int], peer: str, credits_: int) -> None:
         account = self._accounts[peer]
         account.unspent += credits_
         account.lent_since += credits_
         self._unspent += credits_
         lent[peer] += credits_
 
-    def _lend_to_waiting(self, lent: Counter[str], now_s: float) -> None:
+    def _lend_to_waiting(self, lent: defaultdict[str, int], now_s: float) -> None:
         while self._wanting and self.free > 0:
             peer = min(self._wanting, key=lambda each: (self._accounts[each].waiting_since_s, each))
             account = self._accounts[peer]
@@ -213,13 +213,13 @@ class CreditBook:
             if not account.waiting:
                 self._wanting.discard(peer)
 
-    def _lend_back(self, lent: Counter[str]) -> None:
+    def _lend_back(self, lent: defaultdict[str, int]) -> None:
         for peer, ended in self._ended.items():
             account = self._accounts.get(peer)
             if account is not None and not account.unanswered and self.free > 0:
                 self._lend(lent, peer, min(ended, self.free))
 
-    def _lend_evenly(self, lent: Counter[str]) -> None:
+    def _lend_evenly(self, lent: defaultdict[str, int]) -> None:
         # To the one with the least, so that who comes to a free replica gets its part, and all have about the same.
         answering = [peer for peer, account in self._accounts.items() if not account.unanswered]
         while answering and self.free > 0:
@@ -240,7 +240,7 @@ class CreditBook:
             needed = sum(self._accounts[peer].waiting for peer in self._wanting) - self.free - asked
             idle = {peer: self._idle(account, now_s) for peer, account in self._accounts.items()}
         idle = {peer: count for peer, count in idle.items() if count > 0 and not self._accounts[peer].recalled}
-        taken: Counter[str] = Counter()
+        taken: defaultdict[str, int] = defaultdict(int)
         while needed > 0 and idle:
             peer = max(idle, key=lambda each: (idle[each], each))
             taken[peer] += 1

@@ -15,6 +15,8 @@ from stage_runtime.peers import Peer, Peers
 
 #: From this size on, a frame is given to ZMQ as it is, without a copy.
 _ZERO_COPY_BYTES: Final = 64 << 10
+#: As a plain number, which is felt with every message.
+_MORE: Final = int(zmq.NOBLOCK | zmq.SNDMORE)
 
 
 class Router:
@@ -61,7 +63,11 @@ class Router:
         """Give frames to the connection of that name, without ever waiting."""
         is_small = len(frames) == 1 or len(frames[1]) < _ZERO_COPY_BYTES
         try:
-            self.socket.send_multipart([name.encode("utf-8"), *frames], zmq.NOBLOCK, copy=is_small)
+            # All or nothing, as the first alone can be refused.
+            self.socket.send(name.encode("utf-8"), _MORE)
+            for frame in frames[:-1]:
+                self.socket.send(frame, _MORE)
+            self.socket.send(frames[-1], zmq.NOBLOCK, copy=is_small)
         except zmq.Again:
             return SendResult.FULL
         except zmq.ZMQError as error:

@@ -80,6 +80,8 @@ def companions_of(
     work: Work, engine: Engine, payloads: Payloads, clock: Callable[[], float]
 ) -> Mapping[str, Mapping[int, Mapping[str, Any]]]:
     """What was handed over for the work's companions, by role. Raise InvalidRequestError if the engine takes none."""
+    if not work.payloads:
+        return {}
     roles = dict.fromkeys(ref.role for ref in work.payloads if ref.role)
     if roles and not getattr(engine, "takes_companions", False):
         raise InvalidRequestError("this stage takes no companions; ask without them")

@@ -211,7 +211,7 @@ class Sessions:
             self._give_up(peer, "reads too slowly")
 
     def _say(self, ticket: Ticket, outcome: Spoken) -> None:
-        if isinstance(outcome, Finished | Broken):
+        if isinstance(outcome, (Finished, Broken)):
             self._close(ticket)
         queue_length = len(self.ledger.tickets)
         try:
@@ -224,7 +224,7 @@ class Sessions:
             broken = Broken(ticket.key, FailureKind.ENGINE, f"the output can't be sent: {error}")
             head, attachment = head_of(ticket, broken, len(self.ledger)), None
         ticket.is_idle = ticket.is_idle or isinstance(outcome, SegmentEnded)
-        ticket.next_seq += not isinstance(outcome, HandedPiece | TookPiece)
+        ticket.next_seq += not isinstance(outcome, (HandedPiece, TookPiece))
         ticket.pieces += isinstance(outcome, HandedPiece)
         if not self._replies.push(ticket.peer.name, head, attachment):
             self._give_up(ticket.peer, "reads too slowly")

@@ -135,6 +135,8 @@ def text_of(request: StageRequest) -> str:
 
 def companions_of(request: StageRequest) -> str:
     """What it says for the request's companions."""
+    if not request.companions:
+        return ""
     heard = {role: handed for role, by_stage in request.companions.items() for handed in by_stage.values()}
     return "".join(f" {role}: {text_handed(handed)}" for role, handed in heard.items())
 
