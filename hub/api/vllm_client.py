@@ -19,8 +19,9 @@ from hub.api.vllm_adapters import StageAdapters
 from hub.api.vllm_control import StageControl
 from hub.api.vllm_errors import OmniHttpError, as_vllm_error
 from hub.api.vllm_logprobs import Logprobs, PromptLogprobs
-from hub.api.vllm_params import params_of_choices
+from hub.api.vllm_params import check_prompt_logprobs, params_of_choices, tellers
 from hub.api.vllm_pictures import split
+from hub.api.vllm_turns import ask, turn
 from omni_discovery.errors import InvalidRequestError, OmniError, StageUnavailableError
 
 if TYPE_CHECKING:
@@ -92,11 +93,13 @@ class OmniEngineClient(StageControl, EngineClient):
             refuse_what_no_stage_takes(prompt, data_parallel_rank, kv_hints)
             # First, because vLLM's own check below fills in what it works out.
             choices = params_of_choices(sampling_params)
+            ask(len(choices))
             check = self.input_processor.process_inputs
             checked = check(request_id, prompt, sampling_params, TASKS, lora_request=lora_request)
             token_ids = checked.prompt_token_ids
             if not token_ids:
                 raise InvalidRequestError("the prompt is empty, or not of tokens")
+            check_prompt_logprobs(sampling_params, len(token_ids))
         answer = _Answer(request_id, prompt.get("prompt"), list(token_ids), sampling_params)
         inputs = {"prompt_token_ids": answer.token_ids} | ({"images": pictures} if pictures else {})
         asked = [self.adapters.params(params, lora_request, prompt.get("cache_salt")) for params in choices]
@@ -135,7 +138,7 @@ class OmniEngineClient(StageControl, EngineClient):
             params=params,
             **more,
         )
-        async with aclosing(outputs):
+        async with turn(), aclosing(outputs):
             async for output in outputs:
                 if output.stage_id == self._stage_id:
                     yield output
@@ -217,9 +220,9 @@ class _Answer:
         for said, token_ids in zip(self._said, self._token_ids, strict=True):
             said.token_ids = token_ids
         self._logprobs = [Logprobs() for _ in self._said] if params.logprobs is not None else None
-        #: By answer; of those that go out together, the first alone was asked.
-        tellers = 1 if self._kind == RequestOutputKind.FINAL_ONLY else params.n
-        self._of_prompt = {i: PromptLogprobs() for i in range(tellers)} if params.prompt_logprobs is not None else {}
+        #: By answer.
+        told = range(tellers(params)) if params.prompt_logprobs is not None else ()
+        self._of_prompt = {index: PromptLogprobs() for index in told}
         self._open = set(range(params.n))
 
     def add(self, index: int, output: OmniOutput) -> RequestOutput | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from hub.api.vllm_errors import as_vllm_error
 from omni_discovery.errors import InvalidRequestError, OmniError, RequestError, StageUnavailableError
@@ -66,6 +66,10 @@ class StageControl:
     async def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
         """Forget the prefixes; whether every replica could."""
         return all(await self.call("reset_prefix_cache", [reset_running_requests, reset_connector]))
+
+    async def scale_elastic_ep(self, *_: Any, **__: Any) -> NoReturn:
+        """Raise ValueError, which vLLM's server takes for the client's mistake: replicas come and go by themselves."""
+        raise ValueError("this hub has no part in how many replicas there are: start and stop them with omni serve")
 
     async def collective_rpc(
         self,

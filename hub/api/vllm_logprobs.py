@@ -48,7 +48,8 @@ class PromptLogprobs:
         self._places += _in_vllms_form(output.prompt_logprobs)
         if self._is_told or not (output.token_ids or output.finish_reason):
             return self._is_told
-        if len(self._places) != prompt_tokens:
+        # One that was aborted may have had none of them.
+        if len(self._places) != prompt_tokens and output.finish_reason != "abort":
             told = f"stage {output.stage_id} gave logprobs of {len(self._places) - 1} tokens"
             raise EngineFailedError(f"{told} of a prompt that has {prompt_tokens - 1} behind its first")
         self._is_told = True

@@ -10,6 +10,10 @@ from dataclasses import fields, is_dataclass
 from typing import Any, Final
 
 from omni_discovery.errors import InvalidRequestError
+from omni_discovery.wire import MAX_PROMPT_LOGPROBS
+
+#: How many answers one request may want: each of them is a request of its own to the replicas.
+MAX_ANSWERS: Final = 1024
 
 #: The server has worked these out from the request, the model and the deploy document, so they are always said.
 _SETTLED: Final = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_tokens")
@@ -64,17 +68,39 @@ def stage_params(asked: Any) -> dict[str, Any]:
 def params_of_choices(asked: Any) -> list[dict[str, Any]]:
     """The parameters of each of ``n`` answers: a seed counts up from one to the next, as vLLM has it.
 
-    Answers that go out together need but one of them to tell of their prompt: it is the first that is asked.
+    Raise InvalidRequestError if those are too many.
     """
+    if asked.n > MAX_ANSWERS:
+        raise InvalidRequestError(
+            f"n: {asked.n} answers, where one request may have {MAX_ANSWERS}; send several requests"
+        )
     params = stage_params(asked)
     if asked.n == 1:
         return [params]
     seed = params.get("seed")
     more = ({} if seed is None else {"seed": seed + index} for index in range(asked.n))
     choices = [{**params, **each} for each in more]
-    for choice in choices[1:] if asked.output_kind.name == "FINAL_ONLY" else ():
+    for choice in choices[tellers(asked) :]:
         choice.pop("prompt_logprobs", None)
     return choices
+
+
+def tellers(asked: Any) -> int:
+    """How many answers, from the first on, are asked of their prompt: one is enough where all go out together."""
+    return 1 if asked.output_kind.name == "FINAL_ONLY" else int(asked.n)
+
+
+def check_prompt_logprobs(asked: Any, prompt_tokens: int) -> None:
+    """Raise InvalidRequestError if all answers together would tell more of their prompt than a request may have."""
+    if asked.prompt_logprobs is None:
+        return
+    each, answers = prompt_tokens * (asked.prompt_logprobs + 1), tellers(asked)
+    if each * answers > MAX_PROMPT_LOGPROBS:
+        times = f", for each of {answers} answers," if answers > 1 else ""
+        raise InvalidRequestError(
+            f"prompt_logprobs: {asked.prompt_logprobs} and its own for each of {prompt_tokens} tokens{times} are more "
+            f"than the {MAX_PROMPT_LOGPROBS} that one request may have; ask for fewer"
+        )
 
 
 def default_overrides(document: Mapping[str, Any]) -> dict[str, Any]:

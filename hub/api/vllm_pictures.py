@@ -6,22 +6,30 @@ with every prompt: the hub has the template leave the places, and passes on what
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from base64 import b64decode
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from io import BytesIO
 from typing import Any, Final
 
+from PIL.Image import DecompressionBombError
 from vllm.exceptions import VLLMValidationError
 from vllm.inputs.engine import mm_input, tokens_input
+from vllm.multimodal.image import open_image
 from vllm.renderers.registry import RENDERER_REGISTRY
 from vllm.tokenizers import cached_tokenizer_from_config
 from vllm.tokenizers.registry import tokenizer_args_from_config
 
 from omni_discovery.errors import InvalidRequestError
+from omni_discovery.picture_urls import MAX_PIXELS
 
 #: How large the pictures of one request may be together: a message to a replica has to hold them.
 MAX_PICTURES_BYTES: Final = 3 << 20
 
 #: What no stage takes, and is refused before anything is fetched.
 _OTHERS: Final = ("audio", "video", "vision_chunk")
+#: What the names of parts that are no text have in them.
+_NOT_TEXT: Final = ("image", "audio", "video", "vision", "file")
 #: No host has such a name; whoever names another one is told it.
 _NO_DOMAIN: Final = "none: give the picture itself as a data: URL"
 
@@ -35,13 +43,16 @@ def picture_args(engine_args: Mapping[str, Any], *, taken: bool) -> dict[str, An
 
     Nothing is fetched but from hosts that ``allowed_media_domains`` names, where vLLM's own default are all.
     """
+    nothing_is_fetched = {"allowed_media_domains": [_NO_DOMAIN], "allowed_local_media_path": ""}
     if not taken:
-        return {"language_model_only": True}
+        # Not enough by itself: where it pools, vLLM's server fetches before it looks whether the model takes anything.
+        return {"language_model_only": True, **nothing_is_fetched}
     limits = {name: each for name, each in (engine_args.get("limit_mm_per_prompt") or {}).items() if name == "image"}
+    named = engine_args.get("allowed_media_domains")
     return {
+        **nothing_is_fetched,
+        **({"allowed_media_domains": named} if named else {}),
         "limit_mm_per_prompt": {**limits, **dict.fromkeys(_OTHERS, 0)},
-        "allowed_media_domains": engine_args.get("allowed_media_domains") or [_NO_DOMAIN],
-        "allowed_local_media_path": "",
         "enable_mm_embeds": False,
         "media_io_kwargs": None,
         "mm_processor_cache_gb": 0,
@@ -73,16 +84,24 @@ def split(prompt: Any) -> tuple[Any, tuple[bytes, ...]]:
 class _LeavesPictures:
     """The renderer's last step, in which it would make of pictures what the model reads."""
 
+    #: The renderer's own.
+    model_config: Any
+
+    def render_messages(self, messages: Any, params: Any) -> Any:
+        """See vLLM, which goes this way where the model pools, and would unpack whatever comes, or fetch it."""
+        parent: Any = super()
+        if self.model_config.runner_type == "pooling":
+            _refuse_all_but_text(messages)
+        with _no_files():
+            _check_pixels(messages)
+            return parent.render_messages(messages, params)
+
     async def render_messages_async(self, messages: Any, params: Any) -> Any:
         """See vLLM."""
         parent: Any = super()
-        try:
+        with _no_files():
+            _check_pixels(messages)
             return await parent.render_messages_async(messages, params)
-        except RuntimeError as error:
-            # So vLLM says that it was not told of a folder that it may read: the client is to blame.
-            if "local files" not in str(error):
-                raise
-            raise VLLMValidationError("a picture comes as a data: URL, not as a file of the server's") from error
 
     async def process_for_engine_async(
         self, prompt: Any, arrival_time: float, *, skip_mm_cache: bool = False, tok_params: Any = None
@@ -109,6 +128,58 @@ class _LeavesPictures:
 
     def warmup_mm(self) -> None:
         """Nothing of the kind is done here."""
+
+
+def _check_pixels(messages: Iterable[Any]) -> None:
+    """Raise VLLMValidationError if what the pictures claim to be is too large together. None is unpacked for that.
+
+    vLLM unpacks all of a request at once, and looks how many they are only then. Of those behind links it is the host,
+    which the operator has named, that keeps them small.
+    """
+    pixels = 0
+    for part in _parts_of(messages):
+        pixels += _pixels_of(part)
+    if pixels > MAX_PIXELS:
+        raise VLLMValidationError(
+            f"the pictures have {pixels} pixels, where one request may show {MAX_PIXELS}: send fewer or smaller ones"
+        )
+
+
+def _refuse_all_but_text(messages: Iterable[Any]) -> None:
+    for part in _parts_of(messages):
+        kind = next((name for name in (part.get("type"), *part) if any(each in str(name) for each in _NOT_TEXT)), None)
+        if kind is not None:
+            raise VLLMValidationError(f"this pipeline pools text; leave {kind} out")
+
+
+def _parts_of(messages: Iterable[Any]) -> Iterator[Mapping[str, Any]]:
+    for message in messages:
+        content = message.get("content") if isinstance(message, Mapping) else None
+        yield from (part for part in (content if isinstance(content, list) else ()) if isinstance(part, Mapping))
+
+
+def _pixels_of(part: Any) -> int:
+    # vLLM takes more for a data: URL than we do elsewhere; the file is what matters.
+    try:
+        shown = part["image_url"]
+        url = shown["url"] if isinstance(shown, Mapping) else shown
+        width, height = open_image(BytesIO(b64decode(url.partition(",")[2]))).size
+    except DecompressionBombError:
+        return MAX_PIXELS + 1
+    except Exception:  # noqa: BLE001 - what is no picture, vLLM says
+        return 0
+    return int(width * height)
+
+
+@contextmanager
+def _no_files() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        # So vLLM says that it was not told of a folder that it may read: the client is to blame.
+        if "local files" not in str(error):
+            raise
+        raise VLLMValidationError("a picture comes as a data: URL, not as a file of the server's") from error
 
 
 def _files(prompt: Mapping[str, Any]) -> list[bytes]:

@@ -13,7 +13,8 @@ from vllm.outputs import PoolingOutput, PoolingRequestOutput
 from vllm.utils.serial_utils import binary2tensor
 
 from hub.api.errors import error_response
-from hub.api.vllm_client import MAX_ID, OmniEngineClient, refuse_what_no_stage_takes, vllm_errors
+from hub.api.vllm_client import MAX_ID, TASKS, OmniEngineClient, refuse_what_no_stage_takes, vllm_errors
+from hub.api.vllm_turns import ask
 from omni_discovery.errors import EngineFailedError, InvalidRequestError
 
 if TYPE_CHECKING:
@@ -31,8 +32,17 @@ _OURS: Final = frozenset(
 _TYPES: Final = "compressed_token_type_ids"
 #: Defaults of the deploy document that vLLM keeps in its pooler's config.
 _DEFAULTS: Final = ("task", "dimensions", "use_activation")
-#: Where somebody may look for what only a stage that makes tokens has.
-_OF_TOKENS: Final = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages")
+#: Where somebody may look for what only a stage that makes tokens has, and for what only one that pools has.
+_OF_TOKENS: Final[tuple[str, ...]] = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages")
+_OF_NUMBERS: Final[tuple[str, ...]] = (
+    "/v1/embeddings",
+    "/pooling",
+    "/classify",
+    "/score",
+    "/v1/score",
+    "/rerank",
+    "/v1/rerank",
+)
 
 
 class PoolingClient(OmniEngineClient):
@@ -67,6 +77,7 @@ class PoolingClient(OmniEngineClient):
         """
         with vllm_errors():
             refuse_what_no_stage_takes(prompt, None, None)
+            ask(1)
             check = self.input_processor.process_inputs
             checked = check(request_id, prompt, pooling_params, self._tasks, lora_request=lora_request)
             token_ids = checked.prompt_token_ids
@@ -150,11 +161,15 @@ def set_defaults(model_config: Any, document: Mapping[str, Any]) -> None:
 
 
 def refusing_routes(tasks: tuple[str, ...]) -> list[Route]:
-    """What says, where tokens are asked for, what there is in their place."""
-    there = ["/v1/embeddings"] if "embed" in tasks else ["/classify"] if "classify" in tasks else []
-    error = InvalidRequestError(f"this pipeline makes no text, it pools: ask {' or '.join([*there, '/pooling'])}")
+    """What says, where tokens are asked of a stage that pools, or the reverse, what there is in their place."""
+    if tasks == TASKS:
+        paths, told = _OF_NUMBERS, "makes text and no embeddings or scores: ask /v1/chat/completions or /v1/completions"
+    else:
+        there = ["/v1/embeddings"] if "embed" in tasks else ["/classify"] if "classify" in tasks else []
+        paths, told = _OF_TOKENS, f"makes no text, it pools: ask {' or '.join([*there, '/pooling'])}"
+    error = InvalidRequestError(f"this pipeline {told}")
 
     async def refuse(_: Request) -> Response:
         return error_response(error)
 
-    return [Route(path, refuse, methods=["POST"]) for path in _OF_TOKENS]
+    return [Route(path, refuse, methods=["POST"]) for path in paths]

@@ -27,7 +27,7 @@ from vllm.v1.metrics.prometheus import get_prometheus_registry
 
 from hub.api.routes import ready_response
 from hub.api.vllm_client import OmniEngineClient
-from hub.api.vllm_errors import HubHeaders
+from hub.api.vllm_errors import HubHeaders, ToldErrors
 from hub.api.vllm_params import default_overrides
 from hub.api.vllm_pictures import picture_args, renderer_of
 from hub.api.vllm_pooling import PoolingClient, refusing_routes, set_defaults
@@ -43,6 +43,9 @@ if TYPE_CHECKING:
 
     from hub.async_omni import AsyncOmni
     from omni_discovery.deploy import DeployConfig
+
+if not hasattr(AsyncEngineArgs, "create_structured_outputs_config"):
+    raise ImportError("the server of the installed vLLM is an older one")
 
 #: Flags of vLLM's server that say how it listens, which is the hub's own affair, or that only its own engine obeys.
 _NOT_HERE: Final = frozenset(
@@ -61,6 +64,10 @@ _NOT_HERE: Final = frozenset(
     }
 )
 _NOT_HERE_PREFIXES: Final = ("ssl_", "enable_ssl", "data_parallel_", "dp_")
+
+
+#: One of them: a handler has it once, however many applications are built.
+_TOLD_ERRORS: Final = ToldErrors()
 
 
 class VllmFrontend:
@@ -103,13 +110,14 @@ class VllmFrontend:
             figures = generate_latest(omni.metrics) + generate_latest(get_prometheus_registry())
             return Response(figures, media_type=CONTENT_TYPE_LATEST)
 
-        more = refusing_routes(tasks) if pools(self._stage) else []
-        app.router.routes[:0] = [Route("/ready", ready), Route("/metrics", exposition), *more]
+        app.router.routes[:0] = [Route("/ready", ready), Route("/metrics", exposition), *refusing_routes(tasks)]
         try:
             await init_app_state(client, app.state, self._arguments, tasks)
         except (ValueError, VLLMError) as error:
             raise ConfigError(f"--api-args: {essence(error)}") from error
         client.adapters.loads = True
+        for handler in root.handlers:
+            handler.addFilter(_TOLD_ERRORS)
         return HubHeaders(app, omni)
 
     def _read_model(self) -> Any:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from omni_discovery.errors import InvalidRequestError
+from stage_runtime.engines.vllm_params import check_chosen_tokens
 
 #: What a prompt may hold besides its tokens; each goes into the field of the same name.
 _PASSED_ON: Final = {
@@ -212,6 +213,7 @@ def _ready_sampling(params: Any, prompt_tokens: int, model_config: Any) -> Any:
     tokenizer = _tokenizer_of(model_config)
     # This also chooses who reads a grammar, and the core has to be told.
     params.verify(model_config, None, StructuredOutputsConfig(), tokenizer)
+    check_chosen_tokens(params, int(model_config.get_vocab_size()))
     if params.max_tokens is None:
         params.max_tokens = int(model_config.max_model_len) - prompt_tokens
     if params.min_tokens > params.max_tokens:

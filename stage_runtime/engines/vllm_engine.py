@@ -125,7 +125,7 @@ class VllmEngine:
             raise InvalidRequestError("the request is running already")
         asked = dict(request.params)
         lora = self._adapters.named(asked.pop("lora", None))
-        params = sampling_params(token_sampling(asked))
+        params = sampling_params(token_sampling(asked), self._model.vocab_size)
         is_split, keeps_rows = self._pd.role is not None, self._hidden is not None
         vllm_prompt.settle(params, request, self._llm.vllm_config, is_split=is_split, keeps_rows=keeps_rows)
         if request.stream_from:

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from omni_discovery.errors import InvalidRequestError
-from omni_discovery.picture_urls import read_picture
+from omni_discovery.picture_urls import MAX_PIXELS, read_picture
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-#: A small file may claim to be a picture of any size.
-_MAX_PIXELS: Final = 64 << 20
 #: What Pillow gives to other programs to read, or can't read.
 _NOT_READ: Final = frozenset({"EPS", "WMF", "BUFR", "GRIB", "HDF5", "MPEG"})
 #: Beside a prompt that has left places for them: pictures as their files.
@@ -28,45 +26,49 @@ def take_pictures(inputs: Mapping[str, Any]) -> tuple[Mapping[str, Any], dict[st
     as ``data:`` URLs. None if there are none. Raise InvalidRequestError for what is no picture.
     """
     messages, beside = inputs.get("messages"), inputs.get(IMAGES)
+    pictures: list[Image] = []
     if beside is not None:
         if messages is not None or not isinstance(beside, list | tuple):
             raise InvalidRequestError(f"{IMAGES}: a list of pictures, beside a prompt; messages hold theirs in parts")
         kept = {name: value for name, value in inputs.items() if name != IMAGES}
-        return kept, ({"image": [_picture(each) for each in beside]} if beside else None)
+        for each in beside:
+            pictures.append(_picture(each, pictures))
+        return kept, ({"image": pictures} if beside else None)
     if not isinstance(messages, list):
         return inputs, None
-    pictures: list[Any] = []
     told = [_without_pictures(message, pictures) for message in messages]
     return ({**inputs, "messages": told}, {"image": pictures}) if pictures else (inputs, None)
 
 
-def _without_pictures(message: Any, pictures: list[Any]) -> Any:
+def _without_pictures(message: Any, pictures: list[Image]) -> Any:
     content = message.get("content") if isinstance(message, Mapping) else None
     if not isinstance(content, list):
         return message
     parts = []
     for part in content:
         if isinstance(part, Mapping) and part.get("type") == "image_url":
-            pictures.append(_picture(part.get("image_url")))
+            pictures.append(_picture(part.get("image_url"), pictures))
             parts.append({"type": "image"})
         else:
             parts.append(part)
     return {**message, "content": parts}
 
 
-def _picture(given: Any) -> Image:
+def _picture(given: Any, others: Sequence[Image]) -> Image:
     from PIL import Image
 
     file = given if isinstance(given, bytes) else read_picture(given)[1]
     Image.init()
     try:
         picture = Image.open(io.BytesIO(file), formats=[name for name in Image.ID if name not in _NOT_READ])
-        is_small = picture.width * picture.height <= _MAX_PIXELS
+        is_small = sum(each.width * each.height for each in (*others, picture)) <= MAX_PIXELS
         pixels = _as_seen(picture) if is_small else None
     except (ValueError, OSError, SyntaxError, Image.DecompressionBombError) as error:
         raise InvalidRequestError(f"image_url: the picture can't be read: {error}") from error
     if pixels is None:
-        raise InvalidRequestError(f"image_url: a picture of {picture.width} x {picture.height} is too large")
+        behind = f" behind {len(others)} others" if others else ""
+        size = f"{picture.width} x {picture.height}"
+        raise InvalidRequestError(f"image_url: a picture of {size}{behind} is too large; show fewer or smaller ones")
     return pixels
 
 

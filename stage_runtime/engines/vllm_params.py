@@ -10,8 +10,11 @@ import msgspec
 from omni_discovery.errors import InvalidRequestError
 
 
-def sampling_params(given: Mapping[str, Any]) -> Any:
-    """The SamplingParams for what ``token_sampling`` gave. Raise InvalidRequestError if vLLM refuses it."""
+def sampling_params(given: Mapping[str, Any], vocab_size: int | None = None) -> Any:
+    """The SamplingParams for what ``token_sampling`` gave, for a model with so many tokens, where that is known.
+
+    Raise InvalidRequestError if vLLM refuses it.
+    """
     from vllm import SamplingParams
     from vllm.exceptions import VLLMValidationError
     from vllm.sampling_params import RequestOutputKind
@@ -26,9 +29,23 @@ def sampling_params(given: Mapping[str, Any]) -> Any:
             if name in chosen:
                 # Only what was set: an older vLLM may not know the rest.
                 chosen[name] = kind(**msgspec.to_builtins(chosen[name]))
-        return SamplingParams(output_kind=RequestOutputKind.DELTA, **chosen)
+        params = SamplingParams(output_kind=RequestOutputKind.DELTA, **chosen)
     except (TypeError, ValueError, VLLMValidationError) as error:
         raise InvalidRequestError(str(error)) from error
+    if vocab_size is not None:
+        check_chosen_tokens(params, vocab_size)
+    return params
+
+
+def check_chosen_tokens(params: Any, vocab_size: int) -> None:
+    """Raise InvalidRequestError for tokens to stop at, or to choose from, that the model has not.
+
+    They are columns of its logits. vLLM lets some of them pass (before 0.29, or where only its tokenizer knows them).
+    """
+    for name in ("stop_token_ids", "allowed_token_ids"):
+        for token_id in getattr(params, name) or ():
+            if not 0 <= token_id < vocab_size:
+                raise InvalidRequestError(f"{name}: {token_id} is out of the vocabulary of {vocab_size}")
 
 
 def pooling_params(given: Mapping[str, Any], usual_task: str) -> Any:

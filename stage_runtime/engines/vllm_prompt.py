@@ -6,16 +6,14 @@ it. vLLM must then read the whole prompt again, for what its prefix cache rememb
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from omni_discovery.errors import InvalidRequestError
+from omni_discovery.wire import MAX_PROMPT_LOGPROBS
 from stage_runtime.engines.base import StageRequest
 
 if TYPE_CHECKING:
     from stage_runtime.engines.vllm_pieces import Answer
-
-#: How many log probabilities a prompt may have in all: 6 MB between replica and hub, and a second of either's time.
-MAX_PROMPT_LOGPROBS: Final = 1 << 18
 
 
 def settle(params: Any, request: StageRequest, config: Any, *, is_split: bool, keeps_rows: bool) -> None:

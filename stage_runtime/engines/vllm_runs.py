@@ -48,7 +48,7 @@ class Runs:
         except (ValueError, VLLMValidationError) as error:
             raise InvalidRequestError(str(error)) from error
         self._names[name] = vllm_name
-        # Who reads no prefix cache is who wants the hidden states of all tokens.
+        # Who wants the hidden states of all tokens reads no prefix cache; what nobody takes goes with the request.
         if self._hidden is None or not params.skip_reading_prefix_cache:
             return None
         self._hidden.follow(vllm_name)

@@ -22,7 +22,7 @@ from stage_runtime.engines.base import Engine, StageRequest, create_engine
 from stage_runtime.engines.vllm_engine import VllmEngine
 from stage_runtime.jobs import Call, Called
 from stage_runtime.testing import drain, run
-from tests.support.engines import DEMO, THINKER, as_the_supervisor_has_it
+from tests.support.engines import DEMO, THINKER, as_the_supervisor_has_it, skip_without_vllms_server
 from tests.support.local_replica import LocalReplica
 from tests.support.serving import HUBS, hub_of
 
@@ -193,6 +193,7 @@ async def test_through_vllms_server_an_adapter_is_asked_by_its_name(
     """1. one that the hub was started with, and one that is added, are answered as the stage itself does with them
     2. one that no replica finds is not added; one whose path turns out wrong fails its requests, and no others
     """
+    skip_without_vllms_server()
     from hub.api.vllm_server import VllmFrontend
 
     # So the environment variable of that name, which vLLM has read by now, has it show the routes for adapters.
@@ -246,8 +247,12 @@ def test_sleep_without_giving_memory_back_works_and_the_answer_after_it_is_the_s
 
 
 def test_a_profile_is_written_and_prefixes_are_forgotten(scene: Scene) -> None:
+    from vllm import exceptions
+
     assert scene.call("start_profile").ok
-    assert scene.call("start_profile").error.startswith("ProfilerAlreadyActiveError: ")
+    # Before 0.32, vLLM takes a second start as the first.
+    due = "ProfilerAlreadyActiveError" if hasattr(exceptions, "ProfilerAlreadyActiveError") else ""
+    assert scene.call("start_profile").error.partition(":")[0] == due
     scene.answer()
     assert scene.call("stop_profile").ok
     assert [path for path in scene.profiles.iterdir() if ".trace.json" in path.name]

@@ -279,6 +279,8 @@ def test_a_prompt_that_would_end_the_core_is_refused(llm: LLMEngine, prompt: Any
         (lambda: {"max_tokens": 3}, "SamplingParams or PoolingParams"),
         (lambda: sampling(n=2, max_tokens=3), "n: "),
         (lambda: sampling(max_tokens=3, logit_bias={700: 1.0}), "700"),
+        (lambda: sampling(max_tokens=3, min_tokens=2, stop_token_ids=[5, 640]), "640"),
+        (lambda: sampling(max_tokens=3, allowed_token_ids=[640]), "640"),
         (lambda: sampling(max_tokens=None, min_tokens=126), "min_tokens"),
         (lambda: sampling(max_tokens=3, logprobs=50), "50"),
     ],

@@ -288,6 +288,7 @@ class TestThinker:
             ({"logit_bias": {"x": 1}}, "logit_bias"),
             ({"logit_bias": {"999999": 1}}, "999999"),
             ({"stop_token_ids": [999999]}, "999999"),
+            ({"allowed_token_ids": [1, 640]}, "640"),
             ({"n": 2}, "n:"),
             ({"presence_penalty": 3}, "presence_penalty"),
             ({"min_tokens": 20, "max_tokens": 3}, "min_tokens"),

@@ -26,7 +26,7 @@ from stage_runtime.engines.vllm_inputs import read_handed, read_request
 from stage_runtime.engines.vllm_items import take_pictures
 from stage_runtime.engines.vllm_model import Model
 from stage_runtime.testing import drain, run
-from tests.support.engines import DEMO, THINKER, as_the_supervisor_has_it
+from tests.support.engines import DEMO, THINKER, as_the_supervisor_has_it, skip_without_vllms_server
 from tests.support.hub_fakes import deploy_of
 from tests.support.local_replica import LocalReplica
 from tests.support.serving import HUBS, hub_of
@@ -97,6 +97,16 @@ def test_a_prompt_has_its_pictures_beside_it_as_files_or_urls() -> None:
         read_request(asked, Model(None, 128, 640, frozenset()), [])
 
 
+def test_pictures_are_not_too_large_together() -> None:
+    """Each of them small as a file, and each by itself not too large: an engine would hold the pixels of all."""
+    url = data_url(Image.new("1", (6_000, 6_000)))
+    for inputs in (message(shown(url), shown(url), TEXT), {"prompt": "x", "images": [url, url]}):
+        with pytest.raises(InvalidRequestError, match="6000 x 6000 behind 1 others is too large"):
+            take_pictures(inputs)
+    _, items = take_pictures(message(shown(url), TEXT))
+    assert items is not None
+
+
 def test_a_picture_is_shown_upright_and_on_white() -> None:
     """As a camera says that it was held, and where it is transparent; programs of others are started for none."""
     tall, clear = picture("red").crop((0, 0, 40, 20)), Image.new("RGBA", (2, 1), (255, 0, 0, 0))
@@ -160,6 +170,7 @@ LONG = pytest.mark.skipif(not os.environ.get("OMNI_LONG"), reason="the long form
 def build_model(folder: Path) -> Path:
     """A BLIP-2 of noise with 190 000 weights, and a template that leaves the picture's place to vLLM: the front."""
     from transformers import (
+        AddedToken,
         AutoTokenizer,
         Blip2Config,
         Blip2ForConditionalGeneration,
@@ -171,7 +182,9 @@ def build_model(folder: Path) -> Path:
     )
 
     sizes: dict[str, Any] = {"num_hidden_layers": 2, "num_attention_heads": 2}
-    tokenizer = AutoTokenizer.from_pretrained(str(DEMO / "thinker"), extra_special_tokens={"image_token": "<image>"})
+    tokenizer = AutoTokenizer.from_pretrained(str(DEMO / "thinker"))
+    # Not as the tokenizer's image_token: the processor, which vLLM 0.28 gives text too, expects that to be no text.
+    tokenizer.add_tokens([AddedToken("<image>", normalized=False, special=True)], special_tokens=True)
     tokenizer.chat_template = (
         "{% for part in messages[0]['content'] if part['type'] == 'text' %}{{ part['text'] }}{% endfor %}"
     )
@@ -274,6 +287,7 @@ class TestLooker:
 
     async def test_through_vllms_server_it_is_answered_as_vllm_itself_does(self, looker: VllmEngine) -> None:
         """Same words, and the same prompt, for a picture that is turned and in part transparent, whole and streamed."""
+        skip_without_vllms_server()
         from vllm import SamplingParams
         from vllm.multimodal.media.image import ImageMediaIO
 

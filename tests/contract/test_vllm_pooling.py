@@ -20,7 +20,7 @@ from omni_discovery.errors import ConfigError, InvalidRequestError
 from stage_runtime.engines.base import Engine, EngineOutput, StageRequest, create_engine
 from stage_runtime.engines.vllm_pooling import VllmPoolingEngine
 from stage_runtime.testing import EngineContract
-from tests.support.engines import THINKER, as_the_supervisor_has_it, run
+from tests.support.engines import THINKER, as_the_supervisor_has_it, run, skip_without_vllms_server
 
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
 
@@ -193,10 +193,7 @@ async def served(
     monkeypatch: pytest.MonkeyPatch, engine: VllmPoolingEngine, stage: StageConfig
 ) -> AsyncIterator[tuple[Any, Any, Any]]:
     """A hub before it: in Python, by its own API, and by vLLM's server."""
-    from vllm import AsyncEngineArgs
-
-    if not hasattr(AsyncEngineArgs, "create_structured_outputs_config"):
-        pytest.skip("--api vllm drives the server of vLLM 0.32; this one's engine is what is tested here")
+    skip_without_vllms_server()
     import httpx
 
     from hub.api.routes import build_app
@@ -314,6 +311,7 @@ def classifier(labels: int, **more: Any) -> StageConfig:
 
 @asynccontextmanager
 async def loaded(monkeypatch: pytest.MonkeyPatch, stage: StageConfig) -> AsyncIterator[tuple[VllmPoolingEngine, Any]]:
+    skip_without_vllms_server()
     engine = create_engine(stage)
     assert isinstance(engine, VllmPoolingEngine)
     engine.load(lambda _phase, _progress: None)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import sys
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
 
 from hub.api.vllm_params import params_of_choices, stage_params
-from omni_discovery.errors import InvalidRequestError
+from hub.app import _load_vllm
+from omni_discovery.errors import ConfigError, InvalidRequestError
 from stage_runtime.engines.sampling import TokenSampling, pooling_asked, token_sampling
 from stage_runtime.engines.vllm_params import pooling_params, sampling_params
 from tests.support.engines import as_the_supervisor_has_it
@@ -85,8 +88,13 @@ def asked_in(vllm_sampling: Any) -> dict[str, dict[str, Any]]:
     ],
 )
 def test_what_was_asked_reaches_the_engine_as_it_was_asked(vllm_sampling: Any, name: str) -> None:
-    kind = vllm_sampling.RequestOutputKind.DELTA
-    asked = vllm_sampling.SamplingParams(output_kind=kind, **asked_in(vllm_sampling)[name])
+    kind, given = vllm_sampling.RequestOutputKind.DELTA, asked_in(vllm_sampling)[name]
+    if not set(given) <= set(vllm_sampling.SamplingParams.__struct_fields__):
+        # Nobody can ask this vLLM's server so, but a client of the hub's own API can.
+        with pytest.raises(InvalidRequestError, match=next(iter(given))):
+            sampling_params(token_sampling(given))
+        return
+    asked = vllm_sampling.SamplingParams(output_kind=kind, **given)
     assert carried(asked) == asked
 
 
@@ -146,3 +154,13 @@ def test_a_salt_is_the_prompts_and_no_parameter_of_vllms(vllm_sampling: Any) -> 
     """Of a stage that makes tokens, and of one that pools."""
     assert sampling_params(token_sampling({"cache_salt": "a"})) == sampling_params({})
     assert pooling_params(pooling_asked({"cache_salt": "a"}), "embed") == pooling_params({}, "embed")
+
+
+def test_a_hub_beside_a_vllm_whose_server_it_does_not_know_says_so(
+    vllm_sampling: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In one line, also where only one thing is missing that it needs later."""
+    monkeypatch.delattr("vllm.EngineArgs.create_structured_outputs_config", raising=False)
+    monkeypatch.delitem(sys.modules, "hub.api.vllm_server", raising=False)
+    with pytest.raises(ConfigError, match=r"^--api vllm needs vLLM as this hub knows it .*vllm>=0\.32"):
+        _load_vllm(SimpleNamespace(deploy=None, api_flags=""))  # type: ignore[arg-type]

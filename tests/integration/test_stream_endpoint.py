@@ -113,6 +113,10 @@ async def test_pictures_come_as_they_are_and_an_end_frame_ends_the_input() -> No
             '{"type": "segment", "messages": [{"role": "user", "content": [{"type": "image_url"}]}]}',
             "POST /v1/chat/completions",
         ),
+        (
+            '{"type": "segment", "prompt": "a", "sampling_params_list": [{"lora": {"name": "a", "path": "/"}}]}',
+            "name of an adapter|first segment",
+        ),
         (b"\x00\xff", "binary"),
     ],
 )

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -210,6 +212,91 @@ async def test_a_prompt_without_its_likelihood_is_the_stages_fault(frontend: Any
     assert "stage 0 gave logprobs of 0 tokens of a prompt that has 2" in answer.text
 
 
+async def test_an_abort_before_the_prompt_was_told_of_is_an_end_and_no_failure(frontend: Any) -> None:
+    from vllm import SamplingParams
+    from vllm.inputs.engine import tokens_input
+
+    async with serving(frontend, accept_only) as (client, replica):
+        engine = client._transport.app._app.state.engine_client  # type: ignore[attr-defined]
+        outputs = engine.generate(tokens_input([5, 6, 7]), SamplingParams(prompt_logprobs=0), "r1")
+        first = asyncio.create_task(anext(outputs, None))
+        await until(lambda: replica.of(wire.Submit))
+        await engine.abort("r1")
+        last = await first
+    assert last is None or last.outputs[0].finish_reason == "abort"
+
+
+@pytest.mark.parametrize(
+    ("asked", "said", "taken"),
+    [
+        ({"n": 9}, "n: 9 answers, where one request may have 8", 8),
+        ({"n": 6, "prompt": ["1", "2", "3"]}, "may come to 16 texts, or prompts", 15),
+        ({"n": 8, "echo": True, "logprobs": 20, "stream": True, "prompt": [5] * 60}, "each of 8 answers", 7),
+    ],
+)
+async def test_no_request_takes_a_hub_for_itself(
+    frontend: Any, monkeypatch: pytest.MonkeyPatch, asked: dict[str, Any], said: str, taken: int
+) -> None:
+    """With one answer less it is taken, and each is a request to a replica. A beam search is many, but few at once."""
+    monkeypatch.setattr("hub.api.vllm_params.MAX_ANSWERS", 8)
+    monkeypatch.setattr("hub.api.vllm_turns.MAX_IN_ALL", 16)
+    monkeypatch.setattr("hub.api.vllm_params.MAX_PROMPT_LOGPROBS", 8 * 60 * 21 - 1)
+    async with serving(frontend, speak) as (client, replica):
+        answer = await client.post("/v1/completions", json={**ASK, **asked})
+        assert answer.status_code == 400, answer.text
+        assert said in answer.text
+        assert not replica.of(wire.Submit)
+        await client.post("/v1/completions", json={**ASK, **asked, "n": asked["n"] - 1})
+        assert len(replica.of(wire.Submit)) == taken
+    async with serving(frontend, speak_likely) as (client, replica):
+        beams = {**ASK, "use_beam_search": True, "n": 2, "max_tokens": 12, "ignore_eos": True}
+        assert (await client.post("/v1/completions", json=beams)).status_code == 200
+        assert len(replica.of(wire.Submit)) > 16
+
+
+@pytest.mark.parametrize("is_told", [True, False])
+async def test_a_body_without_end_is_not_read(frontend: Any, monkeypatch: pytest.MonkeyPatch, is_told: bool) -> None:
+    monkeypatch.setattr("hub.api.vllm_errors.MAX_DROPPED_BYTES", 1000)
+    given = 0
+
+    async def body() -> AsyncIterator[bytes]:
+        nonlocal given
+        for _ in range(1000):
+            given += 100
+            yield b" " * 100
+
+    headers = {"Content-Type": "application/json"} | ({"Content-Length": "100000"} if is_told else {})
+    async with serving(frontend, speak) as (client, _):
+        for path in ("/v1/completions", "/invocations"):
+            given = 0
+            answer = await client.post(path, content=body(), headers=headers)
+            assert answer.status_code == 413, answer.text
+            assert "longer than 1000 bytes" in answer.json()["error"]["message"]
+            assert given == (0 if is_told else 1100)
+        assert (await client.post("/v1/completions", json=ASK)).status_code == 200
+
+
+async def test_what_a_client_was_told_is_one_line_of_the_log(frontend: Any) -> None:
+    """A stream that fails behind its beginning: vLLM's server would write down where in the code. A bug stays one."""
+    lines, handler = io.StringIO(), logging.Handler()
+    handler.emit = lambda record: lines.write(logging.Formatter().format(record) + "\n")  # type: ignore[assignment, return-value, method-assign]
+    logging.getLogger().addHandler(handler)
+    logger = logging.getLogger("vllm.entrypoints.openai.completion.serving")
+    was, logger.propagate = logger.propagate, True
+    try:
+        async with serving(frontend, failing) as (client, _):
+            answer = await client.post("/v1/completions", json={**ASK, "stream": True})
+            logger.exception("a bug", exc_info=ValueError("of ours"))
+    finally:
+        logging.getLogger().removeHandler(handler)
+        logger.propagate = was
+    assert '"error"' in answer.text
+    told, _, bug = lines.getvalue().partition("a bug\n")
+    assert "Error in completion stream generator: " in told
+    assert "Traceback" not in told
+    assert "ValueError: of ours" in bug
+
+
 @pytest.mark.parametrize(("prompt", "text"), [("What is 3 + 4?", "What is 3 + 4?"), ([30, 31], "12")])
 @pytest.mark.parametrize("stream", [False, True])
 async def test_an_echo_alone_asks_the_stage_for_nothing(frontend: Any, prompt: Any, text: str, stream: bool) -> None:
@@ -246,6 +333,20 @@ async def test_several_answers_are_several_requests_with_seeds_of_their_own(fron
         answer = (await client.post("/v1/completions", json={**ASK, "n": 3, "seed": 5})).json()
     assert [(each["index"], each["text"]) for each in answer["choices"]] == [(n, "two words") for n in range(3)]
     assert sorted(submit.params["seed"] for submit in replica.of(wire.Submit)) == [5, 6, 7]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "said"),
+    [
+        ("/v1/embeddings", {"model": "thinker", "input": "x"}, "makes text and no embeddings or scores: ask /v1/chat"),
+        ("/rerank", {}, "makes text and no embeddings or scores"),
+        ("/scale_elastic_ep", {"new_data_parallel_size": 2}, "start and stop them with omni serve"),
+    ],
+)
+async def test_what_is_not_here_says_what_is(frontend: Any, path: str, body: dict[str, Any], said: str) -> None:
+    async with serving(frontend, speak) as (client, _):
+        refused = await client.post(path, json=body)
+    assert (refused.status_code, said in refused.text) == (400, True), refused.text
 
 
 async def test_a_stream_comes_word_by_word(frontend: Any) -> None:

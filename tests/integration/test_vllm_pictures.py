@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from PIL import Image
 
 from omni_discovery import wire
 from omni_discovery.deploy import DeployConfig
@@ -212,6 +213,32 @@ async def test_pictures_that_no_message_would_hold_are_refused(looking: Any, mon
             refused = await client.post("/v1/chat/completions", json=asking(show(RED), TEXT, stream=stream))
             assert refused.status_code == 400, refused.text
             assert "one request may have 100: send smaller ones" in refused.text
+
+
+async def test_small_files_that_unpack_to_large_pictures_are_refused_packed(
+    looking: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As parts of both forms, and in every API: vLLM would unpack all of them before it looks how many they are."""
+    unpacked: list[Any] = []
+    monkeypatch.setattr("vllm.multimodal.media.image.ImageMediaIO.load_bytes", lambda *given: unpacked.append(given))
+    large = data_url(Image.new("1", (6_000, 6_000)))
+    bare = {"image_url": large.replace("data:image/png", "DATA:text/plain;a=b")}
+    said = [{"role": "user", "content": [{"type": "input_image", "image_url": large, "detail": "auto"}] * 2}]
+    asked = {
+        "/v1/chat/completions": asking(show(large), bare, TEXT),
+        "/v1/chat/completions/batch": {"model": "looker", "messages": [asking(show(large), bare, TEXT)["messages"]]},
+        "/tokenize": asking(bare, bare),
+        "/v1/chat/completions?": asking(show(data_url(Image.new("1", (20_000, 20_000))))),
+        "/v1/responses": {"model": "looker", "input": said},
+    }
+    async with serving(looking, speak) as (client, _):
+        for path, body in asked.items():
+            refused = await client.post(path, json=body)
+            assert (refused.status_code, "send fewer or smaller" in refused.text) == (400, True), (
+                path,
+                refused.text[:400],
+            )
+    assert unpacked == []
 
 
 async def test_a_model_that_sees_nothing_takes_no_pictures() -> None:

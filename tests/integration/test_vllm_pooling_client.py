@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from itertools import product
 from types import SimpleNamespace
 from typing import Any
 
@@ -58,6 +59,10 @@ async def serving(frontend: Any, *scripts: Any) -> AsyncIterator[tuple[httpx.Asy
 def pool(replica: FakeReplica, submit: wire.Submit) -> None:
     """As many as there are tokens, and a two."""
     replica.accept(submit)
+    answer_to(replica, submit)
+
+
+def answer_to(replica: FakeReplica, submit: wire.Submit) -> None:
     file = npy_of(torch.tensor([len(submit.inputs["prompt_token_ids"]), 2.0]))
     replica.chunk(submit, 0, modality="embedding", mime="application/x-npy", attachments=[file])
     replica.done(submit, 1)
@@ -163,3 +168,63 @@ def test_a_default_that_vllm_has_not_is_refused_as_the_hub_starts(frontend: Any)
 
     with pytest.raises(ConfigError, match="task"):
         frontend_of(replace(STAGE, default_sampling_params={"task": "guess"}))
+
+
+async def test_nothing_is_fetched_or_unpacked_for_a_stage_that_reads_text(frontend: Any) -> None:
+    """Its vLLM would do so first, from any host that the hub reaches, and look then whether the model takes it."""
+    visits: list[bytes] = []
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        visits.append(await reader.readline())
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server, serving(frontend, pool) as (client, _, _):
+        host = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/x.png"
+        sound: dict[str, Any] = {"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}}
+        links = product(
+            ("image_url", "audio_url", "video_url"), (host, "file:///etc/passwd", "data:video/mp4;base64,AA==")
+        )
+        for part in (sound, *({"type": kind, kind: {"url": link}} for kind, link in links)):
+            for path in ("/v1/embeddings", "/pooling"):
+                refused = await client.post(
+                    path, json={"model": "m", "messages": [{"role": "user", "content": [part]}]}
+                )
+                assert refused.status_code == 400, (path, part, refused.text)
+                assert f"pools text; leave {part['type']} out" in refused.text
+        images = await client.post("/v2/embed", json={"model": "m", "images": [host]})
+        assert (images.status_code, "pools text" in images.text) == (400, True), images.text
+        said = {"model": "m", "messages": [{"role": "user", "content": [{"type": "text", "text": "1 + 1"}]}]}
+        assert (await client.post("/v1/embeddings", json=said)).status_code == 200
+    assert visits == []
+
+
+async def test_a_request_with_many_texts_is_served_some_at_a_time(
+    frontend: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The hub would turn away what comes beyond its bounds, and the whole request with it. Others are not held up."""
+    monkeypatch.setattr("hub.api.vllm_turns.MAX_AT_ONCE", 3)
+    async with serving(frontend, accept_only) as (client, (replica,), _):
+        asked = asyncio.create_task(client.post("/v1/embeddings", json={**ASK, "input": [[5, n] for n in range(9)]}))
+        for number, due in enumerate((3, 4, 5, 6, 7, 8, 9, 9)):
+            await until(lambda due=due: len(replica.of(wire.Submit)) >= due)
+            assert len(replica.of(wire.Submit)) == due
+            answer_to(replica, replica.of(wire.Submit)[number])
+        other = asyncio.create_task(client.post("/v1/embeddings", json=ASK))
+        await until(lambda: len(replica.of(wire.Submit)) == 10)
+        for submit in replica.of(wire.Submit)[8:]:
+            answer_to(replica, submit)
+        answers = (await asked).json()["data"], (await other).json()["data"]
+    assert [len(each) for each in answers] == [9, 1]
+
+
+async def test_a_request_with_too_many_texts_is_refused_before_one_is_asked(
+    frontend: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each request to the hub has its own count."""
+    monkeypatch.setattr("hub.api.vllm_turns.MAX_IN_ALL", 3)
+    async with serving(frontend, pool) as (client, (replica,), _):
+        refused = await client.post("/v1/embeddings", json={**ASK, "input": [[5]] * 4})
+        assert (refused.status_code, "may come to 3 texts" in refused.text) == (400, True), refused.text
+        assert not replica.of(wire.Submit)
+        for _ in range(2):
+            assert (await client.post("/v1/embeddings", json={**ASK, "input": [[5]] * 3})).status_code == 200

@@ -31,6 +31,14 @@ PAINTER = StageConfig(stage_id=1, engine="diffusion", model=str(DEMO / "painter"
 ECHO = StageConfig(stage_id=0, engine="echo", engine_args={"capacity": 4})
 
 
+def skip_without_vllms_server() -> None:
+    """Skip a test of ``--api vllm`` where the installed vLLM is older than the one whose server it drives."""
+    from vllm import AsyncEngineArgs
+
+    if not hasattr(AsyncEngineArgs, "create_structured_outputs_config"):
+        pytest.skip("--api vllm drives the server of vLLM 0.32; this one's engine is what is tested here")
+
+
 @contextmanager
 def as_the_supervisor_has_it() -> Iterator[None]:
     """What the supervisor puts into a replica's environment; read as vllm is imported."""

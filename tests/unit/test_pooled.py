@@ -97,8 +97,11 @@ def zipped() -> bytes:
         npy_of(torch.zeros(4))[:-1],
         npy_of(torch.zeros(4)).replace(b"(4,)", b"(9**9,)"),
         zipped(),
+        npy_of(torch.zeros(4)).replace(b"(4,)", b"(4, ("),
+        npy_of(torch.zeros(4)).replace(b"'shape': (4,)", b"[]: (True,)  "),
+        npy_of(torch.zeros(4)).replace(b"(4,), }" + b" " * 20, b"(0, " + b"9" * 21 + b")}"),
     ],
-    ids=range(8),
+    ids=range(11),
 )
 def test_what_is_no_such_file_is_the_replicas_fault_and_nothing_in_it_runs(file: bytes) -> None:
     with pytest.raises(EngineFailedError, match="npy"):

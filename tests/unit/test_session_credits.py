@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import pytest
 
 from omni_discovery import wire
@@ -62,6 +64,61 @@ def test_a_request_that_is_put_aside_gives_its_slot_back_until_it_goes_on() -> N
     replica.delivers(Finished(replica.works()[-1].key, "stop"))
     assert replica.said[-1][2] == grant(1)
     assert replica.sessions._credits.unspent == 2
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_slots_are_counted_right_whatever_becomes_of_requests_that_rest(seed: int) -> None:
+    """1. requests of three hubs rest, go on, end, fail and are aborted, in any order, while hubs vanish, come back and
+    begin other sessions, and the replica drains and stops draining: what does not rest takes a slot, and nothing else
+    2. all of that is over: a new hub gets every slot
+    """
+    random, replica, now_s = Random(seed), Replica(hub_grace_s=5.0, max_waiting=6), 0.0
+    book, tickets = replica.sessions.greetings.credits, replica.sessions.ledger.tickets
+    #: What the engine has, and whether it has put it aside.
+    aside: dict[str, bool] = {}
+    taken = 0
+    for number in range(200):
+        now_s += random.choice((0.0, 0.05, 0.3, 1.0))
+        hub, key = random.choice(("a/1", "a/2", "b")), random.choice([*aside, ""])
+        match random.choice(("hello", "submit", "submit", "rest", "rest", "end", "abort", "leave", "drain", "tick")):
+            case "hello":
+                session = random.randint(1, 3)
+                replica.hears_on_output(hub, wire.Hello(hub_id=hub[0], epoch=7, session=session), now_s)
+            case "submit":
+                replica.submit(f"r{number}", hub, credit=random.random() < 0.8)
+            case "rest" if key:
+                aside[key] = not aside[key]
+                replica.delivers(Rests(key, aside[key]), now_s=now_s)
+            case "end" if key:
+                # Told in one breath, and of a request that nobody waits for any more.
+                rests = [] if aside.pop(key) else [Rests(key, True)]
+                replica.delivers(*rests, random.choice((Finished(key, "stop"), broken(key))), now_s=now_s)
+            case "abort":
+                replica.hears(hub, wire.Abort(epoch=7, request_id=f"r{random.randrange(number + 1)}"), now_s)
+            case "leave":
+                replica.gone ^= {hub}
+            case "drain":
+                replica.stage = random.choice((Stage.READY, Stage.READY, Stage.DRAINING))
+            case _:
+                pass
+        replica.tick(now_s)
+        works = replica.works()
+        aside |= {work.key: False for work in works[taken:]}
+        taken = len(works)
+        running = sum(not ticket.is_resting for ticket in tickets.values())
+        assert book.free == (2 if replica.stage is Stage.READY else 0) - running - book.unspent
+        assert book.unspent >= 0
+    replica.gone = {"a/1", "a/2", "b"}
+    replica.stage = Stage.READY
+    replica.delivers(*(broken(key) for key in aside), now_s=now_s)
+    for later_s in (10.0, 20.0, 30.0):
+        replica.tick(now_s + later_s)
+    assert (len(tickets), book.free, book.unspent) == (0, 2, 0)
+    assert credits_of(replica.hears_on_output("z", hello(9, "z"), now_s + 30.0)) == [grant(2, session=9)]
+
+
+def broken(key: str) -> Broken:
+    return Broken(key, FailureKind.ENGINE, "x")
 
 
 def test_a_hub_that_names_no_session_gets_no_credits() -> None:

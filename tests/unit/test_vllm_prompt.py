@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from omni_discovery.errors import InvalidRequestError
+from omni_discovery.wire import MAX_PROMPT_LOGPROBS
 from stage_runtime.engines.base import StageRequest
 from stage_runtime.engines.vllm_inputs import Prompt
 from stage_runtime.engines.vllm_pieces import Answer
-from stage_runtime.engines.vllm_prompt import MAX_PROMPT_LOGPROBS, ask, settle
+from stage_runtime.engines.vllm_prompt import ask, settle
 from stage_runtime.engines.vllm_resume import stop_reason_of
 
 
