@@ -203,7 +203,7 @@ class EngineLoop:
         )
         running.talk.is_idle = False
         outcomes = self._add(work, {})
-        if outcomes:
+        if any(isinstance(each, Broken) for each in outcomes):
             self._engine.abort(job.key)
         return outcomes
 

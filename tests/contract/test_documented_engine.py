@@ -73,7 +73,7 @@ def test_the_pipeline_of_diffusers_has_arguments_that_there_are() -> None:
 def test_the_callables_speak_and_sing() -> None:
     """The first stage's hand-off makes the second's sound."""
     imported("my_models")
-    document, _ = DOCUMENTS
+    document = DOCUMENTS[0]
     speaker, singer = (loaded(stage) for stage in parse_deploy(document, "docs/engines.md").stages)
     request = StageRequest("k", "k", inputs={"prompt": "sing this"}, params={"loud": True}, next_stages=(1,))
     (said,) = run(speaker, request)["k"]

@@ -136,7 +136,8 @@ async def test_a_lost_connection_that_comes_back_is_a_session_again_and_old_work
         assert (await first).replica == "0/1"
         again = FakeReplica(keys=keys, epoch=a.info.epoch, bind=(a.info.input_addr, a.info.output_addr))
         await until(lambda: omni.stage_status()[0].pickable == 2)
-        await until(lambda: len(again.of(wire.Abort)) == 1)
+        # It may be said again before its answer comes.
+        await until(lambda: bool(again.of(wire.Abort)))
         await outputs.aclose()
         again.kill()
 
@@ -267,7 +268,8 @@ async def test_work_that_is_never_spoken_of_again_ends_after_the_grace() -> None
         await until(lambda: omni.stage_status()[0].pickable == 1)
         with pytest.raises(ReplicaLostError, match=r"said nothing for 0\.4 s"):
             await collect(outputs)
-        await until(lambda: len(again.of(wire.Abort)) == 1)
+        # It may be said again before its answer comes.
+        await until(lambda: bool(again.of(wire.Abort)))
         again.kill()
 
 

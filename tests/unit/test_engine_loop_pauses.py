@@ -164,6 +164,16 @@ def test_the_next_segment_of_a_paused_request_is_paused_too(bench: Bench) -> Non
     assert bench.engine.pauses[1:] == [("a", False)]
 
 
+def test_the_next_segment_of_a_client_that_is_behind_rests_and_goes_on(bench: Bench) -> None:
+    bench.engine.puts_aside = True
+    bench.do(work(segment=0))
+    bench.put_out(EngineOutput("a", text="hi", finish_reason="stop"))
+    bench.do(Pause("a", True))
+    assert bench.do(NextSegment("a", 1, {"prompt": "more"}, ())) == [Rests("a", True)]
+    assert bench.engine.aborted == []
+    assert bench.do(Pause("a", False)) == [Rests("a", False)]
+
+
 def test_an_engine_that_fails_to_be_paused_fails_that_request_only(bench: Bench) -> None:
     bench.do(work("a"), work("b"))
     bench.engine.fragile = True
