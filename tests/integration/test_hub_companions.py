@@ -92,7 +92,7 @@ async def test_a_companion_that_is_aborted_alone_fails_its_parent_with_one_error
         orchestrator.rpc_async_queue.put_nowait(AbortRequest(companion_id))
         with pytest.raises(RequestError, match="companion 'negative': it was aborted"):
             await outputs
-        await until(lambda: len(thinker.of(wire.Abort)) == 2)
+        await until(lambda: len({abort.request_id for abort in thinker.of(wire.Abort)}) == 2)
 
 
 async def test_one_that_hands_nothing_over_fails_the_request() -> None:

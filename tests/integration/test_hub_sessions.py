@@ -289,7 +289,7 @@ async def test_an_abort_waits_until_the_replica_knows_its_new_epoch() -> None:
         await asyncio.sleep(0.05)
         assert not replica.of(wire.Abort)
         replica.info = renewed
-        await until(lambda: [abort.epoch for abort in replica.of(wire.Abort)] == [renewed.epoch])
+        await until(lambda: {abort.epoch for abort in replica.of(wire.Abort)} == {renewed.epoch})
         await reading
 
 

@@ -124,7 +124,7 @@ async def test_an_abort_by_name_ends_a_request_without_an_answer(frontend: Any) 
             await until(lambda: bool(replica.of(wire.Submit)))
             await engine.abort("r1")
     assert made == []
-    assert len(replica.of(wire.Abort)) == 1
+    assert len({abort.request_id for abort in replica.of(wire.Abort)}) == 1
 
 
 def test_what_no_stage_takes_is_refused_by_name(frontend: Any) -> None:
