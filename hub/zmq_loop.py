@@ -108,23 +108,16 @@ class LoopSocket:
         self._drain_due, self._is_draining = False, True
         try:
             for _ in range(_BATCH):
-                frames = self._received()
-                if frames is None:
+                if self.socket.closed:
+                    return
+                try:
+                    frames = self.socket.recv_multipart(zmq.NOBLOCK)
+                except zmq.Again:
                     return
                 self._on_frames(frames)
         finally:
             self._is_draining = False
         self._look_again()
-
-    def _received(self) -> list[bytes] | None:
-        # Asked first: an exception that says that there is none costs several times as much.
-        if self.socket.closed or not _has_messages(self.socket):
-            return None
-        try:
-            return self.socket.recv_multipart(zmq.NOBLOCK)
-        except zmq.Again:
-            # What there was is gone with its connection.
-            return None
 
 
 @dataclass(frozen=True, slots=True)
