@@ -249,8 +249,3 @@ def test_the_top_level_holds_what_was_agreed_and_nothing_else() -> None:
     left_by_tools = {"demo-output", "build", "dist"}
     found = {path.name for path in ROOT.iterdir() if not path.name.startswith((".", "__"))}
     assert found - left_by_tools == agreed
-
-
-def test_source_files_stay_small() -> None:
-    long = {name: n for name in files_of(*ROOMS) if (n := len((ROOT / name).read_text().splitlines())) > 300}
-    assert not long
