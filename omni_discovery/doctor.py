@@ -13,14 +13,12 @@ from omni_discovery.doctor_versions import examine_versions
 from omni_discovery.errors import ConfigError
 from omni_discovery.etcd_versions import known_bugs, parse_version
 from omni_discovery.findings import Evidence, Finding, Grade
-from omni_discovery.messages import ReplicaInfo, ReplicaStatus
+from omni_discovery.messages import WAITING_PHASE, ReplicaInfo, ReplicaStatus
 
 __all__ = ["Evidence", "Finding", "Grade", "count_namespaces", "examine", "judge_version"]
 
 #: Clocks that differ by less don't mislead anybody.
 _CLOCK_S: Final = 2.0
-#: The phase of a replica that lacks what carries its hand-offs.
-_WAITING: Final = "waiting"
 #: A namespace that is as empty as this hides nothing.
 _SHOWN: Final = 8
 _NEWER: Final = "run etcd 3.5.23 or newer, or 3.6"
@@ -148,7 +146,7 @@ def _stages(evidence: Evidence) -> Iterator[Finding]:
         if info.status is ReplicaStatus.ERROR:
             text = f"replica {info.stage_id}/{info.replica_id} reports an error: {info.reason or 'no reason given'}"
             yield Finding(Grade.PROBLEM, "replica", text, f"see its log on {info.host}, process {info.pid}")
-        elif info.reason and (info.status is ReplicaStatus.UP or info.phase == _WAITING):
+        elif info.reason and (info.status is ReplicaStatus.UP or info.phase == WAITING_PHASE):
             state = "is up, but" if info.status is ReplicaStatus.UP else "waits:"
             text = f"replica {info.stage_id}/{info.replica_id} {state} {info.reason}"
             yield Finding(Grade.PROBLEM, "replica", text, "it goes on by itself once that is mended")

@@ -19,6 +19,10 @@ from omni_discovery.errors import RecordError
 SCHEMA: Final = 1
 
 
+#: The phase of a replica that starts, and lacks what carries its hand-offs.
+WAITING_PHASE: Final = "waiting"
+
+
 class ReplicaStatus(StrEnum):
     """What a replica says of itself; only ``up`` is picked."""
 

@@ -7,12 +7,11 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+from omni_discovery.messages import WAITING_PHASE
 from stage_runtime.payloads import Payloads
 
 logger = logging.getLogger(__name__)
 
-#: The phase of a replica that waits. ``omni doctor`` knows it.
-WAITING: Final = "waiting"
 #: Longer than Yuanrong's client stays silent after a call without an answer.
 _WAIT_S: Final = 2.5
 #: Between two looks, once a hand-off has failed.
@@ -44,7 +43,7 @@ class Reach:
         """Return when every connector is well. Until then the record says what is missing, and so does the log."""
         while trouble := self._payloads.trouble():
             self.is_waiting = True
-            self._tell(trouble, phase=WAITING)
+            self._tell(trouble, phase=WAITING_PHASE)
             self._sleep(_WAIT_S)
         self._tell("")
         self.is_waiting = False

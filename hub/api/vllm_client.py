@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 #: What a stage that makes tokens can be asked to do.
 TASKS: Final = ("generate",)
 
-MAX_ID: Final = 128
+_MAX_ID: Final = 128
 
 
 class OmniEngineClient(StageControl, EngineClient):
@@ -94,13 +94,9 @@ class OmniEngineClient(StageControl, EngineClient):
             # First, because vLLM's own check below fills in what it works out.
             choices = params_of_choices(sampling_params)
             ask(len(choices))
-            check = self.input_processor.process_inputs
-            checked = check(request_id, prompt, sampling_params, TASKS, lora_request=lora_request)
-            token_ids = checked.prompt_token_ids
-            if not token_ids:
-                raise InvalidRequestError("the prompt is empty, or not of tokens")
+            token_ids = self._checked_tokens(request_id, prompt, sampling_params, TASKS, lora_request)
             check_prompt_logprobs(sampling_params, len(token_ids))
-        answer = _Answer(request_id, prompt.get("prompt"), list(token_ids), sampling_params)
+        answer = _Answer(request_id, prompt.get("prompt"), token_ids, sampling_params)
         inputs = {"prompt_token_ids": answer.token_ids} | ({"images": pictures} if pictures else {})
         asked = [self.adapters.params(params, lora_request, prompt.get("cache_salt")) for params in choices]
         return self._outputs(answer, inputs, asked, {"priority": priority, "trace_headers": trace_headers})
@@ -112,21 +108,33 @@ class OmniEngineClient(StageControl, EngineClient):
         choices: list[dict[int, Mapping[str, Any]]],
         more: Mapping[str, Any],
     ) -> AsyncGenerator[RequestOutput, None]:
+        with self._under_way(answer.request_id, len(choices)) as ids, vllm_errors():
+            each = zip(ids, choices, strict=True)
+            streams = [self._stage_outputs(inner_id, inputs, params, more) for inner_id, params in each]
+            async with aclosing(merged(streams)) as outputs:
+                async for index, output in outputs:
+                    made = answer.add(index, output)
+                    if made is not None:
+                        yield made
+
+    def _checked_tokens(self, request_id: str, prompt: Any, params: Any, tasks: Any, lora_request: Any) -> list[int]:
+        checked = self.input_processor.process_inputs(request_id, prompt, params, tasks, lora_request=lora_request)
+        if not checked.prompt_token_ids:
+            raise InvalidRequestError("the prompt is empty, or not of tokens")
+        return list(checked.prompt_token_ids)
+
+    @contextmanager
+    def _under_way(self, request_id: str, count: int) -> Iterator[list[str]]:
+        """The hub's ids of a request's answers, which ``abort`` stops in here."""
         number = next(self._numbers)
-        key = f"{answer.request_id}#{number}"
         # The client may name two requests alike; the hub must not.
-        ids = [f"{answer.request_id[:MAX_ID]}-{number}-{index}" for index in range(len(choices))]
-        self._running[key] = ids
-        streams = [self._stage_outputs(each, inputs, params, more) for each, params in zip(ids, choices, strict=True)]
+        self._running[f"{request_id}#{number}"] = ids = [
+            f"{request_id[:_MAX_ID]}-{number}-{index}" for index in range(count)
+        ]
         try:
-            with vllm_errors():
-                async with aclosing(merged(streams)) as outputs:
-                    async for index, output in outputs:
-                        made = answer.add(index, output)
-                        if made is not None:
-                            yield made
+            yield ids
         finally:
-            del self._running[key]
+            del self._running[f"{request_id}#{number}"]
 
     async def _stage_outputs(
         self, request_id: str, inputs: Mapping[str, Any], params: dict[int, Mapping[str, Any]], more: Mapping[str, Any]

@@ -13,7 +13,7 @@ from vllm.outputs import PoolingOutput, PoolingRequestOutput
 from vllm.utils.serial_utils import binary2tensor
 
 from hub.api.errors import error_response
-from hub.api.vllm_client import MAX_ID, TASKS, OmniEngineClient, refuse_what_no_stage_takes, vllm_errors
+from hub.api.vllm_client import TASKS, OmniEngineClient, refuse_what_no_stage_takes, vllm_errors
 from hub.api.vllm_turns import ask
 from omni_discovery.errors import EngineFailedError, InvalidRequestError
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from hub.async_omni import AsyncOmni
 
-#: What goes to the stage under vLLM's own name.
+#: What goes to the stage under vLLM's own name; defaults of the document for it, vLLM keeps in its pooler's config.
 _CARRIED: Final = ("task", "dimensions", "use_activation")
 #: What each replica's vLLM works out for itself, the last two from the ``pooler_config`` of the stage.
 _OURS: Final = frozenset(
@@ -30,8 +30,6 @@ _OURS: Final = frozenset(
 )
 #: What of ``extra_kwargs`` goes to the stage.
 _TYPES: Final = "compressed_token_type_ids"
-#: Defaults of the deploy document that vLLM keeps in its pooler's config.
-_DEFAULTS: Final = ("task", "dimensions", "use_activation")
 #: Where somebody may look for what only a stage that makes tokens has, and for what only one that pools has.
 _OF_TOKENS: Final[tuple[str, ...]] = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages")
 _OF_NUMBERS: Final[tuple[str, ...]] = (
@@ -78,35 +76,24 @@ class PoolingClient(OmniEngineClient):
         with vllm_errors():
             refuse_what_no_stage_takes(prompt, None, None)
             ask(1)
-            check = self.input_processor.process_inputs
-            checked = check(request_id, prompt, pooling_params, self._tasks, lora_request=lora_request)
-            token_ids = checked.prompt_token_ids
-            if not token_ids:
-                raise InvalidRequestError("the prompt is empty, or not of tokens")
+            token_ids = self._checked_tokens(request_id, prompt, pooling_params, self._tasks, lora_request)
             params = self.adapters.params(stage_params(pooling_params), lora_request, prompt.get("cache_salt"))
         more = {"priority": priority, "trace_headers": trace_headers}
-        return self._pooled(request_id, list(token_ids), params, more)
+        return self._pooled(request_id, token_ids, params, more)
 
     async def _pooled(
         self, request_id: str, token_ids: list[int], params: dict[int, Mapping[str, Any]], more: Mapping[str, Any]
     ) -> AsyncGenerator[PoolingRequestOutput, None]:
-        number = next(self._numbers)
-        # The client may name two requests alike; the hub must not.
-        key, inner_id = f"{request_id}#{number}", f"{request_id[:MAX_ID]}-{number}"
-        self._running[key] = [inner_id]
         inputs = {"prompt_token_ids": token_ids}
         made, reason = None, None
-        try:
-            with vllm_errors():
-                async with aclosing(self._stage_outputs(inner_id, inputs, params, more)) as outputs:
-                    async for output in outputs:
-                        made = output.embedding if output.data else made
-                        reason = output.finish_reason
-                # One that was aborted has no end.
-                if made is None and reason not in (None, "abort"):
-                    raise EngineFailedError(f"stage {self._stage_id} pooled nothing")
-        finally:
-            del self._running[key]
+        with self._under_way(request_id, 1) as (inner_id,), vllm_errors():
+            async with aclosing(self._stage_outputs(inner_id, inputs, params, more)) as outputs:
+                async for output in outputs:
+                    made = output.embedding if output.data else made
+                    reason = output.finish_reason
+            # One that was aborted has no end.
+            if made is None and reason not in (None, "abort"):
+                raise EngineFailedError(f"stage {self._stage_id} pooled nothing")
         if made is not None:
             # No bytes: torch warns of what may not be written to.
             numbers: Any = bytearray(made)
@@ -156,7 +143,7 @@ def set_defaults(model_config: Any, document: Mapping[str, Any]) -> None:
 
     Raise ValueError for what vLLM does not take.
     """
-    said = {name: document[name] for name in _DEFAULTS if document.get(name) is not None}
+    said = {name: document[name] for name in _CARRIED if document.get(name) is not None}
     model_config.pooler_config = replace(model_config.pooler_config, **said)
 
 

@@ -4,13 +4,34 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
 from omni_discovery.deploy import StageConfig
 from omni_discovery.errors import ConfigError
 from omni_discovery.one_line import essence
-from stage_runtime.engines.base import check_model_folder
+from stage_runtime.engines.base import check_model_folder, checked_args
+from stage_runtime.engines.model_files import check_model_files
 from stage_runtime.failures import lacks_memory
+
+#: What vLLM runs at once when ``max_num_seqs`` is not given.
+_USUAL_CAPACITY: Final = 256
+
+
+def take_allow_rpc(stage: StageConfig, given: dict[str, Any]) -> tuple[str, ...]:
+    """Take ``allow_rpc``, which is ours, out of a stage's arguments. Raise ConfigError."""
+    return checked_args(stage, tuple[str, ...], given.pop("allow_rpc", ()), "engine_args.allow_rpc")
+
+
+def usual_capacity(given: Mapping[str, Any]) -> int:
+    """How many requests vLLM would run at once, as far as that can be said before it has loaded."""
+    return int(given.get("max_num_seqs", _USUAL_CAPACITY))
+
+
+def check_model(stage: StageConfig) -> None:
+    """Raise ConfigError if the stage's model is a folder here that can't be loaded."""
+    if check_model_folder(stage):
+        check_model_files(stage, Path(stage.model).expanduser())
 
 
 def engine_args_of(stage: StageConfig, given: Mapping[str, Any], kind: Any) -> Any:

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -17,11 +16,10 @@ from omni_discovery.deploy import StageConfig
 from omni_discovery.errors import ConfigError, InvalidRequestError
 from omni_discovery.wire import FailureKind
 from stage_runtime.engines import vllm_prompt, vllm_resume
-from stage_runtime.engines.base import EngineOutput, Report, StageRequest, check_model_folder, checked_args
-from stage_runtime.engines.model_files import check_model_files
+from stage_runtime.engines.base import EngineOutput, Report, StageRequest, checked_args
 from stage_runtime.engines.rendezvous import rendezvous_removed
 from stage_runtime.engines.sampling import token_sampling
-from stage_runtime.engines.vllm_args import load_llm
+from stage_runtime.engines.vllm_args import check_model, load_llm, take_allow_rpc, usual_capacity
 from stage_runtime.engines.vllm_control import Adapters, vllm_controls
 from stage_runtime.engines.vllm_feed import Growing, Reader
 from stage_runtime.engines.vllm_hidden import HiddenStates
@@ -39,9 +37,6 @@ from stage_runtime.running import kind_of
 
 logger = logging.getLogger(__name__)
 
-#: What vLLM runs at once when ``max_num_seqs`` is not given; corrected when the engine has loaded.
-_USUAL_CAPACITY: Final = 256
-
 
 class VllmEngine:
     """A stage that makes tokens. Hands over ``token_ids``, all ids of the answer, special ones included, and ``text``.
@@ -53,15 +48,13 @@ class VllmEngine:
         self._stage = stage
         self._args = dict(stage.engine_args)
         self._handoff = checked_args(stage, HandoffArgs, self._args.pop("handoff", {}), "engine_args.handoff")
-        allow_rpc = self._args.pop("allow_rpc", ())
-        self._allow_rpc = checked_args(stage, tuple[str, ...], allow_rpc, "engine_args.allow_rpc")
+        self._allow_rpc = take_allow_rpc(stage, self._args)
         self._pd = PrefillDecode(stage, self._args)
         self._where = f"stage {stage.stage_id}: engine_args.handoff"
         if self._handoff.hidden_states and self._pd.role is not None:
             raise ConfigError(f"{self._where}.hidden_states: a stage that is split into prefill and decode has not all")
-        if check_model_folder(stage):
-            check_model_files(stage, Path(stage.model).expanduser())
-        self._capacity = int(self._args.get("max_num_seqs", _USUAL_CAPACITY))
+        check_model(stage)
+        self._capacity = usual_capacity(self._args)
         self._llm: Any = None
         # The next five are there once the engine has loaded.
         self._model: Model
@@ -117,7 +110,7 @@ class VllmEngine:
         self._runs, self._adapters = Runs(self._llm, self._hidden), Adapters(self._llm)
         self._reader = Reader(self._runs, self._model)
         report("warming up", 0.9)
-        self._runs.warm_up()
+        self._runs.warm_up(sampling_params({"max_tokens": 1, "temperature": 0.0}))
 
     def add(self, request: StageRequest) -> None:
         """See Engine."""

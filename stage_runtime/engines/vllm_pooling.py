@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Final
 
 import msgspec
@@ -17,13 +16,12 @@ from omni_discovery.deploy import StageConfig
 from omni_discovery.errors import ConfigError, InvalidRequestError
 from omni_discovery.one_line import essence
 from omni_discovery.wire import MAX_ATTACHMENT_BYTES, FailureKind
-from stage_runtime.engines.base import EngineOutput, Report, StageRequest, check_model_folder, checked_args
-from stage_runtime.engines.model_files import check_model_files
+from stage_runtime.engines.base import EngineOutput, Report, StageRequest
 from stage_runtime.engines.pooled import npy_of
 from stage_runtime.engines.rendezvous import rendezvous_removed
 from stage_runtime.engines.sampling import pooling_asked
 from stage_runtime.engines.vllm_adapters import Adapters
-from stage_runtime.engines.vllm_args import load_llm
+from stage_runtime.engines.vllm_args import check_model, load_llm, take_allow_rpc, usual_capacity
 from stage_runtime.engines.vllm_control import vllm_controls
 from stage_runtime.engines.vllm_engine import VllmEngine
 from stage_runtime.engines.vllm_inputs import read_request
@@ -31,8 +29,6 @@ from stage_runtime.engines.vllm_model import Model, describe_model, details_of
 from stage_runtime.engines.vllm_params import pooling_params
 from stage_runtime.engines.vllm_runs import Runs
 
-#: What vLLM runs at once when ``max_num_seqs`` is not given; corrected when the engine has loaded.
-_USUAL_CAPACITY: Final = 256
 #: Arguments of a stage that makes tokens, which mean nothing here.
 _NOT_HERE: Final = ("handoff", "pd")
 
@@ -69,14 +65,12 @@ class VllmPoolingEngine:
     def __init__(self, stage: StageConfig) -> None:
         self._stage = stage
         self._args = {**stage.engine_args, "runner": "pooling"}
-        allow_rpc = self._args.pop("allow_rpc", ())
-        self._allow_rpc = checked_args(stage, tuple[str, ...], allow_rpc, "engine_args.allow_rpc")
+        self._allow_rpc = take_allow_rpc(stage, self._args)
         for name in _NOT_HERE:
             if name in self._args:
                 raise ConfigError(f"stage {stage.stage_id}: engine_args.{name}: a stage that pools has none")
-        if check_model_folder(stage):
-            check_model_files(stage, Path(stage.model).expanduser())
-        self._capacity = int(self._args.get("max_num_seqs", _USUAL_CAPACITY))
+        check_model(stage)
+        self._capacity = usual_capacity(self._args)
         self._llm: Any = None
         # The next five are there once the engine has loaded.
         self._model: Model
@@ -121,7 +115,7 @@ class VllmPoolingEngine:
         self._usual_task = self._find_task(config.model_config)
         self._runs, self._adapters = Runs(self._llm), Adapters(self._llm)
         report("warming up", 0.9)
-        self._warm_up()
+        self._runs.warm_up(pooling_params({}, self._usual_task))
 
     def add(self, request: StageRequest) -> None:
         """See Engine."""
@@ -173,13 +167,6 @@ class VllmPoolingEngine:
         if task is None:
             raise ConfigError(f"stage {self._stage.stage_id}: vLLM has nothing that this model could pool: {tasks}")
         return str(task)
-
-    def _warm_up(self) -> None:
-        """Send a prompt through the whole engine: one that can't do that must not be called ready."""
-        self._runs.start("warm-up", {"prompt_token_ids": [0, 0]}, pooling_params({}, self._usual_task))
-        while self._llm.has_unfinished_requests():
-            self._llm.step()
-        self._runs.ended("warm-up")
 
     def _readable(self, request: StageRequest) -> StageRequest:
         """The request as the tokenizer is to have it. Raise InvalidRequestError for messages."""

@@ -7,7 +7,6 @@ from typing import Any
 
 from omni_discovery.errors import InvalidRequestError
 from stage_runtime.engines.vllm_hidden import HiddenStates, Rows
-from stage_runtime.engines.vllm_params import sampling_params
 
 
 class Runs:
@@ -24,9 +23,9 @@ class Runs:
     def __len__(self) -> int:
         return len(self._names)
 
-    def warm_up(self) -> None:
-        """Send one token through the whole engine: one that can't do that must not be called ready."""
-        self.start("warm-up", {"prompt_token_ids": [0, 0]}, sampling_params({"max_tokens": 1, "temperature": 0.0}))
+    def warm_up(self, params: Any) -> None:
+        """Send a prompt through the whole engine: one that can't do that must not be called ready."""
+        self.start("warm-up", {"prompt_token_ids": [0, 0]}, params)
         while self._llm.has_unfinished_requests():
             self._llm.step()
         self.ended("warm-up")
