@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from omni_discovery.clients import OmniCoordClientForStage
+from omni_discovery.client_for_stage import OmniCoordClientForStage
 from omni_discovery.etcd import EtcdKV
 
 logger = logging.getLogger(__name__)

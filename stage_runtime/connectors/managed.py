@@ -19,7 +19,7 @@ import numpy as np
 from omni_discovery.errors import ConfigError
 from stage_runtime.connectors import serialization
 from stage_runtime.connectors.allocator import BufferAllocator
-from stage_runtime.connectors.receive import Buffer
+from stage_runtime.connectors.receive import PooledBuffer
 
 #: What stands before the content of each block: by it a reader knows that it read what it was offered.
 STAMP_BYTES: Final = 64
@@ -104,13 +104,13 @@ class ManagedPool:
         """One holder less."""
         self._let_go.append(block)
 
-    def view(self, block: Block, size_bytes: int) -> Buffer:
+    def view(self, block: Block, size_bytes: int) -> PooledBuffer:
         """The block's first bytes as an array that is a holder from now on, in place of the caller."""
         if self.is_host:
-            buffer = self._array[block.start : block.start + size_bytes].view(Buffer)
+            buffer = self._array[block.start : block.start + size_bytes].view(PooledBuffer)
             buffer.give_back = weakref.finalize(buffer, self.let_go, block)
         else:
-            buffer = self.slice(block, size_bytes).cpu().numpy().view(Buffer)
+            buffer = self.slice(block, size_bytes).cpu().numpy().view(PooledBuffer)
             self.let_go(block)
             buffer.give_back = weakref.finalize(buffer, int)
         buffer.give_back.atexit = False

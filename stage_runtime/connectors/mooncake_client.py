@@ -20,7 +20,7 @@ import numpy as np
 from stage_runtime.connectors import serialization
 from stage_runtime.connectors.errors import TransferError, TransferTimeoutError
 from stage_runtime.connectors.mooncake_library import load
-from stage_runtime.connectors.receive import Buffer, ReceivePool
+from stage_runtime.connectors.receive import PooledBuffer, ReceivePool
 from stage_runtime.connectors.tcp_client import Fetch, left_s
 
 _THREADS: Final = 8
@@ -88,14 +88,14 @@ class StoreClient:
         if answer:
             raise TransferError(f"Mooncake's store answers {answer}")
 
-    def get(self, name: str, memory: ReceivePool, deadline_s: float, fetching: Fetch) -> Buffer | None:
+    def get(self, name: str, memory: ReceivePool, deadline_s: float, fetching: Fetch) -> PooledBuffer | None:
         """A copy of an object's bytes; None if it is not there. Raise TransferError."""
         found = self._outcome(self._submit(lambda store: _copy(store, name, memory)), deadline_s, fetching)
         if found is None and self.is_there(name, deadline_s):
             raise TransferError(
                 "Mooncake's store has it and can't deliver: its owner is gone, or 'localbuf' is too small"
             )
-        buffer: Buffer | None = found
+        buffer: PooledBuffer | None = found
         return buffer
 
     def is_there(self, name: str, deadline_s: float) -> bool:
@@ -195,7 +195,7 @@ def client_of(config: StoreConfig) -> StoreClient:
     return StoreClient(config)
 
 
-def _copy(store: Any, name: str, memory: ReceivePool) -> Buffer | None:
+def _copy(store: Any, name: str, memory: ReceivePool) -> PooledBuffer | None:
     handle = store.get_buffer(name)
     if handle is None:
         return None

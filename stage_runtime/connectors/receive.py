@@ -16,7 +16,7 @@ import numpy as np
 from stage_runtime.connectors.segments import KEPT_FROM_BYTES, size_class
 
 
-class Buffer(np.ndarray[Any, np.dtype[np.uint8]]):
+class PooledBuffer(np.ndarray[Any, np.dtype[np.uint8]]):
     """Bytes of a block of a pool. Tensors made of it keep it alive; with the last of them the block goes back."""
 
     give_back: weakref.finalize[Any, Any]
@@ -41,7 +41,7 @@ class ReceivePool:
         #: Blocks that went back. The garbage collector may add to it at any moment, so that takes no lock.
         self._returned: deque[mmap.mmap] = deque()
 
-    def take(self, size_bytes: int) -> Buffer:
+    def take(self, size_bytes: int) -> PooledBuffer:
         """Memory for so many bytes. Raise OSError if there is none."""
         capacity = size_class(size_bytes)
         with self._lock:
@@ -52,7 +52,7 @@ class ReceivePool:
                 self._free_bytes -= capacity
         if block is None:
             block = mmap.mmap(-1, capacity)
-        buffer = np.frombuffer(block, np.uint8, size_bytes).view(Buffer)
+        buffer = np.frombuffer(block, np.uint8, size_bytes).view(PooledBuffer)
         buffer.give_back = weakref.finalize(buffer, self._returned.append, block)
         buffer.give_back.atexit = False
         return buffer

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from stage_runtime.connectors.errors import TransferCancelledError, TransferError
 from stage_runtime.connectors.lent import Loan
-from stage_runtime.connectors.receive import Buffer, ReceivePool
+from stage_runtime.connectors.receive import PooledBuffer, ReceivePool
 from stage_runtime.connectors.settings import COMMON, limits_of, number
 from stage_runtime.connectors.store import Kept, Store
 from stage_runtime.connectors.storing import StoringConnector
@@ -84,7 +84,7 @@ class TcpEnd:
     def _make_server(self, tls: ssl.SSLContext | None) -> PayloadServer:
         return PayloadServer(self._bind_host, self._store, tls, self._limits)
 
-    def fetch(self, key: str, metadata: dict[str, Any]) -> Buffer | None:
+    def fetch(self, key: str, metadata: dict[str, Any]) -> PooledBuffer | None:
         """The bytes of what another process offers; None if nothing is offered. Raise TransferError."""
         source = source_of(metadata)
         if source is None:

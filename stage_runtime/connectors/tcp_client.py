@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from stage_runtime.connectors.errors import TransferCancelledError, TransferError, TransferTimeoutError
-from stage_runtime.connectors.receive import Buffer
+from stage_runtime.connectors.receive import PooledBuffer
 from stage_runtime.connectors.tcp_frames import ANSWER_BYTES, RECEIVED, Status, pack_request, parse_answer
 
 _CONNECT_TIMEOUT_S: Final = 5.0
@@ -105,8 +105,8 @@ def fetch(
     *,
     consume: bool,
     tls: ssl.SSLContext | None,
-    memory: Callable[[int], Buffer],
-) -> Buffer | None:
+    memory: Callable[[int], PooledBuffer],
+) -> PooledBuffer | None:
     """The hand-off's bytes; None if its producer has it no more. ``deadline_s`` is on the monotonic clock.
 
     Raise TransferTimeoutError, TransferCancelledError or TransferError.
@@ -172,8 +172,8 @@ def _connect(where: tuple[str, int], fetching: Fetch, deadline_s: float) -> sock
 
 
 def _receive(
-    connection: socket.socket, source: Source, deadline_s: float, *, consume: bool, memory: Callable[[int], Buffer]
-) -> Buffer | None:
+    connection: socket.socket, source: Source, deadline_s: float, *, consume: bool, memory: Callable[[int], PooledBuffer]
+) -> PooledBuffer | None:
     connection.settimeout(left_s(deadline_s))
     connection.sendall(pack_request(source.generation, source.token, consume=consume))
     head = bytearray(ANSWER_BYTES)

@@ -11,7 +11,7 @@ from omni_discovery.errors import ConfigError
 from stage_runtime.connectors.errors import TransferError
 from stage_runtime.connectors.layout import GENERATION_BYTES, key_digest
 from stage_runtime.connectors.lent import Loan
-from stage_runtime.connectors.receive import Buffer, ReceivePool
+from stage_runtime.connectors.receive import PooledBuffer, ReceivePool
 from stage_runtime.connectors.settings import COMMON, limits_of, number
 from stage_runtime.connectors.store import Kept, Store
 from stage_runtime.connectors.storing import StoringConnector
@@ -111,7 +111,7 @@ class YuanrongConnector(StoringConnector):
             time.sleep(_LOOK_EVERY_S)
             fetching.check()
 
-    def _copy(self, view: memoryview) -> Buffer:
+    def _copy(self, view: memoryview) -> PooledBuffer:
         buffer = self._memory.take(len(view))
         np.copyto(buffer, np.frombuffer(view, np.uint8))
         return buffer
