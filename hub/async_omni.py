@@ -29,14 +29,14 @@ from hub.segment_feed import Feed, Inputs, send_update
 from hub.stage_client import StageClient
 from hub.stage_pool import PoolOptions, StageStatus
 from hub.zmq_loop import make_context
-from omni_discovery.balancers import build_load_balancer_factory
-from omni_discovery.deploy import DeployConfig
+from omni_discovery.balancing.policies import build_load_balancer_factory
+from omni_discovery.curve import KeyPair
+from omni_discovery.deploy.document import DeployConfig
 from omni_discovery.errors import HubUnavailableError, InvalidRequestError, RequestError
-from omni_discovery.security import KeyPair
 
 if TYPE_CHECKING:
     from hub.tracing import Tracing
-    from omni_discovery.table import Delta, View
+    from omni_discovery.view.table import Delta, View
 
 logger = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 if TYPE_CHECKING:
     from hub.stage_client import StageClient
-    from omni_discovery.messages import ReplicaInfo
+    from omni_discovery.records.schema import ReplicaInfo
 
 logger = logging.getLogger(__name__)
 

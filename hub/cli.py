@@ -18,13 +18,12 @@ from hub.serve_flags import (
     warn_of_ignored_flags,
 )
 from hub.serve_plan import deploy_of, plan_here, runtime_flag, stages_here, to_start
-from omni_discovery.backend_flags import backend_flags
-from omni_discovery.cli import configure_logging, read_security, security_flags, user_runtime_dir
-from omni_discovery.data_plane_flags import data_plane_flags, read_labels, warn_if_plain
-from omni_discovery.deploy import DeployConfig
-from omni_discovery.deploy_overrides import of_this_host, parse_overrides
+from omni_discovery.commands.flags import backend_flags, data_plane_flags, read_labels, warn_if_plain
+from omni_discovery.commands.main import configure_logging, read_security, security_flags, user_runtime_dir
+from omni_discovery.deploy.document import DeployConfig
+from omni_discovery.deploy.overrides import of_this_host, parse_overrides
 from omni_discovery.errors import ConfigError
-from omni_discovery.process_tools import die_with_parent, raise_descriptor_limit
+from omni_discovery.processes import die_with_parent, raise_descriptor_limit
 
 if TYPE_CHECKING:
     from hub.running_hub import ServeConfig
@@ -96,7 +95,7 @@ def serve_config(arguments: argparse.Namespace, deploy: DeployConfig) -> ServeCo
     try:
         import hub.app  # noqa: F401 - all that a hub needs
         from hub.running_hub import ServeConfig
-        from omni_discovery.balancers import build_load_balancer_factory
+        from omni_discovery.balancing.policies import build_load_balancer_factory
     except ModuleNotFoundError as error:
         raise ConfigError(f"a hub needs more packages ({error}): pip install 'omni-discovery[hub,embedded]'") from error
     policy = arguments.omni_lb_policy or DEFAULT_POLICY

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from hub.metrics import HubMetrics
     from hub.pools import Pools
     from hub.stage_client import StageClient
-    from omni_discovery.messages import ReplicaInfo
+    from omni_discovery.records.schema import ReplicaInfo
 
 logger = logging.getLogger(__name__)
 

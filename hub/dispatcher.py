@@ -19,10 +19,10 @@ from hub.paced_retries import PacedRetries, RetryDue
 from hub.stage_pool import StagePool
 from omni_discovery import wire
 from omni_discovery.errors import StageUnavailableError, WireError
-from omni_discovery.messages import ReplicaInfo
+from omni_discovery.records.schema import ReplicaInfo
 
 if TYPE_CHECKING:
-    from omni_discovery.balancers import Task
+    from omni_discovery.balancing.policies import Task
 
 logger = logging.getLogger(__name__)
 

@@ -12,17 +12,17 @@ import msgspec
 
 from hub.pipeline_claim import check_pipeline
 from hub.serve_plan import StagesHere, plan_here, stages_here
-from omni_discovery.backend_flags import RAY
-from omni_discovery.config import RegistryConfig
-from omni_discovery.deploy import DeployConfig, decode_deploy, encode_deploy
+from omni_discovery.commands.flags import RAY
+from omni_discovery.deploy.document import DeployConfig, decode_deploy, encode_deploy
+from omni_discovery.deploy.topology import Topology, plan
 from omni_discovery.errors import ConfigError, RegistryTlsError, RegistryUnavailableError
-from omni_discovery.keys import beat_key, hub_key, pipeline_key, replicas_prefix
-from omni_discovery.registry_check import check_registry
-from omni_discovery.topology import Topology, plan
+from omni_discovery.etcd.check import check_registry
+from omni_discovery.etcd.config import RegistryConfig
+from omni_discovery.records.keys import beat_key, hub_key, pipeline_key, replicas_prefix
 
 if TYPE_CHECKING:
     from hub.running_hub import ServeConfig
-    from omni_discovery.registry_security import RegistrySecurity
+    from omni_discovery.etcd.config import RegistrySecurity
 
 #: One line of a table, cell by cell.
 Row = tuple[str, ...]

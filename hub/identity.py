@@ -20,11 +20,11 @@ from typing import Final
 
 import msgspec
 
-from omni_discovery import keys
-from omni_discovery.endpoints import parse_endpoints
+from omni_discovery.curve import KeyPair
 from omni_discovery.errors import ConfigError
-from omni_discovery.saved_view import write_private
-from omni_discovery.security import KeyPair
+from omni_discovery.etcd.config import parse_endpoints
+from omni_discovery.records import keys
+from omni_discovery.view.saved_view import write_private
 
 logger = logging.getLogger(__name__)
 

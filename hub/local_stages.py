@@ -13,9 +13,9 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Final
 
-from omni_discovery.messages import ReplicaStatus
-from omni_discovery.restart_pauses import RestartPauses
-from omni_discovery.table import View
+from omni_discovery.backoff import RestartPauses
+from omni_discovery.records.schema import ReplicaStatus
+from omni_discovery.view.table import View
 
 logger = logging.getLogger(__name__)
 

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 
 from hub.records import is_same_process, role
 from hub.refused_replicas import RefusedReplicas
-from omni_discovery.disappearance import Disappearance
 from omni_discovery.errors import ConfigError
-from omni_discovery.messages import ReplicaInfo, ReplicaStatus
-from omni_discovery.table import live_hubs
+from omni_discovery.records.schema import ReplicaInfo, ReplicaStatus
+from omni_discovery.view.mass_loss import Disappearance
+from omni_discovery.view.table import live_hubs
 
 if TYPE_CHECKING:
     from hub.pools import Pools
     from hub.stage_client import StageClient
-    from omni_discovery.table import ReplicaId, View
+    from omni_discovery.view.table import ReplicaId, View
 
 logger = logging.getLogger(__name__)
 

@@ -19,8 +19,8 @@ from hub.results import OmniResult
 from hub.running_hub import RunningHub, ServeConfig, embed_etcd
 from hub.serve_flags import check_flags
 from hub.serve_plan import with_overrides
-from omni_discovery.deploy import DeployConfig
-from omni_discovery.deploy_file import load_deploy
+from omni_discovery.deploy.document import DeployConfig
+from omni_discovery.deploy.load import load_deploy
 from omni_discovery.errors import ConfigError, RequestError, StageUnavailableError
 from omni_discovery.loop_thread import LoopThread
 

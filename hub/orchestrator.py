@@ -35,14 +35,14 @@ from hub.stage_pool import StagePool
 from hub.tending import ReviewDue, Tending
 from hub.waking_queue import WakingQueue, drain
 from omni_discovery.errors import HubUnavailableError, RequestError, StageUnavailableError
-from omni_discovery.messages import ReplicaInfo
-from omni_discovery.table import View
+from omni_discovery.records.schema import ReplicaInfo
+from omni_discovery.view.table import View
 
 if TYPE_CHECKING:
     from hub.config import HubConfig
     from hub.releases import Releases
     from hub.tracing import Tracing
-    from omni_discovery.table import Delta
+    from omni_discovery.view.table import Delta
 
 __all__ = ["Orchestrator", "OrchestratorRequestState", "RemoteReplicaFactory", "StreamingInputState"]
 

@@ -6,15 +6,15 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Final
 
-from omni_discovery.deploy import DeployConfig, decode_deploy, encode_deploy
-from omni_discovery.deploy_check import describe_difference
+from omni_discovery.deploy.document import DeployConfig, decode_deploy, encode_deploy
+from omni_discovery.deploy.load import describe_difference
 from omni_discovery.errors import ConfigError, RegistryError, RegistryTlsError, RegistryUnavailableError
-from omni_discovery.keys import pipeline_key
-from omni_discovery.registry_check import check_registry, check_ttl
+from omni_discovery.etcd.check import check_registry, check_ttl
+from omni_discovery.records.keys import pipeline_key
 
 if TYPE_CHECKING:
     from omni_discovery.clients import OmniCoordClientForHub
-    from omni_discovery.config import RegistryConfig
+    from omni_discovery.etcd.config import RegistryConfig
 
 logger = logging.getLogger(__name__)
 

@@ -10,10 +10,10 @@ from hub.absence import why_absent
 from hub.outliers import Standing
 from hub.pool_entry import ACCEPTED, CREDIT, NOWHERE, WAITED, Entry
 from hub.pool_members import PoolMembers
-from omni_discovery.messages import ReplicaInfo
+from omni_discovery.records.schema import ReplicaInfo
 
 if TYPE_CHECKING:
-    from omni_discovery.balancers import Task
+    from omni_discovery.balancing.policies import Task
 
 
 class PoolCore(PoolMembers):

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from hub.outliers import Health
-from omni_discovery.pool_index import Member
+from omni_discovery.balancing.base import Member
 
 if TYPE_CHECKING:
-    from omni_discovery.messages import ReplicaInfo
+    from omni_discovery.records.schema import ReplicaInfo
 
 #: Not in an index; else the tier: 0 is asked first.
 NOWHERE: Final = -1

@@ -11,8 +11,8 @@ from omni_discovery.errors import StageUnavailableError
 
 if TYPE_CHECKING:
     from hub.pool_core import PoolCore
-    from omni_discovery.balancers import Task
-    from omni_discovery.messages import ReplicaInfo
+    from omni_discovery.balancing.policies import Task
+    from omni_discovery.records.schema import ReplicaInfo
 
     _Waiter = Waiter[asyncio.Future[ReplicaInfo]]
 

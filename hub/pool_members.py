@@ -8,10 +8,10 @@ from hub.outliers import Health, Standing, most_ejected
 from hub.pool_entry import Entry
 from hub.pool_options import PoolOptions
 from hub.pool_places import PoolPlaces
-from omni_discovery.messages import ReplicaInfo
+from omni_discovery.records.schema import ReplicaInfo
 
 if TYPE_CHECKING:
-    from omni_discovery.balancers import LoadBalancer
+    from omni_discovery.balancing.policies import LoadBalancer
 
 #: A newcomer begins with this part of its weight.
 _FIRST_PART: Final = 0.1

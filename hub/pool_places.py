@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 from hub.pool_entry import NOWHERE, Entry
 from hub.pool_withheld import Withheld
-from omni_discovery.balancers import LeastLoadBalancer, index_of
+from omni_discovery.balancing.policies import LeastLoadBalancer, index_of
 
 if TYPE_CHECKING:
     from hub.pool_options import PoolOptions
-    from omni_discovery.balancers import LoadBalancer
-    from omni_discovery.messages import ReplicaInfo
-    from omni_discovery.pool_index import PoolIndex
+    from omni_discovery.balancing.base import PoolIndex
+    from omni_discovery.balancing.policies import LoadBalancer
+    from omni_discovery.records.schema import ReplicaInfo
 
 
 class PoolPlaces:

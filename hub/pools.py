@@ -10,8 +10,8 @@ from hub.stage_pool import StagePool
 
 if TYPE_CHECKING:
     from hub.pool_options import PoolOptions
-    from omni_discovery.balancers import LoadBalancer
-    from omni_discovery.messages import ReplicaInfo
+    from omni_discovery.balancing.policies import LoadBalancer
+    from omni_discovery.records.schema import ReplicaInfo
 
 
 class Pools:

@@ -6,12 +6,12 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from omni_discovery.mismatches import mismatches
+from omni_discovery.deploy.fingerprint import mismatches
 
 if TYPE_CHECKING:
     from hub.pools import Pools
     from hub.stage_pool import StagePool
-    from omni_discovery.messages import ReplicaInfo
+    from omni_discovery.records.schema import ReplicaInfo
 
 logger = logging.getLogger(__name__)
 

@@ -12,15 +12,15 @@ from math import inf
 from typing import TYPE_CHECKING, Any, Final
 
 from hub.pipeline import StageGraph
-from omni_discovery.deploy import DeployConfig, decode_deploy, encode_deploy
+from omni_discovery.deploy.document import DeployConfig, decode_deploy, encode_deploy
+from omni_discovery.deploy.fingerprint import document_fingerprint, stage_fingerprints
 from omni_discovery.errors import ConfigError
-from omni_discovery.fingerprint import document_fingerprint, stage_fingerprints
 
 if TYPE_CHECKING:
     from hub.absence import StageStatus
     from hub.pools import Pools
     from hub.stage_pool import StagePool
-    from omni_discovery.messages import ReplicaInfo
+    from omni_discovery.records.schema import ReplicaInfo
 
 #: Documents that a hub remembers: replicas that still run an older one are known no more.
 _REMEMBERED: Final = 4

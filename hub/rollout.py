@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from hub.releases import Release, Releases
     from hub.requests import Requests
     from hub.stage_pool import StagePool
-    from omni_discovery.table import View
+    from omni_discovery.view.table import View
 
 logger = logging.getLogger(__name__)
 

@@ -23,24 +23,24 @@ from hub.pipeline_claim import check_before_joining, claim_pipeline, keep_pipeli
 from hub.tracing import connect_tracing
 from omni_discovery import __version__
 from omni_discovery.clients import OmniCoordClientForHub
-from omni_discovery.config import RegistryConfig
-from omni_discovery.data_plane_flags import CURVE
-from omni_discovery.deploy import DeployConfig
-from omni_discovery.embedded import EmbeddedEtcd
+from omni_discovery.commands.flags import CURVE
+from omni_discovery.commands.history_log import remembering
+from omni_discovery.deploy.document import DeployConfig
 from omni_discovery.errors import ConfigError, RegistryError, RegistryUnavailableError
-from omni_discovery.etcd_greeting import be_brief
-from omni_discovery.history_log import remembering
-from omni_discovery.hub_watcher import ViewOptions
-from omni_discovery.messages import HubRecord
-from omni_discovery.registry_check import check_registry, check_ttl
-from omni_discovery.runtime_file import read_embedded, remove_endpoint, write_endpoint
+from omni_discovery.etcd.check import check_registry, check_ttl
+from omni_discovery.etcd.config import RegistryConfig
+from omni_discovery.etcd.embedded import EmbeddedEtcd
+from omni_discovery.etcd.embedded_file import read_embedded, remove_endpoint, write_endpoint
+from omni_discovery.etcd.versions import be_brief
+from omni_discovery.records.schema import HubRecord
+from omni_discovery.view.hub_watcher import ViewOptions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
     from hub.config import HubConfig
-    from omni_discovery.registry_security import RegistrySecurity
+    from omni_discovery.etcd.config import RegistrySecurity
 
 logger = logging.getLogger(__name__)
 

@@ -9,13 +9,11 @@ from typing import Final
 
 from hub.admission_flags import add_admission_options, check_admission
 from hub.api_flags import add_api_options, check_api, check_tracing
-from omni_discovery.backend_flags import add_backend_options, check_backend
-from omni_discovery.cli import add_registry_options, read_security
-from omni_discovery.config import RegistryConfig
-from omni_discovery.data_plane_flags import add_data_plane_options, check_data_plane
-from omni_discovery.deploy_overrides import check_headless, parse_overrides
+from omni_discovery.commands.flags import add_backend_options, add_data_plane_options, check_backend, check_data_plane
+from omni_discovery.commands.main import add_registry_options, read_security
+from omni_discovery.deploy.overrides import check_headless, parse_overrides
 from omni_discovery.errors import ConfigError
-from omni_discovery.registry_security import RegistrySecurity
+from omni_discovery.etcd.config import RegistryConfig, RegistrySecurity
 
 logger = logging.getLogger(__name__)
 

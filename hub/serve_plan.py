@@ -13,13 +13,12 @@ import msgspec
 
 from hub.local_stages import LocalStage
 from hub.text_stage import serving_stage
-from omni_discovery.backend_flags import RAY
-from omni_discovery.deploy import DeployConfig, StageConfig, read_deploy
-from omni_discovery.deploy_check import doubtful_engines
-from omni_discovery.deploy_file import load_deploy
-from omni_discovery.deploy_overrides import FLAG, of_the_document, of_this_host, on_this_host, parse_overrides
+from omni_discovery.commands.flags import RAY
+from omni_discovery.deploy.document import DeployConfig, StageConfig, read_deploy
+from omni_discovery.deploy.load import doubtful_engines, load_deploy
+from omni_discovery.deploy.overrides import FLAG, of_the_document, of_this_host, on_this_host, parse_overrides
+from omni_discovery.deploy.topology import Topology, plan
 from omni_discovery.errors import ConfigError
-from omni_discovery.topology import Topology, plan
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -34,9 +34,9 @@ from hub.session import Session
 from hub.unmet import Unmet
 from hub.zmq_loop import Callbacks, DealerConnection, agreed_keys
 from omni_discovery import wire
+from omni_discovery.curve import KeyPair
 from omni_discovery.errors import ConfigError, WireError
-from omni_discovery.messages import ReplicaInfo
-from omni_discovery.security import KeyPair
+from omni_discovery.records.schema import ReplicaInfo
 
 logger = logging.getLogger(__name__)
 

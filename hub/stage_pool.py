@@ -11,10 +11,10 @@ from hub.pool_core import PoolCore
 from hub.pool_line import PoolLine
 from hub.pool_options import PoolOptions
 from hub.waiting import Asking, Want
-from omni_discovery.messages import ReplicaInfo
+from omni_discovery.records.schema import ReplicaInfo
 
 if TYPE_CHECKING:
-    from omni_discovery.balancers import LoadBalancer, Task
+    from omni_discovery.balancing.policies import LoadBalancer, Task
 
 __all__ = ["PoolOptions", "StagePool", "StageStatus", "Want"]
 

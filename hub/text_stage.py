@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from omni_discovery.errors import ConfigError
 
 if TYPE_CHECKING:
-    from omni_discovery.deploy import DeployConfig, StageConfig
+    from omni_discovery.deploy.document import DeployConfig, StageConfig
 
 
 def serving_stage(deploy: DeployConfig) -> StageConfig:

@@ -9,7 +9,7 @@ from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 if TYPE_CHECKING:
-    from omni_discovery.balancers import Task
+    from omni_discovery.balancing.policies import Task
 
 _ASKED_AT_ONCE: Final = 16
 _ASK_AGAIN_S: Final = 0.05

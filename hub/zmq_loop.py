@@ -17,8 +17,8 @@ from zmq.utils.monitor import parse_monitor_message
 
 from hub.config import HubConfig
 from hub.errors import NotConnectedError, QueueFullError
+from omni_discovery.curve import KeyPair, secure_client
 from omni_discovery.errors import ConfigError
-from omni_discovery.security import KeyPair, secure_client
 from omni_discovery.wire import MAX_ATTACHMENT_BYTES
 
 #: As a plain number: what a mask of zmq's own kind costs is felt with every message.

@@ -13,14 +13,21 @@ from pathlib import Path
 
 import msgspec
 
-from omni_discovery.backend_flags import RAY, add_backend_options, check_backend
-from omni_discovery.cli import add_security_options, configure_logging, read_security, user_runtime_dir
-from omni_discovery.data_plane_flags import add_data_plane_options, check_data_plane, read_labels, warn_if_plain
-from omni_discovery.deploy import DeployConfig, StageConfig
-from omni_discovery.deploy_overrides import check_headless, document_here, parse_overrides
+from omni_discovery.commands.flags import (
+    RAY,
+    add_backend_options,
+    add_data_plane_options,
+    check_backend,
+    check_data_plane,
+    read_labels,
+    warn_if_plain,
+)
+from omni_discovery.commands.main import add_security_options, configure_logging, read_security, user_runtime_dir
+from omni_discovery.deploy.document import DeployConfig, StageConfig
+from omni_discovery.deploy.overrides import check_headless, document_here, parse_overrides
 from omni_discovery.errors import ConfigError, OmniError
-from omni_discovery.process_tools import die_with_parent, raise_descriptor_limit
-from omni_discovery.runtime_file import embedded_among
+from omni_discovery.etcd.embedded_file import embedded_among
+from omni_discovery.processes import die_with_parent, raise_descriptor_limit
 from stage_runtime.addresses import find_hosts
 from stage_runtime.config import ReplicaConfig, SupervisorConfig
 from stage_runtime.devices import Machine, device_text
@@ -159,8 +166,8 @@ def _supervise(arguments: argparse.Namespace) -> int:
     _be_brief(replica)
     config = SupervisorConfig(replica=replica, count=arguments.omni_dp_size_local, parent_pid=arguments.parent_pid)
 
-    from omni_discovery.config import RegistryConfig
-    from omni_discovery.registry_check import check_ttl
+    from omni_discovery.etcd.check import check_ttl
+    from omni_discovery.etcd.config import RegistryConfig
     from stage_runtime.engines.base import create_engine
     from stage_runtime.pipeline_source import read_pipeline
 
@@ -231,7 +238,7 @@ def _run_zygote(parent_pid: int, modules: list[str]) -> int:
 
 def _be_brief(config: ReplicaConfig) -> None:
     """Of etcd's known bugs hubs speak at length."""
-    from omni_discovery.etcd_greeting import be_brief
+    from omni_discovery.etcd.versions import be_brief
 
     embedded = embedded_among(user_runtime_dir(), config.namespace, config.endpoints)
     be_brief(embedded=embedded, count_only=True)

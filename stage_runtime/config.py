@@ -7,11 +7,10 @@ from typing import Final
 
 import msgspec
 
-from omni_discovery.config import RegistryConfig
-from omni_discovery.data_plane_flags import CURVE
+from omni_discovery.commands.flags import CURVE
 from omni_discovery.errors import ConfigError
-from omni_discovery.keys import check_namespace
-from omni_discovery.registry_security import RegistrySecurity
+from omni_discovery.etcd.config import RegistryConfig, RegistrySecurity
+from omni_discovery.records.keys import check_namespace
 from omni_discovery.wire import MAX_ATTACHMENT_BYTES, MAX_HEAD_BYTES
 
 #: A hub that has died is gone from the registry after a TTL, plus what etcd takes to notice.

@@ -5,9 +5,9 @@ from __future__ import annotations
 import socket
 from collections.abc import Mapping
 
-from omni_discovery.deploy import StageConfig
+from omni_discovery.deploy.document import StageConfig
+from omni_discovery.deploy.topology import KV_PORTS, devices_of
 from omni_discovery.errors import ConfigError
-from omni_discovery.topology import KV_PORTS, devices_of
 from stage_runtime.devices import UNKNOWN, Machine, environment_of, resolve
 
 

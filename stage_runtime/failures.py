@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from omni_discovery.deploy import StageConfig
+from omni_discovery.deploy.document import StageConfig
 from omni_discovery.errors import ConfigError
-from omni_discovery.one_line import one_line
+from omni_discovery.text import one_line
 from stage_runtime.errors import EngineDeadError
 
 #: Of torch, by the name of their class.

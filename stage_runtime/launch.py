@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from omni_discovery.process_tools import end_group, has_ended
+from omni_discovery.processes import end_group, has_ended
 from stage_runtime.config import ReplicaConfig
 from stage_runtime.process_manager import Child
 from stage_runtime.restarts import EXIT_FAILED

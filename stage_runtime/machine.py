@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from omni_discovery.deploy import StageConfig
+from omni_discovery.deploy.document import StageConfig
 from omni_discovery.errors import ConfigError
 from stage_runtime.devices import Machine, Platform
 

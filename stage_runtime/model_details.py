@@ -12,8 +12,8 @@ from typing import Any, Final
 
 import omni_discovery
 from omni_discovery import __version__
-from omni_discovery.deploy import DeployConfig
-from omni_discovery.fingerprint import stage_fingerprint
+from omni_discovery.deploy.document import DeployConfig
+from omni_discovery.deploy.fingerprint import stage_fingerprint
 
 logger = logging.getLogger(__name__)
 

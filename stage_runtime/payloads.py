@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from omni_discovery.deploy import DEFAULT_WINDOW, DeployConfig
+from omni_discovery.deploy.document import DEFAULT_WINDOW, DeployConfig
 from omni_discovery.errors import ConfigError
 from omni_discovery.wire import PayloadRef
 from stage_runtime.connectors.base import OmniConnectorBase

@@ -7,11 +7,11 @@ import logging
 import time
 from typing import Final
 
-from omni_discovery.deploy import DeployConfig, decode_deploy
+from omni_discovery.deploy.document import DeployConfig, decode_deploy
 from omni_discovery.errors import ConfigError, RegistryError, RegistryTlsError, RegistryUnavailableError
-from omni_discovery.etcd import EtcdKV
-from omni_discovery.keys import pipeline_key
-from omni_discovery.registry_security import RegistrySecurity
+from omni_discovery.etcd.config import RegistrySecurity
+from omni_discovery.etcd.store import EtcdKV
+from omni_discovery.records.keys import pipeline_key
 from stage_runtime.config import ReplicaConfig
 
 logger = logging.getLogger(__name__)

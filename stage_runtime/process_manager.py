@@ -20,7 +20,7 @@ from typing import Final, Protocol
 
 import msgspec
 
-from omni_discovery.deploy import DeployConfig, encode_deploy
+from omni_discovery.deploy.document import DeployConfig, encode_deploy
 from stage_runtime.config import ReplicaConfig, SupervisorConfig
 from stage_runtime.restarts import EXIT_DONE, EXIT_FAILED, LeaveDown, Restarts, StartAgain
 from stage_runtime.tidings import IsUp, LastWords, read

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
-from omni_discovery.messages import ReplicaStatus
+from omni_discovery.records.schema import ReplicaStatus
 from stage_runtime.lifecycle import Stage, published_status
 from stage_runtime.restarts import EXIT_FAILED
 from stage_runtime.tidings import LastWords, Tell, tell_nobody

@@ -10,7 +10,7 @@ from typing import Final
 
 import msgspec
 
-from omni_discovery.deploy import decode_deploy
+from omni_discovery.deploy.document import decode_deploy
 from omni_discovery.errors import ConfigError
 from stage_runtime.addresses import find_hosts
 from stage_runtime.config import ReplicaConfig

@@ -15,9 +15,9 @@ from typing import Any, Final
 
 import msgspec
 
-from omni_discovery.deploy import StageConfig
+from omni_discovery.deploy.document import StageConfig
+from omni_discovery.deploy.topology import device_names, group_size
 from omni_discovery.errors import ConfigError
-from omni_discovery.topology import device_names, group_size
 from stage_runtime.config import ReplicaConfig
 from stage_runtime.process_manager import Child
 from stage_runtime.ray_actor import ReplicaActor

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from omni_discovery.messages import WAITING_PHASE
+from omni_discovery.records.schema import WAITING_PHASE
 from stage_runtime.payloads import Payloads
 
 logger = logging.getLogger(__name__)

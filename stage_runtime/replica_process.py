@@ -12,11 +12,11 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from omni_discovery.clients import OmniCoordClientForStage
-from omni_discovery.data_plane_flags import CURVE
-from omni_discovery.deploy import DeployConfig, StageConfig
+from omni_discovery.commands.flags import CURVE
+from omni_discovery.curve import KeyPair
+from omni_discovery.deploy.document import DeployConfig, StageConfig
 from omni_discovery.errors import ConfigError
-from omni_discovery.messages import HubRecord, ReplicaStatus
-from omni_discovery.security import KeyPair
+from omni_discovery.records.schema import HubRecord, ReplicaStatus
 from omni_discovery.wire import FailureKind
 from stage_runtime.addresses import tcp_address
 from stage_runtime.config import ReplicaConfig

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from omni_discovery.restart_pauses import RestartPauses
+from omni_discovery.backoff import RestartPauses
 
 #: Exit codes of a replica process.
 EXIT_DONE = 0

@@ -6,8 +6,8 @@ from typing import Final
 
 import zmq
 
+from omni_discovery.curve import KeyPair, secure_server
 from omni_discovery.errors import ConfigError, WireError
-from omni_discovery.security import KeyPair, secure_server
 from omni_discovery.wire import MAX_HEAD_BYTES
 from stage_runtime.config import ServerConfig
 from stage_runtime.outbox import Frames, SendResult

@@ -16,8 +16,8 @@ from typing import Final
 
 import zmq
 
+from omni_discovery.curve import Gatekeeper, KeyPair
 from omni_discovery.errors import WireError
-from omni_discovery.security import Gatekeeper, KeyPair
 from stage_runtime.config import ServerConfig
 from stage_runtime.greetings import ReplicaState
 from stage_runtime.jobs import Job, Outcome

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from omni_discovery.one_line import one_line
+from omni_discovery.text import one_line
 
 #: No text has it. What stands before it in its line was left unfinished by somebody else.
 _MARK: Final = b"\x00omni "

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 
-from omni_discovery.data_plane_flags import CURVE
-from omni_discovery.messages import HubRecord
+from omni_discovery.commands.flags import CURVE
+from omni_discovery.records.schema import HubRecord
 
 logger = logging.getLogger(__name__)
 

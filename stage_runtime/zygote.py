@@ -19,7 +19,7 @@ from typing import Annotated, Final
 
 import msgspec
 
-from omni_discovery.process_tools import end_group, has_ended
+from omni_discovery.processes import end_group, has_ended
 from stage_runtime.config import ReplicaConfig
 
 #: Longest message; the deploy document travels in an order.

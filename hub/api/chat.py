@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from hub.async_omni import AsyncOmni
     from hub.outputs import OmniOutput
-    from omni_discovery.deploy import DeployConfig
+    from omni_discovery.deploy.document import DeployConfig
 
 #: What nginx says when the client left before the answer; nobody reads it but the access log.
 _CLIENT_LEFT = 499

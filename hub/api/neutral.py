@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
-from omni_discovery.deploy import StageConfig
+from omni_discovery.deploy.document import StageConfig
 from omni_discovery.errors import InvalidRequestError
 
 

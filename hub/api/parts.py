@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from omni_discovery.data_urls import picture_url
 from omni_discovery.errors import InvalidRequestError
-from omni_discovery.picture_urls import picture_url
 
 #: How many pictures one request may show; how large they may be together, the longest body says.
 MAX_PICTURES: Final = 16

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from hub.async_omni import AsyncOmni
     from hub.outputs import OmniOutput
-    from omni_discovery.deploy import DeployConfig
+    from omni_discovery.deploy.document import DeployConfig
 
 logger = logging.getLogger(__name__)
 

@@ -6,8 +6,8 @@ from typing import Annotated, Any
 
 import msgspec
 
+from omni_discovery.data_urls import picture_parts
 from omni_discovery.errors import InvalidRequestError
-from omni_discovery.picture_urls import picture_parts
 from omni_discovery.wire import MAX_PRIORITY
 
 

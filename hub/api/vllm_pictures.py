@@ -20,8 +20,8 @@ from vllm.renderers.registry import RENDERER_REGISTRY
 from vllm.tokenizers import cached_tokenizer_from_config
 from vllm.tokenizers.registry import tokenizer_args_from_config
 
+from omni_discovery.data_urls import MAX_PIXELS
 from omni_discovery.errors import InvalidRequestError
-from omni_discovery.picture_urls import MAX_PIXELS
 
 #: How large the pictures of one request may be together: a message to a replica has to hold them.
 MAX_PICTURES_BYTES: Final = 3 << 20

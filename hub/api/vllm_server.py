@@ -33,7 +33,7 @@ from hub.api.vllm_pictures import picture_args, renderer_of
 from hub.api.vllm_pooling import PoolingClient, refusing_routes, set_defaults
 from hub.text_stage import pools, serving_stage
 from omni_discovery.errors import ConfigError
-from omni_discovery.one_line import essence
+from omni_discovery.text import essence
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
     from hub.async_omni import AsyncOmni
-    from omni_discovery.deploy import DeployConfig
+    from omni_discovery.deploy.document import DeployConfig
 
 if not hasattr(AsyncEngineArgs, "create_structured_outputs_config"):
     raise ImportError("the server of the installed vLLM is an older one")

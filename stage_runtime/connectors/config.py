@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from omni_discovery.deploy_connectors import declare_connectors
+from omni_discovery.deploy.dialect import declare_connectors
 from omni_discovery.errors import ConfigError
 
 

@@ -172,7 +172,12 @@ def _connect(where: tuple[str, int], fetching: Fetch, deadline_s: float) -> sock
 
 
 def _receive(
-    connection: socket.socket, source: Source, deadline_s: float, *, consume: bool, memory: Callable[[int], PooledBuffer]
+    connection: socket.socket,
+    source: Source,
+    deadline_s: float,
+    *,
+    consume: bool,
+    memory: Callable[[int], PooledBuffer],
 ) -> PooledBuffer | None:
     connection.settimeout(left_s(deadline_s))
     connection.sendall(pack_request(source.generation, source.token, consume=consume))

@@ -15,7 +15,7 @@ import msgspec
 import torch
 
 from omni_discovery.errors import ConfigError
-from omni_discovery.one_line import one_line
+from omni_discovery.text import one_line
 from stage_runtime.engines.diffusers_request import Embeds, Picture, Traits
 
 INDEX: Final = "model_index.json"

@@ -11,8 +11,8 @@ from typing import Any, Final
 
 import numpy as np
 
+from omni_discovery.data_urls import read_picture
 from omni_discovery.errors import InvalidRequestError
-from omni_discovery.picture_urls import read_picture
 from stage_runtime.engines.base import StageRequest
 from stage_runtime.errors import NotResumableError
 

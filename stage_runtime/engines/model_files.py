@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Final
 
-from omni_discovery.deploy import StageConfig
+from omni_discovery.deploy.document import StageConfig
 from omni_discovery.errors import ConfigError
 
 #: A file of safetensors begins with the length of its header, which is JSON and says how much follows.

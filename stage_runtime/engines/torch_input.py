@@ -11,8 +11,8 @@ from typing import Any, Final, get_origin
 import msgspec
 from msgspec import inspect as shapes
 
+from omni_discovery.data_urls import picture_parts
 from omni_discovery.errors import ConfigError, InvalidRequestError
-from omni_discovery.picture_urls import picture_parts
 from stage_runtime.engines.base import StageRequest
 from stage_runtime.engines.sampling import seed_of
 

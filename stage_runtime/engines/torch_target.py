@@ -15,7 +15,7 @@ from typing import Annotated, Any, Final, get_args, get_origin
 import msgspec
 from msgspec import Meta
 
-from omni_discovery.deploy import StageConfig
+from omni_discovery.deploy.document import StageConfig
 from omni_discovery.errors import ConfigError
 from stage_runtime.engines.torch_input import TypedInput
 

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from omni_discovery.deploy import StageConfig
+from omni_discovery.deploy.document import StageConfig
 from omni_discovery.errors import ConfigError
-from omni_discovery.one_line import essence
+from omni_discovery.text import essence
 from stage_runtime.engines.base import check_model_folder, checked_args
 from stage_runtime.engines.model_files import check_model_files
 from stage_runtime.failures import lacks_memory

@@ -12,7 +12,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from omni_discovery.deploy import StageConfig
+from omni_discovery.deploy.document import StageConfig
 from omni_discovery.errors import ConfigError, InvalidRequestError
 from omni_discovery.wire import FailureKind
 from stage_runtime.engines import vllm_prompt, vllm_resume

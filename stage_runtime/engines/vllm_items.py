@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
+from omni_discovery.data_urls import MAX_PIXELS, read_picture
 from omni_discovery.errors import InvalidRequestError
-from omni_discovery.picture_urls import MAX_PIXELS, read_picture
 
 if TYPE_CHECKING:
     from PIL.Image import Image

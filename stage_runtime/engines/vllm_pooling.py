@@ -12,9 +12,9 @@ from typing import Any, Final
 
 import msgspec
 
-from omni_discovery.deploy import StageConfig
+from omni_discovery.deploy.document import StageConfig
 from omni_discovery.errors import ConfigError, InvalidRequestError
-from omni_discovery.one_line import essence
+from omni_discovery.text import essence
 from omni_discovery.wire import MAX_ATTACHMENT_BYTES, FailureKind
 from stage_runtime.engines.base import EngineOutput, Report, StageRequest
 from stage_runtime.engines.pooled import npy_of

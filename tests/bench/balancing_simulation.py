@@ -19,8 +19,8 @@ from hub.pool_core import PoolCore
 from hub.pool_entry import Entry
 from hub.pool_options import PoolOptions
 from hub.waiting import Asking, Waiter, WaitingLine
-from omni_discovery.balancers import LoadBalancer, build_load_balancer_factory
-from omni_discovery.messages import ReplicaInfo, ReplicaStatus
+from omni_discovery.balancing.policies import LoadBalancer, build_load_balancer_factory
+from omni_discovery.records.schema import ReplicaInfo, ReplicaStatus
 from stage_runtime.credits import CreditBook, GrantCredits
 from tests.bench.balancing_arrivals import MESSAGE_S, Arrival, Setting
 

@@ -17,9 +17,9 @@ from hub.config import HubConfig
 from hub.stage_client import StageClient
 from hub.zmq_loop import make_context
 from omni_discovery import wire
-from omni_discovery.deploy import decode_deploy
-from omni_discovery.messages import ReplicaInfo, ReplicaStatus
-from omni_discovery.security import KeyPair
+from omni_discovery.curve import KeyPair
+from omni_discovery.deploy.document import decode_deploy
+from omni_discovery.records.schema import ReplicaInfo, ReplicaStatus
 from stage_runtime.config import ServerConfig
 from stage_runtime.engine_loop import EngineLoop
 from stage_runtime.engines.base import create_engine

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from omni_discovery.deploy import StageConfig
+from omni_discovery.deploy.document import StageConfig
 from stage_runtime.engine_loop import EngineLoop
 from stage_runtime.engines.base import create_engine
 from stage_runtime.engines.sampling import token_sampling

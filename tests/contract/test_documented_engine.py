@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from omni_discovery.deploy import parse_deploy
+from omni_discovery.deploy.document import parse_deploy
 from omni_discovery.errors import ConfigError, InvalidRequestError
 from stage_runtime.engines.base import Engine, EngineOutput, StageRequest, checked_args, create_engine
 from stage_runtime.engines.diffusers_engine import DiffusersArgs

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from PIL import Image
 
 from hub.api.routes import build_app
-from omni_discovery.deploy import DeployConfig
+from omni_discovery.deploy.document import DeployConfig
 from omni_discovery.errors import InvalidRequestError
 from stage_runtime.engines.base import StageRequest, create_engine
 from stage_runtime.engines.vllm_engine import VllmEngine

@@ -15,7 +15,7 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from omni_discovery.deploy import DeployConfig, StageConfig
+from omni_discovery.deploy.document import DeployConfig, StageConfig
 from omni_discovery.errors import ConfigError, InvalidRequestError
 from stage_runtime.engines.base import Engine, EngineOutput, StageRequest, create_engine
 from stage_runtime.engines.vllm_pooling import VllmPoolingEngine
@@ -198,7 +198,7 @@ async def served(
 
     from hub.api.routes import build_app
     from hub.api.vllm_server import VllmFrontend
-    from omni_discovery.deploy import encode_deploy
+    from omni_discovery.deploy.document import encode_deploy
     from tests.support.local_replica import LocalReplica
     from tests.support.serving import HUBS, hub_of
 

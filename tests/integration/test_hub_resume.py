@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from omni_discovery import wire
-from omni_discovery.deploy import StageConfig
+from omni_discovery.deploy.document import StageConfig
 from omni_discovery.errors import ReplicaLostError
 from omni_discovery.wire import FailureKind
 from stage_runtime.engines.base import StageRequest, create_engine

@@ -24,8 +24,8 @@ from hub.async_omni import AsyncOmni
 from hub.cli import ServeCommand, check_flags
 from hub.tracing import Tracing, connect_tracing, traces_url
 from omni_discovery import wire
+from omni_discovery.curve import KeyPair
 from omni_discovery.errors import ConfigError, EngineFailedError, InvalidRequestError
-from omni_discovery.security import KeyPair
 from tests.support.hub_fakes import (
     PAIR,
     QUICK,

@@ -10,7 +10,7 @@ import pytest
 import zmq
 
 from omni_discovery import wire
-from omni_discovery.security import KeyPair
+from omni_discovery.curve import KeyPair
 from stage_runtime.jobs import Piece
 from tests.support.local_replica import LocalReplica
 from tests.support.replica_hub import RawHub, eventually

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from omni_discovery import wire
-from omni_discovery.deploy import DeployConfig
+from omni_discovery.deploy.document import DeployConfig
 from omni_discovery.errors import ConfigError
 from tests.integration.test_vllm_client import DEPLOY, HUB, STAGE, speak
 from tests.support.engines import as_the_supervisor_has_it

@@ -15,7 +15,7 @@ import pytest
 
 from hub.text_stage import serving_stage
 from omni_discovery import wire
-from omni_discovery.deploy import DeployConfig, StageConfig
+from omni_discovery.deploy.document import DeployConfig, StageConfig
 from omni_discovery.errors import ConfigError
 from tests.support.engines import DEMO, as_the_supervisor_has_it
 from tests.support.hub_fakes import FakeReplica, accept_only, running_hub, until

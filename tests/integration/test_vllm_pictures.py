@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from omni_discovery import wire
-from omni_discovery.deploy import DeployConfig
+from omni_discovery.deploy.document import DeployConfig
 from tests.contract.test_vllm_items import TEXT, build_model, data_url, picture
 from tests.integration.test_vllm_client import STAGE, events_of, omni_of, serving
 from tests.support.engines import as_the_supervisor_has_it

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from omni_discovery import wire
-from omni_discovery.deploy import DeployConfig, StageConfig
+from omni_discovery.deploy.document import DeployConfig, StageConfig
 from omni_discovery.errors import ConfigError, InvalidRequestError
 from stage_runtime.engines.pooled import npy_of
 from tests.support.engines import DEMO, as_the_supervisor_has_it

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Final, Self
 
-from omni_discovery.deploy import DeployConfig, StageConfig
-from omni_discovery.messages import ReplicaInfo, ReplicaStatus
-from omni_discovery.security import KeyPair
+from omni_discovery.curve import KeyPair
+from omni_discovery.deploy.document import DeployConfig, StageConfig
+from omni_discovery.records.schema import ReplicaInfo, ReplicaStatus
 from stage_runtime.config import ServerConfig
 from stage_runtime.engine_loop import EngineLoop
 from stage_runtime.engines.base import StageRequest

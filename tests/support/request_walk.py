@@ -10,7 +10,7 @@ from hub.pipeline import StageGraph
 from hub.request import RequestMachine
 from hub.request_body import RequestBody
 from omni_discovery import wire
-from omni_discovery.deploy import parse_deploy
+from omni_discovery.deploy.document import parse_deploy
 from omni_discovery.wire import FailureKind
 
 PAIR = "stages: [{stage_id: 0, engine: e, final_output: text}, {stage_id: 1, engine: e, final_output: image}]"

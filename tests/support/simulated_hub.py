@@ -14,7 +14,7 @@ from hub.request import RequestMachine
 from hub.retry_budget import RetryBudget
 from hub.waiting import Waiter, WaitingLine
 from omni_discovery import wire
-from omni_discovery.balancers import build_load_balancer_factory
+from omni_discovery.balancing.policies import build_load_balancer_factory
 from tests.support.simulated_replica import Life, VirtualClock
 
 ACCEPT_TIMEOUT_S, ACCEPT_LIMIT_S, GRACE_S, PICK_TIMEOUT_S = 0.1, 1.0, 1.0, 10.0

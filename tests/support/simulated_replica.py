@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from hub.retry import ENGINE_DIED
 from omni_discovery import wire
-from omni_discovery.messages import ReplicaInfo, ReplicaStatus
+from omni_discovery.records.schema import ReplicaInfo, ReplicaStatus
 from omni_discovery.wire import FailureKind
 from stage_runtime.credits import CreditBook, GrantCredits
 

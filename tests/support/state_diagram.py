@@ -22,7 +22,7 @@ from hub.request import RequestMachine
 from hub.request_body import RequestBody
 from hub.request_state import Phase, StageRun
 from omni_discovery import wire
-from omni_discovery.deploy import parse_deploy
+from omni_discovery.deploy.document import parse_deploy
 from omni_discovery.errors import EngineFailedError
 from tests.support.request_walk import PAIR, chunk, done
 

@@ -15,32 +15,32 @@ ROOMS = ("omni_discovery", "stage_runtime", "hub")
 #: Files that decide. They import nothing that waits, draws lots, reads a clock or talks.
 PURE_CORES = (
     "omni_discovery/errors.py",
-    "omni_discovery/messages.py",
-    "omni_discovery/wire.py",
-    "omni_discovery/wire_control.py",
-    "omni_discovery/wire_segments.py",
-    "omni_discovery/wire_pieces.py",
-    "omni_discovery/keys.py",
-    "omni_discovery/control.py",
-    "omni_discovery/doctor.py",
-    "omni_discovery/history.py",
-    "omni_discovery/deploy.py",
-    "omni_discovery/deploy_check.py",
-    "omni_discovery/deploy_connectors.py",
-    "omni_discovery/deploy_values.py",
-    "omni_discovery/one_line.py",
-    "omni_discovery/picture_urls.py",
-    "omni_discovery/findings.py",
-    "omni_discovery/fingerprint.py",
-    "omni_discovery/mismatches.py",
-    "omni_discovery/deploy_dialect.py",
-    "omni_discovery/deploy_overrides.py",
-    "omni_discovery/topology.py",
-    "omni_discovery/lease.py",
-    "omni_discovery/table.py",
-    "omni_discovery/disappearance.py",
-    "omni_discovery/freshness.py",
-    "omni_discovery/revocations.py",
+    "omni_discovery/records/schema.py",
+    "omni_discovery/wire/frames.py",
+    "omni_discovery/wire/messages.py",
+    "omni_discovery/wire/messages.py",
+    "omni_discovery/wire/messages.py",
+    "omni_discovery/records/keys.py",
+    "omni_discovery/records/control.py",
+    "omni_discovery/commands/checks.py",
+    "omni_discovery/commands/history_log.py",
+    "omni_discovery/deploy/document.py",
+    "omni_discovery/deploy/load.py",
+    "omni_discovery/deploy/dialect.py",
+    "omni_discovery/deploy/document.py",
+    "omni_discovery/text.py",
+    "omni_discovery/data_urls.py",
+    "omni_discovery/commands/checks.py",
+    "omni_discovery/deploy/fingerprint.py",
+    "omni_discovery/deploy/fingerprint.py",
+    "omni_discovery/deploy/dialect.py",
+    "omni_discovery/deploy/overrides.py",
+    "omni_discovery/deploy/topology.py",
+    "omni_discovery/registration/lease.py",
+    "omni_discovery/view/table.py",
+    "omni_discovery/view/mass_loss.py",
+    "omni_discovery/view/freshness.py",
+    "omni_discovery/view/known_hubs.py",
     "stage_runtime/calls.py",
     "stage_runtime/connectors/allocator.py",
     "stage_runtime/credits.py",
@@ -52,7 +52,7 @@ PURE_CORES = (
     "stage_runtime/outbox.py",
     "stage_runtime/peers.py",
     "stage_runtime/restarts.py",
-    "omni_discovery/restart_pauses.py",
+    "omni_discovery/backoff.py",
     "stage_runtime/devices.py",
     "stage_runtime/failures.py",
     "hub/correlator.py",
@@ -61,9 +61,9 @@ PURE_CORES = (
     "hub/pipeline.py",
     "hub/records.py",
     "hub/releases.py",
-    "omni_discovery/pool_index.py",
-    "omni_discovery/prefix_index.py",
-    "omni_discovery/weighted_index.py",
+    "omni_discovery/balancing/base.py",
+    "omni_discovery/balancing/prefix.py",
+    "omni_discovery/balancing/weighted.py",
     "hub/outliers.py",
     "hub/pool_core.py",
     "hub/pool_entry.py",
@@ -109,7 +109,7 @@ IMPURE = {"asyncio", "threading", "zmq", "grpc", "time", "random", "os", "subpro
 BALANCERS_MAY = {"random", "threading"}
 
 ZMQ_FILES = {
-    "omni_discovery/security.py",
+    "omni_discovery/curve.py",
     "stage_runtime/routers.py",
     "stage_runtime/server.py",
     "hub/zmq_loop.py",
@@ -159,7 +159,7 @@ def test_a_pure_core_imports_nothing_that_acts(name: str) -> None:
 
 
 def test_the_balancers_import_chance_and_locks_and_nothing_else_that_acts() -> None:
-    assert not tops(imports_of(ROOT / "omni_discovery/balancers.py")) & (IMPURE - BALANCERS_MAY)
+    assert not tops(imports_of(ROOT / "omni_discovery/balancing/policies.py")) & (IMPURE - BALANCERS_MAY)
 
 
 @pytest.mark.parametrize(
@@ -176,9 +176,8 @@ def test_the_rooms_only_know_the_rooms_that_they_may(room: str, forbidden: set[s
 
 
 def test_only_the_etcd_files_talk_grpc() -> None:
-    allowed = {"omni_discovery/etcd.py", "omni_discovery/_etcd_messages.py"}
     for name in files_of(*ROOMS):
-        if name not in allowed and not name.startswith("omni_discovery/etcd"):
+        if not name.startswith("omni_discovery/etcd/"):
             assert not tops(imports_of(ROOT / name)) & {"grpc", "etcd3"}, name
 
 
@@ -236,7 +235,7 @@ def test_only_cli_files_read_arguments_and_environment() -> None:
 
 #: The actor of a Ray cluster hands its own environment on to the replica that it starts.
 #: And gRPC reads one setting of its own from there, as it is imported.
-ENVIRONMENT_PASSED_ON = {"stage_runtime/ray_actor.py", "omni_discovery/etcd_fork.py"}
+ENVIRONMENT_PASSED_ON = {"stage_runtime/ray_actor.py", "omni_discovery/etcd/fork.py"}
 
 
 def test_no_pickle_anywhere() -> None:

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from omni_discovery import wire
-from omni_discovery.deploy import StageConfig
+from omni_discovery.deploy.document import StageConfig
 from stage_runtime.calls import Calls
 from stage_runtime.control import STANDARD, Controls, fail, perform
 from stage_runtime.engines.echo import EchoEngine

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from omni_discovery.deploy import RuntimeConfig, StageConfig
+from omni_discovery.deploy.document import RuntimeConfig, StageConfig
 from omni_discovery.errors import ConfigError
 from stage_runtime.devices import UNKNOWN, Machine, Platform, device_text
 from stage_runtime.environment import doubtful_devices, replica_environment, stage_devices

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from omni_discovery.deploy import StageConfig
+from omni_discovery.deploy.document import StageConfig
 from omni_discovery.wire import FailureKind
 from stage_runtime.connectors.shm import SharedMemoryConnector
 from stage_runtime.engine_loop import EngineLoop

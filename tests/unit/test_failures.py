@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from omni_discovery.deploy import StageConfig
+from omni_discovery.deploy.document import StageConfig
 from omni_discovery.errors import ConfigError
 from stage_runtime import tidings
 from stage_runtime.errors import EngineDeadError

@@ -14,9 +14,9 @@ from hub.membership import Membership
 from hub.pools import Pools
 from hub.stage_client import StageClient
 from hub.stage_pool import StagePool
-from omni_discovery.balancers import RoundRobinBalancer
-from omni_discovery.messages import ReplicaInfo, ReplicaStatus
-from omni_discovery.table import View
+from omni_discovery.balancing.policies import RoundRobinBalancer
+from omni_discovery.records.schema import ReplicaInfo, ReplicaStatus
+from omni_discovery.view.table import View
 
 
 def record(stage_id: int, replica_id: int, port: int, epoch: int) -> ReplicaInfo:

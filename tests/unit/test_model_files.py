@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from omni_discovery.deploy import StageConfig
+from omni_discovery.deploy.document import StageConfig
 from omni_discovery.errors import ConfigError
-from omni_discovery.one_line import essence
+from omni_discovery.text import essence
 from stage_runtime.engines.base import create_engine
 from stage_runtime.engines.model_files import check_model_files
 

@@ -14,9 +14,9 @@ from hub.api.parts import MAX_PICTURES
 from hub.api.schema import MAX_BODY_BYTES, parse_chat
 from hub.api.stream_schema import parse_frame
 from omni_discovery import wire
-from omni_discovery.deploy import StageConfig
+from omni_discovery.data_urls import picture_parts, read_picture
+from omni_discovery.deploy.document import StageConfig
 from omni_discovery.errors import InvalidRequestError
-from omni_discovery.picture_urls import picture_parts, read_picture
 from stage_runtime.engines.base import Engine, StageRequest, create_engine
 from stage_runtime.engines.diffusers_request import Traits
 from stage_runtime.engines.diffusers_request import read_picture as read_drawing

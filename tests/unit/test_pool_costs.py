@@ -8,8 +8,8 @@ from contextlib import suppress
 
 from hub.stage_pool import PoolOptions, StagePool
 from hub.waiting import Waiter, WaitingLine
-from omni_discovery.balancers import LeastLoadBalancer, Task
-from omni_discovery.messages import ReplicaInfo, ReplicaStatus
+from omni_discovery.balancing.policies import LeastLoadBalancer, Task
+from omni_discovery.records.schema import ReplicaInfo, ReplicaStatus
 
 
 def info(number: int) -> ReplicaInfo:

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from hub.pool_core import PoolCore
 from hub.pool_options import PoolOptions
-from omni_discovery.balancers import LoadBalancingPolicy, RoundRobinBalancer, build_load_balancer_factory
-from omni_discovery.messages import ReplicaInfo, ReplicaStatus
+from omni_discovery.balancing.policies import LoadBalancingPolicy, RoundRobinBalancer, build_load_balancer_factory
+from omni_discovery.records.schema import ReplicaInfo, ReplicaStatus
 
 TASK: Any = {"request_id": "r"}
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from hub.outliers import Standing, most_ejected
 from hub.pool_core import PoolCore
 from hub.pool_options import PoolOptions
-from omni_discovery.balancers import LeastLoadBalancer, LoadBalancer, RoundRobinBalancer
-from omni_discovery.messages import ReplicaInfo, ReplicaStatus
+from omni_discovery.balancing.policies import LeastLoadBalancer, LoadBalancer, RoundRobinBalancer
+from omni_discovery.records.schema import ReplicaInfo, ReplicaStatus
 
 TASK: Any = {"request_id": "r"}
 

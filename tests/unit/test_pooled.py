@@ -16,7 +16,7 @@ from hub.outputs import OmniOutput
 from hub.pooled import array_of
 from hub.results import ResultBuilder
 from hub.text_stage import serving_stage
-from omni_discovery.deploy import DeployConfig, StageConfig, parse_deploy
+from omni_discovery.deploy.document import DeployConfig, StageConfig, parse_deploy
 from omni_discovery.errors import ConfigError, EngineFailedError, InvalidRequestError
 from stage_runtime.engines.base import EngineOutput, create_engine
 from stage_runtime.engines.pooled import npy_of

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from hub import request_events as ev
-from omni_discovery.deploy import StageConfig
+from omni_discovery.deploy.document import StageConfig
 from omni_discovery.errors import ConfigError
 from omni_discovery.wire import Resume
 from stage_runtime.connectors.serialization import deserialize, serialize

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from omni_discovery.messages import ReplicaStatus
+from omni_discovery.records.schema import ReplicaStatus
 from stage_runtime.lifecycle import Stage
 from stage_runtime.publishing import Look, StatusPublisher
 from stage_runtime.restarts import EXIT_FAILED

@@ -8,10 +8,10 @@ from typing import Any
 from hub.pools import Pools, make_pools
 from hub.releases import Release, Releases
 from hub.stage_pool import PoolOptions
-from omni_discovery.balancers import LeastLoadBalancer
-from omni_discovery.deploy import DeployConfig, encode_deploy, parse_deploy
-from omni_discovery.fingerprint import stage_fingerprint
-from omni_discovery.messages import ReplicaInfo, ReplicaStatus
+from omni_discovery.balancing.policies import LeastLoadBalancer
+from omni_discovery.deploy.document import DeployConfig, encode_deploy, parse_deploy
+from omni_discovery.deploy.fingerprint import stage_fingerprint
+from omni_discovery.records.schema import ReplicaInfo, ReplicaStatus
 
 
 def document(first: str = "a", second: str = "a", more: str = "") -> DeployConfig:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from omni_discovery.messages import ReplicaStatus
+from omni_discovery.records.schema import ReplicaStatus
 from stage_runtime.config import ReplicaConfig
 from stage_runtime.engines.echo import EchoEngine
 from stage_runtime.replica_process import Replica

@@ -9,7 +9,7 @@ from typing import Any
 from hub.orchestrator import OrchestratorRequestState, StreamingInputState
 from hub.pipeline import StageGraph
 from hub.request_body import RequestBody
-from omni_discovery.deploy import parse_deploy
+from omni_discovery.deploy.document import parse_deploy
 from tests.support.request_walk import PAIR, Walk
 
 _REQUIRED = object()

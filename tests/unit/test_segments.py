@@ -15,7 +15,7 @@ from hub.request_body import RequestBody
 from hub.request_state import Phase
 from hub.segments import Segments
 from omni_discovery import wire
-from omni_discovery.deploy import parse_deploy
+from omni_discovery.deploy.document import parse_deploy
 from omni_discovery.errors import InvalidRequestError, ReplicaLostError
 from omni_discovery.wire import FailureKind
 from tests.support.request_walk import BRANCHING, PAIR, Walk, finish_of, of

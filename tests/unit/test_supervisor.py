@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from omni_discovery.deploy import StageConfig
+from omni_discovery.deploy.document import StageConfig
 from stage_runtime import process_manager
 from stage_runtime.config import ReplicaConfig, SupervisorConfig
 from stage_runtime.environment import replica_environment, stage_environment

@@ -18,7 +18,7 @@ import pytest
 import torch
 from PIL import Image
 
-from omni_discovery.deploy import StageConfig
+from omni_discovery.deploy.document import StageConfig
 from omni_discovery.errors import ConfigError, InvalidRequestError
 from omni_discovery.wire import FailureKind
 from stage_runtime.engine_loop import EngineLoop
@@ -156,7 +156,7 @@ class TestTarget:
             "class In(msgspec.Struct):\n    prompt: str\n"
             "def up(given: In) -> str:\n    return given.prompt.upper()\n"
             "module = types.ModuleType('mine'); module.up = up; sys.modules['mine'] = module\n"
-            "from omni_discovery.deploy import StageConfig\n"
+            "from omni_discovery.deploy.document import StageConfig\n"
             "from stage_runtime.engines.base import StageRequest, create_engine\n"
             "stage = StageConfig(stage_id=0, engine='torch', engine_args={'target': 'mine:up'}, final_output='text')\n"
             "engine = create_engine(stage); engine.load(lambda p, s: None)\n"

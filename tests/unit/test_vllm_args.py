@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from omni_discovery.deploy import StageConfig
+from omni_discovery.deploy.document import StageConfig
 from omni_discovery.errors import ConfigError
 from stage_runtime.engines.vllm_args import engine_args_of
 from stage_runtime.engines.vllm_runs import Runs
