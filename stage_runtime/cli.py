@@ -30,9 +30,9 @@ from omni_discovery.etcd.embedded_file import embedded_among
 from omni_discovery.processes import die_with_parent, raise_descriptor_limit
 from stage_runtime.addresses import find_hosts
 from stage_runtime.config import ReplicaConfig, SupervisorConfig
-from stage_runtime.devices import Machine, device_text
-from stage_runtime.restarts import EXIT_CONFIG, EXIT_FAILED
-from stage_runtime.tidings import LastWords, tell, tell_nobody
+from stage_runtime.status_pipe import LastWords, tell, tell_nobody
+from stage_runtime.supervisor.devices import Machine, device_text
+from stage_runtime.supervisor.restarts import EXIT_CONFIG, EXIT_FAILED
 
 logger = logging.getLogger(__name__)
 
@@ -106,7 +106,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def _devices_here(base: Mapping[str, str], stage: StageConfig, count: int, machine: Machine) -> tuple[str, ...]:
     """What the replicas would use, said where it is doubtful. Raise ConfigError."""
-    from stage_runtime.environment import doubtful_devices, stage_devices
+    from stage_runtime.supervisor.environment import doubtful_devices, stage_devices
 
     devices = stage_devices(base, stage, count, machine)
     if doubt := doubtful_devices(base, stage, count, machine):
@@ -118,9 +118,9 @@ def _check(count: int) -> int:
     """Whether this machine could run ``count`` replicas of the stage on standard input; says why not."""
     configure_logging()
     try:
+        from stage_runtime.engine_loop.payloads import build_edges
         from stage_runtime.engines.base import create_engine
-        from stage_runtime.machine import find_machine
-        from stage_runtime.payloads import build_edges
+        from stage_runtime.supervisor.devices import find_machine
 
         stage, deploy = msgspec.json.decode(sys.stdin.buffer.read(), type=tuple[StageConfig, DeployConfig])
         engine = create_engine(stage)
@@ -169,7 +169,7 @@ def _supervise(arguments: argparse.Namespace) -> int:
     from omni_discovery.etcd.check import check_ttl
     from omni_discovery.etcd.config import RegistryConfig
     from stage_runtime.engines.base import create_engine
-    from stage_runtime.pipeline_source import read_pipeline
+    from stage_runtime.supervisor.pipeline import read_pipeline
 
     raise_descriptor_limit("a replica")
     deploy = read_pipeline(
@@ -185,12 +185,12 @@ def _supervise(arguments: argparse.Namespace) -> int:
 
 
 def _run_supervisor(config: SupervisorConfig, deploy: DeployConfig) -> int:
-    from stage_runtime.device_locks import DeviceLocks, Holder
     from stage_runtime.engines.base import modules_to_preload
-    from stage_runtime.environment import replica_environment, stage_environment
-    from stage_runtime.launch import SpawnLauncher, ZygoteLauncher
-    from stage_runtime.machine import find_machine
-    from stage_runtime.process_manager import Supervisor
+    from stage_runtime.supervisor.device_locks import DeviceLocks, Holder
+    from stage_runtime.supervisor.devices import find_machine
+    from stage_runtime.supervisor.environment import replica_environment, stage_environment
+    from stage_runtime.supervisor.launch import SpawnLauncher, ZygoteLauncher
+    from stage_runtime.supervisor.supervisor import Supervisor
 
     replica, machine, base = config.replica, find_machine(), dict(os.environ)
     stage = deploy.stage(replica.stage_id)
@@ -212,8 +212,8 @@ def _run_supervisor(config: SupervisorConfig, deploy: DeployConfig) -> int:
 
 
 def _run_on_ray(config: SupervisorConfig, deploy: DeployConfig, address: str) -> int:
-    from stage_runtime.process_manager import Supervisor
-    from stage_runtime.ray_launcher import RayLauncher
+    from stage_runtime.supervisor.ray_launcher import RayLauncher
+    from stage_runtime.supervisor.supervisor import Supervisor
 
     replica = config.replica
     launcher = RayLauncher(deploy.stage(replica.stage_id), config.count, address, replica.pipeline_wait_s)
@@ -224,7 +224,7 @@ def _run_zygote(parent_pid: int, modules: list[str]) -> int:
     die_with_parent(parent_pid, signal.SIGKILL)
     configure_logging()
 
-    from stage_runtime.zygote import Zygote
+    from stage_runtime.supervisor.zygote import Zygote
 
     def run_replica(config: ReplicaConfig, environment: dict[str, str]) -> int:
         os.environ.clear()
@@ -256,8 +256,8 @@ def _run_replica(config: ReplicaConfig) -> int:
     word = tell if config.parent_pid else tell_nobody
     code = EXIT_FAILED
     try:
-        from stage_runtime.pipeline_source import deploy_for
-        from stage_runtime.replica_process import Replica
+        from stage_runtime.replica.replica import Replica
+        from stage_runtime.supervisor.pipeline import deploy_for
 
         _be_brief(config)
         code = Replica(config, deploy_for(config), device=device_text(os.environ), tell=word).run()

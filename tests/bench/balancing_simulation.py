@@ -21,7 +21,7 @@ from hub.pool_options import PoolOptions
 from hub.waiting import Asking, Waiter, WaitingLine
 from omni_discovery.balancing.policies import LoadBalancer, build_load_balancer_factory
 from omni_discovery.records.schema import ReplicaInfo, ReplicaStatus
-from stage_runtime.credits import CreditBook, GrantCredits
+from stage_runtime.server.credits import CreditBook, GrantCredits
 from tests.bench.balancing_arrivals import MESSAGE_S, Arrival, Setting
 
 #: After the last arrival; far more than the longest queue takes.

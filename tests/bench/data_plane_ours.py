@@ -21,13 +21,13 @@ from omni_discovery.curve import KeyPair
 from omni_discovery.deploy.document import decode_deploy
 from omni_discovery.records.schema import ReplicaInfo, ReplicaStatus
 from stage_runtime.config import ServerConfig
-from stage_runtime.engine_loop import EngineLoop
+from stage_runtime.engine_loop.jobs import Job, Wake
+from stage_runtime.engine_loop.loop import EngineLoop
+from stage_runtime.engine_loop.payloads import Payloads
 from stage_runtime.engines.base import create_engine
-from stage_runtime.greetings import ReplicaState
-from stage_runtime.jobs import Job, Wake
 from stage_runtime.lifecycle import Stage
-from stage_runtime.payloads import Payloads
-from stage_runtime.server import ReplicaServer
+from stage_runtime.server.handshake import ReplicaState
+from stage_runtime.server.server import ReplicaServer
 
 HUB_ID: Final = "bench"
 _EPOCH: Final = 7

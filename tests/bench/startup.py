@@ -32,7 +32,7 @@ from omni_discovery.etcd.embedded import EmbeddedEtcd
 from omni_discovery.records.schema import ReplicaInfo, ReplicaStatus
 from stage_runtime import cli
 from stage_runtime.engines import base
-from stage_runtime.environment import stage_environment
+from stage_runtime.supervisor.environment import stage_environment
 from tests.bench import report
 
 _DEMO: Final = Path(cli.__file__).parent / "demo" / "deploy.yaml"

@@ -17,10 +17,10 @@ from safetensors.torch import load_file, save_file
 
 from omni_discovery.deploy.document import DeployConfig, StageConfig
 from omni_discovery.errors import ConfigError, InvalidRequestError
-from stage_runtime.control import STANDARD, perform
+from stage_runtime.engine_loop.control import STANDARD, perform
+from stage_runtime.engine_loop.jobs import Call, Called
 from stage_runtime.engines.base import Engine, StageRequest, create_engine
-from stage_runtime.engines.vllm_engine import VllmEngine
-from stage_runtime.jobs import Call, Called
+from stage_runtime.engines.vllm.engine import VllmEngine
 from stage_runtime.testing import drain, run
 from tests.support.engines import DEMO, THINKER, as_the_supervisor_has_it, skip_without_vllms_server
 from tests.support.local_replica import LocalReplica

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from omni_discovery.deploy.document import StageConfig
-from stage_runtime.environment import replica_environment, stage_environment
+from stage_runtime.supervisor.environment import replica_environment, stage_environment
 from tests.support.prefill_decode import PROMPTS, stage
 
 pytest.importorskip("nixl", reason="NIXL is not installed")

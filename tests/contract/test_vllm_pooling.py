@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from omni_discovery.deploy.document import DeployConfig, StageConfig
 from omni_discovery.errors import ConfigError, InvalidRequestError
 from stage_runtime.engines.base import Engine, EngineOutput, StageRequest, create_engine
-from stage_runtime.engines.vllm_pooling import VllmPoolingEngine
+from stage_runtime.engines.vllm.pooling import VllmPoolingEngine
 from stage_runtime.testing import EngineContract
 from tests.support.engines import THINKER, as_the_supervisor_has_it, run, skip_without_vllms_server
 

@@ -228,7 +228,7 @@ def _end_of(hub: Any) -> Any:
 def test_a_close_that_hangs_ends_the_process_with_the_code_of_its_real_end() -> None:
     program = """
         import logging, time
-        from stage_runtime.ending import ended_within
+        from stage_runtime.replica.replica import ended_within
         logging.basicConfig()
         with ended_within(0.2, 3):
             time.sleep(60)

@@ -11,7 +11,7 @@ import zmq
 
 from omni_discovery import wire
 from omni_discovery.curve import KeyPair
-from stage_runtime.jobs import Piece
+from stage_runtime.engine_loop.jobs import Piece
 from tests.support.local_replica import LocalReplica
 from tests.support.replica_hub import RawHub, eventually
 

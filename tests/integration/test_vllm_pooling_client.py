@@ -16,7 +16,7 @@ import torch
 from omni_discovery import wire
 from omni_discovery.deploy.document import DeployConfig, StageConfig
 from omni_discovery.errors import ConfigError, InvalidRequestError
-from stage_runtime.engines.pooled import npy_of
+from stage_runtime.engines.files import npy_of
 from tests.support.engines import DEMO, as_the_supervisor_has_it
 from tests.support.hub_fakes import FakeReplica, accept_only, running_hub, until
 

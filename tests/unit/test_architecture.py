@@ -41,20 +41,20 @@ PURE_CORES = (
     "omni_discovery/view/mass_loss.py",
     "omni_discovery/view/freshness.py",
     "omni_discovery/view/known_hubs.py",
-    "stage_runtime/calls.py",
-    "stage_runtime/connectors/allocator.py",
-    "stage_runtime/credits.py",
-    "stage_runtime/ledger.py",
-    "stage_runtime/running.py",
-    "stage_runtime/segments.py",
-    "stage_runtime/drain.py",
+    "stage_runtime/server/control.py",
+    "stage_runtime/connectors/store/registered.py",
+    "stage_runtime/server/credits.py",
+    "stage_runtime/server/ledger.py",
+    "stage_runtime/engine_loop/running.py",
+    "stage_runtime/server/updates.py",
     "stage_runtime/lifecycle.py",
-    "stage_runtime/outbox.py",
-    "stage_runtime/peers.py",
-    "stage_runtime/restarts.py",
+    "stage_runtime/lifecycle.py",
+    "stage_runtime/server/outbox.py",
+    "stage_runtime/server/router.py",
+    "stage_runtime/supervisor/restarts.py",
     "omni_discovery/backoff.py",
-    "stage_runtime/devices.py",
-    "stage_runtime/failures.py",
+    "stage_runtime/supervisor/devices.py",
+    "stage_runtime/replica/failures.py",
     "hub/correlator.py",
     "hub/outputs.py",
     "hub/pace.py",
@@ -78,11 +78,11 @@ PURE_CORES = (
     "hub/piece_relay.py",
     "hub/request_pieces.py",
     "hub/companion_events.py",
-    "stage_runtime/outputs.py",
-    "stage_runtime/pauses.py",
-    "stage_runtime/pieces.py",
-    "stage_runtime/engines/echo_speech.py",
-    "stage_runtime/engines/diffusion_batches.py",
+    "stage_runtime/engine_loop/check_output.py",
+    "stage_runtime/engine_loop/backpressure.py",
+    "stage_runtime/engine_loop/pieces.py",
+    "stage_runtime/engines/echo/speech.py",
+    "stage_runtime/engines/diffusers/batches.py",
     "hub/request.py",
     "hub/request_body.py",
     "hub/request_losses.py",
@@ -97,10 +97,10 @@ PURE_CORES = (
     "hub/results.py",
     "hub/sound.py",
     "hub/pooled.py",
-    "stage_runtime/engines/sound.py",
-    "stage_runtime/engines/pooled.py",
-    "stage_runtime/engines/torch_input.py",
-    "stage_runtime/engines/torch_output.py",
+    "stage_runtime/engines/files.py",
+    "stage_runtime/engines/files.py",
+    "stage_runtime/engines/callable/typed_input.py",
+    "stage_runtime/engines/callable/engine.py",
     "hub/api/parts.py",
     "hub/api/vllm_params.py",
 )
@@ -110,8 +110,8 @@ BALANCERS_MAY = {"random", "threading"}
 
 ZMQ_FILES = {
     "omni_discovery/curve.py",
-    "stage_runtime/routers.py",
-    "stage_runtime/server.py",
+    "stage_runtime/server/router.py",
+    "stage_runtime/server/server.py",
     "hub/zmq_loop.py",
     "hub/stage_client.py",
 }
@@ -195,7 +195,11 @@ def test_torch_stays_in_engines_connectors_and_demo() -> None:
 
 def test_connectors_and_the_engine_list_import_torch_and_vllm_only_when_used() -> None:
     lazy = files_of("stage_runtime/connectors")
-    lazy += ["stage_runtime/engines/__init__.py", "stage_runtime/engines/base.py", "stage_runtime/engines/echo.py"]
+    lazy += [
+        "stage_runtime/engines/__init__.py",
+        "stage_runtime/engines/base.py",
+        "stage_runtime/engines/echo/engine.py",
+    ]
     for name in lazy:
         assert not tops(imports_of(ROOT / name, module_level_only=True)) & {"torch", "vllm"}, name
 
@@ -235,7 +239,7 @@ def test_only_cli_files_read_arguments_and_environment() -> None:
 
 #: The actor of a Ray cluster hands its own environment on to the replica that it starts.
 #: And gRPC reads one setting of its own from there, as it is imported.
-ENVIRONMENT_PASSED_ON = {"stage_runtime/ray_actor.py", "omni_discovery/etcd/fork.py"}
+ENVIRONMENT_PASSED_ON = {"stage_runtime/supervisor/ray_actor.py", "omni_discovery/etcd/fork.py"}
 
 
 def test_no_pickle_anywhere() -> None:

@@ -21,14 +21,14 @@ from PIL import Image
 from omni_discovery.deploy.document import StageConfig
 from omni_discovery.errors import ConfigError, InvalidRequestError
 from omni_discovery.wire import FailureKind
-from stage_runtime.engine_loop import EngineLoop
+from stage_runtime.engine_loop.jobs import Work
+from stage_runtime.engine_loop.loop import EngineLoop
+from stage_runtime.engine_loop.payloads import Payloads
 from stage_runtime.engines.base import EngineOutput, StageRequest, create_engine
-from stage_runtime.engines.sound import wav_of
-from stage_runtime.engines.torch_engine import TorchEngine
-from stage_runtime.jobs import Work
+from stage_runtime.engines.callable.engine import TorchEngine
+from stage_runtime.engines.files import wav_of
 from stage_runtime.lifecycle import stalled
-from stage_runtime.model_details import model_details
-from stage_runtime.payloads import Payloads
+from stage_runtime.replica.identity import model_details
 from tests.support import callables
 from tests.support.engines import run
 
