@@ -1,6 +1,6 @@
 """How drivers wait: for an event or a delay on their Clock, and ever longer after failures.
 
-How long to wait before a process that ended by itself is started again. Pure.
+How long to wait before a process that ended by itself is started again.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from starlette.requests import Request
 
     from hub.async_omni import AsyncOmni
-    from hub.stage_pool import StageStatus
+    from hub.pool.stage_pool import StageStatus
     from omni_discovery.deploy.document import DeployConfig
 
 

@@ -1,6 +1,6 @@
 """KnownHubs: whom a replica lets in and whom it shuts out, also when the registry has lost what it should not have.
 
-Revocations: which hubs are revoked, also while the registry has lost what it said of them. Pure.
+Revocations: which hubs are revoked, also while the registry has lost what it said of them.
 """
 
 from __future__ import annotations

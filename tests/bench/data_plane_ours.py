@@ -12,10 +12,10 @@ from typing import Any, Final
 import msgspec
 import zmq
 
-from hub.client_events import Answered, ClientEvent, Granted, Recalled, SessionDown, SessionUp
 from hub.config import HubConfig
-from hub.stage_client import StageClient
-from hub.zmq_loop import make_context
+from hub.replicas.events import Answered, ClientEvent, Granted, Recalled, SessionDown, SessionUp
+from hub.replicas.sockets import make_context
+from hub.replicas.stage_client import StageClient
 from omni_discovery import wire
 from omni_discovery.curve import KeyPair
 from omni_discovery.deploy.document import decode_deploy

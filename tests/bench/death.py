@@ -28,7 +28,7 @@ import uvloop
 
 from hub.async_omni import AsyncOmni
 from hub.config import HubConfig
-from hub.pool_core import PoolCore
+from hub.pool.core import PoolCore
 from omni_discovery.curve import KeyPair
 from omni_discovery.deploy.document import parse_deploy
 from omni_discovery.view.table import Delta, View

@@ -13,7 +13,7 @@ import uvloop
 
 from hub.async_omni import AsyncOmni
 from hub.config import HubConfig
-from hub.running_hub import RunningHub, ServeConfig
+from hub.serve.running_hub import RunningHub, ServeConfig
 from omni_discovery.deploy.document import parse_deploy
 from omni_discovery.etcd.config import RegistrySecurity
 from tests.bench.actors import now_s

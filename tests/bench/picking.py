@@ -21,7 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from hub.stage_pool import StagePool
+from hub.pool.stage_pool import StagePool
 from omni_discovery.balancing.policies import LoadBalancingPolicy, Task, build_load_balancer_factory
 from omni_discovery.records.schema import ReplicaInfo, ReplicaStatus
 

@@ -194,7 +194,7 @@ async def test_through_vllms_server_an_adapter_is_asked_by_its_name(
     2. one that no replica finds is not added; one whose path turns out wrong fails its requests, and no others
     """
     skip_without_vllms_server()
-    from hub.api.vllm_server import VllmFrontend
+    from hub.api.vllm.server import VllmFrontend
 
     # So the environment variable of that name, which vLLM has read by now, has it show the routes for adapters.
     monkeypatch.setattr("vllm.envs.VLLM_ALLOW_RUNTIME_LORA_UPDATING", True)

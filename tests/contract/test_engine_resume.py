@@ -11,7 +11,7 @@ import torch
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from hub.outputs import chunk_outputs
+from hub.request.outputs import chunk_outputs
 from omni_discovery import wire
 from omni_discovery.errors import InvalidRequestError
 from omni_discovery.wire import Resume, TokenLogprobs
@@ -102,7 +102,7 @@ def vllms_own(engine: Engine, request: StageRequest, width: int) -> list[Any]:
 
 def as_the_client_gets_it(outputs: list[EngineOutput]) -> Any:
     """What vLLM's server is given of the prompt, by way of frames and hub."""
-    from hub.api.vllm_logprobs import PromptLogprobs
+    from hub.api.vllm.params import PromptLogprobs
 
     pieces = [piece for output in outputs for piece in pieces_of(output, "text")]
     told, prompt_tokens = PromptLogprobs(), 1 + sum(len(piece.prompt_logprobs) for piece in pieces)

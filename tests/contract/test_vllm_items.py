@@ -290,7 +290,7 @@ class TestLooker:
         from vllm import SamplingParams
         from vllm.multimodal.media.image import ImageMediaIO
 
-        from hub.api.vllm_server import VllmFrontend
+        from hub.api.vllm.server import VllmFrontend
 
         stage = msgspec.structs.replace(looker._stage, final_output="text", default_sampling_params={})
         frontend = VllmFrontend(DeployConfig(stages=(stage,), model="m"), "--chat-template-content-format openai")

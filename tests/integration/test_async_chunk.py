@@ -15,7 +15,7 @@ import pytest
 
 from hub.api.routes import build_app
 from hub.async_omni import AsyncOmni
-from hub.outputs import OmniOutput
+from hub.request.outputs import OmniOutput
 from omni_discovery.curve import KeyPair
 from omni_discovery.deploy.document import DeployConfig, decode_deploy, encode_deploy
 from omni_discovery.errors import InvalidRequestError, ReplicaLostError

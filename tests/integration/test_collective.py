@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from hub.async_omni import AsyncOmni
-from hub.correlator import ReplicaResult
+from hub.orchestrator.collective import ReplicaResult
 from omni_discovery import wire
 from omni_discovery.curve import KeyPair
 from omni_discovery.errors import InvalidRequestError, OverloadedError, RequestError, StageUnavailableError

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from hub.outputs import OmniOutput
+from hub.request.outputs import OmniOutput
 from omni_discovery import wire
 from omni_discovery.errors import EngineFailedError
 from stage_runtime.engines.files import npy_of

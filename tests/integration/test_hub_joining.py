@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from hub.running_hub import RunningHub
+from hub.serve.running_hub import RunningHub
 from omni_discovery.deploy.document import encode_deploy, parse_deploy
 from omni_discovery.errors import ConfigError
 from omni_discovery.etcd.store import EtcdKV

@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 
 from hub.async_omni import AsyncOmni
-from hub.errors import QueueFullError
-from hub.orchestrator import Orchestrator
+from hub.config import QueueFullError
+from hub.orchestrator.orchestrator import Orchestrator
 from omni_discovery import wire
 from omni_discovery.curve import KeyPair
 from omni_discovery.errors import ReplicaLostError

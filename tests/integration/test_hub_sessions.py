@@ -11,7 +11,7 @@ import zmq
 from zmq.auth.asyncio import AsyncioAuthenticator
 
 from hub.async_omni import AsyncOmni
-from hub.stage_client import StageClient
+from hub.replicas.stage_client import StageClient
 from omni_discovery import wire
 from omni_discovery.curve import KeyPair
 from omni_discovery.errors import ReplicaLostError

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 from hub.async_omni import AsyncOmni
-from hub.outputs import OmniOutput
+from hub.request.outputs import OmniOutput
 from omni_discovery.curve import KeyPair
 from omni_discovery.deploy.document import StageConfig
 from omni_discovery.records.schema import ReplicaInfo

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from hub.outputs import OmniOutput
+from hub.request.outputs import OmniOutput
 from omni_discovery import wire
 from omni_discovery.errors import InvalidRequestError, ReplicaLostError
 from stage_runtime.engine_loop.jobs import Cancel

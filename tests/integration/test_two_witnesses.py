@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from hub.async_omni import AsyncOmni
-from hub.outputs import OmniOutput
+from hub.request.outputs import OmniOutput
 from omni_discovery.clients import OmniCoordClientForHub
 from omni_discovery.curve import KeyPair
 from omni_discovery.errors import RequestError, StageUnavailableError

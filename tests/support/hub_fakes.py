@@ -13,8 +13,8 @@ import zmq
 
 from hub.async_omni import AsyncOmni
 from hub.config import HubConfig
-from hub.outputs import OmniOutput
-from hub.zmq_loop import LoopSocket
+from hub.replicas.sockets import LoopSocket
+from hub.request.outputs import OmniOutput
 from omni_discovery import wire
 from omni_discovery.curve import KeyPair, secure_server
 from omni_discovery.deploy.document import DeployConfig, parse_deploy

@@ -10,7 +10,7 @@ from typing import Any
 
 from hub.async_omni import AsyncOmni
 from hub.config import HubConfig
-from hub.running_hub import ServeConfig
+from hub.serve.running_hub import ServeConfig
 from omni_discovery.curve import KeyPair
 from omni_discovery.etcd.config import RegistrySecurity
 from tests.support.hub_fakes import ONE_STAGE, QUICK, deploy_of, show, until

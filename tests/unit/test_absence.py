@@ -11,7 +11,7 @@ import pytest
 from hub.api.routes import ready_response
 from hub.async_omni import AsyncOmni
 from hub.config import HubConfig
-from hub.stage_pool import PoolOptions, StagePool, StageStatus
+from hub.pool.stage_pool import PoolOptions, StagePool, StageStatus
 from omni_discovery.balancing.policies import LeastLoadBalancer
 from omni_discovery.curve import KeyPair
 from omni_discovery.errors import StageUnavailableError

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hub.identity import HubIdentity, new_identity, take_identity
+from hub.serve.identity import HubIdentity, new_identity, take_identity
 
 
 def take(folder: Path, endpoints: str = "e:1", host: str = "host") -> HubIdentity:

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from hub import local_stages
-from hub.local_stages import LocalStage, LocalStages, StageEnd
+from hub.serve import local_stages
+from hub.serve.local_stages import LocalStage, LocalStages, StageEnd
 from omni_discovery.backoff import RestartPauses
 from omni_discovery.records.schema import ReplicaInfo, ReplicaStatus
 from omni_discovery.view.table import View

@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from hub.api.parts import MAX_PICTURES
-from hub.api.schema import MAX_BODY_BYTES, parse_chat
-from hub.api.stream_schema import parse_frame
+from hub.api.chat_schema import MAX_BODY_BYTES, MAX_PICTURES, parse_chat
+from hub.api.stream import parse_frame
 from omni_discovery import wire
 from omni_discovery.data_urls import picture_parts, read_picture
 from omni_discovery.deploy.document import StageConfig

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hub.pipeline import StageGraph
+from hub.request.plan import StageGraph
 from omni_discovery.deploy.document import parse_deploy
 from omni_discovery.errors import InvalidRequestError
 

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Collection
 from contextlib import suppress
 
-from hub.stage_pool import PoolOptions, StagePool
-from hub.waiting import Waiter, WaitingLine
+from hub.pool.stage_pool import PoolOptions, StagePool
+from hub.pool.wait_queue import Waiter, WaitingLine
 from omni_discovery.balancing.policies import LeastLoadBalancer, Task
 from omni_discovery.records.schema import ReplicaInfo, ReplicaStatus
 

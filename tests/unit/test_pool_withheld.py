@@ -6,7 +6,7 @@ import asyncio
 import time
 from typing import Any
 
-from hub.stage_pool import PoolOptions, StagePool
+from hub.pool.stage_pool import PoolOptions, StagePool
 from omni_discovery.balancing.policies import LeastLoadBalancer
 from omni_discovery.records.schema import ReplicaInfo, ReplicaStatus
 

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 import torch
 
-from hub.api.neutral import refuse_embeddings
-from hub.outputs import OmniOutput
-from hub.pooled import array_of
+from hub.api.chat_schema import refuse_embeddings
+from hub.api.served_stage import serving_stage
+from hub.media import array_of
+from hub.request.outputs import OmniOutput
 from hub.results import ResultBuilder
-from hub.text_stage import serving_stage
 from omni_discovery.deploy.document import DeployConfig, StageConfig, parse_deploy
 from omni_discovery.errors import ConfigError, EngineFailedError, InvalidRequestError
 from stage_runtime.engine_loop.check_output import flaw_of, pieces_of

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from hub import request_events as ev
+from hub.request import events as ev
 from omni_discovery.deploy.document import StageConfig
 from omni_discovery.errors import ConfigError
 from omni_discovery.wire import Resume

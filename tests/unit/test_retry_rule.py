@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hub.retry import (
+from hub.request.retry import (
     ENGINE_DIED,
     Loss,
     Shown,

@@ -8,7 +8,7 @@ import wave
 import numpy as np
 import pytest
 
-from hub.sound import joined_wav
+from hub.media import joined_wav
 from omni_discovery.errors import EngineFailedError
 from stage_runtime.engines.files import wav_of
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hub.stage_pool import PoolOptions, StagePool
+from hub.pool.stage_pool import PoolOptions, StagePool
 from omni_discovery.balancing.policies import LoadBalancer, build_load_balancer_factory
 from omni_discovery.errors import ConfigError, EngineFailedError, StageUnavailableError
 from omni_discovery.records.schema import ReplicaInfo, ReplicaStatus

@@ -5,7 +5,7 @@ holds a ``ManagedBuffer`` or an object that lies in it. So one sender may serve 
 
 Hand-offs of a store in a region that a transfer library reads.
 
-Which parts of a region of memory are taken. Pure.
+Which parts of a region of memory are taken.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The ways to ask: frames of words around operands. Pure."""
+"""The ways to ask: frames of words around operands."""
 
 from __future__ import annotations
 
