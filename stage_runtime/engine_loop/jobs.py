@@ -7,11 +7,19 @@ are structs because every token makes one, and a frozen dataclass takes several 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
 from omni_discovery.wire import FailureKind, PayloadRef, Resume, TokenLogprobs
+
+#: The control method that puts an engine to sleep: the server and the engine's loop both treat it on its own.
+SLEEP: Final = "sleep"
+
+
+def owner_of(hub_id: str, request_id: str) -> str:
+    """The owner of a hub's request over all its attempts: hand-offs are kept and released under this name."""
+    return f"{hub_id}/{request_id}"
 
 
 class Work(msgspec.Struct, frozen=True):
