@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from omni_discovery.errors import InvalidRequestError
 from omni_discovery.wire import FailureKind, PayloadRef
 from stage_runtime.config import NotResumableError, PayloadError
-from stage_runtime.engine_loop.jobs import Broken, Finished, SegmentEnded, Work
+from stage_runtime.engine_loop.jobs import Finished, RequestFailed, SegmentEnded, Work
 from stage_runtime.engines.base import Engine, EngineOutput, StageRequest
 
 if TYPE_CHECKING:
@@ -120,30 +120,30 @@ def end_of(
     output: EngineOutput,
     hand_over: Callable[[Work, EngineOutput], tuple[PayloadRef, ...]],
     clock: Callable[[], float],
-) -> Finished | Broken:
+) -> Finished | RequestFailed:
     """How the request ends after the engine's last word of it."""
     if output.error is not None:
-        return Broken(output.key, *output.error)
+        return RequestFailed(output.key, *output.error)
     done_at_s = clock()
     if running.is_cancelled:
         return Finished(output.key, "abort", (), output.usage, running.timings(done_at_s, clock()))
     try:
         refs = hand_over(running.work, output)
     except PayloadError as error:
-        return Broken(output.key, FailureKind.PAYLOAD, str(error))
+        return RequestFailed(output.key, FailureKind.PAYLOAD, str(error))
     timings_s = running.timings(done_at_s, clock())
     return Finished(output.key, output.finish_reason or "stop", refs, output.usage, timings_s, output.stop_reason)
 
 
-def refusal_of(work: Work, engine: Engine, now_s: float) -> Broken | None:
+def refusal_of(work: Work, engine: Engine, now_s: float) -> RequestFailed | None:
     """Why the engine is not to have the work, if it is not."""
     if now_s >= work.deadline_s:
-        return Broken(work.key, FailureKind.DEADLINE, "the deadline passed while the request waited")
+        return RequestFailed(work.key, FailureKind.DEADLINE, "the deadline passed while the request waited")
     if work.resume is not None and getattr(engine, "not_resumable", None) is None:
         # It would begin at the beginning, and the client would see that twice.
-        return Broken(work.key, FailureKind.NOT_RESUMABLE, "this engine can't go on behind what was shown")
+        return RequestFailed(work.key, FailureKind.NOT_RESUMABLE, "this engine can't go on behind what was shown")
     if work.segment is not None and getattr(engine, "update", None) is None:
-        return Broken(work.key, FailureKind.INVALID, "this engine takes no input in segments")
+        return RequestFailed(work.key, FailureKind.INVALID, "this engine takes no input in segments")
     return None
 
 
@@ -160,7 +160,7 @@ def kind_of(error: Exception) -> FailureKind:
             return FailureKind.ENGINE
 
 
-def broken(key: str, error: Exception) -> Broken:
+def broken(key: str, error: Exception) -> RequestFailed:
     """The end of a request that could not be given to the engine."""
     kind = kind_of(error)
-    return Broken(key, kind, f"{type(error).__name__}: {error}" if kind is FailureKind.ENGINE else str(error))
+    return RequestFailed(key, kind, f"{type(error).__name__}: {error}" if kind is FailureKind.ENGINE else str(error))
