@@ -81,7 +81,6 @@ ZMQ_PLACES = (
     "stage_runtime/server/router.py",
     "stage_runtime/server/server.py",
     "hub/replicas/sockets.py",
-    "hub/replicas/stage_client.py",
     "stage_runtime/connectors/",
 )
 #: Who reads arguments and environment; the last two hand their own on, to a replica and to gRPC.
