@@ -104,7 +104,7 @@ class Handshake:
         """Lend free slots, recall credits that other hubs wait for. A replica that takes nothing lends nothing."""
         is_ready = self._state.stage() is Stage.READY
         self.credits.set_capacity(self._state.capacity() if is_ready else 0)
-        for action in self.credits.settle(now_s):
+        for action in self.credits.lend_and_recall(now_s):
             kind = wire.Grant if isinstance(action, GrantCredits) else wire.Recall
             message = kind(
                 epoch=self._protocol.epoch,
@@ -112,7 +112,7 @@ class Handshake:
                 credits=action.credits,
                 queue_length=len(self._ledger),
             )
-            if not self._outboxes["output"].push(action.peer, wire.encode(message)):
+            if not self._outboxes["output"].push_message(action.peer, wire.encode(message)):
                 # It reads too slowly to be lent anything; its next session begins without credits.
                 self.give_up(Peer(action.peer, action.peer.partition("/")[0]))
 
@@ -122,9 +122,9 @@ class Handshake:
                 case SendWelcome():
                     self._send_welcome(action)
                 case OpenCredits(peer, session):
-                    self.credits.open(peer, session)
+                    self.credits.open_account(peer, session)
                 case CloseCredits(peer):
-                    self.credits.close(peer)
+                    self.credits.close_account(peer)
                 case MessageRefused():
                     self._count_refused(action)
 
@@ -136,7 +136,7 @@ class Handshake:
             session=action.session,
         )
         # Where the outbox is full, the hub's next Hello or our next probe makes up for it.
-        self._outboxes[action.socket].push(action.peer.name, wire.encode(message))
+        self._outboxes[action.socket].push_message(action.peer.name, wire.encode(message))
 
     def _count_refused(self, refused: MessageRefused) -> None:
         if refused.flaw is not Flaw.EPOCH:

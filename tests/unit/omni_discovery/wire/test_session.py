@@ -432,7 +432,12 @@ class Pair:
     def is_agreed(self) -> bool:
         """Whether both sides have one and the same session."""
         session, account = self.hub.session, self.accounts.get(self.hub.peer.name)
-        return session.is_open and session.epoch == self.replica.epoch and account == (session.number, 1) and self.hub.is_gated
+        return (
+            session.is_open
+            and session.epoch == self.replica.epoch
+            and account == (session.number, 1)
+            and self.hub.is_gated
+        )
 
 
 def test_two_that_can_talk_have_a_session_after_one_exchange() -> None:
@@ -533,8 +538,8 @@ def test_a_half_open_session_is_found_out_by_the_probe() -> None:
 
 
 def test_a_probe_that_crosses_a_hello_is_not_taken_for_its_answer() -> None:
-    """1. the replica has given the hub up, which greets again; 2. the next probe, with number 0, comes before the answer
-    to Hello on that socket; 3. the session opens by the answer, as one whose replica lends credits
+    """1. the replica has given the hub up, which greets again; 2. the next probe, with number 0, comes before the
+    answer to Hello on that socket; 3. the session opens by the answer, as one whose replica lends credits
     """
     session = opened()
     session.receive("output", welcome(session=0))
