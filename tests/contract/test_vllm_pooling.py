@@ -108,7 +108,7 @@ def test_the_numbers_are_vllms_own(embedder: VllmPoolingEngine) -> None:
         ask("raw", task="token_embed", use_activation=False),
     )
     arrays = {key: array_of(outputs) for key, outputs in said.items()}
-    expected = {
+    expected: dict[str, dict[str, Any]] = {
         "text": {"task": "embed"},
         "tokens": {"task": "embed"},
         "short": {"task": "embed", "dimensions": 8},
@@ -219,7 +219,7 @@ async def served(
                 httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://hub", timeout=60) for app in apps
             ]
             async with clients[0], clients[1]:
-                yield omni, *clients
+                yield omni, clients[0], clients[1]
 
 
 async def test_a_hub_gives_embeddings_in_python_and_by_vllms_server(
