@@ -30,6 +30,8 @@ from tests.support.hub_fakes import deploy_of
 from tests.support.local_replica import LocalReplica
 from tests.support.serving import HUBS, hub_of
 
+pytestmark = pytest.mark.long
+
 torch.set_num_threads(1)
 
 IMAGE_TOKENS = 4

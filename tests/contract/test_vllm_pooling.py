@@ -22,7 +22,7 @@ from stage_runtime.engines.vllm.pooling import VllmPoolingEngine
 from stage_runtime.testing import EngineContract
 from tests.support.engines import THINKER, as_the_supervisor_has_it, run, skip_without_vllms_server
 
-pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.vllm, pytest.mark.long, pytest.mark.filterwarnings("ignore")]
 
 #: Once vLLM has loaded, torch's own name for it does nothing.
 set_num_threads = torch.set_num_threads
