@@ -214,7 +214,7 @@ _METRICS_INTRO: Final = """\
 
 {made}
 
-What `GET /metrics` of a hub has, in the format of Prometheus. With `--api vllm` the metrics of vLLM's own server follow.
+What `GET /metrics` of a hub has, in the format of Prometheus. With `--api vllm`, those of vLLM's own server follow.
 Replicas have no endpoint of their own: a hub reports what it sees of them.
 
 [What to watch, and the alerts](../operations/watch.md#metrics-and-alerts) · `compose/monitoring` has rules for
