@@ -53,12 +53,12 @@ soak: setup-demo ## kill one of four replicas each second for a minute under 200
 	@$(BIN)/python -m tests.bench.soak --out demo-output/soak.json $(SOAK_ARGS)
 
 train: setup-test ## train both demo models again from fixed seeds
-	@$(BIN)/python -m stage_runtime.demo.train_thinker --out demo-output/first
-	@$(BIN)/python -m stage_runtime.demo.train_thinker --polish demo-output/first --steps 1500
-	@$(BIN)/python -m stage_runtime.demo.train_painter
+	@$(BIN)/python -m stage_runtime.demo.training.train_thinker --out demo-output/first
+	@$(BIN)/python -m stage_runtime.demo.training.train_thinker --polish demo-output/first --steps 1500
+	@$(BIN)/python -m stage_runtime.demo.training.train_painter
 
 evaluate: setup-test ## the accuracy figures of the README
-	@$(BIN)/python -m stage_runtime.demo.evaluate
+	@$(BIN)/python -m stage_runtime.demo.training.evaluate
 
 setup-demo:
 	@$(PYTHON) compose/setup_venv.py demo

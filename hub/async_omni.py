@@ -1,4 +1,7 @@
-"""AsyncOmni: the pipeline as one asynchronous generator, in this process."""
+"""AsyncOmni: the pipeline as one asynchronous generator, in this process.
+
+Segments from a client's iterator to a request: one after the other, each when the one before has been taken.
+"""
 
 from __future__ import annotations
 
@@ -6,39 +9,111 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from prometheus_client import CollectorRegistry
 
-from hub.active import AbortRequest
-from hub.collective_calls import CollectiveCalls
 from hub.config import HubConfig
-from hub.intake import Asked, Intake
+from hub.engine_control import CollectiveCalls
 from hub.metrics import HubMetrics
-from hub.orchestrator import Orchestrator
+from hub.orchestrator.active import AbortRequest, UpdateRequest
+from hub.orchestrator.admission import Asked, Intake
+from hub.orchestrator.orchestrator import Orchestrator
+from hub.orchestrator.rejections import Refusals, log_revocation
+from hub.orchestrator.releases import Releases
 from hub.output_queue import OutputQueue, deliver
-from hub.outputs import OmniOutput
-from hub.pipeline import StageGraph
-from hub.pools import make_pools
-from hub.refusals import Refusals, log_revocation
-from hub.releases import Releases
-from hub.segment_feed import Feed, Inputs, send_update
-from hub.stage_client import StageClient
-from hub.stage_pool import PoolOptions, StageStatus
-from hub.zmq_loop import make_context
-from omni_discovery.balancers import build_load_balancer_factory
-from omni_discovery.deploy import DeployConfig
+from hub.pool.stage_pool import PoolOptions, StageStatus
+from hub.pool.versions import make_pools
+from hub.replicas.sockets import make_context
+from hub.replicas.stage_client import StageClient
+from hub.request.outputs import OmniOutput
+from hub.request.plan import StageGraph
+from omni_discovery.balancing.policies import build_load_balancer_factory
+from omni_discovery.curve import KeyPair
+from omni_discovery.deploy.document import DeployConfig
 from omni_discovery.errors import HubUnavailableError, InvalidRequestError, RequestError
-from omni_discovery.security import KeyPair
 
 if TYPE_CHECKING:
-    from hub.tracing import Tracing
-    from omni_discovery.table import Delta, View
+    from hub.orchestrator.tracing import Tracing
+    from omni_discovery.view.table import Delta, View
 
 logger = logging.getLogger(__name__)
+
+Inputs = Mapping[str, Any] | AsyncIterable[Mapping[str, Any]]
+
+
+class Feed:
+    """The input of one request, whole or from an iterator. ``stop`` it when the request has ended."""
+
+    def __init__(self, inputs: Inputs) -> None:
+        self._whole = inputs if isinstance(inputs, Mapping) else None
+        self._segments = None if isinstance(inputs, Mapping) else aiter(inputs)
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def is_segmented(self) -> bool:
+        """Whether it comes from an iterator."""
+        return self._segments is not None
+
+    async def first(self) -> Mapping[str, Any]:
+        """What the request begins with. Raise InvalidRequestError if there is nothing."""
+        if self._segments is None:
+            return self._whole or {}
+        try:
+            return _checked(await anext(self._segments))
+        except StopAsyncIteration:
+            raise InvalidRequestError("the input ended before its first segment") from None
+
+    def start(
+        self,
+        update: Callable[[Mapping[str, Any] | None], Awaitable[None]],
+        fail: Callable[[RequestError], None],
+    ) -> None:
+        """Give all that follows to ``update``, and None behind it; ``fail`` ends the request if that goes wrong."""
+        if self._segments is not None:
+            self._task = asyncio.create_task(self._run(update, fail))
+
+    def stop(self) -> None:
+        """Take no more. Idempotent."""
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _run(
+        self,
+        update: Callable[[Mapping[str, Any] | None], Awaitable[None]],
+        fail: Callable[[RequestError], None],
+    ) -> None:
+        assert self._segments is not None  # noqa: S101 - it is not started otherwise
+        try:
+            async for segment in self._segments:
+                await update(_checked(segment))
+            await update(None)
+        except RequestError as error:
+            fail(error)
+        except Exception as error:  # noqa: BLE001 - the client's own iterator may raise anything, at its own cost
+            fail(InvalidRequestError(f"the input broke off: {type(error).__name__}: {error}"))
+
+
+async def send_update(queue: asyncio.Queue[Any], request_id: str, inputs: Mapping[str, Any] | None) -> None:
+    """Give the orchestrator a request's next segment, None behind the last; returns when the first stage has taken it.
+
+    Raise InvalidRequestError if the request has ended, or takes no more.
+    """
+    done: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    await queue.put(UpdateRequest(request_id, inputs, done))
+    refusal = await done
+    if refusal:
+        raise InvalidRequestError(refusal)
+
+
+def _checked(segment: object) -> Mapping[str, Any]:
+    if not isinstance(segment, Mapping):
+        raise InvalidRequestError(f"a segment is a mapping such as {{'prompt': ...}}, not {type(segment).__name__}")
+    return segment
+
 
 _REVOKED: Final = "this hub is revoked: no replica listens to it"
 #: How long the last aborts may take to leave before the sockets are closed.

@@ -8,26 +8,25 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hub.admission_flags import hub_config
-from hub.serve_flags import (
+from hub.serve.flags import (
     DEFAULT_HOST,
     DEFAULT_POLICY,
     DEFAULT_PORT,
     add_serve_options,
     check_flags,
+    hub_config,
     warn_of_ignored_flags,
 )
-from hub.serve_plan import deploy_of, plan_here, runtime_flag, stages_here, to_start
-from omni_discovery.backend_flags import backend_flags
-from omni_discovery.cli import configure_logging, read_security, security_flags, user_runtime_dir
-from omni_discovery.data_plane_flags import data_plane_flags, read_labels, warn_if_plain
-from omni_discovery.deploy import DeployConfig
-from omni_discovery.deploy_overrides import of_this_host, parse_overrides
+from hub.serve.plan import deploy_of, plan_here, runtime_flag, stages_here, to_start
+from omni_discovery.commands.flags import backend_flags, data_plane_flags, read_labels, warn_if_plain
+from omni_discovery.commands.main import configure_logging, read_security, security_flags, user_runtime_dir
+from omni_discovery.deploy.document import DeployConfig
+from omni_discovery.deploy.overrides import of_this_host, parse_overrides
 from omni_discovery.errors import ConfigError
-from omni_discovery.process_tools import die_with_parent, raise_descriptor_limit
+from omni_discovery.processes import die_with_parent, raise_descriptor_limit
 
 if TYPE_CHECKING:
-    from hub.running_hub import ServeConfig
+    from hub.serve.running_hub import ServeConfig
 
 
 class ServeCommand:
@@ -53,7 +52,7 @@ class ServeCommand:
 
 def dry_run(arguments: argparse.Namespace) -> int:
     """Print the plan. Raise OmniError if it is not possible."""
-    from hub.dry_run import dry_run_headless, dry_run_hub
+    from hub.serve.dry_run import dry_run_headless, dry_run_hub
 
     if arguments.headless:
         return dry_run_headless(arguments, read_security(arguments))
@@ -84,7 +83,7 @@ def run_headless(arguments: argparse.Namespace) -> int:
 def run_with_hub(arguments: argparse.Namespace) -> int:
     """Serve over HTTP until a signal comes."""
     config = serve_config(arguments, deploy_of(arguments))
-    from hub.app import run_hub
+    from hub.serve.app import run_hub
 
     if arguments.parent_pid is not None:
         die_with_parent(arguments.parent_pid)
@@ -94,9 +93,9 @@ def run_with_hub(arguments: argparse.Namespace) -> int:
 def serve_config(arguments: argparse.Namespace, deploy: DeployConfig) -> ServeConfig:
     """What a hub needs to know of the flags. Raise ConfigError."""
     try:
-        import hub.app  # noqa: F401 - all that a hub needs
-        from hub.running_hub import ServeConfig
-        from omni_discovery.balancers import build_load_balancer_factory
+        import hub.serve.app  # noqa: F401 - all that a hub needs
+        from hub.serve.running_hub import ServeConfig
+        from omni_discovery.balancing.policies import build_load_balancer_factory
     except ModuleNotFoundError as error:
         raise ConfigError(f"a hub needs more packages ({error}): pip install 'omni-discovery[hub,embedded]'") from error
     policy = arguments.omni_lb_policy or DEFAULT_POLICY

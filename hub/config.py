@@ -1,11 +1,22 @@
-"""Every length of time and every bound of a hub, checked against each other once."""
+"""Every length of time and every bound of a hub, checked against each other once.
+
+Errors of the hub's own drivers; they never reach a client untyped.
+
+OmniError
+└── SendFailedError             the orchestrator: nothing left this process, another replica may take the work
+    ├── QueueFullError              the replica reads too slowly
+    └── NotConnectedError           the session to the replica is down
+
+How one stage's pool waits, trusts and spares its replicas.
+"""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 
-from omni_discovery.errors import ConfigError
+from omni_discovery.errors import ConfigError, OmniError
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +67,10 @@ class HubConfig:
 
     def __post_init__(self) -> None:
         """Check the values."""
-        for field in fields(self):
-            value = getattr(self, field.name)
+        for item in fields(self):
+            value = getattr(self, item.name)
             if not (math.isfinite(value) and value > 0):
-                raise ConfigError(f"{field.name} is {value}; it must be a number above 0")
+                raise ConfigError(f"{item.name} is {value}; it must be a number above 0")
         if self.zmq_heartbeat_timeout_s <= self.zmq_heartbeat_interval_s:
             raise ConfigError(
                 f"zmq_heartbeat_timeout_s ({self.zmq_heartbeat_timeout_s}) must be longer than"
@@ -73,3 +84,43 @@ class HubConfig:
             raise ConfigError(
                 "accept_timeout_s, accept_limit_s and request_timeout_s must come in this order of length"
             )
+
+
+class SendFailedError(OmniError):
+    """A message was not handed to the socket; the other side can't have seen it."""
+
+
+class QueueFullError(SendFailedError):
+    """The socket's send queue is at its bound."""
+
+
+class NotConnectedError(SendFailedError):
+    """There is no session to send on."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolOptions:
+    """Raise ConfigError if a value makes no sense."""
+
+    #: How long a stage may have nobody who can be picked before those that wait are told so.
+    pick_timeout_s: float = 10.0
+    #: A load that a frame brought is trusted over the registry's for this long.
+    load_fresh_s: float = 1.0
+    #: How long a replica that joins others at work takes to come to its full weight; 0 for at once.
+    slow_start_s: float = 10.0
+    #: Where this hub is: replicas that have all of these labels are near, and come first.
+    labels: Mapping[str, str] = field(default_factory=dict)
+    #: Bounds of the time for which a replica that keeps failing is left out; it doubles each time.
+    ejection_min_s: float = 1.0
+    ejection_max_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        """Check the values."""
+        for name in ("pick_timeout_s", "load_fresh_s", "ejection_min_s", "ejection_max_s"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value > 0):
+                raise ConfigError(f"{name} is {value}; it must be a number above 0")
+        if not (math.isfinite(self.slow_start_s) and self.slow_start_s >= 0):
+            raise ConfigError(f"slow_start_s is {self.slow_start_s}; it must be 0 or a number above it")
+        if self.ejection_max_s < self.ejection_min_s:
+            raise ConfigError("ejection_max_s must not be below ejection_min_s")

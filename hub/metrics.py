@@ -10,8 +10,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
-    from hub.pools import Pools
-    from hub.stage_pool import StagePool
+    from hub.pool.stage_pool import StagePool
+    from hub.pool.versions import Pools
 
 _OVERHEAD_BUCKETS_S: Final = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1.0, 10.0)
 

@@ -7,9 +7,10 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from hub.active import AbortRequest, Ended
-from hub.outputs import OmniOutput
-from hub.pace import ClientPace, Marks
+from hub.orchestrator.active import AbortRequest, Ended
+from hub.request.backpressure import Marks
+from hub.request.events import ClientPace
+from hub.request.outputs import OmniOutput
 from omni_discovery.errors import OverloadedError, RequestError
 
 #: Text that waits is not made longer than this: joining copies it.

@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from hub.outputs import EMBEDDING, OmniOutput
-from hub.pooled import array_of
-from hub.sound import joined_wav
+from hub.media import array_of, joined_wav
+from hub.request.outputs import EMBEDDING, OmniOutput
 from omni_discovery.errors import RequestError
 from omni_discovery.wire import TokenLogprobs
 

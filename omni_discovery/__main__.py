@@ -2,6 +2,6 @@
 
 import sys
 
-from omni_discovery.cli import main
+from omni_discovery.commands.main import main
 
 sys.exit(main())

@@ -6,8 +6,8 @@ import ipaddress
 import socket
 from typing import Final
 
-from omni_discovery.endpoints import parse_endpoints
 from omni_discovery.errors import ConfigError
+from omni_discovery.etcd.config import parse_endpoints
 
 _LOOPBACK: Final = {"localhost": "127.0.0.1", "ip6-localhost": "::1", "ip6-loopback": "::1"}
 

@@ -13,19 +13,26 @@ from pathlib import Path
 
 import msgspec
 
-from omni_discovery.backend_flags import RAY, add_backend_options, check_backend
-from omni_discovery.cli import add_security_options, configure_logging, read_security, user_runtime_dir
-from omni_discovery.data_plane_flags import add_data_plane_options, check_data_plane, read_labels, warn_if_plain
-from omni_discovery.deploy import DeployConfig, StageConfig
-from omni_discovery.deploy_overrides import check_headless, document_here, parse_overrides
+from omni_discovery.commands.flags import (
+    RAY,
+    add_backend_options,
+    add_data_plane_options,
+    check_backend,
+    check_data_plane,
+    read_labels,
+    warn_if_plain,
+)
+from omni_discovery.commands.main import add_security_options, configure_logging, read_security, user_runtime_dir
+from omni_discovery.deploy.document import DeployConfig, StageConfig
+from omni_discovery.deploy.overrides import check_headless, document_here, parse_overrides
 from omni_discovery.errors import ConfigError, OmniError
-from omni_discovery.process_tools import die_with_parent, raise_descriptor_limit
-from omni_discovery.runtime_file import embedded_among
+from omni_discovery.etcd.embedded_file import embedded_among
+from omni_discovery.processes import die_with_parent, raise_descriptor_limit
 from stage_runtime.addresses import find_hosts
 from stage_runtime.config import ReplicaConfig, SupervisorConfig
-from stage_runtime.devices import Machine, device_text
-from stage_runtime.restarts import EXIT_CONFIG, EXIT_FAILED
-from stage_runtime.tidings import LastWords, tell, tell_nobody
+from stage_runtime.status_pipe import LastWords, tell, tell_nobody
+from stage_runtime.supervisor.devices import Machine, device_text
+from stage_runtime.supervisor.restarts import EXIT_CONFIG, EXIT_FAILED
 
 logger = logging.getLogger(__name__)
 
@@ -99,7 +106,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def _devices_here(base: Mapping[str, str], stage: StageConfig, count: int, machine: Machine) -> tuple[str, ...]:
     """What the replicas would use, said where it is doubtful. Raise ConfigError."""
-    from stage_runtime.environment import doubtful_devices, stage_devices
+    from stage_runtime.supervisor.environment import doubtful_devices, stage_devices
 
     devices = stage_devices(base, stage, count, machine)
     if doubt := doubtful_devices(base, stage, count, machine):
@@ -111,9 +118,9 @@ def _check(count: int) -> int:
     """Whether this machine could run ``count`` replicas of the stage on standard input; says why not."""
     configure_logging()
     try:
+        from stage_runtime.engine_loop.payloads import build_edges
         from stage_runtime.engines.base import create_engine
-        from stage_runtime.machine import find_machine
-        from stage_runtime.payloads import build_edges
+        from stage_runtime.supervisor.devices import find_machine
 
         stage, deploy = msgspec.json.decode(sys.stdin.buffer.read(), type=tuple[StageConfig, DeployConfig])
         engine = create_engine(stage)
@@ -159,10 +166,10 @@ def _supervise(arguments: argparse.Namespace) -> int:
     _be_brief(replica)
     config = SupervisorConfig(replica=replica, count=arguments.omni_dp_size_local, parent_pid=arguments.parent_pid)
 
-    from omni_discovery.config import RegistryConfig
-    from omni_discovery.registry_check import check_ttl
+    from omni_discovery.etcd.check import check_ttl
+    from omni_discovery.etcd.config import RegistryConfig
     from stage_runtime.engines.base import create_engine
-    from stage_runtime.pipeline_source import read_pipeline
+    from stage_runtime.supervisor.pipeline import read_pipeline
 
     raise_descriptor_limit("a replica")
     deploy = read_pipeline(
@@ -178,12 +185,12 @@ def _supervise(arguments: argparse.Namespace) -> int:
 
 
 def _run_supervisor(config: SupervisorConfig, deploy: DeployConfig) -> int:
-    from stage_runtime.device_locks import DeviceLocks, Holder
     from stage_runtime.engines.base import modules_to_preload
-    from stage_runtime.environment import replica_environment, stage_environment
-    from stage_runtime.launch import SpawnLauncher, ZygoteLauncher
-    from stage_runtime.machine import find_machine
-    from stage_runtime.process_manager import Supervisor
+    from stage_runtime.supervisor.device_locks import DeviceLocks, Holder
+    from stage_runtime.supervisor.devices import find_machine
+    from stage_runtime.supervisor.environment import replica_environment, stage_environment
+    from stage_runtime.supervisor.launch import SpawnLauncher, ZygoteLauncher
+    from stage_runtime.supervisor.supervisor import Supervisor
 
     replica, machine, base = config.replica, find_machine(), dict(os.environ)
     stage = deploy.stage(replica.stage_id)
@@ -205,8 +212,8 @@ def _run_supervisor(config: SupervisorConfig, deploy: DeployConfig) -> int:
 
 
 def _run_on_ray(config: SupervisorConfig, deploy: DeployConfig, address: str) -> int:
-    from stage_runtime.process_manager import Supervisor
-    from stage_runtime.ray_launcher import RayLauncher
+    from stage_runtime.supervisor.ray_launcher import RayLauncher
+    from stage_runtime.supervisor.supervisor import Supervisor
 
     replica = config.replica
     launcher = RayLauncher(deploy.stage(replica.stage_id), config.count, address, replica.pipeline_wait_s)
@@ -217,7 +224,7 @@ def _run_zygote(parent_pid: int, modules: list[str]) -> int:
     die_with_parent(parent_pid, signal.SIGKILL)
     configure_logging()
 
-    from stage_runtime.zygote import Zygote
+    from stage_runtime.supervisor.zygote import Zygote
 
     def run_replica(config: ReplicaConfig, environment: dict[str, str]) -> int:
         os.environ.clear()
@@ -231,7 +238,7 @@ def _run_zygote(parent_pid: int, modules: list[str]) -> int:
 
 def _be_brief(config: ReplicaConfig) -> None:
     """Of etcd's known bugs hubs speak at length."""
-    from omni_discovery.etcd_greeting import be_brief
+    from omni_discovery.etcd.versions import be_brief
 
     embedded = embedded_among(user_runtime_dir(), config.namespace, config.endpoints)
     be_brief(embedded=embedded, count_only=True)
@@ -249,8 +256,8 @@ def _run_replica(config: ReplicaConfig) -> int:
     word = tell if config.parent_pid else tell_nobody
     code = EXIT_FAILED
     try:
-        from stage_runtime.pipeline_source import deploy_for
-        from stage_runtime.replica_process import Replica
+        from stage_runtime.replica.replica import Replica
+        from stage_runtime.supervisor.pipeline import deploy_for
 
         _be_brief(config)
         code = Replica(config, deploy_for(config), device=device_text(os.environ), tell=word).run()

@@ -1,4 +1,14 @@
-"""The settings of a replica and of its supervisor: frozen, complete, checked at the door."""
+"""The settings of a replica and of its supervisor: frozen, complete, checked at the door.
+
+The errors of a replica, under the project's root.
+
+OmniError
+├── SerializationError      the other stage: the bytes are no hand-off of ours, or hold what can't be sent
+├── PayloadError            nobody: the hand-off is gone; the stage before has to run again
+├── ControlRefusedError     whoever called: the engine has no such method, it is not allowed, or says too much
+├── NotResumableError       the client: asks anew; the answer can't be continued exactly as it was begun
+└── EngineDeadError         the operator: the engine raised; the process ends and is started anew
+"""
 
 from __future__ import annotations
 
@@ -7,11 +17,10 @@ from typing import Final
 
 import msgspec
 
-from omni_discovery.config import RegistryConfig
-from omni_discovery.data_plane_flags import CURVE
-from omni_discovery.errors import ConfigError
-from omni_discovery.keys import check_namespace
-from omni_discovery.registry_security import RegistrySecurity
+from omni_discovery.commands.flags import CURVE
+from omni_discovery.errors import ConfigError, OmniError
+from omni_discovery.etcd.config import RegistryConfig, RegistrySecurity
+from omni_discovery.records.keys import check_namespace
 from omni_discovery.wire import MAX_ATTACHMENT_BYTES, MAX_HEAD_BYTES
 
 #: A hub that has died is gone from the registry after a TTL, plus what etcd takes to notice.
@@ -113,3 +122,23 @@ class SupervisorConfig(msgspec.Struct, frozen=True, kw_only=True):
         """Raise ConfigError where a value is impossible."""
         if not 1 <= self.count <= 1024:
             raise ConfigError(f"--omni-dp-size-local must be from 1 to 1024, not {self.count}")
+
+
+class SerializationError(OmniError, ValueError):
+    """An object can't be written as a hand-off, or bytes can't be read as one."""
+
+
+class PayloadError(OmniError):
+    """A hand-off could not be stored or is not there any more."""
+
+
+class NotResumableError(OmniError):
+    """What another replica has shown of an answer can't be continued here exactly; the message says why."""
+
+
+class ControlRefusedError(OmniError):
+    """A control call is not carried out, or what came of it can't be said; the message says why."""
+
+
+class EngineDeadError(OmniError):
+    """The engine raised while it worked; nothing it holds can be finished."""

@@ -13,10 +13,10 @@ from msgspec.structs import replace
 
 from omni_discovery.errors import InvalidRequestError
 from omni_discovery.wire import Resume
+from stage_runtime.config import NotResumableError
 from stage_runtime.connectors.serialization import serialize
-from stage_runtime.control import STANDARD
+from stage_runtime.engine_loop.control import STANDARD
 from stage_runtime.engines.base import Engine, EngineOutput, StageRequest
-from stage_runtime.errors import NotResumableError
 
 #: Steps after which an engine that has not ended counts as one that never will.
 _MAX_STEPS: Final = 100_000

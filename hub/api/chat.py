@@ -11,20 +11,27 @@ import msgspec
 from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from hub.api.answer import Answer, server_timing
-from hub.api.disconnect import ClientLeftError, iterate_unless_left, run_unless_left
+from hub.api.chat_answer import Answer, server_timing
+from hub.api.chat_schema import (
+    MAX_BODY_BYTES,
+    MAX_DROPPED_BYTES,
+    ChatRequest,
+    parse_chat,
+    refuse_adapter_paths,
+    refuse_embeddings,
+    refuse_logprobs,
+)
 from hub.api.errors import BodyTooLongError, check_model, describe, error_response
-from hub.api.neutral import refuse_adapter_paths, refuse_embeddings, refuse_logprobs
-from hub.api.schema import MAX_BODY_BYTES, MAX_DROPPED_BYTES, ChatRequest, parse_chat
-from hub.tracing import trace_headers
+from hub.api.server import ClientLeftError, iterate_unless_left, run_unless_left
+from hub.orchestrator.tracing import trace_headers
 from omni_discovery.errors import InvalidRequestError, OmniError
 
 if TYPE_CHECKING:
     from starlette.requests import Request
 
     from hub.async_omni import AsyncOmni
-    from hub.outputs import OmniOutput
-    from omni_discovery.deploy import DeployConfig
+    from hub.request.outputs import OmniOutput
+    from omni_discovery.deploy.document import DeployConfig
 
 #: What nginx says when the client left before the answer; nobody reads it but the access log.
 _CLIENT_LEFT = 499

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from starlette.requests import Request
 
     from hub.async_omni import AsyncOmni
-    from hub.stage_pool import StageStatus
-    from omni_discovery.deploy import DeployConfig
+    from hub.pool.stage_pool import StageStatus
+    from omni_discovery.deploy.document import DeployConfig
 
 
 def build_app(omni: AsyncOmni, deploy: DeployConfig, started_s: int) -> Starlette:

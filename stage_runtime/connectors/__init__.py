@@ -2,18 +2,22 @@
 
 from stage_runtime.connectors.auto import AutoConnector
 from stage_runtime.connectors.base import OmniConnectorBase
-from stage_runtime.connectors.config import ConnectorSpec, OmniTransferConfig, load_omni_transfer_config
 from stage_runtime.connectors.errors import (
     EdgeFullError,
     TransferCancelledError,
     TransferError,
     TransferTimeoutError,
 )
-from stage_runtime.connectors.factory import OmniConnectorFactory
-from stage_runtime.connectors.shm import SharedMemoryConnector
-from stage_runtime.connectors.tcp import TcpConnector
-from stage_runtime.connectors.yuanrong import YuanrongConnector
-from stage_runtime.connectors.yuanrong_transfer import YuanrongTransferEngineConnector
+from stage_runtime.connectors.factory import (
+    ConnectorSpec,
+    OmniConnectorFactory,
+    OmniTransferConfig,
+    load_omni_transfer_config,
+)
+from stage_runtime.connectors.shm.connector import SharedMemoryConnector
+from stage_runtime.connectors.tcp.connector import TcpConnector
+from stage_runtime.connectors.yuanrong.store import YuanrongConnector
+from stage_runtime.connectors.yuanrong.transfer import YuanrongTransferEngineConnector
 
 __all__ = [
     "AutoConnector",

@@ -10,14 +10,14 @@ import logging
 from pathlib import Path
 from typing import Any, Final
 
-from stage_runtime.connectors.lent import Loan
+from stage_runtime.config import SerializationError
 from stage_runtime.connectors.settings import COMMON, limits_of
-from stage_runtime.connectors.shm import DEFAULT_DIRECTORY, described
-from stage_runtime.connectors.shm_reader import Reader
-from stage_runtime.connectors.store import Kept, Store
-from stage_runtime.connectors.storing import StoringConnector
-from stage_runtime.connectors.tcp import TCP_SETTINGS, TcpEnd
-from stage_runtime.errors import SerializationError
+from stage_runtime.connectors.shm.connector import DEFAULT_DIRECTORY, described
+from stage_runtime.connectors.shm.reader import Reader
+from stage_runtime.connectors.store.connector import StoringConnector
+from stage_runtime.connectors.store.memory import Loan
+from stage_runtime.connectors.store.store import Kept, Store
+from stage_runtime.connectors.tcp.connector import TCP_SETTINGS, TcpEnd
 
 logger = logging.getLogger(__name__)
 

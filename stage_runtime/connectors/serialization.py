@@ -18,7 +18,7 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
-from stage_runtime.errors import SerializationError
+from stage_runtime.config import SerializationError
 
 _PREFIX: Final = struct.Struct("<8sQ")
 _MAGIC: Final = b"OMNIPAY1"

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from omni_discovery.errors import ConfigError
-from stage_runtime.connectors.store import Limits
+from stage_runtime.connectors.store.store import Limits
 
 #: What every connector that stores takes.
 COMMON: Final = frozenset(

@@ -7,9 +7,9 @@ import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from omni_discovery.cli import user_runtime_dir
+from omni_discovery.commands.main import user_runtime_dir
 from omni_discovery.errors import ConfigError
-from omni_discovery.keys import check_namespace
+from omni_discovery.records.keys import check_namespace
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -21,7 +21,7 @@ class DemoCommand:
     summary = "start the demo pipeline, ask it sums, show answers and pictures, stop it"
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """See omni_discovery.cli.Command."""
+        """See omni_discovery.commands.main.Command."""
         parser.add_argument("--keep", action="store_true", help="keep serving at the end, until Ctrl-C")
         parser.add_argument(
             "--output", type=Path, default=Path("demo-output"), help="folder for the picture, figures and log"
@@ -31,7 +31,7 @@ class DemoCommand:
         parser.add_argument("--namespace", default="demo", help="of the registry's keys (default: %(default)s)")
 
     def run(self, arguments: argparse.Namespace) -> int:
-        """See omni_discovery.cli.Command."""
+        """See omni_discovery.commands.main.Command."""
         try:
             from stage_runtime.demo.run import DemoConfig, run_demo
         except ModuleNotFoundError as error:

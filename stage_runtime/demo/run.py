@@ -19,19 +19,19 @@ from rich.spinner import Spinner
 from rich.text import Text
 
 from omni_discovery.clients import OmniCoordClientForHub
-from omni_discovery.deploy import parse_deploy
-from omni_discovery.embedded import find_binary
+from omni_discovery.commands.replicas import replica_table
+from omni_discovery.deploy.document import parse_deploy
 from omni_discovery.errors import ConfigError
-from omni_discovery.messages import ReplicaStatus
-from omni_discovery.replica_table import replica_table
-from omni_discovery.runtime_file import read_embedded, remove_endpoint
+from omni_discovery.etcd.embedded import find_binary
+from omni_discovery.etcd.embedded_file import read_embedded, remove_endpoint
+from omni_discovery.records.schema import ReplicaStatus
 from stage_runtime.demo.http_client import DemoError, Reply, ask, get_text
 from stage_runtime.demo.measure import measure, measure_memory
 from stage_runtime.demo.processes import alive, descendants
 from stage_runtime.demo.show import answer_panel, next_steps, numbers_table
 
 if TYPE_CHECKING:
-    from omni_discovery.messages import ReplicaInfo
+    from omni_discovery.records.schema import ReplicaInfo
 
 DEPLOY: Final = Path(__file__).with_name("deploy.yaml")
 QUESTIONS: Final = ("three plus four", "what is 17 - 9?", "draw a 6", "26 plus 48", "how is the weather today?")

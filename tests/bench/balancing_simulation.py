@@ -14,14 +14,14 @@ from heapq import heappop, heappush
 from typing import Any, Final
 from unittest.mock import patch
 
-import hub.pool_members
-from hub.pool_core import PoolCore
-from hub.pool_entry import Entry
-from hub.pool_options import PoolOptions
-from hub.waiting import Asking, Waiter, WaitingLine
-from omni_discovery.balancers import LoadBalancer, build_load_balancer_factory
-from omni_discovery.messages import ReplicaInfo, ReplicaStatus
-from stage_runtime.credits import CreditBook, GrantCredits
+import hub.pool.members
+from hub.config import PoolOptions
+from hub.pool.core import PoolCore
+from hub.pool.entry import Entry
+from hub.pool.wait_queue import Asking, Waiter, WaitingLine
+from omni_discovery.balancing.policies import LoadBalancer, build_load_balancer_factory
+from omni_discovery.records.schema import ReplicaInfo, ReplicaStatus
+from stage_runtime.server.credits import CreditBook, GrantCredits
 from tests.bench.balancing_arrivals import MESSAGE_S, Arrival, Setting
 
 #: After the last arrival; far more than the longest queue takes.
@@ -294,5 +294,5 @@ class SimulatedReplica:
 
 @contextmanager
 def _estimate(kind: type[Entry]) -> Any:
-    with patch.object(hub.pool_members, "Entry", kind):
+    with patch.object(hub.pool.members, "Entry", kind):
         yield

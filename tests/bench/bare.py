@@ -6,9 +6,9 @@ from typing import Any
 
 import grpc.aio
 
-from omni_discovery._etcd_messages import rpc, stubs
+from omni_discovery.etcd._rpc import rpc, stubs
 from omni_discovery.loop_thread import LoopThread
-from omni_discovery.messages import encode_record
+from omni_discovery.records.schema import encode_record
 from tests.bench.actors import now_s
 from tests.bench.expectation import Expectation
 from tests.bench.ours import record

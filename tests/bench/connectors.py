@@ -131,8 +131,8 @@ class PipeWay:
 
 def mooncake_ways(common: dict[str, Any]) -> dict[str, Way]:
     """A master must run on 127.0.0.1. Both listen on every address there is: run them in a network namespace."""
-    from stage_runtime.connectors.mooncake_store import MooncakeStoreConnector
-    from stage_runtime.connectors.mooncake_transfer import MooncakeTransferEngineConnector
+    from stage_runtime.connectors.mooncake.store import MooncakeStoreConnector
+    from stage_runtime.connectors.mooncake.transfer import MooncakeTransferEngineConnector
 
     return {
         "MooncakeTransferEngineConnector": OursWay(MooncakeTransferEngineConnector(dict(common))),

@@ -21,7 +21,7 @@ from typing import Any, Final
 
 import uvloop
 
-from omni_discovery.security import KeyPair
+from omni_discovery.curve import KeyPair
 from tests.bench import report
 from tests.bench.actors import Actor, now_s
 from tests.bench.data_plane_bare import BareClient, BareServer

@@ -11,7 +11,7 @@ import msgspec
 import uvloop
 import zmq
 
-from omni_discovery.security import KeyPair, secure_client, secure_server
+from omni_discovery.curve import KeyPair, secure_client, secure_server
 
 _encoder = msgspec.msgpack.Encoder()
 

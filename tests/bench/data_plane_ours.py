@@ -12,22 +12,22 @@ from typing import Any, Final
 import msgspec
 import zmq
 
-from hub.client_events import Answered, ClientEvent, Granted, Recalled, SessionDown, SessionUp
 from hub.config import HubConfig
-from hub.stage_client import StageClient
-from hub.zmq_loop import make_context
+from hub.replicas.events import Answered, ClientEvent, Granted, Recalled, SessionDown, SessionUp
+from hub.replicas.sockets import make_context
+from hub.replicas.stage_client import StageClient
 from omni_discovery import wire
-from omni_discovery.deploy import decode_deploy
-from omni_discovery.messages import ReplicaInfo, ReplicaStatus
-from omni_discovery.security import KeyPair
+from omni_discovery.curve import KeyPair
+from omni_discovery.deploy.document import decode_deploy
+from omni_discovery.records.schema import ReplicaInfo, ReplicaStatus
 from stage_runtime.config import ServerConfig
-from stage_runtime.engine_loop import EngineLoop
+from stage_runtime.engine_loop.jobs import Job, Wake
+from stage_runtime.engine_loop.loop import EngineLoop
+from stage_runtime.engine_loop.payloads import Payloads
 from stage_runtime.engines.base import create_engine
-from stage_runtime.greetings import ReplicaState
-from stage_runtime.jobs import Job, Wake
 from stage_runtime.lifecycle import Stage
-from stage_runtime.payloads import Payloads
-from stage_runtime.server import ReplicaServer
+from stage_runtime.server.handshake import ReplicaState
+from stage_runtime.server.server import ReplicaServer
 
 HUB_ID: Final = "bench"
 _EPOCH: Final = 7

@@ -28,10 +28,10 @@ import uvloop
 
 from hub.async_omni import AsyncOmni
 from hub.config import HubConfig
-from hub.pool_core import PoolCore
-from omni_discovery.deploy import parse_deploy
-from omni_discovery.security import KeyPair
-from omni_discovery.table import Delta, View
+from hub.pool.core import PoolCore
+from omni_discovery.curve import KeyPair
+from omni_discovery.deploy.document import parse_deploy
+from omni_discovery.view.table import Delta, View
 from tests.bench import report
 from tests.bench.actors import now_s
 from tests.bench.data_plane_ours import HUB_ID

@@ -10,8 +10,8 @@ from itertools import count
 from multiprocessing.connection import Connection
 from typing import Final
 
-from omni_discovery.messages import ReplicaInfo
-from omni_discovery.security import KeyPair
+from omni_discovery.curve import KeyPair
+from omni_discovery.records.schema import ReplicaInfo
 from tests.bench.data_plane_ours import EchoReplica, info_of
 
 _CAPACITY: Final = 8

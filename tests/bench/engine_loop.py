@@ -20,15 +20,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from omni_discovery.deploy import StageConfig
-from stage_runtime.engine_loop import EngineLoop
+from omni_discovery.deploy.document import StageConfig
+from stage_runtime.engine_loop.jobs import Finished, Outcome, Work
+from stage_runtime.engine_loop.loop import EngineLoop
+from stage_runtime.engine_loop.payloads import Payloads
 from stage_runtime.engines.base import create_engine
 from stage_runtime.engines.sampling import token_sampling
-from stage_runtime.engines.vllm_engine import VllmEngine
-from stage_runtime.engines.vllm_params import sampling_params
-from stage_runtime.environment import stage_environment
-from stage_runtime.jobs import Finished, Outcome, Work
-from stage_runtime.payloads import Payloads
+from stage_runtime.engines.vllm.engine import VllmEngine
+from stage_runtime.engines.vllm.params import sampling_params
+from stage_runtime.supervisor.environment import stage_environment
 from tests.bench import report
 
 STREAMS: Final = 8

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Final
 
-from omni_discovery.embedded import EmbeddedEtcd
+from omni_discovery.etcd.embedded import EmbeddedEtcd
 from tests.bench.actors import Actor
 from tests.bench.ours import OurCrowd, OurHub
 from tests.bench.peer import PeerCoordinator, PeerCrowd, PeerHub

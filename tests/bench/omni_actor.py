@@ -13,9 +13,9 @@ import uvloop
 
 from hub.async_omni import AsyncOmni
 from hub.config import HubConfig
-from hub.running_hub import RunningHub, ServeConfig
-from omni_discovery.deploy import parse_deploy
-from omni_discovery.registry_security import RegistrySecurity
+from hub.serve.running_hub import RunningHub, ServeConfig
+from omni_discovery.deploy.document import parse_deploy
+from omni_discovery.etcd.config import RegistrySecurity
 from tests.bench.actors import now_s
 
 

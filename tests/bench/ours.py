@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 from typing import Any, Final
 
-from omni_discovery import keys
 from omni_discovery.clients import OmniCoordClientForHub, OmniCoordClientForStage
-from omni_discovery.etcd import EtcdKV
+from omni_discovery.etcd.store import EtcdKV
 from omni_discovery.loop_thread import LoopThread
-from omni_discovery.messages import HubRecord, ReplicaRecord, ReplicaStatus, encode_record
-from omni_discovery.registrations import ReplicaRegistrar
-from omni_discovery.table import Delta, View
+from omni_discovery.records import keys
+from omni_discovery.records.schema import HubRecord, ReplicaRecord, ReplicaStatus, encode_record
+from omni_discovery.registration.registrars import ReplicaRegistrar
+from omni_discovery.view.table import Delta, View
 from tests.bench.actors import now_s
 from tests.bench.expectation import Expectation
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
 
-from omni_discovery import keys
+from omni_discovery.records import keys
 from tests.bench.actors import Actor
 from tests.bench.ours import FIRST_SIMULATED, OurHub, OurReplica, Registrars
 from tests.bench.report import Row

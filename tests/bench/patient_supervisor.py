@@ -10,12 +10,12 @@ from functools import partial
 from typing import Final
 from unittest.mock import patch
 
-from stage_runtime import process_manager
 from stage_runtime.cli import main
-from stage_runtime.restarts import RestartPolicy, Restarts
+from stage_runtime.supervisor import supervisor
+from stage_runtime.supervisor.restarts import RestartPolicy, Restarts
 
 _PATIENT: Final = RestartPolicy(first_delay_s=0.05, most_delay_s=0.05, loop_after=1_000_000)
 
 if __name__ == "__main__":
-    with patch.object(process_manager, "Restarts", partial(Restarts, _PATIENT)):
+    with patch.object(supervisor, "Restarts", partial(Restarts, _PATIENT)):
         raise SystemExit(main())

@@ -21,9 +21,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from hub.stage_pool import StagePool
-from omni_discovery.balancers import LoadBalancingPolicy, Task, build_load_balancer_factory
-from omni_discovery.messages import ReplicaInfo, ReplicaStatus
+from hub.pool.stage_pool import StagePool
+from omni_discovery.balancing.policies import LoadBalancingPolicy, Task, build_load_balancer_factory
+from omni_discovery.records.schema import ReplicaInfo, ReplicaStatus
 
 _SIZES: Final = (4, 64, 1000, 5000)
 _TURNS: Final = 20_000

@@ -10,7 +10,7 @@ import argparse
 import time
 from pathlib import Path
 
-from omni_discovery.embedded import EmbeddedEtcd
+from omni_discovery.etcd.embedded import EmbeddedEtcd
 from tests.bench import membership, outage, report, scale, visibility
 
 _PARTS = ("visibility", "lists", "bytes", "scale", "outage")

@@ -14,8 +14,8 @@ import time
 from contextlib import ExitStack
 from typing import Final
 
-from omni_discovery import keys
-from omni_discovery.embedded import EmbeddedEtcd
+from omni_discovery.etcd.embedded import EmbeddedEtcd
+from omni_discovery.records import keys
 from tests.bench.actors import Actor
 from tests.bench.ours import FIRST_SIMULATED, OurCrowd, OurHub, Registrars
 from tests.bench.report import Row

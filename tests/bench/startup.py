@@ -26,13 +26,13 @@ from unittest.mock import patch
 import msgspec
 
 from omni_discovery.clients import OmniCoordClientForHub
-from omni_discovery.deploy import StageConfig, decode_deploy, encode_deploy
-from omni_discovery.deploy_file import load_deploy
-from omni_discovery.embedded import EmbeddedEtcd
-from omni_discovery.messages import ReplicaInfo, ReplicaStatus
+from omni_discovery.deploy.document import StageConfig, decode_deploy, encode_deploy
+from omni_discovery.deploy.load import load_deploy
+from omni_discovery.etcd.embedded import EmbeddedEtcd
+from omni_discovery.records.schema import ReplicaInfo, ReplicaStatus
 from stage_runtime import cli
 from stage_runtime.engines import base
-from stage_runtime.environment import stage_environment
+from stage_runtime.supervisor.environment import stage_environment
 from tests.bench import report
 
 _DEMO: Final = Path(cli.__file__).parent / "demo" / "deploy.yaml"
@@ -46,7 +46,7 @@ _BARE: Final = "import sys; print(flush=True); sys.stdin.read()"
 #: Loads an engine, and imports nothing that only registry and data plane need.
 _ENGINE: Final = """
 import os, sys, msgspec
-from omni_discovery.deploy import StageConfig
+from omni_discovery.deploy.document import StageConfig
 from stage_runtime.engines.base import create_engine
 engine = create_engine(msgspec.json.decode(sys.stdin.readline(), type=StageConfig))
 engine.load(lambda phase, progress: None)

@@ -17,7 +17,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Final
 
-from omni_discovery.embedded import EmbeddedEtcd
+from omni_discovery.etcd.embedded import EmbeddedEtcd
 from tests.bench.actors import Actor
 from tests.bench.bare import BareWatcher, BareWriter
 from tests.bench.ours import FIRST_SIMULATED, OurCrowd, OurHub, OurReplica

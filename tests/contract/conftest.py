@@ -8,8 +8,8 @@ from typing import Protocol
 
 import pytest
 
-from omni_discovery.embedded import EmbeddedEtcd
-from omni_discovery.etcd import EtcdKV
+from omni_discovery.etcd.embedded import EmbeddedEtcd
+from omni_discovery.etcd.store import EtcdKV
 from omni_discovery.kv import KVStore
 from omni_discovery.testing import FakeKV, ManualClock
 from tests.support.binaries import require_debian_etcd, wheel_etcd

@@ -18,6 +18,7 @@ import torch
 from PIL import Image
 
 from omni_discovery.errors import ConfigError
+from stage_runtime.config import SerializationError
 from stage_runtime.connectors import (
     ConnectorSpec,
     OmniConnectorBase,
@@ -28,7 +29,6 @@ from stage_runtime.connectors import (
     TransferTimeoutError,
     load_omni_transfer_config,
 )
-from stage_runtime.errors import SerializationError
 from tests.support.connector_peer import Peer, intact, payload
 from tests.support.mooncake import mooncake_host, mooncake_master
 from tests.support.netns import Host

@@ -353,7 +353,7 @@ def test_code_that_came_with_the_model_is_not_run(
 
 
 def test_a_pipeline_that_needs_a_picture_is_not_served() -> None:
-    from stage_runtime.engines.diffusers_pipeline import Source, traits_of
+    from stage_runtime.engines.diffusers.pipeline import Source, traits_of
 
     class Brightener:
         def __call__(self, image: Any, prompt: str = "") -> Any:

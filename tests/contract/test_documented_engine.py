@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-from omni_discovery.deploy import parse_deploy
+from omni_discovery.deploy.document import parse_deploy
 from omni_discovery.errors import ConfigError, InvalidRequestError
 from stage_runtime.engines.base import Engine, EngineOutput, StageRequest, checked_args, create_engine
-from stage_runtime.engines.diffusers_engine import DiffusersArgs
-from stage_runtime.engines.diffusers_request import PipelineParams
+from stage_runtime.engines.callable.engine import TorchArgs
+from stage_runtime.engines.diffusers.engine import DiffusersArgs
+from stage_runtime.engines.diffusers.request import PipelineParams
 from stage_runtime.engines.sampling import checked
-from stage_runtime.engines.torch_engine import TorchArgs
-from stage_runtime.engines.vllm_pieces import HandoffArgs
+from stage_runtime.engines.vllm.handoff import HandoffArgs
 from tests.support.engines import run
 
 PAGE = (Path(__file__).parents[2] / "docs" / "engines.md").read_text(encoding="utf-8")

@@ -15,12 +15,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from omni_discovery.deploy import DeployConfig, StageConfig
+from omni_discovery.deploy.document import DeployConfig, StageConfig
 from omni_discovery.errors import ConfigError, InvalidRequestError
-from stage_runtime.control import STANDARD, perform
+from stage_runtime.engine_loop.control import STANDARD, perform
+from stage_runtime.engine_loop.jobs import Call, Called
 from stage_runtime.engines.base import Engine, StageRequest, create_engine
-from stage_runtime.engines.vllm_engine import VllmEngine
-from stage_runtime.jobs import Call, Called
+from stage_runtime.engines.vllm.engine import VllmEngine
 from stage_runtime.testing import drain, run
 from tests.support.engines import DEMO, THINKER, as_the_supervisor_has_it, skip_without_vllms_server
 from tests.support.local_replica import LocalReplica
@@ -194,7 +194,7 @@ async def test_through_vllms_server_an_adapter_is_asked_by_its_name(
     2. one that no replica finds is not added; one whose path turns out wrong fails its requests, and no others
     """
     skip_without_vllms_server()
-    from hub.api.vllm_server import VllmFrontend
+    from hub.api.vllm.server import VllmFrontend
 
     # So the environment variable of that name, which vLLM has read by now, has it show the routes for adapters.
     monkeypatch.setattr("vllm.envs.VLLM_ALLOW_RUNTIME_LORA_UPDATING", True)

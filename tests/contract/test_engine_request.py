@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from omni_discovery.errors import InvalidRequestError
-from stage_runtime.engines.engine_request import build_engine_core_request_from_tokens as build
+from stage_runtime.engines.vllm.core_request import build_engine_core_request_from_tokens as build
 from tests.support.engines import DEMO, as_the_supervisor_has_it
 
 if TYPE_CHECKING:

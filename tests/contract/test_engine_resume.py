@@ -11,21 +11,22 @@ import torch
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from hub.outputs import chunk_outputs
+from hub.request.outputs import chunk_outputs
 from omni_discovery import wire
 from omni_discovery.errors import InvalidRequestError
 from omni_discovery.wire import Resume, TokenLogprobs
-from stage_runtime.answers import head_of
-from stage_runtime.engines import echo, vllm_resume
+from stage_runtime.config import NotResumableError
+from stage_runtime.engine_loop.check_output import pieces_of
 from stage_runtime.engines.base import Engine, EngineOutput, StageRequest, create_engine
+from stage_runtime.engines.echo import engine as echo
 from stage_runtime.engines.prompts import read_prompt
 from stage_runtime.engines.sampling import token_sampling
-from stage_runtime.engines.vllm_engine import VllmEngine
-from stage_runtime.engines.vllm_params import sampling_params
-from stage_runtime.errors import NotResumableError
-from stage_runtime.ledger import Ticket
-from stage_runtime.outputs import pieces_of
-from stage_runtime.peers import Peer
+from stage_runtime.engines.vllm import resume as vllm_resume
+from stage_runtime.engines.vllm.engine import VllmEngine
+from stage_runtime.engines.vllm.params import sampling_params
+from stage_runtime.server.ledger import Ticket
+from stage_runtime.server.router import Peer
+from stage_runtime.server.sessions import head_of
 from stage_runtime.testing import check_every_cut, drain, resume_of
 from tests.support.engines import ECHO, PAINTER, THINKER, as_the_supervisor_has_it, run
 
@@ -101,7 +102,7 @@ def vllms_own(engine: Engine, request: StageRequest, width: int) -> list[Any]:
 
 def as_the_client_gets_it(outputs: list[EngineOutput]) -> Any:
     """What vLLM's server is given of the prompt, by way of frames and hub."""
-    from hub.api.vllm_logprobs import PromptLogprobs
+    from hub.api.vllm.params import PromptLogprobs
 
     pieces = [piece for output in outputs for piece in pieces_of(output, "text")]
     told, prompt_tokens = PromptLogprobs(), 1 + sum(len(piece.prompt_logprobs) for piece in pieces)
@@ -264,7 +265,7 @@ class TestThinker:
         2. a client behind a hub gets the same, in parts, before the answer; a pause before that loses nothing
         3. behind the first token, a pause or another replica brings none of it again, and reads the cache
         """
-        monkeypatch.setattr("stage_runtime.outputs.PROMPT_PLACES", 5)
+        monkeypatch.setattr("stage_runtime.engine_loop.check_output.PROMPT_PLACES", 5)
         params = {"ignore_eos": True, "max_tokens": 4}
         request = ask("größe 12, ein Bär, 水 und 🐟<|answer|>", **params, prompt_logprobs=width)
         run(thinker, ask("größe 12, ein Bär, 水 und 🐟<|answer|>", **params))

@@ -13,7 +13,7 @@ import torch
 from msgspec.structs import replace
 from PIL import Image
 
-from omni_discovery.deploy import StageConfig
+from omni_discovery.deploy.document import StageConfig
 from omni_discovery.errors import ConfigError, InvalidRequestError
 from omni_discovery.wire import FailureKind
 from stage_runtime.engines.base import Engine, StageRequest, create_engine

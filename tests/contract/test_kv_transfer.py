@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from omni_discovery.deploy import StageConfig
-from stage_runtime.environment import replica_environment, stage_environment
+from omni_discovery.deploy.document import StageConfig
+from stage_runtime.supervisor.environment import replica_environment, stage_environment
 from tests.support.prefill_decode import PROMPTS, stage
 
 pytest.importorskip("nixl", reason="NIXL is not installed")

@@ -19,11 +19,12 @@ from typing import Any, TypeVar
 import msgspec
 import pytest
 
-from omni_discovery import keys
 from omni_discovery.clients import OmniCoordClientForHub, OmniCoordClientForStage
-from omni_discovery.embedded import EmbeddedEtcd
+from omni_discovery.clients.stage import create_stage_coord_client
 from omni_discovery.errors import ConfigError
-from omni_discovery.messages import (
+from omni_discovery.etcd.embedded import EmbeddedEtcd
+from omni_discovery.records import keys
+from omni_discovery.records.schema import (
     ReplicaEvent,
     ReplicaInfo,
     ReplicaList,
@@ -32,11 +33,10 @@ from omni_discovery.messages import (
     decode_replica,
     encode_record,
 )
-from omni_discovery.registrations import ReplicaRegistrar, changed_record
-from omni_discovery.stage_coord import create_stage_coord_client
-from omni_discovery.table import Delta, ReplicaTable, View
+from omni_discovery.registration.registrars import ReplicaRegistrar, changed_record
 from omni_discovery.testing import FakeKV, ManualClock, settle
-from omni_discovery.watcher import Watcher
+from omni_discovery.view.table import Delta, ReplicaTable, View
+from omni_discovery.view.watcher import Watcher
 from tests.support.registry import EtcdServer, etcdctl
 
 #: The discard port of this machine: valid, and nobody listens.
@@ -505,7 +505,7 @@ def test_a_forked_child_is_refused_and_leaves_the_lease_of_its_parent_alone(endp
 
 def test_an_idle_client_costs_next_to_nothing(endpoint: str, namespace: str) -> None:
     """A hub with beats and a replica, both idle for a while, in CPU time of this process; the goal is 0.5 % each."""
-    from omni_discovery.messages import HubRecord
+    from omni_discovery.records.schema import HubRecord
 
     hub = OmniCoordClientForHub(endpoint, namespace=namespace, hub=HubRecord(hub_id="h"))
     with hub, stage(endpoint, namespace) as replica:

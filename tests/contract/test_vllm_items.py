@@ -18,13 +18,12 @@ from msgspec.structs import replace
 from PIL import Image
 
 from hub.api.routes import build_app
-from omni_discovery.deploy import DeployConfig
+from omni_discovery.deploy.document import DeployConfig
 from omni_discovery.errors import InvalidRequestError
 from stage_runtime.engines.base import StageRequest, create_engine
-from stage_runtime.engines.vllm_engine import VllmEngine
-from stage_runtime.engines.vllm_inputs import read_handed, read_request
-from stage_runtime.engines.vllm_items import take_pictures
-from stage_runtime.engines.vllm_model import Model
+from stage_runtime.engines.vllm.engine import VllmEngine
+from stage_runtime.engines.vllm.load import Model
+from stage_runtime.engines.vllm.prompt import read_handed, read_request, take_pictures
 from stage_runtime.testing import drain, run
 from tests.support.engines import DEMO, THINKER, as_the_supervisor_has_it, skip_without_vllms_server
 from tests.support.hub_fakes import deploy_of
@@ -291,7 +290,7 @@ class TestLooker:
         from vllm import SamplingParams
         from vllm.multimodal.media.image import ImageMediaIO
 
-        from hub.api.vllm_server import VllmFrontend
+        from hub.api.vllm.server import VllmFrontend
 
         stage = msgspec.structs.replace(looker._stage, final_output="text", default_sampling_params={})
         frontend = VllmFrontend(DeployConfig(stages=(stage,), model="m"), "--chat-template-content-format openai")

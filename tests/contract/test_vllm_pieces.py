@@ -14,18 +14,17 @@ from safetensors import safe_open
 
 from omni_discovery.errors import ConfigError, InvalidRequestError
 from omni_discovery.wire import Resume
-from stage_runtime.connectors.shm import SharedMemoryConnector
-from stage_runtime.engine_loop import EngineLoop
+from stage_runtime.config import NotResumableError
+from stage_runtime.connectors.shm.connector import SharedMemoryConnector
+from stage_runtime.engine_loop.jobs import Fed, Finished, HandedPiece, Outcome, Piece, Room, TookPiece, Work
+from stage_runtime.engine_loop.loop import EngineLoop
+from stage_runtime.engine_loop.payloads import Edge, Payloads
 from stage_runtime.engines.base import EngineOutput, StageRequest, create_engine
-from stage_runtime.engines.vllm_engine import VllmEngine
-from stage_runtime.engines.vllm_hidden import HiddenStates, Rows
-from stage_runtime.engines.vllm_inputs import read_handed
-from stage_runtime.engines.vllm_model import Model
-from stage_runtime.engines.vllm_pieces import LONGEST_PIECE
-from stage_runtime.errors import NotResumableError
-from stage_runtime.jobs import Fed, Finished, HandedPiece, Outcome, Piece, Room, TookPiece, Work
+from stage_runtime.engines.vllm.engine import VllmEngine
+from stage_runtime.engines.vllm.handoff import LONGEST_PIECE, HiddenStates, Rows
+from stage_runtime.engines.vllm.load import Model
+from stage_runtime.engines.vllm.prompt import read_handed
 from stage_runtime.lifecycle import stalled
-from stage_runtime.payloads import Edge, Payloads
 from stage_runtime.testing import drain, resume_of, run
 from tests.support.engines import DEMO, PAINTER, THINKER, as_the_supervisor_has_it
 

@@ -15,10 +15,10 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from omni_discovery.deploy import DeployConfig, StageConfig
+from omni_discovery.deploy.document import DeployConfig, StageConfig
 from omni_discovery.errors import ConfigError, InvalidRequestError
 from stage_runtime.engines.base import Engine, EngineOutput, StageRequest, create_engine
-from stage_runtime.engines.vllm_pooling import VllmPoolingEngine
+from stage_runtime.engines.vllm.pooling import VllmPoolingEngine
 from stage_runtime.testing import EngineContract
 from tests.support.engines import THINKER, as_the_supervisor_has_it, run, skip_without_vllms_server
 
@@ -197,8 +197,8 @@ async def served(
     import httpx
 
     from hub.api.routes import build_app
-    from hub.api.vllm_server import VllmFrontend
-    from omni_discovery.deploy import encode_deploy
+    from hub.api.vllm.server import VllmFrontend
+    from omni_discovery.deploy.document import encode_deploy
     from tests.support.local_replica import LocalReplica
     from tests.support.serving import HUBS, hub_of
 
@@ -243,7 +243,7 @@ async def test_a_hub_gives_embeddings_in_python_and_by_vllms_server(
 
 
 async def _in_python(omni: Any, expected: np.ndarray[Any, Any]) -> None:
-    from hub.batch import BatchOptions, run_batch
+    from hub.omni import BatchOptions, run_batch
 
     outputs = [each async for each in omni.generate({"prompt": TEXT})]
     assert [(each.modality, each.mime) for each in outputs[:1]] == [("embedding", "application/x-npy")]

@@ -9,11 +9,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from hub.api.vllm_params import params_of_choices, stage_params
-from hub.app import _load_vllm
+from hub.api.vllm.params import params_of_choices, stage_params
+from hub.serve.app import _load_vllm
 from omni_discovery.errors import ConfigError, InvalidRequestError
 from stage_runtime.engines.sampling import TokenSampling, pooling_asked, token_sampling
-from stage_runtime.engines.vllm_params import pooling_params, sampling_params
+from stage_runtime.engines.vllm.params import pooling_params, sampling_params
 from tests.support.engines import as_the_supervisor_has_it
 
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
@@ -161,6 +161,6 @@ def test_a_hub_beside_a_vllm_whose_server_it_does_not_know_says_so(
 ) -> None:
     """In one line, also where only one thing is missing that it needs later."""
     monkeypatch.delattr("vllm.EngineArgs.create_structured_outputs_config", raising=False)
-    monkeypatch.delitem(sys.modules, "hub.api.vllm_server", raising=False)
+    monkeypatch.delitem(sys.modules, "hub.api.vllm.server", raising=False)
     with pytest.raises(ConfigError, match=r"^--api vllm needs vLLM as this hub knows it .*vllm>=0\.32"):
         _load_vllm(SimpleNamespace(deploy=None, api_flags=""))  # type: ignore[arg-type]

@@ -18,9 +18,9 @@ import torch
 
 from omni_discovery.errors import ConfigError
 from stage_runtime.connectors import ConnectorSpec, OmniConnectorBase, OmniConnectorFactory, TransferError
-from stage_runtime.connectors import yuanrong_engine as engine
-from stage_runtime.connectors import yuanrong_transfer as transfer
-from stage_runtime.connectors.managed import ManagedBuffer
+from stage_runtime.connectors.store.registered import ManagedBuffer
+from stage_runtime.connectors.yuanrong import transfer
+from stage_runtime.connectors.yuanrong import transfer as engine
 from tests.contract import test_connectors as suite
 from tests.support.yuanrong import require_yuanrong
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from hub.omni import Omni
-from omni_discovery.deploy import parse_deploy
+from omni_discovery.deploy.document import parse_deploy
 from omni_discovery.errors import ConfigError, RequestError, StageUnavailableError
-from omni_discovery.runtime_file import read_embedded
+from omni_discovery.etcd.embedded_file import read_embedded
 from tests.support.hub import ECHO_PAIR
 from tests.support.processes import alive, descendants, wait_for
 

@@ -16,7 +16,7 @@ import openai
 import pytest
 from websockets.sync.client import connect
 
-from omni_discovery.embedded import find_binary
+from omni_discovery.etcd.embedded import find_binary
 from tests.support.hub import ECHO_PAIR, Hub
 from tests.support.processes import Child, wait_for
 

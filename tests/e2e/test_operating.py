@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from omni_discovery.clients import OmniCoordClientForHub
-from omni_discovery.messages import ReplicaInfo
+from omni_discovery.records.schema import ReplicaInfo
 from tests.support.hub import Hub
 from tests.support.processes import Child, wait_for
 from tests.support.registry import compact, etcdctl

@@ -14,7 +14,7 @@ from threading import Event
 import msgspec
 import pytest
 
-from omni_discovery.deploy import encode_deploy
+from omni_discovery.deploy.document import encode_deploy
 from tests.support.hub import Hub
 from tests.support.prefill_decode import PROMPTS, pair
 

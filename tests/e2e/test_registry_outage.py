@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from omni_discovery.saved_view import SavedView
+from omni_discovery.view.saved_view import SavedView
 from tests.support.hub import Hub
 from tests.support.processes import Child, wait_for
 from tests.support.registry import EtcdServer

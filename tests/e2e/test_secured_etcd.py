@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from omni_discovery.registry_security import RegistryTls
+from omni_discovery.etcd.config import RegistryTls
 from tests.support.certificates import make_certificates
 from tests.support.hub import ECHO_PAIR, Hub
 from tests.support.processes import Child, wait_for

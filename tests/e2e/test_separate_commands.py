@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from omni_discovery.embedded import EmbeddedEtcd
+from omni_discovery.etcd.embedded import EmbeddedEtcd
 from tests.support.hub import ECHO_PAIR, Hub
 from tests.support.processes import Child, wait_for
 from tests.support.registry import etcdctl

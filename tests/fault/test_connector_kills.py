@@ -16,9 +16,8 @@ from typing import Any
 import pytest
 
 from stage_runtime.connectors import ConnectorSpec, OmniConnectorBase, OmniConnectorFactory, TransferError
-from stage_runtime.connectors.layout import key_digest
-from stage_runtime.connectors.yuanrong import YuanrongConnector
-from stage_runtime.connectors.yuanrong_memory import payload_name
+from stage_runtime.connectors.store.layout import key_digest
+from stage_runtime.connectors.yuanrong.store import YuanrongConnector, payload_name
 from tests.support.connector_peer import Peer, intact, payload
 from tests.support.mooncake import mooncake_host, mooncake_master
 from tests.support.netns import Host

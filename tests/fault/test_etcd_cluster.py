@@ -73,7 +73,7 @@ def test_a_watch_on_a_member_without_a_quorum_moves_to_one_that_has_it(
     others = [member.endpoint for member in cluster.members if member is not victim]
     with monkeypatch.context() as patch:
         # Otherwise each client begins with an endpoint of its own choice.
-        patch.setattr("omni_discovery.etcd_channel.random.randrange", lambda count: 0)
+        patch.setattr("omni_discovery.etcd.channel.random.randrange", lambda count: 0)
         population.add_hub(",".join([victim.endpoint, *others]))
     population.settle()
     population.membership_changes()

@@ -18,9 +18,9 @@ from typing import Any
 import pytest
 
 from omni_discovery.clients import OmniCoordClientForHub, OmniCoordClientForStage
-from omni_discovery.embedded import EmbeddedEtcd
-from omni_discovery.etcd import EtcdKV
-from omni_discovery.keys import hub_key
+from omni_discovery.etcd.embedded import EmbeddedEtcd
+from omni_discovery.etcd.store import EtcdKV
+from omni_discovery.records.keys import hub_key
 from tests.support.population import Population
 from tests.support.processes import wait_for
 from tests.support.proxy import TcpProxy

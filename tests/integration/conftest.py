@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from omni_discovery.embedded import EmbeddedEtcd
+from omni_discovery.etcd.embedded import EmbeddedEtcd
 from tests.support.registry import EtcdServer
 
 

@@ -15,11 +15,11 @@ import pytest
 
 from hub.api.routes import build_app
 from hub.async_omni import AsyncOmni
-from hub.outputs import OmniOutput
-from omni_discovery.deploy import DeployConfig, decode_deploy, encode_deploy
+from hub.request.outputs import OmniOutput
+from omni_discovery.curve import KeyPair
+from omni_discovery.deploy.document import DeployConfig, decode_deploy, encode_deploy
 from omni_discovery.errors import InvalidRequestError, ReplicaLostError
-from omni_discovery.messages import ReplicaInfo
-from omni_discovery.security import KeyPair
+from omni_discovery.records.schema import ReplicaInfo
 from tests.support.child_replica import ChildReplica
 from tests.support.hub_fakes import QUICK, collect, show, text_of, until
 from tests.support.local_replica import LocalReplica

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from hub.batch import BatchOptions, run_batch
 from hub.config import HubConfig
+from hub.omni import BatchOptions, run_batch
 from hub.results import OmniResult
 from omni_discovery import wire
 from omni_discovery.errors import EngineFailedError, InvalidRequestError

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from hub.async_omni import AsyncOmni
-from hub.correlator import ReplicaResult
+from hub.orchestrator.collective import ReplicaResult
 from omni_discovery import wire
+from omni_discovery.curve import KeyPair
 from omni_discovery.errors import InvalidRequestError, OverloadedError, RequestError, StageUnavailableError
-from omni_discovery.messages import ReplicaStatus
-from omni_discovery.security import KeyPair
+from omni_discovery.records.schema import ReplicaStatus
 from tests.support.hub_fakes import PAIR, QUICK, FakeReplica, deploy_of, running_hub, show, until
 from tests.support.local_replica import LocalReplica
 from tests.support.replica_hub import eventually

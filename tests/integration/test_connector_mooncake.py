@@ -23,11 +23,11 @@ from stage_runtime.connectors import (
     TransferError,
     TransferTimeoutError,
 )
-from stage_runtime.connectors.managed import ManagedBuffer
-from stage_runtime.connectors.mooncake_client import StoreClient, StoreConfig
-from stage_runtime.connectors.mooncake_library import check_devices
-from stage_runtime.connectors.mooncake_store import MooncakeStoreConnector
-from stage_runtime.connectors.mooncake_transfer import MooncakeTransferEngineConnector
+from stage_runtime.connectors.mooncake.engine import check_devices
+from stage_runtime.connectors.mooncake.store import MooncakeStoreConnector
+from stage_runtime.connectors.mooncake.store_client import StoreClient, StoreConfig
+from stage_runtime.connectors.mooncake.transfer import MooncakeTransferEngineConnector
+from stage_runtime.connectors.store.registered import ManagedBuffer
 from tests.support.connector_peer import Peer, intact, payload
 from tests.support.mooncake import mooncake_host, mooncake_master
 from tests.support.netns import Host, Network
@@ -307,7 +307,7 @@ def test_without_the_package_it_is_said_what_to_install(kind: str, monkeypatch: 
     def missing(name: str) -> Any:
         raise ImportError("libibverbs.so.1: cannot open shared object file")
 
-    monkeypatch.setattr("stage_runtime.connectors.mooncake_library.importlib.import_module", missing)
+    monkeypatch.setattr("stage_runtime.connectors.mooncake.engine.importlib.import_module", missing)
     with pytest.raises(ConfigError, match=r"omni-discovery\[mooncake\].*libibverbs1.*libibverbs.so.1"):
         OmniConnectorFactory.create_connector(ConnectorSpec(kind, {"master": "127.0.0.1:1"}))
 
@@ -353,8 +353,10 @@ class FakeStore:
 def fake_client(monkeypatch: pytest.MonkeyPatch, *stores: FakeStore) -> StoreClient:
     left = list(stores)
     library = SimpleNamespace(MooncakeDistributedStore=lambda: left.pop(0), ReplicateConfig=SimpleNamespace)
-    monkeypatch.setattr("stage_runtime.connectors.mooncake_client.load", lambda _: library)
-    monkeypatch.setattr("stage_runtime.connectors.mooncake_client.socket.create_connection", lambda *_: FakeStore(0))
+    monkeypatch.setattr("stage_runtime.connectors.mooncake.store_client.load", lambda _: library)
+    monkeypatch.setattr(
+        "stage_runtime.connectors.mooncake.store_client.socket.create_connection", lambda *_: FakeStore(0)
+    )
     return StoreClient(StoreConfig("127.0.0.1", "P2PHANDSHAKE", 1, 1, "tcp", "", "127.0.0.1:1"))
 
 

@@ -10,8 +10,8 @@ import msgspec
 import pytest
 
 from omni_discovery import wire
-from omni_discovery.deploy import ConnectorConfig, EdgeConfig
-from omni_discovery.embedded import EmbeddedEtcd
+from omni_discovery.deploy.document import ConnectorConfig, EdgeConfig
+from omni_discovery.etcd.embedded import EmbeddedEtcd
 from omni_discovery.wire import FailureKind
 from tests.support.certificates import make_certificates
 from tests.support.mooncake import mooncake_host, mooncake_master

@@ -15,12 +15,19 @@ from typing import Any
 import pytest
 
 from omni_discovery.errors import ConfigError
+from stage_runtime.config import SerializationError
 from stage_runtime.connectors import SharedMemoryConnector
-from stage_runtime.connectors.layout import HEADER_BYTES, claim_path, home_path, key_digest, payload_path
-from stage_runtime.connectors.segments import KEPT_FROM_BYTES, size_class
-from stage_runtime.connectors.shm_owner import Owner, me
-from stage_runtime.connectors.sweep import sweep
-from stage_runtime.errors import SerializationError
+from stage_runtime.connectors.store.layout import (
+    HEADER_BYTES,
+    Owner,
+    claim_path,
+    home_path,
+    key_digest,
+    me,
+    payload_path,
+    sweep,
+)
+from stage_runtime.connectors.store.segments import KEPT_FROM_BYTES, size_class
 from tests.support.connector_peer import Peer, intact, payload
 
 Make = Callable[..., SharedMemoryConnector]
@@ -152,7 +159,7 @@ def test_a_segment_that_was_read_before_is_read_again_without_opening_it(
     So it is also where the kernel does not say which pages were written to.
     """
     mine = make()
-    monkeypatch.setattr("stage_runtime.connectors.mapped.PAGEMAP", pagemap)
+    monkeypatch.setattr("stage_runtime.connectors.shm.reader.PAGEMAP", pagemap)
 
     def fetch(seed: int) -> dict[str, Any]:
         metadata = peer.call("put", f"k{seed}", 400_000, seed)[2]
@@ -166,7 +173,7 @@ def test_a_segment_that_was_read_before_is_read_again_without_opening_it(
     assert intact(value)
     value["tensor"][100:] = 0
     del value
-    monkeypatch.setattr("stage_runtime.connectors.shm_reader.Reader._attach", lambda *_: None)
+    monkeypatch.setattr("stage_runtime.connectors.shm.reader.Reader._attach", lambda *_: None)
     for seed in (2, 3, 4):
         value = fetch(seed)
         assert intact(value)
@@ -311,7 +318,7 @@ def test_what_a_killed_producer_left_is_swept_at_the_next_start(make: Make, peer
 def test_a_connector_that_runs_sweeps_now_and_then(
     make: Make, peer: Peer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stage_runtime.connectors.store.SWEEP_EVERY_S", 0.0)
+    monkeypatch.setattr("stage_runtime.connectors.store.store.SWEEP_EVERY_S", 0.0)
     mine = make()
     peer.call("put", "k", 100_000, 0)
     peer.kill()
@@ -360,7 +367,7 @@ def test_what_is_cleaned_up_while_it_is_consumed_leaves_no_name(
         producer.cleanup("key")
         return home_path(*of)
 
-    monkeypatch.setattr("stage_runtime.connectors.shm_reader.home_path", late)
+    monkeypatch.setattr("stage_runtime.connectors.shm.reader.home_path", late)
     got = consumer.get("0", "1", "key")
     assert got is not None
     assert intact(got[0])
@@ -387,7 +394,7 @@ def test_who_consumes_and_finds_another_hand_off_under_the_name_puts_it_back(
         second.cleanup("key")
         os.link(*names)
 
-    monkeypatch.setattr("stage_runtime.connectors.shm_reader.claim_path", late)
+    monkeypatch.setattr("stage_runtime.connectors.shm.reader.claim_path", late)
     got = consumer.get("0", "1", "key")
     assert (None if got is None else got[0]["seed"]) == (None if cleaned_up else 2)
     first.close()

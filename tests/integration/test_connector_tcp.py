@@ -16,7 +16,7 @@ import pytest
 
 from omni_discovery.errors import ConfigError
 from stage_runtime.connectors import TcpConnector, TransferCancelledError, TransferError, TransferTimeoutError
-from stage_runtime.connectors.tcp_frames import (
+from stage_runtime.connectors.tcp.frames import (
     ANSWER_BYTES,
     REQUEST_BYTES,
     Status,

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import socket
 
-from omni_discovery.doctor import Finding, Grade
-from omni_discovery.doctor_command import diagnose
-from omni_discovery.messages import ReplicaRecord, ReplicaStatus, encode_record
-from omni_discovery.registry_security import RegistrySecurity
+from omni_discovery.commands.checks import Finding, Grade
+from omni_discovery.commands.doctor import diagnose
+from omni_discovery.etcd.config import RegistrySecurity
+from omni_discovery.records.schema import ReplicaRecord, ReplicaStatus, encode_record
 from tests.support.registry import EtcdServer, etcdctl
 from tests.support.secured import add_users, login
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from omni_discovery.cli import main
-from omni_discovery.embedded import EmbeddedEtcd
+from omni_discovery.commands.main import main
+from omni_discovery.etcd.embedded import EmbeddedEtcd
 from tests.support.processes import Child
 from tests.support.registry import etcdctl, revision_of
 

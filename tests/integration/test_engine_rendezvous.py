@@ -13,7 +13,7 @@ pytest.importorskip("torch")
 
 _CLOSE_EACH = """
 import json, os, sys, torch.distributed as dist
-from stage_runtime.engines.rendezvous import rendezvous_removed
+from stage_runtime.engines.vllm.load import rendezvous_removed
 left = []
 for file in sys.argv[1:]:
     dist.init_process_group("gloo", init_method="file://" + file, rank=0, world_size=1)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from hub.async_omni import AsyncOmni
-from hub.correlator import ReplicaResult
+from hub.orchestrator.collective import ReplicaResult
 from omni_discovery import wire
 from omni_discovery.errors import RequestError
 from tests.support.fuzz import bent, garbage, nested, number, odd_batch, oversized, resident_bytes, rounds

@@ -16,7 +16,7 @@ import pytest
 import zmq
 
 from omni_discovery import wire
-from omni_discovery.security import KeyPair
+from omni_discovery.curve import KeyPair
 from tests.support.fuzz import bent, garbage, nested, number, odd_batch, oversized, resident_bytes, rounds
 from tests.support.local_replica import LocalReplica
 from tests.support.replica_hub import RawHub, eventually

@@ -10,8 +10,8 @@ import pytest
 
 from omni_discovery import wire
 from omni_discovery.clients import OmniCoordClientForHub
-from omni_discovery.messages import HubRecord
-from omni_discovery.security import KeyPair
+from omni_discovery.curve import KeyPair
+from omni_discovery.records.schema import HubRecord
 from tests.support.local_replica import LocalReplica
 from tests.support.replica_hub import eventually
 from tests.support.replica_stage import Deployment, echo_stages

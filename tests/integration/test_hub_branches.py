@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 
 from hub.async_omni import AsyncOmni
-from hub.outputs import OmniOutput
-from hub.request_state import OrchestratorRequestState
+from hub.request.outputs import OmniOutput
+from hub.request.state import OrchestratorRequestState
 from omni_discovery import wire
 from tests.support.hub_fakes import FakeReplica, accept_only, collect, running_hub, text_of, until
 

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from hub.active import AbortRequest
+from hub.orchestrator.active import AbortRequest
 from omni_discovery import wire
 from omni_discovery.errors import EngineFailedError, RequestError
 from tests.support.hub_fakes import FakeReplica, accept_only, collect, echo, picture, running_hub, until

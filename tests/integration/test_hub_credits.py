@@ -12,10 +12,10 @@ import pytest
 
 from hub.async_omni import AsyncOmni
 from hub.config import HubConfig
-from omni_discovery.messages import HubRecord
-from omni_discovery.security import KeyPair
-from omni_discovery.table import Delta, View
-from stage_runtime.credits import CreditBook
+from omni_discovery.curve import KeyPair
+from omni_discovery.records.schema import HubRecord
+from omni_discovery.view.table import Delta, View
+from stage_runtime.server.credits import CreditBook
 from tests.support.hub_fakes import ONE_STAGE, collect, deploy_of, text_of, until
 from tests.support.local_replica import LocalReplica
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from hub.async_omni import AsyncOmni
-from omni_discovery.table import Delta, View
+from omni_discovery.view.table import Delta, View
 from tests.support.hub_fakes import QUICK, FakeReplica, collect, running_hub, show, text_of, until, view_of
 
 #: With leases of 1 s, so that a test can outwait one.

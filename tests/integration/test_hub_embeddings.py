@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from hub.outputs import OmniOutput
+from hub.request.outputs import OmniOutput
 from omni_discovery import wire
 from omni_discovery.errors import EngineFailedError
-from stage_runtime.engines.pooled import npy_of
+from stage_runtime.engines.files import npy_of
 from tests.support.hub_fakes import FakeReplica, collect, running_hub
 
 DEPLOY = "stages: [{stage_id: 0, engine: vllm, model: m, final_output: embedding}]"

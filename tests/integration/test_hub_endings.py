@@ -11,6 +11,7 @@ import pytest
 from hub.api.routes import ready_response
 from hub.async_omni import AsyncOmni
 from omni_discovery import wire
+from omni_discovery.curve import KeyPair
 from omni_discovery.errors import (
     DeadlineExceededError,
     InvalidRequestError,
@@ -18,7 +19,6 @@ from omni_discovery.errors import (
     RequestError,
     StageUnavailableError,
 )
-from omni_discovery.security import KeyPair
 from tests.support.hub_fakes import (
     ONE_STAGE,
     PAIR,
@@ -206,7 +206,7 @@ async def test_a_balancer_with_a_bug_costs_one_request_and_not_the_hub(monkeypat
 
     async with running_hub(FakeReplica()) as omni:
         with monkeypatch.context() as patched:
-            patched.setattr("omni_discovery.weighted_index.StrideIndex.pick", boom)
+            patched.setattr("omni_discovery.balancing.weighted.StrideIndex.pick", boom)
             with pytest.raises(RequestError, match="ZeroDivisionError"):
                 await collect(omni.generate({"prompt": "x"}))
         assert text_of(await collect(omni.generate({"prompt": "next"}))) == "next "

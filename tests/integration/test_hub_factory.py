@@ -11,13 +11,13 @@ from typing import Any, get_args
 
 import pytest
 
-from hub import orchestrator as module
 from hub.async_omni import AsyncOmni
-from hub.orchestrator import Orchestrator
-from hub.stage_client import StageClient
-from hub.stage_pool import StagePool
+from hub.orchestrator import orchestrator as module
+from hub.orchestrator.orchestrator import Orchestrator
+from hub.pool.stage_pool import StagePool
+from hub.replicas.stage_client import StageClient
+from omni_discovery.curve import KeyPair
 from omni_discovery.errors import StageUnavailableError
-from omni_discovery.security import KeyPair
 from tests.support.hub_fakes import ONE_STAGE, QUICK, FakeReplica, collect, deploy_of, echo, show, text_of, until
 
 Factory = Callable[[Orchestrator, int, int], Awaitable[Any]]

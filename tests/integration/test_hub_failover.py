@@ -16,7 +16,7 @@ from omni_discovery.errors import (
     ReplicaLostError,
     StageUnavailableError,
 )
-from omni_discovery.messages import ReplicaStatus
+from omni_discovery.records.schema import ReplicaStatus
 from omni_discovery.wire import FailureKind
 from tests.support.hub_fakes import (
     PAIR,

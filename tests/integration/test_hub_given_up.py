@@ -11,11 +11,11 @@ from dataclasses import replace
 import pytest
 
 from hub.async_omni import AsyncOmni
+from omni_discovery.curve import KeyPair
 from omni_discovery.errors import RequestError, StageUnavailableError
-from omni_discovery.messages import HubRecord
-from omni_discovery.security import KeyPair
-from omni_discovery.table import Delta, View
-from stage_runtime.peers import Peer
+from omni_discovery.records.schema import HubRecord
+from omni_discovery.view.table import Delta, View
+from stage_runtime.server.router import Peer
 from tests.support.hub_fakes import ONE_STAGE, QUICK, collect, deploy_of, text_of, until
 from tests.support.local_replica import LocalReplica
 

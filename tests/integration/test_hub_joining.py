@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from hub.running_hub import RunningHub
-from omni_discovery.deploy import encode_deploy, parse_deploy
+from hub.serve.running_hub import RunningHub
+from omni_discovery.deploy.document import encode_deploy, parse_deploy
 from omni_discovery.errors import ConfigError
-from omni_discovery.etcd import EtcdKV
-from omni_discovery.keys import namespace_prefix, pipeline_key
+from omni_discovery.etcd.store import EtcdKV
+from omni_discovery.records.keys import namespace_prefix, pipeline_key
 from tests.support.registry import EtcdServer
 from tests.support.serving import serve_config
 

@@ -9,11 +9,11 @@ from dataclasses import replace
 import pytest
 
 from hub.async_omni import AsyncOmni
-from hub.errors import QueueFullError
-from hub.orchestrator import Orchestrator
+from hub.config import QueueFullError
+from hub.orchestrator.orchestrator import Orchestrator
 from omni_discovery import wire
+from omni_discovery.curve import KeyPair
 from omni_discovery.errors import ReplicaLostError
-from omni_discovery.security import KeyPair
 from tests.support.hub_fakes import QUICK, FakeReplica, accept_only, collect, running_hub, show, text_of, until
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from omni_discovery import wire
-from omni_discovery.deploy import StageConfig
+from omni_discovery.deploy.document import StageConfig
 from omni_discovery.errors import ReplicaLostError
 from omni_discovery.wire import FailureKind
+from stage_runtime.config import NotResumableError
 from stage_runtime.engines.base import StageRequest, create_engine
-from stage_runtime.errors import NotResumableError
 from tests.support.hub_fakes import FakeReplica, collect, running_hub, text_of
 
 PROMPT = "one two three four five"

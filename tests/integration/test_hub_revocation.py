@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from omni_discovery import keys, wire
+from omni_discovery import wire
 from omni_discovery.clients import OmniCoordClientForHub, OmniCoordClientForStage
-from omni_discovery.messages import HubRecord
-from omni_discovery.table import live_hubs
+from omni_discovery.records import keys
+from omni_discovery.records.schema import HubRecord
+from omni_discovery.view.table import live_hubs
 from tests.support.processes import Child
 from tests.support.registry import EtcdServer, etcdctl
 from tests.support.replica_hub import eventually

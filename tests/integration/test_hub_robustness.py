@@ -16,10 +16,10 @@ import pytest
 
 from hub.async_omni import AsyncOmni
 from omni_discovery import wire
+from omni_discovery.curve import KeyPair
 from omni_discovery.errors import InvalidRequestError, OverloadedError, RequestError
-from omni_discovery.messages import ReplicaInfo, ReplicaStatus
-from omni_discovery.security import KeyPair
-from omni_discovery.table import Delta
+from omni_discovery.records.schema import ReplicaInfo, ReplicaStatus
+from omni_discovery.view.table import Delta
 from tests.support.hub_fakes import (
     ONE_STAGE,
     PAIR,

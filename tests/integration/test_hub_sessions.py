@@ -11,12 +11,12 @@ import zmq
 from zmq.auth.asyncio import AsyncioAuthenticator
 
 from hub.async_omni import AsyncOmni
-from hub.stage_client import StageClient
+from hub.replicas.stage_client import StageClient
 from omni_discovery import wire
+from omni_discovery.curve import KeyPair
 from omni_discovery.errors import ReplicaLostError
-from omni_discovery.messages import ReplicaInfo, ReplicaStatus
-from omni_discovery.security import KeyPair
-from omni_discovery.table import Delta
+from omni_discovery.records.schema import ReplicaInfo, ReplicaStatus
+from omni_discovery.view.table import Delta
 from tests.support.hub_fakes import (
     ONE_STAGE,
     QUICK,

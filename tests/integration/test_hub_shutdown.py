@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hub.running_hub import RunningHub
+from hub.serve.running_hub import RunningHub
 from omni_discovery.clients import OmniCoordClientForHub
 from tests.support.registry import EtcdServer
 from tests.support.serving import serve_config

@@ -14,12 +14,12 @@ from typing import Any
 import httpx
 import pytest
 
-from hub.active import AbortRequest
 from hub.api.routes import build_app
 from hub.async_omni import AsyncOmni
-from hub.orchestrator import Orchestrator
-from hub.request import RequestMachine
-from hub.requests import Requests
+from hub.orchestrator.active import AbortRequest
+from hub.orchestrator.orchestrator import Orchestrator
+from hub.orchestrator.requests import Requests
+from hub.request.machine import RequestMachine
 from omni_discovery import wire
 from omni_discovery.errors import ReplicaLostError, RequestError
 from tests.support.hub_fakes import (

@@ -22,10 +22,10 @@ from opentelemetry.trace import SpanKind, StatusCode
 from hub.api.routes import build_app
 from hub.async_omni import AsyncOmni
 from hub.cli import ServeCommand, check_flags
-from hub.tracing import Tracing, connect_tracing, traces_url
+from hub.orchestrator.tracing import Tracing, connect_tracing, traces_url
 from omni_discovery import wire
+from omni_discovery.curve import KeyPair
 from omni_discovery.errors import ConfigError, EngineFailedError, InvalidRequestError
-from omni_discovery.security import KeyPair
 from tests.support.hub_fakes import (
     PAIR,
     QUICK,
@@ -253,6 +253,9 @@ def test_a_collector_that_does_not_answer_holds_up_the_end_of_a_hub_for_seconds_
 
 
 def test_a_hub_that_does_not_trace_imports_nothing_of_it() -> None:
-    code = "import sys, hub.app, hub.tracing; print([name for name in sys.modules if 'opentelemetry' in name])"
+    code = (
+        "import sys, hub.serve.app, hub.orchestrator.tracing; "
+        "print([name for name in sys.modules if 'opentelemetry' in name])"
+    )
     printed = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True).stdout
     assert printed.strip() == "[]"

@@ -14,8 +14,8 @@ import httpx
 import pytest
 from openai import AsyncOpenAI, BadRequestError
 
+from hub.api.chat_schema import MAX_BODY_BYTES
 from hub.api.routes import build_app
-from hub.api.schema import MAX_BODY_BYTES
 from stage_runtime.engines.base import create_engine
 from tests.integration.test_streaming_input import ONE
 from tests.support.hub_fakes import deploy_of

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from omni_discovery.embedded import EmbeddedEtcd
-from omni_discovery.keys import pipeline_key
+from omni_discovery.etcd.embedded import EmbeddedEtcd
+from omni_discovery.records.keys import pipeline_key
 from tests.support.processes import Child
 from tests.support.registry import etcdctl
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from omni_discovery.embedded import EmbeddedEtcd, find_binary
 from omni_discovery.errors import EmbeddedEtcdError
+from omni_discovery.etcd.embedded import EmbeddedEtcd, find_binary
 from tests.support.processes import wait_for
 from tests.support.registry import etcdctl
 
@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 OWNER = """
 import sys, threading, time
-from omni_discovery.embedded import EmbeddedEtcd
+from omni_discovery.etcd.embedded import EmbeddedEtcd
 etcd = EmbeddedEtcd()
 # The thread that starts it ends at once; etcd must not end with it.
 starter = threading.Thread(target=etcd.start)

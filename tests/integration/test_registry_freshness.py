@@ -6,10 +6,10 @@ import json
 import signal
 from collections import Counter
 
-from omni_discovery import keys
 from omni_discovery.clients import OmniCoordClientForHub
-from omni_discovery.hub_watcher import ViewOptions
-from omni_discovery.messages import HubRecord
+from omni_discovery.records import keys
+from omni_discovery.records.schema import HubRecord
+from omni_discovery.view.hub_watcher import ViewOptions
 from tests.support.registry import EtcdServer, etcdctl, eventually
 
 

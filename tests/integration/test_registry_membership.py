@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from omni_discovery import keys
 from omni_discovery.clients import OmniCoordClientForHub, OmniCoordClientForStage
-from omni_discovery.messages import HubRecord, ReplicaStatus
-from omni_discovery.table import Delta, View
+from omni_discovery.records import keys
+from omni_discovery.records.schema import HubRecord, ReplicaStatus
+from omni_discovery.view.table import Delta, View
 from tests.support.processes import wait_for
 from tests.support.registry import etcdctl
 

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from omni_discovery.clients import OmniCoordClientForHub, OmniCoordClientForStage
-from omni_discovery.embedded import EmbeddedEtcd
 from omni_discovery.errors import RegistryError
-from omni_discovery.etcd import EtcdKV
+from omni_discovery.etcd.embedded import EmbeddedEtcd
+from omni_discovery.etcd.store import EtcdKV
 from tests.support.processes import wait_for
 from tests.support.registry import EtcdServer, compact, etcdctl, revision_of
 

@@ -9,10 +9,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from omni_discovery.config import RegistryConfig
 from omni_discovery.errors import RegistryTlsError, RegistryUnavailableError
-from omni_discovery.registry_check import check_registry
-from omni_discovery.registry_security import RegistrySecurity, RegistryTls
+from omni_discovery.etcd.check import check_registry
+from omni_discovery.etcd.config import RegistryConfig, RegistrySecurity, RegistryTls
 from tests.support.binaries import require_debian_etcd, wheel_etcd
 from tests.support.certificates import Certificates, make_certificates
 from tests.support.population import Population

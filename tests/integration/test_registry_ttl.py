@@ -12,7 +12,7 @@ import pytest
 
 from omni_discovery.clients import OmniCoordClientForStage
 from omni_discovery.errors import ConfigError
-from omni_discovery.etcd import EtcdKV
+from omni_discovery.etcd.store import EtcdKV
 from stage_runtime.config import ReplicaConfig
 from tests.support.processes import Child, wait_for
 from tests.support.registry import EtcdServer, etcdctl

@@ -12,12 +12,11 @@ from pathlib import Path
 import pytest
 
 from omni_discovery.clients import OmniCoordClientForHub
-from omni_discovery.config import RegistryConfig
 from omni_discovery.errors import RegistryDeniedError, RegistryLoginError
-from omni_discovery.etcd import EtcdKV
-from omni_discovery.keys import hub_key, namespace_prefix, replica_key
-from omni_discovery.registry_check import check_registry
-from omni_discovery.registry_security import RegistrySecurity
+from omni_discovery.etcd.check import check_registry
+from omni_discovery.etcd.config import RegistryConfig, RegistrySecurity
+from omni_discovery.etcd.store import EtcdKV
+from omni_discovery.records.keys import hub_key, namespace_prefix, replica_key
 from tests.support.binaries import require_debian_etcd, wheel_etcd
 from tests.support.population import Population
 from tests.support.registry import EtcdServer

@@ -15,8 +15,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from omni_discovery.deploy import decode_deploy
-from stage_runtime.device_locks import DeviceLocks, Holder
+from omni_discovery.deploy.document import decode_deploy
+from stage_runtime.supervisor.device_locks import DeviceLocks, Holder
 from tests.support.processes import OMNI
 from tests.support.replica_hub import eventually
 from tests.support.replica_stage import STARTUP_S, Deployment, echo_stages, kill

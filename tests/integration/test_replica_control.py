@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
-from omni_discovery import keys, wire
+from omni_discovery import wire
 from omni_discovery.clients import OmniCoordClientForStage
-from omni_discovery.messages import ReplicaInfo, ReplicaStatus
+from omni_discovery.records import keys
+from omni_discovery.records.schema import ReplicaInfo, ReplicaStatus
 from tests.support.registry import etcdctl
 from tests.support.replica_hub import eventually
 from tests.support.replica_stage import STARTUP_S, Deployment, echo_stages, is_running, kill

@@ -15,11 +15,12 @@ from typing import Any
 
 import pytest
 
-from omni_discovery import keys, wire
+from omni_discovery import wire
 from omni_discovery.clients import OmniCoordClientForHub
-from omni_discovery.hub_watcher import ViewOptions
-from omni_discovery.messages import HubRecord, ReplicaInfo, ReplicaStatus
-from omni_discovery.security import KeyPair
+from omni_discovery.curve import KeyPair
+from omni_discovery.records import keys
+from omni_discovery.records.schema import HubRecord, ReplicaInfo, ReplicaStatus
+from omni_discovery.view.hub_watcher import ViewOptions
 from omni_discovery.wire import FailureKind
 from tests.support.registry import EtcdServer, etcdctl
 from tests.support.replica_hub import eventually
@@ -131,7 +132,7 @@ def hub_process(deployment: Deployment, ttl_s: float) -> subprocess.Popen[bytes]
     program = f"""
         import time
         from omni_discovery.clients import OmniCoordClientForHub
-        from omni_discovery.messages import HubRecord
+        from omni_discovery.records.schema import HubRecord
         with OmniCoordClientForHub({deployment.endpoint!r}, namespace={deployment.namespace!r}, ttl_s={ttl_s},
                                    hub=HubRecord(hub_id="other")):
             time.sleep(120)
@@ -227,7 +228,7 @@ def _end_of(hub: Any) -> Any:
 def test_a_close_that_hangs_ends_the_process_with_the_code_of_its_real_end() -> None:
     program = """
         import logging, time
-        from stage_runtime.ending import ended_within
+        from stage_runtime.replica.replica import ended_within
         logging.basicConfig()
         with ended_within(0.2, 3):
             time.sleep(60)

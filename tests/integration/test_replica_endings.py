@@ -15,9 +15,9 @@ from tests.support.replica_stage import Deployment, echo_stages
 PROGRAM = """
     import logging, os, sys, time
     from stage_runtime.config import ReplicaConfig
-    from stage_runtime.engines.echo import EchoEngine
-    from stage_runtime.pipeline_source import deploy_for
-    from stage_runtime.replica_process import Replica
+    from stage_runtime.engines.echo.engine import EchoEngine
+    from stage_runtime.supervisor.pipeline import deploy_for
+    from stage_runtime.replica.replica import Replica
 
     logging.basicConfig(level=logging.INFO, stream=sys.stderr)
     EchoEngine.close = lambda self: time.sleep(600)

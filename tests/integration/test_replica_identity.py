@@ -10,8 +10,8 @@ import pytest
 import zmq
 
 from omni_discovery import wire
-from omni_discovery.security import KeyPair
-from stage_runtime.jobs import Piece
+from omni_discovery.curve import KeyPair
+from stage_runtime.engine_loop.jobs import Piece
 from tests.support.local_replica import LocalReplica
 from tests.support.replica_hub import RawHub, eventually
 

@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 
-from omni_discovery import keys, wire
-from omni_discovery.messages import ReplicaStatus
+from omni_discovery import wire
+from omni_discovery.records import keys
+from omni_discovery.records.schema import ReplicaStatus
 from omni_discovery.wire import FailureKind
 from tests.support.registry import etcdctl
 from tests.support.replica_hub import RawHub, eventually

@@ -16,8 +16,8 @@ import pytest
 from hub.async_omni import AsyncOmni
 from omni_discovery import wire
 from omni_discovery.clients import OmniCoordClientForHub, OmniCoordClientForStage
-from omni_discovery.messages import ReplicaInfo
-from omni_discovery.security import KeyPair
+from omni_discovery.curve import KeyPair
+from omni_discovery.records.schema import ReplicaInfo
 from stage_runtime.config import ServerConfig
 from tests.support.child_replica import ChildReplica
 from tests.support.hub_fakes import ONE_STAGE, QUICK, collect, deploy_of, show, text_of, until

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from omni_discovery import wire
-from omni_discovery.security import KeyPair
+from omni_discovery.curve import KeyPair
 from omni_discovery.wire import FailureKind
 from tests.support.replica_hub import RawHub, eventually
 from tests.support.replica_stage import Deployment, echo_stages

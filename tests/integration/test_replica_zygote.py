@@ -10,8 +10,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from omni_discovery.deploy import decode_deploy
-from omni_discovery.messages import ReplicaInfo
+from omni_discovery.deploy.document import decode_deploy
+from omni_discovery.records.schema import ReplicaInfo
 from tests.support.replica_hub import eventually
 from tests.support.replica_stage import STARTUP_S, Deployment, is_running, kill
 

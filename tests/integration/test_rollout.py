@@ -14,12 +14,12 @@ from prometheus_client import generate_latest
 
 from hub.async_omni import AsyncOmni
 from omni_discovery import wire
-from omni_discovery.deploy import DeployConfig, encode_deploy
+from omni_discovery.curve import KeyPair
+from omni_discovery.deploy.document import DeployConfig, encode_deploy
+from omni_discovery.deploy.fingerprint import stage_fingerprints
 from omni_discovery.errors import StageUnavailableError
-from omni_discovery.fingerprint import stage_fingerprints
-from omni_discovery.messages import ReplicaInfo, ReplicaStatus
-from omni_discovery.security import KeyPair
-from omni_discovery.table import Delta
+from omni_discovery.records.schema import ReplicaInfo, ReplicaStatus
+from omni_discovery.view.table import Delta
 from tests.support.hub_fakes import (
     QUICK,
     FakeReplica,

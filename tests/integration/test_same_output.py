@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 import pytest
 
 from hub.async_omni import AsyncOmni
-from hub.outputs import OmniOutput
-from omni_discovery.deploy import StageConfig
-from omni_discovery.messages import ReplicaInfo
-from omni_discovery.security import KeyPair
+from hub.request.outputs import OmniOutput
+from omni_discovery.curve import KeyPair
+from omni_discovery.deploy.document import StageConfig
+from omni_discovery.records.schema import ReplicaInfo
 from stage_runtime.engines.base import StageRequest, create_engine
 from tests.support.child_replica import ChildReplica
 from tests.support.hub_fakes import ONE_STAGE, QUICK, collect, deploy_of, show, until

@@ -16,8 +16,8 @@ import pytest
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
-from hub.api.http_server import HttpServer, bind
 from hub.api.routes import build_app
+from hub.api.server import HttpServer, bind
 from hub.config import HubConfig
 from tests.integration.test_streaming_input import ONE, TALK
 from tests.support.hub_fakes import deploy_of, until

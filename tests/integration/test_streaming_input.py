@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from hub.outputs import OmniOutput
+from hub.request.outputs import OmniOutput
 from omni_discovery import wire
 from omni_discovery.errors import InvalidRequestError, ReplicaLostError
-from stage_runtime.jobs import Cancel
+from stage_runtime.engine_loop.jobs import Cancel
 from tests.support.child_replica import ChildReplica
 from tests.support.hub_fakes import FakeReplica, collect, deploy_of, running_hub, text_of, until
 from tests.support.local_replica import LocalReplica

@@ -16,7 +16,7 @@ from openai import AsyncOpenAI
 
 from hub.api.routes import build_app
 from hub.async_omni import AsyncOmni
-from hub.batch import BatchOptions, run_batch
+from hub.omni import BatchOptions, run_batch
 from omni_discovery.errors import EngineFailedError
 from stage_runtime.engines.base import create_engine
 from tests.support.hub_fakes import deploy_of

@@ -8,7 +8,7 @@ import logging
 import pytest
 
 from hub.async_omni import AsyncOmni
-from omni_discovery.security import KeyPair
+from omni_discovery.curve import KeyPair
 from tests.support.hub_fakes import ONE_STAGE, QUICK, collect, deploy_of, show, text_of, until
 from tests.support.local_replica import LocalReplica
 from tests.support.sniffer import Sniffer

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from hub.async_omni import AsyncOmni
-from omni_discovery.security import KeyPair
+from omni_discovery.curve import KeyPair
 from tests.support.hub_fakes import QUICK, collect, deploy_of, show, until
 from tests.support.local_replica import LocalReplica
 

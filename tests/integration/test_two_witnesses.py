@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 
 from hub.async_omni import AsyncOmni
-from hub.outputs import OmniOutput
+from hub.request.outputs import OmniOutput
 from omni_discovery.clients import OmniCoordClientForHub
+from omni_discovery.curve import KeyPair
 from omni_discovery.errors import RequestError, StageUnavailableError
-from omni_discovery.messages import HubRecord, ReplicaInfo
-from omni_discovery.security import KeyPair
+from omni_discovery.records.schema import HubRecord, ReplicaInfo
 from tests.support.child_replica import ChildReplica
 from tests.support.hub_fakes import ONE_STAGE, QUICK, collect, deploy_of, show, text_of, until
 from tests.support.proxy import TcpProxy

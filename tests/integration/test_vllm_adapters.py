@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from omni_discovery import wire
-from omni_discovery.deploy import DeployConfig
+from omni_discovery.deploy.document import DeployConfig
 from omni_discovery.errors import ConfigError
 from tests.integration.test_vllm_client import DEPLOY, HUB, STAGE, speak
 from tests.support.engines import as_the_supervisor_has_it
@@ -39,7 +39,7 @@ def frontend() -> Iterator[Any]:
     with as_the_supervisor_has_it(), pytest.MonkeyPatch.context() as patch:
         # So the environment variable of that name has vLLM's server show the routes for adapters.
         patch.setattr("vllm.envs.VLLM_ALLOW_RUNTIME_LORA_UPDATING", True)
-        from hub.api.vllm_server import VllmFrontend
+        from hub.api.vllm.server import VllmFrontend
 
         yield VllmFrontend(deploy_with_adapters(), "--lora-modules sql=/adapters/sql")
 
@@ -137,7 +137,7 @@ async def test_who_cant_be_asked_loads_an_adapter_later_but_never_in_place(front
 async def test_a_stage_that_prefills_for_another_gets_the_adapter_too(frontend: Any) -> None:
     from vllm.lora.request import LoRARequest
 
-    from hub.api.vllm_adapters import StageAdapters
+    from hub.api.vllm.control import StageAdapters
 
     async with running_hub(deploy=PAIR) as omni:
         adapters = StageAdapters(omni, 1, takes=True)
@@ -148,7 +148,7 @@ async def test_a_stage_that_prefills_for_another_gets_the_adapter_too(frontend: 
 
 async def test_a_stage_that_takes_none_is_not_asked_for_one(frontend: Any) -> None:
     """Neither by flag, nor while the hub runs; a name that is the model's is refused, too."""
-    from hub.api.vllm_server import VllmFrontend
+    from hub.api.vllm.server import VllmFrontend
 
     with pytest.raises(ConfigError, match="enable_lora: true"):
         VllmFrontend(DEPLOY, "--lora-modules sql=/adapters/sql")

@@ -13,9 +13,9 @@ from typing import Any
 import httpx
 import pytest
 
-from hub.text_stage import serving_stage
+from hub.api.served_stage import serving_stage
 from omni_discovery import wire
-from omni_discovery.deploy import DeployConfig, StageConfig
+from omni_discovery.deploy.document import DeployConfig, StageConfig
 from omni_discovery.errors import ConfigError
 from tests.support.engines import DEMO, as_the_supervisor_has_it
 from tests.support.hub_fakes import FakeReplica, accept_only, running_hub, until
@@ -38,7 +38,7 @@ ASK: dict[str, Any] = {"model": "thinker", "prompt": "1 + 1"}
 @pytest.fixture(scope="module")
 def frontend() -> Any:
     with as_the_supervisor_has_it():
-        from hub.api.vllm_server import VllmFrontend
+        from hub.api.vllm.server import VllmFrontend
 
         return VllmFrontend(DEPLOY, "")
 
@@ -238,9 +238,9 @@ async def test_no_request_takes_a_hub_for_itself(
     frontend: Any, monkeypatch: pytest.MonkeyPatch, asked: dict[str, Any], said: str, taken: int
 ) -> None:
     """With one answer less it is taken, and each is a request to a replica. A beam search is many, but few at once."""
-    monkeypatch.setattr("hub.api.vllm_params.MAX_ANSWERS", 8)
-    monkeypatch.setattr("hub.api.vllm_turns.MAX_IN_ALL", 16)
-    monkeypatch.setattr("hub.api.vllm_params.MAX_PROMPT_LOGPROBS", 8 * 60 * 21 - 1)
+    monkeypatch.setattr("hub.api.vllm.params.MAX_ANSWERS", 8)
+    monkeypatch.setattr("hub.api.vllm.fan_out.MAX_IN_ALL", 16)
+    monkeypatch.setattr("hub.api.vllm.params.MAX_PROMPT_LOGPROBS", 8 * 60 * 21 - 1)
     async with serving(frontend, speak) as (client, replica):
         answer = await client.post("/v1/completions", json={**ASK, **asked})
         assert answer.status_code == 400, answer.text
@@ -256,7 +256,7 @@ async def test_no_request_takes_a_hub_for_itself(
 
 @pytest.mark.parametrize("is_told", [True, False])
 async def test_a_body_without_end_is_not_read(frontend: Any, monkeypatch: pytest.MonkeyPatch, is_told: bool) -> None:
-    monkeypatch.setattr("hub.api.vllm_errors.MAX_DROPPED_BYTES", 1000)
+    monkeypatch.setattr("hub.api.vllm.errors.MAX_DROPPED_BYTES", 1000)
     given = 0
 
     async def body() -> AsyncIterator[bytes]:
@@ -485,7 +485,7 @@ async def test_what_is_asked_of_the_engine_reaches_every_replica_of_the_stage(fr
     ],
 )
 def test_flags_that_would_have_no_effect_are_refused(frontend: Any, flags: str, said: str) -> None:
-    from hub.api.vllm_server import parse_flags
+    from hub.api.vllm.server import parse_flags
 
     with pytest.raises(ConfigError, match=said):
         parse_flags(flags)

@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from omni_discovery import wire
-from omni_discovery.deploy import DeployConfig
+from omni_discovery.deploy.document import DeployConfig
 from tests.contract.test_vllm_items import TEXT, build_model, data_url, picture
 from tests.integration.test_vllm_client import STAGE, events_of, omni_of, serving
 from tests.support.engines import as_the_supervisor_has_it
@@ -42,7 +42,7 @@ def deploy(tmp_path_factory: pytest.TempPathFactory) -> DeployConfig:
 
 
 def frontend_of(deploy: DeployConfig, **engine_args: Any) -> Any:
-    from hub.api.vllm_server import VllmFrontend
+    from hub.api.vllm.server import VllmFrontend
 
     (stage,) = deploy.stages
     changed = msgspec.structs.replace(stage, engine_args={**stage.engine_args, **engine_args})
@@ -207,7 +207,7 @@ async def test_what_no_stage_takes_is_refused_by_name(looking: Any, path: str, b
 
 async def test_pictures_that_no_message_would_hold_are_refused(looking: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """As a stream, too: it has not begun."""
-    monkeypatch.setattr("hub.api.vllm_pictures.MAX_PICTURES_BYTES", 100)
+    monkeypatch.setattr("hub.api.vllm.pictures.MAX_PICTURES_BYTES", 100)
     async with serving(looking, speak) as (client, _):
         for stream in (False, True):
             refused = await client.post("/v1/chat/completions", json=asking(show(RED), TEXT, stream=stream))
@@ -244,7 +244,7 @@ async def test_small_files_that_unpack_to_large_pictures_are_refused_packed(
 async def test_a_model_that_sees_nothing_takes_no_pictures() -> None:
     """Neither one of text alone, nor one that its operator keeps from looking."""
     with as_the_supervisor_has_it():
-        from hub.api.vllm_server import VllmFrontend
+        from hub.api.vllm.server import VllmFrontend
 
         frontend = VllmFrontend(DeployConfig(stages=(STAGE,), model="looker"), "")
     async with serving(frontend, speak) as (client, replica):

@@ -14,9 +14,9 @@ import pytest
 import torch
 
 from omni_discovery import wire
-from omni_discovery.deploy import DeployConfig, StageConfig
+from omni_discovery.deploy.document import DeployConfig, StageConfig
 from omni_discovery.errors import ConfigError, InvalidRequestError
-from stage_runtime.engines.pooled import npy_of
+from stage_runtime.engines.files import npy_of
 from tests.support.engines import DEMO, as_the_supervisor_has_it
 from tests.support.hub_fakes import FakeReplica, accept_only, running_hub, until
 
@@ -35,7 +35,7 @@ ASK: dict[str, Any] = {"model": "m", "input": [5, 6, 7]}
 
 
 def frontend_of(stage: StageConfig) -> Any:
-    from hub.api.vllm_server import VllmFrontend
+    from hub.api.vllm.server import VllmFrontend
 
     return VllmFrontend(DeployConfig(stages=(stage,), model="m"), "")
 
@@ -131,7 +131,7 @@ def test_what_no_stage_takes_is_refused_by_name(frontend: Any) -> None:
     from vllm import PoolingParams
     from vllm.pooling_params import LateInteractionParams
 
-    from hub.api.vllm_pooling import stage_params
+    from hub.api.vllm.pooling import stage_params
 
     types = {"compressed_token_type_ids": 4}
     assert stage_params(PoolingParams(task="classify", extra_kwargs=types)) == {"task": "classify", **types}
@@ -156,7 +156,7 @@ def test_what_no_stage_takes_is_refused_by_name(frontend: Any) -> None:
 def test_what_a_model_pools_is_read_off_its_config(
     frontend: Any, architecture: str, convert: str, kind: str, tasks: tuple[str, ...]
 ) -> None:
-    from hub.api.vllm_pooling import tasks_of
+    from hub.api.vllm.pooling import tasks_of
 
     said: dict[str, Any] = {"architectures": [architecture], "convert_type": convert, "score_type": kind}
     assert tasks_of(SimpleNamespace(**said, pooler_config=SimpleNamespace(task=None))) == tasks
@@ -202,7 +202,7 @@ async def test_a_request_with_many_texts_is_served_some_at_a_time(
     frontend: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The hub would turn away what comes beyond its bounds, and the whole request with it. Others are not held up."""
-    monkeypatch.setattr("hub.api.vllm_turns.MAX_AT_ONCE", 3)
+    monkeypatch.setattr("hub.api.vllm.fan_out.MAX_AT_ONCE", 3)
     async with serving(frontend, accept_only) as (client, (replica,), _):
         asked = asyncio.create_task(client.post("/v1/embeddings", json={**ASK, "input": [[5, n] for n in range(9)]}))
         for number, due in enumerate((3, 4, 5, 6, 7, 8, 9, 9)):
@@ -221,7 +221,7 @@ async def test_a_request_with_too_many_texts_is_refused_before_one_is_asked(
     frontend: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each request to the hub has its own count."""
-    monkeypatch.setattr("hub.api.vllm_turns.MAX_IN_ALL", 3)
+    monkeypatch.setattr("hub.api.vllm.fan_out.MAX_IN_ALL", 3)
     async with serving(frontend, pool) as (client, (replica,), _):
         refused = await client.post("/v1/embeddings", json={**ASK, "input": [[5]] * 4})
         assert (refused.status_code, "may come to 3 texts" in refused.text) == (400, True), refused.text

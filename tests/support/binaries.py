@@ -9,7 +9,7 @@ from typing import NoReturn
 
 import pytest
 
-from omni_discovery.embedded import find_binary
+from omni_discovery.etcd.embedded import find_binary
 
 #: Debian's package etcd-server; in bookworm that is 3.4, the oldest line that people still run.
 DEBIAN_ETCD = Path("/usr/bin/etcd")

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from omni_discovery.picture_urls import picture_parts, read_picture
+from omni_discovery.data_urls import picture_parts, read_picture
 
 #: What ``speak`` has begun and closed, in order.
 SEEN: list[str] = []

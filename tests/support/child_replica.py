@@ -12,7 +12,7 @@ from dataclasses import asdict
 from types import TracebackType
 from typing import Any, Self
 
-from omni_discovery.messages import ReplicaInfo, ReplicaStatus
+from omni_discovery.records.schema import ReplicaInfo, ReplicaStatus
 
 
 class ChildReplica:
@@ -52,7 +52,7 @@ class ChildReplica:
 
 
 def main() -> None:
-    from omni_discovery.deploy import decode_deploy
+    from omni_discovery.deploy.document import decode_deploy
     from tests.support.local_replica import LocalReplica
 
     order = json.loads(sys.argv[1])

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import torch
 
-from omni_discovery.deploy import StageConfig
+from omni_discovery.deploy.document import StageConfig
 
 
 def torch_stage(name: str, device: str) -> StageConfig:

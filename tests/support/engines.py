@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from omni_discovery.deploy import StageConfig
+from omni_discovery.deploy.document import StageConfig
 from stage_runtime.testing import run as run
 
 DEMO = Path(__file__).resolve().parents[2] / "stage_runtime" / "demo"

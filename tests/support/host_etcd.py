@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from omni_discovery.embedded import find_binary
+from omni_discovery.etcd.embedded import find_binary
 from tests.support.netns import Host
 from tests.support.processes import wait_for
 

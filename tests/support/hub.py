@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from omni_discovery.runtime_file import EmbeddedEndpoint, read_embedded
+from omni_discovery.etcd.embedded_file import EmbeddedEndpoint, read_embedded
 from tests.support.processes import Child, wait_for
 
 ECHO_PAIR = """

@@ -13,13 +13,13 @@ import zmq
 
 from hub.async_omni import AsyncOmni
 from hub.config import HubConfig
-from hub.outputs import OmniOutput
-from hub.zmq_loop import LoopSocket
+from hub.replicas.sockets import LoopSocket
+from hub.request.outputs import OmniOutput
 from omni_discovery import wire
-from omni_discovery.deploy import DeployConfig, parse_deploy
-from omni_discovery.messages import ReplicaInfo, ReplicaStatus
-from omni_discovery.security import KeyPair, secure_server
-from omni_discovery.table import Delta, View
+from omni_discovery.curve import KeyPair, secure_server
+from omni_discovery.deploy.document import DeployConfig, parse_deploy
+from omni_discovery.records.schema import ReplicaInfo, ReplicaStatus
+from omni_discovery.view.table import Delta, View
 
 ONE_STAGE = "stages: [{stage_id: 0, engine: echo, final_output: text}]"
 PAIR = """

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from omni_discovery.deploy import StageConfig
+from omni_discovery.deploy.document import StageConfig
 from stage_runtime.engines.base import StageRequest, create_engine
 from tests.support.prefill_decode import PROMPTS, stage
 

@@ -8,18 +8,18 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Final, Self
 
-from omni_discovery.deploy import DeployConfig, StageConfig
-from omni_discovery.messages import ReplicaInfo, ReplicaStatus
-from omni_discovery.security import KeyPair
+from omni_discovery.curve import KeyPair
+from omni_discovery.deploy.document import DeployConfig, StageConfig
+from omni_discovery.records.schema import ReplicaInfo, ReplicaStatus
 from stage_runtime.config import ServerConfig
-from stage_runtime.engine_loop import EngineLoop
+from stage_runtime.engine_loop.jobs import Job
+from stage_runtime.engine_loop.loop import EngineLoop
+from stage_runtime.engine_loop.payloads import Payloads, build_edges
 from stage_runtime.engines.base import StageRequest
-from stage_runtime.engines.echo import EchoEngine
-from stage_runtime.jobs import Job
+from stage_runtime.engines.echo.engine import EchoEngine
 from stage_runtime.lifecycle import Stage
-from stage_runtime.payloads import Payloads, build_edges
-from stage_runtime.server import ReplicaServer
-from stage_runtime.sessions import ReplicaState
+from stage_runtime.server.handshake import ReplicaState
+from stage_runtime.server.server import ReplicaServer
 from tests.support.replica_hub import RawHub
 
 #: Adding up so many numbers is one call into C of a second or more, in which no other thread gets a turn.

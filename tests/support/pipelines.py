@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from omni_discovery.deploy import StageConfig
+from omni_discovery.deploy.document import StageConfig
 
 #: How many numbers a token has, in the embeddings that they draw.
 EMBEDS_SIZE = 16

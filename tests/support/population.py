@@ -9,9 +9,9 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import Any, Self
 
-from omni_discovery import keys
 from omni_discovery.clients import OmniCoordClientForHub, OmniCoordClientForStage
-from omni_discovery.table import Delta, View
+from omni_discovery.records import keys
+from omni_discovery.view.table import Delta, View
 from tests.support.processes import wait_for
 from tests.support.registry import etcdctl
 

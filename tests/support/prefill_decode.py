@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from omni_discovery.deploy import DeployConfig, decode_deploy
+from omni_discovery.deploy.document import DeployConfig, decode_deploy
 from tests.support.engines import DEMO
 
 #: Longer than a block of KV, so that there is something to transfer.

@@ -17,8 +17,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
-from omni_discovery import _die_with_parent
-from omni_discovery.embedded import find_binary
+from omni_discovery.etcd import _die_with_parent
+from omni_discovery.etcd.embedded import find_binary
 
 _Found = TypeVar("_Found")
 

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import zmq
 
 from omni_discovery import wire
-from omni_discovery.security import KeyPair, secure_client
+from omni_discovery.curve import KeyPair, secure_client
 
 _Message = TypeVar("_Message")
 

@@ -11,9 +11,9 @@ from types import TracebackType
 from typing import Any, Self
 
 from omni_discovery.clients import OmniCoordClientForHub
-from omni_discovery.deploy import DeployConfig, decode_deploy, encode_deploy
-from omni_discovery.messages import HubRecord, ReplicaInfo, ReplicaStatus
-from omni_discovery.security import KeyPair
+from omni_discovery.curve import KeyPair
+from omni_discovery.deploy.document import DeployConfig, decode_deploy, encode_deploy
+from omni_discovery.records.schema import HubRecord, ReplicaInfo, ReplicaStatus
 from tests.support.replica_hub import RawHub, eventually
 
 STARTUP_S = 60.0

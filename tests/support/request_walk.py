@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from hub import request_events as ev
-from hub.pipeline import StageGraph
-from hub.request import RequestMachine
-from hub.request_body import RequestBody
+from hub.request import events as ev
+from hub.request.machine import RequestBody, RequestMachine
+from hub.request.plan import StageGraph
 from omni_discovery import wire
-from omni_discovery.deploy import parse_deploy
+from omni_discovery.deploy.document import parse_deploy
 from omni_discovery.wire import FailureKind
 
 PAIR = "stages: [{stage_id: 0, engine: e, final_output: text}, {stage_id: 1, engine: e, final_output: image}]"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
-from omni_discovery.etcd_admin import grant_namespace
-from omni_discovery.registry_security import RegistrySecurity, RegistryTls
+from omni_discovery.etcd.admin import grant_namespace
+from omni_discovery.etcd.config import RegistrySecurity, RegistryTls
 from tests.support.registry import EtcdServer
 
 ROOT: Final = "root-secret"

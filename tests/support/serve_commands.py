@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 
 from hub.cli import ServeCommand
-from hub.serve_flags import check_flags
+from hub.serve.flags import check_flags
 
 ETCD = ("--etcd-endpoints", "etcd:2379")
 

@@ -10,9 +10,9 @@ from typing import Any
 
 from hub.async_omni import AsyncOmni
 from hub.config import HubConfig
-from hub.running_hub import ServeConfig
-from omni_discovery.registry_security import RegistrySecurity
-from omni_discovery.security import KeyPair
+from hub.serve.running_hub import ServeConfig
+from omni_discovery.curve import KeyPair
+from omni_discovery.etcd.config import RegistrySecurity
 from tests.support.hub_fakes import ONE_STAGE, QUICK, deploy_of, show, until
 
 KEYS = KeyPair.generate()

@@ -6,15 +6,15 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
-from hub import request_events as ev
-from hub.outputs import OmniOutput
-from hub.pool_core import PoolCore
-from hub.pool_options import PoolOptions
-from hub.request import RequestMachine
-from hub.retry_budget import RetryBudget
-from hub.waiting import Waiter, WaitingLine
+from hub.config import PoolOptions
+from hub.orchestrator.retries import RetryBudget
+from hub.pool.core import PoolCore
+from hub.pool.wait_queue import Waiter, WaitingLine
+from hub.request import events as ev
+from hub.request.machine import RequestMachine
+from hub.request.outputs import OmniOutput
 from omni_discovery import wire
-from omni_discovery.balancers import build_load_balancer_factory
+from omni_discovery.balancing.policies import build_load_balancer_factory
 from tests.support.simulated_replica import Life, VirtualClock
 
 ACCEPT_TIMEOUT_S, ACCEPT_LIMIT_S, GRACE_S, PICK_TIMEOUT_S = 0.1, 1.0, 1.0, 10.0

@@ -12,11 +12,11 @@ from heapq import heappop, heappush
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from hub.retry import ENGINE_DIED
+from hub.request.retry import ENGINE_DIED
 from omni_discovery import wire
-from omni_discovery.messages import ReplicaInfo, ReplicaStatus
+from omni_discovery.records.schema import ReplicaInfo, ReplicaStatus
 from omni_discovery.wire import FailureKind
-from stage_runtime.credits import CreditBook, GrantCredits
+from stage_runtime.server.credits import CreditBook, GrantCredits
 
 #: How many pieces may be on their way.
 WINDOW = 2

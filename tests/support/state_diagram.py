@@ -16,13 +16,12 @@ from typing import Any, Final
 
 import msgspec
 
-from hub import request_events as ev
-from hub.pipeline import StageGraph
-from hub.request import RequestMachine
-from hub.request_body import RequestBody
-from hub.request_state import Phase, StageRun
+from hub.request import events as ev
+from hub.request.machine import RequestBody, RequestMachine
+from hub.request.plan import StageGraph
+from hub.request.state import Phase, StageRun
 from omni_discovery import wire
-from omni_discovery.deploy import parse_deploy
+from omni_discovery.deploy.document import parse_deploy
 from omni_discovery.errors import EngineFailedError
 from tests.support.request_walk import PAIR, chunk, done
 

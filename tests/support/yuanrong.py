@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from omni_discovery.embedded import EmbeddedEtcd
+from omni_discovery.etcd.embedded import EmbeddedEtcd
 from tests.support.binaries import absent
 from tests.support.netns import Host
 from tests.support.processes import wait_for

@@ -11,12 +11,12 @@ import pytest
 from hub.api.routes import ready_response
 from hub.async_omni import AsyncOmni
 from hub.config import HubConfig
-from hub.stage_pool import PoolOptions, StagePool, StageStatus
-from omni_discovery.balancers import LeastLoadBalancer
+from hub.pool.stage_pool import PoolOptions, StagePool, StageStatus
+from omni_discovery.balancing.policies import LeastLoadBalancer
+from omni_discovery.curve import KeyPair
 from omni_discovery.errors import StageUnavailableError
-from omni_discovery.messages import ReplicaInfo, ReplicaStatus
-from omni_discovery.security import KeyPair
-from omni_discovery.table import Delta, View
+from omni_discovery.records.schema import ReplicaInfo, ReplicaStatus
+from omni_discovery.view.table import Delta, View
 from tests.support.hub_fakes import ONE_STAGE, deploy_of, until
 
 TASK: Any = {"request_id": "r"}

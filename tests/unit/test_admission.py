@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from hub.admission import MOST_RETRY_S, Bounds, Returns, StageLoad, refusal
-from hub.backlog import Backlog
+from hub.orchestrator.admission import MOST_RETRY_S, Backlog, Bounds, Returns, StageLoad, refusal
 
 BOUNDS = Bounds(max_waiting=4, max_in_flight=100)
 

@@ -6,9 +6,9 @@ import argparse
 
 import pytest
 
-from hub.admission_flags import hub_config
 from hub.cli import ServeCommand, check_flags
 from hub.config import HubConfig
+from hub.serve.flags import hub_config
 from omni_discovery.errors import ConfigError
 
 FLAGS = ("--max-waiting", "--max-in-flight", "--request-timeout", "--pick-timeout")

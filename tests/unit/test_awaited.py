@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
-from hub.awaited import AwaitedAborts, AwaitedDispatches
-from hub.cancels import Cancels
 from hub.config import HubConfig
-from hub.paced_retries import PacedRetries, RetryDue
-from hub.request_events import Dispatch
+from hub.orchestrator.aborts import Cancels
+from hub.orchestrator.retries import PacedRetries, RetryDue
+from hub.replicas.pending import AwaitedAborts, AwaitedDispatches
+from hub.request.events import Dispatch
 
 CONFIG = replace(HubConfig(), accept_timeout_s=0.02, accept_limit_s=0.06)
 

@@ -11,7 +11,7 @@ from importlib.metadata import EntryPoint, EntryPoints
 
 import pytest
 
-from omni_discovery.balancers import (
+from omni_discovery.balancing.policies import (
     LeastQueueLengthBalancer,
     LoadBalancer,
     LoadBalancingPolicy,
@@ -21,7 +21,7 @@ from omni_discovery.balancers import (
     build_load_balancer_factory,
 )
 from omni_discovery.errors import ConfigError
-from omni_discovery.messages import ReplicaInfo, ReplicaStatus
+from omni_discovery.records.schema import ReplicaInfo, ReplicaStatus
 
 TASK: Task = {"request_id": "r"}
 
@@ -178,7 +178,9 @@ def broken() -> LoadBalancer:
 def with_plugins(monkeypatch: pytest.MonkeyPatch, **plugins: str) -> None:
     points = [EntryPoint(name, f"{__name__}:{what}", "omni_discovery.policies") for name, what in plugins.items()]
     monkeypatch.setitem(sys.modules, __name__, sys.modules[Last.__module__])
-    monkeypatch.setattr("omni_discovery.balancers.entry_points", lambda group: EntryPoints(points).select(group=group))
+    monkeypatch.setattr(
+        "omni_discovery.balancing.policies.entry_points", lambda group: EntryPoints(points).select(group=group)
+    )
 
 
 def test_a_policy_of_a_third_party_goes_by_the_name_of_its_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:

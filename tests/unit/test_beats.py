@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from omni_discovery import keys
-from omni_discovery.beats import Beat, BeatRecord, decode_beat
 from omni_discovery.errors import RecordError
+from omni_discovery.records import keys
+from omni_discovery.records.beat import Beat, BeatRecord, decode_beat
 from omni_discovery.testing import FakeKV, ManualClock
 
 KEY = keys.beat_key("n", "hub-1")

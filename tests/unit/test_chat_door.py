@@ -10,9 +10,9 @@ from starlette.requests import Request
 from starlette.types import Message, Receive
 
 from hub.api.chat import ChatCompletions
-from hub.api.schema import MAX_BODY_BYTES, MAX_DROPPED_BYTES, parse_chat
+from hub.api.chat_schema import MAX_BODY_BYTES, MAX_DROPPED_BYTES, parse_chat
 from hub.async_omni import AsyncOmni
-from omni_discovery.deploy import parse_deploy
+from omni_discovery.deploy.document import parse_deploy
 from omni_discovery.errors import InvalidRequestError, OverloadedError
 
 DEPLOY = parse_deploy("stages: [{stage_id: 0, engine: echo, final_output: text}]", "one.yaml")

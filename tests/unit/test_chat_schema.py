@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from hub.api.chat import stage_params
-from hub.api.schema import parse_chat
-from omni_discovery.deploy import parse_deploy
+from hub.api.chat_schema import parse_chat
+from omni_discovery.deploy.document import parse_deploy
 from omni_discovery.errors import InvalidRequestError
 
 PAIR = parse_deploy(

@@ -13,7 +13,7 @@ import pytest
 from omni_discovery.clients import OmniCoordClientForHub, OmniCoordClientForStage
 from omni_discovery.errors import ConfigError, RegistryUnavailableError
 from omni_discovery.loop_thread import LoopThread
-from omni_discovery.messages import ReplicaStatus
+from omni_discovery.records.schema import ReplicaStatus
 
 #: The discard port of this machine: valid, and nobody listens.
 NOBODY = "127.0.0.1:9"

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from hub import request_events as ev
-from hub.companions import MAX_COMPANIONS, check_companions, companion_plan
-from hub.pipeline import StageGraph
-from omni_discovery.deploy import parse_deploy
+from hub.request import events as ev
+from hub.request.companions import MAX_COMPANIONS, check_companions, companion_plan
+from hub.request.plan import StageGraph
+from omni_discovery.deploy.document import parse_deploy
 from omni_discovery.errors import EngineFailedError, InvalidRequestError, ReplicaLostError
 from omni_discovery.wire import FailureKind
 from tests.support.request_walk import PAIR, Walk, done, finish_of, of

@@ -15,8 +15,8 @@ import pytest
 import yaml
 
 from hub.metrics import HubMetrics
-from omni_discovery.deploy import DeployConfig
-from omni_discovery.deploy_file import load_deploy
+from omni_discovery.deploy.document import DeployConfig
+from omni_discovery.deploy.load import load_deploy
 from tests.support.scenarios import parts_of
 from tests.support.serve_commands import ETCD, parsed
 

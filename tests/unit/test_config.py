@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from omni_discovery.config import RegistryConfig
-from omni_discovery.endpoints import parse_endpoints
 from omni_discovery.errors import ConfigError
+from omni_discovery.etcd.config import RegistryConfig, parse_endpoints
 
 
 @pytest.mark.parametrize(

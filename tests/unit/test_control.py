@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omni_discovery.control import (
+from omni_discovery.kv import KeyValue
+from omni_discovery.records.control import (
     ControlError,
     Decision,
     HubWish,
@@ -20,7 +21,6 @@ from omni_discovery.control import (
     parse_hub,
     without_drain,
 )
-from omni_discovery.kv import KeyValue
 
 EPOCH = 40
 NOTHING = InForce()

@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from omni_discovery import keys
-from omni_discovery.control import InForce
-from omni_discovery.control_watch import ControlWatch
+from omni_discovery.records import keys
+from omni_discovery.records.control import InForce
+from omni_discovery.registration.control_watch import ControlWatch
 from omni_discovery.testing import FakeKV, ManualClock, settle
 
 KEY = keys.replica_control_key("n", 0, 1)

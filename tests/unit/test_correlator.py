@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hub.correlator import Correlator, ReplicaResult, Target
+from hub.orchestrator.collective import Correlator, ReplicaResult, Target
 
 
 def targets(*names: str) -> list[Target]:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from stage_runtime.credits import CreditBook, GrantCredits, RecallCredits
+from stage_runtime.server.credits import CreditBook, GrantCredits, RecallCredits
 
 
 def book(capacity: int, *peers: str) -> CreditBook:

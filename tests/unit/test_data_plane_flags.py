@@ -7,7 +7,7 @@ import logging
 
 import pytest
 
-from omni_discovery.data_plane_flags import (
+from omni_discovery.commands.flags import (
     add_data_plane_options,
     check_data_plane,
     check_host,

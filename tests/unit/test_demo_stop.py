@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from omni_discovery.runtime_file import read_embedded, write_endpoint
+from omni_discovery.etcd.embedded_file import read_embedded, write_endpoint
 from stage_runtime.demo.run import DemoConfig, _Demo
 
 _DEAF = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(60)"

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from omni_discovery.deploy import (
+from omni_discovery.deploy.dialect import CONNECTORS
+from omni_discovery.deploy.document import (
     DEFAULT_CONNECTOR,
     ConnectorConfig,
     DeployConfig,
@@ -18,8 +19,7 @@ from omni_discovery.deploy import (
     encode_deploy,
     parse_deploy,
 )
-from omni_discovery.deploy_check import describe_difference, doubtful_engines
-from omni_discovery.deploy_connectors import CONNECTORS
+from omni_discovery.deploy.load import describe_difference, doubtful_engines
 from omni_discovery.errors import ConfigError
 from stage_runtime.connectors.factory import OmniConnectorFactory
 

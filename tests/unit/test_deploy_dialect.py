@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from omni_discovery.deploy import DeployConfig, parse_deploy, read_deploy
-from omni_discovery.deploy_dialect import ENGINE_KEYS
+from omni_discovery.deploy.dialect import ENGINE_KEYS
+from omni_discovery.deploy.document import DeployConfig, parse_deploy, read_deploy
 from omni_discovery.errors import ConfigError
 
 #: As its files have it today: what the engine takes stands beside the stage's own keys.

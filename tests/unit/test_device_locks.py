@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from omni_discovery.errors import ConfigError
-from stage_runtime.device_locks import DeviceLocks, Holder
+from stage_runtime.supervisor.device_locks import DeviceLocks, Holder
 
 Make = Callable[..., DeviceLocks]
 

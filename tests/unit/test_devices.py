@@ -8,11 +8,17 @@ from types import SimpleNamespace
 
 import pytest
 
-from omni_discovery.deploy import RuntimeConfig, StageConfig
+from omni_discovery.deploy.document import RuntimeConfig, StageConfig
 from omni_discovery.errors import ConfigError
-from stage_runtime.devices import UNKNOWN, Machine, Platform, device_text
-from stage_runtime.environment import doubtful_devices, replica_environment, stage_devices
-from stage_runtime.machine import check_devices_are_seen, find_machine
+from stage_runtime.supervisor.devices import (
+    UNKNOWN,
+    Machine,
+    Platform,
+    check_devices_are_seen,
+    device_text,
+    find_machine,
+)
+from stage_runtime.supervisor.environment import doubtful_devices, replica_environment, stage_devices
 
 TWO_GPUS = Machine({Platform.CUDA: 2})
 NOTHING = Machine({})

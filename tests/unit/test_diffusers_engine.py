@@ -11,17 +11,17 @@ from typing import Any
 
 import pytest
 
-from omni_discovery.deploy import StageConfig
+from omni_discovery.deploy.document import StageConfig
 from omni_discovery.errors import ConfigError, InvalidRequestError
 from omni_discovery.wire import FailureKind
-from stage_runtime.engine_loop import EngineLoop
+from stage_runtime.engine_loop.jobs import Outcome, Work
+from stage_runtime.engine_loop.loop import EngineLoop
+from stage_runtime.engine_loop.payloads import Payloads
 from stage_runtime.engines.base import EngineOutput, StageRequest, create_engine
-from stage_runtime.engines.diffusers_engine import DiffusersEngine
-from stage_runtime.engines.diffusers_request import Picture, Traits, read_picture
-from stage_runtime.engines.diffusers_thread import PipelineThread
-from stage_runtime.jobs import Outcome, Work
+from stage_runtime.engines.diffusers.engine import DiffusersEngine
+from stage_runtime.engines.diffusers.request import Picture, Traits, read_picture
+from stage_runtime.engines.diffusers.thread import PipelineThread
 from stage_runtime.lifecycle import stalled
-from stage_runtime.payloads import Payloads
 from tests.support.engines import run
 from tests.support.processes import wait_for
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from omni_discovery.disappearance import Disappearance
+from omni_discovery.view.mass_loss import Disappearance
 
 TTL_S = 10.0
 

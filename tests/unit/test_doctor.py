@@ -7,14 +7,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from omni_discovery import keys
-from omni_discovery.beats import BeatRecord
-from omni_discovery.deploy import decode_deploy
-from omni_discovery.doctor import Evidence, Finding, Grade, count_namespaces, examine, judge_version
-from omni_discovery.fingerprint import document_fingerprint, stage_fingerprint
+from omni_discovery.commands.checks import Evidence, Finding, Grade, count_namespaces, examine, judge_version
+from omni_discovery.deploy.document import decode_deploy
+from omni_discovery.deploy.fingerprint import document_fingerprint, stage_fingerprint
 from omni_discovery.kv import KeyValue, Listing
-from omni_discovery.messages import HubRecord, ReplicaRecord, ReplicaStatus, encode_record
-from omni_discovery.table import ReplicaTable
+from omni_discovery.records import keys
+from omni_discovery.records.beat import BeatRecord
+from omni_discovery.records.schema import HubRecord, ReplicaRecord, ReplicaStatus, encode_record
+from omni_discovery.view.table import ReplicaTable
 
 NOW_S = 5000.0
 PIPELINE = b'{"stages": [{"stage_id": 0, "engine": "echo", "final_output": "text"}]}'

@@ -7,8 +7,8 @@ import threading
 
 import pytest
 
-from stage_runtime.drain import Drain, Verdict
-from stage_runtime.ending import close_part, ended_within
+from stage_runtime.lifecycle import Drain, Verdict
+from stage_runtime.replica.replica import close_part, ended_within
 
 FOR_EVER = float("inf")
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from omni_discovery import keys
-from omni_discovery.beats import BeatRecord
-from omni_discovery.drain_acks import DrainAcks, awaited_hubs
 from omni_discovery.errors import RegistryUnavailableError
 from omni_discovery.kv import Listing
+from omni_discovery.records import keys
+from omni_discovery.records.beat import BeatRecord
+from omni_discovery.registration.drain_acks import DrainAcks, awaited_hubs
 from omni_discovery.testing import FakeKV, ManualClock, settle
 
 NS = "default"

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from omni_discovery.deploy import StageConfig
+from omni_discovery.deploy.document import StageConfig
 from omni_discovery.errors import ConfigError, InvalidRequestError
 from omni_discovery.wire import FailureKind
 from stage_runtime.engines.base import EngineOutput, StageRequest, create_engine
-from stage_runtime.engines.echo import EchoEngine, draw_png
+from stage_runtime.engines.echo.engine import EchoEngine, draw_png
 
 
 def engine(**engine_args: Any) -> EchoEngine:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from omni_discovery.embedded import what_it_said
+from omni_discovery.etcd.embedded import what_it_said
 
 FATAL = (
     '{"level":"fatal","ts":"2024-01-01","caller":"a.go:1","msg":"discovery failed","error":"no space\\n left",'

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from omni_discovery.deploy import StageConfig
+from omni_discovery.deploy.document import StageConfig
+from stage_runtime.config import NotResumableError
 from stage_runtime.engines.base import EngineOutput, StageRequest
-from stage_runtime.engines.echo import EchoEngine
-from stage_runtime.errors import NotResumableError
+from stage_runtime.engines.echo.engine import EchoEngine
 from stage_runtime.testing import OPTIONAL, EngineContract
 
 

@@ -9,12 +9,24 @@ import numpy as np
 import pytest
 
 from omni_discovery.wire import FailureKind, PayloadRef
-from stage_runtime.connectors.shm import SharedMemoryConnector
-from stage_runtime.engine_loop import EngineLoop, Progress
+from stage_runtime.config import EngineDeadError
+from stage_runtime.connectors.shm.connector import SharedMemoryConnector
+from stage_runtime.engine_loop.jobs import (
+    Broken,
+    Call,
+    Called,
+    Cancel,
+    Finished,
+    Outcome,
+    Piece,
+    Release,
+    ReleaseHub,
+    Wake,
+    Work,
+)
+from stage_runtime.engine_loop.loop import EngineLoop, Progress
+from stage_runtime.engine_loop.payloads import Edge, Payloads
 from stage_runtime.engines.base import EngineOutput
-from stage_runtime.errors import EngineDeadError
-from stage_runtime.jobs import Broken, Call, Called, Cancel, Finished, Outcome, Piece, Release, ReleaseHub, Wake, Work
-from stage_runtime.payloads import Edge, Payloads
 from tests.support.replica_engine import ScriptedEngine
 
 

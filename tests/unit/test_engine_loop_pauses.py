@@ -7,13 +7,10 @@ from typing import Any
 
 import pytest
 
-from omni_discovery.deploy import StageConfig
+from omni_discovery.deploy.document import StageConfig
 from omni_discovery.wire import FailureKind
-from stage_runtime.connectors.shm import SharedMemoryConnector
-from stage_runtime.engine_loop import EngineLoop
-from stage_runtime.engines.base import EngineOutput, StageRequest
-from stage_runtime.engines.echo import EchoEngine
-from stage_runtime.jobs import (
+from stage_runtime.connectors.shm.connector import SharedMemoryConnector
+from stage_runtime.engine_loop.jobs import (
     Broken,
     Cancel,
     Finished,
@@ -27,7 +24,10 @@ from stage_runtime.jobs import (
     Wake,
     Work,
 )
-from stage_runtime.payloads import Edge, Payloads
+from stage_runtime.engine_loop.loop import EngineLoop
+from stage_runtime.engine_loop.payloads import Edge, Payloads
+from stage_runtime.engines.base import EngineOutput, StageRequest
+from stage_runtime.engines.echo.engine import EchoEngine
 from tests.support.replica_engine import ScriptedEngine
 
 

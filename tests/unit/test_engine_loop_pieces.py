@@ -10,10 +10,8 @@ import pytest
 
 from omni_discovery.errors import InvalidRequestError
 from omni_discovery.wire import FailureKind, PayloadRef
-from stage_runtime.connectors.shm import SharedMemoryConnector
-from stage_runtime.engine_loop import EngineLoop
-from stage_runtime.engines.base import EngineOutput
-from stage_runtime.jobs import (
+from stage_runtime.connectors.shm.connector import SharedMemoryConnector
+from stage_runtime.engine_loop.jobs import (
     Broken,
     Cancel,
     Fed,
@@ -27,7 +25,9 @@ from stage_runtime.jobs import (
     Wake,
     Work,
 )
-from stage_runtime.payloads import Edge, Payloads
+from stage_runtime.engine_loop.loop import EngineLoop
+from stage_runtime.engine_loop.payloads import Edge, Payloads
+from stage_runtime.engines.base import EngineOutput
 from tests.support.replica_engine import ScriptedEngine
 
 

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 import pytest
 
 from omni_discovery.wire import FailureKind, Resume
-from stage_runtime.engine_loop import EngineLoop
+from stage_runtime.config import NotResumableError
+from stage_runtime.engine_loop.jobs import Broken, Outcome, Work
+from stage_runtime.engine_loop.loop import EngineLoop
+from stage_runtime.engine_loop.payloads import Payloads
 from stage_runtime.engines.base import StageRequest
-from stage_runtime.errors import NotResumableError
-from stage_runtime.jobs import Broken, Outcome, Work
-from stage_runtime.payloads import Payloads
 from tests.support.replica_engine import ScriptedEngine
 
 SHOWN = Resume(token_ids=(1,), text="one")

@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 
 from omni_discovery.wire import MAX_HEAD_BYTES, MAX_LOGPROBS, FailureKind, TokenLogprob
-from stage_runtime.answers import head_of
-from stage_runtime.connectors.shm import SharedMemoryConnector
-from stage_runtime.engine_loop import EngineLoop
+from stage_runtime.connectors.shm.connector import SharedMemoryConnector
+from stage_runtime.engine_loop.check_output import PROMPT_PLACES, flaw_of
+from stage_runtime.engine_loop.jobs import Broken, Finished, NextSegment, Outcome, Piece, Room, SegmentEnded, Wake, Work
+from stage_runtime.engine_loop.loop import EngineLoop
+from stage_runtime.engine_loop.payloads import Edge, Payloads
 from stage_runtime.engines.base import EngineOutput, StageRequest
-from stage_runtime.jobs import Broken, Finished, NextSegment, Outcome, Piece, Room, SegmentEnded, Wake, Work
-from stage_runtime.ledger import Ticket
-from stage_runtime.outputs import PROMPT_PLACES, flaw_of
-from stage_runtime.payloads import Edge, Payloads
-from stage_runtime.peers import Peer
+from stage_runtime.server.ledger import Ticket
+from stage_runtime.server.router import Peer
+from stage_runtime.server.sessions import head_of
 from tests.support.replica_engine import ScriptedEngine
 
 WRONG: dict[str, Any] = {

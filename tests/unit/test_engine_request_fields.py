@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from omni_discovery.errors import InvalidRequestError
-from stage_runtime.engines.engine_request import _fields_for
+from stage_runtime.engines.vllm.core_request import _fields_for
 
 OLD = ("request_id", "prompt_token_ids", "mm_features", "lora_request", "cache_salt", "data_parallel_rank")
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from omni_discovery._etcd_messages import _serialized_descriptor, rpc, stubs
-from omni_discovery.etcd_watch import prefix_end
+from omni_discovery.etcd._rpc import _serialized_descriptor, rpc, stubs
+from omni_discovery.etcd.watch import prefix_end
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -39,7 +39,7 @@ def test_the_stubs_are_those_of_etcd3() -> None:
 def test_the_default_pool_is_left_alone() -> None:
     """Another etcd library may register the same names there."""
     run_python(
-        "import omni_discovery._etcd_messages\n"
+        "import omni_discovery.etcd._rpc\n"
         "from google.protobuf import descriptor_pool\n"
         "for name in ('kv.proto', 'auth.proto', 'rpc.proto'):\n"
         "    try:\n"
@@ -55,7 +55,7 @@ def test_an_import_of_etcd3_that_failed_before_does_no_harm() -> None:
         "import contextlib\n"
         "with contextlib.suppress(Exception):\n"
         "    import etcd3\n"
-        "from omni_discovery._etcd_messages import rpc\n"
+        "from omni_discovery.etcd._rpc import rpc\n"
         "rpc.PutRequest(key=b'k')\n"
     )
 

@@ -7,15 +7,15 @@ from collections.abc import Callable
 
 import pytest
 
-from omni_discovery import etcd_greeting
-from omni_discovery.etcd_versions import KNOWN_BUGS, known_bugs, parse_version
+from omni_discovery.etcd import versions
+from omni_discovery.etcd.versions import KNOWN_BUGS, known_bugs, parse_version
 
 
 @pytest.fixture
 def said(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
     """What a fresh process says of bugs."""
-    monkeypatch.setattr(etcd_greeting, "_spoken_of", set())
-    monkeypatch.setattr(etcd_greeting, "_manners", etcd_greeting._Manners())
+    monkeypatch.setattr(versions, "_spoken_of", set())
+    monkeypatch.setattr(versions, "_manners", versions._Manners())
     caplog.set_level(logging.INFO)
     return lambda: [told for each in caplog.records if "known_bugs" in (told := each.getMessage())]
 
@@ -23,13 +23,13 @@ def said(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> C
 def test_bugs_are_named_by_one_process_counted_by_others_and_left_out_for_an_etcd_of_ours(
     said: Callable[[], list[str]],
 ) -> None:
-    etcd_greeting.be_brief(embedded="127.0.0.1:7")
-    etcd_greeting._speak_of("127.0.0.1:7", "3.5.1")
+    versions.be_brief(embedded="127.0.0.1:7")
+    versions._speak_of("127.0.0.1:7", "3.5.1")
     assert said() == []
-    etcd_greeting._speak_of("etcd-1:2379", "3.5.2")
+    versions._speak_of("etcd-1:2379", "3.5.2")
     assert "can lose writes" in said()[0]
-    etcd_greeting.be_brief(count_only=True)
-    etcd_greeting._speak_of("etcd-1:2379", "3.5.3")
+    versions.be_brief(count_only=True)
+    versions._speak_of("etcd-1:2379", "3.5.3")
     assert said()[1] == "etcd.known_bugs version=3.5.3 count=7: 'omni doctor' names them"
 
 

@@ -6,12 +6,12 @@ import os
 
 import pytest
 
-from omni_discovery.deploy import StageConfig
+from omni_discovery.deploy.document import StageConfig
 from omni_discovery.errors import ConfigError
-from stage_runtime import tidings
-from stage_runtime.errors import EngineDeadError
-from stage_runtime.failures import is_known, lacks_memory, not_loaded, told
-from stage_runtime.tidings import IsUp, LastWords, read
+from stage_runtime import status_pipe
+from stage_runtime.config import EngineDeadError
+from stage_runtime.replica.failures import is_known, lacks_memory, not_loaded, told
+from stage_runtime.status_pipe import IsUp, LastWords, read
 
 
 class OutOfMemoryError(RuntimeError):
@@ -70,11 +70,11 @@ def test_a_file_that_is_cut_short_is_a_broken_model() -> None:
 def test_the_supervisor_reads_what_it_is_told_among_what_is_printed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also behind a line that somebody left unfinished; long ones are cut, not torn."""
     reading, writing = os.pipe()
-    monkeypatch.setattr(tidings, "_STDOUT", writing)
+    monkeypatch.setattr(status_pipe, "_STDOUT", writing)
     os.write(writing, b"plain\nunfinished")
-    tidings.tell(IsUp())
-    tidings.tell(LastWords("it is\nover"))
-    tidings.tell(LastWords("x" * 10_000))
+    status_pipe.tell(IsUp())
+    status_pipe.tell(LastWords("it is\nover"))
+    status_pipe.tell(LastWords("x" * 10_000))
     os.close(writing)
     with os.fdopen(reading, "rb") as lines:
         found = [read(line.rstrip(b"\n")) for line in lines]
@@ -87,6 +87,6 @@ def test_the_supervisor_reads_what_it_is_told_among_what_is_printed(monkeypatch:
 def test_a_supervisor_that_is_gone_is_told_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     reading, writing = os.pipe()
     os.close(reading)
-    monkeypatch.setattr(tidings, "_STDOUT", writing)
-    tidings.tell(IsUp())
+    monkeypatch.setattr(status_pipe, "_STDOUT", writing)
+    status_pipe.tell(IsUp())
     os.close(writing)

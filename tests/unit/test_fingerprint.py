@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from omni_discovery.deploy import encode_deploy, parse_deploy
-from omni_discovery.fingerprint import document_fingerprint, stage_fingerprint, stage_fingerprints
+from omni_discovery.deploy.document import encode_deploy, parse_deploy
+from omni_discovery.deploy.fingerprint import document_fingerprint, stage_fingerprint, stage_fingerprints
 
 PAIR = """
 stages:

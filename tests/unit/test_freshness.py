@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from omni_discovery.freshness import Distrust, Freshness, WriteBeat
+from omni_discovery.view.freshness import Distrust, Freshness, WriteBeat
 
 
 def opened() -> Freshness:

@@ -9,14 +9,13 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omni_discovery import keys
-from omni_discovery.history import EventReader, Life, Transition, lives
-from omni_discovery.history_command import history_table, read_registry
-from omni_discovery.history_log import HistoryLog, history_file, read_log
+from omni_discovery.commands.history import history_table, read_registry
+from omni_discovery.commands.history_log import EventReader, HistoryLog, Life, Transition, history_file, lives, read_log
 from omni_discovery.kv import DeleteEvent, KeyValue, PutEvent, WatchEvent
-from omni_discovery.messages import ReplicaInfo, ReplicaRecord, ReplicaStatus, encode_record
-from omni_discovery.table import Delta, View
+from omni_discovery.records import keys
+from omni_discovery.records.schema import ReplicaInfo, ReplicaRecord, ReplicaStatus, encode_record
 from omni_discovery.testing import FakeKV, ManualClock
+from omni_discovery.view.table import Delta, View
 
 KEY = keys.replica_key("n", 0, 1)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from hub.admission import Bounds, StageLoad, refusal
 from hub.api.errors import describe, error_response
+from hub.orchestrator.admission import Bounds, StageLoad, refusal
 from omni_discovery.errors import (
     DeadlineExceededError,
     EngineFailedError,

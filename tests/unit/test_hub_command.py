@@ -8,10 +8,10 @@ import json
 import pytest
 from rich.console import Console
 
-from omni_discovery import keys
+from omni_discovery.commands.hubs import allow_hub, hub_table, read_hubs, revoke_hub
 from omni_discovery.errors import ConfigError
-from omni_discovery.hub_command import allow_hub, hub_table, read_hubs, revoke_hub
-from omni_discovery.messages import HubRecord, encode_record
+from omni_discovery.records import keys
+from omni_discovery.records.schema import HubRecord, encode_record
 from omni_discovery.testing import FakeKV, ManualClock
 
 NS = "n"

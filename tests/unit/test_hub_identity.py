@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hub.identity import HubIdentity, new_identity, take_identity
+from hub.serve.identity import HubIdentity, new_identity, take_identity
 
 
 def take(folder: Path, endpoints: str = "e:1", host: str = "host") -> HubIdentity:
@@ -84,7 +84,7 @@ def test_a_folder_that_can_not_be_used_makes_a_hub_of_one_life(
 
 @pytest.mark.parametrize("host", ["", "...", "gpu 7/ü", "x" * 100])
 def test_any_host_name_makes_an_id_that_can_stand_in_a_key(host: str) -> None:
-    from omni_discovery import keys
+    from omni_discovery.records import keys
 
     hub_id = new_identity(host).hub_id
     assert keys.parse_key("default", keys.hub_key("default", hub_id)) == keys.HubKey(hub_id)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hub.session import Session
+from hub.replicas.session import Session
 from omni_discovery import wire
 
 

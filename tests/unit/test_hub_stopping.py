@@ -12,10 +12,10 @@ from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from hub import app
-from hub.api import http_server
-from hub.api.http_server import HttpServer, bind
-from hub.local_stages import StageEnd
+from hub.api import server as http_server
+from hub.api.server import HttpServer, bind
+from hub.serve import app
+from hub.serve.local_stages import StageEnd
 from omni_discovery.errors import ConfigError, OmniError
 
 if TYPE_CHECKING:

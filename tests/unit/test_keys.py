@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from omni_discovery import keys
 from omni_discovery.errors import ConfigError
+from omni_discovery.records import keys
 
 _names = st.from_regex(r"\A[A-Za-z0-9][A-Za-z0-9_.-]{0,62}\Z")
 _numbers = st.integers(0, 999_999_999)

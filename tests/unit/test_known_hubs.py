@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from omni_discovery.known_hubs import KnownHubs
-from omni_discovery.messages import HubRecord
-from omni_discovery.table import Delta, View
+from omni_discovery.records.schema import HubRecord
 from omni_discovery.testing import ManualClock
+from omni_discovery.view.known_hubs import KnownHubs
+from omni_discovery.view.table import Delta, View
 
 
 class Scene:

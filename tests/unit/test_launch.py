@@ -12,8 +12,8 @@ import textwrap
 import msgspec
 import pytest
 
-from stage_runtime.launch import SpawnedChild
-from stage_runtime.zygote import Ended, Notice, Started
+from stage_runtime.supervisor.launch import SpawnedChild
+from stage_runtime.supervisor.zygote import Ended, Notice, Started
 from tests.support.processes import wait_for
 from tests.support.replica_stage import is_running
 
@@ -41,7 +41,7 @@ def test_what_a_forked_replica_had_started_goes_with_it(by_zygote: bool) -> None
     """1. a zygote's replica has started a process; 2. it ends by itself, or its zygote is told to end: both are gone"""
     program = """
         import socket, subprocess, sys, time
-        from stage_runtime.zygote import Zygote
+        from stage_runtime.supervisor.zygote import Zygote
 
         def run_replica(config, environment):
             print(subprocess.Popen(["sleep", "600"]).pid, flush=True)

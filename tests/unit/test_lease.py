@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from omni_discovery.errors import ConfigError
-from omni_discovery.lease import (
+from omni_discovery.registration.lease import (
     DeclareHeld,
     DeclareLost,
     DeclareSuspect,

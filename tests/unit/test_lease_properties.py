@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omni_discovery.lease import (
+from omni_discovery.registration.lease import (
     DeclareHeld,
     DeclareLost,
     Granted,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from omni_discovery.messages import ReplicaStatus
+from omni_discovery.records.schema import ReplicaStatus
 from omni_discovery.wire import FailureKind
 from stage_runtime.lifecycle import (
     DrainAsked,

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from hub import local_stages
-from hub.local_stages import LocalStage, LocalStages, StageEnd
-from omni_discovery.messages import ReplicaInfo, ReplicaStatus
-from omni_discovery.restart_pauses import RestartPauses
-from omni_discovery.table import View
+from hub.serve import local_stages
+from hub.serve.local_stages import LocalStage, LocalStages, StageEnd
+from omni_discovery.backoff import RestartPauses
+from omni_discovery.records.schema import ReplicaInfo, ReplicaStatus
+from omni_discovery.view.table import View
 
 UP = ReplicaInfo("tcp://h:1", "tcp://h:2", 0, ReplicaStatus.UP, 0, 0.0, 0.0, 0, epoch=8)
 

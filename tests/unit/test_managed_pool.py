@@ -10,10 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from omni_discovery.errors import ConfigError
-from stage_runtime.connectors.allocator import BufferAllocator
-from stage_runtime.connectors.managed import STAMP_BYTES, ManagedBuffer, ManagedPool
-from stage_runtime.connectors.managed_store import ManagedMemory
-from stage_runtime.connectors.mooncake_offers import OFFER_BYTES, Offer
+from stage_runtime.connectors.mooncake.offers import OFFER_BYTES, Offer
+from stage_runtime.connectors.store.registered import (
+    STAMP_BYTES,
+    BufferAllocator,
+    ManagedBuffer,
+    ManagedMemory,
+    ManagedPool,
+)
 
 SIZE = 1 << 20
 

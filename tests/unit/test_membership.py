@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hub.membership import Membership
-from hub.pools import Pools
-from hub.stage_client import StageClient
-from hub.stage_pool import StagePool
-from omni_discovery.balancers import RoundRobinBalancer
-from omni_discovery.messages import ReplicaInfo, ReplicaStatus
-from omni_discovery.table import View
+from hub.pool.stage_pool import StagePool
+from hub.pool.versions import Pools
+from hub.replicas.membership import Membership
+from hub.replicas.stage_client import StageClient
+from omni_discovery.balancing.policies import RoundRobinBalancer
+from omni_discovery.records.schema import ReplicaInfo, ReplicaStatus
+from omni_discovery.view.table import View
 
 
 def record(stage_id: int, replica_id: int, port: int, epoch: int) -> ReplicaInfo:

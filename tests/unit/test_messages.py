@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from omni_discovery.errors import RecordError
-from omni_discovery.messages import (
+from omni_discovery.records.schema import (
     HubRecord,
     ReplicaEvent,
     ReplicaInfo,

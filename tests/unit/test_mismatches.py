@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from omni_discovery.deploy import encode_deploy, parse_deploy
-from omni_discovery.fingerprint import stage_fingerprint
-from omni_discovery.messages import ReplicaInfo, ReplicaStatus
-from omni_discovery.mismatches import OTHER_DOCUMENT, mismatches, mismatches_in_force
+from omni_discovery.deploy.document import encode_deploy, parse_deploy
+from omni_discovery.deploy.fingerprint import OTHER_DOCUMENT, mismatches, mismatches_in_force, stage_fingerprint
+from omni_discovery.records.schema import ReplicaInfo, ReplicaStatus
 
 ONE = parse_deploy("stages: [{stage_id: 0, engine: echo, final_output: text}]", "test")
 RIGHT = stage_fingerprint(ONE, 0)

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import pytest
 
 from omni_discovery import __version__
-from stage_runtime.model_details import FIELDS, model_details
+from stage_runtime.replica.identity import FIELDS, model_details
 
 MIB = 1 << 20
 

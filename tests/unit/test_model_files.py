@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from omni_discovery.deploy import StageConfig
+from omni_discovery.deploy.document import StageConfig
 from omni_discovery.errors import ConfigError
-from omni_discovery.one_line import essence
+from omni_discovery.text import essence
 from stage_runtime.engines.base import create_engine
-from stage_runtime.engines.model_files import check_model_files
+from stage_runtime.engines.files import check_model_files
 
 HEADER = json.dumps({"__metadata__": {"a": "b"}, "w": {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}}).encode()
 WHOLE = len(HEADER).to_bytes(8, "little") + HEADER + bytes(16)

@@ -8,10 +8,7 @@ from typing import Any
 
 import pytest
 
-from omni_discovery import keys
-from omni_discovery.errors import ConfigError
-from omni_discovery.messages import ReplicaRecord, ReplicaStatus, encode_record
-from omni_discovery.operate import (
+from omni_discovery.commands.control import (
     DrainEnd,
     DrainStep,
     OperationFailedError,
@@ -22,6 +19,9 @@ from omni_discovery.operate import (
     wait_drained,
     write_control,
 )
+from omni_discovery.errors import ConfigError
+from omni_discovery.records import keys
+from omni_discovery.records.schema import ReplicaRecord, ReplicaStatus, encode_record
 from omni_discovery.testing import FakeKV, ManualClock
 
 TARGET = Target("n", 0, 1)

@@ -6,16 +6,16 @@ import logging
 
 import pytest
 
-from omni_discovery import keys
-from omni_discovery._waiting import Backoff
+from omni_discovery.backoff import Backoff
 from omni_discovery.errors import RegistryDeniedError, RegistryRefusedError, RegistryUnavailableError
-from omni_discovery.etcd_outage import Outage
+from omni_discovery.etcd.channel import Outage
 from omni_discovery.kv import Listing
-from omni_discovery.messages import ReplicaRecord, ReplicaStatus
-from omni_discovery.registrations import ReplicaRegistrar
-from omni_discovery.table import ReplicaTable
+from omni_discovery.records import keys
+from omni_discovery.records.schema import ReplicaRecord, ReplicaStatus
+from omni_discovery.registration.registrars import ReplicaRegistrar
 from omni_discovery.testing import FakeKV, ManualClock
-from omni_discovery.watcher import Watcher
+from omni_discovery.view.table import ReplicaTable
+from omni_discovery.view.watcher import Watcher
 
 
 def events(caplog: pytest.LogCaptureFixture) -> list[str]:

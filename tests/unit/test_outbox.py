@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from omni_discovery import wire
-from stage_runtime.outbox import Frames, Outbox, SendResult
+from stage_runtime.server.outbox import Frames, Outbox, SendResult
 
 
 def head(number: int, size: int = 0) -> bytes:

@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
-from hub import request_events as ev
 from hub.output_queue import OutputQueue
-from hub.outputs import OmniOutput
-from hub.pace import ClientPace, Marks
+from hub.request import events as ev
+from hub.request.backpressure import Marks
+from hub.request.events import ClientPace
+from hub.request.outputs import OmniOutput
 from omni_discovery.wire import FailureKind
 from tests.support.request_walk import Walk, at_picture, finish_of, of
 

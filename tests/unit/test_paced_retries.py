@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from hub import request_events as ev
-from hub.paced_retries import PacedRetries, RetryDue
+from hub.orchestrator.retries import PacedRetries, RetryDue
+from hub.request import events as ev
 
 
 def dispatch(stage_id: int = 0) -> ev.Dispatch:

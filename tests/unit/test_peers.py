@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stage_runtime.peers import ForeignIdentityError, Peer, Peers
+from stage_runtime.server.router import ForeignIdentityError, Peer, Peers
 
 TOKEN = "0123456789abcdef"
 

@@ -10,17 +10,16 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from hub.api.parts import MAX_PICTURES
-from hub.api.schema import MAX_BODY_BYTES, parse_chat
-from hub.api.stream_schema import parse_frame
+from hub.api.chat_schema import MAX_BODY_BYTES, MAX_PICTURES, parse_chat
+from hub.api.stream import parse_frame
 from omni_discovery import wire
-from omni_discovery.deploy import StageConfig
+from omni_discovery.data_urls import picture_parts, read_picture
+from omni_discovery.deploy.document import StageConfig
 from omni_discovery.errors import InvalidRequestError
-from omni_discovery.picture_urls import picture_parts, read_picture
 from stage_runtime.engines.base import Engine, StageRequest, create_engine
-from stage_runtime.engines.diffusers_request import Traits
-from stage_runtime.engines.diffusers_request import read_picture as read_drawing
-from stage_runtime.engines.vllm_items import take_pictures
+from stage_runtime.engines.diffusers.request import Traits
+from stage_runtime.engines.diffusers.request import read_picture as read_drawing
+from stage_runtime.engines.vllm.prompt import take_pictures
 from stage_runtime.testing import run
 
 URL = "data:image/png;base64," + base64.b64encode(b"a file").decode()

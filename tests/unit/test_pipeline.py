@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from hub.pipeline import StageGraph
-from omni_discovery.deploy import parse_deploy
+from hub.request.plan import StageGraph
+from omni_discovery.deploy.document import parse_deploy
 from omni_discovery.errors import InvalidRequestError
 
 #: The thinker writes; painter and talker both take its hand-off; the vocoder takes the talker's.

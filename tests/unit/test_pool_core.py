@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hub.pool_core import PoolCore
-from hub.pool_options import PoolOptions
-from omni_discovery.balancers import LeastLoadBalancer, LeastQueueLengthBalancer, RandomBalancer
-from omni_discovery.messages import ReplicaInfo, ReplicaStatus
+from hub.config import PoolOptions
+from hub.pool.core import PoolCore
+from omni_discovery.balancing.policies import LeastLoadBalancer, LeastQueueLengthBalancer, RandomBalancer
+from omni_discovery.records.schema import ReplicaInfo, ReplicaStatus
 
 
 def info(name: str = "a", queue_length: int = 0, status: ReplicaStatus = ReplicaStatus.UP) -> ReplicaInfo:

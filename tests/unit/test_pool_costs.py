@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Collection
 from contextlib import suppress
 
-from hub.stage_pool import PoolOptions, StagePool
-from hub.waiting import Waiter, WaitingLine
-from omni_discovery.balancers import LeastLoadBalancer, Task
-from omni_discovery.messages import ReplicaInfo, ReplicaStatus
+from hub.pool.stage_pool import PoolOptions, StagePool
+from hub.pool.wait_queue import Waiter, WaitingLine
+from omni_discovery.balancing.policies import LeastLoadBalancer, Task
+from omni_discovery.records.schema import ReplicaInfo, ReplicaStatus
 
 
 def info(number: int) -> ReplicaInfo:

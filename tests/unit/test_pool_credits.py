@@ -8,10 +8,10 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hub.pool_core import PoolCore
-from hub.pool_options import PoolOptions
-from omni_discovery.balancers import LoadBalancingPolicy, RoundRobinBalancer, build_load_balancer_factory
-from omni_discovery.messages import ReplicaInfo, ReplicaStatus
+from hub.config import PoolOptions
+from hub.pool.core import PoolCore
+from omni_discovery.balancing.policies import LoadBalancingPolicy, RoundRobinBalancer, build_load_balancer_factory
+from omni_discovery.records.schema import ReplicaInfo, ReplicaStatus
 
 TASK: Any = {"request_id": "r"}
 

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omni_discovery.balancers import LoadBalancingPolicy, RandomBalancer, build_load_balancer_factory, index_of
-from omni_discovery.messages import ReplicaInfo, ReplicaStatus
-from omni_discovery.pool_index import Member, PoolIndex
-from omni_discovery.weighted_index import KeyedIndex, StrideIndex, nothing, per_capacity, reported_per_weight
+from omni_discovery.balancing.base import Member, PoolIndex
+from omni_discovery.balancing.policies import LoadBalancingPolicy, RandomBalancer, build_load_balancer_factory, index_of
+from omni_discovery.balancing.weighted import KeyedIndex, StrideIndex, nothing, per_capacity, reported_per_weight
+from omni_discovery.records.schema import ReplicaInfo, ReplicaStatus
 
 TASK: Any = {"request_id": "r"}
 

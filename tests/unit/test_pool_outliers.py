@@ -9,11 +9,11 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hub.outliers import Standing, most_ejected
-from hub.pool_core import PoolCore
-from hub.pool_options import PoolOptions
-from omni_discovery.balancers import LeastLoadBalancer, LoadBalancer, RoundRobinBalancer
-from omni_discovery.messages import ReplicaInfo, ReplicaStatus
+from hub.config import PoolOptions
+from hub.pool.core import PoolCore
+from hub.pool.outliers import Standing, most_ejected
+from omni_discovery.balancing.policies import LeastLoadBalancer, LoadBalancer, RoundRobinBalancer
+from omni_discovery.records.schema import ReplicaInfo, ReplicaStatus
 
 TASK: Any = {"request_id": "r"}
 

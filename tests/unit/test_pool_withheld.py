@@ -6,9 +6,9 @@ import asyncio
 import time
 from typing import Any
 
-from hub.stage_pool import PoolOptions, StagePool
-from omni_discovery.balancers import LeastLoadBalancer
-from omni_discovery.messages import ReplicaInfo, ReplicaStatus
+from hub.pool.stage_pool import PoolOptions, StagePool
+from omni_discovery.balancing.policies import LeastLoadBalancer
+from omni_discovery.records.schema import ReplicaInfo, ReplicaStatus
 
 TASK: Any = {"request_id": "r"}
 

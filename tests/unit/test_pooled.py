@@ -11,18 +11,18 @@ import numpy as np
 import pytest
 import torch
 
-from hub.api.neutral import refuse_embeddings
-from hub.outputs import OmniOutput
-from hub.pooled import array_of
+from hub.api.chat_schema import refuse_embeddings
+from hub.api.served_stage import serving_stage
+from hub.media import array_of
+from hub.request.outputs import OmniOutput
 from hub.results import ResultBuilder
-from hub.text_stage import serving_stage
-from omni_discovery.deploy import DeployConfig, StageConfig, parse_deploy
+from omni_discovery.deploy.document import DeployConfig, StageConfig, parse_deploy
 from omni_discovery.errors import ConfigError, EngineFailedError, InvalidRequestError
+from stage_runtime.engine_loop.check_output import flaw_of, pieces_of
+from stage_runtime.engine_loop.jobs import Piece
 from stage_runtime.engines.base import EngineOutput, create_engine
-from stage_runtime.engines.pooled import npy_of
+from stage_runtime.engines.files import npy_of
 from stage_runtime.engines.sampling import pooling_asked
-from stage_runtime.jobs import Piece
-from stage_runtime.outputs import flaw_of, pieces_of
 from tests.support.engines import THINKER, run
 from tests.unit.test_torch_engine import ask, engine
 

@@ -12,14 +12,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from hub import request_events as ev
-from omni_discovery.deploy import StageConfig
+from hub.request import events as ev
+from omni_discovery.deploy.document import StageConfig
 from omni_discovery.errors import ConfigError
 from omni_discovery.wire import Resume
+from stage_runtime.config import PayloadError
 from stage_runtime.connectors.serialization import deserialize, serialize
 from stage_runtime.engines.base import StageRequest
-from stage_runtime.engines.vllm_pd import PrefillDecode
-from stage_runtime.errors import PayloadError
+from stage_runtime.engines.vllm.prefill_decode import PrefillDecode
 from tests.support.request_walk import PAIR, Walk, done
 
 NIXL_SAID = {

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from omni_discovery.messages import ReplicaInfo, ReplicaStatus
-from omni_discovery.pool_index import Member
-from omni_discovery.prefix_index import PrefixIndex, prefix_hash
+from omni_discovery.balancing.base import Member
+from omni_discovery.balancing.prefix import PrefixIndex, prefix_hash
+from omni_discovery.records.schema import ReplicaInfo, ReplicaStatus
 
 
 def member(replica_id: int, addr: str = "", weight: float = 1.0) -> Member:

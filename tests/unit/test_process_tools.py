@@ -6,17 +6,17 @@ import resource
 
 import pytest
 
-from omni_discovery import process_tools
+from omni_discovery import processes
 from omni_discovery.errors import ConfigError
-from omni_discovery.process_tools import LEAST_FILES, raise_descriptor_limit
+from omni_discovery.processes import LEAST_FILES, raise_descriptor_limit
 
 
 @pytest.fixture
 def limits(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Soft and hard, as the kernel would keep them."""
     kept = [64, LEAST_FILES]
-    monkeypatch.setattr(process_tools.resource, "getrlimit", lambda _: tuple(kept))
-    monkeypatch.setattr(process_tools.resource, "setrlimit", lambda _, both: kept.__setitem__(slice(2), list(both)))
+    monkeypatch.setattr(processes.resource, "getrlimit", lambda _: tuple(kept))
+    monkeypatch.setattr(processes.resource, "setrlimit", lambda _, both: kept.__setitem__(slice(2), list(both)))
     return kept
 
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from omni_discovery.messages import ReplicaStatus
+from omni_discovery.records.schema import ReplicaStatus
 from stage_runtime.lifecycle import Stage
-from stage_runtime.publishing import Look, StatusPublisher
-from stage_runtime.restarts import EXIT_FAILED
-from stage_runtime.tidings import LastWords, Tiding
+from stage_runtime.replica.publisher import Look, StatusPublisher
+from stage_runtime.status_pipe import LastWords, Tiding
+from stage_runtime.supervisor.restarts import EXIT_FAILED
 
 
 class Client:

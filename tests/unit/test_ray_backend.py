@@ -8,10 +8,10 @@ import sys
 import msgspec
 import pytest
 
-from omni_discovery.backend_flags import add_backend_options, backend_flags, check_backend
-from omni_discovery.deploy import StageConfig, parse_deploy
+from omni_discovery.commands.flags import add_backend_options, backend_flags, check_backend
+from omni_discovery.deploy.document import StageConfig, parse_deploy
 from omni_discovery.errors import ConfigError
-from stage_runtime.ray_launcher import RayLauncher, bundle_of
+from stage_runtime.supervisor.ray_launcher import RayLauncher, bundle_of
 
 STAGES = "stages: [{{stage_id: 0, engine: vllm, model: m, final_output: text, {rest}}}]"
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
+from stage_runtime.config import PayloadError
 from stage_runtime.connectors import OmniConnectorBase
-from stage_runtime.errors import PayloadError
-from stage_runtime.jobs import Work
-from stage_runtime.payloads import Edge, Payloads
-from stage_runtime.reach import Reach
+from stage_runtime.engine_loop.jobs import Work
+from stage_runtime.engine_loop.payloads import Edge, Payloads
+from stage_runtime.replica.readiness import Reach
 
 
 class Store(OmniConnectorBase):

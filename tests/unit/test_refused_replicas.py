@@ -8,13 +8,13 @@ from typing import Any, cast
 
 import pytest
 
-from hub.membership import Membership
-from hub.pools import Pools, make_pools
-from hub.stage_client import StageClient
-from hub.stage_pool import PoolOptions, StagePool
-from omni_discovery.balancers import RoundRobinBalancer
-from omni_discovery.messages import ReplicaInfo, ReplicaStatus
-from omni_discovery.table import View
+from hub.pool.stage_pool import PoolOptions, StagePool
+from hub.pool.versions import Pools, make_pools
+from hub.replicas.membership import Membership
+from hub.replicas.stage_client import StageClient
+from omni_discovery.balancing.policies import RoundRobinBalancer
+from omni_discovery.records.schema import ReplicaInfo, ReplicaStatus
+from omni_discovery.view.table import View
 from tests.unit.test_membership import Client
 
 

@@ -9,12 +9,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from omni_discovery import keys
 from omni_discovery.errors import ConfigError
 from omni_discovery.kv import Claim, KeyValue
-from omni_discovery.messages import HubRecord, ReplicaRecord, ReplicaStatus
-from omni_discovery.registrar import Listener
-from omni_discovery.registrations import HubRegistrar, ReplicaRegistrar, changed_record, replica_id_of
+from omni_discovery.records import keys
+from omni_discovery.records.schema import HubRecord, ReplicaRecord, ReplicaStatus
+from omni_discovery.registration.leased_key import Listener
+from omni_discovery.registration.registrars import HubRegistrar, ReplicaRegistrar, changed_record, replica_id_of
 from omni_discovery.testing import FakeKV, ManualClock, settle
 
 NS = "default"

@@ -8,11 +8,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from omni_discovery.cli import add_security_options, read_security, security_flags
 from omni_discovery.clients import OmniCoordClientForHub
-from omni_discovery.config import RegistryConfig
+from omni_discovery.commands.main import add_security_options, read_security, security_flags
 from omni_discovery.errors import ConfigError
-from omni_discovery.registry_security import RegistrySecurity, RegistryTls
+from omni_discovery.etcd.config import RegistryConfig, RegistrySecurity, RegistryTls
 from stage_runtime.config import ReplicaConfig
 from tests.support.certificates import Certificates, make_certificates
 

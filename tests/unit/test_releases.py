@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from hub.pools import Pools, make_pools
-from hub.releases import Release, Releases
-from hub.stage_pool import PoolOptions
-from omni_discovery.balancers import LeastLoadBalancer
-from omni_discovery.deploy import DeployConfig, encode_deploy, parse_deploy
-from omni_discovery.fingerprint import stage_fingerprint
-from omni_discovery.messages import ReplicaInfo, ReplicaStatus
+from hub.orchestrator.releases import Release, Releases
+from hub.pool.stage_pool import PoolOptions
+from hub.pool.versions import Pools, make_pools
+from omni_discovery.balancing.policies import LeastLoadBalancer
+from omni_discovery.deploy.document import DeployConfig, encode_deploy, parse_deploy
+from omni_discovery.deploy.fingerprint import stage_fingerprint
+from omni_discovery.records.schema import ReplicaInfo, ReplicaStatus
 
 
 def document(first: str = "a", second: str = "a", more: str = "") -> DeployConfig:

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from omni_discovery.messages import ReplicaStatus
+from omni_discovery.records.schema import ReplicaStatus
 from stage_runtime.config import ReplicaConfig
-from stage_runtime.engines.echo import EchoEngine
-from stage_runtime.replica_process import Replica
-from stage_runtime.restarts import EXIT_FAILED
-from stage_runtime.tidings import IsUp, LastWords, Tiding
+from stage_runtime.engines.echo.engine import EchoEngine
+from stage_runtime.replica.replica import Replica
+from stage_runtime.status_pipe import IsUp, LastWords, Tiding
+from stage_runtime.supervisor.restarts import EXIT_FAILED
 from tests.support.hub_fakes import ONE_STAGE, deploy_of
 
 

@@ -7,10 +7,10 @@ from typing import Any
 
 from rich.console import Console
 
-from omni_discovery.messages import ReplicaInfo, ReplicaStatus
-from omni_discovery.namespaces import names_in, tell_of_others
-from omni_discovery.replica_table import replica_table
-from omni_discovery.table import View
+from omni_discovery.commands.replicas import replica_table
+from omni_discovery.etcd.check import names_in, tell_of_others
+from omni_discovery.records.schema import ReplicaInfo, ReplicaStatus
+from omni_discovery.view.table import View
 
 
 def info(replica_id: int, status: ReplicaStatus = ReplicaStatus.UP, **fields: Any) -> ReplicaInfo:

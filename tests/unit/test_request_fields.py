@@ -6,10 +6,10 @@ import dataclasses
 import typing
 from typing import Any
 
-from hub.orchestrator import OrchestratorRequestState, StreamingInputState
-from hub.pipeline import StageGraph
-from hub.request_body import RequestBody
-from omni_discovery.deploy import parse_deploy
+from hub.orchestrator.orchestrator import OrchestratorRequestState, StreamingInputState
+from hub.request.machine import RequestBody
+from hub.request.plan import StageGraph
+from omni_discovery.deploy.document import parse_deploy
 from tests.support.request_walk import PAIR, Walk
 
 _REQUIRED = object()

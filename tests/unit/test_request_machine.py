@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from hub import request_events as ev
-from hub.request_state import OrchestratorRequestState, StreamingInputState
+from hub.request import events as ev
+from hub.request.state import OrchestratorRequestState, StreamingInputState
 from omni_discovery.errors import (
     DeadlineExceededError,
     OverloadedError,

@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from hub import request_events as ev
-from hub.piece_relay import PieceRelay
+from hub.request import events as ev
+from hub.request.state import PieceRelay
 from omni_discovery import wire
 from omni_discovery.errors import ReplicaLostError
 from omni_discovery.wire import FailureKind

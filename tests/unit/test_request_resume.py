@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from hub import request_events as ev
+from hub.request import events as ev
 from omni_discovery import wire
 from omni_discovery.errors import EngineFailedError, ReplicaLostError, StageUnavailableError
 from omni_discovery.wire import FailureKind

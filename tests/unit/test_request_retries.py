@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hub import request_events as ev
-from hub.retry import ENGINE_DIED
+from hub.request import events as ev
+from hub.request.retry import ENGINE_DIED
 from omni_discovery import wire
 from omni_discovery.errors import (
     EngineFailedError,

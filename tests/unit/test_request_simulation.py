@@ -9,13 +9,12 @@ from typing import Any
 
 import pytest
 
-from hub import request_events as ev
-from hub.pipeline import RequestPlan, StageGraph
-from hub.request import RequestMachine
-from hub.request_body import RequestBody
-from hub.retry_budget import RetryBudget
-from omni_discovery.balancers import LoadBalancingPolicy
-from omni_discovery.deploy import parse_deploy
+from hub.orchestrator.retries import RetryBudget
+from hub.request import events as ev
+from hub.request.machine import RequestBody, RequestMachine
+from hub.request.plan import RequestPlan, StageGraph
+from omni_discovery.balancing.policies import LoadBalancingPolicy
+from omni_discovery.deploy.document import parse_deploy
 from omni_discovery.errors import DeadlineExceededError, RequestError
 from tests.support.request_walk import BRANCHING, PAIR
 from tests.support.simulated_hub import Active, Hub

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stage_runtime.restarts import (
+from stage_runtime.supervisor.restarts import (
     EXIT_CONFIG,
     EXIT_DONE,
     EXIT_DRAINED,

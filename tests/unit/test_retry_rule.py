@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hub.retry import (
+from hub.request.retry import (
     ENGINE_DIED,
     Loss,
     Shown,
@@ -22,10 +22,10 @@ from hub.retry import (
 )
 from omni_discovery.errors import EngineFailedError, OverloadedError, ReplicaLostError, StageUnavailableError
 from omni_discovery.wire import FailureKind
-from stage_runtime.engine_loop import EngineLoop
-from stage_runtime.errors import EngineDeadError
-from stage_runtime.jobs import Broken, Outcome, Work
-from stage_runtime.payloads import Payloads
+from stage_runtime.config import EngineDeadError
+from stage_runtime.engine_loop.jobs import Broken, Outcome, Work
+from stage_runtime.engine_loop.loop import EngineLoop
+from stage_runtime.engine_loop.payloads import Payloads
 from tests.support.replica_engine import ScriptedEngine
 
 #: A stage whose replica died before it showed anything.

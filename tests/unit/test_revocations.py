@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from omni_discovery.revocations import Revocations
+from omni_discovery.view.known_hubs import Revocations
 
 NOBODY: frozenset[str] = frozenset()
 

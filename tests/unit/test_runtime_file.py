@@ -8,7 +8,13 @@ from pathlib import Path
 import pytest
 
 from omni_discovery.errors import ConfigError
-from omni_discovery.runtime_file import embedded_among, read_embedded, remove_endpoint, runtime_dir, write_endpoint
+from omni_discovery.etcd.embedded_file import (
+    embedded_among,
+    read_embedded,
+    remove_endpoint,
+    runtime_dir,
+    write_endpoint,
+)
 
 
 def test_what_a_living_process_wrote_is_found_until_it_takes_it_back(tmp_path: Path) -> None:

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from omni_discovery import keys
-from omni_discovery.config import RegistryConfig
-from omni_discovery.hub_watcher import HubWatcher, ViewOptions
+from omni_discovery.etcd.config import RegistryConfig
 from omni_discovery.kv import KeyValue, Listing
-from omni_discovery.messages import ReplicaRecord, ReplicaStatus, encode_record
-from omni_discovery.saved_view import SavedView
-from omni_discovery.table import View
+from omni_discovery.records import keys
+from omni_discovery.records.schema import ReplicaRecord, ReplicaStatus, encode_record
 from omni_discovery.testing import FakeKV, ManualClock, settle
+from omni_discovery.view.hub_watcher import HubWatcher, ViewOptions
+from omni_discovery.view.saved_view import SavedView
+from omni_discovery.view.table import View
 
 NS = "default"
 LISTING = Listing(7, 99, (KeyValue(keys.replica_key(NS, 0, 0), b"\xff\x00", 3, 5, 77),))

@@ -7,15 +7,14 @@ from typing import Any
 
 import pytest
 
-from hub import request_events as ev
-from hub.outputs import OmniOutput
-from hub.pipeline import StageGraph
-from hub.request import RequestMachine
-from hub.request_body import RequestBody
-from hub.request_state import Phase
-from hub.segments import Segments
+from hub.request import events as ev
+from hub.request.machine import RequestBody, RequestMachine
+from hub.request.outputs import OmniOutput
+from hub.request.plan import StageGraph
+from hub.request.segments import Segments
+from hub.request.state import Phase
 from omni_discovery import wire
-from omni_discovery.deploy import parse_deploy
+from omni_discovery.deploy.document import parse_deploy
 from omni_discovery.errors import InvalidRequestError, ReplicaLostError
 from omni_discovery.wire import FailureKind
 from tests.support.request_walk import BRANCHING, PAIR, Walk, finish_of, of

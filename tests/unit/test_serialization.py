@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from stage_runtime.config import SerializationError
 from stage_runtime.connectors.serialization import deserialize, serialize
-from stage_runtime.errors import SerializationError
 
 #: Every type of plain numbers that this torch has.
 DTYPES = sorted(

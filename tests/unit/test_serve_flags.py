@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from hub.cli import ServeCommand, check_flags, serve_config
-from hub.serve_flags import warn_of_ignored_flags
-from hub.serve_plan import deploy_of, stages_here
+from hub.serve.flags import warn_of_ignored_flags
+from hub.serve.plan import deploy_of, stages_here
 from omni_discovery.errors import ConfigError
 
 PAIR = """

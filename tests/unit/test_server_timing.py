@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hub.api.answer import server_timing
+from hub.api.chat_answer import server_timing
 
 
 def test_timings_are_milliseconds_in_the_order_of_their_names() -> None:

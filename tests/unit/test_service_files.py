@@ -15,7 +15,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from omni_discovery.deploy_file import load_deploy
+from omni_discovery.deploy.load import load_deploy
 from stage_runtime.config import ReplicaConfig, SupervisorConfig
 from tests.support.serve_commands import ETCD, parsed
 

@@ -8,9 +8,9 @@ import pytest
 
 from omni_discovery import wire
 from omni_discovery.wire import FailureKind
-from stage_runtime.jobs import Broken, Cancel, Finished, Piece, Release, ReleaseHub, Rests
+from stage_runtime.engine_loop.jobs import Broken, Cancel, Finished, Piece, Release, ReleaseHub, Rests
 from stage_runtime.lifecycle import Stage
-from stage_runtime.outbox import SendResult
+from stage_runtime.server.outbox import SendResult
 from tests.unit.test_sessions import Replica
 
 

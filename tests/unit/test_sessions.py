@@ -13,12 +13,23 @@ from omni_discovery import wire
 from omni_discovery.errors import WireError
 from omni_discovery.wire import FailureKind
 from stage_runtime.config import ServerConfig
-from stage_runtime.greetings import ReplicaState
-from stage_runtime.jobs import Broken, Cancel, Finished, Job, Outcome, Pause, Piece, Release, ReleaseHub, Work
+from stage_runtime.engine_loop.jobs import (
+    Broken,
+    Cancel,
+    Finished,
+    Job,
+    Outcome,
+    Pause,
+    Piece,
+    Release,
+    ReleaseHub,
+    Work,
+)
 from stage_runtime.lifecycle import Stage
-from stage_runtime.outbox import Frames, Outbox, SendResult
-from stage_runtime.peers import Peer
-from stage_runtime.sessions import Sessions
+from stage_runtime.server.handshake import ReplicaState
+from stage_runtime.server.outbox import Frames, Outbox, SendResult
+from stage_runtime.server.router import Peer
+from stage_runtime.server.sessions import Sessions
 
 
 class Replica:

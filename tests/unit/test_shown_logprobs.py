@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec import UNSET
 
-from hub.outputs import OmniOutput, chunk_outputs, end_output
+from hub.request.outputs import OmniOutput, chunk_outputs, end_output
 from hub.results import ResultBuilder
 from omni_discovery import wire
 

@@ -8,9 +8,9 @@ import wave
 import numpy as np
 import pytest
 
-from hub.sound import joined_wav
+from hub.media import joined_wav
 from omni_discovery.errors import EngineFailedError
-from stage_runtime.engines.sound import wav_of
+from stage_runtime.engines.files import wav_of
 
 
 def test_one_piece_stays_as_it_is_and_several_are_one_file() -> None:

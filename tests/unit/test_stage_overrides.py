@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from hub.cli import ServeCommand, check_flags
-from hub.serve_plan import deploy_of, stages_here, to_start
-from omni_discovery.deploy import encode_deploy, parse_deploy
-from omni_discovery.deploy_overrides import document_here, parse_overrides
+from hub.serve.plan import deploy_of, stages_here, to_start
+from omni_discovery.deploy.document import encode_deploy, parse_deploy
+from omni_discovery.deploy.overrides import document_here, parse_overrides
 from omni_discovery.errors import ConfigError
 
 PAIR = """

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from hub.stage_pool import PoolOptions, StagePool
-from omni_discovery.balancers import LoadBalancer, build_load_balancer_factory
+from hub.pool.stage_pool import PoolOptions, StagePool
+from omni_discovery.balancing.policies import LoadBalancer, build_load_balancer_factory
 from omni_discovery.errors import ConfigError, EngineFailedError, StageUnavailableError
-from omni_discovery.messages import ReplicaInfo, ReplicaStatus
+from omni_discovery.records.schema import ReplicaInfo, ReplicaStatus
 
 
 class First(LoadBalancer):

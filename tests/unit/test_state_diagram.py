@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hub.request_state import Phase
+from hub.request.state import Phase
 from tests.support import state_diagram
 from tests.support.state_diagram import BEGIN, END, PAGE, diagram, edges, page_with
 

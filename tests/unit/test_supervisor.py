@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from omni_discovery.deploy import StageConfig
-from stage_runtime import process_manager
+from omni_discovery.deploy.document import StageConfig
 from stage_runtime.config import ReplicaConfig, SupervisorConfig
-from stage_runtime.environment import replica_environment, stage_environment
-from stage_runtime.process_manager import Child, Supervisor
-from stage_runtime.restarts import EXIT_CONFIG, EXIT_DRAINED, RestartPolicy, Restarts
+from stage_runtime.supervisor import supervisor as process_manager
+from stage_runtime.supervisor.environment import replica_environment, stage_environment
+from stage_runtime.supervisor.restarts import EXIT_CONFIG, EXIT_DRAINED, RestartPolicy, Restarts
+from stage_runtime.supervisor.supervisor import Child, Supervisor
 from tests.support.hub_fakes import ONE_STAGE, deploy_of
 
 

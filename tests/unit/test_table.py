@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from omni_discovery import keys
 from omni_discovery.errors import ConfigError
 from omni_discovery.kv import DeleteEvent, KeyValue, Listing, PutEvent, WatchBatch, WatchEvent
-from omni_discovery.messages import HubRecord, ReplicaInfo, ReplicaRecord, ReplicaStatus, encode_record
-from omni_discovery.table import Delta, ReplicaTable, live_hubs
+from omni_discovery.records import keys
+from omni_discovery.records.schema import HubRecord, ReplicaInfo, ReplicaRecord, ReplicaStatus, encode_record
+from omni_discovery.view.table import Delta, ReplicaTable, live_hubs
 
 NS = "default"
 

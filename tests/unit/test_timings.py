@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from hub import request_events as ev
-from hub.timings import STAGE_PARTS, of_stage, with_replica
+from hub.request import events as ev
+from hub.request.outputs import STAGE_PARTS, of_stage, with_replica
 from omni_discovery import wire
 from tests.support.request_walk import Walk, of
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from omni_discovery.deploy import RuntimeConfig, StageConfig, parse_deploy
+from omni_discovery.deploy.document import RuntimeConfig, StageConfig, parse_deploy
+from omni_discovery.deploy.topology import EdgePlan, devices_of, group_size, plan
 from omni_discovery.errors import ConfigError
-from omni_discovery.topology import EdgePlan, devices_of, group_size, plan
 
 
 def stage(devices: str, **engine_args: object) -> StageConfig:

@@ -18,17 +18,17 @@ import pytest
 import torch
 from PIL import Image
 
-from omni_discovery.deploy import StageConfig
+from omni_discovery.deploy.document import StageConfig
 from omni_discovery.errors import ConfigError, InvalidRequestError
 from omni_discovery.wire import FailureKind
-from stage_runtime.engine_loop import EngineLoop
+from stage_runtime.engine_loop.jobs import Work
+from stage_runtime.engine_loop.loop import EngineLoop
+from stage_runtime.engine_loop.payloads import Payloads
 from stage_runtime.engines.base import EngineOutput, StageRequest, create_engine
-from stage_runtime.engines.sound import wav_of
-from stage_runtime.engines.torch_engine import TorchEngine
-from stage_runtime.jobs import Work
+from stage_runtime.engines.callable.engine import TorchEngine
+from stage_runtime.engines.files import wav_of
 from stage_runtime.lifecycle import stalled
-from stage_runtime.model_details import model_details
-from stage_runtime.payloads import Payloads
+from stage_runtime.replica.identity import model_details
 from tests.support import callables
 from tests.support.engines import run
 
@@ -156,7 +156,7 @@ class TestTarget:
             "class In(msgspec.Struct):\n    prompt: str\n"
             "def up(given: In) -> str:\n    return given.prompt.upper()\n"
             "module = types.ModuleType('mine'); module.up = up; sys.modules['mine'] = module\n"
-            "from omni_discovery.deploy import StageConfig\n"
+            "from omni_discovery.deploy.document import StageConfig\n"
             "from stage_runtime.engines.base import StageRequest, create_engine\n"
             "stage = StageConfig(stage_id=0, engine='torch', engine_args={'target': 'mine:up'}, final_output='text')\n"
             "engine = create_engine(stage); engine.load(lambda p, s: None)\n"

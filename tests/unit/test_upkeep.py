@@ -7,15 +7,15 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 
 import pytest
 
-from omni_discovery import keys
-from omni_discovery.beats import Beat, decode_beat
 from omni_discovery.errors import RegistryUnavailableError
 from omni_discovery.kv import DeleteEvent, Listing, PutEvent, WatchBatch
-from omni_discovery.messages import HubRecord, ReplicaRecord, ReplicaStatus, encode_record
-from omni_discovery.table import ReplicaTable, View
+from omni_discovery.records import keys
+from omni_discovery.records.beat import Beat, decode_beat
+from omni_discovery.records.schema import HubRecord, ReplicaRecord, ReplicaStatus, encode_record
 from omni_discovery.testing import FakeKV, ManualClock, settle
-from omni_discovery.upkeep import UpkeepOptions
-from omni_discovery.watcher import Watcher
+from omni_discovery.view.anti_entropy import UpkeepOptions
+from omni_discovery.view.table import ReplicaTable, View
+from omni_discovery.view.watcher import Watcher
 
 NS = "default"
 BEAT = keys.beat_key(NS, "hub-1")

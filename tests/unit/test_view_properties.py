@@ -11,13 +11,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from omni_discovery import keys
 from omni_discovery.kv import DeleteEvent, KeyValue, Listing, PutEvent, WatchBatch, WatchEvent
-from omni_discovery.messages import HubRecord, ReplicaRecord, ReplicaStatus, encode_record
-from omni_discovery.table import Delta, ReplicaTable, View
+from omni_discovery.records import keys
+from omni_discovery.records.schema import HubRecord, ReplicaRecord, ReplicaStatus, encode_record
 from omni_discovery.testing import FakeKV, ManualClock, settle
-from omni_discovery.upkeep import UpkeepOptions
-from omni_discovery.watcher import Watcher
+from omni_discovery.view.anti_entropy import UpkeepOptions
+from omni_discovery.view.table import Delta, ReplicaTable, View
+from omni_discovery.view.watcher import Watcher
 
 NS = "default"
 

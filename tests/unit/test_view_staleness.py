@@ -13,7 +13,7 @@ from starlette.testclient import TestClient
 from hub.api.chat import stale_header
 from hub.api.routes import build_app
 from hub.async_omni import AsyncOmni
-from omni_discovery.table import Delta, View
+from omni_discovery.view.table import Delta, View
 from tests.support.hub_fakes import ONE_STAGE, deploy_of
 
 

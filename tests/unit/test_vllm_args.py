@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from omni_discovery.deploy import StageConfig
+from omni_discovery.deploy.document import StageConfig
 from omni_discovery.errors import ConfigError
-from stage_runtime.engines.vllm_args import engine_args_of
-from stage_runtime.engines.vllm_runs import Runs
+from stage_runtime.engines.vllm.load import engine_args_of
+from stage_runtime.engines.vllm.runs import Runs
 
 STAGE = StageConfig(stage_id=3, engine="vllm", model="m")
 

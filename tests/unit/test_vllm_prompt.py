@@ -10,10 +10,10 @@ import pytest
 from omni_discovery.errors import InvalidRequestError
 from omni_discovery.wire import MAX_PROMPT_LOGPROBS
 from stage_runtime.engines.base import StageRequest
-from stage_runtime.engines.vllm_inputs import Prompt
-from stage_runtime.engines.vllm_pieces import Answer
-from stage_runtime.engines.vllm_prompt import ask, settle
-from stage_runtime.engines.vllm_resume import stop_reason_of
+from stage_runtime.engines.vllm.handoff import Answer
+from stage_runtime.engines.vllm.prompt import Prompt
+from stage_runtime.engines.vllm.prompt_logprobs import ask, settle
+from stage_runtime.engines.vllm.resume import stop_reason_of
 
 
 def params_of(prompt_logprobs: int | None) -> Any:

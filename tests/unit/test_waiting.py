@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hub.waiting import Asking, Waiter, WaitingLine
+from hub.pool.wait_queue import Asking, Waiter, WaitingLine
 
 
 def waiter(name: str, priority: int = 0, arrived_s: float = 0.0, *avoid: str) -> Waiter[str]:

@@ -6,13 +6,13 @@ from collections.abc import AsyncGenerator, AsyncIterator
 
 import pytest
 
-from omni_discovery import keys
 from omni_discovery.errors import CompactedError, RegistryError, RegistryRefusedError, RegistryUnavailableError
 from omni_discovery.kv import Listing, WatchBatch
-from omni_discovery.messages import ReplicaRecord, ReplicaStatus, encode_record
-from omni_discovery.table import Delta, ReplicaTable, View
+from omni_discovery.records import keys
+from omni_discovery.records.schema import ReplicaRecord, ReplicaStatus, encode_record
 from omni_discovery.testing import FakeKV, ManualClock, settle
-from omni_discovery.watcher import Watcher
+from omni_discovery.view.table import Delta, ReplicaTable, View
+from omni_discovery.view.watcher import Watcher
 
 NS = "default"
 PREFIX = keys.namespace_prefix(NS)

@@ -8,11 +8,11 @@ from collections import Counter
 
 import pytest
 
-from omni_discovery import keys
-from omni_discovery.messages import ReplicaRecord, ReplicaStatus
-from omni_discovery.registrations import ReplicaRegistrar, changed_record
+from omni_discovery.records import keys
+from omni_discovery.records.schema import ReplicaRecord, ReplicaStatus
+from omni_discovery.registration.leased_key import LoadPace, follow_population
+from omni_discovery.registration.registrars import ReplicaRegistrar, changed_record
 from omni_discovery.testing import FakeKV, ManualClock, settle
-from omni_discovery.write_budget import LoadPace, follow_population
 
 NS = "default"
 

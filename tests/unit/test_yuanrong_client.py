@@ -10,9 +10,8 @@ import pytest
 
 from omni_discovery.errors import ConfigError
 from stage_runtime.connectors.errors import EdgeFullError, TransferCancelledError, TransferError
-from stage_runtime.connectors.yuanrong import YuanrongConnector
-from stage_runtime.connectors.yuanrong_client import PAUSE_S, YuanrongClient, load_package
-from stage_runtime.connectors.yuanrong_memory import whole_seconds
+from stage_runtime.connectors.yuanrong.client import PAUSE_S, YuanrongClient, load_package
+from stage_runtime.connectors.yuanrong.store import YuanrongConnector, whole_seconds
 
 UNREACHABLE = "code: [RPC unavailable], msg: [[RPC_RECV_TIMEOUT] has not responded\nLine of code : 1520]"
 NO_ROOM = "code: [Out of memory], msg: [Shared memory no space in arena: 17]"

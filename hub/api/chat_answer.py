@@ -1,0 +1,126 @@
+"""The body of a chat completion: one choice for each final stage that had something to put out."""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Mapping
+from math import isfinite
+from typing import TYPE_CHECKING, Any, Final
+
+from hub.media import joined_wav
+
+if TYPE_CHECKING:
+    from hub.request.outputs import OmniOutput
+
+#: What the header of timings allows as a name, within reason.
+_TOKEN: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+
+#: The one choice when no stage asked for had anything to put out: a picture for a question that has none.
+_NOTHING_TO_SHOW = {
+    "index": 0,
+    "message": {"role": "assistant", "content": None, "refusal": "nothing of what was asked for came out of this"},
+    "finish_reason": "stop",
+}
+
+
+class Answer:
+    """Collects the outputs of one request into choices: one for each final stage, in order of appearance."""
+
+    def __init__(self, request_id: str, model: str, created: int) -> None:
+        self.request_id = request_id
+        #: Seconds by name, as the request's summary told them.
+        self.timings_s: Mapping[str, float] = {}
+        #: When the last frame of it came, on ``time.perf_counter``.
+        self.received_at_s = 0.0
+        self.usage = {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
+        self._head: dict[str, Any] = {"id": request_id, "created": created, "model": model}
+        #: Choice index of each final stage that has put something out.
+        self._indexes: dict[int, int] = {}
+        self._texts: dict[int, list[str]] = {}
+        self._images: dict[int, list[dict[str, Any]]] = {}
+        self._sounds: dict[int, list[bytes]] = {}
+        self._finished: dict[int, str] = {}
+
+    def add(self, output: OmniOutput) -> int | None:
+        """Take in one output; return its choice index, None if it belongs to no choice."""
+        if output.is_summary:
+            self.timings_s = output.timings_s
+            return None
+        self.received_at_s = max(self.received_at_s, output.received_at_s)
+        # A stage that ends without having drawn anything is no choice; an empty text is one.
+        if output.stage_id not in self._indexes and not (output.text or output.data or output.modality == "text"):
+            return None
+        index = self._indexes.setdefault(output.stage_id, len(self._indexes))
+        if output.text:
+            self._texts.setdefault(index, []).append(output.text)
+        if output.data and output.modality == "audio":
+            self._sounds.setdefault(index, []).append(output.data)
+        elif output.data:
+            self._images.setdefault(index, []).append(image_part(output.data, output.mime))
+        if output.finish_reason is not None:
+            self._finished[index] = output.finish_reason
+            self._count(output.usage)
+        return index
+
+    def completion(self, *, timings: bool = False) -> dict[str, Any]:
+        """The body of the whole answer, with its ``timings_s`` if they are wanted.
+
+        Raise EngineFailedError for pieces of sound that don't make one.
+        """
+        choices = [self._choice(index) for index in self._indexes.values()] or [_NOTHING_TO_SHOW]
+        more = {"timings_s": shown_timings(self.timings_s)} if timings else {}
+        return {**self._head, "object": "chat.completion", "choices": choices, "usage": self.usage, **more}
+
+    def chunk(self, output: OmniOutput, index: int, *, first: bool) -> dict[str, Any]:
+        """One event of the stream; ``modality`` tells text from image and sound."""
+        delta: dict[str, Any] = {"role": "assistant"} if first else {}
+        if output.data and output.modality == "audio":
+            delta["audio"] = self._audio(index, output.data)
+        elif output.data:
+            delta["content"] = [image_part(output.data, output.mime)]
+        elif output.text:
+            delta["content"] = output.text
+        choice = {"index": index, "delta": delta, "finish_reason": output.finish_reason}
+        return {**self._head, "object": "chat.completion.chunk", "modality": output.modality, "choices": [choice]}
+
+    def last_chunk(self, *, usage: bool, timings: bool) -> dict[str, Any]:
+        """The last event when the client asked for the token counts, or for the timings."""
+        more: dict[str, Any] = {"usage": self.usage} if usage else {}
+        if timings:
+            more["timings_s"] = shown_timings(self.timings_s)
+        return {**self._head, "object": "chat.completion.chunk", "choices": [], **more}
+
+    def _choice(self, index: int) -> dict[str, Any]:
+        message: dict[str, Any] = {"role": "assistant"}
+        if index in self._sounds:
+            message |= {"content": None, "audio": self._audio(index, joined_wav(self._sounds[index]))}
+        else:
+            message["content"] = self._images.get(index) or "".join(self._texts.get(index, []))
+        return {"index": index, "message": message, "finish_reason": self._finished.get(index, "stop")}
+
+    def _audio(self, index: int, file: bytes) -> dict[str, Any]:
+        """A WAV file as OpenAI's clients expect it. Nothing is kept here, so it has expired as it is made."""
+        name, data = f"audio-{self.request_id}-{index}", base64.b64encode(file).decode()
+        return {"id": name, "data": data, "expires_at": self._head["created"], "transcript": ""}
+
+    def _count(self, usage: Mapping[str, int]) -> None:
+        for name in ("prompt_tokens", "completion_tokens"):
+            self.usage[name] += usage.get(name, 0)
+        self.usage["total_tokens"] = self.usage["prompt_tokens"] + self.usage["completion_tokens"]
+
+
+def image_part(data: bytes, mime: str) -> dict[str, Any]:
+    """An image as OpenAI's clients expect it: a data URL."""
+    return {"type": "image_url", "image_url": {"url": f"data:{mime};base64,{base64.b64encode(data).decode()}"}}
+
+
+def server_timing(timings_s: Mapping[str, float]) -> str:
+    """The timings as the standard ``Server-Timing`` header has them: ``name;dur=milliseconds``."""
+    return ", ".join(f"{name};dur={1000 * seconds:.3f}" for name, seconds in shown_timings(timings_s).items())
+
+
+def shown_timings(timings_s: Mapping[str, float]) -> dict[str, float]:
+    """Those that a client can be shown, by name."""
+    # A replica chooses the names: what is no token would end the header, or begin another one.
+    return {name: timings_s[name] for name in sorted(timings_s) if _TOKEN.fullmatch(name) and isfinite(timings_s[name])}

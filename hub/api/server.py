@@ -1,0 +1,156 @@
+"""Serve the routes with uvicorn on a socket that is bound before anything else starts.
+
+Notice a client that leaves, so that no stage works for nobody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import socket
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Final, TypeVar
+
+import uvicorn
+
+from hub.api.chat_schema import MAX_BODY_BYTES
+from omni_discovery.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from starlette.requests import Request
+    from starlette.types import ASGIApp
+
+    from hub.async_omni import AsyncOmni
+
+#: How long open answers may go on when the hub is told to stop.
+_GRACE_S: Final = 5
+#: How often, after that, the answers are ended that began meanwhile.
+_LATECOMERS_S: Final = 0.5
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A listening socket; port 0 takes a free one. Raise ConfigError that says what to do."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+        listener.listen(1024)
+    except OSError as error:
+        listener.close()
+        flag = "--port" if error.errno in (errno.EADDRINUSE, errno.EACCES) else "--host"
+        raise ConfigError(f"can't listen on {host} port {port}: {error.strerror}; choose another {flag}") from error
+    listener.setblocking(False)
+    return listener
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its signal handlers: the hub's own decide when to stop."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class HttpServer:
+    """The HTTP face of one hub."""
+
+    def __init__(self, omni: AsyncOmni, app: ASGIApp) -> None:
+        config = uvicorn.Config(
+            app,
+            log_config=None,
+            log_level="warning",
+            access_log=False,
+            lifespan="off",
+            timeout_graceful_shutdown=2 * _GRACE_S,
+            ws_max_size=MAX_BODY_BYTES,
+            # A small frame must not become a large one here.
+            ws_per_message_deflate=False,
+        )
+        self._omni = omni
+        self._server = _Server(config)
+        self._task: asyncio.Task[None] | None = None
+        self._hurries = asyncio.Event()
+
+    def start(self, listener: socket.socket) -> None:
+        """Begin to answer on the socket; until then the kernel keeps connections waiting."""
+        self._task = asyncio.create_task(self._server.serve(sockets=[listener]))
+
+    async def stop(self) -> None:
+        """Take nothing new, let open answers end within the grace. Idempotent."""
+        self._server.should_exit = True
+        if self._task is not None:
+            hurried = asyncio.create_task(self._hurries.wait())
+            await asyncio.wait({self._task, hurried}, timeout=_GRACE_S, return_when=asyncio.FIRST_COMPLETED)
+            hurried.cancel()
+            while not self._task.done():
+                # Each open answer ends with an error that says so, in place of in the middle of a word. The sessions
+                # stand: replicas that are stopped now wait for this hub to say that it has seen them drain.
+                self._omni.end_requests()
+                await asyncio.wait({self._task}, timeout=_LATECOMERS_S)
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    def hurry(self) -> None:
+        """Have ``stop``, now or later, give open answers no time. Used on the loop."""
+        self._hurries.set()
+
+
+_Result = TypeVar("_Result")
+
+
+class ClientLeftError(Exception):
+    """The client closed its connection; what was under way for it has been cancelled."""
+
+
+async def run_unless_left(request: Request, work: Coroutine[None, None, _Result]) -> _Result:
+    """Await ``work``; cancel it and raise ClientLeftError when the client leaves first."""
+    task = asyncio.create_task(work)
+    left = asyncio.create_task(_left(request))
+    try:
+        await asyncio.wait({task, left}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientLeftError
+        return task.result()
+    finally:
+        await _end(task, left)
+
+
+async def iterate_unless_left(request: Request, items: AsyncIterator[_Result]) -> AsyncIterator[_Result]:
+    """Yield the items; end them and raise ClientLeftError when the client leaves."""
+    left = asyncio.create_task(_left(request))
+    pending: asyncio.Task[_Result | None] | None = None
+    try:
+        while True:
+            pending = asyncio.create_task(_next(items))
+            await asyncio.wait({pending, left}, return_when=asyncio.FIRST_COMPLETED)
+            if not pending.done():
+                raise ClientLeftError
+            item = pending.result()
+            if item is None:
+                return
+            yield item
+    finally:
+        await _end(left, *([pending] if pending else []))
+        close = getattr(items, "aclose", None)
+        if close is not None:
+            await close()
+
+
+async def _next(items: AsyncIterator[_Result]) -> _Result | None:
+    return await anext(items, None)
+
+
+async def _left(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _end(*tasks: asyncio.Task[object]) -> None:
+    for task in tasks:
+        task.cancel()
+    for task in tasks:
+        with suppress(asyncio.CancelledError, Exception):
+            await task

@@ -1,0 +1,304 @@
+"""The hub as vLLM's own server sees it: an engine client whose engine is a stage with all of its replicas."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
+from contextlib import aclosing, contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final, NoReturn
+
+from vllm.engine.protocol import EngineClient
+from vllm.outputs import CompletionOutput, RequestOutput
+from vllm.sampling_params import RequestOutputKind
+from vllm.v1.engine.exceptions import EngineDeadError
+from vllm.v1.engine.input_processor import InputProcessor
+
+from hub.api.vllm.control import StageAdapters, StageControl
+from hub.api.vllm.errors import OmniHttpError, as_vllm_error
+from hub.api.vllm.fan_out import ask, merged, turn
+from hub.api.vllm.params import Logprobs, PromptLogprobs, check_prompt_logprobs, params_of_choices, tellers
+from hub.api.vllm.pictures import split
+from omni_discovery.errors import InvalidRequestError, OmniError, StageUnavailableError
+
+if TYPE_CHECKING:
+    from hub.async_omni import AsyncOmni
+    from hub.request.outputs import OmniOutput
+
+#: What a stage that makes tokens can be asked to do.
+TASKS: Final = ("generate",)
+
+_MAX_ID: Final = 128
+
+
+class OmniEngineClient(StageControl, EngineClient):
+    """As much of vLLM's engine protocol as its server needs; the rest raises NotImplementedError, which is a 501."""
+
+    def __init__(self, omni: AsyncOmni, stage_id: int, vllm_config: Any, renderer: Any) -> None:
+        super().__init__(omni, stage_id)
+        self.vllm_config = vllm_config
+        self.model_config = vllm_config.model_config
+        self.renderer = renderer
+        self.input_processor = InputProcessor(vllm_config, renderer)
+        self.adapters = StageAdapters(omni, stage_id, takes=vllm_config.lora_config is not None)
+        #: The only modality of requests that come this way.
+        self._modality = omni.graph.deploy.stage(stage_id).final_output
+        self._numbers = itertools.count()
+        #: The hub's ids of each unfinished request, one for each of its answers.
+        self._running: dict[str, list[str]] = {}
+
+    @property
+    def is_running(self) -> bool:
+        """Whether requests are taken."""
+        return self._omni.is_running
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether nothing is served any more."""
+        return not self._omni.is_running
+
+    @property
+    def errored(self) -> bool:
+        """Whether nothing can be served, whatever the replicas do."""
+        return self._trouble() is not None
+
+    @property
+    def dead_error(self) -> BaseException:
+        """What a client is told while ``errored``."""
+        return OmniHttpError(self._trouble() or StageUnavailableError(self._stage_id, "the hub is stopping"))
+
+    def generate(
+        self,
+        prompt: Any,
+        sampling_params: Any,
+        request_id: str,
+        *,
+        lora_request: Any = None,
+        trace_headers: Mapping[str, str] | None = None,
+        priority: int = 0,
+        data_parallel_rank: int | None = None,
+        kv_hints: Any = None,
+        **_: Any,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Begin a request. Raise VLLMError here and now where it can't be asked, so that a stream, too, gets a status.
+
+        Of what is not looked at, the session id and what is known of reasoning only save an engine work, and the text
+        of the prompt says nothing that its tokens do not.
+        """
+        with vllm_errors():
+            prompt, pictures = split(prompt)
+            refuse_what_no_stage_takes(prompt, data_parallel_rank, kv_hints)
+            # First, because vLLM's own check below fills in what it works out.
+            choices = params_of_choices(sampling_params)
+            ask(len(choices))
+            token_ids = self._checked_tokens(request_id, prompt, sampling_params, TASKS, lora_request)
+            check_prompt_logprobs(sampling_params, len(token_ids))
+        answer = _Answer(request_id, prompt.get("prompt"), token_ids, sampling_params)
+        inputs = {"prompt_token_ids": answer.token_ids} | ({"images": pictures} if pictures else {})
+        asked = [self.adapters.params(params, lora_request, prompt.get("cache_salt")) for params in choices]
+        return self._outputs(answer, inputs, asked, {"priority": priority, "trace_headers": trace_headers})
+
+    async def _outputs(
+        self,
+        answer: _Answer,
+        inputs: Mapping[str, Any],
+        choices: list[dict[int, Mapping[str, Any]]],
+        more: Mapping[str, Any],
+    ) -> AsyncGenerator[RequestOutput, None]:
+        with self._under_way(answer.request_id, len(choices)) as ids, vllm_errors():
+            each = zip(ids, choices, strict=True)
+            streams = [self._stage_outputs(inner_id, inputs, params, more) for inner_id, params in each]
+            async with aclosing(merged(streams)) as outputs:
+                async for index, output in outputs:
+                    made = answer.add(index, output)
+                    if made is not None:
+                        yield made
+
+    def _checked_tokens(self, request_id: str, prompt: Any, params: Any, tasks: Any, lora_request: Any) -> list[int]:
+        checked = self.input_processor.process_inputs(request_id, prompt, params, tasks, lora_request=lora_request)
+        if not checked.prompt_token_ids:
+            raise InvalidRequestError("the prompt is empty, or not of tokens")
+        return list(checked.prompt_token_ids)
+
+    @contextmanager
+    def _under_way(self, request_id: str, count: int) -> Iterator[list[str]]:
+        """The hub's ids of a request's answers, which ``abort`` stops in here."""
+        number = next(self._numbers)
+        # The client may name two requests alike; the hub must not.
+        self._running[f"{request_id}#{number}"] = ids = [
+            f"{request_id[:_MAX_ID]}-{number}-{index}" for index in range(count)
+        ]
+        try:
+            yield ids
+        finally:
+            del self._running[f"{request_id}#{number}"]
+
+    async def _stage_outputs(
+        self, request_id: str, inputs: Mapping[str, Any], params: dict[int, Mapping[str, Any]], more: Mapping[str, Any]
+    ) -> AsyncGenerator[OmniOutput, None]:
+        outputs = self._omni.generate(
+            inputs,
+            request_id=request_id,
+            modalities=[self._modality],
+            params=params,
+            **more,
+        )
+        async with turn(), aclosing(outputs):
+            async for output in outputs:
+                if output.stage_id == self._stage_id:
+                    yield output
+
+    async def abort(self, request_id: str | Iterable[str]) -> None:
+        """Stop requests, by the ids that ``generate`` was given. Unknown ids are fine."""
+        wanted = {request_id} if isinstance(request_id, str) else set(request_id)
+        for key, ids in list(self._running.items()):
+            if key.rpartition("#")[0] in wanted:
+                for each in ids:
+                    await self._omni.abort(each)
+
+    async def check_health(self) -> None:
+        """Raise EngineDeadError if nothing can be served; a stage without replicas is no reason to restart a hub."""
+        if self.errored:
+            raise EngineDeadError
+
+    async def get_supported_tasks(self) -> tuple[Any, ...]:
+        """What vLLM's server may offer."""
+        return TASKS
+
+    async def get_tokenizer(self) -> Any:
+        """The tokenizer of the stage's model, as servers before 0.32 ask for it."""
+        return self.renderer.get_tokenizer()
+
+    def encode(self, *_: Any, **__: Any) -> Any:
+        """Raise NotImplementedError: the stage makes tokens. One that pools has a client of its own."""
+        raise NotImplementedError("this pipeline's stage makes no embeddings")
+
+    async def notify_kv_transfer_request_rejected(self, *_: Any, **__: Any) -> None:
+        """Nothing is held here for a request that was not admitted."""
+
+    async def is_tracing_enabled(self) -> bool:
+        """Whether vLLM's server should pass trace headers on."""
+        return self._omni.is_traced
+
+    async def add_lora(self, lora_request: Any) -> bool:
+        """Have an adapter that requests may then name. Raise VLLMError where a replica can't load it."""
+        return await self.adapters.add(lora_request)
+
+    async def do_log_stats(self) -> None:
+        """Each replica counts for itself."""
+
+    async def reset_mm_cache(self) -> None:
+        """The hub keeps no such cache."""
+
+    async def is_paused(self) -> bool:
+        """Whether the stage was paused from here: it can't be."""
+        return False
+
+    def shutdown(self, timeout: float | None = None) -> None:
+        """Nothing to do: the hub stops, and its replicas drain, by themselves."""
+
+    async def _not_here(self, *_: Any, **__: Any) -> NoReturn:
+        raise NotImplementedError("this hub speaks for many replicas, which have no such call")
+
+    release_kv_cache_memory = reset_encoder_cache = pause_generation = resume_generation = _not_here
+
+    def _trouble(self) -> OmniError | None:
+        try:
+            self._omni.check_health()
+        except OmniError as error:
+            return error
+        return None
+
+
+class _Answer:
+    """What one request has said so far, in the pieces that the server wants."""
+
+    def __init__(self, request_id: str, prompt: str | None, token_ids: list[int], params: Any) -> None:
+        self.request_id = request_id
+        self.token_ids = token_ids
+        self._prompt = prompt
+        self._kind = params.output_kind
+        self._with_text = params.detokenize
+        self._said: list[CompletionOutput] = [_completion(index) for index in range(params.n)]
+        #: The lists that are in them.
+        self._token_ids: list[list[int]] = [[] for _ in self._said]
+        for said, token_ids in zip(self._said, self._token_ids, strict=True):
+            said.token_ids = token_ids
+        self._logprobs = [Logprobs() for _ in self._said] if params.logprobs is not None else None
+        #: By answer.
+        told = range(tellers(params)) if params.prompt_logprobs is not None else ()
+        self._of_prompt = {index: PromptLogprobs() for index in told}
+        self._open = set(range(params.n))
+
+    def add(self, index: int, output: OmniOutput) -> RequestOutput | None:
+        """Take in one output of an answer; return what the server is to see of it now, if anything."""
+        if output.finish_reason is not None:
+            self._open.discard(index)
+        if output.prompt_token_ids:
+            self.token_ids = list(output.prompt_token_ids)
+        if index in self._of_prompt and not self._of_prompt[index].add(output, len(self.token_ids)):
+            return None
+        piece = _completion(index, output.text if self._with_text else "", output.token_ids, output.finish_reason)
+        piece.stop_reason = output.stop_reason
+        logprobs = self._logprobs[index] if self._logprobs is not None else None
+        if logprobs is not None:
+            piece.logprobs, piece.cumulative_logprob = logprobs.add(output, self._kind), logprobs.total
+        if self._kind == RequestOutputKind.DELTA:
+            return self._made(index, [piece])
+        said = self._said[index]
+        if logprobs is not None:
+            said.logprobs, said.cumulative_logprob = logprobs.places, logprobs.total
+        said.text += piece.text
+        self._token_ids[index].extend(piece.token_ids)
+        said.finish_reason, said.stop_reason = piece.finish_reason, piece.stop_reason
+        if self._kind == RequestOutputKind.CUMULATIVE:
+            shown = said.logprobs[:] if said.logprobs is not None else None
+            return self._made(index, [replace(said, token_ids=said.token_ids[:], logprobs=shown)])
+        return None if self._open else self._made(index, self._said)
+
+    def _made(self, index: int, outputs: list[CompletionOutput]) -> RequestOutput:
+        of_prompt = self._of_prompt.get(index) or self._of_prompt.get(0)
+        return RequestOutput(
+            request_id=self.request_id,
+            prompt=self._prompt,
+            prompt_token_ids=self.token_ids,
+            prompt_logprobs=of_prompt.shown(self._kind) if of_prompt is not None else None,
+            outputs=outputs,
+            finished=not self._open,
+        )
+
+
+def _completion(
+    index: int, text: str = "", token_ids: Iterable[int] = (), finish_reason: str | None = None
+) -> CompletionOutput:
+    return CompletionOutput(
+        index=index,
+        text=text,
+        token_ids=list(token_ids),
+        cumulative_logprob=None,
+        logprobs=None,
+        finish_reason=finish_reason,
+    )
+
+
+def refuse_what_no_stage_takes(prompt: Any, data_parallel_rank: Any, kv_hints: Any) -> None:
+    """Raise InvalidRequestError for what a request may hold beside tokens and sampling parameters."""
+    if isinstance(prompt, dict) and prompt.get("type") == "multimodal":
+        raise InvalidRequestError(
+            "what the model would read of items can't be told to a stage; give pictures in messages"
+        )
+    if not isinstance(prompt, dict) or prompt.get("type", "token") != "token":
+        raise InvalidRequestError("this pipeline reads text only")
+    if data_parallel_rank is not None:
+        raise InvalidRequestError("a data parallel rank can't be chosen: the hub picks the replica")
+    if kv_hints is not None:
+        raise InvalidRequestError("kv_hints can't be asked of a stage; leave it out")
+
+
+@contextmanager
+def vllm_errors() -> Iterator[None]:
+    """Inside, our errors are vLLM's."""
+    try:
+        yield
+    except OmniError as error:
+        raise as_vllm_error(error) from error

@@ -1,0 +1,195 @@
+"""Pictures in the conversations of vLLM's server: files for the stage, beside a prompt with places for them.
+
+vLLM's server would make of them what the model reads, and send an engine that. Here the replica does so, as it does
+with every prompt: the hub has the template leave the places, and passes on what came, or what was fetched.
+"""
+
+from __future__ import annotations
+
+from base64 import b64decode
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from io import BytesIO
+from typing import Any, Final
+
+from PIL.Image import DecompressionBombError
+from vllm.exceptions import VLLMValidationError
+from vllm.inputs.engine import mm_input, tokens_input
+from vllm.multimodal.image import open_image
+from vllm.renderers.registry import RENDERER_REGISTRY
+from vllm.tokenizers import cached_tokenizer_from_config
+from vllm.tokenizers.registry import tokenizer_args_from_config
+
+from omni_discovery.data_urls import MAX_PIXELS
+from omni_discovery.errors import InvalidRequestError
+
+#: How large the pictures of one request may be together: a message to a replica has to hold them.
+MAX_PICTURES_BYTES: Final = 3 << 20
+
+#: What no stage takes, and is refused before anything is fetched.
+_OTHERS: Final = ("audio", "video", "vision_chunk")
+#: What the names of parts that are no text have in them.
+_NOT_TEXT: Final = ("image", "audio", "video", "vision", "file")
+#: No host has such a name; whoever names another one is told it.
+_NO_DOMAIN: Final = "none: give the picture itself as a data: URL"
+
+
+class Pictures(dict[str, Any]):
+    """In a prompt's ``mm_kwargs``, what stands for the pictures: their files, as a list ``image``."""
+
+
+def picture_args(engine_args: Mapping[str, Any], *, taken: bool) -> dict[str, Any]:
+    """What vLLM's front is to do with pictures, as engine arguments over those of the stage.
+
+    Nothing is fetched but from hosts that ``allowed_media_domains`` names, where vLLM's own default are all.
+    """
+    nothing_is_fetched = {"allowed_media_domains": [_NO_DOMAIN], "allowed_local_media_path": ""}
+    if not taken:
+        # Not enough by itself: where it pools, vLLM's server fetches before it looks whether the model takes anything.
+        return {"language_model_only": True, **nothing_is_fetched}
+    limits = {name: each for name, each in (engine_args.get("limit_mm_per_prompt") or {}).items() if name == "image"}
+    named = engine_args.get("allowed_media_domains")
+    return {
+        **nothing_is_fetched,
+        **({"allowed_media_domains": named} if named else {}),
+        "limit_mm_per_prompt": {**limits, **dict.fromkeys(_OTHERS, 0)},
+        "enable_mm_embeds": False,
+        "media_io_kwargs": None,
+        "mm_processor_cache_gb": 0,
+    }
+
+
+def renderer_of(config: Any) -> Any:
+    """The renderer of vLLM for a model, which leaves pictures as they are."""
+    mode, *_ = tokenizer_args_from_config(config.model_config)
+    kind = RENDERER_REGISTRY.load_renderer_cls(mode)
+    return type(kind.__name__, (_LeavesPictures, kind), {})(config, cached_tokenizer_from_config(config.model_config))
+
+
+def split(prompt: Any) -> tuple[Any, tuple[bytes, ...]]:
+    """A prompt without its pictures, and their files. Raise InvalidRequestError if they are too large together."""
+    pictures = prompt.get("mm_kwargs") if isinstance(prompt, dict) else None
+    if not isinstance(pictures, Pictures):
+        return prompt, ()
+    files = tuple(pictures["image"])
+    size_bytes = sum(map(len, files))
+    if size_bytes > MAX_PICTURES_BYTES:
+        raise InvalidRequestError(
+            f"the pictures have {size_bytes} bytes, where one request may have {MAX_PICTURES_BYTES}: send smaller ones"
+        )
+    tokens = tokens_input(prompt["prompt_token_ids"], prompt=prompt.get("prompt"), cache_salt=prompt.get("cache_salt"))
+    return tokens, files
+
+
+class _LeavesPictures:
+    """The renderer's last step, in which it would make of pictures what the model reads."""
+
+    #: The renderer's own.
+    model_config: Any
+
+    def render_messages(self, messages: Any, params: Any) -> Any:
+        """See vLLM, which goes this way where the model pools, and would unpack whatever comes, or fetch it."""
+        parent: Any = super()
+        if self.model_config.runner_type == "pooling":
+            _refuse_all_but_text(messages)
+        with _no_files():
+            _check_pixels(messages)
+            return parent.render_messages(messages, params)
+
+    async def render_messages_async(self, messages: Any, params: Any) -> Any:
+        """See vLLM."""
+        parent: Any = super()
+        with _no_files():
+            _check_pixels(messages)
+            return await parent.render_messages_async(messages, params)
+
+    async def process_for_engine_async(
+        self, prompt: Any, arrival_time: float, *, skip_mm_cache: bool = False, tok_params: Any = None
+    ) -> Any:
+        """See vLLM. Raise VLLMValidationError for what goes with pictures and does not reach a stage."""
+        if not prompt.get("multi_modal_data"):
+            parent: Any = super()
+            return await parent.process_for_engine_async(
+                prompt, arrival_time, skip_mm_cache=skip_mm_cache, tok_params=tok_params
+            )
+        if skip_mm_cache:
+            raise VLLMValidationError("how many tokens a picture takes is only known to the stage; ask without it")
+        if getattr(tok_params, "truncate_prompt_tokens", None) is not None:
+            raise VLLMValidationError("truncate_prompt_tokens: a prompt with pictures is not cut; leave it out")
+        rendered = mm_input(
+            prompt["prompt_token_ids"],
+            Pictures(image=_files(prompt)),  # type: ignore[arg-type]
+            {},
+            {},
+            prompt=prompt.get("prompt"),
+            cache_salt=prompt.get("cache_salt"),
+        )
+        return {**rendered, "arrival_time": arrival_time}
+
+    def warmup_mm(self) -> None:
+        """Nothing of the kind is done here."""
+
+
+def _check_pixels(messages: Iterable[Any]) -> None:
+    """Raise VLLMValidationError if what the pictures claim to be is too large together. None is unpacked for that.
+
+    vLLM unpacks all of a request at once, and looks how many they are only then. Of those behind links it is the host,
+    which the operator has named, that keeps them small.
+    """
+    pixels = 0
+    for part in _parts_of(messages):
+        pixels += _pixels_of(part)
+    if pixels > MAX_PIXELS:
+        raise VLLMValidationError(
+            f"the pictures have {pixels} pixels, where one request may show {MAX_PIXELS}: send fewer or smaller ones"
+        )
+
+
+def _refuse_all_but_text(messages: Iterable[Any]) -> None:
+    for part in _parts_of(messages):
+        kind = next((name for name in (part.get("type"), *part) if any(each in str(name) for each in _NOT_TEXT)), None)
+        if kind is not None:
+            raise VLLMValidationError(f"this pipeline pools text; leave {kind} out")
+
+
+def _parts_of(messages: Iterable[Any]) -> Iterator[Mapping[str, Any]]:
+    for message in messages:
+        content = message.get("content") if isinstance(message, Mapping) else None
+        yield from (part for part in (content if isinstance(content, list) else ()) if isinstance(part, Mapping))
+
+
+def _pixels_of(part: Any) -> int:
+    # vLLM takes more for a data: URL than we do elsewhere; the file is what matters.
+    try:
+        shown = part["image_url"]
+        url = shown["url"] if isinstance(shown, Mapping) else shown
+        width, height = open_image(BytesIO(b64decode(url.partition(",")[2]))).size
+    except DecompressionBombError:
+        return MAX_PIXELS + 1
+    except Exception:  # noqa: BLE001 - what is no picture, vLLM says
+        return 0
+    return int(width * height)
+
+
+@contextmanager
+def _no_files() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        # So vLLM says that it was not told of a folder that it may read: the client is to blame.
+        if "local files" not in str(error):
+            raise
+        raise VLLMValidationError("a picture comes as a data: URL, not as a file of the server's") from error
+
+
+def _files(prompt: Mapping[str, Any]) -> list[bytes]:
+    items = prompt["multi_modal_data"]
+    for name in ("mm_processor_kwargs", "media_io_kwargs"):
+        if prompt.get(name):
+            raise VLLMValidationError(f"{name} don't reach the stage; leave them out")
+    if set(items) != {"image"}:
+        raise VLLMValidationError(f"this pipeline reads text and pictures, not {', '.join(sorted(items))}")
+    files = [getattr(item, "original_bytes", None) for item in items["image"]]
+    if not all(isinstance(file, bytes) for file in files):
+        raise VLLMValidationError("a picture comes as image_url with its file, or with a link where those are allowed")
+    return [file for file in files if file is not None]

@@ -1,0 +1,162 @@
+"""A stage that pools, as vLLM's own server sees it: embeddings, odds of classes and scores in place of tokens."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final, NoReturn
+
+from starlette.responses import Response
+from starlette.routing import Route
+from vllm.outputs import PoolingOutput, PoolingRequestOutput
+from vllm.utils.serial_utils import binary2tensor
+
+from hub.api.errors import error_response
+from hub.api.vllm.client import TASKS, OmniEngineClient, refuse_what_no_stage_takes, vllm_errors
+from hub.api.vllm.fan_out import ask
+from omni_discovery.errors import EngineFailedError, InvalidRequestError
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+
+    from hub.async_omni import AsyncOmni
+
+#: What goes to the stage under vLLM's own name; defaults of the document for it, vLLM keeps in its pooler's config.
+_CARRIED: Final = ("task", "dimensions", "use_activation")
+#: What each replica's vLLM works out for itself, the last two from the ``pooler_config`` of the stage.
+_OURS: Final = frozenset(
+    {"output_kind", "requires_token_ids", "skip_reading_prefix_cache", "step_tag_id", "returned_token_ids"}
+)
+#: What of ``extra_kwargs`` goes to the stage.
+_TYPES: Final = "compressed_token_type_ids"
+#: Where somebody may look for what only a stage that makes tokens has, and for what only one that pools has.
+_OF_TOKENS: Final[tuple[str, ...]] = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages")
+_OF_NUMBERS: Final[tuple[str, ...]] = (
+    "/v1/embeddings",
+    "/pooling",
+    "/classify",
+    "/score",
+    "/v1/score",
+    "/rerank",
+    "/v1/rerank",
+)
+
+
+class PoolingClient(OmniEngineClient):
+    """The same for a stage that pools; ``generate`` raises NotImplementedError."""
+
+    def __init__(self, omni: AsyncOmni, stage_id: int, vllm_config: Any, renderer: Any) -> None:
+        super().__init__(omni, stage_id, vllm_config, renderer)
+        self._tasks: tuple[Any, ...] = tasks_of(vllm_config.model_config)
+
+    async def get_supported_tasks(self) -> tuple[Any, ...]:
+        """What vLLM's server may offer."""
+        return self._tasks
+
+    def generate(self, *_: Any, **__: Any) -> NoReturn:
+        """Raise NotImplementedError: the stage makes no tokens."""
+        raise NotImplementedError("this pipeline's stage pools and makes no tokens")
+
+    def encode(
+        self,
+        prompt: Any,
+        pooling_params: Any,
+        request_id: str,
+        lora_request: Any = None,
+        trace_headers: Mapping[str, str] | None = None,
+        priority: int = 0,
+        tokenization_kwargs: Any = None,
+        reasoning_ended: Any = None,
+    ) -> AsyncGenerator[PoolingRequestOutput, None]:
+        """Begin a request, whose one output is what the stage pooled. Raise VLLMError where it can't be asked.
+
+        The last two say nothing here: the prompt is tokens already, and what pools has no answer to think of.
+        """
+        with vllm_errors():
+            refuse_what_no_stage_takes(prompt, None, None)
+            ask(1)
+            token_ids = self._checked_tokens(request_id, prompt, pooling_params, self._tasks, lora_request)
+            params = self.adapters.params(stage_params(pooling_params), lora_request, prompt.get("cache_salt"))
+        more = {"priority": priority, "trace_headers": trace_headers}
+        return self._pooled(request_id, token_ids, params, more)
+
+    async def _pooled(
+        self, request_id: str, token_ids: list[int], params: dict[int, Mapping[str, Any]], more: Mapping[str, Any]
+    ) -> AsyncGenerator[PoolingRequestOutput, None]:
+        inputs = {"prompt_token_ids": token_ids}
+        made, reason = None, None
+        with self._under_way(request_id, 1) as (inner_id,), vllm_errors():
+            async with aclosing(self._stage_outputs(inner_id, inputs, params, more)) as outputs:
+                async for output in outputs:
+                    made = output.embedding if output.data else made
+                    reason = output.finish_reason
+            # One that was aborted has no end.
+            if made is None and reason not in (None, "abort"):
+                raise EngineFailedError(f"stage {self._stage_id} pooled nothing")
+        if made is not None:
+            # No bytes: torch warns of what may not be written to.
+            numbers: Any = bytearray(made)
+            yield PoolingRequestOutput(
+                request_id=request_id,
+                outputs=PoolingOutput(binary2tensor(numbers, made.shape, "float32", "native")),
+                prompt_token_ids=token_ids,
+                num_cached_tokens=0,
+                finished=True,
+            )
+
+
+def tasks_of(model_config: Any) -> tuple[str, ...]:
+    """What a model can pool, told without its weights. The stage has the last word on what it is asked.
+
+    ``pooler_config: {task: ...}`` of the stage's engine_args says it for a model that is not what it looks like.
+    """
+    said = model_config.pooler_config.task if model_config.pooler_config is not None else None
+    names = " ".join(model_config.architectures)
+    if said is not None:
+        return (said,)
+    if "ForTokenClassification" in names or (model_config.convert_type == "none" and "Reward" in names):
+        return ("token_classify",)
+    if model_config.convert_type == "classify" or "Classification" in names:
+        return ("classify", "token_classify")
+    return ("token_embed",) if model_config.score_type == "late-interaction" else ("embed", "token_embed")
+
+
+def stage_params(asked: Any) -> dict[str, Any]:
+    """The parameters of one request. Raise InvalidRequestError that names a field which no stage takes."""
+    params: dict[str, Any] = {}
+    for name in asked.__struct_fields__:
+        value = getattr(asked, name)
+        if value is None or name in _OURS:
+            continue
+        if name == "extra_kwargs" and set(value) <= {_TYPES}:
+            params.update(value)
+        elif name in _CARRIED:
+            params[name] = value
+        else:
+            raise InvalidRequestError(f"{name} can't be asked of a stage; leave it out")
+    return params
+
+
+def set_defaults(model_config: Any, document: Mapping[str, Any]) -> None:
+    """Have vLLM's server take a stage's ``default_sampling_params`` for what a request does not say.
+
+    Raise ValueError for what vLLM does not take.
+    """
+    said = {name: document[name] for name in _CARRIED if document.get(name) is not None}
+    model_config.pooler_config = replace(model_config.pooler_config, **said)
+
+
+def refusing_routes(tasks: tuple[str, ...]) -> list[Route]:
+    """What says, where tokens are asked of a stage that pools, or the reverse, what there is in their place."""
+    if tasks == TASKS:
+        paths, told = _OF_NUMBERS, "makes text and no embeddings or scores: ask /v1/chat/completions or /v1/completions"
+    else:
+        there = ["/v1/embeddings"] if "embed" in tasks else ["/classify"] if "classify" in tasks else []
+        paths, told = _OF_TOKENS, f"makes no text, it pools: ask {' or '.join([*there, '/pooling'])}"
+    error = InvalidRequestError(f"this pipeline {told}")
+
+    async def refuse(_: Request) -> Response:
+        return error_response(error)
+
+    return [Route(path, refuse, methods=["POST"]) for path in paths]

@@ -1,0 +1,186 @@
+"""``--api vllm``: vLLM's own OpenAI server in front of the hub, with all that ``vllm serve`` offers for a text stage.
+
+What takes long (importing vLLM, reading the model's config and tokenizer) is done by ``VllmFrontend`` before the hub's
+loop runs; no weights are loaded here, and no device is needed.
+"""
+
+from __future__ import annotations
+
+import logging
+import shlex
+from typing import TYPE_CHECKING, Any, Final
+
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from starlette.responses import Response
+from starlette.routing import Route
+from vllm import AsyncEngineArgs
+from vllm.config import LoRAConfig, VllmConfig
+from vllm.entrypoints.launchers.api_server.app_state import init_app_state
+from vllm.entrypoints.launchers.app import build_app
+from vllm.entrypoints.launchers.cli_args import FrontendArgs, make_arg_parser, validate_parsed_serve_args
+from vllm.entrypoints.launchers.launcher import validate_api_server_args
+from vllm.exceptions import VLLMError
+from vllm.reasoning import ReasoningParserManager
+from vllm.tool_parsers import ToolParserManager
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+from vllm.v1.metrics.prometheus import get_prometheus_registry
+
+from hub.api.routes import ready_response
+from hub.api.served_stage import pools, serving_stage
+from hub.api.vllm.client import OmniEngineClient
+from hub.api.vllm.errors import HubHeaders, ToldErrors
+from hub.api.vllm.params import default_overrides
+from hub.api.vllm.pictures import picture_args, renderer_of
+from hub.api.vllm.pooling import PoolingClient, refusing_routes, set_defaults
+from omni_discovery.errors import ConfigError
+from omni_discovery.text import essence
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+
+    from starlette.requests import Request
+    from starlette.types import ASGIApp
+
+    from hub.async_omni import AsyncOmni
+    from omni_discovery.deploy.document import DeployConfig
+
+if not hasattr(AsyncEngineArgs, "create_structured_outputs_config"):
+    raise ImportError("the server of the installed vLLM is an older one")
+
+#: Flags of vLLM's server that say how it listens, which is the hub's own affair, or that only its own engine obeys.
+_NOT_HERE: Final = frozenset(
+    {
+        "host",
+        "port",
+        "grpc_port",
+        "uds",
+        "uvicorn_log_level",
+        "disable_uvicorn_access_log",
+        "disable_access_log_for_endpoints",
+        "h11_max_incomplete_event_size",
+        "h11_max_header_count",
+        "enable_per_request_metrics",
+        "enable_flash_late_interaction",
+    }
+)
+_NOT_HERE_PREFIXES: Final = ("ssl_", "enable_ssl", "data_parallel_", "dp_")
+
+
+#: One of them: a handler has it once, however many applications are built.
+_TOLD_ERRORS: Final = ToldErrors()
+
+
+class VllmFrontend:
+    """The server of vLLM, ready to be put in front of a hub. Raise ConfigError if pipeline or flags don't fit it."""
+
+    def __init__(self, deploy: DeployConfig, flags: str) -> None:
+        self._stage = serving_stage(deploy)
+        self._reads_prefilled = bool(deploy.inputs_of(self._stage.stage_id))
+        self._arguments = parse_flags(flags)
+        self._config = self._read_model()
+        if self._arguments.lora_modules and self._config.lora_config is None:
+            raise ConfigError("--api-args: --lora-modules needs enable_lora: true in the stage's engine_args")
+        self._arguments.model = self._stage.model
+        self._arguments.served_model_name = [deploy.served_name]
+        # A replica would remember the query, and the texts to compare with it may go to others.
+        self._arguments.enable_flash_late_interaction = False
+        # One place says how reasoning is read: the stage's engine_args.
+        self._arguments.structured_outputs_config = self._config.structured_outputs_config
+        try:
+            validate_api_server_args(self._arguments)  # type: ignore[no-untyped-call, unused-ignore]
+        except KeyError as error:
+            raise ConfigError(f"--api-args: {error.args[0]}") from error
+        self._renderer = renderer_of(self._config)
+
+    async def build(self, omni: AsyncOmni) -> ASGIApp:
+        """The web application over one AsyncOmni."""
+        kind = PoolingClient if pools(self._stage) else OmniEngineClient
+        client = kind(omni, self._stage.stage_id, self._config, self._renderer)
+        tasks = await client.get_supported_tasks()
+        root = logging.getLogger()
+        level = root.level
+        app = build_app(self._arguments, tasks, self._config.model_config)
+        # One of the routers turns the whole program's log down.
+        root.setLevel(level)
+
+        async def ready(_: Request) -> Response:
+            return ready_response(omni)
+
+        async def exposition(_: Request) -> Response:
+            figures = generate_latest(omni.metrics) + generate_latest(get_prometheus_registry())
+            return Response(figures, media_type=CONTENT_TYPE_LATEST)
+
+        app.router.routes[:0] = [Route("/ready", ready), Route("/metrics", exposition), *refusing_routes(tasks)]
+        try:
+            await init_app_state(client, app.state, self._arguments, tasks)
+        except (ValueError, VLLMError) as error:
+            raise ConfigError(f"--api-args: {essence(error)}") from error
+        client.adapters.loads = True
+        for handler in root.handlers:
+            handler.addFilter(_TOLD_ERRORS)
+        return HubHeaders(app, omni)
+
+    def _read_model(self) -> Any:
+        stage = self._stage
+        # Where the KV cache goes is the engine's affair, and may need a device.
+        known = AsyncEngineArgs.__dataclass_fields__.keys() - {"kv_transfer_config"}
+        given = {name: value for name, value in stage.engine_args.items() if name in known}
+        of_document = default_overrides(stage.default_sampling_params)
+        overrides = {**(given.get("override_generation_config") or {}), **of_document}
+        given |= {"model": stage.model, "override_generation_config": overrides}
+        given |= picture_args(given, taken=not pools(stage) and not self._reads_prefilled)
+        if pools(stage):
+            given["runner"] = "pooling"
+        try:
+            arguments = AsyncEngineArgs(**{**given, "disable_log_stats": True})
+            model = arguments.create_model_config()
+            # As vLLM's own server without an engine has it: nothing is computed here.
+            model.quantization = None
+            if pools(stage):
+                set_defaults(model, stage.default_sampling_params)
+            # Of the adapters themselves a hub has to know no more than what it says of them to replicas.
+            adapters = LoRAConfig(default_mm_loras=arguments.default_mm_loras) if arguments.enable_lora else None
+            return VllmConfig(
+                model_config=model,
+                structured_outputs_config=arguments.create_structured_outputs_config(),
+                lora_config=adapters,
+            )
+        except (TypeError, ValueError, OSError) as error:
+            told = f"vLLM can't read the model {stage.model}: {essence(error)}"
+            raise ConfigError(f"stage {stage.stage_id}: {told}") from error
+
+
+def parse_flags(flags: str) -> Namespace:
+    """The flags for vLLM's server, as ``vllm serve`` takes them. Raise ConfigError."""
+    parser = make_arg_parser(_Parser(prog="--api-args", add_help=False))  # type: ignore[no-untyped-call, unused-ignore]
+    try:
+        usual: Namespace = parser.parse_args([])
+        arguments: Namespace = parser.parse_args(shlex.split(flags))
+        check_flags(arguments, usual)
+        validate_parsed_serve_args(arguments)
+        if arguments.tool_parser_plugin:
+            ToolParserManager.import_tool_parser(arguments.tool_parser_plugin)
+        if getattr(arguments, "reasoning_parser_plugin", ""):
+            ReasoningParserManager.import_reasoning_parser(arguments.reasoning_parser_plugin)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"--api-args: {error}".replace("Error: ", "")) from error
+    return arguments
+
+
+def check_flags(arguments: Namespace, usual: Namespace) -> None:
+    """Raise ConfigError for flags that would have no effect here."""
+    taken = {name for kind in FrontendArgs.__mro__ for name in getattr(kind, "__annotations__", {})}
+    taken |= {"enable_log_requests", "reasoning_parser_plugin"}
+    for name, value in vars(arguments).items():
+        if value == getattr(usual, name, None):
+            continue
+        flag = f"--{name.replace('_', '-')}"
+        if name in _NOT_HERE or name.startswith(_NOT_HERE_PREFIXES):
+            raise ConfigError(f"--api-args: {flag} has no effect on a hub; leave it out")
+        if name not in taken:
+            raise ConfigError(f"--api-args: {flag} is the engine's: say it in the stage's engine_args")
+
+
+class _Parser(FlexibleArgumentParser):  # type: ignore[misc, unused-ignore]
+    def error(self, message: str) -> Any:
+        raise ConfigError(f"--api-args: {message}")

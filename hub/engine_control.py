@@ -1,0 +1,144 @@
+"""What a hub's Python API offers of collective control: one call to every replica of some stages."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from hub.orchestrator.collective import CollectiveCall, ReplicaResult
+from hub.request.plan import StageGraph
+from omni_discovery.errors import DeadlineExceededError, InvalidRequestError, OverloadedError
+from omni_discovery.wire import MAX_CONTROL_BYTES
+
+if TYPE_CHECKING:
+    from hub.orchestrator.orchestrator import Orchestrator
+
+#: How much longer than the replicas the orchestrator itself may take.
+_SLACK_S: Final = 5.0
+_MAX_NAME: Final = 200
+_MAX_TIMEOUT_S: Final = 1e9
+
+
+class CollectiveCalls(ABC):
+    """The methods; what is abstract is the hub's. All but ``collective`` take its last two arguments.
+
+    What a method means, and which there are, is the engine's: see docs/operations.md.
+    """
+
+    graph: StageGraph
+
+    @abstractmethod
+    def check_health(self) -> None:
+        """Raise RequestError if nothing can be served."""
+
+    @abstractmethod
+    def _running_orchestrator(self) -> Orchestrator:
+        """Raise RequestError if there is none."""
+
+    async def collective(
+        self,
+        method: str,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        stage_ids: Sequence[int] | None = None,
+        timeout_s: float = 60.0,
+        *,
+        call_id: str = "",
+    ) -> list[ReplicaResult]:
+        """Call a control method on every replica of the stages, None: all stages; return one result for each replica.
+
+        By stage and replica; also for those that failed, were lost, have no session, or did not answer in time. Values
+        are plain ones. Raise InvalidRequestError if it can't be asked, OverloadedError if too many are open,
+        RuntimeError if a call of the same ``call_id`` is, and RequestError if the hub does not run.
+        """
+        stages = self.graph.stage_ids if stage_ids is None else tuple(stage_ids)
+        self._check_call(method, args, kwargs or {}, stages, timeout_s, call_id)
+        done: asyncio.Future[list[ReplicaResult]] = asyncio.get_running_loop().create_future()
+        call_id = call_id or uuid.uuid4().hex
+        call = CollectiveCall(call_id, method, tuple(args), dict(kwargs or {}), stages, timeout_s, done)
+        orchestrator = self._running_orchestrator()
+        self.check_health()
+        try:
+            orchestrator.rpc_async_queue.put_nowait(call)
+        except asyncio.QueueFull:
+            raise OverloadedError("too many calls wait in this hub") from None
+        try:
+            async with asyncio.timeout(timeout_s + _SLACK_S):
+                return await done
+        except TimeoutError:
+            raise DeadlineExceededError(f"the hub did not come to {method!r} within {timeout_s:g} s") from None
+
+    def _check_call(
+        self,
+        method: str,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        stage_ids: Sequence[int],
+        timeout_s: float,
+        call_id: str,
+    ) -> None:
+        if not 0 < len(method) <= _MAX_NAME or len(call_id) > _MAX_NAME:
+            raise InvalidRequestError(f"the names of a method and of a call have 1 to {_MAX_NAME} characters")
+        if not (math.isfinite(timeout_s) and 0 < timeout_s <= _MAX_TIMEOUT_S):
+            raise InvalidRequestError(f"timeout_s must be a number above 0, not {timeout_s!r}")
+        for stage_id in stage_ids:
+            if stage_id not in self.graph.stage_ids:
+                raise InvalidRequestError(f"the pipeline has no stage {stage_id!r}")
+        try:
+            size_bytes = len(msgspec.msgpack.encode((tuple(args), dict(kwargs))))
+        except (TypeError, OverflowError, ValueError, RecursionError) as error:
+            raise InvalidRequestError(f"the arguments can't be sent: {error}") from error
+        if size_bytes > MAX_CONTROL_BYTES:
+            raise InvalidRequestError(f"arguments of {size_bytes} bytes, where {MAX_CONTROL_BYTES} may be sent")
+
+    async def start_profile(self, profile_prefix: str | None = None, **where: Any) -> list[ReplicaResult]:
+        """Begin to record a profile; where it is written is the engine's setting."""
+        return await self.collective("start_profile", () if profile_prefix is None else (profile_prefix,), **where)
+
+    async def stop_profile(self, **where: Any) -> list[ReplicaResult]:
+        """End the profile and write it."""
+        return await self.collective("stop_profile", **where)
+
+    async def sleep(self, level: int = 1, **where: Any) -> list[ReplicaResult]:
+        """Take nothing new, finish what runs, then give memory back. A replica that sleeps is not picked."""
+        return await self.collective("sleep", (level,), **where)
+
+    async def wake_up(self, tags: Sequence[str] | None = None, **where: Any) -> list[ReplicaResult]:
+        """End the sleep, or with ``tags`` a part of it."""
+        return await self.collective("wake_up", () if tags is None else (list(tags),), **where)
+
+    async def is_sleeping(self, **where: Any) -> list[ReplicaResult]:
+        """Which replicas sleep."""
+        return await self.collective("is_sleeping", **where)
+
+    async def add_lora(self, name: str, lora_id: int, path: str, **where: Any) -> list[ReplicaResult]:
+        """Load an adapter from a path that the replicas can read."""
+        return await self.collective("add_lora", (name, lora_id, path), **where)
+
+    async def remove_lora(self, lora_id: int, **where: Any) -> list[ReplicaResult]:
+        """Unload an adapter."""
+        return await self.collective("remove_lora", (lora_id,), **where)
+
+    async def list_loras(self, **where: Any) -> list[ReplicaResult]:
+        """The ids of the adapters that are loaded."""
+        return await self.collective("list_loras", **where)
+
+    async def pin_lora(self, lora_id: int, **where: Any) -> list[ReplicaResult]:
+        """Keep an adapter from being put out by others."""
+        return await self.collective("pin_lora", (lora_id,), **where)
+
+    async def reset_prefix_cache(self, **where: Any) -> list[ReplicaResult]:
+        """Forget the prefixes that are cached."""
+        return await self.collective("reset_prefix_cache", **where)
+
+    async def collective_rpc(
+        self, name: str, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, **where: Any
+    ) -> list[ReplicaResult]:
+        """Call what the operator has allowed by name in the stage's ``engine_args.allow_rpc``."""
+        return await self.collective("collective_rpc", (name, list(args), dict(kwargs or {})), **where)

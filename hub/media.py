@@ -1,0 +1,59 @@
+"""Numbers that a stage has pooled, read from the file that they travel as. Pure; needs numpy, which a hub does not.
+
+Sound that came in pieces, as one. Pure.
+"""
+
+from __future__ import annotations
+
+import io
+import wave
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from omni_discovery.errors import ConfigError, EngineFailedError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+def array_of(file: bytes) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """A .npy file as an array of float32. Raise EngineFailedError if it is none, ConfigError without numpy."""
+    try:
+        import numpy as np
+    except ImportError as error:
+        raise ConfigError("to read an embedding as an array takes numpy: pip install numpy") from error
+    try:
+        # Never what would run on reading: such a file may hold objects, too.
+        read = np.load(io.BytesIO(file), allow_pickle=False)
+    except Exception as error:
+        # Of any kind: numpy has Python's own tokenizer and parser read the file's header.
+        raise EngineFailedError(f"what a stage pooled is no .npy file of numbers: {error}") from error
+    if not isinstance(read, np.ndarray) or read.dtype != np.float32:
+        raise EngineFailedError("what a stage pooled is no .npy file of float32")
+    return read
+
+
+def joined_wav(files: Sequence[bytes]) -> bytes:
+    """WAV files of one kind, one behind the other, as one file. Raise EngineFailedError where they are none such."""
+    if len(files) == 1:
+        return files[0]
+    kinds, frames = zip(*map(_read, files), strict=True)
+    if len(set(kinds)) != 1:
+        raise EngineFailedError("pieces of sound came in several sample rates, widths or numbers of channels")
+    joined = io.BytesIO()
+    with wave.open(joined, "wb") as writer:
+        writer.setnchannels(kinds[0][0])
+        writer.setsampwidth(kinds[0][1])
+        writer.setframerate(kinds[0][2])
+        writer.writeframes(b"".join(frames))
+    return joined.getvalue()
+
+
+def _read(file: bytes) -> tuple[tuple[int, int, int], bytes]:
+    """Channels, bytes of a sample and samples a second; and the frames."""
+    try:
+        with wave.open(io.BytesIO(file)) as reader:
+            kind = reader.getnchannels(), reader.getsampwidth(), reader.getframerate()
+            return kind, reader.readframes(reader.getnframes())
+    except (wave.Error, EOFError) as error:
+        raise EngineFailedError(f"a piece of sound is no WAV file: {error}") from error

@@ -1,0 +1,1 @@
+"""The one task that owns all requests and pools."""

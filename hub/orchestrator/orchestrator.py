@@ -1,0 +1,313 @@
+"""Orchestrator: the one task that owns every request of a hub.
+
+It takes what clients ask, what replicas answer and what the registry says from queues, feeds the machines of the
+requests and carries out what they decide. It waits for nothing but those queues: a pick that has to wait is a task of
+its own, which ends as one event.
+
+Queues that share one event: a task can wait for all of them at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
+
+from hub.metrics import HubMetrics
+from hub.orchestrator.aborts import Cancels
+from hub.orchestrator.active import AbortRequest, AddRequest, ClientPaced, Ended, UpdateRequest, answer
+from hub.orchestrator.admission import Backlog
+from hub.orchestrator.collective import CallDue, Collective, CollectiveCall, refuse
+from hub.orchestrator.dispatcher import Dispatcher, PickEnded
+from hub.orchestrator.housekeeping import ReviewDue, Tending
+from hub.orchestrator.replica_events import ReplicaListener, ReturnDue, StillSilent
+from hub.orchestrator.requests import CompanionSaid, Requests, TimeUp
+from hub.orchestrator.retries import RetryDue
+from hub.orchestrator.rollout import Rollout
+from hub.pool.stage_pool import StagePool
+from hub.pool.versions import Pools
+from hub.replicas.events import AbortEnded, Answered, ClientEvent, ProcessGone, SessionDown, SessionUp, Unsent
+from hub.replicas.factory import Attaching, RemoteReplicaFactory
+from hub.replicas.membership import Membership
+from hub.replicas.stage_client import StageClient
+from hub.request.events import ClientPace
+from hub.request.outputs import OmniOutput
+from hub.request.state import OrchestratorRequestState, StreamingInputState
+from omni_discovery.errors import HubUnavailableError, RequestError, StageUnavailableError
+from omni_discovery.records.schema import ReplicaInfo
+from omni_discovery.view.table import View
+
+if TYPE_CHECKING:
+    from hub.config import HubConfig
+    from hub.orchestrator.releases import Releases
+    from hub.orchestrator.tracing import Tracing
+    from omni_discovery.view.table import Delta
+
+__all__ = ["Orchestrator", "OrchestratorRequestState", "RemoteReplicaFactory", "StreamingInputState"]
+
+logger = logging.getLogger(__name__)
+
+_Item = TypeVar("_Item")
+
+
+class WakingQueue(asyncio.Queue[_Item]):
+    """A bounded queue that sets an event whenever something is put in."""
+
+    def __init__(self, maxsize: int, wake: asyncio.Event) -> None:
+        super().__init__(maxsize)
+        self._wake = wake
+
+    def _put(self, item: _Item) -> None:
+        super()._put(item)
+        self._wake.set()
+
+
+def drain(queue: asyncio.Queue[_Item]) -> list[_Item]:
+    """Everything that is in the queue now."""
+    return [queue.get_nowait() for _ in range(queue.qsize())]
+
+
+_InboxItem: TypeAlias = (
+    "ClientEvent | PickEnded | RetryDue | ReturnDue | StillSilent | TimeUp | CompanionSaid | ClientPaced | ReviewDue"
+    " | View | CallDue"
+)
+_Request: TypeAlias = AddRequest | UpdateRequest
+_Rpc: TypeAlias = AbortRequest | CollectiveCall
+_Connect = Callable[[ReplicaInfo, Callable[[ClientEvent], None]], StageClient]
+
+
+class Orchestrator:
+    """Give ``run`` a task of its own; everything else is called on the same loop.
+
+    ``request_async_queue`` takes AddRequest and UpdateRequest, ``rpc_async_queue`` CollectiveCall, and AbortRequest,
+    which is served first (but for a request that came in the same turn);
+    ``output_async_queue`` gives (request id, OmniOutput or Ended) and must be read, or the orchestrator waits.
+    ``remote_replica_factory`` is asked for the client of each replica that the registry comes to show, once for each
+    process, in place of ``connect``; ``connect_replica`` is one.
+    """
+
+    def __init__(
+        self,
+        stage_pools: Sequence[StagePool],
+        connect: _Connect,
+        config: HubConfig,
+        metrics: HubMetrics,
+        backlog: Backlog | None = None,
+        *,
+        async_chunk: bool = False,
+        tracing: Tracing | None = None,
+        remote_replica_factory: RemoteReplicaFactory | None = None,
+        releases: Releases | None = None,
+    ) -> None:
+        self.stage_pools = list(stage_pools)
+        self.num_stages = len(self.stage_pools)
+        self.async_chunk = bool(async_chunk)
+        self._wake = asyncio.Event()
+        self.request_async_queue: asyncio.Queue[_Request] = WakingQueue(config.max_in_flight, self._wake)
+        self.rpc_async_queue: asyncio.Queue[_Rpc] = WakingQueue(4 * config.max_in_flight, self._wake)
+        self.output_async_queue: asyncio.Queue[tuple[str, OmniOutput | Ended]] = asyncio.Queue(4 * config.max_in_flight)
+        self._pools = Pools(self.stage_pools) if releases is None else releases.every
+        #: Emptied on each turn of the task; what fills it reads sockets in bounded batches between two turns.
+        self._inbox: deque[_InboxItem] = deque()
+        self._closed = False
+        self._outbox: deque[tuple[str, OmniOutput | Ended]] = deque()
+        self._cancels = Cancels(config.abort_timeout_s)
+        self._connect = connect
+        self._membership = Membership(
+            self._pools,
+            self._client_for,
+            self._lose,
+            config.registry_ttl_s,
+            on_closed=self._let_go,
+            knows=(lambda _info: True) if releases is None else releases.knows,
+        )
+        factory, attach = remote_replica_factory, self._membership.attach
+        self._attaching = None if factory is None else Attaching(factory, attach)
+        self._collective = Collective(self._pools, self._membership, metrics, self._post)
+        self._tending = Tending(self._pools, self._membership, self._post)
+        self._dispatcher = Dispatcher(self._membership, metrics, self._cancels, self._post, self._tending.look_soon)
+        self._requests = Requests(
+            {pool.stage_id: pool for pool in self.stage_pools},
+            self._dispatcher,
+            self._cancels,
+            config,
+            metrics,
+            Backlog() if backlog is None else backlog,
+            self._post,
+            self._say,
+            tracing,
+        )
+        self.request_states = self._requests.states
+        self._rollout = Rollout(releases, self._pools, self._membership, self._requests, self.stage_pools)
+        metrics.watch_rollout(self._rollout.older_count, self._membership.refused.count, self._pools.stage_ids)
+        self._listener = ReplicaListener(
+            self._pools,
+            self._requests.active,
+            config,
+            metrics,
+            self._cancels,
+            self._requests.tell,
+            self._dispatcher.release,
+            self._post,
+        )
+
+    async def run(self) -> None:
+        """Serve until cancelled; then every request ends and every socket is closed."""
+        try:
+            while True:
+                await self._wake.wait()
+                self._wake.clear()
+                self._take_turn()
+                while self._outbox:
+                    await self.output_async_queue.put(self._outbox.popleft())
+        finally:
+            self._closed = True
+            self._tending.close()
+            if self._attaching is not None:
+                self._attaching.close()
+            self.end_all()
+            self._dispatcher.retries.close()
+            self._membership.close()
+            self._end_rpcs()
+
+    def apply_view(self, view: View, delta: Delta) -> None:
+        """Follow the registry; call it on the loop. The view alone decides, so that a missed ``delta`` can't hurt."""
+        self._post(view)
+
+    def set_pace(self, request_id: str, pace: ClientPace) -> None:
+        """Take in how the client of a request keeps up. Those that have ended are fine."""
+        self._post(ClientPaced(request_id, pace))
+
+    def end_all(self, reason: str = "the hub is stopping") -> None:
+        """Abort every stage of every request; each ends with HubUnavailableError."""
+        self._requests.end_all(HubUnavailableError(self.stage_pools[0].stage_id, reason))
+
+    def _end_rpcs(self) -> None:
+        """Nobody may wait for ever for what was asked: every rpc is answered."""
+        self._collective.close()
+        for request in drain(self.request_async_queue):
+            if isinstance(request, UpdateRequest):
+                answer(request.done, "the hub is stopping")
+        for rpc in drain(self.rpc_async_queue):
+            _answer(rpc)
+
+    async def connect_replica(self, stage_id: int, replica_id: int) -> StageClient:
+        """Make a client for a replica that the registry shows: what a RemoteReplicaFactory can build on.
+
+        Raise StageUnavailableError if it shows none of that name, ConfigError if its record can't be used.
+        """
+        info = self._membership.record_of(stage_id, replica_id)
+        if info is None:
+            raise StageUnavailableError(stage_id, f"the registry shows no replica {stage_id}/{replica_id}")
+        return self._connect(info, self._post)
+
+    def _client_for(self, info: ReplicaInfo) -> StageClient | None:
+        if self._attaching is None:
+            return self._connect(info, self._post)
+        self._attaching.begin(info)
+        return None
+
+    def _let_go(self, client: StageClient) -> None:
+        self._cancels.gone(client)
+        self._collective.lose(client)
+
+    def _lose(self, stage_id: int, addr: str, reason: str) -> None:
+        self._listener.lose(stage_id, addr, reason)
+
+    # ---- one turn
+
+    def _post(self, item: _InboxItem) -> None:
+        if not self._closed:
+            self._inbox.append(item)
+            self._wake.set()
+
+    def _take_turn(self) -> None:
+        rpcs, requests = drain(self.rpc_async_queue), drain(self.request_async_queue)
+        new = {request.request_id for request in requests}
+        for rpc in rpcs:
+            if isinstance(rpc, AbortRequest) and rpc.request_id not in new:
+                self._take(rpc)
+        # Before new requests: sessions that were lost are not to be picked any more.
+        for _ in range(len(self._inbox)):
+            self._take(self._inbox.popleft())
+        for request in requests:
+            self._take(request)
+        for rpc in rpcs:
+            if isinstance(rpc, CollectiveCall) or rpc.request_id in new:
+                self._take(rpc)
+        self._tending.look()
+        if self._inbox:
+            self._wake.set()
+
+    def _take(self, item: _Rpc | _Request | _InboxItem) -> None:
+        try:
+            self._follow(item)
+        except Exception as error:
+            # A bug, here or in a third party's balancer, must cost one request and not the hub.
+            logger.exception("orchestrator.bug event=%s", type(item).__name__)
+            request_id = item.message.request_id if isinstance(item, Answered) else getattr(item, "request_id", "")
+            self._requests.bury(request_id, RequestError(f"a bug in the hub: {error!r}"))
+            if isinstance(item, AbortRequest | CollectiveCall):
+                _answer(item)
+
+    def _follow(self, item: _Rpc | _Request | _InboxItem) -> None:
+        match item:
+            case AddRequest():
+                self._requests.add(item)
+            case AbortRequest():
+                self._requests.abort(item)
+            case TimeUp() | CompanionSaid() | UpdateRequest() | ClientPaced():
+                self._requests.follow(item)
+            case PickEnded():
+                self._requests.go_on(item.request_id, lambda active: self._dispatcher.pick_ended(active, item))
+            case RetryDue():
+                self._requests.go_on(item.request_id, lambda active: self._dispatcher.retry_due(active, item))
+            case StillSilent() | ReturnDue():
+                self._listener.due(item)
+            case CollectiveCall() | CallDue():
+                self._collective.follow(item)
+            case ReviewDue():
+                self._tending.review()
+            case View():
+                self._rollout.follow(item)
+            case _:
+                self._hear(item)
+
+    def _hear(self, event: ClientEvent) -> None:
+        self._collective.hear(event)
+        # A client that has been replaced speaks of a process that is gone.
+        if self._membership.clients.get(event.client.addr) is event.client:
+            self._listener.hear(event)
+        if isinstance(event, AbortEnded | ProcessGone | Unsent):
+            self._membership.close_if_unused(event.client.info.stage_id, event.client.addr)
+        if isinstance(event, SessionUp | SessionDown | ProcessGone):
+            self._tending.review()
+            self._rollout.move_on()
+
+    # ---- who is served
+
+    @property
+    def live_hubs(self) -> int:
+        """How many hubs share the replicas, this one included."""
+        return self._membership.live_hubs
+
+    @property
+    def applied_revision(self) -> int:
+        """The registry's revision that picks go by."""
+        return self._membership.applied_revision
+
+    # ---- what is said
+
+    def _say(self, request_id: str, what: OmniOutput | Ended) -> None:
+        self._outbox.append((request_id, what))
+        self._wake.set()
+
+
+def _answer(rpc: _Rpc) -> None:
+    """Nothing more will be done for it, and whoever asked must not wait for ever."""
+    if isinstance(rpc, CollectiveCall):
+        refuse(rpc)
+    elif rpc.done is not None and not rpc.done.done():
+        rpc.done.set_result(None)

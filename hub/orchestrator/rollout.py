@@ -1,0 +1,102 @@
+"""Rollout: follows the deploy document in force while requests of the one before are still under way."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from hub.request.state import Phase
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from hub.orchestrator.active import Active
+    from hub.orchestrator.releases import Release, Releases
+    from hub.orchestrator.requests import Requests
+    from hub.pool.stage_pool import StagePool
+    from hub.pool.versions import Pools
+    from hub.replicas.membership import Membership
+    from omni_discovery.view.table import View
+
+logger = logging.getLogger(__name__)
+
+
+class Rollout:
+    """Part of the orchestrator's task. ``stage_pools`` always has the pools of the newest document.
+
+    Without ``releases`` there is but one document, whatever is in force.
+    """
+
+    def __init__(
+        self,
+        releases: Releases | None,
+        pools: Pools,
+        membership: Membership,
+        requests: Requests,
+        stage_pools: list[StagePool],
+    ) -> None:
+        self._releases = releases
+        self._pools = pools
+        self._membership = membership
+        self._requests = requests
+        self._stage_pools = stage_pools
+
+    def follow(self, view: View) -> None:
+        """Take in what the registry shows now."""
+        releases = self._releases
+        is_new = releases is not None and releases.follow(view.pipeline)
+        may_differ = self._membership.apply(view)
+        if releases is None or not (is_new or may_differ):
+            return
+        if is_new:
+            self._stage_pools[:] = releases.newest.pools.values()
+            self._membership.judge()
+            if releases.problem:
+                text = "hub.pipeline_not_followed: the pipeline in force is not served by this hub: %s"
+                logger.error(text, releases.problem)
+            else:
+                logger.info("hub.pipeline_followed fingerprints=%s", dict(releases.newest.fingerprints))
+        self._pools.forget_unused(releases.pools)
+        self.move_on()
+
+    def move_on(self) -> None:
+        """Have requests go by another document whose own can't be served to its end any more.
+
+        Only where the other says the same of every stage that has had them.
+        """
+        releases = self._releases
+        if releases is None or not releases.has_several:
+            return
+        for active in list(self._requests.active.values()):
+            release = active.request.release
+            # Companions go by what their parent goes by.
+            if release is None or active.request.parent_id:
+                continue
+            had, needed = _stages(active)
+            if needed and not release.is_complete(needed):
+                other = releases.other_than(release, had, needed)
+                if other is not None:
+                    self._requests.move(active, other)
+
+    def older_count(self) -> int:
+        """How many requests go by another document than the newest."""
+        if self._releases is None:
+            return 0
+        newest = self._releases.newest
+        return sum(_is_of_other(active.request.release, newest) for active in self._requests.active.values())
+
+
+def _is_of_other(release: Release | None, newest: Release) -> bool:
+    return release is not None and release.fingerprints != newest.fingerprints
+
+
+def _stages(active: Active) -> tuple[Collection[int], Collection[int]]:
+    """The stages that have had a request, and those that are still to have it."""
+    had: list[int] = []
+    needed: list[int] = []
+    for stage_id, run in active.machine.runs.items():
+        if run.phase is Phase.WAITING or stage_id in active.picks:
+            (needed if run.attempt < 1 else had).append(stage_id)
+        elif run.phase is not Phase.SKIPPED:
+            had.append(stage_id)
+    return had, needed

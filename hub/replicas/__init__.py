@@ -1,0 +1,1 @@
+"""The connections to replicas: one client and one session each."""

@@ -1,0 +1,1 @@
+"""One request's state machine. Pure; only machine.py writes a phase."""

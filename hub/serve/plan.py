@@ -1,0 +1,113 @@
+"""What one ``omni serve`` is to run on its host, from its flags and the deploy document; checked before it starts."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+from collections.abc import Sequence
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from hub.api.served_stage import serving_stage
+from hub.serve.local_stages import LocalStage
+from omni_discovery.commands.flags import RAY
+from omni_discovery.deploy.document import DeployConfig, StageConfig, read_deploy
+from omni_discovery.deploy.load import doubtful_engines, load_deploy
+from omni_discovery.deploy.overrides import FLAG, of_the_document, of_this_host, on_this_host, parse_overrides
+from omni_discovery.deploy.topology import Topology, plan
+from omni_discovery.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
+logger = logging.getLogger(__name__)
+
+#: Stages that run here, each as it runs here, with the number of its replicas.
+StagesHere = Sequence[tuple[StageConfig, int]]
+
+
+def deploy_of(arguments: argparse.Namespace) -> DeployConfig:
+    """The pipeline that the flags describe. Raise ConfigError."""
+    overrides = of_the_document(parse_overrides(arguments.stage_overrides))
+    if arguments.deploy_config is None:
+        stage = {"stage_id": 0, "engine": "vllm", "model": arguments.model, "final_output": "text"}
+        deploy = read_deploy({"stages": [stage]}, "MODEL", overrides)
+    else:
+        deploy = load_deploy(arguments.deploy_config, arguments.model, overrides)
+    if arguments.stage_id is not None:
+        deploy.stage(arguments.stage_id)
+    if arguments.api == "vllm":
+        # Here, as importing vLLM takes long.
+        serving_stage(deploy)
+    return deploy
+
+
+def with_overrides(deploy: DeployConfig, arguments: argparse.Namespace) -> DeployConfig:
+    """A document that is at hand already, with what ``--stage-overrides`` says of it. Raise ConfigError."""
+    overrides = of_the_document(parse_overrides(arguments.stage_overrides))
+    return read_deploy(msgspec.to_builtins(deploy), FLAG, overrides) if overrides else deploy
+
+
+def stages_here(arguments: argparse.Namespace, deploy: DeployConfig) -> StagesHere:
+    """What the flags have run on this host. Raise ConfigError."""
+    overrides = of_this_host(parse_overrides(arguments.stage_overrides))
+    for stage_id in overrides:
+        deploy.stage(stage_id)
+    found = []
+    for stage in () if arguments.hub_only else deploy.stages:
+        if arguments.stage_id in (None, stage.stage_id):
+            override = overrides.get(stage.stage_id, {})
+            here = on_this_host(stage, override)
+            found.append((here, replica_count(arguments, here, override)))
+    return found
+
+
+def replica_count(arguments: argparse.Namespace, stage: StageConfig, override: Mapping[str, Any]) -> int:
+    """How many replicas of a stage run here: one where a stage is named, else what the document says."""
+    said = stage.runtime.num_replicas
+    if arguments.stage_id is None:
+        return said
+    return int(arguments.omni_dp_size_local or (said if "num_replicas" in override else 1))
+
+
+def plan_here(arguments: argparse.Namespace, deploy: DeployConfig, here: StagesHere) -> Topology:
+    """Lay it out. Raise ConfigError for what can't run here; what may be a slip is logged."""
+    installed = [entry.name for entry in entry_points(group="omni_discovery.engines")]
+    on_this_machine = arguments.worker_backend != RAY
+    if on_this_machine:
+        _check_stages([stage for stage, _ in here], installed)
+    for doubt in doubtful_engines(deploy.stages, installed):
+        logger.warning("deploy.engine_unknown %s", doubt)
+    topology = plan(deploy, here, on_this_machine=on_this_machine)
+    for told in topology.told:
+        logger.warning("deploy.devices %s", told)
+    return topology
+
+
+def _check_stages(here: Sequence[StageConfig], installed: Sequence[str]) -> None:
+    if doubts := doubtful_engines(here, installed):
+        raise ConfigError("; ".join(doubts))
+    for stage in here:
+        if stage.model.startswith("/") and not Path(stage.model).exists():
+            raise ConfigError(f"stage {stage.stage_id}: the model folder {stage.model} does not exist; correct 'model'")
+
+
+def to_start(here: StagesHere, arguments: argparse.Namespace) -> tuple[LocalStage, ...]:
+    """What the supervisors are told of it."""
+    overrides = of_this_host(parse_overrides(arguments.stage_overrides))
+    elsewhere = sorted(set(overrides) - {stage.stage_id for stage, _ in here})
+    if elsewhere:
+        logger.warning("flag.ignored %s: the runtime of stages %s, which do not run here", FLAG, elsewhere)
+    return tuple(
+        LocalStage(stage.stage_id, count, runtime_flag(stage.stage_id, overrides.get(stage.stage_id)))
+        for stage, count in here
+    )
+
+
+def runtime_flag(stage_id: int, runtime: Mapping[str, Any] | None) -> str:
+    """``--stage-overrides`` for the supervisor of one stage; empty if there is nothing to say."""
+    return msgspec.json.encode({str(stage_id): {"runtime": runtime}}).decode("utf-8") if runtime else ""

@@ -1,0 +1,125 @@
+"""What both registry clients are made of: a thread, a connection, and a close that happens once."""
+
+from __future__ import annotations
+
+import abc
+import concurrent.futures
+import logging
+import threading
+from collections.abc import Coroutine, Sequence
+from types import TracebackType
+from typing import Any, Final, Self, TypeVar
+
+from omni_discovery.errors import ConfigError, RegistryUnavailableError
+from omni_discovery.etcd.config import RegistryConfig, RegistrySecurity, RegistryTls, parse_endpoints
+from omni_discovery.etcd.store import EtcdKV
+from omni_discovery.loop_thread import LoopThread
+from omni_discovery.registration.leased_key import LeasedKey
+from omni_discovery.view.watcher import Watcher
+
+logger = logging.getLogger(__name__)
+
+_OPEN_TIMEOUT_S: Final = 10.0
+
+_Result = TypeVar("_Result")
+
+
+def client_config(
+    endpoints: str | Sequence[str],
+    namespace: str,
+    ttl_s: float,
+    tls: RegistryTls | None,
+    user: str | None,
+    password: str | None,
+) -> RegistryConfig:
+    """What the arguments of both clients say. Raise RuntimeError for endpoints that can't be used, else ConfigError."""
+    try:
+        parse_endpoints(endpoints)
+    except ConfigError as error:
+        # The seeds' clients raise RuntimeError for an address that can't be used, and name it.
+        raise RuntimeError(str(error)) from error
+    security = RegistrySecurity(tls=tls, user=user or "", password=password or "")
+    return RegistryConfig(endpoints, namespace=namespace, ttl_s=ttl_s, security=security)
+
+
+class RegistryClient(abc.ABC):
+    """A thread, a connection, and what runs on it."""
+
+    def __init__(self, config: RegistryConfig, thread_name: str) -> None:
+        self._config = config
+        self._close_lock = threading.Lock()
+        self._is_closed = False
+        self._watchers: tuple[Watcher, ...] = ()
+        self._registrar: LeasedKey | None = None
+        self._thread = LoopThread(thread_name)
+
+    @abc.abstractmethod
+    def _begin(self, kv: EtcdKV) -> None:
+        """Start what this client does; called on the loop."""
+
+    def _open(self) -> None:
+        """Connect lazily: returns without any call to etcd."""
+        try:
+            self._thread.run(self._open_on_loop(), _OPEN_TIMEOUT_S)
+        except BaseException:
+            self._thread.close()
+            raise
+
+    async def _open_on_loop(self) -> None:
+        config = self._config
+        self._kv = EtcdKV(
+            config.endpoints,
+            security=config.security,
+            try_timeout_s=config.try_timeout_s,
+            call_timeout_s=config.call_timeout_s,
+        )
+        self._begin(self._kv)
+
+    def close(self) -> None:
+        """Withdraw, wait a bounded time for the registry, end the thread. A second call raises RuntimeError."""
+        if not self._close_once():
+            raise RuntimeError("Client already closed")
+
+    def __enter__(self) -> Self:
+        """The client itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close, unless that is done already."""
+        self._close_once()
+
+    def _close_once(self) -> bool:
+        with self._close_lock:
+            if self._is_closed:
+                return False
+            self._is_closed = True
+        try:
+            self._thread.run(self._close_on_loop(), self._config.close_timeout_s + 2.0)
+        except (concurrent.futures.TimeoutError, RuntimeError) as error:
+            logger.warning("client.close_incomplete thread=%s reason=%r", self._thread.name, error)
+        self._thread.close()
+        return True
+
+    async def _close_on_loop(self) -> None:
+        # The reverse of the start, but for the record: it is withdrawn first.
+        if self._registrar is not None:
+            await self._registrar.close(self._config.close_timeout_s)
+        for watcher in self._watchers:
+            await watcher.close()
+        await self._kv.close()
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise RuntimeError("Client already closed")
+
+    def _run(self, work: Coroutine[Any, Any, _Result]) -> _Result:
+        """Run on the loop, bounded. Raise RegistryUnavailableError past the bound."""
+        if self._is_closed:
+            work.close()
+            raise RuntimeError("Client already closed")
+        try:
+            return self._thread.run(work, self._config.call_timeout_s + self._config.try_timeout_s + 1.0)
+        except (concurrent.futures.TimeoutError, concurrent.futures.CancelledError):
+            raise RegistryUnavailableError("etcd did not answer in time", may_have_run=True) from None

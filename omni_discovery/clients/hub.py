@@ -1,0 +1,112 @@
+"""OmniCoordClientForHub: a hub's view of the registry, and its own registration."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+
+from omni_discovery.clients.base import RegistryClient, client_config
+from omni_discovery.etcd.config import RegistryTls
+from omni_discovery.etcd.store import EtcdKV
+from omni_discovery.kv import Claim
+from omni_discovery.records import keys
+from omni_discovery.records.schema import HubRecord, ReplicaInfo, ReplicaList
+from omni_discovery.registration.registrars import HubRegistrar
+from omni_discovery.view.hub_watcher import HubWatcher, ViewOptions
+from omni_discovery.view.table import Delta, View
+
+
+class OmniCoordClientForHub(RegistryClient):
+    """Follows all replicas of a namespace; with ``hub`` it also keeps that hub's own record registered.
+
+    ``on_view(view, delta)`` comes with the first list, each change, and when the view turns stale or fresh. The view is
+    compared with etcd each ``options.anti_entropy_s``. With ``options.saved_view`` it is kept in that file and, until
+    etcd answers, begins with what the file holds, stale since it was proved last. ``options.count`` is told ``relist``,
+    ``bad_value``, ``repair`` and ``unproved`` as they happen.
+    """
+
+    def __init__(
+        self,
+        endpoints: str | Sequence[str],
+        *,
+        namespace: str = "default",
+        ttl_s: float = 10.0,
+        tls: RegistryTls | None = None,
+        user: str | None = None,
+        password: str | None = None,
+        hub: HubRecord | None = None,
+        on_view: Callable[[View, Delta], None] | None = None,
+        options: ViewOptions | None = None,
+    ) -> None:
+        super().__init__(client_config(endpoints, namespace, ttl_s, tls, user, password), "omni-registry-hub")
+        self._hub = hub
+        self._on_view = on_view
+        self._options = options or ViewOptions()
+        #: Swapped whole, so a reader needs no lock.
+        self._view = View()
+        self._synced = threading.Event()
+        self._open()
+
+    def view(self) -> View:
+        """Everything known of the namespace, as of now."""
+        return self._view
+
+    def get_replica_list(self) -> ReplicaList:
+        """All replicas that are up and take new work, by stage and id. Empty, at 0.0, before the first list."""
+        view = self._view
+        up = [info for _, info in sorted(view.replicas.items()) if info.takes_new_work]
+        return ReplicaList(up, view.changed_at, view.stale_since_s)
+
+    def get_replicas_for_stage(self, stage_id: int) -> ReplicaList:
+        """As get_replica_list, but of one stage only; the timestamp is that of the whole list."""
+        every = self.get_replica_list()
+        chosen: list[ReplicaInfo] = [info for info in every.replicas if info.stage_id == stage_id]
+        return ReplicaList(chosen, every.timestamp, every.stale_since_s)
+
+    @property
+    def is_synced(self) -> bool:
+        """Whether etcd has answered with a list."""
+        return self._synced.is_set()
+
+    @property
+    def revoked(self) -> bool:
+        """Whether an operator has revoked this hub: replicas drop what it says and tell it nothing."""
+        return self._hub is not None and self._hub.hub_id in self._view.revoked
+
+    def wait_synced(self, timeout_s: float) -> View:
+        """Return the view once the first list is in. Raise TimeoutError."""
+        if not self._synced.wait(timeout_s):
+            raise TimeoutError(f"no list of replicas within {timeout_s:g} s from {self._config.endpoints}")
+        return self._view
+
+    def create_pipeline(self, value: bytes) -> Claim:
+        """Put the deploy document if there is none; ``current`` of the answer is what stands. Raise RegistryError."""
+        return self._run(self._kv.create(keys.pipeline_key(self._config.namespace), value))
+
+    def drop_pipeline(self, revision: int) -> None:
+        """Delete the deploy document if it still is the one written at ``revision``. Raise RegistryError."""
+        self._run(self._kv.delete(keys.pipeline_key(self._config.namespace), revision))
+
+    def get_pipeline(self) -> bytes | None:
+        """The deploy document as etcd has it now. Raise RegistryError."""
+        current = self._run(self._kv.get(keys.pipeline_key(self._config.namespace)))
+        return None if current is None else current.value
+
+    def _begin(self, kv: EtcdKV) -> None:
+        config, hub_id = self._config, ""
+        if self._hub is not None:
+            hub_id = self._hub.hub_id
+            self._registrar = HubRegistrar(kv, config.namespace, self._hub, ttl_s=config.ttl_s)
+        watcher = HubWatcher(kv, config, self._take_view, self._options, hub_id, self._registrar)
+        self._watchers = (watcher,)
+        watcher.start()
+        if self._registrar is not None:
+            self._registrar.start()
+
+    def _take_view(self, view: View, delta: Delta) -> None:
+        self._view = view
+        # A saved view is no answer of etcd's.
+        if view.revision and view.stale_since_s is None:
+            self._synced.set()
+        if self._on_view is not None:
+            self._on_view(view, delta)

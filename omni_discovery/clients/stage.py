@@ -1,0 +1,289 @@
+"""OmniCoordClientForStage: what a replica says to the registry, and what it hears from it.
+
+create_stage_coord_client: a replica's client that asks the engine itself how long its queue is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from omni_discovery.clients.base import RegistryClient, client_config
+from omni_discovery.errors import ConfigError
+from omni_discovery.etcd.config import RegistryTls
+from omni_discovery.etcd.store import EtcdKV
+from omni_discovery.kv import KeyValue
+from omni_discovery.records import keys
+from omni_discovery.records.control import InForce
+from omni_discovery.records.schema import HubRecord, ReplicaRecord, ReplicaStatus
+from omni_discovery.registration.control_watch import ControlWatch
+from omni_discovery.registration.drain_acks import DrainAcks
+from omni_discovery.registration.leased_key import Listener
+from omni_discovery.registration.registrars import ReplicaRegistrar, changed_record, checked, replica_id_of
+from omni_discovery.view.known_hubs import KnownHubs
+from omni_discovery.view.table import ReplicaTable
+from omni_discovery.view.watcher import Watcher
+
+logger = logging.getLogger(__name__)
+
+#: A drain's key is taken back within this, or left.
+_TAKE_BACK_S: Final = 1.0
+
+
+def _ignore(_told: object) -> None:
+    return None
+
+
+class OmniCoordClientForStage(RegistryClient):
+    """Registers one replica and keeps it registered until ``close``.
+
+    ``fields`` are further fields of ReplicaRecord: host, pid, model, capacity, curve_public_key and so on.
+    ``may_renew`` is asked before each renewal: false lets the lease run out. With ``on_hubs`` the hubs are watched too;
+    it gets all hubs that may come in by id at each change, and ``on_revoked(hub_ids)`` all that must be shut out at
+    once. ``on_registered(replica_id, epoch)`` comes each time the key is ours anew, ``on_lost(reason)`` each time it no
+    longer is. What the operator writes under the replica's control key is followed
+    and answered in the record; ``on_drain()`` comes once, when this life of it is to finish what it has and close.
+    ``on_acknowledged()`` comes when the record says ``draining`` and every hub has applied that.
+    """
+
+    def __init__(
+        self,
+        endpoints: str | Sequence[str],
+        input_addr: str,
+        output_addr: str,
+        stage_id: int,
+        *,
+        namespace: str = "default",
+        ttl_s: float = 10.0,
+        tls: RegistryTls | None = None,
+        user: str | None = None,
+        password: str | None = None,
+        status: ReplicaStatus = ReplicaStatus.UP,
+        replica_id: int | None = None,
+        fields: Mapping[str, Any] | None = None,
+        may_renew: Callable[[], bool] | None = None,
+        on_hubs: Callable[[Mapping[str, HubRecord]], None] | None = None,
+        on_revoked: Callable[[frozenset[str]], None] | None = None,
+        on_registered: Callable[[int, int], None] | None = None,
+        on_lost: Callable[[str], None] | None = None,
+        on_drain: Callable[[], None] | None = None,
+        on_acknowledged: Callable[[], None] | None = None,
+    ) -> None:
+        super().__init__(
+            client_config(endpoints, namespace, ttl_s, tls, user, password), f"omni-registry-stage-{stage_id}"
+        )
+        self._may_renew = may_renew
+        self._on_hubs = on_hubs
+        self._on_revoked = on_revoked
+        self._on_registered = on_registered
+        self._on_lost = on_lost
+        self._on_drain = on_drain
+        self._on_acknowledged = on_acknowledged
+        #: Swapped whole; what it holds belongs to the loop.
+        self._known_hubs: KnownHubs | None = None
+        self._is_draining = False
+        self._wanted_id = replica_id
+        self._changed = threading.Condition()
+        #: What was published last and stands; None while nothing does. Guarded by ``_changed``.
+        self._registration: tuple[int, int] | None = None
+        #: What should be published. Guarded by ``_changed``.
+        self._record = self._first_record(input_addr, output_addr, stage_id, status, fields or {})
+        self._own_weight = self._record.weight
+        self._open()
+
+    def _first_record(
+        self, input_addr: str, output_addr: str, stage_id: int, status: ReplicaStatus, fields: Mapping[str, Any]
+    ) -> ReplicaRecord:
+        try:
+            record = ReplicaRecord(
+                stage_id=stage_id,
+                replica_id=self._wanted_id or 0,
+                input_addr=input_addr,
+                output_addr=output_addr,
+                status=status,
+            )
+            return changed_record(checked(record), fields)
+        except ConfigError:
+            self._thread.close()
+            raise
+
+    def update_info(self, status: ReplicaStatus | None = None, queue_length: int | None = None) -> None:
+        """Publish a new status at once, a new queue length at most each load interval. Never waits."""
+        if status is None and queue_length is None:
+            raise ValueError("update_info needs status or queue_length")
+        changes = {"status": status, "queue_length": queue_length}
+        self.describe(**{name: value for name, value in changes.items() if value is not None})
+
+    def describe(self, **fields: Any) -> None:
+        """Publish other fields of the record: phase, progress, reason, capacity and so on. Never waits."""
+        self._check_open()
+        with self._changed:
+            self._record = changed_record(self._record, fields)
+            record = self._record
+            # Inside the lock, so that two threads' records reach the loop in the order in which they were made.
+            self._thread.call(lambda: self._replica.update(self._shown(record)))
+
+    def wait_registered(self, timeout_s: float) -> tuple[int, int]:
+        """Return (replica_id, epoch) as soon as the record stands in the registry. Raise TimeoutError."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._registration is not None, timeout_s)
+            if self._registration is None:
+                raise TimeoutError(f"not registered within {timeout_s:g} s at {self._config.endpoints}")
+            return self._registration
+
+    @property
+    def awaited_hubs(self) -> frozenset[str] | None:
+        """The hubs that have not said yet that they know of a drain; None while that is not known."""
+        return self._acks.awaited
+
+    def _begin(self, kv: EtcdKV) -> None:
+        config = self._config
+        self._control = ControlWatch(kv, config.namespace, self._record.stage_id, self._take_control)
+        self._registrar = self._replica = ReplicaRegistrar(
+            kv,
+            config.namespace,
+            self._shown(self._record),
+            wanted_id=self._wanted_id,
+            ttl_s=config.ttl_s,
+            load_interval_s=config.load_interval_s,
+            may_renew=self._may_renew or (lambda: True),
+            listener=Listener(self._tell_registered, self._note_published, self._note_lost),
+        )
+        self._replica.start()
+        self._acks = DrainAcks(kv, config.namespace, self._revoked, self._tell_acknowledged)
+        if self._on_hubs is not None or self._on_revoked is not None:
+            self._watchers = self._watch_hubs(kv)
+
+    def _watch_hubs(self, kv: EtcdKV) -> tuple[Watcher, ...]:
+        namespace = self._config.namespace
+        known = KnownHubs(self._config.ttl_s, self._on_hubs or _ignore, tell_revoked=self._on_revoked or _ignore)
+        self._known_hubs = known
+        controls, hubs = keys.hub_controls_prefix(namespace), keys.hubs_prefix(namespace)
+        watchers = (
+            Watcher(kv, ReplicaTable(namespace), controls, known.on_control_view),
+            Watcher(kv, ReplicaTable(namespace), hubs, known.on_view),
+        )
+        for watcher in watchers:
+            watcher.start()
+        return watchers
+
+    async def _close_on_loop(self) -> None:
+        await self._acks.close()
+        await self._control.close(_TAKE_BACK_S)
+        await super()._close_on_loop()
+
+    def _revoked(self) -> frozenset[str]:
+        return frozenset() if self._known_hubs is None else self._known_hubs.revoked
+
+    def _shown(self, record: ReplicaRecord) -> ReplicaRecord:
+        """The record as it may be published: not up before it is known what the operator wants of this id."""
+        if self._control.known or record.status is not ReplicaStatus.UP:
+            return record
+        return msgspec.structs.replace(record, status=ReplicaStatus.STARTING)
+
+    def _take_control(self, in_force: InForce) -> None:
+        if self._is_closed:
+            return
+        error = in_force.error
+        if in_force.draining and self._on_drain is None and not error:
+            error = f"revision {in_force.revision}: this replica can't be drained by its key"
+        weight = self._own_weight if in_force.weight is None else in_force.weight
+        self.describe(
+            cordoned=in_force.cordoned, weight=weight, control_revision=in_force.revision, control_error=error
+        )
+        if in_force.draining and not self._is_draining and self._on_drain is not None:
+            self._is_draining = True
+            self._on_drain()
+
+    def _tell_registered(self, key: KeyValue) -> None:
+        self._control.follow(replica_id_of(key), key.create_revision)
+        if not self._control.known:
+            self._replica.update(self._shown(self._record))
+        if self._on_registered is not None:
+            self._on_registered(replica_id_of(key), key.create_revision)
+
+    def _note_published(self, key: KeyValue) -> None:
+        shown = msgspec.json.decode(key.value, type=ReplicaRecord)
+        if shown.status is ReplicaStatus.DRAINING:
+            self._acks.ask(key.mod_revision)
+        else:
+            self._acks.forget()
+        with self._changed:
+            if (shown.status, self._record.status) == (ReplicaStatus.STARTING, ReplicaStatus.UP):
+                return
+            self._registration = (replica_id_of(key), key.create_revision)
+            self._changed.notify_all()
+
+    def _note_lost(self, reason: str) -> None:
+        self._acks.forget()
+        with self._changed:
+            self._registration = None
+        if self._on_lost is not None:
+            self._on_lost(reason)
+
+    def _tell_acknowledged(self) -> None:
+        if self._on_acknowledged is not None:
+            self._on_acknowledged()
+
+
+def create_stage_coord_client(
+    endpoints: str | Sequence[str],
+    input_addr: str,
+    output_addr: str,
+    stage_id: int,
+    queue_length_getter: Callable[[], int] | None = None,
+    **options: Any,
+) -> OmniCoordClientForStage:
+    """Register a replica whose queue length is read from ``queue_length_getter`` each load interval.
+
+    A negative length counts as 0; while the getter raises, the former length stands. It is called on the client's own
+    thread and must be quick. ``options`` are those of OmniCoordClientForStage.
+    """
+    if queue_length_getter is None:
+        return OmniCoordClientForStage(endpoints, input_addr, output_addr, stage_id, **options)
+    return _AskingClient(endpoints, input_addr, output_addr, stage_id, queue_length_getter, **options)
+
+
+class _AskingClient(OmniCoordClientForStage):
+    """OmniCoordClientForStage that polls its getter."""
+
+    def __init__(
+        self,
+        endpoints: str | Sequence[str],
+        input_addr: str,
+        output_addr: str,
+        stage_id: int,
+        getter: Callable[[], int],
+        **options: Any,
+    ) -> None:
+        self._getter = getter
+        self._asking: asyncio.Task[None] | None = None
+        super().__init__(endpoints, input_addr, output_addr, stage_id, **options)
+
+    def _begin(self, kv: EtcdKV) -> None:
+        super()._begin(kv)
+        self._asking = asyncio.create_task(self._ask(), name="queue-length")
+
+    async def _close_on_loop(self) -> None:
+        if self._asking is not None:
+            self._asking.cancel()
+        await super()._close_on_loop()
+
+    async def _ask(self) -> None:
+        told, warned = 0, False
+        while True:
+            try:
+                length = max(0, int(self._getter()))
+            except Exception:
+                if not warned:
+                    logger.warning("queue_length.unknown: the getter raised; the former length stands", exc_info=True)
+                warned, length = True, told
+            if length != told and not self._is_closed:
+                told = length
+                self.update_info(queue_length=length)
+            await asyncio.sleep(self._config.load_interval_s)

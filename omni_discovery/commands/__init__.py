@@ -1,0 +1,1 @@
+"""The omni command and its sub-commands."""

@@ -1,0 +1,352 @@
+"""What is wrong with a deployment, from what its registry holds: findings, each with what to do.
+
+What is wrong with the versions that a namespace runs: of documents, models and code. Pure; part of doctor.py.
+
+What a diagnosis is made of, and what it looks at. Pure.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from omni_discovery.deploy.document import DeployConfig, decode_deploy
+from omni_discovery.deploy.fingerprint import OTHER_DOCUMENT, document_fingerprint, mismatches, stage_fingerprints
+from omni_discovery.errors import ConfigError, RecordError
+from omni_discovery.etcd.versions import known_bugs, parse_version
+from omni_discovery.kv import KeyValue
+from omni_discovery.records import keys
+from omni_discovery.records.beat import decode_beat
+from omni_discovery.records.control import ControlError, answered_revision, parse
+from omni_discovery.records.schema import WAITING_PHASE, ReplicaInfo, ReplicaStatus
+from omni_discovery.view.table import View
+
+__all__ = ["Evidence", "Finding", "Grade", "count_namespaces", "examine", "judge_version"]
+
+
+class Grade(StrEnum):
+    """How a finding is to be taken."""
+
+    OK = "ok"
+    NOTE = "note"
+    PROBLEM = "problem"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was looked at; ``advice`` is what to do, empty where there is nothing to do."""
+
+    grade: Grade
+    topic: str
+    text: str
+    advice: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What the checks look at: the view and the raw keys of one namespace, and the wall clock here."""
+
+    namespace: str
+    view: View
+    items: Sequence[KeyValue]
+    now_s: float
+    #: How many replicas each namespace of this etcd has; None if we may not look.
+    namespaces: Mapping[str, int] | None = None
+
+
+_RESTART: Final = (
+    "restart it: it comes back with the document in force; until then hubs which have served its document go on"
+    " with that while it is rolled out, and all others refuse it"
+)
+_SAME_FILES: Final = "make the model's files the same on every host, then restart it; until then no hub picks it"
+#: What replicas of one stage and one document usually have in common.
+_ALIKE: Final = {"revision": "revision of the model", "dtype": "dtype", "tokenizer": "tokenizer", "code": "code"}
+
+
+def examine_versions(evidence: Evidence, deploy: DeployConfig) -> Iterator[Finding]:
+    """Who runs something else than the pipeline in force."""
+    expected = stage_fingerprints(deploy)
+    infos = [evidence.view.replicas[key] for key in sorted(evidence.view.replicas)]
+    wrong = 0
+    for info in infos:
+        if info.stage_id not in expected:
+            wrong += 1
+            text = f"replica {_name(info)} serves a stage that the pipeline has not"
+            advice = "stop it, or serve the other document in its own namespace"
+            yield Finding(Grade.PROBLEM, "pipeline", text, advice)
+    ours = [info for info in infos if info.stage_id in expected]
+    for info, why in mismatches(ours, lambda info: info.fingerprint in ("", expected[info.stage_id])):
+        wrong += 1
+        text = f"replica {_name(info)} on {info.host} does not match: {why}"
+        if why != OTHER_DOCUMENT:
+            yield Finding(Grade.PROBLEM, "pipeline", text, _SAME_FILES)
+            continue
+        text += f" ({info.fingerprint} instead of {expected[info.stage_id]})"
+        yield Finding(Grade.PROBLEM, "pipeline", text, _RESTART)
+    if not wrong:
+        count = len(deploy.stages)
+        stages = f"{count} stage{'' if count == 1 else 's'}"
+        yield Finding(Grade.OK, "pipeline", f"{stages} in force, all replicas run that")
+    yield from _unlike(ours)
+    yield from _hubs_behind(evidence)
+
+
+def _unlike(infos: list[ReplicaInfo]) -> Iterator[Finding]:
+    """Replicas of one stage and one document that differ in something that may be as it is meant."""
+    for field, word in _ALIKE.items():
+        found: dict[tuple[int, str], dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+        for info in infos:
+            if value := getattr(info, field):
+                found[info.stage_id, info.fingerprint][value].append(_name(info))
+        for (stage_id, _), by_value in sorted(found.items()):
+            if len(by_value) > 1:
+                shown = "; ".join(f"{value}: {', '.join(names[:_SHOWN])}" for value, names in sorted(by_value.items()))
+                yield Finding(Grade.NOTE, "version", f"replicas of stage {stage_id} differ in their {word}: {shown}")
+
+
+def _hubs_behind(evidence: Evidence) -> Iterator[Finding]:
+    """Hubs that have seen the pipeline in force and serve another."""
+    pipeline_key = keys.pipeline_key(evidence.namespace)
+    in_force = next((item for item in evidence.items if item.key == pipeline_key), None)
+    for item in evidence.items if in_force is not None else ():
+        parsed = keys.parse_key(evidence.namespace, item.key)
+        if not isinstance(parsed, keys.BeatKey) or parsed.hub_id not in evidence.view.hubs or in_force is None:
+            continue
+        try:
+            beat = decode_beat(item.key, item.value)
+        except RecordError:
+            continue
+        has_seen = beat.pipeline and beat.revision >= in_force.mod_revision
+        if has_seen and beat.pipeline != document_fingerprint(in_force.value):
+            hub = evidence.view.hubs[parsed.hub_id]
+            text = f"hub {parsed.hub_id} on {hub.host} serves another document than the one in force"
+            advice = "restart it with that: omni pipeline show > pipeline.yaml writes it; the hub's log says why"
+            yield Finding(Grade.PROBLEM, "pipeline", text, advice)
+
+
+#: Clocks that differ by less don't mislead anybody.
+_CLOCK_S: Final = 2.0
+#: A namespace that is as empty as this hides nothing.
+_SHOWN: Final = 8
+_NEWER: Final = "run etcd 3.5.23 or newer, or 3.6"
+
+
+def examine(evidence: Evidence) -> list[Finding]:
+    """All findings about a namespace's keys; at least one for each thing that was looked at."""
+    checks = (_namespace, _records, _leases, _clocks, _pipeline, _stages, _control, _hubs, _encryption, _versions)
+    found: list[Finding] = []
+    for check in checks:
+        found += check(evidence)
+    return found
+
+
+def judge_version(endpoint: str, version: str, *, embedded: bool = False) -> Finding:
+    """What the release of the etcd at one endpoint is known to do wrong. Nothing hangs on that of an embedded one."""
+    parsed = parse_version(version)
+    if parsed is None:
+        return Finding(Grade.NOTE, "release", f"{endpoint} does not say which release of etcd it is")
+    bugs = known_bugs(parsed)
+    if not bugs:
+        return Finding(Grade.OK, "release", f"{endpoint} is etcd {version}, without a known bug that matters here")
+    if embedded:
+        text = f"{endpoint} is the embedded etcd {version}; what it is known to do wrong does no harm here"
+        return Finding(Grade.OK, "release", text)
+    harmful = [bug.what for bug in bugs if not bug.workaround]
+    harmless = [bug.what for bug in bugs if bug.workaround]
+    told = [*harmful, f"worked around here: {'; '.join(harmless)}"] if harmless else harmful
+    # No problem of this deployment's: what is registered is put back by who registered it.
+    return Finding(Grade.NOTE, "release", f"{endpoint} is etcd {version}: {'; '.join(told)}", _NEWER)
+
+
+def count_namespaces(listed: Iterable[str]) -> dict[str, int]:
+    """How many replica records each namespace has, by its keys."""
+    counts: dict[str, int] = defaultdict(int)
+    for key in listed:
+        parts = key.removeprefix(keys.ROOT).split("/")
+        if key.startswith(keys.ROOT) and len(parts) == 4 and parts[1] == "replicas":
+            counts[parts[0]] += 1
+    return dict(counts)
+
+
+def _namespace(evidence: Evidence) -> Iterator[Finding]:
+    count = len(evidence.view.replicas)
+    others = {name: n for name, n in (evidence.namespaces or {}).items() if name != evidence.namespace}
+    if count:
+        hubs = len(evidence.view.hubs)
+        text = f"{evidence.namespace!r} has {_count(count, 'replica')} and {_count(hubs, 'hub')}"
+        yield Finding(Grade.OK, "namespace", text)
+        if not hubs:
+            yield Finding(Grade.NOTE, "namespace", "no hub is registered: nobody sends requests to these replicas")
+    elif others:
+        named = ", ".join(f"{name} ({n})" for name, n in sorted(others.items())[:_SHOWN])
+        text = f"{evidence.namespace!r} has no replica, but other namespaces have: {named}"
+        yield Finding(Grade.PROBLEM, "namespace", text, "give --namespace as the replicas do, or start replicas here")
+    else:
+        text = f"{evidence.namespace!r} has no replica, nor has any other namespace that can be seen on this etcd"
+        yield Finding(Grade.NOTE, "namespace", text, "is this the etcd that the replicas use? compare --etcd-endpoints")
+
+
+def _records(evidence: Evidence) -> Iterator[Finding]:
+    for error in evidence.view.bad.values():
+        yield Finding(
+            Grade.PROBLEM, "record", str(error), "it hides this one key; find who wrote it, or `etcdctl del` it"
+        )
+    if not evidence.view.bad:
+        yield Finding(Grade.OK, "record", "every record can be read")
+
+
+def _leases(evidence: Evidence) -> Iterator[Finding]:
+    found = False
+    for item in evidence.items:
+        parsed = keys.parse_key(evidence.namespace, item.key)
+        if isinstance(parsed, keys.ReplicaKey | keys.HubKey) and not item.lease_id:
+            found = True
+            yield Finding(
+                Grade.PROBLEM, "lease", f"{item.key} has no lease: it stays when its process dies",
+                f"if nobody is behind it: etcdctl del {item.key}",
+            )  # fmt: skip
+    if not found:
+        yield Finding(Grade.OK, "lease", "every replica and hub is under a lease")
+
+
+def _clocks(evidence: Evidence) -> Iterator[Finding]:
+    """A clock that is ahead of ours, or one that tells an earlier time than a write before its own."""
+    apart: dict[str, float] = {}
+    by_key = {keys.replica_key(evidence.namespace, *key): info for key, info in evidence.view.replicas.items()}
+    latest_s, latest_host = 0.0, ""
+    for item in sorted(evidence.items, key=lambda item: item.mod_revision):
+        info = by_key.get(item.key)
+        if info is None:
+            continue
+        ahead_s = info.last_heartbeat - evidence.now_s
+        if ahead_s > _CLOCK_S:
+            apart[f"{info.host} is {ahead_s:.0f} s ahead of this machine"] = ahead_s
+        if latest_s - info.last_heartbeat > _CLOCK_S and info.host != latest_host:
+            apart[f"{info.host} is at least {latest_s - info.last_heartbeat:.0f} s behind {latest_host}"] = 0.0
+        if info.last_heartbeat > latest_s:
+            latest_s, latest_host = info.last_heartbeat, info.host
+    for text in apart:
+        yield Finding(
+            Grade.NOTE, "clock", f"the clock of {text}",
+            "ages and history are shown wrongly, nothing else depends on it; see to NTP there",
+        )  # fmt: skip
+    if not apart:
+        yield Finding(Grade.OK, "clock", f"no clock is seen to differ by more than {_CLOCK_S:g} s")
+
+
+def _pipeline(evidence: Evidence) -> Iterator[Finding]:
+    deploy, reason = _deploy_of(evidence)
+    if deploy is None:
+        grade = Grade.PROBLEM if reason or evidence.view.replicas else Grade.NOTE
+        text = f"the pipeline key can't be read: {reason}" if reason else "no pipeline is in force"
+        mend = "replace it with omni pipeline apply FILE" if reason else "start a hub with --deploy-config; it puts one"
+        yield Finding(grade, "pipeline", text, mend)
+        return
+    yield from examine_versions(evidence, deploy)
+
+
+def _stages(evidence: Evidence) -> Iterator[Finding]:
+    deploy, _ = _deploy_of(evidence)
+    able: dict[int, int] = defaultdict(int)
+    for info in evidence.view.replicas.values():
+        able[info.stage_id] += info.takes_new_work
+        if info.status is ReplicaStatus.ERROR:
+            text = f"replica {info.stage_id}/{info.replica_id} reports an error: {info.reason or 'no reason given'}"
+            yield Finding(Grade.PROBLEM, "replica", text, f"see its log on {info.host}, process {info.pid}")
+        elif info.reason and (info.status is ReplicaStatus.UP or info.phase == WAITING_PHASE):
+            state = "is up, but" if info.status is ReplicaStatus.UP else "waits:"
+            text = f"replica {info.stage_id}/{info.replica_id} {state} {info.reason}"
+            yield Finding(Grade.PROBLEM, "replica", text, "it goes on by itself once that is mended")
+        elif info.status is ReplicaStatus.STARTING and info.reason:
+            text = f"replica {info.stage_id}/{info.replica_id} starts anew; the one before it ended: {info.reason}"
+            yield Finding(Grade.NOTE, "replica", text, f"if that goes on, see the log of its supervisor on {info.host}")
+    for stage in deploy.stages if deploy else ():
+        if not able[stage.stage_id]:
+            text = f"stage {stage.stage_id} has nobody who takes work: its requests get 503"
+            yield Finding(Grade.PROBLEM, "stage", text, "start a replica of it, or see `omni replicas` for why")
+
+
+def _control(evidence: Evidence) -> Iterator[Finding]:
+    for item in evidence.items:
+        parsed = keys.parse_key(evidence.namespace, item.key)
+        if not isinstance(parsed, keys.ReplicaControlKey):
+            continue
+        name = f"{parsed.stage_id}/{parsed.replica_id}"
+        info = evidence.view.replicas.get((parsed.stage_id, parsed.replica_id))
+        try:
+            wish = parse(item.value)
+        except ControlError as error:
+            yield Finding(Grade.PROBLEM, "control", f"{item.key}: {error}", f"correct it, or: etcdctl del {item.key}")
+            continue
+        if info is None:
+            text = f"{item.key} is for nobody: no replica {name} is registered; the next one with that id obeys it"
+            yield Finding(Grade.NOTE, "control", text, f"if it is not wanted: etcdctl del {item.key}")
+        elif wish.drain and wish.epoch not in (None, info.epoch):
+            text = f"{item.key} drains epoch {wish.epoch}, which is over; {name} is at {info.epoch} and ignores it"
+            yield Finding(Grade.NOTE, "control", text, f"it may go: etcdctl del {item.key}")
+        elif (
+            answered_revision(info.control_revision, info.control_error) < item.mod_revision
+            and evidence.now_s - info.last_heartbeat > _CLOCK_S
+        ):
+            text = f"replica {name} has not answered revision {item.mod_revision} of its control key"
+            yield Finding(Grade.PROBLEM, "control", text, f"is its process {info.pid} on {info.host} well?")
+        elif info.cordoned or info.weight == 0:
+            yield Finding(Grade.NOTE, "control", f"replica {name} is kept from new work: {item.value.decode()}")
+
+
+def _hubs(evidence: Evidence) -> Iterator[Finding]:
+    for hub_id in sorted(evidence.view.revoked):
+        hub, key = evidence.view.hubs.get(hub_id), keys.hub_control_key(evidence.namespace, hub_id)
+        if hub is None:
+            text = f"hub {hub_id} is revoked; it is not registered"
+            yield Finding(Grade.NOTE, "hub", text, f"when it is gone for good: etcdctl del {key}")
+        else:
+            text = f"hub {hub_id} is revoked and still registered: its process {hub.pid} on {hub.host} serves nobody"
+            yield Finding(Grade.PROBLEM, "hub", text, f"stop it there, or let it in again: omni hub allow {hub_id}")
+
+
+def _encryption(evidence: Evidence) -> Iterator[Finding]:
+    """Whether everybody who talks to each other encrypts, or nobody does."""
+    view = evidence.view
+    secured = {f"replica {_name(info)}": bool(info.curve_public_key) for info in view.replicas.values()}
+    secured |= {f"hub {hub_id}": bool(hub.curve_public_key) for hub_id, hub in view.hubs.items()}
+    plain = sorted(name for name, is_secured in secured.items() if not is_secured)
+    if not plain:
+        return
+    named = ", ".join(plain[:_SHOWN])
+    if len(plain) < len(secured):
+        text = f"some encrypt and some don't, and can't talk to each other; without encryption: {named}"
+        yield Finding(Grade.PROBLEM, "encryption", text, "start all of them with the same --zmq-security")
+    else:
+        text = "nobody encrypts: whoever sees the network reads and writes prompts"
+        yield Finding(Grade.NOTE, "encryption", text, "leave out --zmq-security none")
+
+
+def _versions(evidence: Evidence) -> Iterator[Finding]:
+    found: dict[str, list[str]] = defaultdict(list)
+    for info in evidence.view.replicas.values():
+        if info.version:
+            found[info.version].append(_name(info))
+    if len(found) > 1:
+        shown = "; ".join(f"{version}: {', '.join(names[:_SHOWN])}" for version, names in sorted(found.items()))
+        yield Finding(Grade.NOTE, "version", f"replicas of several releases: {shown}")
+
+
+def _count(number: int, thing: str) -> str:
+    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
+
+
+def _name(info: ReplicaInfo) -> str:
+    return f"{info.stage_id}/{info.replica_id}"
+
+
+def _deploy_of(evidence: Evidence) -> tuple[DeployConfig | None, str]:
+    if evidence.view.pipeline is None:
+        return None, ""
+    try:
+        return decode_deploy(evidence.view.pipeline, keys.pipeline_key(evidence.namespace)), ""
+    except ConfigError as error:
+        return None, str(error)

@@ -1,0 +1,229 @@
+"""``omni doctor``: looks at etcd, at what is in it, and at the ways to the replicas; says what is wrong."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import dataclasses
+import os
+import sys
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from omni_discovery.commands.main import (
+    add_registry_options,
+    find_endpoints,
+    quiet_logging,
+    read_security,
+    user_runtime_dir,
+)
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from omni_discovery.commands.checks import Finding
+    from omni_discovery.etcd.config import RegistrySecurity
+    from omni_discovery.etcd.store import EtcdKV
+    from omni_discovery.kv import KVStore
+    from omni_discovery.records.schema import ReplicaInfo
+    from omni_discovery.view.table import View
+
+_CALL_S: Final = 3.0
+_TCP_S: Final = 2.0
+_RELEASE_TRIES: Final = 50
+#: A lease this much longer than what was asked for delays the discovery of dead replicas noticeably.
+_LONG_TTL_S: Final = 10.0
+
+
+class DoctorCommand:
+    """``omni doctor``."""
+
+    summary = "say what is wrong with the registry and with what is in it"
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """See Command."""
+        add_registry_options(parser)
+        parser.add_argument("--json", action="store_true", help="print the findings as JSON lines instead")
+
+    def run(self, arguments: argparse.Namespace) -> int:
+        """See Command. 0: nothing is wrong, 1: something is."""
+        from omni_discovery.commands.checks import Grade
+        from omni_discovery.etcd.embedded_file import embedded_among
+        from omni_discovery.records.keys import check_namespace
+
+        quiet_logging()
+        namespace = check_namespace(arguments.namespace)
+        endpoints, security = find_endpoints(arguments), read_security(arguments)
+        embedded = embedded_among(user_runtime_dir(), namespace, endpoints)
+        found = asyncio.run(diagnose(endpoints, security, namespace, embedded))
+        if arguments.json:
+            for finding in found:
+                sys.stdout.write(msgspec.json.encode(dataclasses.asdict(finding)).decode() + "\n")
+        else:
+            from rich.console import Console
+
+            Console().print(findings_table(found))
+        return 1 if any(finding.grade is Grade.PROBLEM for finding in found) else 0
+
+
+async def diagnose(endpoints: str, security: RegistrySecurity, namespace: str, embedded: str = "") -> list[Finding]:
+    """Everything that can be found out from here. ``embedded`` is the endpoint of an etcd of this user's hubs."""
+    from omni_discovery.commands.checks import Evidence, Finding, Grade, count_namespaces, examine
+    from omni_discovery.errors import RegistryError
+    from omni_discovery.etcd.config import parse_endpoints
+    from omni_discovery.etcd.store import EtcdKV
+    from omni_discovery.records.keys import ROOT, namespace_prefix
+    from omni_discovery.view.table import ReplicaTable
+
+    answers = await asyncio.gather(
+        *(_knock(each, endpoints, security, namespace, each == embedded) for each in parse_endpoints(endpoints))
+    )
+    found = [finding for each in answers for finding in each]
+    if not any(each[0].grade is Grade.OK for each in answers):
+        return found
+    kv = EtcdKV(endpoints, security=security, try_timeout_s=_CALL_S, call_timeout_s=_CALL_S)
+    try:
+        listing = await kv.list(namespace_prefix(namespace))
+        table = ReplicaTable(namespace)
+        table.replace(listing, time.time())
+        namespaces = None
+        try:
+            namespaces = count_namespaces([item.key for item in (await kv.list(ROOT)).items])
+        except RegistryError as error:
+            found.append(Finding(Grade.NOTE, "namespace", f"other namespaces can't be seen: {error}"))
+        found.append(await _least_ttl(kv))
+        found += examine(Evidence(namespace, table.snapshot(), listing.items, time.time(), namespaces))
+        found += await _ways(table.snapshot())
+    except RegistryError as error:
+        found.append(Finding(Grade.PROBLEM, "etcd", f"it answered once and then no more: {error}"))
+    finally:
+        await kv.close()
+    return found
+
+
+async def _knock(
+    endpoint: str, endpoints: str, security: RegistrySecurity, namespace: str, embedded: bool
+) -> list[Finding]:
+    """Whether this one endpoint answers and lets us read, and which release it is."""
+    from omni_discovery.commands.checks import Finding, Grade, judge_version
+    from omni_discovery.errors import RegistryError, RegistryRefusedError
+    from omni_discovery.etcd.config import scheme_of
+    from omni_discovery.etcd.store import EtcdKV
+    from omni_discovery.records.keys import pipeline_key
+
+    scheme = scheme_of(endpoints)
+    address = f"{scheme}://{endpoint}" if scheme else endpoint
+    kv = EtcdKV(address, security=security, try_timeout_s=_CALL_S, call_timeout_s=0.1)
+    began_s = time.monotonic()
+    try:
+        await kv.get(pipeline_key(namespace))
+        took_s = time.monotonic() - began_s
+        version = await _release(kv, endpoint)
+    except RegistryRefusedError as error:
+        advice = (
+            f"correct --etcd-user and the password, or let an administrator run: omni etcd grant-namespace {namespace}"
+        )
+        return [Finding(Grade.PROBLEM, "etcd", f"{endpoint} refuses us: {error}", advice)]
+    except RegistryError as error:
+        advice = "is it running, and is the way to it open? the others serve meanwhile, if there are any"
+        return [Finding(Grade.PROBLEM, "etcd", f"{endpoint} does not answer: {error}", advice)]
+    finally:
+        await kv.close()
+    answers = Finding(Grade.OK, "etcd", f"{endpoint} answers in {1000 * took_s:.0f} ms")
+    return [answers, judge_version(endpoint, version, embedded=embedded)]
+
+
+async def _release(kv: EtcdKV, endpoint: str) -> str:
+    """Which etcd that is; empty if it does not say so soon. The connection asks by itself when it is first used."""
+    for _ in range(_RELEASE_TRIES):
+        if version := kv.server_versions.get(endpoint):
+            return version
+        await asyncio.sleep(0.02)
+    return ""
+
+
+async def _least_ttl(kv: KVStore) -> Finding:
+    """The shortest lease that this server grants."""
+    from omni_discovery.commands.checks import Finding, Grade
+    from omni_discovery.errors import RegistryError
+
+    try:
+        grant = await kv.grant(1.0)
+        await kv.revoke(grant.lease_id)
+    except RegistryError as error:
+        return Finding(Grade.PROBLEM, "ttl", f"no lease is granted: {error}", "replicas can't register like this")
+    text = f"the shortest lease here is {grant.ttl_s:g} s"
+    if grant.ttl_s > _LONG_TTL_S:
+        advice = "a shorter --omni-heartbeat-timeout has no effect; etcd's --election-timeout sets this bound"
+        return Finding(Grade.NOTE, "ttl", f"{text}: a dead replica stays listed for at least that", advice)
+    return Finding(Grade.OK, "ttl", text)
+
+
+async def _ways(view: View) -> list[Finding]:
+    """Whether the replicas' sockets can be reached from this machine."""
+    from omni_discovery.commands.checks import Finding, Grade
+
+    infos = [view.replicas[key] for key in sorted(view.replicas)]
+    results = await asyncio.gather(*(_unreachable(info) for info in infos))
+    found = [
+        Finding(
+            Grade.PROBLEM,
+            "address",
+            f"replica {info.stage_id}/{info.replica_id} on {info.host} can't be reached at {what}",
+            "if its process is dead, the record goes with its lease; if not, see to the firewall, or to its "
+            "--omni-replica-address: a hub on this machine could not reach it, either",
+        )
+        for info, what in zip(infos, results, strict=True)
+        if what
+    ]
+    if infos and not found:
+        found.append(Finding(Grade.OK, "address", f"all {len(infos)} replicas can be reached from here"))
+    return found
+
+
+async def _unreachable(info: ReplicaInfo) -> str:
+    """The addresses that don't take a connection, with the reason; empty if both do."""
+    wrong = []
+    for address in (info.input_addr, info.output_addr):
+        host, _, port = address.removeprefix("tcp://").rpartition(":")
+        try:
+            async with asyncio.timeout(_TCP_S):
+                _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+            writer.close()
+        except TimeoutError:
+            wrong.append(f"{address} (no answer in {_TCP_S:g} s)")
+        except OSError as error:
+            wrong.append(f"{address} ({os.strerror(error.errno) if error.errno and error.errno > 0 else error})")
+        except ValueError:
+            wrong.append(f"{address} (not an address)")
+    return ", ".join(wrong)
+
+
+def findings_table(found: list[Finding]) -> Table:
+    """The findings for a person, at 80 columns: what is wrong comes last, where it is read."""
+    from rich.table import Table
+    from rich.text import Text
+
+    from omni_discovery.commands.checks import Grade
+
+    looks: dict[Grade, tuple[str, str]] = {
+        Grade.OK: ("ok", "green"),
+        Grade.NOTE: ("note", "yellow"),
+        Grade.PROBLEM: ("wrong", "bold red"),
+    }
+    order = list(looks)
+    table = Table.grid(padding=(0, 1))
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for finding in sorted(found, key=lambda finding: order.index(finding.grade)):
+        mark, style = looks[finding.grade]
+        text: Any = Text(finding.text)
+        if finding.advice:
+            text.append(f"\n→ {finding.advice}", style="dim")
+        table.add_row(Text(mark, style=style), Text(finding.topic, style="bold"), text)
+    count = sum(finding.grade is Grade.PROBLEM for finding in found)
+    table.add_row("", "", Text(f"{count} wrong" if count else "nothing is wrong", style="bold"))
+    return table

@@ -1,0 +1,154 @@
+"""The flags that hubs, supervisors and replicas share about how they talk to each other.
+
+The flags of hubs and supervisors about what local replicas run on: processes of this machine, or a Ray cluster.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ipaddress
+import logging
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from omni_discovery.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+CURVE: Final = "curve"
+PLAIN: Final = "none"
+
+_MOST_LABELS: Final = 32
+_LABEL_KEY: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_./-]{0,61}[A-Za-z0-9])?")
+_LABEL_VALUE: Final = re.compile(r"[!-~]([ -~]{0,61}[!-~])?")
+_HOST_NAME: Final = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]{0,251}[A-Za-z0-9_])?\.?")
+_HOST_RIGHT: Final = "right would be a host name or an IP address, without a port, for example 10.0.0.5 or fd00::5"
+
+
+def add_data_plane_options(parser: argparse._ActionsContainer) -> None:
+    """The flags of hubs and replicas alike."""
+    parser.add_argument(
+        "--zmq-security",
+        choices=(CURVE, PLAIN),
+        default=CURVE,
+        help="how hubs and replicas talk: encrypted, or readable for all who see the network (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--label",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="where this is, for example zone=a; hubs prefer replicas that share all of theirs (repeatable)",
+    )
+    parser.add_argument(
+        "--drain-timeout",
+        type=float,
+        default=60.0,
+        metavar="S",
+        help="how long replicas that are stopped wait for what runs (default: %(default)g)",
+    )
+
+
+def check_data_plane(arguments: argparse.Namespace) -> None:
+    """Raise ConfigError for a value that can't be meant, with what would be right."""
+    read_labels(arguments.label)
+    if arguments.omni_replica_address:
+        check_host("--omni-replica-address", arguments.omni_replica_address)
+    if not (math.isfinite(arguments.drain_timeout) and arguments.drain_timeout >= 0):
+        raise ConfigError(
+            f"--drain-timeout is {arguments.drain_timeout}; right would be a number of seconds, 0 or more"
+        )
+
+
+def data_plane_flags(arguments: argparse.Namespace) -> list[str]:
+    """The same flags for a child process."""
+    flags = ["--zmq-security", arguments.zmq_security, "--drain-timeout", f"{arguments.drain_timeout:g}"]
+    return flags + [word for label in arguments.label for word in ("--label", label)]
+
+
+def read_labels(texts: Sequence[str]) -> Mapping[str, str]:
+    """The labels that ``KEY=VALUE`` texts name. Raise ConfigError."""
+    found: dict[str, str] = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals or not _LABEL_KEY.fullmatch(key) or not _LABEL_VALUE.fullmatch(value):
+            raise ConfigError(
+                f"--label {text!r} is none; right would be KEY=VALUE, for example zone=a: a key of letters, digits, "
+                "'.', '_', '/' and '-', a value of printable ASCII, 63 characters each at most"
+            )
+        if found.setdefault(key, value) != value:
+            raise ConfigError(f"--label {key} is given twice: {found[key]!r} and {value!r}; one of them must go")
+    if len(found) > _MOST_LABELS:
+        raise ConfigError(f"{len(found)} labels are too many; {_MOST_LABELS} at most")
+    return found
+
+
+def check_host(flag: str, text: str) -> str:
+    """Return ``text`` if it is a host name or an IP address, else raise ConfigError that names ``flag``."""
+    bare = text[1:-1] if text.startswith("[") and text.endswith("]") else text
+    if ":" in bare or text != bare:
+        try:
+            ipaddress.IPv6Address(bare)
+        except ValueError:
+            raise ConfigError(f"{flag} {text!r} is no address; {_HOST_RIGHT}") from None
+        return text
+    is_number = bool(bare) and all(part.isdigit() for part in bare.split("."))
+    if is_number:
+        try:
+            ipaddress.IPv4Address(bare)
+        except ValueError:
+            raise ConfigError(f"{flag} {text!r} is no address; {_HOST_RIGHT}") from None
+    elif not _HOST_NAME.fullmatch(bare):
+        raise ConfigError(f"{flag} {text!r} is no address; {_HOST_RIGHT}")
+    return text
+
+
+def warn_if_plain(zmq_security: str) -> None:
+    """Say once, loudly, what it means not to encrypt."""
+    if zmq_security == PLAIN:
+        logger.warning(
+            "zmq.plain --zmq-security none: WHOEVER SEES THE NETWORK BETWEEN HUBS AND REPLICAS CAN READ EVERY PROMPT "
+            "AND ANSWER, AND SEND REQUESTS OF THEIR OWN; start all hubs and replicas of the namespace like this"
+        )
+
+
+PROCESSES: Final = "multi_process"
+RAY: Final = "ray"
+
+
+def add_backend_options(parser: argparse._ActionsContainer) -> None:
+    """The flags of hubs and supervisors alike."""
+    parser.add_argument(
+        "--worker-backend",
+        choices=(PROCESSES, RAY),
+        default=PROCESSES,
+        help="where local replicas run: as processes of this machine, or as actors of a Ray cluster that runs already,"
+        " each where the cluster has room (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--ray-address",
+        default="",
+        metavar="HOST:PORT",
+        help="with --worker-backend ray: the cluster (default: the one of this machine)",
+    )
+
+
+def check_backend(arguments: argparse.Namespace) -> None:
+    """Raise ConfigError for flags that contradict each other."""
+    if arguments.worker_backend != RAY and arguments.ray_address:
+        raise ConfigError("--ray-address is for --worker-backend ray: give that too, or leave it out")
+    if arguments.worker_backend == RAY and arguments.omni_replica_address:
+        raise ConfigError(
+            "--omni-replica-address can't be every machine's of a Ray cluster: leave it out, each replica then gives "
+            "the address from which its own machine reaches etcd"
+        )
+
+
+def backend_flags(arguments: argparse.Namespace) -> list[str]:
+    """The same flags for a child process."""
+    if arguments.worker_backend == PROCESSES:
+        return []
+    flags = ["--worker-backend", str(arguments.worker_backend)]
+    return [*flags, "--ray-address", arguments.ray_address] if arguments.ray_address else flags

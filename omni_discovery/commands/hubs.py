@@ -1,0 +1,205 @@
+"""``omni hubs`` shows the hubs of a namespace; ``omni hub revoke`` shuts one out, ``omni hub allow`` undoes that."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from omni_discovery.commands.control import say, with_registry
+from omni_discovery.commands.main import add_registry_options
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from omni_discovery.kv import KVStore
+
+#: What a hub says of itself and the table shows.
+_DESCRIBED: Final = ("address", "host", "pid", "version", "started_at")
+
+
+@dataclass(frozen=True, slots=True)
+class HubLine:
+    """One hub as the registry has it. ``beat_age_s`` is None while it has not beaten; ``error``: of its control key."""
+
+    hub_id: str
+    registered: bool
+    revoked: bool
+    address: str = ""
+    host: str = ""
+    pid: int = 0
+    version: str = ""
+    started_at: float = 0.0
+    beat_age_s: float | None = None
+    applied_revision: int = 0
+    error: str = ""
+
+
+class HubsCommand:
+    """``omni hubs``."""
+
+    summary = "show the hubs, and which of them are revoked"
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """See Command."""
+        add_registry_options(parser)
+        parser.add_argument("--json", action="store_true", help="print them as JSON lines instead")
+
+    def run(self, arguments: argparse.Namespace) -> int:
+        """See Command."""
+        return with_registry(arguments, lambda kv: _show(kv, arguments))
+
+
+class HubCommand:
+    """``omni hub revoke HUB`` and ``omni hub allow HUB``."""
+
+    summary = "shut a hub out of the data plane, or let it in again"
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """See Command."""
+        actions = parser.add_subparsers(metavar="ACTION", required=True, dest="action")
+        revoke = actions.add_parser("revoke", help="replicas drop all that comes from it, and tell it nothing")
+        allow = actions.add_parser("allow", help="it may come in again")
+        for each in (revoke, allow):
+            each.add_argument("hub", metavar="HUB", help="its id, as `omni hubs` shows it")
+            add_registry_options(each)
+        revoke.add_argument("--force", action="store_true", help="also if no hub of that id is registered now")
+
+    def run(self, arguments: argparse.Namespace) -> int:
+        """See Command."""
+        from omni_discovery.records.keys import check_hub_id, check_namespace
+
+        namespace, hub_id = check_namespace(arguments.namespace), check_hub_id(arguments.hub)
+        if arguments.action == "allow":
+            return with_registry(arguments, lambda kv: allow_hub(kv, namespace, hub_id))
+        return with_registry(arguments, lambda kv: revoke_hub(kv, namespace, hub_id, force=arguments.force))
+
+
+async def revoke_hub(kv: KVStore, namespace: str, hub_id: str, *, force: bool = False) -> int:
+    """Write the hub's control key; return the exit code. Raise ConfigError for a hub that is not registered."""
+    from omni_discovery.errors import ConfigError
+    from omni_discovery.records import keys
+
+    is_registered = await kv.get(keys.hub_key(namespace, hub_id)) is not None
+    if not is_registered and not force:
+        listing = await kv.list(keys.hubs_prefix(namespace), keys_only=True)
+        parsed = (keys.parse_key(namespace, item.key) for item in listing.items)
+        names = [key.hub_id for key in parsed if isinstance(key, keys.HubKey)]
+        there = f"there are: {', '.join(names[:20])}" if names else "no hub is"
+        raise ConfigError(
+            f"no hub {hub_id} is registered in namespace {namespace!r}; {there}; "
+            "to revoke one that may register later, add --force"
+        )
+    key = keys.hub_control_key(namespace, hub_id)
+    revision = await kv.put(key, msgspec.json.encode({"revoked": True}))
+    say(f'hub {hub_id} is revoked: {key} says {{"revoked": true}} as of revision {revision}')
+    say("replicas drop what it sends, and tell it nothing, within a second; `omni hubs` shows it")
+    return 0
+
+
+async def allow_hub(kv: KVStore, namespace: str, hub_id: str) -> int:
+    """Delete the hub's control key; return the exit code."""
+    from omni_discovery.records import keys
+
+    key = keys.hub_control_key(namespace, hub_id)
+    if await kv.delete(key):
+        say(f"hub {hub_id} is revoked no more: {key} is deleted")
+    else:
+        say(f"hub {hub_id} was not revoked: there is no {key}; nothing to change")
+    return 0
+
+
+async def read_hubs(kv: KVStore, namespace: str, now_s: float) -> list[HubLine]:
+    """All hubs that are registered or revoked, by id."""
+    from omni_discovery.errors import RecordError
+    from omni_discovery.records import keys
+    from omni_discovery.records.beat import decode_beat
+    from omni_discovery.view.table import ReplicaTable
+
+    listing = await kv.list(keys.namespace_prefix(namespace))
+    table = ReplicaTable(namespace)
+    table.replace(listing, now_s)
+    view = table.snapshot()
+    beats = {}
+    for item in listing.items:
+        key = keys.parse_key(namespace, item.key)
+        try:
+            if isinstance(key, keys.BeatKey):
+                beats[key.hub_id] = decode_beat(item.key, item.value)
+        except RecordError:
+            # It says as little as none.
+            continue
+    bad = {keys.parse_key(namespace, key): error.reason for key, error in view.bad.items()}
+    wrong = {key.hub_id: reason for key, reason in bad.items() if isinstance(key, keys.HubKey | keys.HubControlKey)}
+    found = []
+    for hub_id in sorted({*view.hubs, *view.revoked, *wrong}):
+        hub, beat = view.hubs.get(hub_id), beats.get(hub_id)
+        described = {} if hub is None else {name: getattr(hub, name) for name in _DESCRIBED}
+        found.append(
+            HubLine(
+                hub_id,
+                registered=hub is not None,
+                revoked=hub_id in view.revoked,
+                beat_age_s=None if beat is None else max(0.0, now_s - beat.written_at),
+                applied_revision=0 if beat is None else beat.revision,
+                error=wrong.get(hub_id, ""),
+                **described,
+            )
+        )
+    return found
+
+
+async def _show(kv: KVStore, arguments: argparse.Namespace) -> int:
+    found = await read_hubs(kv, arguments.namespace, time.time())
+    if arguments.json:
+        for line in found:
+            sys.stdout.write(msgspec.json.encode(asdict(line)).decode() + "\n")
+        return 0
+    from rich.console import Console
+
+    Console().print(hub_table(found, arguments.namespace, time.time()))
+    return 0
+
+
+def hub_table(found: list[HubLine], namespace: str, now_s: float) -> Table:
+    """The hubs as a table of 80 columns."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    from omni_discovery.commands.replicas import age
+
+    table = Table(
+        title=f"namespace {namespace} · {len(found)} {'hub' if len(found) == 1 else 'hubs'}",
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        padding=(0, 1, 0, 0),
+    )
+    for name in ("hub", "status", "address", "process", "beat", "age"):
+        right = name in ("beat", "age")
+        table.add_column(name, justify="right" if right else "left", no_wrap=True, overflow="ellipsis")
+    for line in found:
+        status: Any = Text("live", style="green") if line.registered else Text("not registered", style="dim")
+        if line.revoked:
+            status = Text("revoked" if line.registered else "revoked, away", style="bold red")
+        if line.error:
+            status.append(" !", style="bold red")
+        table.add_row(
+            line.hub_id,
+            status,
+            line.address.removeprefix("http://"),
+            f"{line.host}:{line.pid}" if line.pid else line.host,
+            "-" if line.beat_age_s is None else age(line.beat_age_s),
+            age(now_s - line.started_at) if line.started_at else "-",
+        )
+    wrong = [f"! {line.hub_id}: {line.error}" for line in found if line.error]
+    if not found:
+        table.caption = "no hub is registered"
+    elif wrong:
+        table.caption = Text("\n".join(wrong), style="red", justify="left")
+    return table

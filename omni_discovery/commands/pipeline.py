@@ -1,0 +1,93 @@
+"""``omni pipeline``: show the deploy document in force, or replace it."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from omni_discovery.commands.control import with_registry
+from omni_discovery.commands.main import add_registry_options
+from omni_discovery.errors import ConfigError
+
+if TYPE_CHECKING:
+    from omni_discovery.kv import KVStore
+
+
+_WHAT_NEXT: Final = """\
+Replicas that run keep what they started with: restart them, one of every stage first, then the others from the first
+stage to the last. Hubs follow by themselves; only where the stages, their inputs or their final outputs are others do
+they have to be restarted, too, and say so. omni replicas marks who runs another document, omni doctor says what to do.
+"""
+
+
+class PipelineCommand:
+    """``omni pipeline show`` and ``omni pipeline apply FILE``."""
+
+    summary = "show or replace the deploy document in force"
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """See Command."""
+        actions = parser.add_subparsers(metavar="ACTION", required=True, dest="action")
+        show = actions.add_parser("show", help="print it as YAML")
+        apply = actions.add_parser("apply", help="replace it by a file's")
+        apply.add_argument("file", type=Path, metavar="YAML")
+        for each in (show, apply):
+            add_registry_options(each)
+
+    def run(self, arguments: argparse.Namespace) -> int:
+        """See Command."""
+        if arguments.action == "show":
+            return with_registry(arguments, lambda kv: _show(kv, arguments.namespace))
+        from omni_discovery.deploy.document import encode_deploy
+        from omni_discovery.deploy.load import load_deploy
+
+        value = encode_deploy(load_deploy(arguments.file))
+        return with_registry(arguments, lambda kv: _apply(kv, arguments.namespace, value))
+
+
+async def _show(kv: KVStore, namespace: str) -> int:
+    import yaml
+
+    from omni_discovery.records.keys import pipeline_key
+
+    current = await kv.get(pipeline_key(namespace))
+    if current is None:
+        raise ConfigError(
+            f"namespace {namespace!r} has no pipeline yet: the first 'omni serve --deploy-config' puts one"
+        )
+    try:
+        document = msgspec.json.decode(current.value)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{current.key}: {error}; replace it with 'omni pipeline apply FILE'") from error
+    yaml.safe_dump(document, sys.stdout, sort_keys=False)
+    return 0
+
+
+async def _apply(kv: KVStore, namespace: str, value: bytes) -> int:
+    from omni_discovery.deploy.document import decode_deploy
+    from omni_discovery.deploy.load import describe_difference
+    from omni_discovery.records.keys import pipeline_key
+
+    key = pipeline_key(namespace)
+    current = await kv.get(key)
+    if current is not None and current.value == value:
+        sys.stdout.write("nothing to change: it was in force already\n")
+        return 0
+    # Swapped only against what we compared with: of two operators, one is told.
+    claim = await (kv.compare_and_put(key, value, current.mod_revision) if current else kv.create(key, value))
+    if not claim.won:
+        raise ConfigError("somebody else replaced the pipeline at the same moment; look at it and apply again")
+    if current is None:
+        sys.stdout.write(f"namespace {namespace} has its first pipeline\n")
+        return 0
+    try:
+        difference = describe_difference(decode_deploy(value, "the file"), decode_deploy(current.value, key))
+    except ConfigError:
+        difference = "what was there could not be read"
+    sys.stdout.write(f"replaced: {difference.replace(' in force', ' before')}\n")
+    sys.stdout.write(_WHAT_NEXT)
+    return 0

@@ -1,0 +1,1 @@
+"""The pipeline document (YAML): read, checked, compared. Pure but for load.py."""

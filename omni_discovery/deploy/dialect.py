@@ -1,0 +1,304 @@
+"""Deploy documents as they are written for vLLM-Omni, in our own keys; and what no key of ours means. Pure.
+
+Keys that mean the same are taken over. All others are told at once, each with its place and what would be right.
+
+Connectors that an edge names by themselves, or describes on the spot, declared under ``connectors``. Pure.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Final
+
+#: What every replica can build; those of other packages are declared in the document.
+CONNECTORS: Final = (
+    "AutoConnector",
+    "MooncakeConnector",
+    "MooncakeStoreConnector",
+    "MooncakeTransferEngineConnector",
+    "SharedMemoryConnector",
+    "TcpConnector",
+    "YuanrongConnector",
+    "YuanrongTransferEngineConnector",
+)
+
+
+def declare_connectors(document: dict[str, Any]) -> None:
+    """Have ``connectors`` hold what edges name. Names that nobody knows are left to be told."""
+    edges, given = document.get("edges"), document.get("connectors")
+    if not isinstance(edges, list) or not isinstance(given, dict | None):
+        return
+    connectors = dict(given or {})
+    declared = [_declared(edge, connectors) for edge in edges]
+    if connectors != (given or {}):
+        document |= {"edges": declared, "connectors": connectors}
+
+
+def named(connector: Any, ends: tuple[Any, Any], connectors: dict[str, Any]) -> Any:
+    """The name of a connector that is one, or that is described on the spot and gets one in ``connectors``."""
+    if not isinstance(connector, dict):
+        return connector
+    name = f"from {ends[0]} to {ends[1]}"
+    connectors[name] = connector
+    return name
+
+
+def _declared(edge: Any, connectors: dict[str, Any]) -> Any:
+    if not isinstance(edge, dict) or "connector" not in edge:
+        return edge
+    name = named(edge["connector"], (edge.get("from"), edge.get("to")), connectors)
+    if name in CONNECTORS:
+        connectors.setdefault(name, {"name": name})
+    return {**edge, "connector": name}
+
+
+#: Ours by theirs, where one stands for the other as it is.
+_STAGE_ALIASES: Final = {"engine_input_source": "input_from", "input_sources": "input_from"}
+_STAGE_TYPES: Final = {"llm": "vllm", "diffusion": "diffusion"}
+#: Arguments of vLLM that stand beside ``engine_args`` there, and, of some, in the whole document for every stage.
+ENGINE_KEYS: Final = frozenset(
+    (
+        *("async_scheduling", "attention_backend", "attention_config", "block_size", "compilation_config"),
+        *("config_format", "data_parallel_size", "disable_hybrid_kv_cache_manager", "distributed_executor_backend"),
+        *("dtype", "enable_chunked_prefill", "enable_expert_parallel", "enable_flashinfer_autotune", "enable_lora"),
+        *("enable_prefix_caching", "enable_sleep_mode", "enforce_eager", "gpu_memory_utilization", "hf_overrides"),
+        *("interleave_mm_strings", "kv_cache_dtype", "kv_cache_dtype_skip_layers", "kv_cache_memory_bytes"),
+        *("kv_transfer_config", "limit_mm_per_prompt", "load_format", "logits_processors", "mamba_ssm_cache_dtype"),
+        *("max_model_len", "max_num_batched_tokens", "max_num_seqs", "media_io_kwargs", "mm_processor_cache_gb"),
+        *("moe_backend", "pipeline_parallel_size", "quantization", "revision", "seed", "skip_mm_profiling"),
+        *("skip_tokenizer_init", "tensor_parallel_size", "tokenizer", "tokenizer_mode", "trust_remote_code"),
+    )
+)
+_WIDE_KEYS: Final = (
+    *("trust_remote_code", "distributed_executor_backend", "dtype", "quantization", "enable_prefix_caching"),
+    *("enable_chunked_prefill", "data_parallel_size", "pipeline_parallel_size"),
+)
+_OF_THEIR_MODELS: Final = "vLLM-Omni's own model code reads it; remove it, no engine here has a use for it"
+#: What their files hold and nothing here means, with what to do instead.
+_HINTS: Final = {
+    "pipeline": "it names stages inside vLLM-Omni; say engine, input_from and final_output of each stage here",
+    "base_config": "write the base file's content into this one",
+    "platforms": "keep one file for each platform, or use --stage-overrides",
+    "env": "set it in the environment of 'omni serve' on the hosts of the stage",
+    "max_batch_size": "write engine_args.max_num_seqs",
+    "process": "every replica is a process of its own here; remove it",
+    "defaults": "write window_size and max_inflight at each edge",
+    "default_pooling_params": "send them with the requests",
+    "is_comprehension": "hubs pass text through and replicas tokenize; remove it",
+    "parallel_config": "write tensor_parallel_size and pipeline_parallel_size in engine_args",
+    **dict.fromkeys(
+        ("input_connectors", "output_connectors"),
+        "right would be {from_stage_N or to_stage_N: the name of a connector}, the same name at both ends",
+    ),
+    "name": "the model name that clients see is 'model'",
+    **dict.fromkeys(
+        (
+            *("model_stage", "model_arch", "model_class_name", "worker_type"),
+            *("engine_output_type", "hf_config_name", "omni_kv_config", "custom_process_input_func", "model_runner"),
+            *("custom_process_next_stage_input_func", "prompt_expand_func", "tts_args", "subtalker_sampling_params"),
+        ),
+        _OF_THEIR_MODELS,
+    ),
+}
+#: Of those, what stands in ``engine_args``, where any other word may be one of vLLM's.
+_NOT_VLLMS: Final = frozenset(name for name, hint in _HINTS.items() if hint is _OF_THEIR_MODELS)
+
+#: The keys that each part of a document may have, by the names of the parts: document, stage, runtime, edge, connector.
+Known = Mapping[str, tuple[str, ...]]
+#: What ``--stage-overrides`` says, by stage id, in our keys.
+Overrides = Mapping[int, Mapping[str, Any]]
+
+
+def translate(document: Mapping[str, Any], known: Known, overrides: Overrides = MappingProxyType({})) -> dict[str, Any]:
+    """The document in our keys, with ``overrides`` laid on its stages.
+
+    What has no meaning here stays in it, for ``unknown_keys`` to tell.
+    """
+    ours = dict(document)
+    if "stage_args" in ours and "stages" not in ours:
+        ours["stages"] = ours.pop("stage_args")
+    _lift_runtime(ours)
+    if not isinstance(ours.get("stages"), list):
+        return ours
+    wide: dict[str, Any] = {name: ours.pop(name) for name in _WIDE_KEYS if name in ours}
+    ours["stages"] = [
+        _translate_whole(each, known, overrides, wide) if isinstance(each, dict) else each for each in ours["stages"]
+    ]
+    _lift_connectors(ours)
+    declare_connectors(ours)
+    return ours
+
+
+def translate_stage(stage: Mapping[str, Any], known: Known) -> dict[str, Any]:
+    """One stage, or a part of one, in our keys."""
+    ours = dict(stage)
+    for theirs, name in _STAGE_ALIASES.items():
+        if theirs in ours and name not in ours:
+            ours[name] = ours.pop(theirs)
+    engine = _STAGE_TYPES.get(str(ours.get("stage_type")))
+    if engine is not None and ours.setdefault("engine", engine) == engine:
+        del ours["stage_type"]
+    _translate_output(ours)
+    _translate_runtime(ours)
+    beside = {name: ours.pop(name) for name in list(ours) if name in ENGINE_KEYS and name not in known["stage"]}
+    if isinstance(ours.get("engine_extras"), dict):
+        beside = merged(beside, ours.pop("engine_extras"))
+    beside = merged(beside, ours.get("engine_args", {}))
+    if beside:
+        ours["engine_args"] = beside
+    return ours
+
+
+def _translate_whole(
+    stage: Mapping[str, Any], known: Known, overrides: Overrides, wide: Mapping[str, Any]
+) -> dict[str, Any]:
+    ours = translate_stage(stage, known)
+    stage_id = ours.get("stage_id")
+    if isinstance(stage_id, int):
+        ours = merged(ours, overrides.get(stage_id, {}))
+    if wide and ours.get("engine") == "vllm":
+        ours["engine_args"] = merged(dict(wide), ours.get("engine_args", {}))
+    return ours
+
+
+def merged(base: Any, over: Any) -> Any:
+    """``over`` laid on ``base``: mappings key by key, anything else replaced whole."""
+    if not (isinstance(base, dict) and isinstance(over, dict)):
+        return over
+    return {**base, **{name: merged(base[name], value) if name in base else value for name, value in over.items()}}
+
+
+def unknown_keys(document: Mapping[str, Any], known: Known) -> list[str]:
+    """Each key of a document that nothing here knows, with its place and a hint."""
+    told = _strangers("", document, known["document"], "")
+    for index, stage in enumerate(_list_of(document.get("stages"))):
+        if isinstance(stage, dict):
+            place = f"stage {stage['stage_id']}." if "stage_id" in stage else f"stages[{index}]."
+            strange = unknown_stage_keys(place, stage, known)
+            told += strange
+            if "engine" not in stage and not any("'engine'" in each for each in strange):
+                told.append(f"{place}engine is missing: say vllm, diffusion, echo or another engine that is installed")
+    for index, edge in enumerate(_list_of(document.get("edges"))):
+        told += _strangers(f"edges[{index}].", edge, known["edge"], "")
+    for name, connector in _mapping_of(document.get("connectors")).items():
+        told += _strangers(f"connectors.{name}.", connector, known["connector"], "what its class takes goes in 'extra'")
+    return told
+
+
+def unknown_stage_keys(place: str, stage: Mapping[str, Any], known: Known) -> list[str]:
+    """The same of one stage."""
+    told = _strangers(place, stage, known["stage"], "what its engine takes goes in 'engine_args'")
+    told += _strangers(f"{place}runtime.", stage.get("runtime"), known["runtime"], "")
+    arguments = stage.get("engine_args")
+    if stage.get("engine", "vllm") == "vllm" and isinstance(arguments, dict):
+        told += [f"{place}engine_args.{name} is not known: {_HINTS[name]}" for name in arguments if name in _NOT_VLLMS]
+    return told
+
+
+def _strangers(place: str, part: Any, known: tuple[str, ...], otherwise: str) -> list[str]:
+    if not isinstance(part, dict):
+        return []
+    return [f"{place}{name} is not known{_hint(str(name), known, otherwise)}" for name in part if name not in known]
+
+
+def _hint(name: str, known: tuple[str, ...], otherwise: str) -> str:
+    if name in _HINTS:
+        return f": {_HINTS[name]}"
+    if near := difflib.get_close_matches(name, known, n=1):
+        return f" (did you mean '{near[0]}'?)"
+    return f": {otherwise or 'there are ' + ', '.join(known)}"
+
+
+def _translate_output(stage: dict[str, Any]) -> None:
+    """``final_output: true`` with a ``final_output_type`` is our ``final_output: <type>``."""
+    said = stage.get("final_output")
+    if said is False:
+        stage["final_output"] = "none"
+        stage.pop("final_output_type", None)
+    elif "final_output_type" in stage and (said is True or said is None):
+        stage["final_output"] = stage.pop("final_output_type")
+
+
+def _translate_runtime(stage: dict[str, Any]) -> None:
+    runtime = stage.get("runtime", {})
+    if not isinstance(runtime, dict):
+        return
+    runtime = {**{name: stage.pop(name) for name in ("devices", "num_replicas") if name in stage}, **runtime}
+    if runtime.get("process") is True:
+        del runtime["process"]
+    devices = runtime.get("devices")
+    if isinstance(devices, int) and not isinstance(devices, bool):
+        runtime["devices"] = str(devices)
+    elif isinstance(devices, list):
+        runtime["devices"] = ",".join(str(device) for device in devices)
+    elif devices is None:
+        runtime.pop("devices", None)
+    if runtime:
+        stage["runtime"] = runtime
+
+
+def _lift_runtime(document: dict[str, Any]) -> None:
+    """Their older files have connectors and edges under a ``runtime`` of the whole document."""
+    runtime = document.get("runtime")
+    if not isinstance(runtime, dict):
+        return
+    rest = dict(runtime)
+    for name in ("connectors", "edges"):
+        if name in rest and name not in document:
+            document[name] = rest.pop(name)
+    if rest.get("enabled") is True:
+        del rest["enabled"]
+    if rest:
+        document["runtime"] = rest
+    else:
+        del document["runtime"]
+
+
+def _lift_connectors(document: dict[str, Any]) -> None:
+    """``input_connectors: {from_stage_0: name}`` of a stage is the connector of the edge from 0 to it."""
+    connectors = dict(_mapping_of(document.get("connectors")))
+    edges = [dict(edge) if isinstance(edge, dict) else edge for edge in _list_of(document.get("edges"))]
+    found = False
+    for stage in document["stages"]:
+        if not isinstance(stage, dict) or not isinstance(stage.get("stage_id"), int):
+            continue
+        for key, prefix in (("input_connectors", "from_stage_"), ("output_connectors", "to_stage_")):
+            said = dict(_mapping_of(stage.get(key)))
+            for name in [name for name in said if _ends_in_number(str(name), prefix)]:
+                found = True
+                other = int(name.removeprefix(prefix))
+                ends = (other, stage["stage_id"]) if prefix == "from_stage_" else (stage["stage_id"], other)
+                edge = _edge_between(ends, edges)
+                chosen = named(said[name], ends, connectors)
+                # Two ends that name different ones are left to be told.
+                if edge.setdefault("connector", chosen) == chosen:
+                    del said[name]
+            if said:
+                stage[key] = said
+            elif isinstance(stage.get(key), dict):
+                del stage[key]
+    if found:
+        document |= {"edges": edges, "connectors": connectors}
+
+
+def _edge_between(ends: tuple[int, int], edges: list[Any]) -> dict[str, Any]:
+    for edge in edges:
+        if isinstance(edge, dict) and (edge.get("from"), edge.get("to")) == ends:
+            return edge
+    edges.append({"from": ends[0], "to": ends[1]})
+    added: dict[str, Any] = edges[-1]
+    return added
+
+
+def _list_of(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _mapping_of(value: Any) -> dict[Any, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _ends_in_number(name: str, prefix: str) -> bool:
+    return name.startswith(prefix) and name.removeprefix(prefix).isdecimal()

@@ -1,0 +1,91 @@
+"""The deploy document as a file: read, with model paths made absolute.
+
+What to tell people about a deploy document: where two of them differ, and what in one may be a slip. Pure.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final
+
+import msgspec
+
+from omni_discovery.deploy.dialect import Overrides
+from omni_discovery.deploy.document import DeployConfig, StageConfig, parse_deploy, short_value
+from omni_discovery.errors import ConfigError
+
+
+def load_deploy(
+    file: Path, default_model: str | None = None, overrides: Overrides = MappingProxyType({})
+) -> DeployConfig:
+    """Read a deploy YAML, with ``overrides`` laid on its stages. Raise ConfigError.
+
+    A model that begins with ``./`` or ``../`` is taken from the file's folder; a stage without one gets the default.
+    """
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"can't read {file}: {error}") from error
+    deploy = parse_deploy(text, str(file), overrides)
+    folder = file.resolve().parent
+    stages = tuple(_with_model(stage, default_model, folder) for stage in deploy.stages)
+    return msgspec.structs.replace(deploy, stages=stages)
+
+
+def _with_model(stage: StageConfig, default: str | None, folder: Path) -> StageConfig:
+    changes: dict[str, Any] = {}
+    if not stage.model and default:
+        changes["model"] = default
+    elif stage.model.startswith(("./", "../")):
+        changes["model"] = str((folder / stage.model).resolve())
+    return msgspec.structs.replace(stage, **changes)
+
+
+#: The engines of our own; third parties add theirs by entry point, on the hosts of their replicas.
+ENGINES: Final = ("diffusion", "echo", "torch", "vllm")
+
+_MOST_SAID: Final = 3
+
+
+def describe_difference(ours: DeployConfig, theirs: DeployConfig) -> str:
+    """Name the first few places where two documents differ; empty if they do not."""
+    mine, others = ({stage.stage_id for stage in deploy.stages} for deploy in (ours, theirs))
+    told = [f"stage {stage_id} only {'here' if stage_id in mine else 'in force'}" for stage_id in sorted(mine ^ others)]
+    told += _differences("", _by_name(ours, mine & others), _by_name(theirs, mine & others))
+    more = f" (and {len(told) - _MOST_SAID} more)" if len(told) > _MOST_SAID else ""
+    return "; ".join(told[:_MOST_SAID]) + more
+
+
+def doubtful_engines(stages: Collection[StageConfig], installed: Collection[str]) -> list[str]:
+    """Those whose engine nobody here knows, ``installed`` being those of third parties; with the nearest name."""
+    known = sorted({*ENGINES, *installed})
+    told = []
+    for stage in stages:
+        if stage.engine not in known:
+            near = difflib.get_close_matches(stage.engine, known, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
+            told.append(f"stage {stage.stage_id}: engine {stage.engine!r} is not known on this host; {hint}")
+    return told
+
+
+def _by_name(deploy: DeployConfig, shared: Collection[int]) -> dict[str, Any]:
+    document: dict[str, Any] = msgspec.to_builtins(deploy)
+    stages = [stage for stage in document.pop("stages") if stage["stage_id"] in shared]
+    named = {f"stage {stage['stage_id']}": stage for stage in stages}
+    return named | document | {"order of stages": str([stage["stage_id"] for stage in stages])}
+
+
+def _differences(path: str, ours: Any, theirs: Any) -> list[str]:
+    if isinstance(ours, dict) and isinstance(theirs, dict):
+        names = [*ours, *(name for name in theirs if name not in ours)]
+        pairs = [(f"{path}.{name}".lstrip("."), ours.get(name), theirs.get(name)) for name in names]
+    elif isinstance(ours, list | tuple) and isinstance(theirs, list | tuple) and len(ours) == len(theirs):
+        pairs = [
+            (f"{path}[{index}]", mine, other) for index, (mine, other) in enumerate(zip(ours, theirs, strict=True))
+        ]
+    else:
+        return [] if ours == theirs else [f"{path}: {short_value(ours)} here, {short_value(theirs)} in force"]
+    return [told for pair in pairs for told in _differences(*pair)]

@@ -1,0 +1,90 @@
+"""``--stage-overrides``: parts of a deploy document that the command line says otherwise. Pure.
+
+What it says of a stage's ``runtime`` holds for this host alone; all else is part of the document, for everybody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+
+from omni_discovery.deploy.dialect import Overrides, merged, translate_stage, unknown_stage_keys
+from omni_discovery.deploy.document import KNOWN_KEYS, DeployConfig, RuntimeConfig, StageConfig, tell_all
+from omni_discovery.errors import ConfigError
+
+FLAG: Final = "--stage-overrides"
+_RIGHT: Final = """right would be JSON by stage id, for example '{"0": {"engine_args": {"max_num_seqs": 4}}}'"""
+
+
+def parse_overrides(text: str | None) -> dict[int, dict[str, Any]]:
+    """What the flag says, by stage id, in the deploy document's own keys. Raise ConfigError naming all wrong ones."""
+    if not text:
+        return {}
+    try:
+        given = msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise ConfigError(f"{FLAG} is not JSON ({error}); {_RIGHT}") from error
+    if not isinstance(given, dict):
+        raise ConfigError(f"{FLAG} is no mapping; {_RIGHT}")
+    found: dict[int, dict[str, Any]] = {}
+    told: list[str] = []
+    for name, part in given.items():
+        if not (name.isascii() and name.isdigit() and isinstance(part, dict)):
+            raise ConfigError(f"{FLAG} says {part!r} of {name!r}; {_RIGHT}")
+        if "stage_id" in part:
+            raise ConfigError(f"{FLAG} can't give stage {name} another stage_id; write a new document")
+        ours = translate_stage(part, KNOWN_KEYS)
+        told += unknown_stage_keys(f"stage {name}.", ours, KNOWN_KEYS)
+        found[int(name)] = ours
+    if told:
+        raise ConfigError(f"{FLAG}: {tell_all(told)}")
+    return found
+
+
+def of_the_document(overrides: Overrides) -> dict[int, dict[str, Any]]:
+    """What of it everybody has to agree on."""
+    parts = {
+        stage_id: {name: value for name, value in part.items() if name != "runtime"}
+        for stage_id, part in overrides.items()
+    }
+    return {stage_id: part for stage_id, part in parts.items() if part}
+
+
+def of_this_host(overrides: Overrides) -> dict[int, Mapping[str, Any]]:
+    """The ``runtime`` of the stages that have one, each a mapping."""
+    found = {stage_id: part["runtime"] for stage_id, part in overrides.items() if "runtime" in part}
+    for stage_id, runtime in found.items():
+        if not isinstance(runtime, dict):
+            raise ConfigError(f"{FLAG}: stage {stage_id}.runtime is {runtime!r}; right would be a mapping")
+    return found
+
+
+def on_this_host(stage: StageConfig, here: Mapping[str, Any]) -> StageConfig:
+    """The stage with what its ``runtime`` is here. Raise ConfigError."""
+    if not here:
+        return stage
+    try:
+        runtime = msgspec.convert(merged(msgspec.to_builtins(stage.runtime), here), RuntimeConfig)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{FLAG}: stage {stage.stage_id}.runtime: {error}") from error
+    return msgspec.structs.replace(stage, runtime=runtime)
+
+
+def document_here(deploy: DeployConfig, text: str) -> DeployConfig:
+    """The document in force with what the flag says of this host. Raise ConfigError."""
+    here = of_this_host(parse_overrides(text))
+    stages = tuple(on_this_host(stage, here.get(stage.stage_id, {})) for stage in deploy.stages)
+    return msgspec.structs.replace(deploy, stages=stages)
+
+
+def check_headless(overrides: Overrides) -> None:
+    """Raise ConfigError if more than ``runtime`` is said where there is no document to change."""
+    if parts := of_the_document(overrides):
+        stage_id, part = next(iter(parts.items()))
+        raise ConfigError(
+            f"{FLAG} on --headless says only how the stage runs here, as in "
+            f"""'{{"{stage_id}": {{"runtime": {{"devices": "0"}}}}}}'; stage {stage_id}.{next(iter(part))} is part """
+            "of the pipeline in force: say it to the hubs, or with 'omni pipeline apply'"
+        )

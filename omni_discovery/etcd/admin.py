@@ -1,0 +1,105 @@
+"""Confine a user of etcd to one namespace: role, permission on its prefix, user. Doing it again changes nothing."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import grpc
+
+from omni_discovery.errors import RegistryUnavailableError
+from omni_discovery.etcd._rpc import rpc, stubs
+from omni_discovery.etcd.auth import Tokens
+from omni_discovery.etcd.channel import Line
+from omni_discovery.etcd.config import RegistrySecurity
+from omni_discovery.etcd.watch import prefix_end
+from omni_discovery.records.keys import namespace_prefix
+
+__all__ = ["Granted", "grant_namespace", "role_of"]
+
+_TIMEOUT_S: Final = 5.0
+_READ_AND_WRITE: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    """What was done. ``user_is_new`` is false if the user was there: its password is then as it was."""
+
+    role: str
+    user_is_new: bool
+    #: Whether etcd asks who somebody is; until it does, the role confines nobody.
+    auth_is_on: bool
+
+
+def role_of(namespace: str) -> str:
+    """The name of the role, and of the user where none is named."""
+    return f"omni-{namespace}"
+
+
+async def grant_namespace(
+    endpoints: Sequence[str], security: RegistrySecurity, namespace: str, user: str, password: str
+) -> Granted:
+    """Let ``user`` read, write and watch everything under the namespace and nothing else of this project.
+
+    ``security`` is an administrator's, if etcd asks who we are. Raise RegistryError.
+    """
+    *others, last = endpoints
+    for endpoint in others:
+        try:
+            return await _grant_at(endpoint, security, namespace, user, password)
+        except RegistryUnavailableError:
+            continue
+    return await _grant_at(last, security, namespace, user, password)
+
+
+async def _grant_at(endpoint: str, security: RegistrySecurity, namespace: str, user: str, password: str) -> Granted:
+    line = Line(endpoint, _TIMEOUT_S, security.tls)
+    try:
+        calls = _Calls(line, Tokens(security.user, security.password, _TIMEOUT_S))
+        role = role_of(namespace)
+        await calls.make("RoleAdd", rpc.AuthRoleAddRequest(name=role), unless="role name already exists")
+        await calls.make("RoleGrantPermission", rpc.AuthRoleGrantPermissionRequest(name=role, perm=_whole(namespace)))
+        user_is_new = await calls.make(
+            "UserAdd", rpc.AuthUserAddRequest(name=user, password=password), unless="user name already exists"
+        )
+        await calls.make("UserGrantRole", rpc.AuthUserGrantRoleRequest(user=user, role=role))
+        return Granted(role, user_is_new, await calls.auth_is_on())
+    finally:
+        await line.close()
+
+
+def _whole(namespace: str) -> Any:
+    prefix = namespace_prefix(namespace).encode()
+    # The generated messages keep this one in a module of its own.
+    permission = sys.modules[f"{stubs.__package__}.auth_pb2"].Permission
+    return permission(permType=_READ_AND_WRITE, key=prefix, range_end=prefix_end(prefix))
+
+
+class _Calls:
+    """Calls of etcd's Auth service as an administrator."""
+
+    def __init__(self, line: Line, tokens: Tokens) -> None:
+        self._line = line
+        self._tokens = tokens
+        self._service = line.auth
+
+    async def make(self, name: str, request: Any, *, unless: str = "") -> bool:
+        """Do it; False if etcd says ``unless``, which means that it is done already."""
+        metadata = await self._tokens.metadata(self._line)
+        try:
+            await getattr(self._service, name)(request, timeout=_TIMEOUT_S, metadata=metadata)
+        except grpc.RpcError as error:
+            if unless and unless in (error.details() or ""):
+                return False
+            raise self._line.explain(error) from error
+        return True
+
+    async def auth_is_on(self) -> bool:
+        """Nobody logs in with this; etcd's answer tells whether somebody could."""
+        try:
+            await self._service.Authenticate(rpc.AuthenticateRequest(name="-"), timeout=_TIMEOUT_S)
+        except grpc.RpcError as error:
+            return "authentication is not enabled" not in (error.details() or "")
+        return True

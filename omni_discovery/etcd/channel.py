@@ -1,0 +1,149 @@
+"""One gRPC channel per etcd endpoint.
+
+An endpoint that fails is left for the next one; its channel stays open and heals by itself, because closing a channel
+would break the calls that others have on it.
+
+Outage: tells once that an etcd has gone away, and once that it is back. Who uses the connection need not say it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import grpc
+import grpc.aio
+
+from omni_discovery.errors import RegistryError, RegistryUnavailableError
+from omni_discovery.etcd._rpc import stubs
+from omni_discovery.etcd.config import RegistryTls
+from omni_discovery.etcd.errors import map_error
+
+logger = logging.getLogger(__name__)
+
+#: Streams need it: without a leader a member must say so instead of staying silent.
+HAS_LEADER: Final = (("hasleader", "true"),)
+
+_MAX_MESSAGE_BYTES: Final = 64 * 1024 * 1024
+_DRAIN_S: Final = 0.1
+
+
+def channel_options(connect_timeout_s: float) -> list[tuple[str, int]]:
+    """What makes a dead or hung server noticed, and a healthy one not offended."""
+    return [
+        ("grpc.keepalive_time_ms", 10_000),
+        ("grpc.keepalive_timeout_ms", 3_000),
+        # grpcio waits a minute for the answer to a ping unless this is set.
+        ("grpc.http2.ping_timeout_ms", 3_000),
+        ("grpc.http2.max_pings_without_data", 0),
+        ("grpc.initial_reconnect_backoff_ms", 100),
+        ("grpc.min_reconnect_backoff_ms", int(connect_timeout_s * 1000)),
+        ("grpc.max_reconnect_backoff_ms", 1_000),
+        ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
+        ("grpc.enable_http_proxy", 0),
+        # Clients of one process would share a connection, and a busy watch would delay another's renewals.
+        ("grpc.use_local_subchannel_pool", 1),
+    ]
+
+
+def was_cancelled() -> bool:
+    """Whether the CancelledError at hand is meant for this task.
+
+    grpc.aio also lets a call end by CancelledError when its channel is closed under it.
+    """
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+def closed_under(action: str) -> RegistryUnavailableError:
+    """What a CancelledError means that is not for this task."""
+    return RegistryUnavailableError(f"{action}: the connection was closed", may_have_run=True)
+
+
+def _channel(endpoint: str, tls: RegistryTls | None, options: list[tuple[str, Any]]) -> grpc.aio.Channel:
+    if tls is None:
+        return grpc.aio.insecure_channel(endpoint, options=options)
+    if tls.server_name:
+        options = [*options, ("grpc.ssl_target_name_override", tls.server_name)]
+    credentials = grpc.ssl_channel_credentials(*tls.read())
+    return grpc.aio.secure_channel(endpoint, credentials, options=options)
+
+
+class Line:
+    """The channel to one endpoint with its stubs."""
+
+    def __init__(self, endpoint: str, connect_timeout_s: float, tls: RegistryTls | None = None) -> None:
+        self.endpoint = endpoint
+        self._tls = tls
+        self._channel = _channel(endpoint, tls, channel_options(connect_timeout_s))
+        self.kv: Any = stubs.KVStub(self._channel)
+        self.lease: Any = stubs.LeaseStub(self._channel)
+        self.watch: Any = stubs.WatchStub(self._channel)
+        self.auth: Any = stubs.AuthStub(self._channel)
+        self.maintenance: Any = stubs.MaintenanceStub(self._channel)
+
+    def explain(self, error: grpc.RpcError) -> RegistryError:
+        """The error of a call on this line, in the project's words."""
+        return map_error(error, self.endpoint, self._tls)
+
+    async def close(self) -> None:
+        """Break all calls and close."""
+        await self._channel.close(grace=None)
+
+
+class Lines:
+    """The endpoints; all calls use one until it fails, then the next."""
+
+    def __init__(self, endpoints: Sequence[str], connect_timeout_s: float, tls: RegistryTls | None = None) -> None:
+        # Each client starts elsewhere, so that the members share the load.
+        shift = random.randrange(len(endpoints))
+        ordered = [*endpoints[shift:], *endpoints[:shift]]
+        self._lines = tuple(Line(endpoint, connect_timeout_s, tls) for endpoint in ordered)
+        self._current = 0
+
+    def __len__(self) -> int:
+        return len(self._lines)
+
+    @property
+    def current(self) -> Line:
+        """The endpoint to use now."""
+        return self._lines[self._current]
+
+    def leave(self, line: Line) -> None:
+        """Go to the next endpoint, unless another call has left ``line`` already."""
+        if self.current is line:
+            self._current = (self._current + 1) % len(self._lines)
+
+    async def close(self) -> None:
+        """Close all channels."""
+        for line in self._lines:
+            await line.close()
+        # Calls that were broken off still report through a thread of gRPC's own, and the loop must be there for that:
+        # if it is closed by then, the events of the process's other loops are held up.
+        await asyncio.sleep(_DRAIN_S)
+
+
+class Outage:
+    """Of one connection. A call has failed if no endpoint answered it for as long as it was tried."""
+
+    def __init__(self, endpoints: Sequence[str], now: Callable[[], float] = time.monotonic) -> None:
+        self._endpoints = ",".join(endpoints)
+        self._now = now
+        #: Since when no call was answered, monotonic; None while they are.
+        self._since_s: float | None = None
+
+    def failed(self, reason: object) -> None:
+        """Nobody answered a call."""
+        if self._since_s is None:
+            self._since_s = self._now()
+            logger.warning("etcd.away endpoints=%s reason=%s", self._endpoints, reason)
+
+    def answered(self) -> None:
+        """Somebody answered a call."""
+        if self._since_s is not None:
+            after_s, self._since_s = self._now() - self._since_s, None
+            logger.info("etcd.back endpoints=%s after_s=%.1f", self._endpoints, after_s)

@@ -1,0 +1,128 @@
+"""One look at etcd before anything is started on it, so that what is wrong with it is said at once and by name.
+
+Which namespaces there are on an etcd, for who has looked into an empty one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from omni_discovery.errors import (
+    ConfigError,
+    RegistryDeniedError,
+    RegistryError,
+    RegistryTlsError,
+    RegistryUnavailableError,
+)
+from omni_discovery.etcd.config import RegistryConfig
+from omni_discovery.etcd.store import EtcdKV
+from omni_discovery.records import keys
+from omni_discovery.records.keys import pipeline_key
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from omni_discovery.etcd.config import RegistrySecurity
+
+_TRY_S: Final = 1.5
+_PAUSE_S: Final = 0.2
+
+
+def check_registry(
+    config: RegistryConfig, patience_s: float, is_stopped: Callable[[], bool] = lambda: False
+) -> bytes | None:
+    """Return as soon as etcd lets us read our namespace: its deploy document; None if it has none, or we are stopped.
+
+    Raise RegistryRefusedError or RegistryTlsError at once, RegistryUnavailableError after ``patience_s``: each says
+    which endpoint, and what to correct. Blocks: not for a thread that has an event loop.
+    """
+    return asyncio.run(_check(config, patience_s, is_stopped))
+
+
+def check_ttl(config: RegistryConfig) -> None:
+    """Raise ConfigError if etcd would grant no lease as short as ``config.ttl_s``; it counts whole seconds.
+
+    An etcd that does not answer is not asked again: clients honour what they are granted. Blocks, as check_registry.
+    """
+    granted_s = asyncio.run(_granted_s(config))
+    if granted_s >= config.ttl_s + 1:
+        raise ConfigError(
+            f"a TTL of {config.ttl_s:g} s is too short for etcd at {','.join(config.endpoints)}, whose elections are "
+            f"slow: it grants {granted_s:g} s at least; give --omni-heartbeat-timeout {granted_s:g}"
+        )
+
+
+async def _granted_s(config: RegistryConfig) -> float:
+    kv = EtcdKV(config.endpoints, security=config.security, try_timeout_s=_TRY_S, call_timeout_s=_TRY_S)
+    try:
+        grant = await kv.grant(config.ttl_s)
+        await kv.revoke(grant.lease_id)
+    except RegistryError:
+        return 0.0
+    finally:
+        await kv.close()
+    return grant.ttl_s
+
+
+async def _check(config: RegistryConfig, patience_s: float, is_stopped: Callable[[], bool]) -> bytes | None:
+    deadline_s = time.monotonic() + patience_s
+    kv = EtcdKV(config.endpoints, security=config.security, try_timeout_s=_TRY_S, call_timeout_s=_TRY_S)
+    try:
+        while not is_stopped():
+            try:
+                item = await kv.get(pipeline_key(config.namespace))
+                return None if item is None else item.value
+            except RegistryDeniedError as error:
+                raise RegistryDeniedError(
+                    f"etcd user {config.security.user!r} may not read namespace {config.namespace!r}: let an "
+                    f"administrator run 'omni etcd grant-namespace {config.namespace} --user {config.security.user}' "
+                    f"({error})"
+                ) from error
+            except RegistryTlsError:
+                raise
+            except RegistryUnavailableError as error:
+                if time.monotonic() >= deadline_s:
+                    text = f"no etcd answered within {patience_s:g} s: start it, or correct --etcd-endpoints ({error})"
+                    raise RegistryUnavailableError(text) from error
+            await asyncio.sleep(_PAUSE_S)
+        return None
+    finally:
+        await kv.close()
+
+
+_ANSWER_S: Final = 3.0
+
+
+def names_in(listed: Iterable[str]) -> list[str]:
+    """The namespaces that keys belong to, in order."""
+    found = {key.removeprefix(keys.ROOT).split("/")[0] for key in listed if key.startswith(keys.ROOT)}
+    return sorted(name for name in found if name)
+
+
+def tell_of_others(namespace: str, names: Iterable[str] | None) -> str:
+    """What to say of a namespace that holds nothing, by those that there are; None if they can't be seen."""
+    empty = f"nothing is in namespace {namespace!r}"
+    if names is None:
+        return f"{empty}; this user may not see which others there are"
+    others = [name for name in names if name != namespace]
+    return f"{empty}; there are: {', '.join(others)}" if others else f"{empty}, nor in any other on this etcd"
+
+
+def read_namespaces(endpoints: str, security: RegistrySecurity) -> list[str] | None:
+    """All that hold anything; None if we may not see them, or etcd does not answer."""
+    from omni_discovery.etcd.store import EtcdKV
+
+    async def read() -> list[str]:
+        kv = EtcdKV(endpoints, security=security, call_timeout_s=_ANSWER_S)
+        try:
+            return names_in(item.key for item in (await kv.list(keys.ROOT)).items)
+        finally:
+            await kv.close()
+
+    try:
+        return asyncio.run(read())
+    except RegistryError:
+        return None

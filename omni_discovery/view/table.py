@@ -1,0 +1,295 @@
+"""ReplicaTable: the local copy of the registry, and what each change of it means."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import TypeVar
+
+from omni_discovery.errors import RecordError
+from omni_discovery.kv import KeyValue, Listing, PutEvent, Summary, WatchBatch
+from omni_discovery.records import keys
+from omni_discovery.records.control import ControlError, HubWish, parse_hub
+from omni_discovery.records.schema import HubRecord, ReplicaInfo, decode_hub, decode_replica
+
+#: (stage_id, replica_id)
+ReplicaId = tuple[int, int]
+
+_Key = TypeVar("_Key")
+_Value = TypeVar("_Value")
+
+
+def _empty() -> Mapping[_Key, _Value]:
+    return MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """The table at one moment; never changes afterwards."""
+
+    replicas: Mapping[ReplicaId, ReplicaInfo] = field(default_factory=_empty)
+    hubs: Mapping[str, HubRecord] = field(default_factory=_empty)
+    #: Hubs that an operator has revoked, registered or not.
+    revoked: frozenset[str] = frozenset()
+    #: The deploy document as it stands in the registry; None if there is none.
+    pipeline: bytes | None = None
+    #: Values that can't be read, by key. They hide what they should describe and nothing else.
+    bad: Mapping[str, RecordError] = field(default_factory=_empty)
+    #: Everything up to this revision is in; 0 before the first list.
+    revision: int = 0
+    cluster_id: int = 0
+    #: How often the registry turned out to be another one, or to have gone back: wiped, restored, replaced.
+    history: int = 0
+    #: Wall-clock time of the last change, 0.0 before the first list.
+    changed_at: float = 0.0
+    #: Wall-clock time since when the table is not proved fresh; None while it is.
+    stale_since_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """What one list or batch changed. Apply ``removed`` before ``added``: a new life of a key is in both."""
+
+    added: tuple[ReplicaInfo, ...] = ()
+    updated: tuple[ReplicaInfo, ...] = ()
+    removed: tuple[ReplicaInfo, ...] = ()
+    hubs_changed: bool = False
+    revoked_changed: bool = False
+    pipeline_changed: bool = False
+    #: Values seen for the first time that can't be read.
+    bad: tuple[RecordError, ...] = ()
+
+    def __bool__(self) -> bool:
+        """Whether anything changed."""
+        replicas = self.added or self.updated or self.removed
+        return bool(replicas or self.hubs_changed or self.revoked_changed or self.pipeline_changed or self.bad)
+
+
+def live_hubs(view: View) -> int:
+    """How many hubs share the replicas: those that are registered and not revoked, at least the one that asks."""
+    return max(1, len(view.hubs.keys() - view.revoked))
+
+
+_Meaning = ReplicaInfo | HubRecord | HubWish | bytes | RecordError | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    item: KeyValue
+    meaning: _Meaning
+
+
+class ReplicaTable:
+    """The keys of one namespace, applied in revision order. Applying the same thing twice changes nothing."""
+
+    def __init__(self, namespace: str) -> None:
+        self._namespace = keys.check_namespace(namespace)
+        self._beats = keys.beats_prefix(namespace)
+        self._hub_controls = keys.hub_controls_prefix(namespace)
+        self._rows: dict[str, _Row] = {}
+        self._view = View()
+        #: What the view's replicas stand on: copying a mapping proxy would take ten times as long.
+        self._replicas: dict[ReplicaId, ReplicaInfo] = {}
+        #: Revisions of what is deleted while a list is being read; None while none is.
+        self._deleted: dict[str, int] | None = None
+
+    def snapshot(self) -> View:
+        """The table as it is now."""
+        return self._view
+
+    def replace(self, listing: Listing, at_s: float) -> Delta:
+        """Make the table equal to a list read at wall-clock ``at_s``, and fresh."""
+        before, after = self._rows, {}
+        for item in listing.items:
+            old = before.get(item.key)
+            after[item.key] = old if old is not None and old.item == item else self._read(item)
+        self._rows = after
+        is_first = self._view.revision == 0
+        went_back = not is_first and (
+            listing.cluster_id != self._view.cluster_id or listing.revision < self._view.revision
+        )
+        view = replace(
+            self._view,
+            revision=listing.revision,
+            cluster_id=listing.cluster_id,
+            history=self._view.history + went_back,
+            stale_since_s=None,
+        )
+        return self._show(view, {key: before.get(key) for key in before.keys() | after.keys()}, at_s, is_first)
+
+    def apply(self, batch: WatchBatch, at_s: float) -> Delta:
+        """Apply the events of one batch that came at wall-clock ``at_s``; those applied before change nothing."""
+        seen_revision, revision = self._view.revision, max(self._view.revision, batch.revision)
+        before: dict[str, _Row | None] = {}
+        for event in batch.events:
+            where = event.item if isinstance(event, PutEvent) else event
+            key, revision = where.key, max(revision, where.mod_revision)
+            if where.mod_revision <= seen_revision:
+                continue
+            before.setdefault(key, self._rows.get(key))
+            if isinstance(event, PutEvent):
+                self._rows[key] = self._read(event.item)
+            else:
+                self._rows.pop(key, None)
+                if self._deleted is not None:
+                    self._deleted[key] = where.mod_revision
+        return self._show(replace(self._view, revision=revision), before, at_s, False)
+
+    def listing(self) -> Listing:
+        """What a list would have answered, but for the beats, which mean nothing later."""
+        items = (row.item for key, row in sorted(self._rows.items()) if not key.startswith(self._beats))
+        return Listing(self._view.revision, self._view.cluster_id, tuple(items))
+
+    def restore(self, listing: Listing, fresh_at_s: float) -> Delta:
+        """Begin with a list kept from before, which was proved fresh until wall-clock ``fresh_at_s``."""
+        delta = self.replace(listing, fresh_at_s)
+        self.mark_stale(fresh_at_s)
+        return delta
+
+    def summary(self) -> Summary:
+        """What the registry should answer to the same question."""
+        revisions = [row.item.mod_revision for row in self._rows.values()]
+        return Summary(len(revisions), max(revisions, default=0))
+
+    def begin_reconcile(self) -> None:
+        """A list is asked for, while batches go on being applied."""
+        self._deleted = {}
+
+    def reconcile(self, listing: Listing, at_s: float) -> tuple[Delta, int]:
+        """Take in a list that was asked for at ``begin_reconcile``, and what it holds that batches did not bring.
+
+        The number says how many keys the batches should have told otherwise. A key that is gone from the list counts,
+        even if the batch that deletes it may yet be on its way.
+        """
+        seen, deleted, self._deleted = self._view.revision, self._deleted or {}, None
+        before: dict[str, _Row | None] = {}
+        missed = 0
+        for item in listing.items:
+            row = self._rows.get(item.key)
+            if item.mod_revision > (row.item.mod_revision if row is not None else deleted.get(item.key, 0)):
+                before[item.key], self._rows[item.key] = row, self._read(item)
+                missed += item.mod_revision <= seen
+        listed = {item.key for item in listing.items}
+        for key in [key for key in self._rows if key not in listed]:
+            if self._rows[key].item.mod_revision <= listing.revision:
+                before[key] = self._rows.pop(key)
+                missed += 1
+        view = replace(self._view, revision=max(seen, listing.revision))
+        return self._show(view, before, at_s, False), missed
+
+    def mark_stale(self, since_s: float) -> bool:
+        """The table can't be proved fresh since wall-clock ``since_s``; say whether that is new."""
+        if self._view.stale_since_s is not None:
+            return False
+        self._view = replace(self._view, stale_since_s=since_s)
+        return True
+
+    def _read(self, item: KeyValue) -> _Row:
+        return _Row(item, self._meaning(item))
+
+    def _meaning(self, item: KeyValue) -> _Meaning:
+        try:
+            match keys.parse_key(self._namespace, item.key):
+                case keys.ReplicaKey(stage_id, replica_id):
+                    record = decode_replica(item.key, stage_id, replica_id, item.value)
+                    return record.to_info(item.create_revision)
+                case keys.HubKey(hub_id):
+                    return decode_hub(item.key, hub_id, item.value)
+                case keys.PipelineKey():
+                    return item.value
+                case keys.HubControlKey(hub_id):
+                    return parse_hub(hub_id, item.value)
+                case keys.BeatKey() | keys.ReplicaControlKey():
+                    return None
+                case None:
+                    return self._stray(item.key)
+        except ControlError as error:
+            return RecordError(item.key, str(error))
+        except RecordError as error:
+            return error
+
+    def _stray(self, key: str) -> RecordError | None:
+        """A key that is none of ours is left alone, but among the records it is somebody's mistake."""
+        records = keys.replicas_prefix(self._namespace), keys.hubs_prefix(self._namespace)
+        if key.startswith((*records, self._hub_controls)):
+            return RecordError(key, "is not the key of a replica or hub")
+        return None
+
+    def _show(self, view: View, before: Mapping[str, _Row | None], at_s: float, is_first: bool) -> Delta:
+        """Make ``view`` tell what became of the keys in ``before``; return the same as a delta."""
+        delta = _difference(before, self._rows)
+        if delta.added or delta.updated or delta.removed:
+            replicas = self._replicas.copy()
+            for info in delta.removed:
+                del replicas[_by_id(info)]
+            replicas.update((_by_id(info), info) for info in (*delta.updated, *delta.added))
+            self._replicas = replicas
+            view = replace(view, replicas=MappingProxyType(replicas))
+        if delta.hubs_changed:
+            view = replace(view, hubs=MappingProxyType(self._all_hubs()))
+        revoked = self._all_revoked() if any(key.startswith(self._hub_controls) for key in before) else view.revoked
+        if revoked != view.revoked:
+            delta, view = replace(delta, revoked_changed=True), replace(view, revoked=revoked)
+        if delta.pipeline_changed:
+            row = self._rows.get(keys.pipeline_key(self._namespace))
+            view = replace(view, pipeline=row.item.value if row else None)
+        if delta.bad or any(key in view.bad for key in before):
+            rows = self._rows.items()
+            bad = {key: row.meaning for key, row in rows if isinstance(row.meaning, RecordError)}
+            view = replace(view, bad=MappingProxyType(bad))
+        self._view = replace(view, changed_at=at_s) if delta or is_first else view
+        return delta
+
+    def _all_hubs(self) -> dict[str, HubRecord]:
+        hubs = (row.meaning for row in self._rows.values() if isinstance(row.meaning, HubRecord))
+        return {hub.hub_id: hub for hub in hubs}
+
+    def _all_revoked(self) -> frozenset[str]:
+        # A value that can't be read leaves in force what was.
+        before, found = self._view.revoked, set()
+        for key, row in self._rows.items():
+            if key.startswith(self._hub_controls):
+                hub_id = key.removeprefix(self._hub_controls)
+                wish = row.meaning
+                if wish.revoked if isinstance(wish, HubWish) else hub_id in before:
+                    found.add(hub_id)
+        return frozenset(found)
+
+
+def _difference(before: Mapping[str, _Row | None], after: Mapping[str, _Row]) -> Delta:
+    """What happened to the keys of ``before``."""
+    added: list[ReplicaInfo] = []
+    updated: list[ReplicaInfo] = []
+    removed: list[ReplicaInfo] = []
+    bad: list[RecordError] = []
+    hubs_changed = pipeline_changed = False
+    for key, old_row in before.items():
+        new_row = after.get(key)
+        if old_row is new_row:
+            continue
+        old, new = old_row.meaning if old_row else None, new_row.meaning if new_row else None
+        if isinstance(new, RecordError):
+            bad.append(new)
+        if isinstance(old, ReplicaInfo) and isinstance(new, ReplicaInfo) and old.epoch == new.epoch:
+            if old != new:
+                updated.append(new)
+            continue
+        if isinstance(old, ReplicaInfo):
+            removed.append(old)
+        if isinstance(new, ReplicaInfo):
+            added.append(new)
+        hubs_changed = hubs_changed or (old != new and HubRecord in (type(old), type(new)))
+        pipeline_changed = pipeline_changed or (old != new and bytes in (type(old), type(new)))
+    return Delta(
+        added=tuple(sorted(added, key=_by_id)),
+        updated=tuple(sorted(updated, key=_by_id)),
+        removed=tuple(sorted(removed, key=_by_id)),
+        hubs_changed=hubs_changed,
+        pipeline_changed=pipeline_changed,
+        bad=tuple(bad),
+    )
+
+
+def _by_id(info: ReplicaInfo) -> ReplicaId:
+    return info.stage_id, info.replica_id

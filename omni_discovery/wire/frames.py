@@ -1,0 +1,103 @@
+"""Frames: how the messages between a hub and a replica are written and read.
+
+A ZMQ multipart is a head frame, then one frame for each attachment. The head is one version byte and a msgpack map
+whose ``t`` names the message, or an array of such maps: a batch, which attaches nothing and is read from its front.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import msgspec
+
+from omni_discovery.errors import WireError
+from omni_discovery.wire.messages import (
+    MAX_ATTACHMENT_BYTES,
+    MAX_ATTACHMENTS,
+    MAX_BATCH,
+    MAX_HEAD_BYTES,
+    MAX_REASON,
+    VERSION,
+    Chunk,
+    FromReplica,
+    ToReplica,
+)
+
+__all__ = ["decode_from_replica", "decode_to_replica", "encode", "join", "shortened"]
+
+_encoder = msgspec.msgpack.Encoder()
+_to_replica: msgspec.msgpack.Decoder[ToReplica | list[ToReplica]] = msgspec.msgpack.Decoder(ToReplica | list[ToReplica])
+_from_replica: msgspec.msgpack.Decoder[FromReplica | list[FromReplica]] = msgspec.msgpack.Decoder(
+    FromReplica | list[FromReplica]
+)
+_VERSION_BYTE: Final = bytes([VERSION])
+
+
+def encode(message: ToReplica | FromReplica | Sequence[ToReplica | FromReplica]) -> bytes:
+    """The head frame of a message, or of a batch. Raise WireError if a value in it can't be written."""
+    try:
+        head = _VERSION_BYTE + _encoder.encode(message)
+    except (TypeError, OverflowError, ValueError) as error:
+        raise WireError(f"can't be encoded: {error}") from error
+    if len(head) > MAX_HEAD_BYTES:
+        raise WireError(f"{len(head)} bytes are more than the {MAX_HEAD_BYTES} that one message may have")
+    return head
+
+
+def shortened(text: str, most: int = MAX_REASON) -> str:
+    """A text that a message has room for: what is too long keeps its beginning and its end."""
+    if len(text) <= most:
+        return text
+    kept = most - 3
+    return f"{text[: kept - kept // 4]}...{text[len(text) - kept // 4 :]}"
+
+
+def join(heads: Sequence[bytes]) -> bytes:
+    """One head frame out of those of single messages: a batch, or the only one. At most ``MAX_BATCH`` of them."""
+    count = len(heads)
+    if count == 1:
+        return heads[0]
+    length = bytes([0x90 | count]) if count < 16 else b"\xdc" + count.to_bytes(2, "big")
+    return b"".join([_VERSION_BYTE, length, *[head[1:] for head in heads]])
+
+
+def decode_to_replica(frames: Sequence[bytes | memoryview]) -> list[ToReplica]:
+    """Read what a hub sent, in order. Raise WireError for anything else; a hub never attaches frames."""
+    if len(frames) != 1:
+        raise WireError(f"{len(frames)} frames where one was due")
+    messages: list[ToReplica] = _decode(_to_replica, frames[0])
+    return messages
+
+
+def decode_from_replica(
+    frames: Sequence[bytes | memoryview],
+) -> tuple[list[FromReplica], Sequence[bytes | memoryview]]:
+    """Read what a replica sent: messages in order, and the attachments of the only one. Raise WireError."""
+    if not 1 <= len(frames) <= 1 + MAX_ATTACHMENTS:
+        raise WireError(f"{len(frames)} frames")
+    messages: list[FromReplica] = _decode(_from_replica, frames[0])
+    attachments = frames[1:]
+    if not attachments:
+        return messages, attachments
+    if not (len(messages) == 1 and isinstance(messages[0], Chunk)):
+        raise WireError("only a chunk has attachments")
+    if any(len(attachment) > MAX_ATTACHMENT_BYTES for attachment in attachments):
+        raise WireError(f"an attachment is longer than {MAX_ATTACHMENT_BYTES} bytes")
+    return messages, attachments
+
+
+def _decode(decoder: msgspec.msgpack.Decoder[Any], head: bytes | memoryview) -> list[Any]:
+    if not 2 <= len(head) <= MAX_HEAD_BYTES:
+        raise WireError(f"a head of {len(head)} bytes")
+    if head[0] != VERSION:
+        raise WireError(f"version {head[0]}; this release speaks {VERSION}")
+    try:
+        read = decoder.decode(memoryview(head)[1:])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OverflowError) as error:
+        raise WireError(str(error)) from error
+    if not isinstance(read, list):
+        return [read]
+    if not 1 <= len(read) <= MAX_BATCH:
+        raise WireError(f"a batch of {len(read)} messages")
+    return read

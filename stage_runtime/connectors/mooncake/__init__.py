@@ -1,0 +1,1 @@
+"""Mooncake's store and transfer engine as connectors."""

@@ -1,0 +1,184 @@
+"""Mooncake's transfer engine and a pool that it may read and write.
+
+Engines find each other by the address of the other one alone (the library's ``P2PHANDSHAKE``): no server is needed.
+
+Mooncake's own package, asked for when it is needed, and what can be checked before.
+"""
+
+from __future__ import annotations
+
+import importlib
+import ipaddress
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+from omni_discovery.errors import ConfigError
+from stage_runtime.connectors.errors import TransferCancelledError, TransferError
+from stage_runtime.connectors.store.registered import STAMP_BYTES, Block, ManagedPool
+
+_WANTED: Final = "pip install 'omni-discovery[mooncake]' and Debian's libibverbs1 (apt-get install libibverbs1)"
+_RDMA_DEVICES: Final = Path("/sys/class/infiniband")
+PROTOCOLS: Final = ("tcp", "rdma")
+
+
+def load(module: str) -> Any:
+    """A module of the package. Raise ConfigError, which says what to install."""
+    try:
+        return importlib.import_module(f"mooncake.{module}")
+    except ImportError as error:
+        raise ConfigError(f"Mooncake's connectors need {_WANTED}: {error}") from error
+
+
+def check_protocol(protocol: Any) -> str:
+    """``tcp`` or ``rdma``. Raise ConfigError."""
+    if protocol not in PROTOCOLS:
+        raise ConfigError(f"protocol is {protocol!r}; one of {', '.join(PROTOCOLS)} is wanted")
+    return str(protocol)
+
+
+def check_devices(protocol: str, names: str, folder: Path = _RDMA_DEVICES) -> None:
+    """Raise ConfigError for RDMA without the devices that it is to use: the library would take TCP, and not say so."""
+    if protocol != "rdma":
+        return
+    there = {device.name for device in folder.iterdir()} if folder.is_dir() else set()
+    wanted = {name.strip() for name in names.split(",") if name.strip()}
+    if not there or not wanted <= there:
+        told = ", ".join(sorted(there)) or "none"
+        raise ConfigError(
+            f"protocol is rdma, and {names or 'an RDMA device'} is not here; there are: {told}; or use tcp"
+        )
+
+
+def check_host(host: str) -> str:
+    """The address that peers know this process by. Raise ConfigError for one that the library can't use."""
+    host = host.strip("[]") or "127.0.0.1"
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return host
+    if address.version != 4:
+        raise ConfigError(f"Mooncake's processes find each other by IPv4 only, and {host} is none: use TcpConnector")
+    return host
+
+
+_HANDSHAKE: Final = "P2PHANDSHAKE"
+#: So many transfers to this process at one time; others wait.
+_THREADS: Final = 8
+
+
+#: Pools of connectors that were closed while others read from them.
+_STILL_READ: Final[list[ManagedPool]] = []
+
+
+@cache
+def _engine(host: str, protocol: str, device_name: str) -> Any:
+    """The process's engine: it serves any number of pools, and takes a second to end. Raise TransferError."""
+    engine = load("engine").TransferEngine()
+    if engine.initialize(host, _HANDSHAKE, protocol, device_name):
+        raise TransferError(
+            f"Mooncake's engine does not start on {host} with protocol {protocol} and device {device_name!r}; its own "
+            "log, on standard error, says why"
+        )
+    return engine
+
+
+class EngineEnd:
+    """Started by the first call that needs it. Used by any thread."""
+
+    #: Whose library it is, for messages.
+    whose = "Mooncake"
+
+    def __init__(self, host: str, protocol: str, device_name: str, pool_bytes: int, pool_device: str) -> None:
+        self._host = host
+        self._protocol = protocol
+        self._device_name = device_name
+        self._pool_bytes = pool_bytes
+        self._pool_device = pool_device
+        self._check()
+        self._lock = threading.Lock()
+        self._closed = False
+        self._reading = 0
+        self._threads: ThreadPoolExecutor | None = None
+        self._engine: Any = None
+        self._pool: ManagedPool | None = None
+        self.rpc_port = 0
+
+    @property
+    def pool(self) -> ManagedPool:
+        """The pool. Raise TransferError if there can be no engine, ConfigError if there can be no pool."""
+        with self._lock:
+            if self._closed:
+                raise TransferCancelledError("the connector is closed")
+            if self._pool is None:
+                self._pool = self._start()
+            return self._pool
+
+    @property
+    def free_bytes(self) -> int:
+        """What is free of the pool; all of it before anything needed it."""
+        return self._pool_bytes if self._pool is None else self._pool.free_bytes
+
+    def start(self) -> str:
+        """The name by which other engines read from the pool, from now on. Raise as ``pool`` does."""
+        _ = self.pool
+        return f"{self._host}:{self.rpc_port}"
+
+    def read(self, session: str, address: int, size_bytes: int, block: Block) -> Future[int]:
+        """Have a block filled with a stamp and so many bytes of another engine's pool; the outcome is 0 if it was.
+
+        The block must not be given back before the outcome is there, whatever the caller waits for.
+        """
+        pool = self.pool
+        with self._lock:
+            if self._closed or self._threads is None:
+                raise TransferCancelledError("the connector is closed")
+            self._reading += 1
+            here, length = pool.address + block.offset, STAMP_BYTES + size_bytes
+            future: Future[int] = self._threads.submit(self._engine.transfer_sync_read, session, here, address, length)
+        future.add_done_callback(self._read_is_over)
+        return future
+
+    def close(self, *, is_read: bool = False) -> None:
+        """Read nothing more, and let nobody read. Idempotent. Does not wait: a read under way ends in its own time.
+
+        ``is_read``: another engine may be reading from the pool now. Then the memory stays to the end of the process,
+        as nothing says when that is over.
+        """
+        with self._lock:
+            if is_read and self._pool is not None:
+                _STILL_READ.append(self._pool)
+            self._closed = True
+            threads, self._threads = self._threads, None
+            self._stop_if_idle()
+        if threads is not None:
+            threads.shutdown(wait=False)
+
+    def _check(self) -> None:
+        """Raise ConfigError if there is no library."""
+        load("engine")
+
+    def _make_engine(self) -> Any:
+        """The library's engine. Raise TransferError if it does not start."""
+        return _engine(self._host, self._protocol, self._device_name)
+
+    def _start(self) -> ManagedPool:
+        pool = ManagedPool(self._pool_bytes, self._pool_device)
+        engine = self._make_engine()
+        if engine.register_memory(pool.address, pool.size_bytes):
+            raise TransferError(f"{self.whose}'s engine does not take a pool of {pool.size_bytes} bytes")
+        self._engine, self.rpc_port = engine, engine.get_rpc_port()
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="mooncake-read")
+        return pool
+
+    def _read_is_over(self, _: Future[int]) -> None:
+        with self._lock:
+            self._reading -= 1
+            self._stop_if_idle()
+
+    def _stop_if_idle(self) -> None:
+        if self._closed and not self._reading and self._pool is not None and self._engine is not None:
+            self._engine.unregister_memory(self._pool.address)
+            self._engine = None

@@ -1,0 +1,179 @@
+"""The conversation around one transfer of Mooncake: who shows the token learns where the hand-off lies.
+
+It begins as a fetch over TCP does (``tcp_frames``), only that behind the producer's answer comes a frame that says
+where the hand-off lies, in place of the hand-off. While the connection lives the hand-off stays where it is. The
+consumer has its engine read it, says so with one byte, and takes what it read for good when the same byte comes back:
+then the hand-off lay there until the end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import selectors
+import socket
+import ssl
+import struct
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Final
+
+from stage_runtime.connectors.errors import TransferError
+from stage_runtime.connectors.store.registered import STAMP_BYTES, Block, ManagedPiece, ManagedPool
+from stage_runtime.connectors.store.store import Kept, Store
+from stage_runtime.connectors.tcp.client import Fetch, left_s, receive_into
+from stage_runtime.connectors.tcp.frames import ANSWER_BYTES, RECEIVED, Status, pack_request, parse_answer
+from stage_runtime.connectors.tcp.server import Connection, PayloadServer, ServerLimits
+
+_OFFER: Final = struct.Struct(f"<8sQB7x{STAMP_BYTES}s168s")
+_SAYS: Final = b"OMNIMTE1"
+OFFER_BYTES: Final = _OFFER.size
+_LOOK_EVERY_S: Final = 0.02
+
+#: Have a block filled from a session's address; the outcome is 0 if it was.
+Read = Callable[[str, int, int, Block], "Future[int]"]
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """Where a hand-off lies: its stamp at ``address`` of the engine ``session``, and the content behind."""
+
+    session: str
+    address: int
+    stamp: bytes
+    is_raw: bool
+
+    def pack(self) -> bytes:
+        """The offer as bytes."""
+        return _OFFER.pack(_SAYS, self.address, self.is_raw, self.stamp, self.session.encode("ascii"))
+
+    @classmethod
+    def parse(cls, content: bytes) -> Offer | None:
+        """The offer in a frame; None for what is none."""
+        magic, address, is_raw, stamp, session = _OFFER.unpack(content)
+        try:
+            name = session.rstrip(b"\0").decode("ascii")
+        except UnicodeDecodeError:
+            return None
+        return cls(name, address, stamp, bool(is_raw)) if magic == _SAYS and is_raw in (0, 1) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a consumer shows, and the size that it was told of; None if it was told of none."""
+
+    generation: bytes
+    token: bytes
+    consume: bool
+    size_bytes: int | None
+
+
+class OfferServer(PayloadServer):
+    """Tells where hand-offs lie, one at a time: by the token of each, or by ``sender_token`` and its key's digest."""
+
+    def __init__(
+        self,
+        host: str,
+        store: Store,
+        tls: ssl.SSLContext | None,
+        limits: ServerLimits,
+        port: int,
+        session: str,
+        sender_token: bytes,
+    ) -> None:
+        self._session = session
+        self._sender_token = sender_token
+        #: Whether somebody was reading when it was closed.
+        self.cut_off = False
+        super().__init__(host, store, tls, limits, port)
+
+    def _end(self) -> None:
+        self.cut_off = any(connection.kept is not None for connection in self._connections.values())
+        super()._end()
+
+    def _answer(self, connection: Connection, generation: bytes, token: bytes, consume: bool) -> None:
+        if hmac.compare_digest(token, self._sender_token):
+            # What it showed in place of a generation is the digest of a key.
+            generation = self._store.generation_of(generation) or generation
+            token = self._store.token_of(generation) or token
+        super()._answer(connection, generation, token, consume)
+
+    def _content(self, kept: Kept) -> memoryview:
+        piece = kept.segment
+        assert isinstance(piece, ManagedPiece)  # noqa: S101 - for the type checker
+        return memoryview(Offer(self._session, piece.address, piece.block.stamp, piece.is_raw).pack())
+
+    def _all_sent(self, connection: Connection) -> None:
+        if connection.kept is None:
+            super()._all_sent(connection)
+            return
+        connection.deadline_s = connection.end_s
+        self._wait_for(connection, selectors.EVENT_READ)
+
+    def _answered(self, connection: Connection, answer: bytes) -> None:
+        received = answer == RECEIVED
+        if received and connection.kept is not None:
+            connection.kept.segment.note_fetched()
+            connection.socket.send(RECEIVED)
+        how = "sent" if received else "refused_garbage" if answer else "broken"
+        self._close(connection, how, consumed=received and connection.consume)
+
+
+def take(
+    connection: socket.socket,
+    fetching: Fetch,
+    asked: Asked,
+    deadline_s: float,
+    pool: ManagedPool,
+    read: Read,
+) -> tuple[Block, int, bool] | None:
+    """The consumer's side: a block of its pool with the hand-off, its size, whether it is raw; None if it is gone.
+
+    Raise TransferError, or OSError.
+    """
+    connection.settimeout(left_s(deadline_s))
+    connection.sendall(pack_request(asked.generation, asked.token, consume=asked.consume))
+    head = bytearray(ANSWER_BYTES)
+    receive_into(connection, memoryview(head), deadline_s)
+    answer = parse_answer(bytes(head))
+    if answer is None:
+        raise TransferError("what answers there is no producer of hand-offs")
+    status, size_bytes = answer
+    if status is Status.GONE:
+        return None
+    if asked.size_bytes is not None and size_bytes != asked.size_bytes:
+        raise TransferError(f"{size_bytes} bytes are offered, {asked.size_bytes} were announced")
+    frame = bytearray(OFFER_BYTES)
+    receive_into(connection, memoryview(frame), deadline_s)
+    offer = Offer.parse(bytes(frame))
+    if offer is None:
+        raise TransferError("what answers there hands over by other means than a transfer engine")
+    block = pool.allocate(size_bytes)
+    try:
+        reading = read(offer.session, offer.address, size_bytes, block)
+    except BaseException:
+        pool.let_go(block)
+        raise
+    try:
+        _wait(reading, fetching, deadline_s)
+        if reading.result() or not pool.has_stamp(block, offer.stamp):
+            raise TransferError(f"the engine could not read from {offer.session}")
+        pool.stamp(block)
+        connection.settimeout(left_s(deadline_s))
+        connection.sendall(RECEIVED)
+        receive_into(connection, memoryview(bytearray(len(RECEIVED))), deadline_s)
+    except BaseException:
+        # The engine may still write into it.
+        reading.add_done_callback(lambda _: pool.let_go(block))
+        raise
+    return block, size_bytes, offer.is_raw
+
+
+def _wait(reading: Future[int], fetching: Fetch, deadline_s: float) -> None:
+    while True:
+        fetching.check()
+        at_most_s = min(left_s(deadline_s), _LOOK_EVERY_S)
+        with contextlib.suppress(TimeoutError):
+            reading.exception(at_most_s)
+            return

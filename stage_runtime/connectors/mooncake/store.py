@@ -1,0 +1,211 @@
+"""Hand-offs in a Mooncake store: a master says where objects lie, each process gives memory to it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any, Final
+
+from omni_discovery.errors import ConfigError
+from stage_runtime.connectors.errors import TransferError
+from stage_runtime.connectors.mooncake.engine import check_devices, check_host, check_protocol
+from stage_runtime.connectors.mooncake.store_client import StoreClient, StoreConfig, client_of
+from stage_runtime.connectors.serialization import Buffer
+from stage_runtime.connectors.settings import COMMON, limits_of, number
+from stage_runtime.connectors.store.connector import StoringConnector
+from stage_runtime.connectors.store.memory import Loan, ReceivePool
+from stage_runtime.connectors.store.store import Kept, Store
+from stage_runtime.connectors.tcp.client import Fetches
+
+logger = logging.getLogger(__name__)
+
+_SETTINGS: Final = frozenset(
+    {
+        "advertise_host",
+        "bind_host",
+        "device_name",
+        "host",
+        "localbuf",
+        "master",
+        "metadata_server",
+        "proto",
+        "protocol",
+        "rdma",
+        "segment",
+        "timeout_s",
+    }
+)
+_MIB: Final = 1 << 20
+_TIMEOUT_S: Final = 30.0
+#: How long the owner's calls that move no hand-off may take.
+_SHORT_S: Final = 5.0
+#: How long the master may take to say that it is there.
+_HEALTH_S: Final = 2.0
+_NAME_BYTES: Final = 32
+#: Behind an object's name: an object that says that somebody has fetched it.
+_FETCHED: Final = "-fetched"
+#: No object has that name.
+_NOBODY: Final = "omni-nobody"
+
+
+class _Object:
+    """One hand-off in the store. Its name is chance: who was not told can't ask for it."""
+
+    path: str | None = None
+
+    def __init__(self, client: StoreClient, timeout_s: float) -> None:
+        self._client = client
+        self._timeout_s = timeout_s
+        self.pins = 0
+        self.name = f"omni-{os.urandom(_NAME_BYTES).hex()}"
+
+    def fill(self, parts: Sequence[Buffer], size_bytes: int, generation: bytes, key_digest: bytes) -> None:
+        """See Piece."""
+        self._client.put(self.name, parts, time.monotonic() + self._timeout_s)
+
+    def publish(self, path: str) -> None:
+        """See Piece. Nobody finds it by a path."""
+
+    def hide(self) -> bool:
+        """See Piece."""
+        return True
+
+    def note_fetched(self) -> None:
+        """See Piece. Consumers note it in the store."""
+
+    def view(self, size_bytes: int) -> memoryview:
+        """See Piece. Nobody reads it here."""
+        return memoryview(b"")
+
+    @property
+    def fetched(self) -> bool:
+        """See Piece."""
+        return self._is_there(self.name + _FETCHED) or self.consumed
+
+    @property
+    def consumed(self) -> bool:
+        """See Piece."""
+        return not self._is_there(self.name, unknown=True)
+
+    def drop(self) -> None:
+        """See Piece. What can't be removed now goes with its owner's segment, when this process ends."""
+        try:
+            for name in (self.name, self.name + _FETCHED):
+                self._client.remove(name, time.monotonic() + _SHORT_S)
+        except TransferError as error:
+            logger.warning("mooncake.not_removed reason=%s", error)
+
+    def _is_there(self, name: str, *, unknown: bool = False) -> bool:
+        try:
+            return self._client.is_there(name, time.monotonic() + _SHORT_S)
+        except TransferError:
+            return unknown
+
+
+class _Objects:
+    """The Mooncake store as memory of a store of ours."""
+
+    free_bytes = 0
+
+    def __init__(self, client: StoreClient, timeout_s: float) -> None:
+        self._client = client
+        self._timeout_s = timeout_s
+        self._lock = threading.Lock()
+        self._there = 0
+        self.made = 0
+
+    def take(self, size_bytes: int) -> _Object:
+        """See Memory."""
+        with self._lock:
+            self._there += 1
+            self.made = max(self.made, self._there)
+        return _Object(self._client, self._timeout_s)
+
+    def give_back(self, segment: Any) -> None:
+        """See Memory."""
+        segment.drop()
+        with self._lock:
+            self._there -= 1
+
+    def trim(self) -> None:
+        """See Memory."""
+
+    def close(self) -> None:
+        """See Memory."""
+
+
+class MooncakeStoreConnector(StoringConnector):
+    """Hand-offs below ``shm_threshold_bytes`` travel inside the metadata; larger ones are objects of the store.
+
+    They lie in the segment of the process that put them, as long as that has room, and go with it. Without the metadata
+    of ``put`` nothing is found. The store is connected to with the first hand-off.
+    """
+
+    known_settings = COMMON | _SETTINGS
+
+    def __init__(self, config: dict[str, Any] | None = None) -> None:
+        given = config or {}
+        self.host = check_host(str(given.get("host") or given.get("advertise_host") or ""))
+        self.master = str(given.get("master", "127.0.0.1:50051"))
+        if not self.master.rpartition(":")[2].isdigit():
+            raise ConfigError(f"master is {self.master!r}; host:port of a mooncake_master is wanted")
+        #: Where clients find each other; by themselves, unless a metadata server is named.
+        self.metadata = str(given.get("metadata_server", "P2PHANDSHAKE"))
+        self.proto = check_protocol(given.get("proto", given.get("protocol", "tcp")))
+        self.rdma = str(given.get("rdma", given.get("device_name", "")))
+        check_devices(self.proto, self.rdma)
+        self.segment = int(number(given, "segment", 512 * _MIB, 1))
+        self.localbuf = int(number(given, "localbuf", 64 * _MIB, 1))
+        self._timeout_s = float(number(given, "timeout_s", _TIMEOUT_S))
+        way = StoreConfig(self.host, self.metadata, self.segment, self.localbuf, self.proto, self.rdma, self.master)
+        self._client = client_of(way)
+        super().__init__(config)
+        self._marks = self.config.get("window_size") not in (None, -1)
+        self._memory = ReceivePool(limits_of(self.config, None).pool_bytes)
+        self._fetches = Fetches()
+
+    def _make_store(self) -> Store:
+        memory = _Objects(self._client, self._timeout_s)
+        return Store(self.namespace, None, limits_of(self.config, None), in_memory=False, memory=memory)
+
+    def _describe(self, kept: Kept) -> dict[str, Any]:
+        return {"mooncake_key": kept.segment.name, "data_size": kept.size_bytes, "mark_fetched": self._marks}
+
+    def _fetch(self, edge: tuple[str, str, str], metadata: dict[str, Any]) -> tuple[Loan, Any] | None:
+        name = metadata.get("mooncake_key")
+        if not isinstance(name, str):
+            return None
+        timeout_s = metadata.get("timeout_s", self._timeout_s)
+        deadline_s = time.monotonic() + (timeout_s if isinstance(timeout_s, int | float) else self._timeout_s)
+        with self._fetches.under_way(edge[2]) as fetching:
+            buffer = self._client.get(name, self._memory, deadline_s, fetching)
+            if buffer is None:
+                return None
+            if metadata.get("consume", True):
+                if not self._client.remove(name, deadline_s):
+                    # Somebody else was faster.
+                    return None
+            elif metadata.get("mark_fetched") and not self._client.is_there(name + _FETCHED, deadline_s):
+                self._client.put(name + _FETCHED, (b"1",), deadline_s)
+        return buffer, buffer.payload()
+
+    def cancel(self, get_key: str) -> None:
+        """See OmniConnectorBase."""
+        self._fetches.cancel(get_key)
+
+    def health(self) -> dict[str, Any]:
+        """See OmniConnectorBase. ``reason`` says why the store can't be used."""
+        try:
+            self._client.is_there(_NOBODY, time.monotonic() + _HEALTH_S)
+        except TransferError as error:
+            return {**super().health(), "status": "unhealthy", "reason": str(error)}
+        return super().health()
+
+    def close(self) -> None:
+        """See OmniConnectorBase. The process stays a client of the store until it ends."""
+        self._fetches.close()
+        super().close()
+        self._memory.close()

@@ -1,0 +1,1 @@
+"""SharedMemoryConnector: hand-offs within one host."""

@@ -1,0 +1,56 @@
+"""Shared memory between the stages of one host, without a copy on the consumer's side."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any, Final
+
+from stage_runtime.connectors.settings import COMMON, limits_of
+from stage_runtime.connectors.shm.reader import Reader, View
+from stage_runtime.connectors.store.connector import StoringConnector
+from stage_runtime.connectors.store.memory import Piece
+from stage_runtime.connectors.store.segments import Segment
+from stage_runtime.connectors.store.store import Kept, Store
+
+DEFAULT_DIRECTORY: Final = "/dev/shm"  # noqa: S108 - files there are made with O_EXCL, and only ours are read
+
+
+def described(segment: Piece) -> dict[str, Any]:
+    """Where readers of this host find it, for the metadata; empty if they can't."""
+    if segment.path is None or not isinstance(segment, Segment):
+        return {}
+    return {"shm": segment.name, "segment": segment.id}
+
+
+class SharedMemoryConnector(StoringConnector):
+    """Hand-offs below ``shm_threshold_bytes`` travel inside the metadata, larger ones in /dev/shm.
+
+    ``get`` consumes what it returns, unless the metadata says ``consume: False``: then the producer keeps it until
+    ``cleanup`` or ``close``. The key is enough to find it; metadata of other transports is ignored.
+    """
+
+    known_settings = COMMON | {"directory"}
+
+    def _make_store(self) -> Store:
+        self._directory = Path(self.config.get("directory", DEFAULT_DIRECTORY))
+        self._reader = Reader(self.namespace, str(self._directory))
+        return Store(self.namespace, self._directory, limits_of(self.config, self._directory), in_memory=False)
+
+    def _describe(self, kept: Kept) -> dict[str, Any]:
+        return {"generation": kept.generation, **described(kept.segment)}
+
+    def _fetch(self, edge: tuple[str, str, str], metadata: dict[str, Any]) -> tuple[View, memoryview] | None:
+        self._store.tidy()
+        view = self._reader.read(edge, metadata)
+        return None if view is None else (view, view.payload())
+
+    def close(self) -> None:
+        """See OmniConnectorBase."""
+        super().close()
+        self._reader.close()
+
+    def health(self) -> dict[str, Any]:
+        """See OmniConnectorBase."""
+        usable = os.access(self._directory, os.W_OK)
+        return {**super().health(), "status": "healthy" if usable else "unhealthy"}

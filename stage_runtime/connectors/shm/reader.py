@@ -1,0 +1,322 @@
+"""A reader's side of shared memory: views of a payload where it lies, without copying it.
+
+A view is private and writable: what its user writes, nobody else sees. It holds the segment's shared lock, so the
+owner can't use the segment again before the view is gone; the kernel takes the lock back if the reader is killed.
+
+A segment as a reader's process sees it, from payload to payload.
+
+Opening and mapping a file takes longer than all else, and so do the faults of its pages: a segment that was read once
+stays mapped for the next payload in it. That holds no memory, for whoever gives a segment up cuts its file down to
+nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import itertools
+import mmap
+import os
+import sys
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from stage_runtime.config import SerializationError
+from stage_runtime.connectors.store.layout import (
+    CONSUMED,
+    FETCHED,
+    FETCHED_AT,
+    HEADER,
+    HEADER_BYTES,
+    MAGIC,
+    STATE_AT,
+    Header,
+    State,
+    claim_path,
+    home_path,
+    key_digest,
+    me,
+    payload_path,
+    segment_name,
+)
+
+#: What the kernel says of each page of this process, in 8 bytes. Their highest three bits: the page is there, it is
+#: swapped out, it is a file's. A page of a private mapping that was written to is there and no file's.
+PAGEMAP = "/proc/self/pagemap"
+_UNTOUCHED: Final = 0b000
+_OF_THE_FILE: Final = 0b101
+
+
+class Mapped:
+    """A segment in this process: its file, and all of it mapped privately. One view at a time has it."""
+
+    # Held here, for modules are empty when the last of them go as the process ends.
+    _flock, _unlock = staticmethod(fcntl.flock), fcntl.LOCK_UN
+    _pid_now, _close = staticmethod(os.getpid), staticmethod(os.close)
+
+    def __init__(self, name: str, descriptor: int, size_bytes: int) -> None:
+        self.descriptor = self._pages = -1
+        self.name = name
+        self.map = mmap.mmap(descriptor, size_bytes, access=mmap.ACCESS_COPY)
+        self._address: int = np.frombuffer(self.map, np.uint8).__array_interface__["data"][0]
+        self._pid = self._pid_now()
+        with contextlib.suppress(OSError):
+            # Of this process: one that it forks opens its own.
+            self._pages = os.open(PAGEMAP, os.O_RDONLY | os.O_CLOEXEC)
+        self.descriptor = descriptor
+
+    def is_ours(self) -> bool:
+        """False in a process that was forked later: the lock there is still that of the other."""
+        return self._pid == self._pid_now()
+
+    def is_whole(self) -> bool:
+        """Whether the file is as long as it was."""
+        return os.lseek(self.descriptor, 0, os.SEEK_END) == len(self.map)
+
+    def unlock(self) -> None:
+        """Let the owner use the segment again."""
+        self._flock(self.descriptor, self._unlock)
+
+    def forget(self, size_bytes: int) -> bool:
+        """Lose what was written to a view of so many bytes.
+
+        False if the owner gave the segment up: then its memory goes too, unless somebody else looks at it.
+        """
+        if self._was_written(HEADER_BYTES + size_bytes):
+            self.map.madvise(mmap.MADV_DONTNEED)
+        if os.fstat(self.descriptor).st_nlink:
+            return True
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(self.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.ftruncate(self.descriptor, 0)
+        return False
+
+    def _was_written(self, size_bytes: int) -> bool:
+        """Whether any of the first pages is not the file's any more; True where the kernel doesn't say."""
+        if self._pages < 0:
+            return True
+        first, count = self._address // mmap.PAGESIZE, -(-size_bytes // mmap.PAGESIZE)
+        found = np.frombuffer(os.pread(self._pages, 8 * count, 8 * first), np.uint64) >> np.uint64(61)
+        return len(found) < count or bool(((found != _UNTOUCHED) & (found != _OF_THE_FILE)).any())
+
+    def close(self) -> None:
+        """Unlock and close it. The mapping goes with the last that views it. Idempotent."""
+        descriptor, self.descriptor = self.descriptor, -1
+        if descriptor >= 0 and self.is_ours():
+            self._flock(descriptor, self._unlock)
+        if descriptor >= 0:
+            self._close(descriptor)
+        pages, self._pages = self._pages, -1
+        if pages >= 0:
+            self._close(pages)
+
+    __del__ = close
+
+
+#: A name may be given to another segment between two looks; so often it is looked up anew.
+_TRIES: Final = 5
+#: So many segments stay mapped that nobody looks at; each takes three descriptors.
+KEPT_MAPPED: Final = 32
+
+_claims = itertools.count()
+
+
+class View(np.ndarray[Any, np.dtype[np.uint8]]):
+    """A payload. Tensors made of it keep it alive; with the last of them the segment is let go."""
+
+    mapped: Mapped | None = None
+    reader: Reader
+    locked: bool
+    _is_ending = staticmethod(sys.is_finalizing)
+
+    def payload(self) -> memoryview:
+        """All its bytes."""
+        return self.data
+
+    def let_go(self) -> None:
+        """Let the owner use the segment again, now. What still views it may see anything from here on. Idempotent."""
+        if self.mapped is not None and self.locked:
+            self.locked = False
+            self.mapped.unlock()
+
+    def __del__(self) -> None:
+        if self.mapped is not None and self.mapped.is_ours() and not self._is_ending():
+            self.let_go()
+            self.reader.take_back(self.mapped, self.size)
+
+
+class Reader:
+    """Finds payloads below ``directory``, and keeps the segments mapped that it has seen. Used by any thread."""
+
+    def __init__(self, namespace: str, directory: str) -> None:
+        self._namespace = namespace
+        self._directory = directory
+        #: Mapped segments that nobody views, by name; what was used last is last. Whoever takes one out owns it, so
+        #: that no lock is needed: the garbage collector may put one back at any moment.
+        self._known: OrderedDict[str, Mapped] = OrderedDict()
+        self._keep = KEPT_MAPPED
+
+    def read(self, edge: tuple[str, str, str], metadata: dict[str, Any]) -> View | None:
+        """A payload; None if it is not there, or not the one that the metadata mean. Consumes it if they say so.
+
+        Raise SerializationError if the file is none of ours.
+        """
+        generation, segment = metadata.get("generation"), metadata.get("segment")
+        consume = bool(metadata.get("consume", True))
+        if not isinstance(generation, bytes):
+            generation = None
+        elif isinstance(segment, str) and (mapped := self._known.pop(segment, None)) is not None and mapped.is_ours():
+            view = self._enter_again(mapped, generation, consume)
+            if view is not None:
+                return view
+        return self._attach(key_digest(self._namespace, *edge), generation, consume)
+
+    def take_back(self, mapped: Mapped, size_bytes: int) -> None:
+        """Keep a segment that nobody views any more, or close it."""
+        known = self._known
+        kept = mapped.forget(size_bytes) and len(known) < self._keep
+        if not kept or known.setdefault(mapped.name, mapped) is not mapped:
+            mapped.close()
+        elif not self._keep:
+            # The reader was closed in this moment.
+            self._trim(0)
+
+    def close(self) -> None:
+        """Keep nothing from now on. What is viewed stays valid. Idempotent."""
+        self._keep = 0
+        self._trim(0)
+
+    def _trim(self, count: int) -> None:
+        while len(self._known) > count:
+            with contextlib.suppress(KeyError):
+                self._known.popitem(last=False)[1].close()
+
+    def _enter_again(self, mapped: Mapped, generation: bytes, consume: bool) -> View | None:
+        try:
+            fcntl.flock(mapped.descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            if mapped.is_whole():
+                magic, state, note, counted, size, _, _, _, _, found, digest = HEADER.unpack_from(mapped.map)
+                # The generation is this payload's alone: there is no need to compare the key as well.
+                right = magic == MAGIC and state == State.READY and note != CONSUMED and found == generation
+                if right and size <= len(mapped.map) - HEADER_BYTES:
+                    if consume:
+                        _claim(payload_path(self._directory, digest), mapped.descriptor)
+                    if consume or counted:
+                        _note(mapped.descriptor, consume)
+                    return self._view(mapped, size)
+        except (BlockingIOError, _MovedError):
+            pass
+        except BaseException:
+            mapped.close()
+            raise
+        mapped.close()
+        return None
+
+    def _view(self, mapped: Mapped, size_bytes: int) -> View:
+        view = View(size_bytes, np.uint8, mapped.map, HEADER_BYTES)
+        view.reader, view.locked, view.mapped = self, True, mapped
+        return view
+
+    def _attach(self, digest: bytes, generation: bytes | None, consume: bool) -> View | None:
+        self._trim(max(self._keep - 1, 0))
+        path = payload_path(self._directory, digest)
+        for _ in range(_TRIES):
+            try:
+                descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+            except FileNotFoundError:
+                return None
+            try:
+                mapped, size = _map(path, descriptor, digest, generation, consume)
+            except BaseException as error:
+                os.close(descriptor)
+                if isinstance(error, _AnotherError):
+                    return None
+                # Its owner writes the next payload into it: what the name means now is another segment, or nothing.
+                if not isinstance(error, BlockingIOError | _MovedError):
+                    raise
+            else:
+                return self._view(mapped, size)
+        return None
+
+
+def _map(path: str, descriptor: int, digest: bytes, generation: bytes | None, consume: bool) -> tuple[Mapped, int]:
+    fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    header, file_bytes = _check(path, descriptor)
+    if header.state is not State.READY or header.key_digest != digest:
+        raise _MovedError
+    if generation is not None and header.generation != generation:
+        raise _AnotherError
+    if consume:
+        _claim(path, descriptor)
+    _note(descriptor, consume)
+    return Mapped(segment_name(header.owner, header.number), descriptor, file_bytes), header.size_bytes
+
+
+def _note(descriptor: int, consumed: bool) -> None:
+    """Tell the owner that a reader was here, and whether it took the payload away."""
+    os.pwrite(descriptor, bytes([CONSUMED if consumed else FETCHED]), FETCHED_AT)
+
+
+class _AnotherError(Exception):
+    """The name means another payload than the one that is wanted."""
+
+
+class _MovedError(Exception):
+    """The name means another segment by now."""
+
+
+def _check(path: str, descriptor: int) -> tuple[Header, int]:
+    status = os.fstat(descriptor)
+    header = Header.parse(os.pread(descriptor, HEADER_BYTES, 0))
+    if status.st_uid != os.geteuid() or header is None or header.size_bytes > status.st_size - HEADER_BYTES:
+        # A segment that is given up in this moment is cut down, and its name is gone already.
+        if status.st_nlink == 0:
+            raise _MovedError
+        raise SerializationError(f"{path} is no hand-off")
+    return header, status.st_size
+
+
+def _claim(path: str, descriptor: int) -> None:
+    header = Header.parse(os.pread(descriptor, HEADER_BYTES, 0))
+    if header is None:
+        raise _MovedError
+    claimed = Path(claim_path(path, me(), next(_claims)))
+    try:
+        Path(path).rename(claimed)
+    except FileNotFoundError:
+        raise _MovedError from None
+    found, mine = claimed.stat(), os.fstat(descriptor)
+    if (found.st_ino, found.st_dev) != (mine.st_ino, mine.st_dev):
+        _put_back(claimed, path)
+        raise _MovedError
+    if header.owner.is_dead():
+        claimed.unlink()
+    else:
+        home = claimed.rename(home_path(str(claimed.parent), header.owner, header.number))
+        if _state(descriptor) is State.GONE:
+            home.unlink(missing_ok=True)
+
+
+def _put_back(claimed: Path, path: str) -> None:
+    """Another payload of that name came in between: it has it again, unless there is yet another one, or it is over."""
+    descriptor = os.open(claimed, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        if _state(descriptor) is State.READY:
+            with contextlib.suppress(FileExistsError):
+                os.link(claimed, path)
+        claimed.unlink()
+        # Its owner may have looked for its names before it had this one again.
+        if _state(descriptor) is not State.READY:
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(Path(path).stat(), os.fstat(descriptor)):
+                    Path(path).unlink()
+    finally:
+        os.close(descriptor)
+
+
+def _state(descriptor: int) -> State | None:
+    found = os.pread(descriptor, 1, STATE_AT)
+    return State(found[0]) if found and found[0] in set(State) else None

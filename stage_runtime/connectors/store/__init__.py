@@ -1,0 +1,1 @@
+"""The in-process and shared-memory stores that connectors are built on."""

@@ -1,0 +1,129 @@
+"""What all connectors share whose producer keeps the hand-offs itself."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from abc import abstractmethod
+from typing import Any, ClassVar
+
+from omni_discovery.errors import ConfigError
+from stage_runtime.config import SerializationError
+from stage_runtime.connectors.base import OmniConnectorBase
+from stage_runtime.connectors.serialization import deserialize, serialize_parts
+from stage_runtime.connectors.settings import check_known, number
+from stage_runtime.connectors.store.memory import Lent, Loan
+from stage_runtime.connectors.store.store import Kept, Store
+
+logger = logging.getLogger(__name__)
+
+
+class StoringConnector(OmniConnectorBase):
+    """Hand-offs below ``shm_threshold_bytes`` travel inside the metadata; larger ones wait in a store."""
+
+    #: The names that ``extra`` may hold.
+    known_settings: ClassVar[frozenset[str]]
+
+    def __init__(self, config: dict[str, Any] | None = None) -> None:
+        self.config = dict(config or {})
+        check_known(type(self).__name__, self.config, self.known_settings)
+        self.stage_id = self.config.get("stage_id", -1)
+        self.device = self.config.get("device", "cpu")
+        self.threshold = int(number(self.config, "shm_threshold_bytes", 65536))
+        self.namespace = str(self.config.get("namespace", ""))
+        self._lock = threading.Lock()
+        self._lent = Lent()
+        self._puts = self._gets = self._failures = 0
+        self._store = self._make_store()
+
+    @abstractmethod
+    def _make_store(self) -> Store:
+        """Where ``put`` keeps hand-offs."""
+
+    @abstractmethod
+    def _describe(self, kept: Kept) -> dict[str, Any]:
+        """The metadata by which ``_fetch`` finds a stored hand-off. Raise OSError if there can be none."""
+
+    @abstractmethod
+    def _fetch(self, edge: tuple[str, str, str], metadata: dict[str, Any]) -> tuple[Loan, Any] | None:
+        """The memory that a stored hand-off lies in and what ``_open`` takes; None if it is not there."""
+
+    def _open(self, content: Any) -> Any:
+        """The object in what ``_fetch`` found."""
+        return deserialize(content)
+
+    def put(self, from_stage: str, to_stage: str, put_key: str, data: Any) -> tuple[bool, int, dict[str, Any] | None]:
+        """See OmniConnectorBase. Never raises: what can't be stored comes back as ``(False, 0, None)``.
+
+        That is also the answer, at once, to what goes beyond the edge's limits: only the caller can make room.
+        """
+        try:
+            parts = serialize_parts(data)
+            size_bytes = sum(map(len, parts))
+            if size_bytes < self.threshold:
+                metadata: dict[str, Any] = {"inline": b"".join(parts)}
+            else:
+                kept = self._store.put((from_stage, to_stage, put_key), parts, size_bytes)
+                metadata = self._described(kept)
+        except (OSError, ConfigError, SerializationError) as error:
+            return self._failed(from_stage, to_stage, error)
+        with self._lock:
+            self._puts += 1
+        return True, size_bytes, metadata
+
+    def _failed(self, from_stage: str, to_stage: str, error: Exception) -> tuple[bool, int, None]:
+        with self._lock:
+            self._failures += 1
+            self.last_error = f"{type(error).__name__}: {error}"
+        logger.warning("connector.put_failed from=%s to=%s reason=%s", from_stage, to_stage, error)
+        return False, 0, None
+
+    def _described(self, kept: Kept) -> dict[str, Any]:
+        try:
+            return self._describe(kept)
+        except BaseException:
+            self._store.discard(kept)
+            raise
+
+    def get(
+        self, from_stage: str, to_stage: str, get_key: str, metadata: dict[str, Any] | None = None
+    ) -> tuple[Any, int] | None:
+        """See OmniConnectorBase."""
+        metadata = metadata or {}
+        inline = metadata.get("inline")
+        if isinstance(inline, bytes):
+            got = deserialize(inline), len(inline)
+        else:
+            fetched = self._fetch((from_stage, to_stage, get_key), metadata)
+            if fetched is None:
+                return None
+            loan, content = fetched
+            got = self._open(content), len(content)
+            self._lent.note(got[0], loan)
+        with self._lock:
+            self._gets += 1
+        return got
+
+    def release(self, obj: Any) -> None:
+        """See OmniConnectorBase."""
+        self._lent.release(obj)
+
+    def cleanup(self, request_id: str) -> None:
+        """Drop what was put under the request's id, or under a key that starts or ends with it and an underscore."""
+        self._store.cleanup(request_id)
+
+    def health(self) -> dict[str, Any]:
+        """See OmniConnectorBase. ``pending`` counts what is stored, ``lent`` the fetched objects that still live."""
+        with self._lock:
+            counts = {"puts": self._puts, "gets": self._gets, "failures": self._failures}
+        return {
+            "status": "healthy",
+            **counts,
+            **self._store.counts(),
+            "lent": len(self._lent),
+            "last_error": self.last_error,
+        }
+
+    def close(self) -> None:
+        """Drop what nobody fetched. What was fetched stays valid."""
+        self._store.close()

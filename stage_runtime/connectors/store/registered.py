@@ -1,0 +1,346 @@
+"""One region of memory that a transfer library may read and write, cut into blocks that are counted by reference.
+
+A block goes back when the last of its holders lets go: the store that offers it, each reader under way, and whoever
+holds a ``ManagedBuffer`` or an object that lies in it. So one sender may serve any number of receivers.
+
+Hand-offs of a store in a region that a transfer library reads.
+
+Which parts of a region of memory are taken.
+"""
+
+from __future__ import annotations
+
+import bisect
+import errno
+import os
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from omni_discovery.errors import ConfigError
+from stage_runtime.connectors import serialization
+from stage_runtime.connectors.serialization import Buffer
+from stage_runtime.connectors.store.memory import PooledBuffer
+
+_ALIGNMENT: Final = 4096
+
+
+class BufferAllocator:
+    """Offsets in a region of ``size_bytes``: first fit, free neighbours are joined. Not for several threads."""
+
+    def __init__(self, size_bytes: int) -> None:
+        #: Free stretches as (offset, size), by offset; no two of them touch.
+        self._free = [(0, size_bytes)]
+
+    def allocate(self, size_bytes: int) -> tuple[int, int] | None:
+        """Offset and size of a block for so many bytes; None if no stretch is that long."""
+        wanted = max(-(-size_bytes // _ALIGNMENT), 1) * _ALIGNMENT
+        for position, (offset, size) in enumerate(self._free):
+            if size >= wanted:
+                self._free[position : position + 1] = [(offset + wanted, size - wanted)] if size > wanted else []
+                return offset, wanted
+        return None
+
+    def free(self, offset: int, size_bytes: int) -> None:
+        """Take a block back that ``allocate`` gave."""
+        position = bisect.bisect(self._free, (offset, 0))
+        start, end = offset, offset + size_bytes
+        following = position
+        if position and sum(self._free[position - 1]) == start:
+            position -= 1
+            start = self._free[position][0]
+        if following < len(self._free) and self._free[following][0] == end:
+            end += self._free[following][1]
+            following += 1
+        self._free[position:following] = [(start, end - start)]
+
+    @property
+    def free_bytes(self) -> int:
+        """All that is free, in however many stretches."""
+        return sum(size for _, size in self._free)
+
+
+#: What stands before the content of each block: by it a reader knows that it read what it was offered.
+STAMP_BYTES: Final = 64
+_CHANCE_BYTES: Final = 32
+
+
+def flat_tensor(content: serialization.Buffer) -> Any:
+    """A copy of bytes as a tensor of uint8."""
+    import torch
+
+    return torch.frombuffer(bytearray(content), dtype=torch.uint8) if len(content) else torch.empty(0).byte()
+
+
+class Block:
+    """A part of a pool: a stamp, then the content. Made by the pool with one holder."""
+
+    def __init__(self, offset: int, size_bytes: int) -> None:
+        self.offset = offset
+        self.size_bytes = size_bytes
+        self.start = offset + STAMP_BYTES
+        self.stamp = b""
+        #: Owned by the pool.
+        self.holders = 1
+
+
+class ManagedPool:
+    """The region: pinned CPU memory where there is a GPU, plain CPU memory where not, or memory of a GPU."""
+
+    def __init__(self, size_bytes: int, device: str = "cpu") -> None:
+        import torch
+
+        try:
+            pinned = device == "cpu" and torch.cuda.is_available()
+            self.tensor = torch.empty(size_bytes, dtype=torch.uint8, device=device, pin_memory=pinned)
+        except (RuntimeError, AssertionError) as error:
+            raise ConfigError(f"memory_pool_size {size_bytes} on {device!r} can't be had: {error}") from error
+        self.address: int = self.tensor.data_ptr()
+        self.size_bytes = size_bytes
+        self.is_host = self.tensor.is_cpu
+        self.allocator = BufferAllocator(size_bytes)
+        #: The most blocks there were at one time.
+        self.made = 0
+        self._array = self.tensor.numpy() if self.is_host else np.empty(0, np.uint8)
+        self._lock = threading.Lock()
+        self._held = 0
+        #: Holders that let go. The garbage collector may add to it at any moment, so that takes no lock.
+        self._let_go: deque[Block] = deque()
+
+    def allocate(self, size_bytes: int) -> Block:
+        """A block for so many bytes. Raise OSError if there is none."""
+        with self._lock:
+            self._collect()
+            found = self.allocator.allocate(STAMP_BYTES + size_bytes)
+            if found is None:
+                raise OSError(
+                    errno.ENOBUFS,
+                    f"{size_bytes} bytes do not fit into the pool, {self.allocator.free_bytes} of {self.size_bytes} "
+                    "are free: raise memory_pool_size, or release what was fetched sooner",
+                )
+            self._held += 1
+            self.made = max(self.made, self._held)
+        block = Block(*found)
+        self.stamp(block)
+        return block
+
+    def stamp(self, block: Block) -> None:
+        """Give a block a stamp that no other has."""
+        block.stamp = os.urandom(_CHANCE_BYTES).ljust(STAMP_BYTES, b"\0")
+        self._copy(block.offset, block.stamp)
+
+    def has_stamp(self, block: Block, stamp: bytes) -> bool:
+        """Whether that stamp is what stands before the content."""
+        found: bytes = self.tensor[block.offset : block.start].cpu().numpy().tobytes()
+        return found == stamp
+
+    def retain(self, block: Block) -> None:
+        """One holder more."""
+        with self._lock:
+            block.holders += 1
+
+    def let_go(self, block: Block) -> None:
+        """One holder less."""
+        self._let_go.append(block)
+
+    def view(self, block: Block, size_bytes: int) -> PooledBuffer:
+        """The block's first bytes as an array that is a holder from now on, in place of the caller."""
+        if self.is_host:
+            buffer = self._array[block.start : block.start + size_bytes].view(PooledBuffer)
+            buffer.give_back = weakref.finalize(buffer, self.let_go, block)
+        else:
+            buffer = self.slice(block, size_bytes).cpu().numpy().view(PooledBuffer)
+            self.let_go(block)
+            buffer.give_back = weakref.finalize(buffer, int)
+        buffer.give_back.atexit = False
+        return buffer
+
+    def slice(self, block: Block, size_bytes: int) -> Any:
+        """The block's first bytes as a tensor, which holds nothing."""
+        return self.tensor[block.start : block.start + size_bytes]
+
+    def write(self, block: Block, parts: Sequence[serialization.Buffer]) -> None:
+        """Fill a block with parts, one behind the other."""
+        place = block.start
+        for part in parts:
+            self._copy(place, part)
+            place += len(part)
+
+    @property
+    def free_bytes(self) -> int:
+        """What is free."""
+        with self._lock:
+            self._collect()
+            return self.allocator.free_bytes
+
+    def _copy(self, place: int, part: serialization.Buffer) -> None:
+        if not len(part):
+            return
+        if self.is_host:
+            np.copyto(self._array[place : place + len(part)], np.frombuffer(part, np.uint8))
+        else:
+            self.tensor[place : place + len(part)].copy_(flat_tensor(part))
+
+    def _collect(self) -> None:
+        while self._let_go:
+            block = self._let_go.popleft()
+            block.holders -= 1
+            if not block.holders:
+                self._held -= 1
+                self.allocator.free(block.offset, block.size_bytes)
+
+
+class ManagedBuffer:
+    """A block that ``get`` filled, or that a producer fills before ``put``. ``release`` it when it is not needed."""
+
+    def __init__(self, pool: ManagedPool, block: Block, size_bytes: int) -> None:
+        self.pool = pool
+        self.block = block
+        self.size = size_bytes
+        self._give_back = weakref.finalize(self, pool.let_go, block)
+        self._give_back.atexit = False
+
+    @property
+    def tensor(self) -> Any:
+        """Its bytes, as a tensor of uint8 that lies in the pool. Raise ValueError after ``release``."""
+        if not self._give_back.alive:
+            raise ValueError("the buffer was released")
+        return self.pool.slice(self.block, self.size)
+
+    def as_tensor(self, dtype: Any, shape: Sequence[int]) -> Any:
+        """Its bytes as numbers. Raise ValueError if they are not as many."""
+        try:
+            return self.tensor.view(dtype).reshape(tuple(shape))
+        except RuntimeError as error:
+            raise ValueError(f"{self.size} bytes are no {dtype} of shape {tuple(shape)}") from error
+
+    def to_bytes(self) -> bytes:
+        """A copy of its bytes."""
+        content: bytes = self.tensor.cpu().numpy().tobytes()
+        return content
+
+    def __len__(self) -> int:
+        return self.size
+
+    def hand_on(self) -> Block:
+        """The block, of which the caller is a holder from now on in place of this buffer."""
+        if self._give_back.detach() is None:
+            raise ValueError("the buffer was released")
+        return self.block
+
+    def retain(self) -> ManagedBuffer:
+        """Another handle of the same bytes, with a ``release`` of its own."""
+        if not self._give_back.alive:
+            raise ValueError("the buffer was released")
+        self.pool.retain(self.block)
+        return ManagedBuffer(self.pool, self.block, self.size)
+
+    def release(self) -> None:
+        """Give the bytes back; tensors of them must not be used any more. Idempotent."""
+        self._give_back()
+
+    def let_go(self) -> None:
+        """As ``release``."""
+        self.release()
+
+    def __enter__(self) -> ManagedBuffer:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.release()
+
+
+class ManagedPiece:
+    """A hand-off of a store in a block. ``is_raw``: it is bytes or a tensor as they are, and no serialized object."""
+
+    path: str | None = None
+    name = ""
+    consumed = False
+
+    def __init__(self, pool: ManagedPool, block: Block, *, is_raw: bool = False) -> None:
+        self.pool = pool
+        self.block = block
+        self.is_raw = is_raw
+        self.pins = 0
+        self.fetched = False
+        self._give_back = weakref.finalize(self, pool.let_go, block)
+        self._give_back.atexit = False
+
+    @property
+    def address(self) -> int:
+        """Where its stamp begins, and behind that the hand-off."""
+        return self.pool.address + self.block.offset
+
+    def fill(self, parts: Sequence[Buffer], size_bytes: int, generation: bytes, key_digest: bytes) -> None:
+        """See Piece."""
+        self.pool.write(self.block, parts)
+
+    def publish(self, path: str) -> None:
+        """See Piece. Nobody finds it by a path."""
+
+    def hide(self) -> bool:
+        """See Piece."""
+        return True
+
+    def note_fetched(self) -> None:
+        """See Piece."""
+        self.fetched = True
+
+    def view(self, size_bytes: int) -> memoryview:
+        """See Piece."""
+        self.pool.retain(self.block)
+        return self.pool.view(self.block, size_bytes).payload()
+
+    def drop(self) -> None:
+        """See Piece. Who reads it now still holds it."""
+        self._give_back()
+
+
+class ManagedMemory:
+    """The pool as a store sees it; ``pool`` has it made when it is needed first."""
+
+    def __init__(self, pool: Callable[[], ManagedPool]) -> None:
+        self._pool = pool
+        self._lock = threading.Lock()
+        self._used: ManagedPool | None = None
+        #: Not wanted any more, but read by somebody right now.
+        self._leaving: list[ManagedPiece] = []
+
+    @property
+    def made(self) -> int:
+        """See Memory."""
+        return 0 if self._used is None else self._used.made
+
+    @property
+    def free_bytes(self) -> int:
+        """See Memory."""
+        self.trim()
+        return 0 if self._used is None else self._used.free_bytes
+
+    def take(self, size_bytes: int) -> ManagedPiece:
+        """See Memory."""
+        self.trim()
+        self._used = self._pool()
+        return ManagedPiece(self._used, self._used.allocate(size_bytes))
+
+    def give_back(self, segment: Any) -> None:
+        """See Memory. It stays until nobody reads it."""
+        with self._lock:
+            self._leaving.append(segment)
+        self.trim()
+
+    def trim(self) -> None:
+        """See Memory."""
+        with self._lock:
+            done = [piece for piece in self._leaving if not piece.pins]
+            self._leaving = [piece for piece in self._leaving if piece.pins]
+        for piece in done:
+            piece.drop()
+
+    def close(self) -> None:
+        """See Memory."""
+        self.trim()

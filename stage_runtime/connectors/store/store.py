@@ -1,0 +1,296 @@
+"""What a producer keeps for the stages behind it: payloads in segments, by edge and key.
+
+Each stays until ``cleanup``, ``close``, the end of its time to live, or a reader that consumed it.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from stage_runtime.connectors.errors import EdgeFullError
+from stage_runtime.connectors.serialization import Buffer
+from stage_runtime.connectors.store.layout import (
+    GENERATION_BYTES,
+    SWEEP_EVERY_S,
+    TOKEN_BYTES,
+    key_digest,
+    payload_path,
+    sweep,
+)
+from stage_runtime.connectors.store.memory import Memory, Piece
+from stage_runtime.connectors.store.segments import SegmentPool
+
+logger = logging.getLogger(__name__)
+
+_FULL: Final = {errno.ENOSPC, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EDQUOT}
+#: So many of the oldest payloads are looked at for ones that were consumed, at each put; all, when there is no room.
+_LOOKED_AT: Final = 4
+
+Edge = tuple[str, str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds of one edge at one producer; None is no bound.
+
+    ``window_size`` counts hand-offs that nobody has fetched yet, ``max_inflight`` those that were not cleaned up yet.
+    """
+
+    max_inflight_bytes: int
+    pool_bytes: int
+    ttl_s: float
+    window_size: int | None = None
+    max_inflight: int | None = None
+
+
+@dataclass(slots=True)
+class Kept:
+    """One payload. ``generation`` is new for each one; who shows ``token`` may fetch it over the network."""
+
+    edge: Edge
+    pool: Memory
+    segment: Piece
+    size_bytes: int
+    generation: bytes
+    token: bytes
+    put_at_s: float
+    #: Of the key, within its namespace and edge.
+    digest: bytes
+    #: Whether a reader that will consume it is fetching it now.
+    claimed: bool = False
+
+
+class Store:
+    """Used by any thread. With a directory, payloads are files there; ``in_memory`` takes what finds no room there.
+
+    With a ``memory`` of another kind they are there and nowhere else.
+    """
+
+    def __init__(
+        self,
+        namespace: str,
+        directory: Path | None,
+        limits: Limits,
+        *,
+        in_memory: bool,
+        clock: Callable[[], float] = time.monotonic,
+        memory: Memory | None = None,
+    ) -> None:
+        self._namespace = namespace
+        self._directory = directory
+        self._folder = str(directory)
+        self._limits = limits
+        self._clock = clock
+        self._pools: list[Memory] = []
+        if directory is not None:
+            self._pools.append(SegmentPool(directory, limits.pool_bytes, counted=limits.window_size is not None))
+        if memory is not None:
+            self._pools.append(memory)
+        if in_memory:
+            self._pools.append(SegmentPool(None, limits.pool_bytes))
+        self._lock = threading.Lock()
+        #: Oldest first.
+        self._kept: dict[Edge, Kept] = {}
+        self._by_generation: dict[bytes, Kept] = {}
+        #: What is kept and what is being written now.
+        self._count = 0
+        self._bytes = 0
+        self._closed = False
+        self._sweep_at_s = clock()
+        self.tidy()
+
+    def put(self, edge: Edge, parts: Sequence[Buffer], size_bytes: int, filled: Piece | None = None) -> Kept:
+        """Keep a payload. Raise EdgeFullError beyond the limits, OSError if there is no memory.
+
+        With ``filled``, a piece of the first memory, it lies there already; the store has that from then on.
+        """
+        self.tidy()
+        try:
+            self._reserve(edge, size_bytes)
+        except EdgeFullError:
+            self.tidy(len(self._kept))
+            self._reserve(edge, size_bytes)
+        chance = os.urandom(GENERATION_BYTES + TOKEN_BYTES)
+        generation, token = chance[:GENERATION_BYTES], chance[GENERATION_BYTES:]
+        digest = key_digest(self._namespace, *edge)
+        segment = filled
+        try:
+            pool = self._pools[0]
+            if segment is None:
+                pool, segment = self._fill(parts, size_bytes, generation, digest)
+            if pool is self._pools[0] and self._directory is not None:
+                segment.publish(payload_path(self._folder, digest))
+            kept = Kept(edge, pool, segment, size_bytes, generation, token, self._clock(), digest)
+            with self._lock:
+                if self._closed:
+                    raise EdgeFullError("the connector is closed")
+                before = self._pop(edge)
+                self._kept[edge] = self._by_generation[generation] = kept
+        except BaseException:
+            if segment is not None:
+                segment.drop()
+            with self._lock:
+                self._count -= 1
+                self._bytes -= size_bytes
+            raise
+        self._drop(before)
+        return kept
+
+    def cleanup(self, request_id: str) -> None:
+        """Drop what was put under a request's id, or under a key that starts or ends with it and an underscore."""
+        with self._lock:
+            found = [self._pop(edge) for edge in list(self._kept) if _belongs(edge[2], request_id)]
+        self._drop(*found)
+
+    def discard(self, kept: Kept) -> None:
+        """Drop one payload that nobody was told of."""
+        with self._lock:
+            found = self._pop(kept.edge) if self._kept.get(kept.edge) is kept else None
+        self._drop(found)
+
+    def generation_of(self, digest: bytes) -> bytes | None:
+        """The payload that is kept under the key with that digest; None if there is none."""
+        with self._lock:
+            return next((kept.generation for kept in self._kept.values() if kept.digest == digest), None)
+
+    def token_of(self, generation: bytes) -> bytes | None:
+        """What a consumer of that payload must show; None if it is gone."""
+        with self._lock:
+            kept = self._by_generation.get(generation)
+            return None if kept is None else kept.token
+
+    def pin(self, generation: bytes, *, claim: bool) -> Kept | None:
+        """A payload to be sent from where it lies, until ``unpin``; None if it is gone. A claim keeps others away."""
+        with self._lock:
+            kept = self._by_generation.get(generation)
+            if kept is None or kept.claimed or kept.segment.consumed:
+                return None
+            if claim and not kept.segment.hide():
+                return None
+            kept.claimed = claim
+            kept.segment.pins += 1
+            return kept
+
+    def unpin(self, kept: Kept, *, consumed: bool) -> None:
+        """The end of a ``pin``. A claim that was not consumed is given up."""
+        dropped = None
+        with self._lock:
+            kept.segment.pins -= 1
+            if self._by_generation.get(kept.generation) is not kept:
+                return
+            if consumed:
+                dropped = self._pop(kept.edge)
+            elif kept.claimed:
+                kept.claimed = False
+                self._show(kept)
+        self._drop(dropped)
+
+    def tidy(self, look_at: int = _LOOKED_AT) -> None:
+        """Drop what was consumed or is too old among the oldest, and what dead processes left."""
+        now_s = self._clock()
+        sweeps = self._directory is not None and now_s >= self._sweep_at_s
+        if not self._kept and not sweeps:
+            return
+        with self._lock:
+            oldest = [kept for _, kept in zip(range(look_at), self._kept.values(), strict=False)]
+            gone = [self._pop(kept.edge) for kept in oldest if self._is_over(kept, now_s)]
+            if sweeps:
+                self._sweep_at_s = now_s + SWEEP_EVERY_S
+        self._drop(*gone)
+        if sweeps and self._directory is not None:
+            sweep(self._directory)
+
+    def close(self) -> None:
+        """Drop everything. Idempotent."""
+        with self._lock:
+            self._closed = True
+            found = [self._pop(edge) for edge in list(self._kept)]
+        self._drop(*found)
+        for pool in self._pools:
+            pool.close()
+
+    def counts(self) -> dict[str, int]:
+        """What is kept, for ``health``."""
+        with self._lock:
+            pending = sum(not kept.segment.consumed for kept in self._kept.values())
+            return {
+                "pending": pending,
+                "inflight_bytes": self._bytes,
+                "pool_free_bytes": sum(pool.free_bytes for pool in self._pools),
+                "segments_made": sum(pool.made for pool in self._pools),
+            }
+
+    def _reserve(self, edge: Edge, size_bytes: int) -> None:
+        limits = self._limits
+        with self._lock:
+            # What the same key held before goes with this put.
+            before = self._kept.get(edge)
+            count = self._count - (before is not None)
+            held = self._bytes - (before.size_bytes if before else 0)
+            if limits.max_inflight is not None and count >= limits.max_inflight:
+                raise EdgeFullError(f"{count} hand-offs are in flight; max_inflight is {limits.max_inflight}")
+            if held + size_bytes > limits.max_inflight_bytes:
+                allowed = limits.max_inflight_bytes
+                raise EdgeFullError(f"{held} + {size_bytes} bytes in flight; max_inflight_bytes is {allowed}")
+            if limits.window_size is not None and count >= limits.window_size:
+                writing = self._count - len(self._kept)
+                waiting = writing + sum(not kept.segment.fetched for kept in self._kept.values() if kept is not before)
+                if waiting >= limits.window_size:
+                    raise EdgeFullError(f"{waiting} hand-offs wait to be fetched; window_size is {limits.window_size}")
+            self._count += 1
+            self._bytes += size_bytes
+
+    def _fill(self, parts: Sequence[Buffer], size_bytes: int, generation: bytes, digest: bytes) -> tuple[Memory, Piece]:
+        failure = OSError("no pool")
+        # Twice each: what a pool keeps for later payloads may be what this one lacks.
+        for pool in [pool for pool in self._pools for _ in range(2)]:
+            segment = None
+            try:
+                segment = pool.take(size_bytes)
+                segment.fill(parts, size_bytes, generation, digest)
+            except BaseException as error:
+                if segment is not None:
+                    segment.drop()
+                if not isinstance(error, OSError) or error.errno not in _FULL:
+                    raise
+                failure = error
+                pool.trim()
+            else:
+                return pool, segment
+        raise failure
+
+    def _is_over(self, kept: Kept, now_s: float) -> bool:
+        return kept.segment.consumed or (now_s - kept.put_at_s > self._limits.ttl_s and not kept.claimed)
+
+    def _show(self, kept: Kept) -> None:
+        if self._directory is not None and kept.pool is self._pools[0]:
+            try:
+                kept.segment.publish(payload_path(self._folder, kept.digest))
+            except OSError as error:
+                logger.warning("shm.republish_failed reason=%s", error)
+
+    def _pop(self, edge: Edge) -> Kept | None:
+        kept = self._kept.pop(edge, None)
+        if kept is not None:
+            del self._by_generation[kept.generation]
+            self._count -= 1
+            self._bytes -= kept.size_bytes
+        return kept
+
+    @staticmethod
+    def _drop(*dropped: Kept | None) -> None:
+        for kept in dropped:
+            if kept is not None:
+                kept.pool.give_back(kept.segment)
+
+
+def _belongs(key: str, request_id: str) -> bool:
+    return key == request_id or key.startswith(f"{request_id}_") or key.endswith(f"_{request_id}")

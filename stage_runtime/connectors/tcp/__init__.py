@@ -1,0 +1,1 @@
+"""TcpConnector: hand-offs between hosts, with a token for each transfer."""

@@ -1,0 +1,217 @@
+"""The consumer's side of TCP: one connection fetches one hand-off, straight into memory made for it."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+from stage_runtime.connectors.errors import TransferCancelledError, TransferError, TransferTimeoutError
+from stage_runtime.connectors.store.memory import PooledBuffer
+from stage_runtime.connectors.tcp.frames import ANSWER_BYTES, RECEIVED, Status, pack_request, parse_answer
+
+_CONNECT_TIMEOUT_S: Final = 5.0
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where a hand-off lies and what opens it."""
+
+    host: str
+    port: int
+    generation: bytes
+    token: bytes
+    size_bytes: int
+
+
+class Fetch:
+    """One fetch under way; other threads may cancel it."""
+
+    def __init__(self, key: str) -> None:
+        self.key = key
+        self._lock = threading.Lock()
+        self._socket: socket.socket | None = None
+        self._cancelled = False
+
+    def use(self, connection: socket.socket | None) -> None:
+        """Go on with that connection. Raise TransferCancelledError if it was cancelled."""
+        with self._lock:
+            self._socket = connection
+        self.check()
+
+    def check(self) -> None:
+        """Raise TransferCancelledError if it was cancelled."""
+        if self._cancelled:
+            raise TransferCancelledError("the fetch was cancelled")
+
+    def cancel(self) -> None:
+        """Have it end soon."""
+        with self._lock:
+            self._cancelled = True
+            if self._socket is not None:
+                # Below TLS: its own shutdown must not be called while another thread reads.
+                with contextlib.suppress(OSError):
+                    socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
+
+
+class Fetches:
+    """All fetches under way. Used by any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._fetches: set[Fetch] = set()
+        self._closed = False
+
+    @contextlib.contextmanager
+    def under_way(self, key: str) -> Iterator[Fetch]:
+        """A fetch from its begin to its end. Raise TransferCancelledError after ``close``."""
+        fetching = Fetch(key)
+        with self._lock:
+            if self._closed:
+                raise TransferCancelledError("the connector is closed")
+            self._fetches.add(fetching)
+        try:
+            yield fetching
+        finally:
+            with self._lock:
+                self._fetches.discard(fetching)
+
+    def cancel(self, key: str) -> None:
+        """End the fetches of a key."""
+        with self._lock:
+            found = [fetching for fetching in self._fetches if fetching.key == key]
+        for fetching in found:
+            fetching.cancel()
+
+    def close(self) -> None:
+        """End all, and any that begins later. Idempotent."""
+        with self._lock:
+            self._closed = True
+            found = list(self._fetches)
+        for fetching in found:
+            fetching.cancel()
+
+
+def fetch(
+    source: Source,
+    fetching: Fetch,
+    deadline_s: float,
+    *,
+    consume: bool,
+    tls: ssl.SSLContext | None,
+    memory: Callable[[int], PooledBuffer],
+) -> PooledBuffer | None:
+    """The hand-off's bytes; None if its producer has it no more. ``deadline_s`` is on the monotonic clock.
+
+    Raise TransferTimeoutError, TransferCancelledError or TransferError.
+    """
+    return converse(
+        (source.host, source.port),
+        fetching,
+        deadline_s,
+        tls,
+        lambda connection: _receive(connection, source, deadline_s, consume=consume, memory=memory),
+    )
+
+
+def converse(
+    address: tuple[str, int],
+    fetching: Fetch,
+    deadline_s: float,
+    tls: ssl.SSLContext | None,
+    talk: Callable[[socket.socket], T],
+) -> T:
+    """What comes of talking to a producer. Raise TransferTimeoutError, TransferCancelledError or TransferError."""
+    try:
+        with _connect(address, fetching, deadline_s) as plain:
+            if tls is None:
+                return talk(plain)
+            plain.settimeout(left_s(deadline_s))
+            with tls.wrap_socket(plain, do_handshake_on_connect=False) as secured:
+                fetching.use(secured)
+                secured.do_handshake()
+                return talk(secured)
+    except TransferError:
+        fetching.check()
+        raise
+    except OSError as error:
+        fetching.check()
+        where = f"{address[0]} port {address[1]}"
+        if isinstance(error, TimeoutError):
+            raise TransferTimeoutError(f"{where}: the hand-off did not come in time") from error
+        raise TransferError(f"{where}: {error}") from error
+    finally:
+        with contextlib.suppress(TransferCancelledError):
+            fetching.use(None)
+
+
+def _connect(where: tuple[str, int], fetching: Fetch, deadline_s: float) -> socket.socket:
+    failure: OSError = TransferError(f"{where[0]} is no address")
+    for family, kind, protocol, _, address in socket.getaddrinfo(*where, type=socket.SOCK_STREAM):
+        connection = socket.socket(family, kind, protocol)
+        try:
+            fetching.use(connection)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connection.settimeout(min(_CONNECT_TIMEOUT_S, left_s(deadline_s)))
+            connection.connect(address)
+            fetching.check()
+        except OSError as error:
+            connection.close()
+            if isinstance(error, TransferError):
+                raise
+            failure = error
+        else:
+            return connection
+    raise failure
+
+
+def _receive(
+    connection: socket.socket,
+    source: Source,
+    deadline_s: float,
+    *,
+    consume: bool,
+    memory: Callable[[int], PooledBuffer],
+) -> PooledBuffer | None:
+    connection.settimeout(left_s(deadline_s))
+    connection.sendall(pack_request(source.generation, source.token, consume=consume))
+    head = bytearray(ANSWER_BYTES)
+    receive_into(connection, memoryview(head), deadline_s)
+    answer = parse_answer(bytes(head))
+    if answer is None:
+        raise TransferError(f"{source.host} port {source.port} is no producer of hand-offs")
+    status, size_bytes = answer
+    if status is Status.GONE:
+        return None
+    if size_bytes != source.size_bytes:
+        raise TransferError(f"{size_bytes} bytes are offered, {source.size_bytes} were announced")
+    buffer = memory(size_bytes)
+    receive_into(connection, buffer.data, deadline_s)
+    if consume:
+        connection.sendall(RECEIVED)
+    return buffer
+
+
+def receive_into(connection: socket.socket, target: memoryview, deadline_s: float) -> None:
+    """Fill ``target`` from a connection. Raise TransferError if the other side hangs up, TransferTimeoutError."""
+    place = 0
+    while place < len(target):
+        connection.settimeout(left_s(deadline_s))
+        received = connection.recv_into(target[place:])
+        if not received:
+            raise TransferError(f"the producer hung up after {place} of {len(target)} bytes")
+        place += received
+
+
+def left_s(deadline_s: float) -> float:
+    """How long it is to a moment on the monotonic clock. Raise TransferTimeoutError if it has passed."""
+    left = deadline_s - time.monotonic()
+    if left <= 0:
+        raise TransferTimeoutError("the deadline has passed")
+    return left

@@ -1,0 +1,209 @@
+"""Plain sockets between the stages of different hosts, with nothing to install.
+
+TLS between connectors: both sides show a certificate of the same authority.
+
+Names in certificates are not looked at: hosts come and go, and only this deployment's authority is believed at all.
+"""
+
+from __future__ import annotations
+
+import ssl
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from omni_discovery.errors import ConfigError
+from stage_runtime.connectors.errors import TransferCancelledError, TransferError
+from stage_runtime.connectors.settings import COMMON, limits_of, number
+from stage_runtime.connectors.store.connector import StoringConnector
+from stage_runtime.connectors.store.memory import Loan, PooledBuffer, ReceivePool
+from stage_runtime.connectors.store.store import Kept, Store
+from stage_runtime.connectors.tcp.client import Fetches, Source, fetch
+from stage_runtime.connectors.tcp.server import PayloadServer, ServerLimits
+
+
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """The two sides' contexts."""
+
+    server: ssl.SSLContext
+    client: ssl.SSLContext
+
+
+def load_tls(settings: Any) -> Tls | None:
+    """Contexts from the paths ``cert``, ``key`` and ``ca``; None without settings. Raise ConfigError."""
+    if not settings:
+        return None
+    if not isinstance(settings, Mapping) or set(settings) != {"cert", "key", "ca"}:
+        raise ConfigError(f"tls needs exactly the paths 'cert', 'key' and 'ca', not {settings!r}")
+    server, client = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    client.check_hostname = False
+    for context in (server, client):
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        context.verify_mode = ssl.CERT_REQUIRED
+        try:
+            context.load_cert_chain(settings["cert"], settings["key"])
+            context.load_verify_locations(settings["ca"])
+        except (OSError, TypeError) as error:
+            raise ConfigError(f"tls: {error}") from error
+    return Tls(server, client)
+
+
+TCP_SETTINGS: Final = frozenset(
+    {
+        "advertise_host",
+        "bind_host",
+        "max_connections",
+        "request_timeout_s",
+        "stall_timeout_s",
+        "timeout_s",
+        "tls",
+    }
+)
+_TIMEOUT_S: Final = 30.0
+_LOOPBACK: Final = "127.0.0.1"
+
+
+class TcpEnd:
+    """What a connector needs of TCP, on either side: it listens from the first hand-off on that it offers."""
+
+    def __init__(self, config: dict[str, Any], store: Store) -> None:
+        self._store = store
+        self._advertise_host = str(config.get("advertise_host", "")).strip("[]")
+        self._bind_host = str(config.get("bind_host", "")).strip("[]")
+        if not self._bind_host:
+            # Who names an address for others may mean one that this machine does not have itself.
+            everywhere = "::" if ":" in self._advertise_host else "0.0.0.0"  # noqa: S104
+            self._bind_host = everywhere if self._advertise_host else _LOOPBACK
+        self._advertise_host = self._advertise_host or _LOOPBACK
+        self._timeout_s = number(config, "timeout_s", _TIMEOUT_S)
+        self._tls = load_tls(config.get("tls"))
+        usual = ServerLimits()
+        self._limits = replace(
+            usual,
+            max_connections=int(number(config, "max_connections", usual.max_connections, 1)),
+            request_timeout_s=number(config, "request_timeout_s", usual.request_timeout_s),
+            stall_timeout_s=number(config, "stall_timeout_s", usual.stall_timeout_s),
+        )
+        self._memory = ReceivePool(limits_of(config, None).pool_bytes)
+        self._fetches = Fetches()
+        self._lock = threading.Lock()
+        self._server: PayloadServer | None = None
+        self._closed = False
+
+    def offer(self, kept: Kept) -> dict[str, Any]:
+        """The metadata by which others fetch it. Raise OSError if this machine can't listen."""
+        host, port = self.listen()
+        return {
+            "source_host": host,
+            "source_port": port,
+            "data_size": kept.size_bytes,
+            "generation": kept.generation,
+            "token": kept.token,
+            "tls": self._tls is not None,
+        }
+
+    def listen(self) -> tuple[str, int]:
+        """Where others reach this producer, from now on. Raise OSError if this machine can't listen."""
+        with self._lock:
+            if self._closed:
+                raise TransferCancelledError("the connector is closed")
+            if self._server is None or not self._server.alive:
+                self._server = self._make_server(None if self._tls is None else self._tls.server)
+            return self._advertise_host, self._server.port
+
+    def _make_server(self, tls: ssl.SSLContext | None) -> PayloadServer:
+        return PayloadServer(self._bind_host, self._store, tls, self._limits)
+
+    def fetch(self, key: str, metadata: dict[str, Any]) -> PooledBuffer | None:
+        """The bytes of what another process offers; None if nothing is offered. Raise TransferError."""
+        source = source_of(metadata)
+        if source is None:
+            return None
+        self._check_tls(metadata)
+        with self._fetches.under_way(key) as fetching:
+            return fetch(
+                source,
+                fetching,
+                self._deadline_s(metadata),
+                consume=bool(metadata.get("consume", True)),
+                tls=None if self._tls is None else self._tls.client,
+                memory=self._memory.take,
+            )
+
+    def _check_tls(self, metadata: dict[str, Any]) -> None:
+        if bool(metadata.get("tls")) != (self._tls is not None):
+            raise TransferError("one side of the edge has TLS and the other has not")
+
+    def _deadline_s(self, metadata: dict[str, Any]) -> float:
+        timeout_s = metadata.get("timeout_s", self._timeout_s)
+        return time.monotonic() + (timeout_s if isinstance(timeout_s, int | float) else self._timeout_s)
+
+    def cancel(self, key: str) -> None:
+        """End the fetches of a key."""
+        self._fetches.cancel(key)
+
+    def counts(self) -> dict[str, Any]:
+        """What the server saw, for ``health``."""
+        server = self._server
+        return {
+            "receive_free_bytes": self._memory.free_bytes,
+            "transfers": {} if server is None else dict(server.counts),
+        }
+
+    def close(self) -> None:
+        """End what is under way, on both sides. Idempotent."""
+        self._fetches.close()
+        with self._lock:
+            self._closed = True
+            server = self._server
+        if server is not None:
+            server.close()
+        self._memory.close()
+
+
+def source_of(metadata: dict[str, Any]) -> Source | None:
+    """Where a hand-off lies, as ``offer`` said it; None if the metadata does not say all of it."""
+    wanted = {"source_host": str, "source_port": int, "generation": bytes, "token": bytes, "data_size": int}
+    if any(not isinstance(metadata.get(name), kind) for name, kind in wanted.items()):
+        return None
+    return Source(*(metadata[name] for name in wanted))
+
+
+class TcpConnector(StoringConnector):
+    """Hand-offs below ``shm_threshold_bytes`` travel inside the metadata; larger ones are fetched from their producer.
+
+    Each needs a token of its own, which is in the metadata; without the metadata of ``put`` nothing is found.
+    ``get`` consumes what it returns, unless the metadata says ``consume: False``.
+    """
+
+    known_settings = COMMON | TCP_SETTINGS
+
+    def __init__(self, config: dict[str, Any] | None = None) -> None:
+        super().__init__(config)
+        self._tcp = TcpEnd(self.config, self._store)
+
+    def _make_store(self) -> Store:
+        return Store(self.namespace, None, limits_of(self.config, None), in_memory=True)
+
+    def _describe(self, kept: Kept) -> dict[str, Any]:
+        return self._tcp.offer(kept)
+
+    def _fetch(self, edge: tuple[str, str, str], metadata: dict[str, Any]) -> tuple[Loan, memoryview] | None:
+        buffer = self._tcp.fetch(edge[2], metadata)
+        return None if buffer is None else (buffer, buffer.payload())
+
+    def cancel(self, get_key: str) -> None:
+        """See OmniConnectorBase."""
+        self._tcp.cancel(get_key)
+
+    def health(self) -> dict[str, Any]:
+        """See OmniConnectorBase."""
+        return {**super().health(), **self._tcp.counts()}
+
+    def close(self) -> None:
+        """See OmniConnectorBase."""
+        self._tcp.close()
+        super().close()

@@ -1,0 +1,58 @@
+"""What is said on a connection that fetches one hand-off. All numbers are little-endian.
+
+    consumer: magic, whether it consumes, the hand-off's generation, its token              64 bytes
+    producer: magic, status, size of what follows                                           24 bytes
+    producer: the hand-off                                                                  size bytes
+    consumer, only where it consumes: one byte, once all has come
+
+A wrong token, or anything that is no request, is answered by closing the connection.
+"""
+
+from __future__ import annotations
+
+import struct
+from enum import IntEnum
+from typing import Final
+
+from stage_runtime.connectors.store.layout import GENERATION_BYTES, TOKEN_BYTES
+
+RECEIVED: Final = b"\x06"
+
+_REQUEST: Final = struct.Struct(f"<8sB7x{GENERATION_BYTES}s{TOKEN_BYTES}s")
+_ANSWER: Final = struct.Struct("<8sB7xQ")
+_ASKS: Final = b"OMNIGET1"
+_SAYS: Final = b"OMNIGOT1"
+
+REQUEST_BYTES: Final = _REQUEST.size
+ANSWER_BYTES: Final = _ANSWER.size
+
+
+class Status(IntEnum):
+    """Whether the hand-off follows."""
+
+    HERE = 0
+    GONE = 1
+
+
+def pack_request(generation: bytes, token: bytes, *, consume: bool) -> bytes:
+    """A request."""
+    return _REQUEST.pack(_ASKS, consume, generation, token)
+
+
+def parse_request(content: bytes) -> tuple[bytes, bytes, bool] | None:
+    """Generation, token and whether it consumes; None for what is no request."""
+    magic, consume, generation, token = _REQUEST.unpack(content)
+    return (generation, token, bool(consume)) if magic == _ASKS and consume in (0, 1) else None
+
+
+def pack_answer(status: Status, size_bytes: int) -> bytes:
+    """What comes before the hand-off."""
+    return _ANSWER.pack(_SAYS, status, size_bytes)
+
+
+def parse_answer(content: bytes) -> tuple[Status, int] | None:
+    """Status and size; None for what is no answer."""
+    magic, status, size_bytes = _ANSWER.unpack(content)
+    if magic != _SAYS or status not in Status.__members__.values():
+        return None
+    return Status(status), size_bytes

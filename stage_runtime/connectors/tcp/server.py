@@ -1,0 +1,257 @@
+"""The producer's side of TCP: one thread that sends hand-offs from where they lie to whoever shows their tokens.
+
+Nobody who connects can cost much: connections are bounded in number and in time, requests have one length, and what is
+not a request with the right token is closed without an answer and counted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import logging
+import secrets
+import selectors
+import socket
+import ssl
+import threading
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Final
+
+from stage_runtime.connectors.store.layout import TOKEN_BYTES
+from stage_runtime.connectors.store.store import Kept, Store
+from stage_runtime.connectors.tcp.frames import RECEIVED, REQUEST_BYTES, Status, pack_answer, parse_request
+
+logger = logging.getLogger(__name__)
+
+_BACKLOG: Final = 128
+_LOOK_EVERY_S: Final = 0.25
+#: So much is handed to the kernel at once; others get their turn in between.
+_PIECE_BYTES: Final = 4 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class ServerLimits:
+    """``request_timeout_s`` bounds the time to a whole request; a transfer must go at ``least_rate`` on the whole."""
+
+    max_connections: int = 128
+    request_timeout_s: float = 5.0
+    stall_timeout_s: float = 10.0
+    least_rate_bytes_per_s: float = 1e6
+
+
+@dataclass(slots=True)
+class Connection:
+    """One consumer. Owned by the server's thread."""
+
+    socket: socket.socket
+    #: Closed when this moment passes.
+    deadline_s: float
+    #: The latest end of the whole transfer.
+    end_s: float = float("inf")
+    greeting: bool = False
+    asked: bytearray = field(default_factory=bytearray)
+    kept: Kept | None = None
+    consume: bool = False
+    #: What is still to be sent, and the whole that it is a part of.
+    left: list[memoryview] = field(default_factory=list)
+    sent: bool = False
+
+
+class PayloadServer:
+    """Listens until ``close``, on a port of the kernel's choice unless one is given. Raise OSError if it can't."""
+
+    def __init__(
+        self, host: str, store: Store, tls: ssl.SSLContext | None, limits: ServerLimits, port: int = 0
+    ) -> None:
+        self._store = store
+        self._tls = tls
+        self._limits = limits
+        self._unknown_token = secrets.token_bytes(TOKEN_BYTES)
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        dual = family == socket.AF_INET6 and host == "::" and socket.has_dualstack_ipv6()
+        self._listener = socket.create_server((host, port), family=family, backlog=_BACKLOG, dualstack_ipv6=dual)
+        self._listener.setblocking(False)
+        self.port: int = self._listener.getsockname()[1]
+        self._wake, self._woken = socket.socketpair()
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._listener, selectors.EVENT_READ)
+        self._selector.register(self._woken, selectors.EVENT_READ)
+        #: Owned by the thread.
+        self._connections: dict[socket.socket, Connection] = {}
+        #: What happened, by kind.
+        self.counts: Counter[str] = Counter()
+        self._thread = threading.Thread(target=self._run, name="payload-server", daemon=True)
+        self._thread.start()
+
+    @property
+    def alive(self) -> bool:
+        """Whether its thread runs."""
+        return self._thread.is_alive()
+
+    def close(self) -> None:
+        """End all connections and the thread. Idempotent."""
+        with contextlib.suppress(OSError):
+            self._wake.send(b"x")
+        self._thread.join()
+        self._wake.close()
+
+    def _run(self) -> None:
+        look_at_s = 0.0
+        while True:
+            for key, _ in self._selector.select(_LOOK_EVERY_S if self._connections else None):
+                if key.fileobj is self._woken:
+                    self._end()
+                    return
+                if key.fileobj is self._listener:
+                    self._accept()
+                elif isinstance(key.fileobj, socket.socket):
+                    self._serve(self._connections[key.fileobj])
+            now_s = time.monotonic()
+            if now_s >= look_at_s:
+                look_at_s = now_s + _LOOK_EVERY_S
+                for connection in [one for one in self._connections.values() if now_s > one.deadline_s]:
+                    self._close(connection, "timed_out")
+
+    def _end(self) -> None:
+        for connection in list(self._connections.values()):
+            self._close(connection, "closed")
+        for one in (self._listener, self._woken):
+            one.close()
+        self._selector.close()
+
+    def _accept(self) -> None:
+        try:
+            accepted, _ = self._listener.accept()
+        except OSError as error:
+            # Out of descriptors, or it hung up already. What can't be accepted must not spin the loop.
+            if not isinstance(error, BlockingIOError | ConnectionError):
+                time.sleep(0.01)
+            return
+        if len(self._connections) >= self._limits.max_connections:
+            self.counts["refused_full"] += 1
+            accepted.close()
+            return
+        try:
+            accepted.setblocking(False)
+            accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if self._tls is not None:
+                accepted = self._tls.wrap_socket(accepted, server_side=True, do_handshake_on_connect=False)
+        except OSError:
+            accepted.close()
+            return
+        deadline_s = time.monotonic() + self._limits.request_timeout_s
+        self._connections[accepted] = Connection(accepted, deadline_s, greeting=self._tls is not None)
+        self._selector.register(accepted, selectors.EVENT_READ)
+
+    def _serve(self, connection: Connection) -> None:
+        try:
+            self._go_on(connection)
+        except BlockingIOError:
+            self._wait_for(connection, selectors.EVENT_WRITE if connection.left else selectors.EVENT_READ)
+        except ssl.SSLWantReadError:
+            self._wait_for(connection, selectors.EVENT_READ)
+        except ssl.SSLWantWriteError:
+            self._wait_for(connection, selectors.EVENT_WRITE)
+        except (OSError, ssl.SSLError) as error:
+            logger.info("transfer.broken reason=%s", error)
+            self._close(connection, "broken")
+
+    def _go_on(self, connection: Connection) -> None:
+        if connection.greeting:
+            assert isinstance(connection.socket, ssl.SSLSocket)  # noqa: S101 - for the type checker
+            connection.socket.do_handshake()
+            connection.greeting = False
+        if not connection.sent and not connection.left:
+            self._read_request(connection)
+        elif connection.left:
+            self._send(connection)
+        else:
+            self._answered(connection, connection.socket.recv(2))
+
+    def _read_request(self, connection: Connection) -> None:
+        while len(connection.asked) < REQUEST_BYTES:
+            received = connection.socket.recv(REQUEST_BYTES - len(connection.asked))
+            if not received:
+                self._close(connection, "refused_garbage")
+                return
+            connection.asked += received
+        parsed = parse_request(bytes(connection.asked))
+        if parsed is None:
+            self._close(connection, "refused_garbage")
+            return
+        self._answer(connection, *parsed)
+
+    def _answer(self, connection: Connection, generation: bytes, token: bytes, consume: bool) -> None:
+        # Compared before anything else, and also where there is nothing: an answer tells nobody which it was.
+        right = self._store.token_of(generation)
+        same = hmac.compare_digest(token, right or self._unknown_token)
+        if right is not None and not same:
+            logger.warning("transfer.refused reason=wrong-token")
+            self._close(connection, "refused_token")
+            return
+        connection.consume = consume
+        connection.kept = self._store.pin(generation, claim=consume) if right is not None else None
+        self._begin(connection)
+
+    def _begin(self, connection: Connection) -> None:
+        now_s = time.monotonic()
+        kept = connection.kept
+        if kept is None:
+            connection.left = [memoryview(pack_answer(Status.GONE, 0))]
+            connection.end_s = now_s + self._limits.request_timeout_s
+        else:
+            connection.left = [memoryview(pack_answer(Status.HERE, kept.size_bytes)), self._content(kept)]
+            duration_s = kept.size_bytes / self._limits.least_rate_bytes_per_s
+            connection.end_s = now_s + self._limits.stall_timeout_s + duration_s
+        connection.deadline_s = min(now_s + self._limits.stall_timeout_s, connection.end_s)
+        self._wait_for(connection, selectors.EVENT_WRITE)
+        self._send(connection)
+
+    def _send(self, connection: Connection) -> None:
+        piece = connection.left[0]
+        sent = connection.socket.send(piece[:_PIECE_BYTES])
+        connection.deadline_s = min(time.monotonic() + self._limits.stall_timeout_s, connection.end_s)
+        rest = piece[sent:]
+        piece.release()
+        if rest:
+            connection.left[0] = rest
+            return
+        rest.release()
+        del connection.left[0]
+        if not connection.left:
+            connection.sent = True
+            self._all_sent(connection)
+
+    # What follows differs for those who take the hand-off by other means than this connection.
+
+    def _content(self, kept: Kept) -> memoryview:
+        """What goes behind the answer: the hand-off."""
+        return kept.segment.view(kept.size_bytes)
+
+    def _all_sent(self, connection: Connection) -> None:
+        if connection.kept is not None and connection.consume:
+            self._wait_for(connection, selectors.EVENT_READ)
+        else:
+            if connection.kept is not None:
+                connection.kept.segment.note_fetched()
+            self._close(connection, "sent" if connection.kept is not None else "gone")
+
+    def _answered(self, connection: Connection, answer: bytes) -> None:
+        self._close(connection, "sent" if answer == RECEIVED else "refused_garbage", consumed=answer == RECEIVED)
+
+    def _wait_for(self, connection: Connection, events: int) -> None:
+        if self._selector.get_key(connection.socket).events != events:
+            self._selector.modify(connection.socket, events)
+
+    def _close(self, connection: Connection, how: str, *, consumed: bool = False) -> None:
+        self.counts[how] += 1
+        self._selector.unregister(connection.socket)
+        del self._connections[connection.socket]
+        for piece in connection.left:
+            piece.release()
+        connection.left.clear()
+        connection.socket.close()
+        if connection.kept is not None:
+            self._store.unpin(connection.kept, consumed=consumed)

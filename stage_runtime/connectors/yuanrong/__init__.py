@@ -1,0 +1,1 @@
+"""Yuanrong's datasystem and transfer engine as connectors."""

@@ -1,0 +1,1 @@
+"""How the demo models were trained and measured; not part of the wheel."""

@@ -1,0 +1,1 @@
+"""The engine thread: one loop around one engine."""

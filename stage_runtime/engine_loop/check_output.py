@@ -1,0 +1,127 @@
+"""What an engine says of a request, looked at before it is believed. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import isnan
+from typing import Any, Final
+
+from omni_discovery.wire import MAX_LOGPROBS, FailureKind
+from stage_runtime.engine_loop.jobs import Piece
+from stage_runtime.engines.base import EngineOutput
+
+#: How many tokens of a prompt one piece tells of, always: what another attempt tells is cut at the same places. With
+#: ``MAX_LOGPROBS`` at each, that is about half a megabyte.
+PROMPT_PLACES: Final = 1024
+#: Longest text, in characters, that a stop reason may be.
+MAX_STOP_REASON: Final = 256
+
+#: What may be None, and else has to be this.
+_IF_THERE: Final = {
+    "image_png": bytes,
+    "audio_wav": bytes,
+    "pooled_npy": bytes,
+    "finish_reason": str,
+    "handoff": Mapping,
+    "handoff_piece": Mapping,
+}
+
+
+def flaw_of(output: Any) -> str:
+    """What keeps an EngineOutput from being used, whose fields may hold anything; empty if nothing does."""
+    if not isinstance(output.text, str):
+        return _wrong("text", output.text)
+    for name, kind in _IF_THERE.items():
+        value = getattr(output, name)
+        if value is not None and not isinstance(value, kind):
+            return _wrong(name, value)
+    flaw = _flaw_of_ids("token_ids", output.token_ids) or _flaw_of_ids("prompt_token_ids", output.prompt_token_ids)
+    flaw = flaw or _flaw_of_logprobs(output)
+    if flaw:
+        return flaw
+    has_more = output.usage or output.error is not None or output.stop_reason is not None
+    return _flaw_of_end(output) if has_more or not isinstance(output.usage, Mapping) else ""
+
+
+def _flaw_of_ids(name: str, token_ids: Any) -> str:
+    if not isinstance(token_ids, tuple | list):
+        return _wrong(name, token_ids)
+    for token_id in token_ids:
+        if type(token_id) is not int:
+            return _wrong(f"{name} with", token_id)
+    return ""
+
+
+def _flaw_of_end(output: Any) -> str:
+    usage, error = output.usage, output.error
+    if not isinstance(usage, Mapping):
+        return _wrong("usage", usage)
+    for name, count in usage.items():
+        if not isinstance(name, str) or type(count) is not int:
+            return _wrong(f"usage with {name!r} as", count)
+    stop_reason = output.stop_reason
+    is_word = isinstance(stop_reason, str) and len(stop_reason) <= MAX_STOP_REASON
+    if not (stop_reason is None or is_word or (type(stop_reason) is int and stop_reason >= 0)):
+        return _wrong("stop_reason", stop_reason)
+    if error is None:
+        return ""
+    is_pair = isinstance(error, tuple) and len(error) == 2
+    if not (is_pair and isinstance(error[0], FailureKind) and isinstance(error[1], str)):
+        return _wrong("error", error)
+    return ""
+
+
+def _flaw_of_logprobs(output: Any) -> str:
+    logprobs, of_prompt = output.logprobs, output.prompt_logprobs
+    if logprobs == () == of_prompt:
+        return ""
+    tokens = len(output.token_ids)
+    if isinstance(logprobs, tuple | list) and logprobs and len(logprobs) != tokens:
+        return f"the engine gave logprobs of {len(logprobs)} tokens where there are {tokens}"
+    return _flaw_of_places("logprobs", logprobs) or _flaw_of_places("prompt_logprobs", of_prompt)
+
+
+def _flaw_of_places(name: str, places: Any) -> str:
+    if not isinstance(places, tuple | list):
+        return _wrong(name, places)
+    for place in places:
+        if not isinstance(place, tuple | list) or not 1 <= len(place) <= MAX_LOGPROBS + 1:
+            return _wrong(f"{name} with", place)
+        for each in place:
+            if not _is_logprob(each):
+                return _wrong(f"{name} with", each)
+    return ""
+
+
+def _is_logprob(each: Any) -> bool:
+    if not isinstance(each, tuple | list) or len(each) != 4:
+        return False
+    token_id, logprob, rank, text = each
+    is_counted = type(token_id) is int and type(rank) is int and min(token_id, rank) >= 0
+    # What is no number at all can't be written as JSON.
+    return is_counted and type(logprob) is float and not isnan(logprob) and isinstance(text, str)
+
+
+def pieces_of(output: EngineOutput, modality: str) -> list[Piece]:
+    """What the client is to be shown."""
+    pieces: list[Piece] = []
+    if output.image_png is not None:
+        pieces.append(Piece(output.key, "image", mime="image/png", attachment=output.image_png))
+    if output.audio_wav is not None:
+        pieces.append(Piece(output.key, "audio", mime="audio/wav", attachment=output.audio_wav))
+    if output.pooled_npy is not None:
+        pieces.append(Piece(output.key, "embedding", mime="application/x-npy", attachment=output.pooled_npy))
+    told = tuple(output.prompt_logprobs)
+    pieces += [
+        Piece(output.key, modality, prompt_logprobs=told[start : start + PROMPT_PLACES])
+        for start in range(0, len(told), PROMPT_PLACES)
+    ]
+    if output.text or output.token_ids:
+        token_ids, logprobs, prompt = tuple(output.token_ids), tuple(output.logprobs), tuple(output.prompt_token_ids)
+        said = Piece(output.key, modality, output.text, token_ids, logprobs=logprobs, prompt_token_ids=prompt)
+        pieces.append(said)
+    return pieces
+
+
+def _wrong(name: str, value: object) -> str:
+    return f"the engine gave {name} {type(value).__name__} {value!r:.100}"

@@ -1,0 +1,300 @@
+"""The thread that owns the engine: jobs in, steps, outcomes out.
+
+Every accepted request ends with exactly one Finished or Broken, whatever the engine does.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from queue import Empty, SimpleQueue
+from typing import Any, Final
+
+import msgspec
+
+from omni_discovery.wire import FailureKind, PayloadRef
+from stage_runtime.config import EngineDeadError
+from stage_runtime.engine_loop.backpressure import Behind, Pauses
+from stage_runtime.engine_loop.check_output import flaw_of, pieces_of
+from stage_runtime.engine_loop.control import Controls, fail
+from stage_runtime.engine_loop.jobs import (
+    Broken,
+    Call,
+    Cancel,
+    Fed,
+    Finished,
+    Job,
+    NextSegment,
+    Outcome,
+    Pause,
+    Release,
+    ReleaseHub,
+    Room,
+    Wake,
+    Work,
+)
+from stage_runtime.engine_loop.payloads import Payloads
+from stage_runtime.engine_loop.pieces import Pieces
+from stage_runtime.engine_loop.running import Running, broken, companions_of, end_of, kind_of, refusal_of, request_of
+from stage_runtime.engines.base import Engine, EngineOutput, StageRequest
+from stage_runtime.server.updates import Talk
+
+logger = logging.getLogger(__name__)
+
+_IDLE_WAIT_S: Final = 0.5
+
+
+class Progress(msgspec.Struct, frozen=True):
+    """When the engine last got anywhere, and whether it has anything to do. Swapped whole."""
+
+    busy: bool
+    at_s: float
+
+
+class EngineLoop:
+    """Runs in the replica's main thread; only ``jobs`` and ``progress`` may be touched from others."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        payloads: Payloads,
+        defaults: dict[str, Any],
+        emit: Callable[[Sequence[Outcome]], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._engine = engine
+        self._payloads = payloads
+        self._defaults = defaults
+        self._emit = emit
+        self._clock = clock
+        self._running: dict[str, Running] = {}
+        #: No deadline of those passes before this.
+        self._next_deadline_s = float("inf")
+        self._controls = Controls(engine, lambda: not (self._running or engine.has_unfinished()), clock, self._grant)
+        self._pauses = Pauses(engine)
+        self._pieces = Pieces(engine, payloads, self._pauses, self._add, self._finish, clock)
+        #: Outputs of the engine that were of no use, by kind.
+        self.counters: Counter[str] = Counter()
+        self.jobs: SimpleQueue[Job] = SimpleQueue()
+        self.progress = Progress(busy=False, at_s=clock())
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+    def turn(self) -> None:
+        """Take the jobs that wait, work for one step, say what came out; waits a moment if there is nothing to do.
+
+        Raise EngineDeadError, after everything in flight was failed, if the engine raised.
+        """
+        outcomes: list[Outcome] = []
+        self._payloads.expire()
+        try:
+            self._take_jobs(outcomes)
+            self._enforce_deadlines(outcomes)
+            if self._engine.has_unfinished():
+                for output in self._engine.step():
+                    outcomes += self._outcomes_of(output)
+            outcomes += self._of_pieces(self._pieces.feed())
+            outcomes += self._controls.turn()
+        except Exception as error:
+            logger.exception("engine.died")
+            self._emit(outcomes)
+            self.fail_all(FailureKind.ENGINE, f"the engine died: {type(error).__name__}: {error}")
+            raise EngineDeadError(f"{type(error).__name__}: {error}") from error
+        moved_at_s: float = getattr(self._engine, "moved_at_s", self._clock)()
+        self.progress = Progress(busy=self._engine.has_unfinished() or not self.jobs.empty(), at_s=moved_at_s)
+        self._emit(outcomes)
+
+    def fail_all(self, kind: FailureKind, reason: str) -> None:
+        """End everything in flight and everything that waits to be taken."""
+        outcomes: list[Outcome] = [Broken(key, kind, reason) for key in self._running]
+        self._running.clear()
+        outcomes += self._controls.fail_all(reason)
+        while not self.jobs.empty():
+            job = self.jobs.get_nowait()
+            if isinstance(job, Work):
+                outcomes.append(Broken(job.key, kind, reason))
+            elif isinstance(job, Call):
+                outcomes += fail([job], reason)
+        self._emit(outcomes)
+
+    def _grant(self, until_s: float) -> None:
+        self.progress = Progress(busy=True, at_s=until_s)
+
+    def _take_jobs(self, outcomes: list[Outcome]) -> None:
+        wait = not self._engine.has_unfinished()
+        if wait:
+            self.progress = Progress(busy=False, at_s=self._clock())
+            try:
+                job = self.jobs.get(timeout=_IDLE_WAIT_S)
+            except Empty:
+                return
+            self.progress = Progress(busy=True, at_s=self._clock())
+            outcomes += self._do(job)
+        # Nobody else takes anything out.
+        while not self.jobs.empty():
+            outcomes += self._do(self.jobs.get_nowait())
+
+    def _do(self, job: Job) -> Sequence[Outcome]:
+        match job:
+            case Work():
+                return self._start(job)
+            case Cancel(key):
+                return self._cancel(key)
+            case NextSegment():
+                return self._go_on(job)
+            case Fed() | Room() | Pause():
+                return self._of_pieces(self._keep_pace(job))
+            case Call():
+                return self._controls.take(job)
+            case Release(owner):
+                self._payloads.release(owner)
+            case ReleaseHub(hub_id):
+                self._payloads.release_hub(hub_id)
+            case Wake():
+                pass
+        return ()
+
+    def _keep_pace(self, job: Fed | Room | Pause) -> Sequence[Outcome]:
+        if isinstance(job, Pause):
+            is_here = job.key in self._running
+            return self._pauses.set(job.key, Behind.CLIENT, is_behind=job.paused) if is_here else ()
+        return self._pieces.take(job) if isinstance(job, Fed) else self._pieces.make_room(job)
+
+    def _cancel(self, key: str) -> Sequence[Outcome]:
+        running = self._running.get(key)
+        if running is not None:
+            running.is_cancelled = True
+        self._pauses.ended(key)
+        self._engine.abort(key)
+        if self._pieces.cancel(key) or (running is not None and running.is_idle):
+            return self._finish(EngineOutput(key, finish_reason="abort"))
+        return self._controls.cancel(key)
+
+    def _start(self, work: Work) -> Sequence[Outcome]:
+        now_s = self._clock()
+        refusal = refusal_of(work, self._engine, now_s)
+        if refusal is not None:
+            return [refusal]
+        if self._pieces.begin(work):
+            return self._add(work, {})
+        self._run(work, now_s)
+        return ()
+
+    def _go_on(self, job: NextSegment) -> Sequence[Outcome]:
+        """The next segment of a request that waits for it. Those of unknown requests are fine."""
+        running = self._running.get(job.key)
+        if running is None or not running.is_idle or running.talk is None:
+            return ()
+        if job.is_last:
+            self._forget(job.key)
+            self._engine.abort(job.key)
+            return [running.talk.over(job.key)]
+        self._payloads.release_before(running.work.owner, job.kept_from)
+        work = msgspec.structs.replace(
+            running.work,
+            inputs=job.inputs,
+            payloads=job.payloads,
+            segment=job.segment,
+            accepted_at_s=self._clock(),
+            resume=None,
+        )
+        running.talk.is_idle = False
+        outcomes = self._add(work, {})
+        if any(isinstance(each, Broken) for each in outcomes):
+            self._engine.abort(job.key)
+        return outcomes
+
+    def _add(self, work: Work, whole: Mapping[int, Mapping[str, Any]]) -> Sequence[Outcome]:
+        """Give the engine its work; ``whole`` is what came in pieces that it does not take."""
+        now_s = self._clock()
+        try:
+            fetched = self._payloads.fetch(work.payloads, work.deadline_s - now_s)
+            companions = companions_of(work, self._engine, self._payloads, self._clock)
+            added_at_s = self._clock()
+            give: Callable[[StageRequest], None] = getattr(self._engine, "update" if work.segment else "add")
+            give(request_of(work, self._defaults, {**fetched, **whole}, companions))
+        except Exception as error:
+            # The engine is not stepped here: what one request broke is that request's own.
+            if kind_of(error) is FailureKind.ENGINE:
+                logger.exception("engine.add_failed")
+            self._forget(work.key)
+            return [broken(work.key, error)]
+        self._run(work, added_at_s, transfer_s=added_at_s - now_s)
+        return self._of_pieces(self._pauses.began(work.key))
+
+    def _run(self, work: Work, added_at_s: float, transfer_s: float = 0.0) -> None:
+        earlier = self._running.get(work.key)
+        talk = (None if work.segment is None else Talk()) if earlier is None else earlier.talk
+        self._running[work.key] = Running(work, added_at_s, transfer_s, talk=talk)
+        self._next_deadline_s = min(self._next_deadline_s, work.deadline_s)
+
+    def _forget(self, key: str) -> Running | None:
+        self._pieces.close(key)
+        self._pauses.close(key)
+        return self._running.pop(key, None)
+
+    def _of_pieces(self, outcomes: Sequence[Outcome]) -> Sequence[Outcome]:
+        for outcome in outcomes:
+            if isinstance(outcome, Broken):
+                self._forget(outcome.key)
+        return outcomes
+
+    def _enforce_deadlines(self, outcomes: list[Outcome]) -> None:
+        now_s = self._clock()
+        if now_s < self._next_deadline_s:
+            return
+        late = [key for key, running in self._running.items() if now_s >= running.work.deadline_s]
+        for key in late:
+            self._forget(key)
+            self._engine.abort(key)
+            outcomes.append(Broken(key, FailureKind.DEADLINE, "the deadline passed while the request ran"))
+        self._next_deadline_s = min((each.work.deadline_s for each in self._running.values()), default=float("inf"))
+
+    def _outcomes_of(self, output: EngineOutput) -> Sequence[Outcome]:
+        key: Any = output.key
+        running = self._running.get(key) if isinstance(key, str) else None
+        if running is None:
+            # Who was stopped says so, and nobody waits for that any more.
+            self.counters["stray_outputs"] += output.finish_reason != "abort"
+            return ()
+        flaw = "the engine said more of it behind its end" if running.has_ended else flaw_of(output)
+        if flaw:
+            return self._reject(output.key, flaw)
+        outcomes: list[Outcome] = [*pieces_of(output, self._engine.modality)]
+        if outcomes and running.first_output_at_s is None:
+            running.first_output_at_s = self._clock()
+        if output.handoff_piece is not None and not running.is_cancelled:
+            outcomes += self._of_pieces(self._pieces.put(running.work, output.handoff_piece))
+        if output.finished:
+            running.has_ended = True
+            self._pauses.ended(output.key)
+            outcomes += () if self._pieces.hold(output) else self._finish(output)
+        return outcomes
+
+    def _reject(self, key: str, flaw: str) -> Sequence[Outcome]:
+        """An output makes no sense: its request fails, and no other."""
+        self.counters["bad_outputs"] += 1
+        logger.error("engine.bad_output key=%s %s", key, flaw)
+        self._forget(key)
+        self._engine.abort(key)
+        return [Broken(key, FailureKind.ENGINE, flaw)]
+
+    def _finish(self, output: EngineOutput) -> Sequence[Outcome]:
+        running = self._running.get(output.key)
+        if running is None:
+            self._pieces.close(output.key)
+            return ()
+        end = end_of(running, output, self._hand_over, self._clock)
+        self._pieces.close(output.key)
+        if running.talk is not None:
+            if isinstance(end, Finished) and not running.is_cancelled:
+                return [running.talk.ended(end)]
+            self._engine.abort(output.key)
+        self._forget(output.key)
+        return [end]
+
+    def _hand_over(self, work: Work, output: EngineOutput) -> tuple[PayloadRef, ...]:
+        return self._payloads.hand_over(work, output.handoff, self._pieces.takers_of_rest(work))

@@ -1,0 +1,270 @@
+"""Hand-offs between this replica's stage and its neighbours, through the connector of each edge.
+
+Used by the engine's thread. What was handed over is kept until the hub releases it, so that the next stage can be run
+again; what nobody releases goes after ``keep_s``. Whatever a connector raises hurts at most the request that used it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from omni_discovery.deploy.document import DEFAULT_WINDOW, DeployConfig
+from omni_discovery.errors import ConfigError
+from omni_discovery.wire import PayloadRef
+from stage_runtime.config import PayloadError
+from stage_runtime.connectors.base import OmniConnectorBase
+from stage_runtime.connectors.factory import ConnectorSpec, OmniConnectorFactory
+from stage_runtime.engine_loop.jobs import Work
+from stage_runtime.server.ledger import owner_of
+
+logger = logging.getLogger(__name__)
+
+KEEP_S: Final = 900.0
+#: How long a hand-off may take to come from another host.
+_FETCH_TIMEOUT_S: Final = 5.0
+#: What of a connector's health is told at its end.
+_COUNTS: Final = ("puts", "gets", "failures", "segments_made", "by_shared_memory", "by_network")
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """One edge that ends or begins at this stage."""
+
+    name: str
+    connector: OmniConnectorBase
+    #: How many pieces of one request may be on their way.
+    window: int = DEFAULT_WINDOW
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    connector: OmniConnectorBase
+    key: str
+    put_at_s: float
+    #: Of a request that comes in segments, for which one it was made.
+    segment: int = 0
+
+
+class Payloads:
+    """Puts and fetches. ``edges`` holds the connectors by (from stage, to stage)."""
+
+    def __init__(
+        self, stage_id: int, edges: Mapping[tuple[int, int], Edge], clock: Callable[[], float], keep_s: float = KEEP_S
+    ) -> None:
+        self._stage_id = stage_id
+        self._edges = edges
+        self._clock = clock
+        self._keep_s = keep_s
+        #: What was put and not released, by the owner of the request; oldest owner first.
+        self._kept: dict[str, list[_Kept]] = {}
+        #: How often a connector raised where nobody waits for its answer.
+        self.failed_cleanups = 0
+        #: How often a hand-off could not be stored, or its producer or the store not be reached.
+        self.failures = 0
+
+    def fetch(
+        self, refs: Sequence[PayloadRef], remaining_s: float = _FETCH_TIMEOUT_S, role: str = ""
+    ) -> dict[int, Mapping[str, Any]]:
+        """What the stages before left for the request, or for its companion in that role, by stage.
+
+        Raise PayloadError if any of it is missing or damaged.
+        """
+        # The engine's thread waits meanwhile, and with it everybody else's request.
+        timeout_s = max(0.0, min(_FETCH_TIMEOUT_S, remaining_s))
+        found: dict[int, Mapping[str, Any]] = {}
+        for ref in refs:
+            if ref.role != role:
+                continue
+            edge = self._edges.get((ref.from_stage, ref.to_stage))
+            if edge is None or ref.to_stage != self._stage_id:
+                raise PayloadError(f"no edge from stage {ref.from_stage} to {ref.to_stage} ends at this replica")
+            if ref.connector != edge.name:
+                raise PayloadError(f"the hand-off came by {ref.connector}, this replica has {edge.name}")
+            try:
+                got = edge.connector.get(
+                    str(ref.from_stage), str(ref.to_stage), ref.key, {**ref.metadata, "timeout_s": timeout_s}
+                )
+            except Exception as error:
+                self.failures += 1
+                raise PayloadError(f"the hand-off of stage {ref.from_stage} can't be read: {_told(error)}") from error
+            if got is None:
+                raise PayloadError(f"the hand-off of stage {ref.from_stage} is not there any more")
+            if not isinstance(got[0], Mapping):
+                raise PayloadError(f"the hand-off of stage {ref.from_stage} is no mapping")
+            found[ref.from_stage] = got[0]
+        return found
+
+    def windows(self, to_stages: Sequence[int]) -> dict[int, int]:
+        """How many pieces of one request may be on their way to each stage."""
+        edges = {stage: self._edges.get((self._stage_id, stage)) for stage in to_stages}
+        return {stage: DEFAULT_WINDOW if edge is None else edge.window for stage, edge in edges.items()}
+
+    def endpoints(self) -> dict[str, dict[str, Any]]:
+        """Where the next stages reach this one, by edge, for the record. Raise OSError if they can't at all."""
+        outward = {pair: edge for pair, edge in self._edges.items() if pair[0] == self._stage_id}
+        found = {pair: (edge.name, edge.connector.endpoint()) for pair, edge in outward.items()}
+        return {f"{pair[0]}-{pair[1]}": {"connector": name} | where for pair, (name, where) in found.items() if where}
+
+    def trouble(self) -> str:
+        """What the first connector that is not well lacks, and the stages that it joins; empty if all are well.
+
+        Raise ConfigError for one that never will be.
+        """
+        for pair, edge in self._edges.items():
+            try:
+                health = edge.connector.health()
+            except ConfigError:
+                raise
+            except Exception:
+                logger.exception("payload.health_failed connector=%s", edge.name)
+                continue
+            if health.get("status") == "unhealthy":
+                return f"stage {pair[0]} can't hand over to {pair[1]}: {health.get('reason') or edge.name}"
+        return ""
+
+    def hand_over(
+        self,
+        work: Work,
+        handoff: Mapping[str, Any] | None,
+        to_stages: Sequence[int],
+        number: int | None = None,
+    ) -> tuple[PayloadRef, ...]:
+        """Store what these of the next stages need: all of it, or the piece of that number.
+
+        Raise PayloadError if it can't be stored.
+        """
+        if handoff is None:
+            return ()
+        try:
+            return tuple(self._put(work, to_stage, handoff, number) for to_stage in to_stages)
+        except PayloadError:
+            self.release(work.owner)
+            raise
+        except Exception as error:
+            self.release(work.owner)
+            raise PayloadError(f"the hand-off can't be stored: {_told(error)}") from error
+
+    def release(self, owner: str) -> None:
+        """Drop all that was handed over for one request."""
+        self._drop(owner, lambda _: True)
+
+    def release_before(self, owner: str, segment: int) -> None:
+        """Drop what was handed over for the segments of a request before that one."""
+        self._drop(owner, lambda kept: kept.segment < segment)
+
+    def release_hub(self, hub_id: str) -> None:
+        """Drop all that was handed over for one hub's requests."""
+        prefix = owner_of(hub_id, "")
+        for owner in [each for each in self._kept if each.startswith(prefix)]:
+            self.release(owner)
+
+    def expire(self) -> None:
+        """Drop what was kept for too long."""
+        oldest_allowed_s = self._clock() - self._keep_s
+        while self._kept:
+            owner, kept = next(iter(self._kept.items()))
+            if kept[0].put_at_s > oldest_allowed_s:
+                return
+            self._drop(owner, lambda each: each.put_at_s <= oldest_allowed_s)
+
+    def close(self) -> None:
+        """Close all connectors, and say what they did. Idempotent."""
+        for pair, edge in self._edges.items():
+            try:
+                _say_what_it_did(pair, edge)
+            except ConfigError:
+                logger.debug("payload.never_worked connector=%s", edge.name)
+            except Exception:
+                logger.exception("payload.health_failed connector=%s", edge.name)
+            try:
+                edge.connector.close()
+            except Exception:
+                logger.exception("payload.close_failed connector=%s", edge.name)
+
+    def _drop(self, owner: str, is_over: Callable[[_Kept], bool]) -> None:
+        mine = self._kept.pop(owner, [])
+        left = [kept for kept in mine if not is_over(kept)]
+        if left:
+            self._kept[owner] = left
+        for kept in filter(is_over, mine):
+            try:
+                kept.connector.cleanup(kept.key)
+            except Exception:
+                self.failed_cleanups += 1
+                logger.exception("payload.cleanup_failed key=%s", kept.key)
+
+    def _put(self, work: Work, to_stage: int, handoff: Mapping[str, Any], number: int | None) -> PayloadRef:
+        edge = self._edges.get((self._stage_id, to_stage))
+        if edge is None:
+            raise PayloadError(f"no edge leads from stage {self._stage_id} to {to_stage}")
+        kept_key = _key(work)
+        key = kept_key if number is None else f"{kept_key}_{number}"
+        stored, size_bytes, metadata = edge.connector.put(str(self._stage_id), str(to_stage), key, handoff)
+        if not stored:
+            self.failures += 1
+            raise PayloadError(
+                f"{edge.name} could not store the hand-off for stage {to_stage}: {edge.connector.last_error}"
+            )
+        if not number:
+            # The first piece stands for all: what a connector drops under a key, it drops under all that begin with it.
+            kept = _Kept(edge.connector, kept_key, self._clock(), work.segment or 0)
+            self._kept.setdefault(work.owner, []).append(kept)
+        return PayloadRef(
+            from_stage=self._stage_id,
+            to_stage=to_stage,
+            key=key,
+            connector=edge.name,
+            size_bytes=size_bytes,
+            # The hand-off stays until the hub releases it: the next stage may have to run again elsewhere.
+            metadata={**(metadata or {}), **_seen_by_the_hub(handoff), "consume": False},
+        )
+
+
+def _seen_by_the_hub(handoff: Mapping[str, Any]) -> dict[str, Any]:
+    # Where a prefill left its KV: the hub keeps it with the request, and fetches no hand-offs.
+    return {name: handoff[name] for name in ("kv_transfer_params",) if name in handoff}
+
+
+def _told(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+def _say_what_it_did(pair: tuple[int, int], edge: Edge) -> None:
+    counts = edge.connector.health()
+    done = " ".join(f"{name}={counts[name]}" for name in _COUNTS if name in counts)
+    logger.info("payload.closed edge=%d-%d connector=%s %s", *pair, edge.name, done)
+
+
+def _key(work: Work) -> str:
+    # The hash keeps equal request ids of two hubs apart.
+    name = f"{work.key}/{work.segment}" if work.segment else work.key
+    return f"{work.request_id[:128]}_{hashlib.blake2b(name.encode('utf-8'), digest_size=8).hexdigest()}"
+
+
+def build_edges(
+    deploy: DeployConfig, stage_id: int, namespace: str, bind_host: str = "", advertise_host: str = ""
+) -> dict[tuple[int, int], Edge]:
+    """The connectors of all edges that touch a stage. Raise ConfigError for one that can't be built."""
+    pairs = [(before, stage_id) for before in deploy.inputs_of(stage_id)]
+    pairs += [(stage_id, stage.stage_id) for stage in deploy.stages if stage_id in deploy.inputs_of(stage.stage_id)]
+    edges: dict[tuple[int, int], Edge] = {}
+    for pair in pairs:
+        config = deploy.connector_of(*pair)
+        try:
+            place = OmniConnectorFactory.place(
+                config.name,
+                namespace=namespace,
+                stage_id=stage_id,
+                bind_host=bind_host,
+                advertise_host=advertise_host,
+            )
+            extra = place | dict(config.extra)
+            connector = OmniConnectorFactory.create_connector(ConnectorSpec(config.name, extra))
+        except (ValueError, TypeError, ImportError) as error:
+            raise ConfigError(f"edge {pair[0]} to {pair[1]}: {error}") from error
+        edges[pair] = Edge(config.name, connector, deploy.window_of(*pair))
+    return edges

@@ -1,0 +1,139 @@
+"""One request in the engine, as the engine's thread knows it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from omni_discovery.errors import InvalidRequestError
+from omni_discovery.wire import FailureKind, PayloadRef
+from stage_runtime.config import NotResumableError, PayloadError
+from stage_runtime.engine_loop.jobs import Broken, Finished, Work
+from stage_runtime.engines.base import Engine, EngineOutput, StageRequest
+from stage_runtime.server.updates import Talk
+
+if TYPE_CHECKING:
+    from stage_runtime.engine_loop.payloads import Payloads
+
+
+@dataclass(slots=True)
+class Running:
+    """Work that the engine has, or waits for its input."""
+
+    work: Work
+    added_at_s: float
+    transfer_s: float
+    first_output_at_s: float | None = None
+    #: The engine has said its last word of it, or of its present segment.
+    has_ended: bool = False
+    #: Nobody wants its end: what it would hand over is not kept.
+    is_cancelled: bool = False
+    #: Of one that comes in segments.
+    talk: Talk | None = None
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it waits for its next segment."""
+        return self.talk is not None and self.talk.is_idle
+
+    def timings(self, done_at_s: float, now_s: float) -> dict[str, float]:
+        """What took how long, in seconds; between the two moments its hand-off was stored."""
+        accepted_at_s = self.work.accepted_at_s
+        timings_s = {
+            "queue": self.added_at_s - self.transfer_s - accepted_at_s,
+            "generate": done_at_s - self.added_at_s,
+            "transfer": self.transfer_s + now_s - done_at_s,
+        }
+        if self.first_output_at_s is not None:
+            timings_s["first_output"] = self.first_output_at_s - accepted_at_s
+        return timings_s
+
+
+def request_of(
+    work: Work,
+    defaults: Mapping[str, Any],
+    handed: Mapping[int, Mapping[str, Any]],
+    companions: Mapping[str, Mapping[int, Mapping[str, Any]]],
+) -> StageRequest:
+    """What the engine gets; ``handed`` is what came for it, whole, by stage."""
+    return StageRequest(
+        key=work.key,
+        request_id=work.request_id,
+        attempt=work.attempt,
+        inputs=work.inputs,
+        params={**defaults, **work.params},
+        payloads=handed,
+        companions=companions,
+        next_stages=work.next_stages,
+        deadline_s=work.deadline_s,
+        resume=work.resume,
+        priority=work.priority,
+        stream_from=tuple(stage for stage in work.stream_from if stage not in handed),
+        stream_to=work.stream_to,
+        segment=work.segment,
+        trace=work.trace,
+    )
+
+
+def companions_of(
+    work: Work, engine: Engine, payloads: Payloads, clock: Callable[[], float]
+) -> Mapping[str, Mapping[int, Mapping[str, Any]]]:
+    """What was handed over for the work's companions, by role. Raise InvalidRequestError if the engine takes none."""
+    if not work.payloads:
+        return {}
+    roles = dict.fromkeys(ref.role for ref in work.payloads if ref.role)
+    if roles and not getattr(engine, "takes_companions", False):
+        raise InvalidRequestError("this stage takes no companions; ask without them")
+    return {role: payloads.fetch(work.payloads, work.deadline_s - clock(), role) for role in roles}
+
+
+def end_of(
+    running: Running,
+    output: EngineOutput,
+    hand_over: Callable[[Work, EngineOutput], tuple[PayloadRef, ...]],
+    clock: Callable[[], float],
+) -> Finished | Broken:
+    """How the request ends after the engine's last word of it."""
+    if output.error is not None:
+        return Broken(output.key, *output.error)
+    done_at_s = clock()
+    if running.is_cancelled:
+        return Finished(output.key, "abort", (), output.usage, running.timings(done_at_s, clock()))
+    try:
+        refs = hand_over(running.work, output)
+    except PayloadError as error:
+        return Broken(output.key, FailureKind.PAYLOAD, str(error))
+    timings_s = running.timings(done_at_s, clock())
+    return Finished(output.key, output.finish_reason or "stop", refs, output.usage, timings_s, output.stop_reason)
+
+
+def refusal_of(work: Work, engine: Engine, now_s: float) -> Broken | None:
+    """Why the engine is not to have the work, if it is not."""
+    if now_s >= work.deadline_s:
+        return Broken(work.key, FailureKind.DEADLINE, "the deadline passed while the request waited")
+    if work.resume is not None and getattr(engine, "not_resumable", None) is None:
+        # It would begin at the beginning, and the client would see that twice.
+        return Broken(work.key, FailureKind.NOT_RESUMABLE, "this engine can't go on behind what was shown")
+    if work.segment is not None and getattr(engine, "update", None) is None:
+        return Broken(work.key, FailureKind.INVALID, "this engine takes no input in segments")
+    return None
+
+
+def kind_of(error: Exception) -> FailureKind:
+    """What an error says of the request that met it while it was given to the engine."""
+    match error:
+        case InvalidRequestError():
+            return FailureKind.INVALID
+        case PayloadError():
+            return FailureKind.PAYLOAD
+        case NotResumableError():
+            return FailureKind.NOT_RESUMABLE
+        case _:
+            return FailureKind.ENGINE
+
+
+def broken(key: str, error: Exception) -> Broken:
+    """The end of a request that could not be given to the engine."""
+    kind = kind_of(error)
+    return Broken(key, kind, f"{type(error).__name__}: {error}" if kind is FailureKind.ENGINE else str(error))

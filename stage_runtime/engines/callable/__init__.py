@@ -1,0 +1,1 @@
+"""engine: torch. Any callable or torch module, with a typed input."""

@@ -1,0 +1,329 @@
+"""Any callable or torch module as a stage: what it takes is a struct, what it returns is shown or handed over.
+
+Plain functions run one at a time, generators take turns piece by piece, a batching callable gets all that is there.
+What user code raises fails its own request. Which code is called stands in the operator's deploy document alone.
+
+What a callable returns or yields, as output of its stage: by its type and by what the stage shows.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any, Final
+
+from msgspec.structs import replace
+
+from omni_discovery.deploy.document import StageConfig
+from omni_discovery.errors import InvalidRequestError
+from omni_discovery.wire import FailureKind
+from stage_runtime.engines.base import EngineOutput, Report, StageRequest, checked_args
+from stage_runtime.engines.callable.target import Target, TorchArgs, check_target, find_target, load_target, source_hash
+from stage_runtime.engines.files import npy_of, wav_of
+from stage_runtime.replica.identity import code
+
+logger = logging.getLogger(__name__)
+
+_PNG: Final = b"\x89PNG\r\n\x1a\n"
+
+
+class Speaker:
+    """Reads what comes out of one stage. ``shows`` is its final_output: text, image, audio, embedding or none."""
+
+    def __init__(self, shows: str, sample_rate_hz: int) -> None:
+        self._shows = shows
+        self._sample_rate_hz = sample_rate_hz
+
+    def read(self, key: str, value: Any) -> Iterator[EngineOutput | Mapping[str, Any]]:
+        """One value as outputs, and as mappings for the next stages. Raise TypeError or ValueError for what is neither.
+
+        A tuple is all of its parts, None is nothing.
+        """
+        if value is None:
+            return
+        if isinstance(value, tuple):
+            for part in value:
+                yield from self.read(key, part)
+        elif isinstance(value, Mapping):
+            yield value
+        elif isinstance(value, str):
+            self._must_show("text", "a str")
+            yield EngineOutput(key, text=value)
+        elif isinstance(value, bytes):
+            yield self._file(key, value)
+        elif _is_image(value):
+            self._must_show("image", "a picture")
+            file = io.BytesIO()
+            value.save(file, format="PNG")
+            yield EngineOutput(key, image_png=file.getvalue())
+        elif not _is_array(value):
+            raise TypeError(f"a {type(value).__name__} can't be put out; {self._right}")
+        else:
+            yield self._array(key, value)
+
+    def _array(self, key: str, value: Any) -> EngineOutput | Mapping[str, Any]:
+        if self._shows == "audio":
+            return EngineOutput(key, audio_wav=wav_of(value, self._sample_rate_hz))
+        if self._shows == "embedding":
+            return EngineOutput(key, pooled_npy=npy_of(value))
+        return {"tensor": value}
+
+    def _file(self, key: str, value: bytes) -> EngineOutput:
+        if value.startswith(_PNG):
+            self._must_show("image", "a picture")
+            return EngineOutput(key, image_png=value)
+        if value[:4] == b"RIFF" and value[8:12] == b"WAVE":
+            self._must_show("audio", "sound")
+            return EngineOutput(key, audio_wav=value)
+        raise TypeError(f"{len(value)} bytes that are no PNG and no WAV file can't be put out; {self._right}")
+
+    def _must_show(self, modality: str, what: str) -> None:
+        if self._shows != modality:
+            raise TypeError(f"{what} came out of a stage with final_output: {self._shows}; {self._right}")
+
+    @property
+    def _right(self) -> str:
+        shown = {
+            "text": "a str, and ",
+            "image": "a PIL image or the bytes of a PNG file, and ",
+            "audio": "a row of floats or the bytes of a WAV file, and ",
+            "embedding": "an array of numbers, and ",
+        }
+        return f"return {shown.get(self._shows, '')}a mapping to hand over"
+
+
+def _is_image(value: Any) -> bool:
+    pil = sys.modules.get("PIL.Image")
+    return pil is not None and isinstance(value, pil.Image)
+
+
+def _is_array(value: Any) -> bool:
+    numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
+    is_array = numpy is not None and isinstance(value, numpy.ndarray)
+    return is_array or (torch is not None and isinstance(value, torch.Tensor))
+
+
+_Handed = Mapping[str, Any]
+
+
+@dataclass(slots=True)
+class _Task:
+    """One request."""
+
+    request: StageRequest
+    #: The callable's argument.
+    given: Any
+    #: What a generator function returned.
+    pieces: Iterator[Any] | None = None
+    #: What is to be handed over at the end.
+    handed: list[_Handed] = field(default_factory=list)
+    is_paused: bool = False
+    #: A batch that it was in has failed: it is tried by itself.
+    is_alone: bool = False
+
+
+class TorchEngine:
+    """See docs/engines.md."""
+
+    def __init__(self, stage: StageConfig) -> None:
+        self._stage = stage
+        self._args = checked_args(stage, TorchArgs)
+        check_target(stage, self._args)
+        self._speaker = Speaker(stage.final_output, self._args.sample_rate_hz)
+        self._target: Target | None = None
+        #: By request key: at most ``capacity`` under way, in the order of their turns; the others wait.
+        self._running: dict[str, _Task] = {}
+        self._waiting: dict[str, _Task] = {}
+        self._said: list[EngineOutput] = []
+
+    @property
+    def capacity(self) -> int:
+        """See Engine."""
+        return self._args.capacity
+
+    @property
+    def modality(self) -> str:
+        """See Engine."""
+        shown = self._stage.final_output
+        return "text" if shown == "none" else shown
+
+    @property
+    def not_resumable(self) -> None:
+        """See Engine. Nobody knows what user code would say behind what was shown."""
+        return None
+
+    @property
+    def takes_companions(self) -> bool:
+        """See Engine."""
+        return self._target is not None and self._target.takes.takes_companions
+
+    @property
+    def model_details(self) -> Mapping[str, str]:
+        """See DescribedEngine. The code is the target's file, too; what that imports is not looked at."""
+        return {"code": f"{self._args.target}+{source_hash(self._args)}; {code()}"}
+
+    def check(self) -> None:
+        """See CheckedEngine. User code is imported, and not called."""
+        find_target(self._stage, self._args)
+
+    def load(self, report: Report) -> None:
+        """See Engine."""
+        report(f"loading {self._args.target}", 0.1)
+        self._target = load_target(self._stage, self._args)
+
+    def add(self, request: StageRequest) -> None:
+        """See Engine."""
+        if request.key in self._running or request.key in self._waiting:
+            raise InvalidRequestError("the request is running already")
+        self._waiting[request.key] = _Task(request, self._loaded.takes.read(request))
+
+    def update(self, request: StageRequest) -> None:
+        """See SegmentEngine. Each segment is worked on by itself."""
+        self.add(request)
+
+    def pause(self, key: str, paused: bool) -> None:
+        """See PieceEngine."""
+        task = self._running.get(key) or self._waiting.get(key)
+        if task is not None:
+            task.is_paused = paused
+
+    def abort(self, key: str) -> None:
+        """See Engine. A generator is closed: what it has in ``finally`` runs."""
+        task = self._running.pop(key, None) or self._waiting.pop(key, None)
+        if task is not None:
+            _close(task)
+            self._said.append(EngineOutput(key, finish_reason="abort"))
+
+    def has_unfinished(self) -> bool:
+        """See Engine."""
+        return bool(self._said or self._ready())
+
+    def step(self) -> list[EngineOutput]:
+        """See Engine. One call of the callable, or one piece of one generator."""
+        outputs, self._said = self._said, []
+        ready = self._ready()
+        if ready:
+            with self._loaded.working():
+                outputs += self._call_batch(ready) if self._args.batch else self._take_turn(ready[0])
+        return outputs
+
+    def close(self) -> None:
+        """See Engine."""
+        for task in (*self._running.values(), *self._waiting.values()):
+            _close(task)
+        self._running.clear()
+        self._waiting.clear()
+        self._said.clear()
+        self._target = None
+
+    @property
+    def _loaded(self) -> Target:
+        if self._target is None:
+            raise RuntimeError("the engine is not loaded")
+        return self._target
+
+    def _ready(self) -> list[_Task]:
+        """Those under way that have something to do; who waits comes under way as there is room."""
+        for key in list(islice(self._waiting, max(0, self._args.capacity - len(self._running)))):
+            self._running[key] = self._waiting.pop(key)
+        return [task for task in self._running.values() if not task.is_paused]
+
+    def _take_turn(self, task: _Task) -> list[EngineOutput]:
+        key = task.request.key
+        # To the end of the turns.
+        self._running[key] = self._running.pop(key)
+        try:
+            if task.pieces is None:
+                made = self._loaded.call(task.given)
+                if not isinstance(made, Iterator):
+                    return self._end(task, made)
+                task.pieces = made
+            try:
+                piece = next(task.pieces)
+            except StopIteration as end:
+                return self._end(task, end.value)
+            return self._say(task, piece)
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - user code may raise anything, at its request's cost
+            return self._fail(task, error)
+
+    def _call_batch(self, ready: list[_Task]) -> list[EngineOutput]:
+        tasks = [task for task in ready if task.is_alone][:1] or ready
+        try:
+            made = self._loaded.call([task.given for task in tasks])
+            if made is None or isinstance(made, str | bytes | Mapping):
+                raise TypeError(f"a {type(made).__name__} came back, not a list of results")
+            results = list(made)
+            if len(results) != len(tasks):
+                raise ValueError(f"{len(results)} results came back for {len(tasks)} inputs")
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - as above
+            if len(tasks) == 1:
+                return self._fail(tasks[0], error)
+            logger.warning("torch.batch_failed requests=%d error=%r: each is tried alone", len(tasks), error)
+            self._loaded.check_device()
+            for task in tasks:
+                task.is_alone = True
+            return []
+        return [output for task, result in zip(tasks, results, strict=True) for output in self._end_alone(task, result)]
+
+    def _end_alone(self, task: _Task, result: Any) -> list[EngineOutput]:
+        """The result of one of a batch; an exception among the results is that one's."""
+        try:
+            if isinstance(result, Exception):
+                raise result
+            return self._end(task, result)
+        except Exception as error:  # noqa: BLE001 - as above
+            return self._fail(task, error)
+
+    def _say(self, task: _Task, value: Any) -> list[EngineOutput]:
+        """One piece of a generator."""
+        request, outputs = task.request, []
+        for made in self._speaker.read(request.key, value):
+            if isinstance(made, EngineOutput):
+                outputs.append(made)
+                continue
+            if request.stream_to:
+                outputs.append(EngineOutput(request.key, handoff_piece=made))
+            if len(request.stream_to) < len(request.next_stages):
+                task.handed.append(made)
+        return outputs
+
+    def _end(self, task: _Task, value: Any) -> list[EngineOutput]:
+        """The last value; all that was not handed over in pieces goes now."""
+        request = task.request
+        if task.pieces is not None:
+            outputs = self._say(task, value)
+        else:
+            made = list(self._speaker.read(request.key, value))
+            outputs = [each for each in made if isinstance(each, EngineOutput)]
+            task.handed += [each for each in made if not isinstance(each, EngineOutput)]
+        handoff: _Handed | None = None
+        if request.next_stages and task.handed:
+            handoff = task.handed[0] if len(task.handed) == 1 else {"pieces": task.handed}
+        del self._running[request.key]
+        last = outputs.pop() if outputs else EngineOutput(request.key)
+        return [*outputs, replace(last, finish_reason="stop", handoff=handoff)]
+
+    def _fail(self, task: _Task, error: BaseException) -> list[EngineOutput]:
+        """User code has failed. Raise, which ends the engine, only if the device is lost."""
+        key = task.request.key
+        self._running.pop(key, None)
+        if isinstance(error, InvalidRequestError):
+            return [EngineOutput(key, error=(FailureKind.INVALID, str(error)))]
+        logger.error("torch.request_failed key=%s", key, exc_info=error)
+        _close(task)
+        self._loaded.check_device()
+        return [EngineOutput(key, error=(FailureKind.ENGINE, f"{type(error).__name__}: {error}"))]
+
+
+def _close(task: _Task) -> None:
+    """End a generator. What its ``finally`` raises is only logged: nobody waits for it any more."""
+    close = getattr(task.pieces, "close", None)
+    if close is not None:
+        try:
+            close()
+        except (Exception, SystemExit):
+            logger.exception("torch.close_failed key=%s", task.request.key)

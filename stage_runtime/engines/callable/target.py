@@ -1,0 +1,183 @@
+"""What the torch engine calls: a target found by its name, built, put on its device, with the input that it takes."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import importlib
+import inspect
+import re
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Annotated, Any, Final, get_args, get_origin
+
+import msgspec
+from msgspec import Meta
+
+from omni_discovery.deploy.document import StageConfig
+from omni_discovery.errors import ConfigError
+from stage_runtime.engines.callable.typed_input import TypedInput
+
+_TARGET: Final = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
+
+
+class TorchArgs(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """``engine_args`` of the torch engine; docs/engines.md tells them one by one."""
+
+    target: str
+    #: Given, even empty: the target is called once with these, and what it returns does the work.
+    kwargs: dict[str, Any] | None = None
+    #: How many requests are under way together.
+    capacity: Annotated[int, Meta(ge=1, le=4096)] = 1
+    #: The callable takes a list of inputs and returns as many results.
+    batch: bool = False
+    #: Empty: the GPU if there is one and torch is used, else the CPU.
+    device: str = ""
+    #: Of what an audio stage returns.
+    sample_rate_hz: Annotated[int, Meta(ge=1000, le=384_000)] = 24_000
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Target:
+    """The callable, what it takes, and where its tensors are."""
+
+    call: Callable[[Any], Any]
+    takes: TypedInput
+    device: str
+
+    def working(self) -> AbstractContextManager[Any]:
+        """The context for every call: no gradients are kept, where torch is used."""
+        torch = sys.modules.get("torch")
+        return nullcontext() if torch is None else torch.no_grad()
+
+    def check_device(self) -> None:
+        """After a failure: raise what the device says if it can do no more work at all."""
+        if self.device.startswith("cuda"):
+            torch = sys.modules["torch"]
+            # Behind a failed kernel every call fails, and this is the first; memory that ran out is no such failure.
+            torch.cuda.synchronize()
+
+
+def check_target(stage: StageConfig, args: TorchArgs) -> None:
+    """Raise ConfigError if the name of the target can't be one. Nothing is imported."""
+    if not _TARGET.fullmatch(args.target):
+        raise _wrong(stage, f"is no name like 'package.module:name', but {args.target!r}")
+
+
+def find_target(stage: StageConfig, args: TorchArgs) -> None:
+    """Import the target and nothing more. Raise ConfigError if that fails, however it does."""
+    try:
+        _find(stage, args.target)
+    except ConfigError:
+        raise
+    except Exception as error:
+        told = f"{type(error).__name__}: {error}"
+        raise _wrong(stage, f"{args.target!r} can't be imported: {told}") from error
+
+
+def load_target(stage: StageConfig, args: TorchArgs) -> Target:
+    """Import and build the target. Raise ConfigError where the operator must act, or what its constructor raises."""
+    found = _find(stage, args.target)
+    device = _device(stage, args)
+    built = _build(stage, args, found, device)
+    if not callable(built):
+        raise _wrong(stage, f"is a {type(built).__name__}, which can't be called")
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(built, torch.nn.Module):
+        built = built.to(device).eval()
+        kind = _input_kind(stage, args, built.forward)
+    else:
+        kind = _input_kind(stage, args, built)
+    return Target(built, TypedInput(kind, device), device)
+
+
+def source_hash(args: TorchArgs) -> str:
+    """A short hash of the file that the loaded target is in; ``?`` where there is none."""
+    try:
+        source = inspect.getsource(sys.modules[args.target.partition(":")[0]])
+    except (OSError, TypeError):
+        return "?"
+    return hashlib.blake2b(source.encode("utf-8"), digest_size=4).hexdigest()
+
+
+def _wrong(stage: StageConfig, text: str) -> ConfigError:
+    return ConfigError(f"stage {stage.stage_id}: engine_args.target {text}")
+
+
+def _find(stage: StageConfig, target: str) -> Any:
+    module, _, path = target.partition(":")
+    try:
+        found: Any = importlib.import_module(module)
+    except ImportError as error:
+        hint = "install it where the replica runs, or put its folder into PYTHONPATH"
+        raise _wrong(stage, f"{target!r} can't be imported: {error}; {hint}") from error
+    for name in path.split("."):
+        if not hasattr(found, name):
+            raise _wrong(stage, f"{target!r}: there is no {name!r} in {getattr(found, '__name__', found)}")
+        found = getattr(found, name)
+    return found
+
+
+def _device(stage: StageConfig, args: TorchArgs) -> str:
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return args.device or "cpu"
+    has_gpu = torch.cuda.is_available()
+    try:
+        device = torch.device(args.device or ("cuda" if has_gpu else "cpu"))
+    except RuntimeError as error:
+        raise ConfigError(f"stage {stage.stage_id}: engine_args.device: {error}") from error
+    if device.type == "cuda" and not has_gpu:
+        raise ConfigError(
+            f"stage {stage.stage_id}: engine_args.device is {args.device!r}; torch {torch.__version__} sees no GPU here"
+        )
+    return str(device)
+
+
+def _build(stage: StageConfig, args: TorchArgs, found: Any, device: str) -> Any:
+    """A class is built, and so is anything that got ``kwargs``; everything else does the work as it is."""
+    if not inspect.isclass(found) and args.kwargs is None:
+        return found
+    offered = {"device": device, **({"model": stage.model} if stage.model else {})}
+    try:
+        signature = inspect.signature(found)
+        taken = {name: value for name, value in offered.items() if name in signature.parameters}
+        kwargs = {**taken, **(args.kwargs or {})}
+        signature.bind(**kwargs)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"stage {stage.stage_id}: engine_args.kwargs do not fit {args.target!r}: {error}") from error
+    return found(**kwargs)
+
+
+def _input_kind(stage: StageConfig, args: TorchArgs, call: Any) -> type:
+    """The struct or dataclass that the callable's one parameter is annotated with."""
+    wanted = "list[YourInput]" if args.batch else "YourInput"
+    hint = f"give it one parameter annotated {wanted!r}, a msgspec.Struct or a dataclass"
+    try:
+        parameters = list(inspect.signature(call, eval_str=True).parameters.values())
+    except (NameError, TypeError, ValueError, SyntaxError) as error:
+        raise _wrong(stage, f"{args.target!r}: its parameters can't be read ({error}); {hint}") from error
+    if inspect.iscoroutinefunction(call) or inspect.isasyncgenfunction(call):
+        raise _wrong(stage, f"{args.target!r} is asynchronous; write it as an ordinary function or generator")
+    needed = [each for each in parameters if each.default is each.empty and each.kind not in _STARRED]
+    if len(needed) != 1 or needed[0].kind is inspect.Parameter.KEYWORD_ONLY:
+        raise _wrong(stage, f"{args.target!r} needs {len(needed)} parameters; {hint}")
+    kind = needed[0].annotation
+    if args.batch:
+        kind = next(iter(get_args(kind)), None) if _is_sequence(get_origin(kind)) else None
+    if not _is_typed(kind):
+        raise _wrong(stage, f"{args.target!r}: the type of {needed[0].name!r} is not known; {hint}")
+    found: type = kind
+    return found
+
+
+_STARRED: Final = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
+def _is_sequence(origin: Any) -> bool:
+    return inspect.isclass(origin) and issubclass(list, origin) and not issubclass(Mapping, origin)
+
+
+def _is_typed(kind: Any) -> bool:
+    return inspect.isclass(kind) and (issubclass(kind, msgspec.Struct) or dataclasses.is_dataclass(kind))

@@ -1,0 +1,148 @@
+"""The typed input of a torch stage: a struct or dataclass, filled from what a request brings, checked at the door."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+from collections.abc import Mapping
+from typing import Any, Final, get_origin
+
+import msgspec
+from msgspec import inspect as shapes
+
+from omni_discovery.data_urls import picture_parts
+from omni_discovery.errors import ConfigError, InvalidRequestError
+from stage_runtime.engines.base import StageRequest
+from stage_runtime.engines.sampling import seed_of
+
+_PLACE: Final = re.compile(r" - at `\$\.?([^`]*)`$")
+_MISSING: Final = re.compile(r"missing required field `([^`]*)`$")
+
+
+class TypedInput:
+    """Makes inputs of type ``kind``; tensors in them lie on ``device``. Raise ConfigError for a type that can't be one.
+
+    Fields are filled by name: from the request's params, over them its inputs, over them what the stages before handed
+    over. Five names have a meaning of their own: ``prompt``, ``seed``, ``pieces``, ``payloads`` and ``companions``.
+    """
+
+    def __init__(self, kind: type, device: str) -> None:
+        self._kind = kind
+        self._device = device
+        try:
+            about = shapes.type_info(kind)
+        except (TypeError, NameError) as error:
+            raise ConfigError(f"the input {kind.__name__} can't be read: {error}") from error
+        fields: tuple[shapes.Field, ...] = getattr(about, "fields", ())
+        self._fields = {field.encode_name: field.type for field in fields}
+
+    @property
+    def takes_companions(self) -> bool:
+        """Whether it wants what was handed over for a request's companions."""
+        return "companions" in self._fields
+
+    def read(self, request: StageRequest) -> Any:
+        """A request as the callable gets it. Raise InvalidRequestError that names the field."""
+        given = {name: value for name, value in request.params.items() if value is not None}
+        unknown = next((name for name in given if name not in self._fields and name != "seed"), None)
+        if unknown is not None:
+            raise InvalidRequestError(f"the parameter {unknown!r} is not known to this stage")
+        given |= {name: value for name, value in request.inputs.items() if value is not None}
+        self._check_pictures(request)
+        handed = self._handed(request)
+        given |= handed
+        if "prompt" in self._fields and "prompt" not in given and "messages" in given:
+            given["prompt"] = _last_text(given["messages"])
+        if "seed" in self._fields and "seed" not in given:
+            given["seed"] = seed_of(request.request_id)
+        mine = {name: self._plain(name, given[name]) for name in self._fields if name in given}
+        try:
+            return msgspec.convert(mine, self._kind, dec_hook=self._convert, str_keys=True)
+        except msgspec.ValidationError as error:
+            raise InvalidRequestError(_told(str(error), handed)) from error
+
+    def _check_pictures(self, request: StageRequest) -> None:
+        """Raise InvalidRequestError if a picture of the client's would be seen by nobody."""
+        is_first = not request.payloads and not request.stream_from
+        if is_first and "messages" not in self._fields and picture_parts(request.inputs.get("messages")):
+            raise InvalidRequestError("messages: this stage takes no pictures; its input has no field 'messages'")
+
+    def _handed(self, request: StageRequest) -> dict[str, Any]:
+        """What the stages before made, by field; of equal names the last stage's."""
+        handed: dict[str, Any] = {}
+        for payload in request.payloads.values():
+            pieces = payload.get("pieces") if set(payload) == {"pieces"} else None
+            if isinstance(pieces, list) and len(pieces) == 1 and "pieces" not in self._fields:
+                handed |= pieces[0]
+            elif isinstance(pieces, list) and "pieces" not in self._fields:
+                raise InvalidRequestError(f"pieces: the hand-off came in {len(pieces)}, this stage has no such field")
+            else:
+                handed |= payload
+        if request.payloads:
+            handed["payloads"] = dict(request.payloads)
+        if request.companions:
+            handed["companions"] = dict(request.companions)
+        return handed
+
+    def _plain(self, name: str, value: Any) -> Any:
+        """An array as a list, for a field that is one."""
+        kind = self._fields[name]
+        kinds = kind.types if isinstance(kind, shapes.UnionType) else (kind,)
+        if hasattr(value, "tolist") and any(isinstance(each, _LISTS) for each in kinds):
+            return value.tolist()
+        return value
+
+    def _convert(self, kind: Any, value: Any) -> Any:
+        """A value for a field of a type that is none of JSON's."""
+        wanted = get_origin(kind) or kind
+        if inspect.isclass(wanted) and _of_library(wanted) in ("torch", "numpy"):
+            if isinstance(value, str | bytes | Mapping):
+                raise ValueError(f"expected numbers, got {type(value).__name__}")
+            return self._tensor(value) if _of_library(wanted) == "torch" else _array(value)
+        if not isinstance(value, wanted):
+            raise ValueError(f"expected {wanted.__name__}, got {type(value).__name__}")
+        return value
+
+    def _tensor(self, value: Any) -> Any:
+        torch = sys.modules["torch"]
+        try:
+            return torch.as_tensor(value, device=self._device)
+        except (RuntimeError, OverflowError) as error:
+            raise ValueError(f"no tensor: {error}") from error
+
+
+_LISTS: Final = (shapes.ListType, shapes.VarTupleType, shapes.TupleType, shapes.SetType, shapes.FrozenSetType)
+
+
+def _of_library(kind: type) -> str:
+    """Whose array a type is; empty if it is none."""
+    library = kind.__module__.partition(".")[0]
+    is_array = {"torch": "Tensor", "numpy": "ndarray"}.get(library) in {base.__name__ for base in kind.__mro__}
+    return library if is_array else ""
+
+
+def _array(value: Any) -> Any:
+    numpy = sys.modules["numpy"]
+    array = numpy.asarray(value.cpu() if hasattr(value, "cpu") else value)
+    if array.dtype.kind not in "biufc":
+        raise ValueError(f"expected numbers, got {array.dtype}")
+    return array
+
+
+def _last_text(messages: Any) -> Any:
+    """What the last message says; something that is no text where it is no message."""
+    last = messages[-1] if isinstance(messages, list) and messages else None
+    content = last.get("content") if isinstance(last, Mapping) else None
+    if isinstance(content, list):
+        return "".join(str(part.get("text", "")) for part in content if isinstance(part, Mapping))
+    return content
+
+
+def _told(text: str, handed: Mapping[str, Any]) -> str:
+    place, missing = _PLACE.search(text), _MISSING.search(_PLACE.sub("", text))
+    names = [found.group(1) for found in (place, missing) if found is not None]
+    name = ".".join(names) or "input"
+    reason = "it is missing" if missing is not None else _PLACE.sub("", text).replace("`", "'")
+    whose = " (handed over by a stage before)" if re.split(r"[.\[]", name)[0] in handed else ""
+    return f"{name}{whose}: {reason}"

@@ -1,0 +1,1 @@
+"""engine: diffusion, with a pipeline of diffusers."""

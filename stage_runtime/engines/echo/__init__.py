@@ -1,0 +1,1 @@
+"""engine: echo. Deterministic, for tests and benchmarks."""

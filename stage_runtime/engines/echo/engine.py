@@ -1,0 +1,303 @@
+"""The echo engine: says back what it was told, one word a step. For tests and benchmarks; needs no model.
+
+As a later stage it says, or draws, what the stage before handed over. The words of ``engine_args`` that make it fail
+are there so that every kind of failure can be tried without a GPU.
+
+The control methods of the echo engine: what they would change is only remembered.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import time
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from omni_discovery.deploy.document import StageConfig
+from omni_discovery.errors import InvalidRequestError
+from omni_discovery.wire import FailureKind
+from stage_runtime.config import NotResumableError
+from stage_runtime.engine_loop.control import allowed_rpc
+from stage_runtime.engines.base import EngineOutput, Report, StageRequest, checked_args
+from stage_runtime.engines.echo.speech import (
+    NOT_RESUMABLE,
+    Speech,
+    companions_of,
+    handoff_of,
+    text_handed,
+    text_of,
+    token_id,
+)
+
+
+class EchoControls:
+    """``delay_s`` is what each call takes, ``allow_rpc`` those of ``pid``, ``say`` and ``fail`` that may be called."""
+
+    def __init__(self, allow_rpc: Sequence[str] = (), delay_s: float = 0.0) -> None:
+        self._delay_s = delay_s
+        self._is_asleep = self._is_profiling = False
+        #: Paths by adapter id.
+        self._loras: dict[int, str] = {}
+        self._rpcs: dict[str, Callable[..., Any]] = {"pid": os.getpid, "say": _say, "fail": _fail}
+        found: dict[str, Callable[..., Any]] = {
+            "start_profile": lambda _prefix=None: self._profile(True),
+            "stop_profile": lambda: self._profile(False),
+            "sleep": lambda level=1: self._sleep(level),
+            "wake_up": self._wake_up,
+            "is_sleeping": lambda: self._is_asleep,
+            "add_lora": self._add_lora,
+            "remove_lora": lambda lora_id: self._loras.pop(lora_id, None) is not None,
+            "list_loras": lambda: sorted(self._loras),
+            "collective_rpc": allowed_rpc(allow_rpc, self._rpcs.__getitem__),
+        }
+        #: See ControlEngine.
+        self.methods: Mapping[str, Callable[..., Any]] = {
+            name: method if name == "is_sleeping" else self._slowly(method) for name, method in found.items()
+        }
+
+    def _slowly(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        def slow(*args: Any, **kwargs: Any) -> Any:
+            time.sleep(self._delay_s)
+            return method(*args, **kwargs)
+
+        return slow
+
+    def _profile(self, on: bool) -> None:
+        if on is self._is_profiling:
+            raise RuntimeError("a profile is being made already" if on else "no profile is being made")
+        self._is_profiling = on
+
+    def _sleep(self, level: int) -> None:
+        if level not in (0, 1, 2):
+            raise ValueError(f"the level of sleep is 0, 1 or 2, not {level!r}")
+        self._is_asleep = True
+
+    def _wake_up(self, tags: Sequence[str] | None = None) -> None:
+        if isinstance(tags, str):
+            raise TypeError("the tags are a list")
+        self._is_asleep = False
+
+    def _add_lora(self, name: str, lora_id: int | None, path: str, _more: Mapping[str, Any] | None = None) -> bool:
+        if not name or (lora_id is not None and lora_id < 1):
+            raise ValueError("an adapter has a name and an id above 0")
+        if lora_id is None:
+            lora_id = max(self._loras, default=0) + 1
+        is_new = lora_id not in self._loras
+        self._loras[lora_id] = path
+        return is_new
+
+
+def _say(*args: Any, **kwargs: Any) -> list[Any]:
+    return [list(args), kwargs]
+
+
+def _fail(reason: str = "it was told to") -> None:
+    raise RuntimeError(reason)
+
+
+class EchoArgs(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """``engine_args`` of the echo engine."""
+
+    capacity: Annotated[int, Meta(ge=1)] = 8
+    modality: Literal["text", "image"] = "text"
+    #: Between two words.
+    delay_s: Annotated[float, Meta(ge=0)] = 0.0
+    #: What loading pretends to take.
+    load_s: Annotated[float, Meta(ge=0)] = 0.0
+    #: Zeros that go with the hand-off, to try large ones.
+    payload_bytes: Annotated[int, Meta(ge=0)] = 0
+    #: A request that holds this text fails; crashes the engine; makes it stand still for ever.
+    fail_on: str = ""
+    crash_on: str = ""
+    hang_on: str = ""
+    #: With this set, only answers that hold it are handed over.
+    handoff_on: str = ""
+    #: What a control call takes, and which custom ones are allowed.
+    control_delay_s: Annotated[float, Meta(ge=0)] = 0.0
+    allow_rpc: tuple[str, ...] = ()
+
+
+class EchoEngine:
+    """Deterministic: the same request gets the same words, token ids and picture everywhere."""
+
+    def __init__(self, stage: StageConfig) -> None:
+        self._args = checked_args(stage, EchoArgs)
+        #: By request key, oldest first; the first ``capacity`` that are not paused speak, the others wait.
+        self._speeches: dict[str, Speech] = {}
+        self._said: list[EngineOutput] = []
+        self._controls = EchoControls(self._args.allow_rpc, self._args.control_delay_s)
+
+    @property
+    def capacity(self) -> int:
+        """See Engine."""
+        return self._args.capacity
+
+    @property
+    def modality(self) -> str:
+        """See Engine."""
+        return self._args.modality
+
+    @property
+    def not_resumable(self) -> Mapping[str, str]:
+        """See Engine."""
+        return NOT_RESUMABLE
+
+    @property
+    def takes_companions(self) -> bool:
+        """See Engine. It says theirs after its own."""
+        return True
+
+    @property
+    def controls(self) -> Mapping[str, Callable[..., Any]]:
+        """See ControlEngine."""
+        return self._controls.methods
+
+    def load(self, report: Report) -> None:
+        """See Engine."""
+        report("loading", 0.0)
+        time.sleep(self._args.load_s)
+
+    def add(self, request: StageRequest) -> None:
+        """See Engine."""
+        if request.key in self._speeches:
+            raise InvalidRequestError("the request is running already")
+        text = text_of(request) + companions_of(request)
+        max_tokens = request.params.get("max_tokens")
+        if max_tokens is not None and (not isinstance(max_tokens, int) or max_tokens < 1):
+            raise InvalidRequestError(f"max_tokens must be a whole number above 0, not {max_tokens!r}")
+        if request.resume is not None and self._args.modality == "image":
+            raise NotResumableError(f"a picture: {NOT_RESUMABLE['a picture']}")
+        speech = Speech(request, max_tokens, time.monotonic() + self._args.delay_s, owed=set(request.stream_from))
+        speech.hear(text)
+        self._speeches[request.key] = speech
+
+    def feed(self, key: str, from_stage: int, piece: Mapping[str, Any] | None, is_last: bool) -> None:
+        """See PieceEngine."""
+        speech = self._speeches.get(key)
+        if speech is not None and piece is not None:
+            speech.hear(text_handed(piece))
+        elif speech is not None and is_last:
+            speech.heard_all(from_stage)
+
+    def wants(self, key: str, from_stage: int) -> bool:
+        """See PieceEngine. A picture is drawn when all is heard."""
+        del from_stage
+        speech = self._speeches.get(key)
+        return speech is None or self._args.modality == "image" or speech.wants_more
+
+    def pause(self, key: str, paused: bool) -> bool:
+        """See PieceEngine. Others may have its turn."""
+        if key in self._speeches:
+            self._speeches[key].is_paused = paused
+        return True
+
+    def update(self, request: StageRequest) -> None:
+        """See SegmentEngine. Each segment is said by itself."""
+        self.add(request)
+
+    def abort(self, key: str) -> None:
+        """See Engine."""
+        speech = self._speeches.pop(key, None)
+        if speech is not None:
+            self._said.append(EngineOutput(key, finish_reason="abort", usage=_usage(speech)))
+
+    def has_unfinished(self) -> bool:
+        """See Engine."""
+        return bool(self._said) or any(self._speaking())
+
+    def step(self) -> list[EngineOutput]:
+        """See Engine."""
+        outputs, self._said = self._said, []
+        now_s = time.monotonic()
+        speaking = list(self._speaking())
+        for speech in speaking:
+            if speech.next_at_s <= now_s:
+                outputs.append(self._speak(speech, now_s))
+        if not outputs and speaking:
+            # Short, so that an abort or a new request is not kept waiting.
+            time.sleep(min(0.01, max(0.0, min(speech.next_at_s for speech in speaking) - now_s)))
+        return outputs
+
+    def close(self) -> None:
+        """See Engine."""
+        self._speeches.clear()
+
+    def _speaking(self) -> Iterator[Speech]:
+        """Those who have their turn and something to say."""
+        waits_for_all = self._args.modality == "image"
+        awake = (speech for speech in self._speeches.values() if not speech.is_paused)
+        for speech in islice(awake, self._args.capacity):
+            if not speech.owed if waits_for_all else (speech.words or speech.is_whole):
+                yield speech
+
+    def _speak(self, speech: Speech, now_s: float) -> EngineOutput:
+        args, key = self._args, speech.request.key
+        if args.crash_on and args.crash_on in speech.text:
+            raise RuntimeError(f"the echo engine was told to crash on {args.crash_on!r}")
+        while args.hang_on and args.hang_on in speech.text:
+            time.sleep(1.0)
+        if args.fail_on and args.fail_on in speech.text:
+            del self._speeches[key]
+            reason = f"the echo engine was told to fail on {args.fail_on!r}"
+            return EngineOutput(key, error=(FailureKind.ENGINE, reason))
+        if self._args.modality == "image":
+            return self._finish(speech, "stop", image_png=draw_png(speech.text))
+        word = speech.words.popleft() if speech.words else ""
+        token_ids = (token_id(word),) if word else ()
+        speech.said += token_ids
+        speech.next_at_s = now_s + args.delay_s
+        if speech.words or not speech.is_whole:
+            return EngineOutput(key, text=word, token_ids=token_ids, handoff_piece=self._piece(speech, word))
+        reason = "stop" if len(speech.said) == speech.word_count else "length"
+        return self._finish(speech, reason, text=word, token_ids=token_ids)
+
+    def _finish(
+        self,
+        speech: Speech,
+        reason: str,
+        *,
+        text: str = "",
+        token_ids: tuple[int, ...] = (),
+        image_png: bytes | None = None,
+    ) -> EngineOutput:
+        key = speech.request.key
+        del self._speeches[key]
+        handoff: Mapping[str, Any] | None = None
+        if speech.request.next_stages and self._args.handoff_on in speech.text:
+            handoff = handoff_of(speech.text, self._args.payload_bytes)
+        return EngineOutput(
+            key,
+            text=text,
+            token_ids=token_ids,
+            image_png=image_png,
+            finish_reason=reason,
+            handoff=handoff,
+            handoff_piece=self._piece(speech, text, is_last=True),
+            usage=_usage(speech),
+        )
+
+    def _piece(self, speech: Speech, word: str, *, is_last: bool = False) -> Mapping[str, Any] | None:
+        if not speech.request.stream_to or self._args.handoff_on not in speech.text:
+            return None
+        return handoff_of(speech.next_piece(word, is_last=is_last), self._args.payload_bytes)
+
+
+def draw_png(text: str, size_px: int = 16) -> bytes:
+    """A small grey picture that depends on the text alone."""
+    seed = zlib.crc32(text.encode("utf-8"))
+    rows = b"".join(b"\0" + bytes((seed >> (x * y % 24)) & 0xFF for x in range(size_px)) for y in range(size_px))
+    header = struct.pack(">IIBBBBB", size_px, size_px, 8, 0, 0, 0, 0)
+    parts = ((b"IHDR", header), (b"IDAT", zlib.compress(rows)), (b"IEND", b""))
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body)) for name, body in parts
+    )
+
+
+def _usage(speech: Speech) -> dict[str, int]:
+    return {"prompt_tokens": speech.word_count, "completion_tokens": len(speech.said)}

@@ -1,0 +1,155 @@
+"""One answer of the echo engine: what it has heard, what it has said of that, and what it has handed on."""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+
+from omni_discovery.data_urls import read_picture
+from omni_discovery.errors import InvalidRequestError
+from stage_runtime.config import NotResumableError
+from stage_runtime.engines.base import StageRequest
+
+_WORD = re.compile(r"\s*\S+\s*$|\s*\S+\s")
+
+#: How many words it holds of what a stage before says, before it wants no more.
+_AHEAD: Final = 2
+
+#: See Engine.not_resumable.
+NOT_RESUMABLE: Final[Mapping[str, str]] = {
+    "other words": "what was shown are not the first words of this answer, as where the prompts differ",
+    "a picture": "it is drawn in one piece, there is nothing behind it",
+}
+
+
+@dataclass(slots=True)
+class Speech:
+    """Grows while stages before it speak; a word is said once it was heard to its end."""
+
+    request: StageRequest
+    max_tokens: int | None
+    next_at_s: float
+    #: All that was heard, and of how many words it is, however many are to be said.
+    text: str = ""
+    word_count: int = 0
+    #: Still to be said.
+    words: deque[str] = field(default_factory=deque)
+    said: list[int] = field(default_factory=list)
+    #: Which stages have not told all yet.
+    owed: set[int] = field(default_factory=set)
+    #: The next stages or the client are behind.
+    is_paused: bool = False
+    #: How much of the text was handed on.
+    handed: int = 0
+    _shown: str = ""
+
+    def hear(self, text: str) -> None:
+        """More to say. Raise NotResumableError if it does not begin with what was shown elsewhere."""
+        words = _WORD.findall(text)
+        self.text += text
+        self.word_count += len(words)
+        planned = len(self.said) + len(self.words)
+        self.words += words if self.max_tokens is None else words[: max(0, self.max_tokens - planned)]
+        self._skip_shown()
+
+    def heard_all(self, from_stage: int) -> None:
+        """That stage says no more. Raise NotResumableError if less came than was shown elsewhere."""
+        self.owed.discard(from_stage)
+        self._skip_shown()
+
+    @property
+    def wants_more(self) -> bool:
+        """Whether it will soon have nothing to say."""
+        return len(self.words) < _AHEAD
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it ends with the words that it has."""
+        return not self.owed or (self.max_tokens is not None and len(self.said) + len(self.words) >= self.max_tokens)
+
+    def next_piece(self, word: str, *, is_last: bool) -> str:
+        """What goes to the next stages with this word: all that they do not have yet, up to its end."""
+        start = self.handed
+        behind = sum(map(len, self.words))
+        self.handed = len(self.text) if is_last else max(start + len(word), len(self.text) - behind)
+        return self.text[start : self.handed]
+
+    def _skip_shown(self) -> None:
+        resume = self.request.resume
+        if resume is None:
+            return
+        while self.words and len(self.said) < len(resume.token_ids):
+            word = self.words.popleft()
+            self._shown += word
+            self.said.append(token_id(word))
+        is_short = len(self.said) < len(resume.token_ids)
+        mine, theirs = self.said[: len(resume.token_ids)], list(resume.token_ids)
+        same = resume.text.startswith(self._shown) if is_short else resume.text == self._shown
+        if not same or mine != theirs[: len(mine)] or (is_short and not self.owed):
+            raise NotResumableError(f"other words: {NOT_RESUMABLE['other words']}")
+
+
+def token_id(word: str) -> int:
+    """A stable number for a word."""
+    return zlib.crc32(word.encode("utf-8")) % 50_000
+
+
+def handoff_of(text: str, filler_bytes: int) -> dict[str, Any]:
+    """What the next stage gets of a text."""
+    encoded = np.frombuffer(text.encode("utf-8"), dtype=np.uint8).astype(np.int64)
+    return {"token_ids": encoded, "filler": np.zeros(filler_bytes, dtype=np.uint8)}
+
+
+def text_handed(payload: Mapping[str, Any]) -> str:
+    """The text of a hand-off. Raise InvalidRequestError if an echo engine has not made it."""
+    try:
+        return bytes(np.asarray(payload["token_ids"], dtype=np.int64).astype(np.uint8)).decode("utf-8")
+    except (KeyError, TypeError, ValueError) as error:
+        raise InvalidRequestError(f"the hand-off is not an echo engine's: {error}") from error
+
+
+def text_of(request: StageRequest) -> str:
+    """What a request has it say from the beginning. Raise InvalidRequestError if that is nothing."""
+    payload = request.payload
+    if payload is not None:
+        return text_handed(payload)
+    if request.stream_from:
+        return ""
+    inputs = request.inputs
+    text = inputs.get("prompt")
+    if text is None and isinstance(inputs.get("messages"), list) and inputs["messages"]:
+        last = inputs["messages"][-1]
+        text = _content_of(last.get("content") if isinstance(last, Mapping) else None)
+    if text is None and isinstance(inputs.get("prompt_token_ids"), list):
+        text = " ".join(str(number) for number in inputs["prompt_token_ids"])
+    if not isinstance(text, str) or not text.strip():
+        raise InvalidRequestError("the prompt is empty")
+    return text
+
+
+def companions_of(request: StageRequest) -> str:
+    """What it says for the request's companions."""
+    if not request.companions:
+        return ""
+    heard = {role: handed for role, by_stage in request.companions.items() for handed in by_stage.values()}
+    return "".join(f" {role}: {text_handed(handed)}" for role, handed in heard.items())
+
+
+def _content_of(content: Any) -> Any:
+    if isinstance(content, list):
+        return " ".join(_said_of(part) for part in content if isinstance(part, Mapping))
+    return content
+
+
+def _said_of(part: Mapping[str, Any]) -> str:
+    """A text, or one word that tells a picture from every other."""
+    if part.get("type") != "image_url":
+        return str(part.get("text", ""))
+    mime, file = read_picture(part.get("image_url"))
+    return f"<{mime};bytes={len(file)};crc32={zlib.crc32(file):08x}>"

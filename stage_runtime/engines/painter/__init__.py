@@ -1,0 +1,1 @@
+"""engine: diffusion, with the demo's small diffusion transformer."""

@@ -1,0 +1,180 @@
+"""Which engine draws; and our torch diffusion transformer as one: token ids in, one PNG out.
+
+All its pictures under way take one denoising step together per ``step``, each with its own seed, number of steps and
+guidance, so that requests come and go between two steps.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import msgspec
+from msgspec import Meta
+
+from omni_discovery.deploy.document import StageConfig
+from omni_discovery.errors import ConfigError, InvalidRequestError
+from omni_discovery.wire import FailureKind
+from stage_runtime.engines.base import EngineOutput, Report, StageRequest, check_model_folder, checked_args
+from stage_runtime.engines.handoffs import joined
+from stage_runtime.engines.sampling import Seed, checked, seed_of
+
+if TYPE_CHECKING:
+    from stage_runtime.engines.diffusers.engine import DiffusersEngine
+    from stage_runtime.engines.painter.dit import Canvas, DigitPainter
+
+#: What every folder of a diffusers pipeline holds.
+_PIPELINE_INDEX: Final = "model_index.json"
+
+
+def engine_for(stage: StageConfig) -> DiffusionEngine | DiffusersEngine:
+    """A diffusers pipeline if the model is one, or a name on a model hub; else our own painter. Raise ConfigError."""
+    if check_model_folder(stage) and not (Path(stage.model).expanduser() / _PIPELINE_INDEX).is_file():
+        return DiffusionEngine(stage)
+    from stage_runtime.engines.diffusers.engine import DiffusersEngine
+
+    return DiffusersEngine(stage)
+
+
+class DiffusionArgs(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """``engine_args`` of the diffusion engine. ``device`` empty: the GPU if there is one, else the CPU."""
+
+    capacity: Annotated[int, Meta(ge=1, le=4096)] = 8
+    device: str = ""
+    height_px: Annotated[int, Meta(ge=16, le=2048)] = 128
+
+
+class PictureParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What may be asked of a picture. Without a seed, the request's id is one: a second attempt draws the same."""
+
+    seed: Seed | None = None
+    steps: Annotated[int, Meta(ge=1, le=1000)] | None = None
+    guidance_scale: Annotated[float, Meta(ge=0, le=20)] | None = None
+
+
+class DiffusionEngine:
+    """Draws what the stage before asked for; a hand-off that asks for nothing ends without a picture."""
+
+    def __init__(self, stage: StageConfig) -> None:
+        self._stage = stage
+        self._args = checked_args(stage, DiffusionArgs)
+        self._model: DigitPainter | None = None
+        #: Pictures under way by request key, oldest first; the first ``capacity`` are drawn, the others wait.
+        self._canvases: dict[str, Canvas] = {}
+        self._said: list[EngineOutput] = []
+
+    @property
+    def capacity(self) -> int:
+        """See Engine."""
+        return self._args.capacity
+
+    @property
+    def modality(self) -> str:
+        """See Engine."""
+        return "image"
+
+    @property
+    def not_resumable(self) -> None:
+        """See Engine. A picture is drawn anew: from the same seed, so it is the same."""
+        return None
+
+    def load(self, report: Report) -> None:
+        """See Engine."""
+        report("importing torch", 0.1)
+        import torch
+
+        from stage_runtime.engines.painter.dit import advance, load_painter, new_canvas
+
+        report("loading the model", 0.7)
+        device = self._args.device or ("cuda" if torch.cuda.is_available() else "cpu")
+        try:
+            self._model = load_painter(Path(self._stage.model), device)
+        except (OSError, KeyError, ValueError) as error:
+            raise ConfigError(
+                f"stage {self._stage.stage_id}: {self._stage.model} is no diffusers pipeline (no {_PIPELINE_INDEX})"
+                f" and no painter: {error!r}"
+            ) from error
+        report("warming up", 0.9)
+        advance(self._model, [new_canvas(self._model, [0], seed=0, steps=1)])
+
+    def add(self, request: StageRequest) -> None:
+        """See Engine."""
+        from stage_runtime.engines.painter.dit import digits_from_tokens, new_canvas
+
+        model = self._loaded()
+        if request.key in self._canvases:
+            raise InvalidRequestError("the request is running already")
+        params = checked({name: value for name, value in request.params.items() if value is not None}, PictureParams)
+        token_ids = _token_ids(request)
+        try:
+            digits = digits_from_tokens(token_ids, model.config)
+        except ValueError as error:
+            # The stage before asked for what can't be drawn: not the client's mistake.
+            reason = f"what the stage before handed over can't be drawn: {error}"
+            self._said.append(EngineOutput(request.key, error=(FailureKind.ENGINE, reason)))
+            return
+        if not digits:
+            self._said.append(EngineOutput(request.key, finish_reason="stop"))
+            return
+        seed = seed_of(request.request_id) if params.seed is None else params.seed
+        self._canvases[request.key] = new_canvas(model, digits, seed, params.steps, params.guidance_scale)
+
+    def update(self, request: StageRequest) -> None:
+        """See SegmentEngine. Each picture stands for itself."""
+        self.add(request)
+
+    def abort(self, key: str) -> None:
+        """See Engine."""
+        if self._canvases.pop(key, None) is not None:
+            self._said.append(EngineOutput(key, finish_reason="abort"))
+
+    def has_unfinished(self) -> bool:
+        """See Engine."""
+        return bool(self._canvases or self._said)
+
+    def step(self) -> list[EngineOutput]:
+        """See Engine."""
+        from stage_runtime.engines.painter.dit import advance
+
+        outputs, self._said = self._said, []
+        keys = list(self._canvases)[: self._args.capacity]
+        advanced = advance(self._loaded(), [self._canvases[key] for key in keys])
+        for key, canvas in zip(keys, advanced, strict=True):
+            if canvas.done:
+                del self._canvases[key]
+                outputs.append(EngineOutput(key, image_png=self._png(canvas), finish_reason="stop"))
+            else:
+                self._canvases[key] = canvas
+        return outputs
+
+    def close(self) -> None:
+        """See Engine."""
+        self._canvases.clear()
+        self._model = None
+
+    def _loaded(self) -> DigitPainter:
+        if self._model is None:
+            raise RuntimeError("the engine is not loaded")
+        return self._model
+
+    def _png(self, canvas: Canvas) -> bytes:
+        from stage_runtime.engines.painter.dit import compose_image
+
+        buffer = io.BytesIO()
+        compose_image(canvas.ink(), self._args.height_px).save(buffer, format="PNG")
+        return buffer.getvalue()
+
+
+def _token_ids(request: StageRequest) -> Any:
+    import torch
+
+    source: Mapping[str, Any] | None = None if request.payload is None else joined(request.payload)
+    given = source.get("token_ids") if source is not None else request.inputs.get("prompt_token_ids")
+    if given is None:
+        raise InvalidRequestError("this stage draws what the stage before handed over, and nothing was")
+    try:
+        return torch.as_tensor(given, dtype=torch.int64)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InvalidRequestError(f"the token ids can't be read: {error}") from error

@@ -1,0 +1,1 @@
+"""engine: vllm. The only folder of the runtime that imports vllm."""

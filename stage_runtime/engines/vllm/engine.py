@@ -1,0 +1,300 @@
+"""vLLM in the replica's own process, stepped by the thread that owns it.
+
+No process of vLLM's own stands between: engine, process and lease live and die together. The same code runs vLLM's CPU
+and GPU builds; ``engine_args`` go to vLLM as they are, but for ``handoff``, ``pd`` and ``allow_rpc``.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from msgspec.structs import replace
+
+from omni_discovery.deploy.document import StageConfig
+from omni_discovery.errors import ConfigError, InvalidRequestError
+from omni_discovery.wire import FailureKind
+from stage_runtime.config import NotResumableError
+from stage_runtime.engine_loop.running import kind_of
+from stage_runtime.engines.base import EngineOutput, Report, StageRequest, checked_args
+from stage_runtime.engines.sampling import token_sampling
+from stage_runtime.engines.vllm import prompt_logprobs, resume
+from stage_runtime.engines.vllm.control import Adapters, vllm_controls
+from stage_runtime.engines.vllm.handoff import Answer, HandoffArgs, Handoffs, HiddenStates
+from stage_runtime.engines.vllm.interrupt import can_pause, rest_of, take_over
+from stage_runtime.engines.vllm.load import (
+    Model,
+    check_model,
+    describe_model,
+    details_of,
+    id_of_token,
+    load_llm,
+    rendezvous_removed,
+    take_allow_rpc,
+    usual_capacity,
+)
+from stage_runtime.engines.vllm.output import said
+from stage_runtime.engines.vllm.params import sampling_params
+from stage_runtime.engines.vllm.prefill_decode import PrefillDecode
+from stage_runtime.engines.vllm.prompt import Prompt, checked_prompt, read_request, salt_of
+from stage_runtime.engines.vllm.read_ahead import Growing, Reader
+from stage_runtime.engines.vllm.resume import NOT_RESUMABLE
+from stage_runtime.engines.vllm.runs import Runs
+
+logger = logging.getLogger(__name__)
+
+
+class VllmEngine:
+    """A stage that makes tokens. Hands over ``token_ids``, all ids of the answer, special ones included, and ``text``.
+
+    Takes the client's prompt or what the stages before handed over, see ``vllm_inputs``.
+    """
+
+    def __init__(self, stage: StageConfig) -> None:
+        self._stage = stage
+        self._args = dict(stage.engine_args)
+        self._handoff = checked_args(stage, HandoffArgs, self._args.pop("handoff", {}), "engine_args.handoff")
+        self._allow_rpc = take_allow_rpc(stage, self._args)
+        self._pd = PrefillDecode(stage, self._args)
+        self._where = f"stage {stage.stage_id}: engine_args.handoff"
+        if self._handoff.hidden_states and self._pd.role is not None:
+            raise ConfigError(f"{self._where}.hidden_states: a stage that is split into prefill and decode has not all")
+        check_model(stage)
+        self._capacity = usual_capacity(self._args)
+        self._llm: Any = None
+        # The next five are there once the engine has loaded.
+        self._model: Model
+        self._runs: Runs
+        self._reader: Reader
+        self._adapters: Adapters
+        self._handoffs: Handoffs
+        self._hidden: HiddenStates | None = None
+        #: What is in the engine, paused or not, by request key.
+        self._answers: dict[str, Answer] = {}
+        #: What waits for the rest of its prompt.
+        self._growing: dict[str, Growing] = {}
+        #: What was asked and answered so far of requests that come in segments, by key.
+        self._talks: dict[str, list[int]] = {}
+        #: Ends that vLLM has no part in.
+        self._said: list[EngineOutput] = []
+
+    @property
+    def capacity(self) -> int:
+        """See Engine."""
+        return self._capacity
+
+    @property
+    def modality(self) -> str:
+        """See Engine."""
+        return "text"
+
+    @property
+    def not_resumable(self) -> Mapping[str, str]:
+        """See Engine. What one replica shows and another continues is what one alone would have said."""
+        return NOT_RESUMABLE
+
+    @property
+    def controls(self) -> Mapping[str, Callable[..., Any]]:
+        """See ControlEngine."""
+        return {} if self._llm is None else vllm_controls(self._llm, self._allow_rpc, self._adapters)
+
+    def load(self, report: Report) -> None:
+        """See Engine."""
+        report("importing vllm", 0.05)
+        import vllm  # noqa: F401
+
+        report("loading the model", 0.4)
+        self._llm = load_llm(self._stage, {**self._args, **self._pd.engine_args()})
+        self._capacity = int(self._llm.vllm_config.scheduler_config.max_num_seqs)
+        tokenizer = self._llm.get_tokenizer()
+        self._model, self.model_details = describe_model(self._llm, tokenizer, self._args), details_of(self._llm)
+        self._pd.loaded(self._llm.vllm_config)
+        required = id_of_token(tokenizer, self._handoff.require_token, f"{self._where}.require_token")
+        self._handoffs = Handoffs(required)
+        if self._handoff.hidden_states:
+            self._hidden = HiddenStates(self._llm, f"{self._where}.hidden_states")
+        self._runs, self._adapters = Runs(self._llm, self._hidden), Adapters(self._llm)
+        self._reader = Reader(self._runs, self._model)
+        report("warming up", 0.9)
+        self._runs.warm_up(sampling_params({"max_tokens": 1, "temperature": 0.0}))
+
+    def add(self, request: StageRequest) -> None:
+        """See Engine."""
+        if request.key in self._answers or request.key in self._growing:
+            raise InvalidRequestError("the request is running already")
+        asked = dict(request.params)
+        lora = self._adapters.named(asked.pop("lora", None))
+        params = sampling_params(token_sampling(asked), self._model.vocab_size)
+        is_split, keeps_rows = self._pd.role is not None, self._hidden is not None
+        prompt_logprobs.settle(params, request, self._llm.vllm_config, is_split=is_split, keeps_rows=keeps_rows)
+        if request.stream_from:
+            self._growing[request.key] = Growing.of(request, params, lora)
+        else:
+            self._begin(request, params, lora)
+
+    def feed(self, key: str, from_stage: int, piece: Mapping[str, Any] | None, is_last: bool) -> None:
+        """See PieceEngine."""
+        growing = self._growing.get(key)
+        if growing is None:
+            return
+        growing.hear(from_stage, piece, self._model, is_last=is_last)
+        whole = growing.whole()
+        if whole is None:
+            self._reader.read_ahead(growing)
+            return
+        self._reader.stop(key)
+        del self._growing[key]
+        self._begin(whole, growing.params, growing.lora, is_paused=growing.is_paused)
+
+    def pause(self, key: str, paused: bool) -> bool:
+        """See PieceEngine. What can't be interrupted so that nobody notices is not."""
+        growing, answer = self._growing.get(key), self._answers.get(key)
+        if growing is not None:
+            growing.is_paused = paused
+        if answer is None or answer.is_paused == paused:
+            return answer is not None and paused
+        if not paused:
+            self._go_on(answer)
+        elif self._pd.role is None and can_pause(answer, self._model):
+            self._runs.stop(key)
+            answer.is_paused = True
+        return answer.is_paused
+
+    def update(self, request: StageRequest) -> None:
+        """See SegmentEngine. The prompt is all that was asked and answered so far, and the new segment behind it."""
+        self.add(request)
+
+    def abort(self, key: str) -> None:
+        """See Engine."""
+        growing, answer = self._growing.get(key), self._answers.get(key)
+        self._drop(key)
+        if growing is not None or answer is not None:
+            # vLLM itself says nothing any more about what it was told to stop.
+            usage = {"prompt_tokens": 0, "completion_tokens": 0} if answer is None else answer.usage
+            self._said.append(EngineOutput(key, finish_reason="abort", usage=usage))
+
+    def has_unfinished(self) -> bool:
+        """See Engine."""
+        return bool(self._runs or self._said) or self._pd.has_more(self._llm)
+
+    def step(self) -> list[EngineOutput]:
+        """See Engine."""
+        outputs, self._said = self._said, []
+        if self._runs or self._pd.wait_for_more(self._llm):
+            for made in self._llm.step():
+                output = self._read(made)
+                if output is not None:
+                    outputs.append(output)
+        return outputs
+
+    def close(self) -> None:
+        """See Engine."""
+        llm, self._llm = self._llm, None
+        if llm is not None:
+            self._answers.clear()
+            if self._hidden is not None:
+                self._hidden.close()
+            with rendezvous_removed():
+                llm.engine_core.shutdown()
+
+    def _begin(self, request: StageRequest, params: Any, lora: Any, *, is_paused: bool = False) -> None:
+        """Take a request, all of which is there. Raise what ``add`` raises."""
+        earlier = self._talks.get(request.key, [])
+        handed = self._pd.prompt_of(request)
+        if request.segment is not None and (self._pd.is_prefill or handed is not None):
+            raise InvalidRequestError("a stage that is split into prefill and decode takes no input in segments")
+        if handed is None:
+            prompt = read_request(request, self._model, earlier)
+        else:
+            prompt = checked_prompt(Prompt(handed, salt=salt_of(request)), self._model)
+        if prompt.items is not None and self._pd.role is not None:
+            raise InvalidRequestError("a stage that is split into prefill and decode takes text and tokens only")
+        answer = Answer(request, prompt, params, lora, earlier=len(earlier), is_paused=is_paused)
+        if request.resume is not None and not self._resume(answer):
+            return
+        if not is_paused:
+            self._start(answer)
+        self._answers[request.key] = answer
+
+    def _resume(self, answer: Answer) -> bool:
+        """Take over what another replica showed; whether there is anything left to say. Raise NotResumableError."""
+        last = take_over(answer, self._model)
+        if last is not None:
+            self._said.append(self._end_of(answer, last))
+        return last is None
+
+    def _start(self, answer: Answer) -> None:
+        """Have vLLM say what is left of an answer. Raise InvalidRequestError, or NotResumableError behind a part."""
+        request = answer.request
+        prompt, params = rest_of(answer)
+        answer.given = len(answer.token_ids)
+        self._pd.prepare(request, params)
+        try:
+            answer.rows = self._runs.start(request.key, prompt, params, request.priority, answer.lora, request.trace)
+        except InvalidRequestError as error:
+            if not answer.token_ids:
+                raise
+            raise NotResumableError(f"{resume.refusal('other prompt')}: {error}") from error
+
+    def _go_on(self, answer: Answer) -> None:
+        answer.is_paused = False
+        try:
+            self._start(answer)
+        except (InvalidRequestError, NotResumableError) as error:
+            self._drop(answer.request.key)
+            self._said.append(EngineOutput(answer.request.key, error=(kind_of(error), str(error))))
+
+    def _drop(self, key: str) -> None:
+        for known in (self._talks, self._growing, self._answers):
+            known.pop(key, None)
+        self._runs.stop(key)
+        self._reader.stop(key)
+
+    def _read(self, made: Any) -> EngineOutput | None:
+        if self._reader.took(made):
+            return None
+        try:
+            return self._output_of(made)
+        except Exception as error:
+            # vLLM is done with its step: what one output broke is that request's own.
+            logger.exception("engine.output_failed")
+            self._drop(made.request_id)
+            return EngineOutput(made.request_id, error=(FailureKind.ENGINE, f"{type(error).__name__}: {error}"))
+
+    def _output_of(self, made: Any) -> EngineOutput | None:
+        answer = self._answers.get(made.request_id)
+        if answer is None or not made.outputs:
+            return None
+        piece = made.outputs[0]
+        token_ids = tuple(map(int, piece.token_ids))
+        answer.token_ids += token_ids
+        if answer.prompt.items is not None:
+            answer.item_tokens = len(made.prompt_token_ids) - answer.given - len(answer.prompt)
+        if made.finished:
+            del self._answers[made.request_id]
+            self._runs.ended(made.request_id)
+        if piece.finish_reason == "error":
+            reason = str(getattr(made, "error", None) or "the engine could not finish this request")
+            return EngineOutput(made.request_id, error=(FailureKind.ENGINE, reason))
+        if self._pd.is_prefill:
+            return self._prefilled(answer, made) if made.finished else None
+        finish_reason = (piece.finish_reason or "stop") if made.finished else None
+        output = said(answer, made, token_ids, finish_reason, self._model)
+        if made.finished:
+            return self._end_of(answer, output)
+        handed = self._handoffs.piece(answer, is_last=False)
+        return output if handed is None else replace(output, handoff_piece=handed)
+
+    def _prefilled(self, answer: Answer, made: Any) -> EngineOutput:
+        # The answer is the decode stage's from its first token on.
+        prompt = answer.prompt.token_ids
+        handed = self._pd.hand_over(answer.request, prompt, getattr(made, "kv_transfer_params", None))
+        usage = {"prompt_tokens": len(prompt), "completion_tokens": 0}
+        return EngineOutput(made.request_id, finish_reason="stop", handoff=handed, usage=usage)
+
+    def _end_of(self, answer: Answer, last: EngineOutput) -> EngineOutput:
+        if answer.request.segment is not None:
+            self._talks[last.key] = [*answer.prompt.token_ids, *answer.token_ids]
+        piece = self._handoffs.piece(answer, is_last=True)
+        return replace(last, handoff=self._handoffs.whole(answer), handoff_piece=piece, usage=answer.usage)

@@ -1,0 +1,167 @@
+"""A vLLM stage's ``engine_args`` as vLLM's own, and the engine made of them.
+
+What of a loaded model decides what its stage takes, and how an answer goes on.
+
+The file at which vLLM's process group meets, also one of a single rank: vLLM leaves it in the temporary folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from omni_discovery.deploy.document import StageConfig
+from omni_discovery.errors import ConfigError
+from omni_discovery.text import essence
+from stage_runtime.engines.base import check_model_folder, checked_args
+from stage_runtime.engines.files import check_model_files
+from stage_runtime.replica.failures import lacks_memory
+
+#: What vLLM runs at once when ``max_num_seqs`` is not given.
+_USUAL_CAPACITY: Final = 256
+
+
+def take_allow_rpc(stage: StageConfig, given: dict[str, Any]) -> tuple[str, ...]:
+    """Take ``allow_rpc``, which is ours, out of a stage's arguments. Raise ConfigError."""
+    return checked_args(stage, tuple[str, ...], given.pop("allow_rpc", ()), "engine_args.allow_rpc")
+
+
+def usual_capacity(given: Mapping[str, Any]) -> int:
+    """How many requests vLLM would run at once, as far as that can be said before it has loaded."""
+    return int(given.get("max_num_seqs", _USUAL_CAPACITY))
+
+
+def check_model(stage: StageConfig) -> None:
+    """Raise ConfigError if the stage's model is a folder here that can't be loaded."""
+    if check_model_folder(stage):
+        check_model_files(stage, Path(stage.model).expanduser())
+
+
+def engine_args_of(stage: StageConfig, given: Mapping[str, Any], kind: Any) -> Any:
+    """The EngineArgs, of class ``kind``, for a stage. Raise ConfigError that names what this vLLM has not."""
+    known = set(kind.__dataclass_fields__)
+    for name in given:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f" (did you mean {near[0]!r}?)" if near else ""
+            raise ConfigError(f"stage {stage.stage_id}: vLLM has no engine_args.{name}{hint}")
+    # Its spans are made of its stats: without them, the first request would end it.
+    quiet = {"disable_log_stats": not given.get("otlp_traces_endpoint"), "use_tqdm_on_load": False}
+    ours = {"model": stage.model, **{name: value for name, value in quiet.items() if name in known}}
+    try:
+        return kind(**{**ours, **given})
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"stage {stage.stage_id}: engine_args: {essence(error)}") from error
+
+
+def load_llm(stage: StageConfig, given: Mapping[str, Any]) -> Any:
+    """A loaded LLMEngine, all of it in this process. Raise ConfigError where the operator must act."""
+    from vllm import EngineArgs, LLMEngine
+
+    arguments = engine_args_of(stage, given, EngineArgs)
+    try:
+        llm = LLMEngine.from_engine_args(arguments, enable_multiprocessing=False)
+    except (ValueError, OSError) as error:
+        if lacks_memory(error):
+            # What else needs it may be about to end.
+            raise
+        if isinstance(error, ValueError):
+            raise ConfigError(f"stage {stage.stage_id}: vLLM refuses model or engine_args: {essence(error)}") from error
+        if check_model_folder(stage):
+            raise ConfigError(f"stage {stage.stage_id}: {stage.model}: {essence(error)}") from error
+        raise
+    if llm.vllm_config.model_config.runner_type == "pooling" and given.get("runner") != "pooling":
+        raise ConfigError(f"stage {stage.stage_id}: this model pools, as vLLM has it: set final_output: embedding")
+    return llm
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """Read from vLLM once it has loaded."""
+
+    tokenizer: Any
+    max_model_len: int
+    vocab_size: int
+    #: What ends an answer unless the request ignores it.
+    eos_token_ids: frozenset[int]
+    has_logits_processors: bool = False
+    #: How many numbers a token has in prompt embeds, and of which type; 0: it takes none.
+    embeds_size: int = 0
+    dtype: Any = None
+    #: How many tokens are remembered together by the prefix cache; 0: none are.
+    block_size: int = 0
+    #: Whether it takes pictures, sound or other items beside its prompt; which, vLLM knows.
+    takes_items: bool = False
+    #: How many tokens an answer has at least: none where the stage pools.
+    least_answer: int = 1
+
+
+def describe_model(llm: Any, tokenizer: Any, given: Mapping[str, Any]) -> Model:
+    """The model of a loaded LLMEngine; ``given`` are the stage's engine_args."""
+    config, cache = llm.vllm_config.model_config, llm.vllm_config.cache_config
+    # As vLLM itself finds out what ends an answer.
+    more = config.try_get_generation_config().get("eos_token_id")
+    eos = [tokenizer.eos_token_id, *(more if isinstance(more, list) else [more])]
+    return Model(
+        tokenizer=tokenizer,
+        max_model_len=int(config.max_model_len),
+        vocab_size=int(config.get_vocab_size()),
+        eos_token_ids=frozenset(int(each) for each in eos if each is not None),
+        has_logits_processors=bool(given.get("logits_processors")),
+        embeds_size=int(config.get_inputs_embeds_size()) if config.enable_prompt_embeds else 0,
+        dtype=config.dtype,
+        block_size=int(cache.block_size) if cache.enable_prefix_caching else 0,
+        takes_items=bool(config.is_multimodal_model),
+    )
+
+
+def details_of(llm: Any) -> dict[str, str]:
+    """What the replica's record says of the model that a loaded LLMEngine has."""
+    config = llm.vllm_config.model_config
+    dtype, commit = str(config.dtype).removeprefix("torch."), getattr(config.hf_config, "_commit_hash", None)
+    return {"dtype": dtype, "revision": str(config.revision or commit or "")}
+
+
+def id_of_token(tokenizer: Any, token: str, where: str) -> int | None:
+    """The id of a token that the operator named, None for the empty one. Raise ConfigError if it is not one token."""
+    if not token:
+        return None
+    token_id = tokenizer.convert_tokens_to_ids(token)
+    if token_id is None or token_id == tokenizer.unk_token_id:
+        raise ConfigError(f"{where}: {token!r} is not one token of the model")
+    return int(token_id)
+
+
+_PREFIX: Final = "vllm_dist_"
+
+
+@contextmanager
+def rendezvous_removed() -> Iterator[None]:
+    """Remove this process's own when the block is over. Who is killed leaves it: nothing says whose it was."""
+    file = _rendezvous_file()
+    try:
+        yield
+    finally:
+        if file is not None:
+            with contextlib.suppress(OSError):
+                file.unlink()
+
+
+def _rendezvous_file() -> Path | None:
+    """Where this process's default group was made, if that is a file of vLLM's."""
+    import torch.distributed
+
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return None
+    store = torch.distributed.distributed_c10d._get_default_store()  # noqa: SLF001 - there is no public way to it
+    while (inner := getattr(store, "underlying_store", None)) is not None:
+        store = inner
+    file = Path(getattr(store, "path", ""))
+    is_vllms = file.name.startswith(_PREFIX) and file.parent == Path(tempfile.gettempdir())
+    return file if is_vllms else None

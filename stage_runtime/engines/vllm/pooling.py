@@ -1,0 +1,209 @@
+"""A vLLM stage that pools: an embedding, the odds of classes or a score out of each prompt, and no tokens.
+
+The numbers are vLLM's own for its ``PoolingParams``. Nothing is shown before they are all there, so that another
+replica can always do the same again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import msgspec
+
+from omni_discovery.deploy.document import StageConfig
+from omni_discovery.errors import ConfigError, InvalidRequestError
+from omni_discovery.text import essence
+from omni_discovery.wire import MAX_ATTACHMENT_BYTES, FailureKind
+from stage_runtime.engines.base import EngineOutput, Report, StageRequest
+from stage_runtime.engines.files import npy_of
+from stage_runtime.engines.sampling import pooling_asked
+from stage_runtime.engines.vllm.control import Adapters, vllm_controls
+from stage_runtime.engines.vllm.engine import VllmEngine
+from stage_runtime.engines.vllm.load import (
+    Model,
+    check_model,
+    describe_model,
+    details_of,
+    load_llm,
+    rendezvous_removed,
+    take_allow_rpc,
+    usual_capacity,
+)
+from stage_runtime.engines.vllm.params import pooling_params
+from stage_runtime.engines.vllm.prompt import read_request
+from stage_runtime.engines.vllm.runs import Runs
+
+#: Arguments of a stage that makes tokens, which mean nothing here.
+_NOT_HERE: Final = ("handoff", "pd")
+
+
+def engine_for(stage: StageConfig) -> VllmEngine | VllmPoolingEngine:
+    """The engine of a vLLM stage: one that pools where the stage says so. Raise ConfigError."""
+    runner = stage.engine_args.get("runner", "auto")
+    if runner != "pooling" and stage.final_output != "embedding":
+        return VllmEngine(stage)
+    if runner not in ("auto", "pooling"):
+        raise ConfigError(f"stage {stage.stage_id}: final_output is embedding, so engine_args.runner must be pooling")
+    if stage.final_output not in ("embedding", "none"):
+        raise ConfigError(
+            f"stage {stage.stage_id}: engine_args.runner is pooling, so its final_output is embedding (or none), "
+            f"not {stage.final_output}"
+        )
+    return VllmPoolingEngine(stage)
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """``hands_over``: a stage after this one wants the numbers."""
+
+    prompt_tokens: int
+    hands_over: bool
+
+
+class VllmPoolingEngine:
+    """Puts out one array of float32 for each request, and hands it over as ``pooled``, a tensor.
+
+    Takes a prompt, or what the stages before handed over, see ``vllm_inputs``.
+    """
+
+    def __init__(self, stage: StageConfig) -> None:
+        self._stage = stage
+        self._args = {**stage.engine_args, "runner": "pooling"}
+        self._allow_rpc = take_allow_rpc(stage, self._args)
+        for name in _NOT_HERE:
+            if name in self._args:
+                raise ConfigError(f"stage {stage.stage_id}: engine_args.{name}: a stage that pools has none")
+        check_model(stage)
+        self._capacity = usual_capacity(self._args)
+        self._llm: Any = None
+        # The next five are there once the engine has loaded.
+        self._model: Model
+        self._runs: Runs
+        self._adapters: Adapters
+        #: What is done where a request does not say; one of vLLM's.
+        self._usual_task: str
+        #: Whether the model reads small letters only.
+        self._lowers: bool
+        #: What is in the engine, by request key.
+        self._asked: dict[str, _Asked] = {}
+        #: Ends that vLLM has no part in.
+        self._said: list[EngineOutput] = []
+
+    @property
+    def capacity(self) -> int:
+        """See Engine."""
+        return self._capacity
+
+    @property
+    def modality(self) -> str:
+        """See Engine."""
+        return "embedding"
+
+    @property
+    def controls(self) -> Mapping[str, Callable[..., Any]]:
+        """See ControlEngine."""
+        return {} if self._llm is None else vllm_controls(self._llm, self._allow_rpc, self._adapters)
+
+    def load(self, report: Report) -> None:
+        """See Engine."""
+        report("importing vllm", 0.05)
+        import vllm  # noqa: F401
+
+        report("loading the model", 0.4)
+        self._llm = load_llm(self._stage, self._args)
+        config = self._llm.vllm_config
+        self._capacity = int(config.scheduler_config.max_num_seqs)
+        described = describe_model(self._llm, self._llm.get_tokenizer(), self._args)
+        self._model, self.model_details = replace(described, least_answer=0), details_of(self._llm)
+        self._lowers = bool((config.model_config.encoder_config or {}).get("do_lower_case"))
+        self._usual_task = self._find_task(config.model_config)
+        self._runs, self._adapters = Runs(self._llm), Adapters(self._llm)
+        report("warming up", 0.9)
+        self._runs.warm_up(pooling_params({}, self._usual_task))
+
+    def add(self, request: StageRequest) -> None:
+        """See Engine."""
+        if request.key in self._asked:
+            raise InvalidRequestError("the request is running already")
+        asked = dict(request.params)
+        lora = self._adapters.named(asked.pop("lora", None))
+        params = pooling_params(pooling_asked(asked), self._usual_task)
+        prompt = read_request(self._readable(request), self._model, [])
+        self._runs.start(request.key, prompt.with_answer(()), params, request.priority, lora, request.trace)
+        self._asked[request.key] = _Asked(len(prompt), bool(request.next_stages))
+
+    def abort(self, key: str) -> None:
+        """See Engine."""
+        if self._asked.pop(key, None) is not None:
+            self._runs.stop(key)
+            self._said.append(EngineOutput(key, finish_reason="abort", usage=_usage(0)))
+
+    def has_unfinished(self) -> bool:
+        """See Engine."""
+        return bool(self._runs or self._said)
+
+    def step(self) -> list[EngineOutput]:
+        """See Engine."""
+        outputs, self._said = self._said, []
+        if self._runs:
+            for made in self._llm.step():
+                asked = self._asked.pop(made.request_id, None)
+                if asked is not None:
+                    self._runs.ended(made.request_id)
+                    outputs.append(_output_of(made, asked))
+        return outputs
+
+    def close(self) -> None:
+        """See Engine."""
+        llm, self._llm = self._llm, None
+        if llm is not None:
+            self._asked.clear()
+            with rendezvous_removed():
+                llm.engine_core.shutdown()
+
+    def _find_task(self, model_config: Any) -> str:
+        tasks = self._llm.get_supported_tasks()
+        try:
+            task = model_config.get_pooling_task(tasks)
+        except RuntimeError as error:
+            told = f"engine_args.pooler_config: {essence(error)}"
+            raise ConfigError(f"stage {self._stage.stage_id}: {told}") from error
+        if task is None:
+            raise ConfigError(f"stage {self._stage.stage_id}: vLLM has nothing that this model could pool: {tasks}")
+        return str(task)
+
+    def _readable(self, request: StageRequest) -> StageRequest:
+        """The request as the tokenizer is to have it. Raise InvalidRequestError for messages."""
+        if request.inputs.get("messages") is not None and not request.payloads:
+            raise InvalidRequestError(
+                "a stage that pools reads a prompt, or prompt_token_ids; messages are for a hub with --api vllm"
+            )
+        text = request.inputs.get("prompt")
+        if self._lowers and isinstance(text, str):
+            return msgspec.structs.replace(request, inputs={**request.inputs, "prompt": text.lower()})
+        return request
+
+
+def _output_of(made: Any, asked: _Asked) -> EngineOutput:
+    problem = getattr(made, "error", None)
+    if problem is not None:
+        reason = str(getattr(problem, "message", None) or problem)
+        return EngineOutput(made.request_id, error=(FailureKind.ENGINE, reason))
+    try:
+        pooled = made.outputs.data
+        file = npy_of(pooled)
+    except (AttributeError, TypeError, ValueError) as error:
+        # vLLM is done with its step: what one output broke is that request's own.
+        return EngineOutput(made.request_id, error=(FailureKind.ENGINE, f"{type(error).__name__}: {error}"))
+    if len(file) > MAX_ATTACHMENT_BYTES:
+        told = f"{len(file)} bytes were pooled, where an answer may have {MAX_ATTACHMENT_BYTES}: send a shorter prompt"
+        return EngineOutput(made.request_id, error=(FailureKind.INVALID, told))
+    handoff = {"pooled": pooled} if asked.hands_over else None
+    usage = _usage(len(made.prompt_token_ids or ()) or asked.prompt_tokens)
+    return EngineOutput(made.request_id, pooled_npy=file, finish_reason="stop", handoff=handoff, usage=usage)
+
+
+def _usage(prompt_tokens: int) -> dict[str, int]:
+    return {"prompt_tokens": prompt_tokens, "completion_tokens": 0}

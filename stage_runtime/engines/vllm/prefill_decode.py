@@ -1,0 +1,148 @@
+"""Prefill and decode of one model in two stages, over vLLM's own KV connectors.
+
+The prefill stage reads the prompt and says nothing to the client. It hands over the prompt's token ids and the
+parameters by which vLLM's connector finds the KV cache of this request on this replica. The decode stage makes every
+token of the answer itself, the first one, too: so sampling, seeds, penalties and grammars mean what they mean in one
+stage, and nothing can be shown twice or left out.
+
+KV that was read once is gone from its prefill replica, and it covers the prompt alone. So only the first attempt of
+the decode stage takes it; an attempt that repeats or resumes computes all that came before itself, which is the same
+tokens, only later.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from omni_discovery.deploy.document import StageConfig
+from omni_discovery.errors import ConfigError
+from stage_runtime.config import PayloadError
+from stage_runtime.engines.base import StageRequest
+
+PREFILL, DECODE = "prefill", "decode"
+#: Between two looks at whether the KV was taken.
+_PAUSE_S: Final = 0.002
+#: What vLLM calls the side of the transfer that a stage is on.
+_KV_ROLES: Final = {PREFILL: "kv_producer", DECODE: "kv_consumer"}
+#: vLLM would fail a request whose KV does not come; the stage can as well read the prompt itself.
+_DEFAULTS: Final = {PREFILL: {}, DECODE: {"kv_load_failure_policy": "recompute"}}
+
+#: Where the KV is, in the words of the connectors that fetch it: without these they would silently do without.
+_NIXL: Final = ("remote_engine_id", "remote_request_id", "remote_block_ids", "remote_host", "remote_port")
+_NEEDED: Final[Mapping[str, tuple[str, ...]]] = {
+    "NixlConnector": _NIXL,
+    "NixlPullConnector": _NIXL,
+    "NixlPushConnector": _NIXL,
+    "MooncakeConnector": ("remote_engine_id", "remote_bootstrap_addr", "transfer_id"),
+}
+
+
+class PrefillDecode:
+    """The part that a stage has in it: ``engine_args.pd`` and ``engine_args.kv_transfer_config``."""
+
+    def __init__(self, stage: StageConfig, args: dict[str, Any]) -> None:
+        """Take both out of ``args``. Raise ConfigError if they don't fit together."""
+        self._where = f"stage {stage.stage_id}: engine_args"
+        self.role: str | None = args.pop("pd", None)
+        transfer = args.pop("kv_transfer_config", None)
+        if not isinstance(transfer, dict | None):
+            raise ConfigError(f"{self._where}.kv_transfer_config must be a mapping, as vLLM has it")
+        #: vLLM's own; empty: no KV leaves or enters.
+        self.transfer: dict[str, Any] = transfer or {}
+        self.connector = str(self.transfer.get("kv_connector") or "")
+        #: What finds this replica, the same for all its requests.
+        self._own: dict[str, Any] = {}
+        if self.role is None:
+            return
+        if self.role not in _KV_ROLES:
+            raise ConfigError(f"{self._where}.pd must be {PREFILL!r} or {DECODE!r}, not {self.role!r}")
+        if not self.connector:
+            raise ConfigError(f"{self._where}.pd: {self.role} needs a kv_transfer_config with a kv_connector")
+        kv_role = self.transfer.get("kv_role", _KV_ROLES[self.role])
+        if kv_role not in (_KV_ROLES[self.role], "kv_both"):
+            raise ConfigError(f"{self._where}: a {self.role} stage can't have the kv_role {kv_role!r}")
+        self.transfer = {**_DEFAULTS[self.role], **self.transfer, "kv_role": kv_role}
+        if self.role == PREFILL and stage.final_output != "none":
+            raise ConfigError(f"stage {stage.stage_id}: a prefill stage shows nothing; leave final_output out")
+
+    @property
+    def is_prefill(self) -> bool:
+        """Whether the stage reads prompts for another."""
+        return self.role == PREFILL
+
+    def engine_args(self) -> dict[str, Any]:
+        """What of it goes to vLLM. Raise ConfigError if vLLM refuses it."""
+        if not self.transfer:
+            return {}
+        from vllm.config import KVTransferConfig
+
+        try:
+            return {"kv_transfer_config": KVTransferConfig(**self.transfer)}
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"{self._where}.kv_transfer_config: {error}") from error
+
+    def loaded(self, vllm_config: Any) -> None:
+        """The engine is there: find out how others reach this replica."""
+        if not self.is_prefill:
+            return
+        self._own = {"remote_engine_id": str(vllm_config.kv_transfer_config.engine_id)}
+        if self.connector == "MooncakeConnector":
+            from vllm import envs
+            from vllm.utils.network_utils import get_ip
+
+            self._own["remote_bootstrap_addr"] = f"http://{get_ip()}:{envs.VLLM_MOONCAKE_BOOTSTRAP_PORT}"
+
+    def has_more(self, llm: Any) -> bool:
+        """Whether vLLM has work without a request: what was prefilled is announced one step behind its end."""
+        return self.is_prefill and llm is not None and bool(llm.engine_core.engine_core.scheduler.has_requests())
+
+    def wait_for_more(self, llm: Any) -> bool:
+        """The same, after a moment: whoever takes the KV needs none of this thread's time meanwhile."""
+        if not self.has_more(llm):
+            return False
+        time.sleep(_PAUSE_S)
+        return True
+
+    def prompt_of(self, request: StageRequest) -> list[int] | None:
+        """The prompt that the prefill stage read; None where there was none. Raise PayloadError for a broken one."""
+        handed = self._handed_to(request)
+        return None if handed is None else list(handed["prompt_token_ids"])
+
+    def prepare(self, request: StageRequest, params: Any) -> None:
+        """Make vLLM's parameters those of the stage's part. Raise PayloadError if the hand-off can't be used."""
+        if self.is_prefill:
+            # The connectors keep what ended by its length, so nothing may end it sooner.
+            params.max_tokens, params.min_tokens, params.ignore_eos = 1, 0, True
+            params.stop, params.stop_token_ids, params.detokenize = [], [], False
+            self._give(params, {"do_remote_decode": True, "do_remote_prefill": False, "transfer_id": request.key})
+            return
+        handed = self._handed_to(request)
+        if handed is None or request.attempt > 0 or request.resume is not None:
+            return
+        self._give(params, dict(handed["kv_transfer_params"]))
+
+    def hand_over(self, request: StageRequest, prompt_token_ids: Sequence[int], returned: Any) -> dict[str, Any]:
+        """What the decode stage gets; ``returned`` is what vLLM's connector said at the end of the prefill."""
+        said = dict(returned) if isinstance(returned, Mapping) else {}
+        params = {"do_remote_prefill": True, "do_remote_decode": False, "transfer_id": request.key, **self._own, **said}
+        return {"prompt_token_ids": list(prompt_token_ids), "kv_transfer_params": params}
+
+    def _handed_to(self, request: StageRequest) -> Mapping[str, Any] | None:
+        if self.role != DECODE or not request.payloads:
+            return None
+        handed = next((each for each in request.payloads.values() if "kv_transfer_params" in each), None)
+        if handed is None:
+            raise PayloadError("no stage before this one prefilled: the hand-off has no kv_transfer_params")
+        params, prompt = handed["kv_transfer_params"], handed.get("prompt_token_ids")
+        if not isinstance(params, Mapping) or not isinstance(prompt, list) or not all(type(e) is int for e in prompt):
+            raise PayloadError("the prefill's hand-off is damaged")
+        missing = [name for name in _NEEDED.get(self.connector, ()) if params.get(name) is None]
+        if missing:
+            raise PayloadError(f"the prefill's kv_transfer_params lack {', '.join(missing)}")
+        return handed
+
+    @staticmethod
+    def _give(params: Any, kv_transfer_params: dict[str, Any]) -> None:
+        params.extra_args = {**(params.extra_args or {}), "kv_transfer_params": kv_transfer_params}

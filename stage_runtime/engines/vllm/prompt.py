@@ -1,0 +1,220 @@
+"""The prompt of a vLLM stage: what the client asked, or what the stages before handed over.
+
+Pictures in a client's messages, for a model that looks at them. They come with the request: nothing is fetched.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Final
+
+from omni_discovery.data_urls import MAX_PIXELS, read_picture
+from omni_discovery.errors import InvalidRequestError
+from stage_runtime.engines.base import StageRequest
+from stage_runtime.engines.prompts import read_prompt
+from stage_runtime.engines.vllm.load import Model
+from stage_runtime.engines.vllm.params import check_prompt
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+#: What Pillow gives to other programs to read, or can't read.
+_NOT_READ: Final = frozenset({"EPS", "WMF", "BUFR", "GRIB", "HDF5", "MPEG"})
+#: Beside a prompt that has left places for them: pictures as their files.
+IMAGES: Final = "images"
+
+
+def take_pictures(inputs: Mapping[str, Any]) -> tuple[Mapping[str, Any], dict[str, Any] | None]:
+    """The inputs with each ``image_url`` part of ``messages`` as ``{"type": "image"}``, and the pictures as items.
+
+    A ``prompt``, or ``prompt_token_ids``, may have them in a list ``images`` beside it, as the bytes of their files or
+    as ``data:`` URLs. None if there are none. Raise InvalidRequestError for what is no picture.
+    """
+    messages, beside = inputs.get("messages"), inputs.get(IMAGES)
+    pictures: list[Image] = []
+    if beside is not None:
+        if messages is not None or not isinstance(beside, list | tuple):
+            raise InvalidRequestError(f"{IMAGES}: a list of pictures, beside a prompt; messages hold theirs in parts")
+        kept = {name: value for name, value in inputs.items() if name != IMAGES}
+        for each in beside:
+            pictures.append(_picture(each, pictures))
+        return kept, ({"image": pictures} if beside else None)
+    if not isinstance(messages, list):
+        return inputs, None
+    told = [_without_pictures(message, pictures) for message in messages]
+    return ({**inputs, "messages": told}, {"image": pictures}) if pictures else (inputs, None)
+
+
+def _without_pictures(message: Any, pictures: list[Image]) -> Any:
+    content = message.get("content") if isinstance(message, Mapping) else None
+    if not isinstance(content, list):
+        return message
+    parts = []
+    for part in content:
+        if isinstance(part, Mapping) and part.get("type") == "image_url":
+            pictures.append(_picture(part.get("image_url"), pictures))
+            parts.append({"type": "image"})
+        else:
+            parts.append(part)
+    return {**message, "content": parts}
+
+
+def _picture(given: Any, others: Sequence[Image]) -> Image:
+    from PIL import Image
+
+    file = given if isinstance(given, bytes) else read_picture(given)[1]
+    Image.init()
+    try:
+        picture = Image.open(io.BytesIO(file), formats=[name for name in Image.ID if name not in _NOT_READ])
+        is_small = sum(each.width * each.height for each in (*others, picture)) <= MAX_PIXELS
+        pixels = _as_seen(picture) if is_small else None
+    except (ValueError, OSError, SyntaxError, Image.DecompressionBombError) as error:
+        raise InvalidRequestError(f"image_url: the picture can't be read: {error}") from error
+    if pixels is None:
+        behind = f" behind {len(others)} others" if others else ""
+        size = f"{picture.width} x {picture.height}"
+        raise InvalidRequestError(f"image_url: a picture of {size}{behind} is too large; show fewer or smaller ones")
+    return pixels
+
+
+def _as_seen(picture: Image) -> Image:
+    """Upright, and on white where it is transparent: as vLLM's own server shows pictures to models."""
+    from PIL import Image, ImageOps
+
+    picture.load()
+    # What a camera wrote beside the picture may be anything.
+    with suppress(Exception):
+        picture = ImageOps.exif_transpose(picture)
+    is_opaque = "A" not in picture.getbands() and "transparency" not in picture.info
+    if picture.mode == "RGB" or is_opaque:
+        return picture.convert("RGB")
+    layer = picture.convert("RGBA")
+    seen = Image.new("RGB", layer.size, "white")
+    seen.paste(layer, mask=layer.getchannel("A"))
+    return seen
+
+
+#: What of a hand-off is read, the first that is there; the first two only where ``enable_prompt_embeds`` is set.
+_EMBEDS: Final = ("prompt_embeds", "hidden_states")
+_IDS: Final = ("prompt_token_ids", "token_ids")
+_ITEMS: Final = "multi_modal_data"
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """Token ids, or in their place ``embeds``, a tensor of floats with the shape (tokens, hidden size).
+
+    ``items`` are pictures, sound and what else the model takes, as vLLM's ``multi_modal_data`` has them. It puts them
+    into the places that the tokens leave for them. What is remembered of a prompt is for those with the same ``salt``.
+    """
+
+    token_ids: Sequence[int] = field(default_factory=list)
+    embeds: Any = None
+    items: Mapping[str, Any] | None = None
+    salt: str = ""
+
+    def __len__(self) -> int:
+        return len(self.token_ids) if self.embeds is None else int(self.embeds.shape[0])
+
+    def with_answer(self, token_ids: Sequence[int]) -> dict[str, Any]:
+        """As vLLM takes it, with what was answered so far behind it; that can't be put behind embeds."""
+        prompt: dict[str, Any] = {"cache_salt": self.salt} if self.salt else {}
+        if self.embeds is not None:
+            return {**prompt, "prompt_embeds": self.embeds}
+        prompt["prompt_token_ids"] = [*self.token_ids, *token_ids]
+        return prompt if self.items is None else {**prompt, _ITEMS: self.items}
+
+
+def salt_of(request: StageRequest) -> str:
+    """Whose prompts its own may share what is remembered with; empty where it does not say."""
+    return str(request.params.get("cache_salt") or "")
+
+
+def read_request(request: StageRequest, model: Model, earlier: Sequence[int]) -> Prompt:
+    """The prompt of a request, all of which is there; ``earlier`` are the tokens of its segments before.
+
+    Raise InvalidRequestError for what the client did wrong.
+    """
+    if _ITEMS in request.inputs:
+        raise InvalidRequestError(f"{_ITEMS}: give pictures as image_url parts of messages, to a stage that takes them")
+    if IMAGES in request.inputs and not model.takes_items:
+        raise InvalidRequestError(f"{IMAGES}: this stage's model takes no pictures")
+    if request.payloads:
+        prompt = read_handed(request.payloads.values(), model)
+    else:
+        inputs, items = take_pictures(request.inputs) if model.takes_items else (request.inputs, None)
+        prompt = Prompt(read_prompt(model.tokenizer, inputs, begins=not earlier, images=items is not None), items=items)
+    if not len(prompt):
+        raise InvalidRequestError("the prompt is empty")
+    if request.segment is not None and (prompt.embeds is not None or prompt.items is not None):
+        raise InvalidRequestError("input in segments is tokens or text; embeds and pictures come whole")
+    whole = replace(prompt, token_ids=[*earlier, *prompt.token_ids], salt=salt_of(request))
+    return checked_prompt(whole, model)
+
+
+def checked_prompt(prompt: Prompt, model: Model) -> Prompt:
+    """The same. Raise InvalidRequestError if it leaves no room for an answer or holds what the model has not."""
+    if not len(prompt):
+        raise InvalidRequestError("the prompt is empty")
+    # Of embeds only the length is to be checked.
+    token_ids = prompt.token_ids if prompt.embeds is None else [0] * len(prompt)
+    check_prompt(token_ids, model.max_model_len, model.vocab_size, model.least_answer)
+    return prompt
+
+
+def read_handed(handed: Iterable[Mapping[str, Any]], model: Model) -> Prompt:
+    """What these hand-offs, or pieces, say one behind the other. Raise InvalidRequestError if that is no prompt."""
+    parts = [part for each in handed for part in each.get("pieces", (each,))]
+    if not parts:
+        return Prompt()
+    items = _items(parts, model)
+    if model.embeds_size and items is None:
+        for name in _EMBEDS:
+            if all(name in part for part in parts):
+                return Prompt(embeds=_joined_embeds([part[name] for part in parts], name, model))
+    for name in _IDS:
+        if all(name in part for part in parts):
+            return Prompt([token_id for part in parts for token_id in _ids(part[name], name)], items=items)
+    if all(isinstance(part.get("text"), str) for part in parts):
+        return Prompt(list(model.tokenizer.encode("".join(part["text"] for part in parts))), items=items)
+    names = ", ".join(sorted({name for part in parts for name in part})) or "nothing"
+    hint = "" if model.embeds_size else "; prompt_embeds are taken where engine_args.enable_prompt_embeds is true"
+    raise InvalidRequestError(
+        f"the hand-off has no token_ids, prompt_token_ids or text for a prompt, but {names}{hint}"
+    )
+
+
+def _items(parts: Sequence[Mapping[str, Any]], model: Model) -> Mapping[str, Any] | None:
+    items = [part[_ITEMS] for part in parts if _ITEMS in part]
+    if not items:
+        return None
+    if not model.takes_items:
+        raise InvalidRequestError(f"the hand-off holds {_ITEMS}, and this stage's model takes none")
+    if len(items) > 1 or not isinstance(items[0], Mapping):
+        raise InvalidRequestError(f"{_ITEMS} must come once in a hand-off, as a mapping from its kind to the items")
+    return dict(items[0])
+
+
+def _ids(value: Any, name: str) -> list[int]:
+    given = value.tolist() if hasattr(value, "tolist") else value
+    if not isinstance(given, list | tuple) or not all(type(each) is int for each in given):
+        raise InvalidRequestError(f"the hand-off's {name} must be whole numbers in one row")
+    return list(given)
+
+
+def _joined_embeds(parts: Sequence[Any], name: str, model: Model) -> Any:
+    import torch
+
+    for part in parts:
+        if not isinstance(part, torch.Tensor) or part.ndim != 2 or not part.is_floating_point():
+            raise InvalidRequestError(
+                f"the hand-off's {name} must be a tensor of floats with the shape (tokens, hidden size)"
+            )
+        if part.shape[1] != model.embeds_size:
+            raise InvalidRequestError(
+                f"the hand-off's {name} has {part.shape[1]} numbers a token; the model, {model.embeds_size}"
+            )
+    return torch.cat(list(parts)).to(model.dtype)

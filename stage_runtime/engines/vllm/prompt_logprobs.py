@@ -1,0 +1,55 @@
+"""How likely the tokens of a prompt were: asked of vLLM until an answer begins, and told with its first token.
+
+An answer that goes on behind a pause, or behind what another replica has shown, has had them: they come before all of
+it. vLLM must then read the whole prompt again, for what its prefix cache remembers it computes no odds.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from omni_discovery.errors import InvalidRequestError
+from omni_discovery.wire import MAX_PROMPT_LOGPROBS
+from stage_runtime.engines.base import StageRequest
+
+if TYPE_CHECKING:
+    from stage_runtime.engines.vllm.handoff import Answer
+
+
+def settle(params: Any, request: StageRequest, config: Any, *, is_split: bool, keeps_rows: bool) -> None:
+    """Leave the prefix cache unread only for hidden states; ``ask`` does for a prompt's log probabilities.
+
+    Raise InvalidRequestError where a stage with this VllmConfig can't tell those.
+    """
+    # What was remembered was made long ago, and nobody kept its hidden states.
+    params.skip_reading_prefix_cache = keeps_rows and bool(request.next_stages)
+    if params.prompt_logprobs is None:
+        return
+    if is_split:
+        raise _refusal("a stage that is split into prefill and decode reads no whole prompt")
+    if request.stream_from or request.segment is not None:
+        raise _refusal("the prompt comes in pieces")
+    if config.cache_config.kv_sharing_fast_prefill:
+        raise _refusal("a stage with kv_sharing_fast_prefill does not compute them")
+
+
+def ask(params: Any, answer: Answer) -> None:
+    """Make the parameters of a run ask for them if they are still to come. Raise InvalidRequestError if they can't."""
+    if params.prompt_logprobs is None:
+        return
+    if answer.token_ids:
+        params.prompt_logprobs = None
+        return
+    if answer.prompt.embeds is not None:
+        raise _refusal("the prompt is no tokens")
+    count = len(answer.prompt) * (params.prompt_logprobs + 1)
+    if count > MAX_PROMPT_LOGPROBS:
+        raise _refusal(
+            f"{params.prompt_logprobs} and its own for each of {len(answer.prompt)} tokens are more than the "
+            f"{MAX_PROMPT_LOGPROBS} that one request may have; ask for fewer"
+        )
+    params.skip_reading_prefix_cache = True
+
+
+def _refusal(why: str) -> InvalidRequestError:
+    return InvalidRequestError(f"prompt_logprobs: {why}; leave them out")

@@ -1,0 +1,113 @@
+"""Going on behind an answer that another replica began, so that nobody can tell: same tokens, same text.
+
+The tokens that were shown become part of the prompt, and the bounds shrink by their number. That is exact where each
+token depends on the tokens before it alone, and not on which of them count as the answer, nor on anything drawn or
+remembered along the way. ``NOT_RESUMABLE`` lists what breaks that. An answer sampled with a temperature and without a
+seed is continued with other luck, which is as good as the luck that was lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any, Final
+
+from omni_discovery.wire import Resume
+from stage_runtime.config import NotResumableError
+from stage_runtime.engines.vllm.load import Model
+
+#: See Engine.not_resumable.
+NOT_RESUMABLE: Final[Mapping[str, str]] = {
+    "stop": "stop texts hold text back that may be the beginning of one, so what was shown lags behind the tokens",
+    "seed": "random numbers were drawn from the seed for the tokens that were shown, and those draws are gone",
+    "presence_penalty": "it looks at the answer's own tokens, and those that were shown count as prompt now",
+    "frequency_penalty": "it counts the answer's own tokens, and those that were shown count as prompt now",
+    "bad_words": "a bad word of several tokens might begin in what was shown",
+    "structured_outputs": "the grammar has to have read the answer from its beginning",
+    "repetition_detection": "it looks for repetition in the answer from its beginning",
+    "thinking_token_budget": "it counts the answer's own tokens",
+    "extra_args": "what reads them is not known, nor what it remembers of an answer",
+    "logits_processors": "the engine has processors of its own, and what they remember of an answer is not known",
+    "prompt_embeds": "what was shown is tokens, and can't be put behind a prompt that is none",
+    "hidden_states": "nothing is left to say, and the next stage needs what is gone with the replica that said it",
+    "other text": "the tokens that were shown say something else here, so this is another model or tokenizer",
+    "other prompt": "this replica does not take the prompt with what was shown behind it",
+}
+
+
+def refusal(name: str) -> NotResumableError:
+    """The error for an entry of the table."""
+    return NotResumableError(f"{name}: {NOT_RESUMABLE[name]}")
+
+
+def check(params: Any, model: Model) -> None:
+    """Raise NotResumableError if an answer made with these sampling parameters can't be continued exactly."""
+    obstacles = {
+        "stop": bool(params.stop),
+        "seed": params.seed is not None and params.temperature > 0,
+        "presence_penalty": params.presence_penalty != 0,
+        "frequency_penalty": params.frequency_penalty != 0,
+        # One token that is forbidden is forbidden whatever came before it.
+        "bad_words": any(
+            len(model.tokenizer.encode(word.lstrip(), add_special_tokens=False)) != 1 for word in params.bad_words or ()
+        ),
+        "structured_outputs": params.structured_outputs is not None,
+        "repetition_detection": getattr(params, "repetition_detection", None) is not None,
+        "thinking_token_budget": getattr(params, "thinking_token_budget", None) is not None,
+        "extra_args": bool(params.extra_args),
+        "logits_processors": model.has_logits_processors,
+    }
+    for name, stands in obstacles.items():
+        if stands:
+            raise refusal(name)
+
+
+def end_of(shown: Sequence[int], prompt_tokens: int, params: Any, model: Model) -> str | None:
+    """The finish reason if nothing comes behind what was shown, else None."""
+    if not shown:
+        return None
+    ends = set(params.stop_token_ids or ())
+    if not params.ignore_eos:
+        ends |= model.eos_token_ids
+    if shown[-1] in ends:
+        return "stop"
+    if prompt_tokens + len(shown) >= model.max_model_len:
+        return "length"
+    return "length" if params.max_tokens is not None and len(shown) >= params.max_tokens else None
+
+
+def stop_reason_of(shown: Sequence[int], params: Any, model: Model) -> int | None:
+    """What vLLM says of an answer that was shown to its last token, a stop: that token, if it is not the usual end."""
+    is_usual = shown[-1] == model.tokenizer.eos_token_id and not params.ignore_eos
+    return None if is_usual else shown[-1]
+
+
+def shorten(params: Any, shown: int) -> None:
+    """Ask for the rest of an answer, as tokens alone: their text is made here."""
+    if params.max_tokens is not None:
+        params.max_tokens -= shown
+    params.min_tokens = max(0, params.min_tokens - shown)
+    params.detokenize = False
+
+
+class Wording:
+    """The text of an answer, token by token as vLLM makes it: characters that take several tokens come when whole."""
+
+    def __init__(self, key: str, prompt_token_ids: Sequence[int], params: Any, model: Model) -> None:
+        from vllm.v1.engine.detokenizer import IncrementalDetokenizer
+
+        # As for the answer from its beginning: a tokenizer may put a space before a token that follows another.
+        request = SimpleNamespace(
+            request_id=key, prompt_token_ids=list(prompt_token_ids), prompt_embeds=None, sampling_params=params
+        )
+        self._stream: Any = IncrementalDetokenizer.from_new_request(model.tokenizer, request)  # type: ignore[arg-type]
+
+    def replay(self, resume: Resume, *, stopped: bool) -> None:
+        """Read what was shown. Raise NotResumableError if it reads otherwise here."""
+        if self.text_of(resume.token_ids, "stop" if stopped else None) != resume.text:
+            raise refusal("other text")
+
+    def text_of(self, token_ids: Sequence[int], finish_reason: str | None) -> str:
+        """What these tokens add."""
+        self._stream.update(list(token_ids), finish_reason == "stop")
+        return str(self._stream.get_next_output_text(finish_reason is not None, delta=True))

@@ -1,0 +1,1 @@
+"""One replica process: its life, its record, its exit."""

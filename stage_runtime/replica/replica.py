@@ -1,0 +1,337 @@
+"""One replica: sockets, registration, engine, wired in this order and taken down in the reverse.
+
+How a replica's process ends: every part is closed, and none of them can keep the others or the process for ever.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import platform
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Final
+
+from omni_discovery.clients import OmniCoordClientForStage
+from omni_discovery.commands.flags import CURVE
+from omni_discovery.curve import KeyPair
+from omni_discovery.deploy.document import DeployConfig, StageConfig
+from omni_discovery.errors import ConfigError
+from omni_discovery.records.schema import HubRecord, ReplicaStatus
+from omni_discovery.wire import FailureKind
+from stage_runtime.addresses import tcp_address
+from stage_runtime.config import EngineDeadError, ReplicaConfig
+from stage_runtime.engine_loop.jobs import Job, Wake
+from stage_runtime.engine_loop.loop import EngineLoop
+from stage_runtime.engine_loop.payloads import Payloads, build_edges
+from stage_runtime.engines.base import Engine, create_engine
+from stage_runtime.lifecycle import (
+    Drain,
+    DrainAsked,
+    EngineDied,
+    EngineLoaded,
+    Lifecycle,
+    Stage,
+    Verdict,
+    WorkFinished,
+    stalled,
+)
+from stage_runtime.replica.failures import is_known, not_loaded, told
+from stage_runtime.replica.identity import identity, model_details
+from stage_runtime.replica.publisher import Look, StageClient, StatusPublisher
+from stage_runtime.replica.readiness import Reach
+from stage_runtime.server.handshake import ReplicaState, UnlikeHubs
+from stage_runtime.server.server import ReplicaServer
+from stage_runtime.status_pipe import IsUp, LastWords, Tell, tell_nobody
+from stage_runtime.supervisor.devices import check_devices_are_seen
+from stage_runtime.supervisor.restarts import EXIT_CONFIG, EXIT_DONE, EXIT_DRAINED, EXIT_FAILED
+
+logger = logging.getLogger(__name__)
+
+
+def close_part(name: str, close: Callable[[], object]) -> None:
+    """Close one part. What it raises is logged, and changes neither what comes next nor the exit code."""
+    try:
+        close()
+    except Exception:
+        logger.exception("replica.close_failed part=%s", name)
+
+
+@contextmanager
+def ended_within(timeout_s: float, exit_code: int, end_process: Callable[[int], object] = os._exit) -> Iterator[None]:
+    """End the process with ``exit_code`` if the block takes longer: engines have hung in their own shutdown."""
+
+    def end() -> None:
+        logger.error("replica.close_hung after_s=%g code=%d: ending without it", timeout_s, exit_code)
+        logging.shutdown()
+        end_process(exit_code)
+
+    watchdog = threading.Timer(timeout_s, end)
+    watchdog.daemon = True
+    watchdog.start()
+    try:
+        yield
+    finally:
+        watchdog.cancel()
+
+
+_FLUSH_TIMEOUT_S: Final = 2.0
+#: After so many times the bound on standing still, the process ends itself.
+_HOPELESS: Final = 3.0
+
+
+class _StopAsked(BaseException):
+    """SIGTERM came while the model was loading."""
+
+
+class Replica:
+    """Built and run in the main thread of its process."""
+
+    def __init__(
+        self,
+        config: ReplicaConfig,
+        deploy: DeployConfig,
+        connect: Callable[..., StageClient] = OmniCoordClientForStage,
+        *,
+        device: str = "cpu",
+        tell: Tell = tell_nobody,
+    ) -> None:
+        self._config = config
+        self._tell = tell
+        self._stage: StageConfig = deploy.stage(config.stage_id)
+        self._identity = identity(deploy, config.stage_id)
+        self._connect = connect
+        self._device = device
+        self._lifecycle = Lifecycle()
+        self._engine: Engine = create_engine(self._stage)
+        #: None without encryption.
+        self._keys = KeyPair.generate() if config.zmq_security == CURVE else None
+        self._payloads = Payloads(
+            config.stage_id,
+            build_edges(deploy, config.stage_id, config.namespace, config.bind_host, config.advertise_host),
+            time.monotonic,
+        )
+        state = ReplicaState(lambda: self._lifecycle.stage, lambda: self._engine.capacity)
+        self._server = ReplicaServer(config.server, config.bind_host, self._keys, state, self._take_job)
+        self._loop = EngineLoop(
+            self._engine, self._payloads, dict(self._stage.default_sampling_params), self._server.emit
+        )
+        self._begun_s = time.monotonic()
+        self._drain = Drain(config.ack_timeout_s)
+        #: Whether the operator has asked for the drain; a replica that was drained stays down.
+        self._drained_by_key = False
+        self._unlike_hubs = UnlikeHubs(is_secured=self._keys is not None)
+        self._client: StageClient | None = None
+        self._publisher: StatusPublisher | None = None
+        self._phase = ""
+        self._reach = Reach(self._payloads, self._describe)
+
+    def run(self) -> int:
+        """Serve until told to stop; return the exit code."""
+        signal.signal(signal.SIGTERM, self._on_stop_signal)
+        signal.signal(signal.SIGUSR1, self._on_drain_signal)
+        code = EXIT_FAILED
+        try:
+            code = self._live()
+        finally:
+            self._take_down(code)
+        return code
+
+    def _live(self) -> int:
+        """Everything from the registration to the end of the last request; return the exit code."""
+        exit_code = EXIT_DONE
+        try:
+            self._server.start()
+            self._client = self._register()
+            reason = f"no progress for {self._config.stall_after_s:g} s with work in hand"
+            self._publisher = StatusPublisher(self._client, self._look, self._config.stage_id, reason, tell=self._tell)
+            self._publisher.start()
+            self._load()
+            self._serve()
+        except _StopAsked:
+            logger.info("replica.stopped_while_loading stage=%d", self._config.stage_id)
+            self._describe(reason="")
+        except ConfigError as error:
+            exit_code = EXIT_CONFIG
+            logger.error("replica.misconfigured stage=%d reason=%s", self._config.stage_id, error)
+            self._fail(str(error))
+        except EngineDeadError as error:
+            exit_code = EXIT_FAILED
+            reason = told(error.__cause__) if error.__cause__ else str(error)
+            logger.error("replica.engine_dead stage=%d reason=%s", self._config.stage_id, reason)
+            self._fail(f"the engine died: {reason}")
+        except Exception as error:
+            exit_code = EXIT_FAILED
+            logger.exception("replica.failed stage=%d", self._config.stage_id)
+            self._fail(told(error))
+        return EXIT_DRAINED if self._drained_by_key else exit_code
+
+    def _register(self) -> StageClient:
+        config = self._config
+        fields = {
+            "phase": "starting",
+            "reason": config.former_end[:1000],
+            "host": platform.node(),
+            "pid": os.getpid(),
+            "device": self._device,
+            **self._identity,
+            "capacity": self._engine.capacity,
+            "curve_public_key": "" if self._keys is None else self._keys.public,
+            "labels": config.labels,
+            "connectors": self._payloads.endpoints(),
+        }
+        return self._connect(
+            config.endpoints,
+            tcp_address(config.advertise_host, self._server.input_port),
+            tcp_address(config.advertise_host, self._server.output_port),
+            config.stage_id,
+            namespace=config.namespace,
+            ttl_s=config.ttl_s,
+            tls=config.security.tls,
+            user=config.security.user,
+            password=config.security.password,
+            status=ReplicaStatus.STARTING,
+            fields=fields,
+            may_renew=self._may_renew,
+            on_hubs=self._on_hubs,
+            on_revoked=self._server.set_revoked_hubs,
+            on_registered=self._on_registered,
+            on_lost=self._on_lost,
+            on_drain=self._on_drain,
+            on_acknowledged=self._on_acknowledged,
+        )
+
+    def _load(self) -> None:
+        stage = self._stage
+        logger.info("replica.loading stage=%d engine=%s model=%s", stage.stage_id, stage.engine, stage.model)
+        self._reach.wait()
+        self._begun_s = time.monotonic()
+        try:
+            self._engine.load(self._report)
+            check_devices_are_seen(stage, self._device)
+        except ConfigError:
+            raise
+        except Exception as error:
+            if not is_known(error):
+                logger.exception("engine.load_failed")
+            raise not_loaded(stage, error) from None
+        known = model_details(stage.model, self._engine)
+        self._describe(phase="ready", progress=1.0, reason="", capacity=self._engine.capacity, **known)
+        self._lifecycle.handle(EngineLoaded())
+        self._tell(IsUp())
+        self._server.state_changed()
+        took_s = time.monotonic() - self._begun_s
+        logger.info("replica.ready stage=%d capacity=%d took_s=%.1f", stage.stage_id, self._engine.capacity, took_s)
+
+    def _serve(self) -> None:
+        is_draining = False
+        while self._lifecycle.stage in (Stage.READY, Stage.DRAINING):
+            self._loop.turn()
+            self._reach.look()
+            if self._lifecycle.stage is not Stage.DRAINING:
+                continue
+            if not is_draining:
+                is_draining = True
+                self._server.state_changed()
+            knows_hubs = self._client is not None and self._client.awaited_hubs is not None
+            match self._drain.verdict(time.monotonic(), self._server.queue_length, knows_hubs=knows_hubs):
+                case Verdict.GIVE_UP:
+                    self._loop.fail_all(FailureKind.DRAINING, "the replica had to stop before the request was finished")
+                    self._lifecycle.handle(WorkFinished())
+                case Verdict.DONE:
+                    self._say_who_is_silent()
+                    self._lifecycle.handle(WorkFinished())
+                case Verdict.WAIT:
+                    continue
+
+    def _say_who_is_silent(self) -> None:
+        if not self._drain.is_acknowledged and self._client is not None:
+            awaited = self._client.awaited_hubs
+            named = "unknown, etcd does not say" if awaited is None else ",".join(sorted(awaited))
+            logger.warning("replica.drain_unacknowledged stage=%d hubs=%s", self._config.stage_id, named)
+
+    def _take_down(self, exit_code: int) -> None:
+        # Withdrawn first: nobody is sent here any more when the sockets close.
+        if self._publisher is not None:
+            close_part("publisher", self._publisher.stop)
+        if self._client is not None:
+            close_part("registration", self._client.close)
+        with ended_within(self._config.close_timeout_s, exit_code):
+            close_part("server", lambda: self._server.close(flush_timeout_s=_FLUSH_TIMEOUT_S))
+            close_part("payloads", self._payloads.close)
+            close_part("engine", self._engine.close)
+        counted = "".join(f" {name}={count}" for name, count in sorted((+self._loop.counters).items()))
+        logger.info("replica.stopped stage=%d%s", self._config.stage_id, counted)
+
+    def _fail(self, reason: str) -> None:
+        self._tell(LastWords(reason))
+        self._lifecycle.handle(EngineDied(reason))
+        self._loop.fail_all(FailureKind.ENGINE, reason)
+        self._describe(reason=reason[:1000])
+        if self._client is not None:
+            self._client.update_info(status=ReplicaStatus.ERROR)
+
+    def _look(self) -> Look:
+        return Look(self._server.stage, self._server.queue_length, self._is_stalled(), self._is_stalled(_HOPELESS))
+
+    def _take_job(self, job: Job) -> None:
+        self._loop.jobs.put(job)
+
+    def _is_stalled(self, times: float = 1.0) -> bool:
+        progress, now_s = self._loop.progress, time.monotonic()
+        if self._lifecycle.stage is Stage.STARTING:
+            return stalled(not self._reach.is_waiting, now_s, self._begun_s, times * self._config.load_timeout_s)
+        return stalled(progress.busy, now_s, progress.at_s, times * self._config.stall_after_s)
+
+    def _may_renew(self) -> bool:
+        return not self._is_stalled()
+
+    def _report(self, phase: str, progress: float) -> None:
+        if phase != self._phase:
+            self._phase = phase
+            after_s = time.monotonic() - self._begun_s
+            logger.info("replica.phase stage=%d phase=%s after_s=%.1f", self._config.stage_id, phase, after_s)
+        self._describe(phase=phase, progress=max(0.0, min(1.0, progress)))
+
+    def _describe(self, **fields: Any) -> None:
+        if self._client is not None:
+            self._client.describe(**fields)
+
+    def _on_hubs(self, hubs: Mapping[str, HubRecord]) -> None:
+        self._unlike_hubs.tell(hubs)
+        self._server.set_allowed_hubs({hub.curve_public_key: hub_id for hub_id, hub in hubs.items()})
+
+    def _on_registered(self, _replica_id: int, epoch: int) -> None:
+        self._server.set_epoch(epoch)
+
+    def _on_lost(self, *details: object) -> None:
+        # In-flight work goes on; the client registers again by itself and says so.
+        logger.warning("replica.registration_lost stage=%d", self._config.stage_id)
+
+    def _on_drain(self) -> None:
+        # The lifecycle and the loading of a model belong to the main thread, which only a signal can interrupt.
+        logger.info("replica.drain_asked stage=%d by=control-key", self._config.stage_id)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
+
+    def _on_acknowledged(self) -> None:
+        self._drain.is_acknowledged = True
+        self._loop.jobs.put(Wake())
+
+    def _on_drain_signal(self, number: int, frame: object) -> None:
+        self._drained_by_key = True
+        self._begin_drain(float("inf"))
+
+    def _on_stop_signal(self, number: int, frame: object) -> None:
+        # The first waits for what runs, for a while; the second does not.
+        self._begin_drain(0.0 if self._drain.is_bounded else self._config.drain_timeout_s)
+
+    def _begin_drain(self, patience_s: float) -> None:
+        is_loading = self._lifecycle.stage is Stage.STARTING
+        self._lifecycle.handle(DrainAsked())
+        if is_loading:
+            raise _StopAsked
+        self._drain.ask(time.monotonic(), patience_s)
+        self._loop.jobs.put(Wake())

@@ -1,0 +1,1 @@
+"""The ZMQ side of a replica: sessions, credits, answers."""

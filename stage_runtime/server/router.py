@@ -1,0 +1,181 @@
+"""One of a replica's two ROUTER sockets: where it listens, whose frames come in, and how frames go out.
+
+Who speaks: the routing ids of one socket, and the hubs that they belong to.
+
+A hub connects as ``<hub_id>/<token>``. ZMQ lets whoever names a routing id take its connection over, so that a hub that
+comes back is not shut out by its own dead connection; the token, which no other hub can guess, keeps others from doing
+that. The key of a connection says which hub it is: no routing id is believed before its first frame has shown that both
+agree. A routing id without a token is looked at with every frame, since its connection may change hands at any time:
+nobody speaks in another's name, but output to such a one is only as safe as the registered hubs are honest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import zmq
+
+from omni_discovery.curve import KeyPair, secure_server
+from omni_discovery.errors import ConfigError, WireError
+from omni_discovery.wire import MAX_HEAD_BYTES
+from stage_runtime.config import ServerConfig
+from stage_runtime.server.outbox import Frames, SendResult
+
+#: Tokens shorter than that can be guessed, and count as none.
+_MIN_TOKEN: Final = 16
+#: How many routing ids of one hub are remembered, and over all hubs.
+_MAX_OF_HUB: Final = 16
+_MAX_KNOWN: Final = 4096
+
+
+class ForeignIdentityError(WireError):
+    """A frame came under a routing id that its connection has no right to."""
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """One connection of a hub, under the name that its answers are routed by."""
+
+    name: str
+    hub_id: str
+
+
+class Peers:
+    """The routing ids of one socket. ``has_keys``: connections carry the hub id of their key, and must."""
+
+    def __init__(self, *, has_keys: bool) -> None:
+        self._has_keys = has_keys
+        self._revoked: frozenset[str] = frozenset()
+        #: Those that were proved and can't change hands, by routing id; a frame from any of them is its hub's.
+        self.known: dict[bytes, Peer] = {}
+
+    def prove(self, routing_id: bytes, hub_of_key: Callable[[], str | None]) -> Peer | None:
+        """Whose frame it is; None for a revoked hub's. Raise ForeignIdentityError if its key is another hub's.
+
+        Without keys there is nothing to compare with, and everybody is who he says.
+        """
+        try:
+            name = routing_id.decode("utf-8")
+        except UnicodeDecodeError:
+            raise ForeignIdentityError("a routing id that is no text") from None
+        hub_id, _, token = name.partition("/")
+        if not hub_id or (self._has_keys and hub_of_key() != hub_id):
+            raise ForeignIdentityError(f"the key is not the one of hub {hub_id!r}")
+        if hub_id in self._revoked:
+            return None
+        peer = Peer(name, hub_id)
+        if len(token) >= _MIN_TOKEN:
+            self._remember(routing_id, peer)
+        return peer
+
+    def revoke(self, hub_ids: frozenset[str]) -> None:
+        """From now on these hubs, and no others, are not listened to."""
+        self._revoked = hub_ids
+        for routing_id in [each for each, peer in self.known.items() if peer.hub_id in hub_ids]:
+            del self.known[routing_id]
+
+    def _remember(self, routing_id: bytes, peer: Peer) -> None:
+        of_hub = [each for each, known in self.known.items() if known.hub_id == peer.hub_id]
+        if len(of_hub) >= _MAX_OF_HUB:
+            del self.known[of_hub[0]]
+        elif len(self.known) >= _MAX_KNOWN:
+            del self.known[next(iter(self.known))]
+        self.known[routing_id] = peer
+
+
+#: From this size on, a frame is given to ZMQ as it is, without a copy.
+_ZERO_COPY_BYTES: Final = 64 << 10
+#: As a plain number, which is felt with every message.
+_MORE: Final = int(zmq.NOBLOCK | zmq.SNDMORE)
+
+
+class Router:
+    """Bound at once. Used by one thread."""
+
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        config: ServerConfig,
+        bind_host: str,
+        keys: KeyPair | None,
+    ) -> None:
+        self.peers = Peers(has_keys=keys is not None)
+        self.socket = context.socket(zmq.ROUTER)
+        if keys is not None:
+            secure_server(self.socket, keys)
+        _configure(self.socket, config)
+        self.socket.ipv6 = ":" in bind_host
+        host = f"[{bind_host}]" if ":" in bind_host else bind_host
+        try:
+            self.socket.bind(f"tcp://{host}:0")
+        except zmq.ZMQError as error:
+            raise ConfigError(f"can't listen on {bind_host}: {error}; see --omni-replica-address") from error
+        self.port = int(self.socket.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
+
+    def receive(self) -> tuple[Peer | None, bytes]:
+        """The next message, from whom, and None for a revoked hub.
+
+        Raise zmq.Again if there is none, WireError if it has more than one frame or comes from who it is not.
+        """
+        socket = self.socket
+        routing_id = socket.recv(zmq.NOBLOCK)
+        peer = self.peers.known.get(routing_id)
+        if peer is not None:
+            head = socket.recv(zmq.NOBLOCK)
+            self._check_is_last()
+            return peer, head
+        # Only a frame that was not copied tells whose key its connection has.
+        frame = socket.recv(zmq.NOBLOCK, copy=False)
+        self._check_is_last()
+        return self.peers.prove(routing_id, lambda: _hub_of_key(frame)), frame.bytes
+
+    def send(self, name: str, frames: Frames) -> SendResult:
+        """Give frames to the connection of that name, without ever waiting."""
+        is_small = len(frames) == 1 or len(frames[1]) < _ZERO_COPY_BYTES
+        try:
+            # All or nothing, as the first alone can be refused.
+            self.socket.send(name.encode("utf-8"), _MORE)
+            for frame in frames[:-1]:
+                self.socket.send(frame, _MORE)
+            self.socket.send(frames[-1], zmq.NOBLOCK, copy=is_small)
+        except zmq.Again:
+            return SendResult.FULL
+        except zmq.ZMQError as error:
+            if error.errno == zmq.EHOSTUNREACH:
+                return SendResult.GONE
+            raise
+        return SendResult.SENT
+
+    def close(self, linger_ms: int) -> None:
+        """Close, after at most so long for what is still to be sent. Idempotent."""
+        self.socket.close(linger_ms)
+
+    def _check_is_last(self) -> None:
+        if not self.socket.getsockopt(zmq.RCVMORE):
+            return
+        while self.socket.getsockopt(zmq.RCVMORE):
+            self.socket.recv(zmq.NOBLOCK, copy=False)
+        raise WireError("more than one frame")
+
+
+def _configure(socket: zmq.Socket[bytes], config: ServerConfig) -> None:
+    socket.linger = 0
+    socket.router_mandatory = True
+    # A hub that comes back replaces its old connection, which may not have noticed yet that it is dead.
+    socket.router_handover = True
+    socket.maxmsgsize = MAX_HEAD_BYTES
+    socket.heartbeat_ivl = config.heartbeat_interval_ms
+    socket.heartbeat_timeout = config.heartbeat_timeout_ms
+    socket.heartbeat_ttl = config.heartbeat_timeout_ms
+    socket.tcp_keepalive = 1
+    socket.tcp_keepalive_idle = 30
+    socket.tcp_keepalive_intvl = 10
+
+
+def _hub_of_key(frame: zmq.Frame) -> str | None:
+    try:
+        return str(frame.get("User-Id"))
+    except zmq.ZMQError:
+        return None

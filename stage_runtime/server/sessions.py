@@ -1,0 +1,395 @@
+"""What the replica says to hubs and what it makes of what they say: admission, numbering, aborting, giving up.
+
+Runs in the ZMQ thread, which owns everything here; sockets, clocks and threads are its caller's. What is to be said
+and done piles up until ``flush``.
+
+Outcomes of the engine as messages to the hub that asked.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from msgspec import UNSET
+
+from omni_discovery import wire
+from omni_discovery.errors import WireError
+from omni_discovery.wire import MAX_ATTACHMENT_BYTES, FailureKind
+from stage_runtime.config import ServerConfig
+from stage_runtime.engine_loop.jobs import (
+    Broken,
+    Called,
+    Cancel,
+    Finished,
+    HandedPiece,
+    Job,
+    Outcome,
+    Piece,
+    Release,
+    ReleaseHub,
+    Rests,
+    SegmentEnded,
+    Spoken,
+    TookPiece,
+)
+from stage_runtime.lifecycle import Refusal, admit
+from stage_runtime.server.control import Calls
+from stage_runtime.server.handshake import Greetings, ReplicaState
+from stage_runtime.server.ledger import Ledger, Ticket, work_of
+from stage_runtime.server.outbox import Outbox
+from stage_runtime.server.router import Peer
+from stage_runtime.server.updates import Order, jobs_of
+
+logger = logging.getLogger(__name__)
+
+
+def head_of(ticket: Ticket, outcome: Spoken, queue_length: int) -> bytes:
+    """The head frame that says it. Raise WireError for what no message can hold."""
+    return wire.encode(_message(ticket, outcome, queue_length))
+
+
+def rejection_of(submit: wire.Submit, refusal: Refusal, queue_length: int) -> wire.Rejected:
+    """That a request is not taken, and why."""
+    return wire.Rejected(
+        epoch=submit.epoch,
+        request_id=submit.request_id,
+        attempt=submit.attempt,
+        kind=refusal.kind,
+        reason=wire.shortened(refusal.reason),
+        queue_length=queue_length,
+    )
+
+
+def _message(ticket: Ticket, outcome: Spoken, queue_length: int) -> wire.FromReplica:
+    # Patterns that bind fields by position would double what each token costs here.
+    match outcome:
+        case Piece():
+            size_bytes = len(outcome.attachment or b"")
+            if size_bytes > MAX_ATTACHMENT_BYTES:
+                raise WireError(f"an attachment of {size_bytes} bytes, where a message may have {MAX_ATTACHMENT_BYTES}")
+            return wire.Chunk(
+                epoch=ticket.epoch,
+                request_id=ticket.request_id,
+                seq=ticket.next_seq,
+                modality=outcome.modality,
+                queue_length=queue_length,
+                attempt=ticket.attempt,
+                text=outcome.text,
+                token_ids=outcome.token_ids,
+                mime=outcome.mime,
+                logprobs=outcome.logprobs or UNSET,
+                prompt_logprobs=outcome.prompt_logprobs or UNSET,
+                prompt_token_ids=outcome.prompt_token_ids or UNSET,
+            )
+        case HandedPiece():
+            return wire.HandOffPiece(
+                epoch=ticket.epoch,
+                request_id=ticket.request_id,
+                attempt=ticket.attempt,
+                number=outcome.number,
+                payloads=outcome.payloads,
+                queue_length=queue_length,
+            )
+        case TookPiece():
+            return wire.PieceTaken(
+                epoch=ticket.epoch,
+                request_id=ticket.request_id,
+                attempt=ticket.attempt,
+                from_stage=outcome.from_stage,
+                number=outcome.number,
+                queue_length=queue_length,
+            )
+        case Finished():
+            return wire.StageDone(
+                epoch=ticket.epoch,
+                request_id=ticket.request_id,
+                seq=ticket.next_seq,
+                finish_reason=wire.shortened(outcome.finish_reason, 256),
+                queue_length=queue_length,
+                attempt=ticket.attempt,
+                payloads=outcome.payloads,
+                usage=dict(outcome.usage),
+                timings_s=dict(outcome.timings_s),
+                pieces=ticket.pieces,
+                stop_reason=UNSET if outcome.stop_reason is None else outcome.stop_reason,
+            )
+        case SegmentEnded():
+            return wire.SegmentDone(
+                epoch=ticket.epoch,
+                request_id=ticket.request_id,
+                attempt=ticket.attempt,
+                seq=ticket.next_seq,
+                segment=ticket.segment or 0,
+                finish_reason=wire.shortened(outcome.finish_reason, 256),
+                queue_length=queue_length,
+                payloads=outcome.payloads,
+                usage=dict(outcome.usage),
+            )
+        case Broken():
+            return wire.StageFailed(
+                epoch=ticket.epoch,
+                request_id=ticket.request_id,
+                kind=outcome.kind,
+                reason=wire.shortened(outcome.reason),
+                queue_length=queue_length,
+                attempt=ticket.attempt,
+            )
+
+
+#: Who heard nothing from us for so long is told our load, and how often we look for such: at least each second.
+_SILENT_S: Final = 0.75
+_PROBE_INTERVAL_S: Final = 0.2
+#: Why a hub is given up that is not reached any more; others are told that they were.
+_GONE: Final = "is gone"
+#: An Abort that names no attempt names them all.
+_ALL_ATTEMPTS: Final = (1 << 53) - 1
+
+
+class MisplacedError(WireError):
+    """A message came on the wrong socket."""
+
+
+class Sessions:
+    """The talk with all hubs."""
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        state: ReplicaState,
+        counters: Counter[str],
+        jobs: Callable[[Job], None],
+        acks: Outbox,
+        replies: Outbox,
+    ) -> None:
+        self._config = config
+        self._counters = counters
+        self._jobs = jobs
+        #: What the engine's thread gets at the next flush.
+        self._to_do: list[Job] = []
+        self._acks = acks
+        self._replies = replies
+        self.ledger = Ledger()
+        self.calls = Calls(state.stage, lambda: len(self.ledger), counters, self._answer_call)
+        self._state = state = ReplicaState(self.calls.stage, state.capacity)
+        self.greetings = Greetings(state, self.ledger, counters, acks, replies)
+        self._credits = self.greetings.credits
+        self._revoked: frozenset[str] = frozenset()
+        self._next_probe_s = 0.0
+
+    # ---- what comes from hubs
+
+    def on_input(self, peer: Peer, head: bytes, now_s: float) -> None:
+        """Handle what a hub sent to the input socket. Raise WireError if it can't be read."""
+        for message in wire.decode_to_replica((head,)):
+            self._take(peer, message, now_s)
+
+    def on_output(self, peer: Peer, head: bytes, now_s: float) -> None:
+        """Handle what a hub sent to the output socket. Raise WireError for anything but Hello."""
+        for message in wire.decode_to_replica((head,)):
+            if not isinstance(message, wire.Hello):
+                raise MisplacedError(f"{type(message).__name__} on the output socket")
+            self.greetings.greet("output", peer, message)
+            self._replies.flush_one(peer.name, now_s)
+
+    def _take(self, peer: Peer, message: wire.ToReplica, now_s: float) -> None:
+        match message:
+            case wire.Submit():
+                self._submit(peer, message, now_s)
+            case wire.Abort():
+                self._abort(peer, message)
+            case wire.ReleasePayloads() | wire.Feed() | wire.PieceRoom() | wire.Pause() | wire.Update():
+                self._pass_on(peer, message)
+            case wire.WantCredits() | wire.ReturnCredits():
+                if self.greetings.is_a_life(message.epoch):
+                    self._take_credits(peer, message, now_s)
+            case wire.Hello():
+                self.greetings.greet("input", peer, message)
+            case wire.Control():
+                if self.greetings.is_present(message.epoch):
+                    self._to_do += self.calls.take(peer, message, now_s)
+
+    def _pass_on(self, peer: Peer, order: Order) -> None:
+        if self.greetings.is_a_life(order.epoch):
+            answer, jobs = jobs_of(self.ledger, peer, order)
+            self._to_do += jobs
+            if answer is not None:
+                self._acknowledge(peer, answer)
+
+    def _take_credits(self, peer: Peer, message: wire.WantCredits | wire.ReturnCredits, now_s: float) -> None:
+        name, session = peer.name, message.session
+        if isinstance(message, wire.WantCredits):
+            is_present = self._credits.want(name, session, message.waiting, message.oldest_wait_s, now_s)
+        else:
+            is_present = self._credits.give_back(name, session, message.credits)
+        self._counters["old_session"] += not is_present
+
+    def _submit(self, peer: Peer, submit: wire.Submit, now_s: float) -> None:
+        if not self.greetings.is_present(submit.epoch):
+            return
+        if self.ledger.was_here(peer, submit.request_id, submit.attempt):
+            self._counters["replayed"] += 1
+            return
+        limit = self._state.capacity() + self._config.max_waiting
+        refusal = admit(self._state.stage(), len(self.ledger.tickets), limit)
+        if refusal is not None:
+            self._reject(peer, submit, refusal)
+            return
+        earlier = self.ledger.current(peer.hub_id, submit.request_id)
+        if earlier is not None:
+            # The hub has given the earlier attempt up; its frames carry its own number and harm nobody.
+            self._to_do.append(Cancel(earlier.key))
+        ticket = self.ledger.open(peer, submit.request_id, submit.attempt, submit.epoch)
+        self._credits.began(peer.name, credit=submit.credit)
+        self._acknowledge(
+            peer,
+            wire.Accepted(
+                epoch=submit.epoch,
+                request_id=submit.request_id,
+                attempt=submit.attempt,
+                queue_length=len(self.ledger.tickets),
+            ),
+        )
+        ticket.segment = 0 if submit.segmented else None
+        self._to_do.append(work_of(ticket, submit, now_s))
+
+    def _reject(self, peer: Peer, submit: wire.Submit, refusal: Refusal) -> None:
+        self._counters[f"rejected_{refusal.kind}"] += 1
+        if submit.credit:
+            self._credits.spend(peer.name)
+        self._acknowledge(peer, rejection_of(submit, refusal, len(self.ledger)))
+
+    def _abort(self, peer: Peer, abort: wire.Abort) -> None:
+        if not self.greetings.is_a_life(abort.epoch):
+            return
+        if abort.attempt < _ALL_ATTEMPTS:
+            # Its Submit may still be on its way, through a connection that broke meanwhile.
+            self.ledger.bar(peer, abort.request_id, abort.attempt)
+        ticket = self.ledger.current(peer.hub_id, abort.request_id)
+        is_running = ticket is not None and ticket.attempt <= abort.attempt
+        if ticket is not None and is_running:
+            self._to_do.append(Cancel(ticket.key))
+        self._acknowledge(
+            peer,
+            wire.Aborted(
+                epoch=abort.epoch,
+                request_id=abort.request_id,
+                attempt=abort.attempt,
+                running=is_running,
+                queue_length=len(self.ledger),
+            ),
+        )
+
+    def _acknowledge(self, peer: Peer, message: wire.Accepted | wire.Rejected | wire.Aborted) -> None:
+        if not self._acks.push(peer.name, wire.encode(message)):
+            self._counters["dropped_acknowledgements"] += 1
+
+    # ---- what comes from the engine
+
+    def deliver(self, outcomes: Sequence[Outcome]) -> None:
+        """Number what came out of the engine and say it to the hubs that asked."""
+        tickets = self.ledger.tickets
+        for outcome in outcomes:
+            ticket = tickets.get(outcome.key)
+            if isinstance(outcome, Called):
+                self.calls.ended(outcome)
+            elif ticket is None:
+                continue
+            elif isinstance(outcome, Rests):
+                self.greetings.rest(ticket, outcome.is_resting)
+            else:
+                self._say(ticket, outcome)
+
+    def _answer_call(self, peer: Peer, message: wire.ControlResult) -> None:
+        if not self._replies.push(peer.name, wire.encode(message)):
+            self._give_up(peer, "reads too slowly")
+
+    def _say(self, ticket: Ticket, outcome: Spoken) -> None:
+        if isinstance(outcome, (Finished, Broken)):
+            self._close(ticket)
+        queue_length = len(self.ledger.tickets)
+        try:
+            head = head_of(ticket, outcome, queue_length)
+            attachment = outcome.attachment if isinstance(outcome, Piece) else None
+        except WireError as error:
+            self._counters["unsendable_outputs"] += 1
+            self._close(ticket)
+            self._to_do += (Cancel(ticket.key), Release(ticket.owner))
+            broken = Broken(ticket.key, FailureKind.ENGINE, f"the output can't be sent: {error}")
+            head, attachment = head_of(ticket, broken, len(self.ledger)), None
+        ticket.is_idle = ticket.is_idle or isinstance(outcome, SegmentEnded)
+        ticket.next_seq += not isinstance(outcome, (HandedPiece, TookPiece))
+        ticket.pieces += isinstance(outcome, HandedPiece)
+        if not self._replies.push(ticket.peer.name, head, attachment):
+            self._give_up(ticket.peer, "reads too slowly")
+
+    # ---- what time brings
+
+    def flush(self, now_s: float) -> None:
+        """Give the engine its jobs, hand out the credits, and send what is to be said."""
+        # First: the engine's thread takes a while to wake up, which the sending of acknowledgements hides.
+        for job in self._to_do:
+            self._jobs(job)
+        self._to_do.clear()
+        self.greetings.settle_credits(now_s)
+        self._acks.flush(now_s)
+        self._replies.flush(now_s)
+
+    def tick(self, now_s: float) -> None:
+        """Try again what could not be sent; give up hubs that stay away; look whether the silent ones are there."""
+        self._acks.retry(now_s)
+        self._replies.retry(now_s)
+        for name in self._replies.gone_for(0.0, now_s):
+            # Whoever comes back begins another session.
+            self._credits.close(name)
+        for name in self._replies.gone_for(self._config.hub_grace_s, now_s):
+            self._give_up(Peer(name, name.partition("/")[0]), _GONE)
+        for name in self._acks.gone_for(self._config.hub_grace_s, now_s):
+            self._acks.drop(name)
+        if now_s < self._next_probe_s:
+            return
+        self._next_probe_s = now_s + _PROBE_INTERVAL_S
+        waiting = {ticket.peer.name: ticket.peer for ticket in self.ledger.tickets.values()}
+        for name, peer in (waiting | self.greetings.listeners()).items():
+            if self._replies.has_waiting(name) or self._replies.has_heard(name, now_s - _SILENT_S):
+                continue
+            if peer.hub_id not in self._revoked:
+                self.greetings.probe(peer)
+
+    def revoke(self, hub_ids: frozenset[str]) -> None:
+        """From now on these hubs, and no others, are revoked: what they have here ends."""
+        added, self._revoked = hub_ids - self._revoked, hub_ids
+        if not added:
+            return
+        names = {*self._acks.names(), *self._replies.names(), *(peer.name for peer in self.greetings.greeted())}
+        names |= {ticket.peer.name for ticket in self.ledger.tickets.values()}
+        names |= {peer.name for peer in self.calls.peers()}
+        for name in sorted(names):
+            peer = Peer(name, name.partition("/")[0])
+            if peer.hub_id in added:
+                self._give_up(peer, "is revoked")
+        self._to_do += (ReleaseHub(hub_id) for hub_id in sorted(added))
+
+    def _give_up(self, peer: Peer, why: str) -> None:
+        tickets = self.ledger.of_peer(peer.name)
+        if why == _GONE:
+            self.greetings.forget(peer.name)
+        else:
+            self.greetings.estrange(peer)
+        self._acks.drop(peer.name)
+        self._to_do += (Cancel(key) for key in self.calls.drop(peer.name))
+        dropped = self._replies.drop(peer.name)
+        self._counters["hubs_given_up"] += 1
+        logger.warning("server.hub_given_up hub=%s %s requests=%d messages=%d", peer.hub_id, why, len(tickets), dropped)
+        for ticket in tickets:
+            self._close(ticket)
+            self._to_do += (Cancel(ticket.key), Release(ticket.owner))
+        if not any(other.hub_id == peer.hub_id for other in self.greetings.greeted()):
+            # Nobody will ask for what it left for other stages, nor say that nobody will.
+            self._to_do.append(ReleaseHub(peer.hub_id))
+
+    def _close(self, ticket: Ticket) -> None:
+        if self.ledger.close(ticket) and not ticket.is_resting:
+            self._credits.ended(ticket.peer.name)

@@ -1,0 +1,108 @@
+"""What a hub says about a request that is here, as jobs for the engine's thread.
+
+Requests whose input comes in segments: what a replica keeps of one between two segments, and which updates it takes.
+
+Pure. The ZMQ thread answers updates by ``take``, the engine's thread has a ``Talk`` for each such request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from omni_discovery import wire
+from omni_discovery.wire import FailureKind
+from stage_runtime.engine_loop.jobs import Fed, Finished, Job, NextSegment, Pause, Release, Room, SegmentEnded
+from stage_runtime.server.ledger import Ledger, Ticket, owner_of
+from stage_runtime.server.router import Peer
+
+
+@dataclass(slots=True)
+class Talk:
+    """One request over all its segments."""
+
+    #: Whether it waits for its next segment: the engine has nothing to do for it.
+    is_idle: bool = False
+    finish_reason: str = "stop"
+    #: Sums over the segments that have ended.
+    usage: dict[str, int] = field(default_factory=dict)
+    timings_s: dict[str, float] = field(default_factory=dict)
+
+    def ended(self, end: Finished) -> SegmentEnded:
+        """A segment has ended as a request without segments would have."""
+        self.is_idle, self.finish_reason = True, end.finish_reason
+        for name, count in end.usage.items():
+            self.usage[name] = self.usage.get(name, 0) + count
+        for name, seconds in end.timings_s.items():
+            if name == "first_output":
+                self.timings_s.setdefault(name, seconds)
+            else:
+                self.timings_s[name] = self.timings_s.get(name, 0.0) + seconds
+        return SegmentEnded(end.key, end.finish_reason, end.payloads, end.usage)
+
+    def over(self, key: str) -> Finished:
+        """No segment comes any more."""
+        return Finished(key, self.finish_reason, (), dict(self.usage), dict(self.timings_s))
+
+
+def refusal_of(ticket: Ticket | None, peer: Peer, update: wire.Update) -> str:
+    """Why an update can't be taken; empty if it can. ``ticket`` is the request's, if there is one."""
+    if ticket is None or ticket.attempt != update.attempt or ticket.peer.name != peer.name:
+        return "there is no such request here: it has ended, or never was"
+    if ticket.segment is None:
+        return "the request was not begun as one that comes in segments"
+    if update.segment > ticket.segment + 1:
+        return f"segment {update.segment} came behind segment {ticket.segment}"
+    if update.segment > ticket.segment and not ticket.is_idle:
+        return f"segment {ticket.segment} has not ended yet"
+    return ""
+
+
+def take(ledger: Ledger, peer: Peer, update: wire.Update) -> tuple[wire.Accepted | wire.Rejected, list[NextSegment]]:
+    """The answer to an update, and what the engine is to do for it: nothing for one that came before."""
+    ticket = ledger.current(peer.hub_id, update.request_id)
+    reason = refusal_of(ticket, peer, update)
+    about: dict[str, Any] = {
+        "epoch": update.epoch,
+        "request_id": update.request_id,
+        "attempt": update.attempt,
+        "queue_length": len(ledger),
+    }
+    if reason or ticket is None or ticket.segment is None:
+        return wire.Rejected(**about, kind=FailureKind.INVALID, reason=reason), []
+    if update.segment <= ticket.segment:
+        return wire.Accepted(**about), []
+    ticket.segment, ticket.is_idle = update.segment, False
+    return wire.Accepted(**about), [
+        NextSegment(
+            ticket.key,
+            update.segment,
+            update.inputs,
+            update.payloads,
+            is_last=update.is_last,
+            kept_from=update.kept_from,
+        )
+    ]
+
+
+Order = wire.ReleasePayloads | wire.Feed | wire.PieceRoom | wire.Pause | wire.Update
+
+
+def jobs_of(ledger: Ledger, peer: Peer, order: Order) -> tuple[wire.Accepted | wire.Rejected | None, Sequence[Job]]:
+    """The answer, where one is due, and what is to be done. What is about requests that are not here is let go."""
+    if isinstance(order, wire.ReleasePayloads):
+        return None, [Release(owner_of(peer.hub_id, order.request_id))]
+    if isinstance(order, wire.Update):
+        return take(ledger, peer, order)
+    ticket = ledger.current(peer.hub_id, order.request_id)
+    if ticket is None or ticket.attempt != order.attempt:
+        return None, []
+    if isinstance(order, wire.Pause):
+        accepted = wire.Accepted(
+            epoch=order.epoch, request_id=order.request_id, attempt=order.attempt, queue_length=len(ledger)
+        )
+        return accepted, [Pause(ticket.key, order.paused)]
+    if isinstance(order, wire.Feed):
+        return None, [Fed(ticket.key, order.from_stage, order.number, order.payload, order.is_last)]
+    return None, [Room(ticket.key, order.to_stage, order.number, order.again)]

@@ -1,0 +1,1 @@
+"""Keeps replica processes up: devices, restarts, Ray."""

@@ -1,0 +1,152 @@
+"""Who uses a device: one lock file for each, in a folder of this user's."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from omni_discovery.errors import ConfigError
+from omni_discovery.etcd.embedded_file import is_private
+
+logger = logging.getLogger(__name__)
+
+#: A supervisor that is about to end may not have said so yet.
+_GRACE_S: Final = 2.0
+_LOOK_AGAIN_S: Final = 0.25
+
+
+class Holder(msgspec.Struct, frozen=True, kw_only=True):
+    """Who uses a device. ``is_leaving``: it drains, and the device will be free."""
+
+    pid: int
+    namespace: str
+    stage_id: int
+    is_leaving: bool = False
+
+    @property
+    def told(self) -> str:
+        """Which process this is, for people."""
+        return f"process {self.pid}, which runs stage {self.stage_id} of namespace {self.namespace!r}"
+
+
+class DeviceLocks:
+    """One lock file for each device of one supervisor, in a folder of this user's.
+
+    The kernel takes the locks back however the supervisor ends. Stages of one namespace may share a device, since its
+    deploy document says so; the same stage twice, or another namespace, may not.
+    """
+
+    def __init__(self, folder: Path, devices: tuple[str, ...], holder: Holder) -> None:
+        self._folder = folder / "devices"
+        self._devices = tuple(dict.fromkeys(devices))
+        self._holder = holder
+        self._held: list[int] = []
+
+    def take(self, clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep) -> None:
+        """Take them all; wait for one that drains. Raise ConfigError that says who holds one."""
+        if not self._devices:
+            return
+        try:
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"no place for lock files: {error}; set XDG_RUNTIME_DIR to a folder of yours") from error
+        if not is_private(self._folder):
+            raise ConfigError(f"others can write to {self._folder}: remove it, or set XDG_RUNTIME_DIR to your own")
+        until_s, told = clock() + _GRACE_S, False
+        while (found := self._try()) is not None:
+            device, other = found
+            who = "another supervisor" if other is None else other.told
+            if other is not None and other.is_leaving:
+                until_s = clock() + _GRACE_S
+            elif clock() >= until_s:
+                raise ConfigError(f"device {device} is in use by {who}; stop that, or give this stage other devices")
+            if not told:
+                told = True
+                logger.info("devices.waiting device=%s: in use by %s", device, who)
+            sleep(_LOOK_AGAIN_S)
+
+    def leave(self) -> None:
+        """Say that the devices will be free soon."""
+        self._holder = msgspec.structs.replace(self._holder, is_leaving=True)
+        for descriptor in self._held:
+            self._write(descriptor)
+
+    def close(self) -> None:
+        """Give them back. Idempotent."""
+        while self._held:
+            os.close(self._held.pop())
+
+    def _try(self) -> tuple[str, Holder | None] | None:
+        """Take all; None if that went well, else a device that somebody has, and who."""
+        guard = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            # Two must not look at the same moment and both find it free.
+            if not _locked(guard):
+                return self._devices[0], None
+            for device in self._devices:
+                for path in self._files_of(device):
+                    is_held, other = _look(path)
+                    if is_held and (other is None or self._is_in_the_way(other)):
+                        return device, other
+            self._held += [self._lock(device) for device in self._devices]
+            return None
+        finally:
+            os.close(guard)
+
+    def _files_of(self, device: str) -> list[Path]:
+        return [path for path in self._folder.iterdir() if path.name.startswith(f"{_plain(device)}@")]
+
+    def _is_in_the_way(self, other: Holder) -> bool:
+        return other.namespace != self._holder.namespace or other.stage_id == self._holder.stage_id
+
+    def _lock(self, device: str) -> int:
+        path = self._folder / f"{_plain(device)}@{self._holder.namespace}@{self._holder.stage_id}"
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        _locked(descriptor)
+        self._write(descriptor)
+        return descriptor
+
+    def _write(self, descriptor: int) -> None:
+        content = msgspec.json.encode(self._holder)
+        # On a full disk nobody is told who holds it; it is held all the same.
+        with contextlib.suppress(OSError):
+            os.pwrite(descriptor, content, 0)
+            os.ftruncate(descriptor, len(content))
+
+
+def _look(path: Path) -> tuple[bool, Holder | None]:
+    """Whether somebody holds a lock file, and who; files of those who are gone are removed."""
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return False, None
+    try:
+        if _locked(descriptor):
+            path.unlink(missing_ok=True)
+            return False, None
+        return True, msgspec.json.decode(os.pread(descriptor, 4096, 0), type=Holder)
+    except msgspec.DecodeError:
+        # It is just being written.
+        return True, None
+    finally:
+        os.close(descriptor)
+
+
+def _locked(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _plain(device: str) -> str:
+    return device.replace("/", "_")

@@ -1,0 +1,191 @@
+"""How a replica process comes to be: a fresh interpreter each, or a fork of one that has the imports behind it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+
+import msgspec
+
+from omni_discovery.processes import end_group, has_ended
+from stage_runtime.config import ReplicaConfig
+from stage_runtime.supervisor.restarts import EXIT_FAILED
+from stage_runtime.supervisor.supervisor import Child
+from stage_runtime.supervisor.zygote import MAX_MESSAGE_BYTES, Ended, Notice, Order, Signal, Start, Started
+
+
+class SpawnedChild:
+    """A replica started by SpawnLauncher."""
+
+    def __init__(self, process: subprocess.Popen[bytes], output_fd: int) -> None:
+        self._process = process
+        self.output_fd = output_fd
+
+    def poll(self) -> int | None:
+        """See Child."""
+        if self._process.returncode is None and has_ended(self._process.pid):
+            # While it is not reaped, its number is nobody else's: what its engine started and left behind goes, too.
+            end_group(self._process.pid)
+        return self._process.poll()
+
+    def send_signal(self, number: int) -> None:
+        """See Child."""
+        if number == signal.SIGKILL and self._process.returncode is None:
+            end_group(self._process.pid)
+        self._process.send_signal(number)
+
+
+class SpawnLauncher:
+    """Starts each replica in an interpreter of its own."""
+
+    def start(self, config: ReplicaConfig, environment: dict[str, str]) -> Child:
+        """See Launcher."""
+        output_fd, write_fd = os.pipe()
+        try:
+            process = subprocess.Popen(
+                [sys.executable, "-u", "-m", "stage_runtime", "--replica"],
+                stdin=subprocess.PIPE,
+                stdout=write_fd,
+                stderr=write_fd,
+                env=environment,
+                # Ctrl-C in a terminal is for the supervisor, which drains.
+                start_new_session=True,
+            )
+        except OSError:
+            os.close(output_fd)
+            raise
+        finally:
+            os.close(write_fd)
+        # If the child died at once, its end is noticed like any other.
+        with contextlib.suppress(BrokenPipeError):
+            if process.stdin is not None:
+                process.stdin.write(msgspec.json.encode(config))
+                process.stdin.close()
+        return SpawnedChild(process, output_fd)
+
+    def close(self) -> None:
+        """See Launcher."""
+
+
+class ForkedChild:
+    """A replica started by ZygoteLauncher; ``pid`` is 0 until the zygote has come round to it."""
+
+    def __init__(self, launcher: ZygoteLauncher, token: int, output_fd: int) -> None:
+        self._launcher = launcher
+        self.token = token
+        self.pid = 0
+        self.output_fd = output_fd
+        self.code: int | None = None
+
+    def poll(self) -> int | None:
+        """See Child."""
+        self._launcher.listen()
+        return self.code
+
+    def send_signal(self, number: int) -> None:
+        """See Child."""
+        self._launcher.signal(self, number)
+
+
+class ZygoteLauncher:
+    """Starts replicas as forks of one process that has imported ``modules``; starts that process when needed."""
+
+    def __init__(self, modules: Sequence[str]) -> None:
+        self._modules = modules
+        self._zygote: subprocess.Popen[bytes] | None = None
+        self._orders: socket.socket | None = None
+        self._children: dict[int, ForkedChild] = {}
+        self._tokens = 0
+
+    def start(self, config: ReplicaConfig, environment: dict[str, str]) -> Child:
+        """See Launcher."""
+        self.listen()
+        zygote_pid, orders = self._running(environment)
+        output_fd, write_fd = os.pipe()
+        self._tokens += 1
+        child = ForkedChild(self, self._tokens, output_fd)
+        self._children[child.token] = child
+        order = Start(child.token, msgspec.structs.replace(config, parent_pid=zygote_pid), environment)
+        try:
+            socket.send_fds(orders, [msgspec.json.encode(order)], [write_fd])
+        except OSError:
+            child.code = EXIT_FAILED
+        finally:
+            os.close(write_fd)
+        return child
+
+    def signal(self, child: ForkedChild, number: int) -> None:
+        """Have the zygote, which alone knows whether the process still is the same, send a signal."""
+        self.listen()
+        if child.code is not None:
+            return
+        if self._zygote is not None and not any(other.pid for other in self._children.values()):
+            # It is still importing, would not read the order for a while, and has nobody to take care of.
+            self._zygote.kill()
+        self._send(Signal(child.token, number))
+
+    def listen(self) -> None:
+        """Take in what the zygote has said; if it is dead, so are its children."""
+        while self._orders is not None:
+            try:
+                content = self._orders.recv(MAX_MESSAGE_BYTES, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return
+            except OSError:
+                content = b""
+            if not content:
+                self._bury()
+                return
+            notice: Notice = msgspec.json.decode(content, type=Notice)
+            match notice:
+                case Started(token, pid):
+                    self._children[token].pid = pid
+                case Ended(token, code):
+                    self._children.pop(token).code = code
+
+    def close(self) -> None:
+        """See Launcher. The zygote ends with its socket, and its children with it."""
+        if self._orders is not None:
+            self._bury()
+
+    def _running(self, environment: dict[str, str]) -> tuple[int, socket.socket]:
+        if self._zygote is None or self._orders is None:
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            with theirs:
+                try:
+                    self._zygote = subprocess.Popen(
+                        [sys.executable, "-u", "-m", "stage_runtime", "--zygote", str(os.getpid()), *self._modules],
+                        stdin=theirs.fileno(),
+                        env=environment,
+                        start_new_session=True,
+                    )
+                except OSError:
+                    ours.close()
+                    raise
+            self._orders = ours
+        return self._zygote.pid, self._orders
+
+    def _send(self, order: Order) -> None:
+        with contextlib.suppress(OSError):
+            if self._orders is not None:
+                self._orders.send(msgspec.json.encode(order))
+
+    def _bury(self) -> None:
+        if self._orders is not None:
+            self._orders.close()
+            self._orders = None
+        if self._zygote is not None:
+            try:
+                code = self._zygote.wait(timeout=5.0)
+            except subprocess.TimeoutExpired:
+                self._zygote.kill()
+                code = self._zygote.wait()
+            self._zygote = None
+            for child in self._children.values():
+                child.code = code or EXIT_FAILED
+        self._children.clear()

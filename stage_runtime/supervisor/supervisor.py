@@ -1,0 +1,296 @@
+"""The supervisor: K local replicas of one stage, each in a process of its own.
+
+One thread, one selector: the replicas' output, the signals, and the clock. What a replica prints comes out line by line
+with its stage and ordinal before it. Whoever ends is started again; all end when none of them can be kept up.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import selectors
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import msgspec
+
+from omni_discovery.deploy.document import DeployConfig, encode_deploy
+from stage_runtime.config import ReplicaConfig, SupervisorConfig
+from stage_runtime.status_pipe import IsUp, LastWords, read
+from stage_runtime.supervisor.restarts import EXIT_DONE, EXIT_FAILED, LeaveDown, Restarts, StartAgain
+
+logger = logging.getLogger(__name__)
+
+_TICK_S: Final = 0.25
+
+
+class Child(Protocol):
+    """One replica process. ``output_fd`` is the reading end of what it prints."""
+
+    output_fd: int
+
+    def poll(self) -> int | None:
+        """The exit code, negative for a signal; None while it runs."""
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal; nothing happens if it has ended."""
+
+
+class Launcher(Protocol):
+    """Starts replica processes."""
+
+    def start(self, config: ReplicaConfig, environment: dict[str, str]) -> Child:
+        """Start one."""
+
+    def close(self) -> None:
+        """Give back what starting needs. Idempotent."""
+
+
+@dataclass(slots=True)
+class _Slot:
+    """One of the K replicas over all its processes."""
+
+    ordinal: int
+    restarts: Restarts
+    child: Child | None = None
+    #: Since when the process that runs takes requests; None before that.
+    up_since_s: float | None = None
+    #: When to start it; infinity for never.
+    start_at_s: float = 0.0
+    unfinished_line: bytes = b""
+    #: Why the process that runs is about to end, in its own words.
+    last_words: str = ""
+    #: How the one before it ended.
+    former_end: str = ""
+
+    @property
+    def is_hopeless(self) -> bool:
+        """Whether nothing runs, and what will be started will hardly do better."""
+        return self.child is None and self.restarts.hopeless_code is not None
+
+
+class Supervisor:
+    """Built and run in the main thread."""
+
+    def __init__(
+        self,
+        config: SupervisorConfig,
+        deploy: DeployConfig,
+        launcher: Launcher,
+        environment_of: Callable[[int], dict[str, str]],
+        on_stop: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._config = config
+        self._on_stop = on_stop
+        known = encode_deploy(deploy).decode("utf-8")
+        self._replica_config = msgspec.structs.replace(
+            config.replica, known_pipeline=known, parent_pid=config.replica.parent_pid or os.getpid()
+        )
+        self._launcher = launcher
+        self._environment_of = environment_of
+        self._slots = [_Slot(ordinal, Restarts()) for ordinal in range(config.count)]
+        self._selector = selectors.DefaultSelector()
+        #: When what is left is killed; None while nobody asked us to stop.
+        self._kill_at_s: float | None = None
+
+    def run(self) -> int:
+        """Keep the replicas running until a signal, or until none can be kept up; return the exit code."""
+        with _SignalPipe((signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)) as signals:
+            self._selector.register(signals.receiver, selectors.EVENT_READ)
+            try:
+                while self._kill_at_s is None or any(slot.child for slot in self._slots):
+                    self._turn(signals)
+                    if self._kill_at_s is None and all(slot.is_hopeless for slot in self._slots):
+                        break
+            finally:
+                self._kill_all()
+                self._launcher.close()
+                self._selector.close()
+        if self._kill_at_s is not None:
+            return EXIT_DONE
+        return self._give_up()
+
+    def _give_up(self) -> int:
+        code = max(slot.restarts.hopeless_code or EXIT_DONE for slot in self._slots)
+        if code != EXIT_DONE:
+            why = "; ".join(dict.fromkeys(slot.former_end for slot in self._slots if slot.former_end))
+            logger.error("supervisor.gave_up stage=%d code=%d: %s", self._config.replica.stage_id, code, why)
+        return code
+
+    def _turn(self, signals: _SignalPipe) -> None:
+        now_s = time.monotonic()
+        if self._config.parent_pid and os.getppid() != self._config.parent_pid and self._kill_at_s is None:
+            logger.warning("supervisor.orphaned: draining")
+            self._stop(now_s)
+        for slot in self._slots:
+            if slot.child is None and now_s >= slot.start_at_s and self._kill_at_s is None:
+                self._start(slot, now_s)
+        for key, _ in self._selector.select(self._wait_s(now_s)):
+            if key.fileobj is signals.receiver:
+                for number in signals.drain():
+                    if number in (signal.SIGTERM, signal.SIGINT):
+                        self._stop(time.monotonic())
+            else:
+                self._forward(key.data)
+        for slot in self._slots:
+            self._reap(slot)
+        if self._kill_at_s is not None and time.monotonic() >= self._kill_at_s:
+            logger.error("supervisor.killing: the drain's bound has passed")
+            self._kill_all()
+
+    def _wait_s(self, now_s: float) -> float:
+        due = [slot.start_at_s - now_s for slot in self._slots if slot.child is None]
+        return max(0.0, min([_TICK_S, *due]))
+
+    def _start(self, slot: _Slot, now_s: float) -> None:
+        config = msgspec.structs.replace(self._replica_config, ordinal=slot.ordinal, former_end=slot.former_end)
+        slot.up_since_s, slot.last_words = None, ""
+        slot.start_at_s = float("inf")
+        try:
+            slot.child = self._launcher.start(config, self._environment_of(slot.ordinal))
+        except OSError as error:
+            # That the machine has no process, file or memory to give just now must not cost the replicas that run.
+            logger.error("supervisor.not_started stage=%d ordinal=%d: %s", config.stage_id, slot.ordinal, error)
+            slot.last_words = f"it could not be started: {error}"
+            self._ended(slot, EXIT_FAILED)
+            return
+        os.set_blocking(slot.child.output_fd, False)
+        self._selector.register(slot.child.output_fd, selectors.EVENT_READ, slot)
+        logger.info("supervisor.starting stage=%d ordinal=%d", config.stage_id, slot.ordinal)
+
+    def _reap(self, slot: _Slot) -> None:
+        child = slot.child
+        code = None if child is None else child.poll()
+        if child is None or code is None:
+            return
+        self._forward(slot)
+        if slot.unfinished_line:
+            self._take_line(slot, slot.unfinished_line)
+            slot.unfinished_line = b""
+        self._ignore(child.output_fd)
+        os.close(child.output_fd)
+        slot.child = None
+        self._ended(slot, code)
+
+    def _ended(self, slot: _Slot, code: int) -> None:
+        stage_id = self._config.replica.stage_id
+        if self._kill_at_s is not None:
+            logger.info("supervisor.ended stage=%d ordinal=%d code=%d", stage_id, slot.ordinal, code)
+            return
+        now_s = time.monotonic()
+        served_for_s = 0.0 if slot.up_since_s is None else now_s - slot.up_since_s
+        slot.former_end = slot.last_words or how_it_ended(code)
+        # An end that nobody asked for is one, also with code 0.
+        match slot.restarts.ended(code, served_for_s):
+            case StartAgain(delay_s, ""):
+                slot.start_at_s = now_s + delay_s
+                text = "supervisor.restarting stage=%d ordinal=%d code=%d in_s=%.1f: %s"
+                logger.warning(text, stage_id, slot.ordinal, code, delay_s, slot.former_end)
+            case StartAgain(delay_s, why):
+                slot.start_at_s = now_s + delay_s
+                text = "supervisor.not_kept_up stage=%d ordinal=%d code=%d next_try_s=%.0f: %s: %s"
+                logger.error(text, stage_id, slot.ordinal, code, delay_s, why, slot.former_end)
+                slot.former_end = f"{why}: {slot.former_end}"
+            case LeaveDown():
+                slot.former_end = ""
+                text = "supervisor.drained stage=%d ordinal=%d: an operator has drained it; it stays down"
+                logger.info(text, stage_id, slot.ordinal)
+
+    def _stop(self, now_s: float) -> None:
+        if self._kill_at_s is None:
+            self._kill_at_s = now_s + self._config.replica.drain_timeout_s + self._config.kill_after_s
+            self._on_stop()
+            logger.info("supervisor.draining stage=%d", self._config.replica.stage_id)
+        # A second signal is passed on too: the replicas then end at once.
+        for slot in self._slots:
+            if slot.child is not None:
+                slot.child.send_signal(signal.SIGTERM)
+
+    def _kill_all(self) -> None:
+        for slot in self._slots:
+            if slot.child is not None:
+                slot.child.send_signal(signal.SIGKILL)
+
+    def _forward(self, slot: _Slot) -> None:
+        while slot.child is not None:
+            try:
+                content = os.read(slot.child.output_fd, 65536)
+            except BlockingIOError:
+                return
+            if not content:
+                # It closed its output and may run on: the selector would call this ready for ever.
+                self._ignore(slot.child.output_fd)
+                return
+            *lines, slot.unfinished_line = (slot.unfinished_line + content).split(b"\n")
+            for line in lines:
+                self._take_line(slot, line)
+
+    def _ignore(self, output_fd: int) -> None:
+        with contextlib.suppress(KeyError):
+            self._selector.unregister(output_fd)
+
+    def _take_line(self, slot: _Slot, line: bytes) -> None:
+        line, tiding = read(line)
+        match tiding:
+            case IsUp():
+                slot.up_since_s = time.monotonic()
+            case LastWords(reason):
+                slot.last_words = reason
+            case None:
+                self._print(slot, line)
+                return
+        if line:
+            self._print(slot, line)
+
+    def _print(self, slot: _Slot, line: bytes) -> None:
+        prefix = f"[stage {self._config.replica.stage_id} #{slot.ordinal}] ".encode()
+        # On a full disk, or once nobody reads it, a line is lost and nothing else.
+        with contextlib.suppress(OSError, ValueError):
+            sys.stderr.buffer.write(prefix + line + b"\n")
+            sys.stderr.buffer.flush()
+
+
+def how_it_ended(code: int) -> str:
+    """What an exit code says, for people; negative for a signal."""
+    if code >= 0:
+        return f"it ended with code {code}"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = f"signal {-code}"
+    return f"it was ended by {name}" + (", as the kernel does where memory is short" if name == "SIGKILL" else "")
+
+
+class _SignalPipe:
+    """Signals as bytes on a socket, so that a selector can wait for them."""
+
+    def __init__(self, numbers: tuple[signal.Signals, ...]) -> None:
+        self._numbers = numbers
+        self.receiver, self._sender = socket.socketpair()
+        self.receiver.setblocking(False)
+        self._sender.setblocking(False)
+
+    def __enter__(self) -> _SignalPipe:
+        self._former = {number: signal.signal(number, lambda *_: None) for number in self._numbers}
+        self._former_fd = signal.set_wakeup_fd(self._sender.fileno(), warn_on_full_buffer=False)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        signal.set_wakeup_fd(self._former_fd)
+        for number, handler in self._former.items():
+            signal.signal(number, handler)
+        self.receiver.close()
+        self._sender.close()
+
+    def drain(self) -> bytes:
+        """The numbers of the signals that came."""
+        try:
+            return self.receiver.recv(4096)
+        except BlockingIOError:
+            return b""
