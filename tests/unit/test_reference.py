@@ -6,7 +6,7 @@ import typing
 
 import pytest
 
-from omni_discovery import keys
+from omni_discovery.records import keys
 from tests.support import reference
 
 
