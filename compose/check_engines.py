@@ -43,8 +43,8 @@ TESTS = (
     "tests/contract/test_vllm_pieces.py",
     "tests/contract/test_vllm_pooling.py",
     "tests/contract/test_vllm_sampling.py",
-    "tests/integration/test_prefill_decode.py",
-    "tests/unit/test_engine_request_fields.py",
+    "tests/integration/hub/test_prefill_decode.py",
+    "tests/unit/stage_runtime/engines/vllm/test_core_request.py",
 )
 TESTS_OF_MORE = {"nixl": ("tests/contract/test_kv_transfer.py",)}
 

@@ -1,7 +1,7 @@
 """The state diagram of docs/architecture.md, made by driving the machine of a request through all that can happen.
 
-``python -m tests.support.state_diagram`` writes it into the page, ``unit/test_state_diagram`` fails where the page says
-something else than the code does.
+``python -m tests.support.state_diagram`` writes it into the page; ``unit/hub/request/test_state_diagram``
+fails where the page differs from the code.
 """
 
 from __future__ import annotations

@@ -1,0 +1,233 @@
+"""The deploy document: what is read, what is refused, and what the refusal says."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from omni_discovery.deploy.dialect import CONNECTORS
+from omni_discovery.deploy.document import (
+    DEFAULT_CONNECTOR,
+    ConnectorConfig,
+    DeployConfig,
+    EdgeConfig,
+    RuntimeConfig,
+    StageConfig,
+    decode_deploy,
+    encode_deploy,
+    parse_deploy,
+)
+from omni_discovery.deploy.load import describe_difference, doubtful_engines
+from omni_discovery.errors import ConfigError
+from stage_runtime.connectors.factory import OmniConnectorFactory
+
+TREE = """
+model: tree
+stages:
+  - {stage_id: 0, engine: echo, model: /m/thinker, final_output: text}
+  - {stage_id: 1, engine: echo, final_output: audio}
+  - {stage_id: 2, engine: echo, final_output: image, input_from: [0], runtime: {devices: "0,1", num_replicas: 2}}
+edges:
+  - {from: 0, to: 2, connector: small}
+connectors:
+  small: {name: SharedMemoryConnector, extra: {shm_threshold_bytes: 0}}
+"""
+
+
+@pytest.fixture
+def tree() -> DeployConfig:
+    return parse_deploy(TREE, "tree.yaml")
+
+
+def test_a_stage_takes_input_from_the_one_before_unless_it_says_otherwise(tree: DeployConfig) -> None:
+    assert [tree.inputs_of(stage) for stage in (0, 1, 2)] == [(), (0,), (0,)]
+
+
+def test_an_edge_without_a_connector_gets_the_automatic_one(tree: DeployConfig) -> None:
+    assert tree.connector_of(0, 1).name == DEFAULT_CONNECTOR == "AutoConnector"
+    assert tree.connector_of(0, 2).extra == {"shm_threshold_bytes": 0}
+
+
+def test_an_edges_bounds_go_to_its_connector(tree: DeployConfig) -> None:
+    bounded = parse_deploy(
+        TREE.replace("connector: small}", "connector: small, window_size: 4, max_inflight: -1}"), "t"
+    )
+    assert bounded.connector_of(0, 2).extra == {"shm_threshold_bytes": 0, "window_size": 4, "max_inflight": -1}
+    unnamed = parse_deploy(TREE.replace("connector: small}", "max_inflight: 7}"), "t")
+    assert (unnamed.connector_of(0, 2).name, unnamed.connector_of(0, 2).extra) == (
+        DEFAULT_CONNECTOR,
+        {"max_inflight": 7},
+    )
+    assert decode_deploy(encode_deploy(bounded), "pipeline") == bounded
+    # What is not said is not written: readers that do not know the bounds yet read the rest.
+    assert b"window_size" not in encode_deploy(tree)
+
+
+def test_an_edge_may_name_a_connector_by_itself_or_describe_it_on_the_spot() -> None:
+    """1. one line, nothing under 'connectors'; 2. what is declared under such a name is what is meant by it"""
+    text = TREE.partition("connectors:")[0]
+    chosen = parse_deploy(text.replace("small", "TcpConnector"), "t")
+    described = parse_deploy(text.replace("small", "{name: MooncakeStoreConnector, extra: {master: 'm:1'}}"), "t")
+    declared = parse_deploy(f"{text}connectors: {{TcpConnector: {{name: Mine}}}}".replace("small", "TcpConnector"), "t")
+    assert chosen.connector_of(0, 2) == ConnectorConfig(name="TcpConnector")
+    assert described.connector_of(0, 2) == ConnectorConfig(name="MooncakeStoreConnector", extra={"master": "m:1"})
+    assert declared.connector_of(0, 2) == ConnectorConfig(name="Mine")
+    # Readers of the registry that know declared ones only read it, too.
+    assert set(chosen.connectors) == {chosen.edges[0].connector}
+    for wrong in ("Tcp", "{name: TcpConnector, extras: {}}", "[TcpConnector]"):
+        with pytest.raises(ConfigError, match=r"there are: AutoConnector, |extras is not known|or a connector's own"):
+            parse_deploy(text.replace("small", wrong), "t")
+
+
+def test_the_connectors_that_need_no_declaration_are_those_that_replicas_have() -> None:
+    assert set(CONNECTORS) == OmniConnectorFactory._ours | set(OmniConnectorFactory._aliases)
+
+
+def test_the_document_survives_the_registry_and_has_one_form(tree: DeployConfig) -> None:
+    value = encode_deploy(tree)
+    assert decode_deploy(value, "pipeline") == tree
+    assert encode_deploy(decode_deploy(value, "pipeline")) == value
+
+
+def test_clients_see_the_model_name_or_the_first_stages(tree: DeployConfig) -> None:
+    assert tree.served_name == "tree"
+    assert parse_deploy(TREE.replace("model: tree\n", ""), "t").served_name == "thinker"
+    assert parse_deploy("stages: [{stage_id: 0, engine: echo, final_output: text}]", "t").served_name == "echo"
+
+
+def test_a_difference_names_the_place_and_both_sides(tree: DeployConfig) -> None:
+    other = parse_deploy(TREE.replace("audio", "none").replace("num_replicas: 2", "num_replicas: 3"), "other")
+    assert describe_difference(tree, tree) == ""
+    assert describe_difference(tree, other) == (
+        "stage 1.final_output: 'audio' here, 'none' in force; stage 2.runtime.num_replicas: 2 here, 3 in force"
+    )
+
+
+def test_a_stage_that_only_one_of_two_documents_has_is_named_and_no_other(tree: DeployConfig) -> None:
+    shorter = parse_deploy("stages: [{stage_id: 2, engine: echo, final_output: image}]", "short.yaml")
+    told = describe_difference(tree, shorter)
+    assert told.startswith("stage 0 only here; stage 1 only here; stage 2.runtime.devices: '0,1' here, '' in force")
+    assert "(and " in told
+    assert describe_difference(shorter, tree).startswith("stage 0 only in force; stage 1 only in force")
+    many = "x" * 1000
+    long = parse_deploy(f"stages: [{{stage_id: 2, engine: echo, model: {many}, final_output: image}}]", "long.yaml")
+    assert len(describe_difference(shorter, long)) < 150
+
+
+def test_the_order_of_stages_is_a_difference_that_shows_in_their_inputs() -> None:
+    stage = "{stage_id: %d, engine: e, final_output: text}"
+    one, other = (
+        parse_deploy(f"stages: [{stage % first}, {stage % second}]", "t.yaml") for first, second in ((0, 1), (1, 0))
+    )
+    assert describe_difference(one, other).endswith("order of stages: '[0, 1]' here, '[1, 0]' in force")
+
+
+def test_an_engine_that_nobody_knows_is_named_with_the_nearest(tree: DeployConfig) -> None:
+    assert doubtful_engines(tree.stages, ()) == []
+    slip = parse_deploy("stages: [{stage_id: 0, engine: ehco, final_output: text}]", "slip.yaml")
+    told = ["stage 0: engine 'ehco' is not known on this host; did you mean 'echo'?"]
+    assert doubtful_engines(slip.stages, ()) == told
+    assert doubtful_engines(slip.stages, ("ehco",)) == []
+    other = parse_deploy("stages: [{stage_id: 0, engine: zzz, final_output: text}]", "other.yaml")
+    assert "there are diffusion, echo, mine, torch, vllm" in doubtful_engines(other.stages, ("mine",))[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("stages: [", "line 1: not YAML"),
+        ("- 1", "mapping"),
+        ("stages: []", "empty"),
+        ("stages: 3", "stages is 3; right would be a list"),
+        ("stages: [3]", "Expected"),
+        (TREE.replace("engine: echo, model", "engin: echo, model"), "did you mean 'engine'?"),
+        (TREE.replace("stage_id: 1", "stage_id: 0"), "twice"),
+        (TREE.replace("input_from: [0]", "input_from: [9]"), "stage 9"),
+        (TREE.replace("input_from: [0]", "input_from: [2]"), "does not stand before"),
+        (TREE.replace("{from: 0, to: 2", "{from: 1, to: 2"), "joins no two stages"),
+        (TREE.replace("connector: small", "connector: big"), "there are: small, AutoConnector, "),
+        (TREE.replace("num_replicas: 2", "num_replicas: 0"), "a whole number from 1 to 1024"),
+        (TREE.replace("stage_id: 0", "stage_id: -1"), "a whole number from 0"),
+        ("stages: [{stage_id: 0, engine: echo}]", "final_output"),
+    ],
+)
+def test_a_wrong_document_is_refused_with_its_place(text: str, said: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        parse_deploy(text, "file.yaml")
+    assert "file.yaml" in str(error.value)
+    assert said in str(error.value)
+
+
+def test_a_damaged_value_in_the_registry_is_a_config_error() -> None:
+    for value in (b"\xff", b"{", b"[" * 100_000):
+        with pytest.raises(ConfigError, match="pipeline"):
+            decode_deploy(value, "pipeline")
+
+
+def test_every_key_of_the_document_is_in_its_page() -> None:
+    page = (Path(__file__).parents[4] / "docs" / "deploy.md").read_text()
+    for struct in (DeployConfig, StageConfig, RuntimeConfig, EdgeConfig, ConnectorConfig):
+        for name in struct.__struct_encode_fields__:
+            assert f"`{name}`" in page or f"`{name}:" in page, f"{struct.__name__}.{name}"
+    for example in re.findall(r"```yaml\n(.*?)```", page, re.DOTALL):
+        assert parse_deploy(example, "docs/deploy.md").stages
+
+
+def test_an_edge_hands_over_in_pieces_as_it_says_or_as_the_document_says() -> None:
+    """With pieces, the window bounds those of one request, and the connector keeps no window of its own."""
+    stages = (
+        "stages: [{stage_id: 0, engine: e}, {stage_id: 1, engine: e}, {stage_id: 2, engine: e, final_output: text}]"
+    )
+    edges = "edges: [{from: 0, to: 1, async_chunk: false, window_size: 3}, {from: 1, to: 2, window_size: -1}]"
+    deploy = parse_deploy(f"{stages}\n{edges}\nasync_chunk: true", "t")
+    assert [deploy.async_chunk_of(*edge) for edge in ((0, 1), (1, 2))] == [False, True]
+    assert [deploy.async_chunk_of(0, 1, wanted) for wanted in (True, False)] == [False, False]
+    assert [deploy.async_chunk_of(1, 2, wanted) for wanted in (True, False)] == [True, False]
+    assert [deploy.connector_of(*edge).extra for edge in ((0, 1), (1, 2))] == [{"window_size": 3}, {}]
+    assert (deploy.window_of(0, 1), deploy.window_of(1, 2) > 1_000_000) == (3, True)
+    plain = parse_deploy(stages, "t")
+    assert [plain.async_chunk_of(0, 1, wanted) for wanted in (None, True)] == [False, True]
+    assert plain.window_of(0, 1) == 16
+    narrow = parse_deploy(f"{stages}\nedges: [{{from: 0, to: 1, window_size: 1, async_chunk: true}}]", "t")
+    assert narrow.window_of(0, 1) == 1
+
+
+@pytest.mark.parametrize(
+    ("stage", "edge", "said"),
+    [
+        (
+            "final_output: picture",
+            "",
+            "stage 7.final_output is 'picture'; right would be text, image, audio, embedding or none",
+        ),
+        (
+            "final_output: text, runtime: {num_replicas: 0}",
+            "",
+            "stage 7.runtime.num_replicas is 0; right would be a whole",
+        ),
+        ("final_output: text, engine_args: 3", "", "stage 7.engine_args is 3; right would be a mapping"),
+        ("final_output: text, input_from: [x]", "", "stage 7.input_from[0] is 'x'; right would be a list of stage ids"),
+        ("final_output: text, runtime: {ray: {resources: {a: x}}}", "", "stage 7.runtime.ray.resources: Expected"),
+        (
+            "final_output: text",
+            "window_size: wide",
+            "the edge 0 to 7.window_size is 'wide'; right would be a whole number",
+        ),
+        (
+            "final_output: text",
+            "window_size: 0",
+            "the edge 0 to 7: window_size is 0; right would be a whole number from 1",
+        ),
+        ("final_output: text", "max_inflight: 0", "the edge 0 to 7: max_inflight is 0; right would be a whole number"),
+        ("final_output: text", "max_inflight: -2", "the edge 0 to 7.max_inflight is -2; right would be"),
+    ],
+)
+def test_a_value_that_can_not_be_is_told_with_its_place_and_what_would_be_right(
+    stage: str, edge: str, said: str
+) -> None:
+    text = f"stages: [{{stage_id: 0, engine: echo}}, {{stage_id: 7, engine: echo, {stage}}}]"
+    with pytest.raises(ConfigError) as refused:
+        parse_deploy(text + (f"\nedges: [{{from: 0, to: 7, {edge}}}]" if edge else ""), "pair.yaml")
+    assert str(refused.value).startswith(f"pair.yaml: {said}")
