@@ -15,7 +15,7 @@ import pytest
 from omni_discovery.deploy.document import parse_deploy
 from omni_discovery.errors import ConfigError, InvalidRequestError
 from stage_runtime.engines.base import Engine, EngineOutput, StageRequest, checked_args, create_engine
-from stage_runtime.engines.callable.engine import TorchArgs
+from stage_runtime.engines.callable.target import TorchArgs
 from stage_runtime.engines.diffusers.engine import DiffusersArgs
 from stage_runtime.engines.diffusers.request import PipelineParams
 from stage_runtime.engines.sampling import checked
@@ -25,7 +25,7 @@ from tests.support.engines import run
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "engines.md").read_text(encoding="utf-8")
 OWN_PAGE = (DOCS / "extend" / "engine.md").read_text(encoding="utf-8")
-SHOWN = dict(re.findall(r"```python\n# (\w+)\.py\n(.*?)```", PAGE + OWN_PAGE, re.DOTALL))
+SHOWN: dict[str, str] = dict(re.findall(r"```python\n# (\w+)\.py\n(.*?)```", PAGE + OWN_PAGE, re.DOTALL))
 #: Of callables, and of a pipeline of diffusers.
 DOCUMENTS = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
 

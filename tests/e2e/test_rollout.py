@@ -14,6 +14,7 @@ from tests.support.processes import Child, wait_for
 
 pytestmark = [
     pytest.mark.e2e,
+    pytest.mark.long,
     pytest.mark.skipif(not os.environ.get("OMNI_LONG"), reason="the long form: make long"),
 ]
 

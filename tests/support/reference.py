@@ -1,6 +1,6 @@
 """The pages of docs/reference that the code makes: flags, metrics and keys.
 
-``python -m tests.support.reference`` writes them; ``unit/repository/test_reference`` fails where a page differs from the code.
+``python -m tests.support.reference`` writes them; ``unit/repository/test_reference`` compares them with the code.
 """
 
 from __future__ import annotations
