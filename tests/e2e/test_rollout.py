@@ -1,4 +1,4 @@
-"""The recipe for a new deploy document, as docs/operations.md has it, with real processes under load."""
+"""The recipe for a new deploy document, as docs/operations/upgrade.md has it, with real processes under load."""
 
 from __future__ import annotations
 
