@@ -157,14 +157,27 @@ class EtcdKV:
         response = await self._call(lambda line: line.kv.Range, request, repeatable=True)
         return Summary(int(response.count), max((int(kv.mod_revision) for kv in response.kvs), default=0))
 
-    async def watch(self, prefix: str, start_revision: int) -> AsyncGenerator[WatchBatch, None]:
+    async def list_key(self, key: str) -> Listing:
         """See KVStore."""
+        response = await self._call(lambda line: line.kv.Range, rpc.RangeRequest(key=key.encode()), repeatable=True)
+        self._cluster_id = response.header.cluster_id
+        return Listing(response.header.revision, self._cluster_id, tuple(to_key_value(kv) for kv in response.kvs))
+
+    def watch(self, prefix: str, start_revision: int) -> AsyncGenerator[WatchBatch, None]:
+        """See KVStore."""
+        return self._watch(prefix, start_revision, is_prefix=True)
+
+    def watch_key(self, key: str, start_revision: int) -> AsyncGenerator[WatchBatch, None]:
+        """See KVStore."""
+        return self._watch(key, start_revision, is_prefix=False)
+
+    async def _watch(self, name: str, start_revision: int, *, is_prefix: bool) -> AsyncGenerator[WatchBatch, None]:
         self._check_usable()
         line = self._lines.current
         try:
             for may_log_in_again in (True, False):
                 metadata = await self._tokens.metadata(line)
-                watch = EtcdWatch(line, prefix, start_revision, self._cluster_id, metadata)
+                watch = EtcdWatch(line, name, start_revision, self._cluster_id, metadata, is_prefix=is_prefix)
                 stands = False
                 try:
                     async with aclosing(watch.batches(self._try_timeout_s)) as batches:
