@@ -118,7 +118,8 @@ class Watcher:
         # That etcd is away, its connection says.
         self._tell_stale(error, is_news=type(error) is not RegistryUnavailableError)
         if self._table.mark_stale(self._clock.wall_s() - proved_ago_s):
-            self._deliver(self._table.snapshot(), Delta())
+            view = self._table.snapshot()
+            self._deliver(view, Delta(since_revision=view.revision))
 
     def _tell_stale(self, error: Exception, *, is_news: bool) -> None:
         if is_news and not self._has_told_stale:
