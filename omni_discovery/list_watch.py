@@ -66,7 +66,7 @@ async def list_and_watch(
             batches = kv.watch(name, start_revision) if is_prefix else kv.watch_key(name, start_revision)
             await _first_to_end(_apply_batches(batches, sink), *beside_watch())
         except Exception as error:  # noqa: BLE001 - the sink logs it; a defect of its own must not end the loop
-            sink.on_watch_failed(error, backoff.loudness(error))
+            sink.on_watch_failed(error, backoff.log_level(error))
         if clock.monotonic_s() - began_s > _GOOD_WATCH_S:
             backoff.reset()
         await clock.sleep(backoff.next_delay_s())

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from hub.replicas.refused import RefusedReplicas
 from omni_discovery.errors import ConfigError
+from omni_discovery.log_once import LogOnce
 from omni_discovery.records.schema import ReplicaInfo, ReplicaStatus
 from omni_discovery.view.mass_loss import Disappearance
 from omni_discovery.view.table import live_hubs
@@ -86,8 +87,8 @@ class Membership:
         self._vanished: dict[tuple[int, str], ReplicaInfo] = {}
         #: Those of them that are served on.
         self._held: set[tuple[int, str]] = set()
-        #: What has been warned about: stages that the pipeline has not, addresses that can't be used.
-        self._warned: set[object] = set()
+        #: By stage that the pipeline doesn't have, and by address that can't be used.
+        self._log_once = LogOnce()
 
     def apply(self, view: View, delta: Delta) -> bool:
         """Make clients and pools what ``view`` shows; return whether it may have changed which replicas can be picked.
@@ -260,8 +261,7 @@ class Membership:
     def _is_ours(self, info: ReplicaInfo) -> bool:
         if info.stage_id in self._pools:
             return True
-        if info.stage_id not in self._warned:
-            self._warned.add(info.stage_id)
+        if self._log_once.should(info.stage_id):
             logger.warning("replica.ignored stage=%d: the pipeline has no such stage", info.stage_id)
         return False
 
@@ -300,8 +300,7 @@ class Membership:
             client = self._connect(info)
         except ConfigError as error:
             self._pools.of(info).unusable(info.input_addr, str(error))
-            if info.input_addr not in self._warned:
-                self._warned.add(info.input_addr)
+            if self._log_once.should(info.input_addr):
                 logger.warning("replica.unusable stage=%d replica=%d: %s", info.stage_id, info.replica_id, error)
             return
         if client is not None:

@@ -195,8 +195,8 @@ class LeasedKey(abc.ABC):
             except LeaseNotFoundError:
                 self._keeper.forget(lease_id)
             except RegistryError as error:
-                loudness = self._backoff.loudness(error)
-                logger.log(loudness, "registrar.retrying key=%s reason=%s", self._key_name, error)
+                level = self._backoff.log_level(error)
+                logger.log(level, "registrar.retrying key=%s reason=%s", self._key_name, error)
             except Exception:
                 logger.exception("registrar.failed key=%s", self._key_name)
             await self._clock.sleep(self._backoff.next_delay_s())

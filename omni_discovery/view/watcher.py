@@ -11,6 +11,7 @@ from omni_discovery.clock import Clock, SystemClock
 from omni_discovery.errors import CompactedError, RegistryError, RegistryUnavailableError
 from omni_discovery.kv import KVStore, Listing, WatchBatch
 from omni_discovery.list_watch import list_and_watch
+from omni_discovery.log_once import LogOnce
 from omni_discovery.view.anti_entropy import NotProvedError, Upkeep, UpkeepOptions
 from omni_discovery.view.table import Delta, ReplicaTable, View
 
@@ -54,7 +55,7 @@ class Watcher:
             jitter,
         )
         self._task: asyncio.Task[None] | None = None
-        self._has_told_stale = False
+        self._log_once = LogOnce()
 
     def start(self) -> None:
         """Begin to watch; returns at once."""
@@ -84,9 +85,8 @@ class Watcher:
         delta = self._table.replace(listing, self._clock.wall_s())
         after = self._table.snapshot()
         if before.stale_since_s is not None:
-            level = logging.INFO if self._has_told_stale else logging.DEBUG
+            level = logging.INFO if self._log_once.forget("stale") else logging.DEBUG
             logger.log(level, "watcher.fresh prefix=%s revision=%d", self._prefix, listing.revision)
-            self._has_told_stale = False
         if delta or after.bad is not before.bad or before.revision == 0 or before.stale_since_s is not None:
             self._deliver(after, delta)
         if before.revision:
@@ -115,18 +115,13 @@ class Watcher:
         self._turn_stale(error, proved_ago_s)
 
     def _turn_stale(self, error: Exception, proved_ago_s: float) -> None:
-        # That etcd is away, its connection says.
-        self._tell_stale(error, is_news=type(error) is not RegistryUnavailableError)
+        # An etcd that is away is logged by its connection.
+        is_news = type(error) is not RegistryUnavailableError and self._log_once.should("stale")
+        level = logging.WARNING if is_news else logging.DEBUG
+        logger.log(level, "watcher.stale prefix=%s reason=%s", self._prefix, error)
         if self._table.mark_stale(self._clock.wall_s() - proved_ago_s):
             view = self._table.snapshot()
             self._deliver(view, Delta(since_revision=view.revision))
-
-    def _tell_stale(self, error: Exception, *, is_news: bool) -> None:
-        if is_news and not self._has_told_stale:
-            self._has_told_stale = True
-            logger.warning("watcher.stale prefix=%s reason=%s", self._prefix, error)
-        else:
-            logger.debug("watcher.stale prefix=%s reason=%s", self._prefix, error)
 
     def _deliver(self, view: View, delta: Delta) -> None:
         for bad in delta.bad:
