@@ -27,7 +27,21 @@ PURE_FOLDERS = {
 #: What a folder's modules may import of their own package, from left to right: a layer knows those before it.
 LAYERS = {
     "omni_discovery": (
-        ("", "errors", "kv", "clock", "text", "backoff", "loop_thread", "processes", "curve", "data_urls", "log_once"),
+        (
+            "",
+            "errors",
+            "kv",
+            "clock",
+            "text",
+            "backoff",
+            "loop_thread",
+            "processes",
+            "curve",
+            "data_urls",
+            "log_once",
+            "list_watch",
+            "stories",
+        ),
         ("records", "wire"),
         ("etcd", "deploy", "balancing"),
         ("registration",),
