@@ -18,6 +18,7 @@ import zmq
 
 from omni_discovery.curve import Gatekeeper, KeyPair
 from omni_discovery.errors import WireError
+from omni_discovery.log_once import LogOnce
 from omni_discovery.wire.session import ForeignIdentityError, MisplacedError, Peer
 from stage_runtime.config import ServerConfig
 from stage_runtime.engine_loop.jobs import Job, Outcome
@@ -72,7 +73,7 @@ class ReplicaServer:
         self._revoked: frozenset[str] = frozenset()
         #: The last argument of ``set_revoked_hubs``; the ZMQ thread applies it.
         self._to_revoke: frozenset[str] = frozenset()
-        self._logged: set[str] = set()
+        self._log_once = LogOnce()
         self._thread = threading.Thread(target=self._run, name="replica-zmq", daemon=True)
 
     def start(self) -> None:
@@ -242,6 +243,5 @@ class ReplicaServer:
             case _:
                 kind = "bad_frames"
         self.counters[kind] += 1
-        if kind not in self._logged:
-            self._logged.add(kind)
+        if self._log_once.should(kind):
             logger.warning("server.%s reason=%s (others are only counted)", kind.removesuffix("s"), error)
