@@ -29,7 +29,7 @@ from hub.orchestrator.rollout import Rollout
 from hub.pool.stage_pool import StagePool
 from hub.pool.versions import Pools
 from hub.replicas.events import AbortEnded, Answered, ClientEvent, ProcessGone, SessionDown, SessionUp, Unsent
-from hub.replicas.factory import Attaching, RemoteReplicaFactory
+from hub.replicas.factory import ClientAttacher, RemoteReplicaFactory
 from hub.replicas.membership import Membership, ViewChanged
 from hub.replicas.stage_client import StageClient
 from hub.request.events import ClientPace
@@ -123,7 +123,7 @@ class Orchestrator:
             knows=(lambda _info: True) if releases is None else releases.knows,
         )
         factory, attach = remote_replica_factory, self._membership.attach
-        self._attaching = None if factory is None else Attaching(factory, attach)
+        self._attaching = None if factory is None else ClientAttacher(factory, attach)
         self._collective = Collective(self._pools, self._membership, metrics, self._post)
         self._tending = Tending(self._pools, self._membership, self._post)
         self._dispatcher = Dispatcher(self._membership, metrics, self._cancels, self._post, self._tending.look_soon)
@@ -205,7 +205,7 @@ class Orchestrator:
     def _client_for(self, info: ReplicaInfo) -> StageClient | None:
         if self._attaching is None:
             return self._connect(info, self._post)
-        self._attaching.begin(info)
+        self._attaching.make_client(info)
         return None
 
     def _let_go(self, client: StageClient) -> None:
