@@ -45,7 +45,7 @@ logger = logging.getLogger(__name__)
 Inputs = Mapping[str, Any] | AsyncIterable[Mapping[str, Any]]
 
 
-class Feed:
+class SegmentFeeder:
     """The input of one request, whole or from an iterator. ``stop`` it when the request has ended."""
 
     def __init__(self, inputs: Inputs) -> None:
@@ -277,7 +277,7 @@ class AsyncOmni(CollectiveCalls):
         stage, by the same replicas; outputs say which ``segment`` they belong to. With ``segmented``, ``inputs`` is the
         first segment, and ``update`` brings the others.
         """
-        feed = Feed(inputs)
+        feed = SegmentFeeder(inputs)
         asked = Asked(
             await feed.first(),
             request_id,

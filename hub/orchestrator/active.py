@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hub.request.events import ClientPace, Dispatch
+from hub.request.events import ClientBackpressure, Dispatch
 from hub.request.machine import RequestMachine
 from hub.request.plan import RequestPlan
 from omni_discovery.errors import RequestError
@@ -67,11 +67,11 @@ class AbortRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class ClientPaced:
+class BackpressureChanged:
     """The client of a request has fallen behind what is made for it, or has caught up."""
 
     request_id: str
-    pace: ClientPace
+    pace: ClientBackpressure
 
 
 @dataclass(frozen=True, slots=True)

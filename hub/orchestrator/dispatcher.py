@@ -140,7 +140,7 @@ class Dispatcher:
             return ev.DispatchRefused(action.stage_id, action.attempt, str(error))
         return None
 
-    def pass_on(self, active: Active, action: ev.Update | ev.Feed | ev.PieceRoom | ev.Pause) -> ev.Event | None:
+    def pass_on(self, active: Active, action: ev.Update | ev.FeedInput | ev.PieceRoom | ev.Pause) -> ev.Event | None:
         """Tell a replica more of what it works on; None if it left, or is said again when the session is back."""
         if isinstance(action, ev.Update):
             return self.update(active, action)
@@ -256,17 +256,17 @@ class Dispatcher:
             active.first_sent = True
             hub_in_s = time.perf_counter() - active.request.received_s
             self._metrics.observe_in(hub_in_s)
-            active.machine.state.pipeline_timings["hub_in"] = hub_in_s
+            active.machine.state.public.pipeline_timings["hub_in"] = hub_in_s
         replica = ev.ReplicaRef(info.stage_id, info.replica_id, info.epoch, info.input_addr)
         return ev.Sent(action.stage_id, action.attempt, replica)
 
 
 def _order(
-    action: ev.Feed | ev.PieceRoom | ev.Pause, epoch: int, request_id: str
+    action: ev.FeedInput | ev.PieceRoom | ev.Pause, epoch: int, request_id: str
 ) -> wire.Feed | wire.PieceRoom | wire.Pause:
     about: dict[str, Any] = {"epoch": epoch, "request_id": request_id, "attempt": action.attempt}
     match action:
-        case ev.Feed(from_stage=from_stage, number=number, payload=payload):
+        case ev.FeedInput(from_stage=from_stage, number=number, payload=payload):
             return wire.Feed(from_stage=from_stage, number=number, payload=payload, is_last=payload is None, **about)
         case ev.PieceRoom(to_stage=to_stage, number=number, again=again):
             return wire.PieceRoom(to_stage=to_stage, number=number, again=again, **about)

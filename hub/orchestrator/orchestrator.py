@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from hub.metrics import HubMetrics
 from hub.orchestrator.aborts import Cancels
-from hub.orchestrator.active import AbortRequest, AddRequest, ClientPaced, Ended, UpdateRequest, answer
+from hub.orchestrator.active import AbortRequest, AddRequest, BackpressureChanged, Ended, UpdateRequest, answer
 from hub.orchestrator.admission import Backlog
 from hub.orchestrator.collective import CallDue, Collective, CollectiveCall, refuse
 from hub.orchestrator.dispatcher import Dispatcher, PickEnded
@@ -32,7 +32,7 @@ from hub.replicas.events import AbortEnded, Answered, ClientEvent, ProcessGone, 
 from hub.replicas.factory import Attaching, RemoteReplicaFactory
 from hub.replicas.membership import Membership
 from hub.replicas.stage_client import StageClient
-from hub.request.events import ClientPace
+from hub.request.events import ClientBackpressure
 from hub.request.outputs import OmniOutput
 from hub.request.state import OrchestratorRequestState, StreamingInputState
 from omni_discovery.errors import HubUnavailableError, RequestError, StageUnavailableError
@@ -70,8 +70,8 @@ def drain(queue: asyncio.Queue[_Item]) -> list[_Item]:
 
 
 _InboxItem: TypeAlias = (
-    "ClientEvent | PickEnded | RetryDue | ReturnDue | StillSilent | TimeUp | CompanionSaid | ClientPaced | ReviewDue"
-    " | View | CallDue"
+    "ClientEvent | PickEnded | RetryDue | ReturnDue | StillSilent | TimeUp | CompanionSaid | BackpressureChanged"
+    " | ReviewDue | View | CallDue"
 )
 _Request: TypeAlias = AddRequest | UpdateRequest
 _Rpc: TypeAlias = AbortRequest | CollectiveCall
@@ -176,9 +176,9 @@ class Orchestrator:
         """Follow the registry; call it on the loop. The view alone decides, so that a missed ``delta`` can't hurt."""
         self._post(view)
 
-    def set_pace(self, request_id: str, pace: ClientPace) -> None:
+    def set_pace(self, request_id: str, pace: ClientBackpressure) -> None:
         """Take in how the client of a request keeps up. Those that have ended are fine."""
-        self._post(ClientPaced(request_id, pace))
+        self._post(BackpressureChanged(request_id, pace))
 
     def end_all(self, reason: str = "the hub is stopping") -> None:
         """Abort every stage of every request; each ends with HubUnavailableError."""
@@ -258,7 +258,7 @@ class Orchestrator:
                 self._requests.add(item)
             case AbortRequest():
                 self._requests.abort(item)
-            case TimeUp() | CompanionSaid() | UpdateRequest() | ClientPaced():
+            case TimeUp() | CompanionSaid() | UpdateRequest() | BackpressureChanged():
                 self._requests.follow(item)
             case PickEnded():
                 self._requests.go_on(item.request_id, lambda active: self._dispatcher.pick_ended(active, item))

@@ -171,7 +171,7 @@ class ReplicaListener:
         if isinstance(message, wire.StageDone) and message.finish_reason != "abort" and not active.request.segmented:
             run = active.machine.runs[pool.stage_id]
             # What waited for its client says nothing of how long the stage takes.
-            pool.succeeded(addr, answer.received_at_s - run.sent_at_s if run.told_paused is None else None)
+            pool.succeeded(addr, answer.received_at_s - run.sent_at_s if run.pause_sent is None else None)
         elif isinstance(message, wire.StageFailed) and message.kind is wire.FailureKind.ENGINE:
             pool.failed(addr)
 

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 from hub.metrics import HubMetrics
 from hub.orchestrator.aborts import Cancels
-from hub.orchestrator.active import AbortRequest, Active, AddRequest, ClientPaced, Ended, UpdateRequest, answer
+from hub.orchestrator.active import AbortRequest, Active, AddRequest, BackpressureChanged, Ended, UpdateRequest, answer
 from hub.orchestrator.admission import Backlog
 from hub.orchestrator.dispatcher import Dispatcher
 from hub.request import events as ev
 from hub.request.companions import companion_plan
-from hub.request.machine import RequestBody, RequestMachine
+from hub.request.machine import RequestMachine
 from hub.request.outputs import OmniOutput, of_stage
-from hub.request.state import OrchestratorRequestState, Phase
+from hub.request.state import OrchestratorRequestState, Phase, RequestState
 from omni_discovery.errors import RequestError
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ class Requests:
 
     def add(self, request: AddRequest) -> None:
         """Take a new request."""
-        body = RequestBody(
+        state = RequestState(
             request.request_id,
             request.inputs,
             request.plan,
@@ -93,13 +93,13 @@ class Requests:
             is_companion=bool(request.parent_id),
             segmented=request.segmented,
         )
-        machine = RequestMachine(body)
+        machine = RequestMachine(state)
         deadline_s = request.received_s + request.timeout_s
         left_s = max(0.0, deadline_s - time.perf_counter())
         timer = asyncio.get_running_loop().call_later(left_s, self._post, TimeUp(request.request_id))
         pools = self._pools if request.release is None else request.release.pools
         self.active[request.request_id] = Active(request, machine, pools, deadline_s, timer)
-        self.states[request.request_id] = machine.state
+        self.states[request.request_id] = machine.state.public
         self._metrics.in_flight.set(len(self.active))
         if not request.parent_id:
             self._dispatcher.retries.admitted()
@@ -116,12 +116,12 @@ class Requests:
         if abort.done is not None:
             self._cancels.when_quiet(ids, abort.done)
 
-    def follow(self, news: TimeUp | CompanionSaid | UpdateRequest | ClientPaced) -> None:
+    def follow(self, news: TimeUp | CompanionSaid | UpdateRequest | BackpressureChanged) -> None:
         """Take in what was posted for one request."""
         if isinstance(news, UpdateRequest):
             self._update(news)
             return
-        if isinstance(news, ClientPaced):
+        if isinstance(news, BackpressureChanged):
             self.tell(news.request_id, news.pace)
             return
         if isinstance(news, TimeUp):
@@ -178,7 +178,7 @@ class Requests:
         counts = isinstance(event, ev.StageDone) and machine.is_out(event.stage_id, event.attempt)
         actions = machine.handle(event, time.perf_counter())
         if counts and isinstance(event, ev.StageDone) and machine.runs[event.stage_id].phase is Phase.DONE:
-            self._metrics.observe_stage(event.stage_id, of_stage(machine.state.pipeline_timings, event.stage_id))
+            self._metrics.observe_stage(event.stage_id, of_stage(machine.state.public.pipeline_timings, event.stage_id))
         if self._tracing is not None:
             self._tracing.follow(active.request.request_id, machine, event, actions)
         return actions
@@ -204,13 +204,13 @@ class Requests:
             answer(update.done, "the request was told that no more segments come")
         else:
             active.updates.append(update.done)
-            self.tell(update.request_id, ev.Segment(update.inputs))
+            self.tell(update.request_id, ev.SegmentArrived(update.inputs))
 
     def _carry_out(self, active: Active, action: ev.Action) -> ev.Event | None:
         match action:
             case ev.Dispatch():
                 return self._dispatcher.dispatch(active, action)
-            case ev.Update() | ev.Feed() | ev.PieceRoom() | ev.Pause():
+            case ev.Update() | ev.FeedInput() | ev.PieceRoom() | ev.Pause():
                 return self._dispatcher.pass_on(active, action)
             case ev.Abort():
                 self._dispatcher.abort(active, action)

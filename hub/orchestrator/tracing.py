@@ -146,7 +146,7 @@ class Tracing:
         concerns = getattr(event, "stage_id", None) == stage_id
         if run.phase is Phase.DONE:
             span.set_attribute("omni.outcome", "done")
-            for part, seconds in of_stage(machine.state.pipeline_timings, stage_id).items():
+            for part, seconds in of_stage(machine.state.public.pipeline_timings, stage_id).items():
                 span.set_attribute(f"omni.{part}_s", seconds)
             if isinstance(event, ev.StageDone) and concerns:
                 span.set_attribute("omni.finish_reason", event.message.finish_reason)

@@ -22,7 +22,7 @@ from omni_discovery.errors import RequestError
 
 
 @dataclass(frozen=True, slots=True)
-class ClientPace:
+class ClientBackpressure:
     """The client has fallen behind what is made for it, or has caught up."""
 
     is_behind: bool
@@ -58,7 +58,7 @@ class PieceTaken:
 
 
 @dataclass(frozen=True, slots=True)
-class Feed:
+class FeedInput:
     """Pass a piece on to the stage's replica; ``payload`` None: there are no more, and this would be its number."""
 
     stage_id: int
@@ -82,7 +82,7 @@ class PieceRoom:
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class SegmentArrived:
     """The client's next segment; ``inputs`` None: there are no more."""
 
     inputs: Mapping[str, Any] | None
@@ -279,7 +279,16 @@ StageEvent = (
     | StageUnavailable
     | DispatchRefused
 )
-Event = Submitted | StageEvent | CompanionDone | CompanionFailed | Segment | ClientPace | DeadlinePassed | Cancelled
+Event = (
+    Submitted
+    | StageEvent
+    | CompanionDone
+    | CompanionFailed
+    | SegmentArrived
+    | ClientBackpressure
+    | DeadlinePassed
+    | Cancelled
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -383,7 +392,7 @@ Action = (
     | Abort
     | Emit
     | ReleasePayload
-    | Feed
+    | FeedInput
     | PieceRoom
     | Pause
     | StartCompanions

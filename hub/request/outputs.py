@@ -157,6 +157,28 @@ def end_output(
     )
 
 
+def segment_output(
+    request_id: str,
+    stage_id: int,
+    replica: str,
+    modality: str,
+    segment: int,
+    message: wire.SegmentDone,
+    received_at_s: float,
+) -> OmniOutput:
+    """The output that tells the client that a final stage has ended a segment."""
+    return OmniOutput(
+        request_id=request_id,
+        stage_id=stage_id,
+        modality=modality,
+        usage=message.usage,
+        replica=replica,
+        received_at_s=received_at_s,
+        segment=segment,
+        segment_end=message.finish_reason,
+    )
+
+
 def summary_output(request_id: str, finish_reason: str, timings_s: Mapping[str, float]) -> OmniOutput:
     """The record that closes a request."""
     return OmniOutput(

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from hub.request import events as ev
-from hub.request.machine import RequestBody, RequestMachine
+from hub.request.machine import RequestMachine
 from hub.request.plan import StageGraph
+from hub.request.state import RequestState
 from omni_discovery import wire
 from omni_discovery.deploy.document import parse_deploy
 from omni_discovery.wire import FailureKind
@@ -37,8 +38,8 @@ class Walk:
         graph = StageGraph(parse_deploy(deploy, "test.yaml"))
         plan = graph.plan(modalities)
         merged = graph.merge_params({0: {"seed": 1} if params is None else params})
-        body = RequestBody("r1", {"prompt": "hi"}, plan, merged, attempts, priority=priority, companions=companions)
-        self.machine = RequestMachine(body)
+        state = RequestState("r1", {"prompt": "hi"}, plan, merged, attempts, priority=priority, companions=companions)
+        self.machine = RequestMachine(state)
         self.now_s = 0.0
         self.actions: list[ev.Action] = []
 

@@ -65,7 +65,7 @@ class Hub:
 
     def submit(self, machine: RequestMachine, deadline_s: float) -> None:
         """A request is admitted."""
-        active = Active(machine, machine.state.request_id, deadline_s)
+        active = Active(machine, machine.state.public.request_id, deadline_s)
         self.requests[active.request_id] = active
         self._budget.admitted(self.clock.now_s)
         self.clock.after(deadline_s - self.clock.now_s, self.tell, active, ev.DeadlinePassed())
@@ -236,7 +236,7 @@ class Hub:
                 self.pools[stage_id].release(active.request_id)
                 self._say(replica, wire.Abort, active, attempt=attempt)
                 self._serve(stage_id)
-            case ev.Feed() | ev.PieceRoom() | ev.Pause():
+            case ev.FeedInput() | ev.PieceRoom() | ev.Pause():
                 self._pass_on(active, action)
             case ev.ReleasePayload(replica=replica):
                 self._say(replica, wire.ReleasePayloads, active)
@@ -250,13 +250,13 @@ class Hub:
                 active.finishes.append((self.clock.now_s, action))
         return None
 
-    def _pass_on(self, active: Active, action: ev.Feed | ev.PieceRoom | ev.Pause) -> None:
+    def _pass_on(self, active: Active, action: ev.FeedInput | ev.PieceRoom | ev.Pause) -> None:
         if isinstance(action, ev.Pause):
             self._count("paused", action.paused)
             self._say(action.replica, wire.Pause, active, attempt=action.attempt, paused=action.paused)
             return
         about: dict[str, Any] = {"attempt": action.attempt, "number": action.number}
-        if isinstance(action, ev.Feed):
+        if isinstance(action, ev.FeedInput):
             self._count("feed")
             about |= {"from_stage": action.from_stage, "payload": action.payload, "is_last": action.payload is None}
             self._say(action.replica, wire.Feed, active, **about)

@@ -113,7 +113,7 @@ def test_the_timings_of_each_stage_and_of_the_whole_are_kept() -> None:
 
 
 def test_the_state_has_the_names_that_users_know() -> None:
-    state = Walk().machine.state
+    state = Walk().machine.state.public
     assert isinstance(state, OrchestratorRequestState)
     assert (state.request_id, state.prompt, state.final_stage_id) == ("r1", {"prompt": "hi"}, 1)
     assert state.final_output_stage_ids == {0, 1}

@@ -70,7 +70,7 @@ def begun(deploy: str = PAIR, attempts: int = 3) -> Flow:
 
 def fed(actions: Sequence[ev.Action]) -> list[tuple[int, int, bool]]:
     """Stage, number and whether it is the last, of what is passed on."""
-    return [(action.stage_id, action.number, action.payload is None) for action in of(actions, ev.Feed)]
+    return [(action.stage_id, action.number, action.payload is None) for action in of(actions, ev.FeedInput)]
 
 
 def rooms(actions: Sequence[ev.Action]) -> list[tuple[int, int]]:
@@ -256,8 +256,8 @@ def test_pieces_of_an_attempt_that_was_given_up_change_nothing() -> None:
     stale = wire.HandOffPiece(
         epoch=7, request_id="r1", attempt=0, number=1, payloads=done(0, 0, [1]).payloads, queue_length=0
     )
-    assert not of(flow.tell(ev.HandOffPiece(0, 0, stale)), ev.Dispatch, ev.Feed)
-    assert not of(flow.tell(ev.PieceTaken(1, 0, 0, 0)), ev.Feed, ev.PieceRoom)
+    assert not of(flow.tell(ev.HandOffPiece(0, 0, stale)), ev.Dispatch, ev.FeedInput)
+    assert not of(flow.tell(ev.PieceTaken(1, 0, 0, 0)), ev.FeedInput, ev.PieceRoom)
 
 
 def test_what_was_on_its_way_when_a_session_broke_is_said_again() -> None:

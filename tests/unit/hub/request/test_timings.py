@@ -27,7 +27,7 @@ def test_a_stage_that_is_done_has_all_five_parts() -> None:
     assert of_stage(timings_s, 0) == parts
     assert tuple(parts) == STAGE_PARTS
     assert timings_s["stage0.replica.queue"] == 0.5
-    assert walk.machine.state.pipeline_timings == timings_s
+    assert walk.machine.state.public.pipeline_timings == timings_s
 
 
 def test_what_can_be_no_length_of_time_is_not_believed() -> None:
