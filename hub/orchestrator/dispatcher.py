@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from hub.config import NotConnectedError, SendFailedError
 from hub.metrics import HubMetrics
-from hub.orchestrator.aborts import Cancels
+from hub.orchestrator.aborts import AbortTracker
 from hub.orchestrator.active import Active, Pick
 from hub.orchestrator.retries import PacedRetries, RetryDue
 from hub.pool.stage_pool import StagePool
@@ -44,7 +44,7 @@ class Dispatcher:
         self,
         membership: Membership,
         metrics: HubMetrics,
-        cancels: Cancels,
+        aborts: AbortTracker,
         post: Callable[[PickEnded | RetryDue], None],
         on_wait: Callable[[], None],
     ) -> None:
@@ -52,7 +52,7 @@ class Dispatcher:
         self.retries = PacedRetries(post)
         self._membership = membership
         self._metrics = metrics
-        self._cancels = cancels
+        self._aborts = aborts
         self._post = post
         #: Called when a pick has to wait, after its task was made.
         self._on_wait = on_wait
@@ -170,7 +170,7 @@ class Dispatcher:
             client = self._membership.clients.get(action.replica.input_addr)
             if client is not None:
                 client.abort(active.request.request_id, action.attempt)
-                self._cancels.asked(active.request.request_id, client)
+                self._aborts.abort_sent(active.request.request_id, client)
             self.release(active, action.stage_id)
         else:
             self._take_back(active, action.stage_id)

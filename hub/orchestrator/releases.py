@@ -30,7 +30,7 @@ Backlog = Callable[[int, str], int]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Release:
+class DeployVersion:
     """One deploy document as a hub serves it: its graph, and of each stage the fingerprint and the pool."""
 
     graph: StageGraph
@@ -51,7 +51,7 @@ class Release:
         return tightest
 
 
-class Releases:
+class DeployVersions:
     """The documents that were in force since the hub began, the newest last.
 
     With ``fixed_models`` the hub knows the models themselves: it can't follow a document that changes one.
@@ -63,7 +63,7 @@ class Releases:
         self._fixed_models = fixed_models
         fingerprints = stage_fingerprints(deploy)
         firsts = {stage_id: pools.begin_with(stage_id, each) for stage_id, each in fingerprints.items()}
-        self._releases = [Release(StageGraph(deploy), fingerprints, firsts)]
+        self._releases = [DeployVersion(StageGraph(deploy), fingerprints, firsts)]
         #: The document that was looked at last, as it stands in the registry.
         self._seen = encode_deploy(deploy)
         #: The fingerprint of the document that is served.
@@ -72,7 +72,7 @@ class Releases:
         self.problem = ""
 
     @property
-    def newest(self) -> Release:
+    def newest(self) -> DeployVersion:
         """What the document in force, or the last that could be followed, says."""
         return self._releases[-1]
 
@@ -92,7 +92,7 @@ class Releases:
             self._take(deploy)
         return True
 
-    def choose(self, stages: Iterable[int], backlog: Backlog, hubs: int) -> Release:
+    def choose(self, stages: Iterable[int], backlog: Backlog, hubs: int) -> DeployVersion:
         """By which document a new request goes that needs these stages.
 
         The newest with a free slot at each of them, because an old one that is being replaced still has slots worth
@@ -112,7 +112,7 @@ class Releases:
         """Whether requests may go by different documents."""
         return len(self._releases) > 1
 
-    def other_than(self, release: Release, had: Iterable[int], needed: Iterable[int]) -> Release | None:
+    def other_than(self, release: DeployVersion, had: Iterable[int], needed: Iterable[int]) -> DeployVersion | None:
         """The newest that can serve the stages ``needed``, and says the same as ``release`` of those ``had``."""
         past, ahead = tuple(had), tuple(needed)
         for other in reversed(self._releases):
@@ -152,7 +152,7 @@ class Releases:
         pools = {stage_id: self.every.get(stage_id, each) for stage_id, each in fingerprints.items()}
         # One that comes back into force is the newest again.
         others = [release for release in self._releases if release.fingerprints != fingerprints]
-        self._releases = [*others[-(_REMEMBERED - 1) :], Release(StageGraph(deploy), fingerprints, pools)]
+        self._releases = [*others[-(_REMEMBERED - 1) :], DeployVersion(StageGraph(deploy), fingerprints, pools)]
 
     def _unservable(self, deploy: DeployConfig) -> str:
         ours = self.newest.graph.deploy
@@ -180,5 +180,5 @@ def _model_of(stage: Any) -> tuple[Any, ...]:
     return stage.engine, stage.model, stage.engine_args, stage.default_sampling_params
 
 
-def _load_of(pair: tuple[float, Release]) -> float:
+def _load_of(pair: tuple[float, DeployVersion]) -> float:
     return pair[0]

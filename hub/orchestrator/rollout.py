@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
     from hub.orchestrator.active import Active
-    from hub.orchestrator.releases import Release, Releases
+    from hub.orchestrator.releases import DeployVersion, DeployVersions
     from hub.orchestrator.requests import Requests
     from hub.pool.stage_pool import StagePool
     from hub.pool.versions import Pools
@@ -29,7 +29,7 @@ class Rollout:
 
     def __init__(
         self,
-        releases: Releases | None,
+        releases: DeployVersions | None,
         pools: Pools,
         membership: Membership,
         requests: Requests,
@@ -76,7 +76,7 @@ class Rollout:
             if needed and not release.is_complete(needed):
                 other = releases.other_than(release, had, needed)
                 if other is not None:
-                    self._requests.move(active, other)
+                    self._requests.move_request(active, other)
 
     def older_count(self) -> int:
         """How many requests go by another document than the newest."""
@@ -86,7 +86,7 @@ class Rollout:
         return sum(_is_of_other(active.request.release, newest) for active in self._requests.active.values())
 
 
-def _is_of_other(release: Release | None, newest: Release) -> bool:
+def _is_of_other(release: DeployVersion | None, newest: DeployVersion) -> bool:
     return release is not None and release.fingerprints != newest.fingerprints
 
 

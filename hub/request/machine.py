@@ -7,14 +7,14 @@ helpers of their own, which never write a phase.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from hub.request import events as ev
 from hub.request.backpressure import pause_or_resume, update_backpressure
 from hub.request.companions import of_companion
-from hub.request.events import Action, Event, Outcome, StageEvent
+from hub.request.events import Action, Event, Outcome, StageEvent, StageMessage
 from hub.request.outputs import chunk_outputs, end_output, segment_output, summary_output
 from hub.request.pieces import (
     acknowledge_pieces,
@@ -40,7 +40,10 @@ from omni_discovery.errors import (
 
 
 class RequestMachine:
-    """One request. ``handle`` applies an event and returns what the driver must do, ending with one Finish."""
+    """One request. ``handle`` takes an event and ``handle_message`` a replica's answer.
+
+    Both return what the driver must do, in order; the last action of every request is one Finish.
+    """
 
     def __init__(self, state: RequestState) -> None:
         self.state = state
@@ -119,46 +122,50 @@ class RequestMachine:
             case _:
                 if self.is_out(event.stage_id, event.attempt):
                     return self._of_stage(self.runs[event.stage_id], event, now_s)
-                return [ev.Drop("stale")] if isinstance(event, ev.Chunk | ev.StageDone | ev.StageFailed) else []
+                return []
+
+    def handle_message(
+        self,
+        stage_id: int,
+        message: StageMessage,
+        now_s: float,
+        attachments: Sequence[bytes] = (),
+        received_at_s: float = 0.0,
+    ) -> list[Action]:
+        """Apply an answer of the stage's replica, as it came off the wire; stale ones change nothing.
+
+        ``attachments`` are the images or sounds of a Chunk. ``received_at_s`` is when its frame was received, on
+        ``time.perf_counter``; it is only passed on to the client.
+        """
+        run = self.runs.get(stage_id)
+        if run is None or run.attempt != message.attempt or not run.running or self.state.finished:
+            is_stale = isinstance(message, wire.Chunk | wire.StageDone | wire.StageFailed) and not self.state.finished
+            return [ev.Drop("stale")] if is_stale else []
+        match message:
+            case wire.Chunk():
+                return self._chunk(run, message, now_s, attachments, received_at_s)
+            case wire.Accepted():
+                self._accept(run, now_s)
+                return []
+            case wire.HandOffPiece():
+                return self._piece(run, message, now_s)
+            case wire.PieceTaken():
+                self._accept(run, now_s)
+                return acknowledge_pieces(self.state, run, message)
+            case wire.StageDone():
+                return self._done(run, message, now_s, received_at_s)
+            case wire.SegmentDone():
+                return self._segment_done(run, message, now_s, received_at_s)
+            case wire.Rejected() | wire.StageFailed():
+                return self._failed(run, message, now_s)
 
     def _of_stage(self, run: StageRun, event: StageEvent, now_s: float) -> list[Action]:
         match event:
             case ev.Sent(replica=replica):
                 return self._sent(run, replica, now_s)
-            case ev.Accepted():
-                self._accept(run, now_s)
-                return []
-            case ev.Chunk():
-                return self._chunk(run, event, now_s)
-            case ev.StageDone():
-                return self._done(run, event, now_s)
-            case ev.SegmentDone():
-                return self._segment_done(run, event, now_s)
             case ev.SessionBack():
                 repeated = self._repeat_segment(run) + repeat_pieces(self.state, run)
                 return [*repeated, *pause_or_resume(self.state, run, again=True)]
-            case ev.HandOffPiece(message=message):
-                return self._piece(run, message, now_s)
-            case ev.PieceTaken():
-                self._accept(run, now_s)
-                return acknowledge_pieces(self.state, run, event.from_stage, event.number)
-            case _:
-                return self._failed(run, event, now_s)
-
-    def _failed(
-        self,
-        run: StageRun,
-        event: ev.Rejected | ev.StageFailed | ev.ReplicaLost | ev.StageUnavailable | ev.DispatchRefused,
-        now_s: float,
-    ) -> list[Action]:
-        match event:
-            case ev.Rejected(reason=reason) if self.has_past(run.stage_id):
-                return self._lost_at(run, reason, now_s)
-            case ev.Rejected(kind=kind, reason=reason):
-                return self._refused(run, kind, reason, now_s, may_have_run=False)
-            case ev.StageFailed(kind=kind, reason=reason):
-                run.engine_deaths += kind is wire.FailureKind.ENGINE and reason.startswith(ENGINE_DIED)
-                return self._refused(run, kind, reason, now_s, may_have_run=True)
             case ev.ReplicaLost():
                 run.losses += event.may_have_run and run.phase is Phase.ACCEPTED
                 return self._lost(run, event, now_s)
@@ -255,9 +262,10 @@ class RequestMachine:
 
     # ---- output
 
-    def _chunk(self, run: StageRun, event: ev.Chunk, now_s: float) -> list[Action]:
+    def _chunk(
+        self, run: StageRun, message: wire.Chunk, now_s: float, attachments: Sequence[bytes], received_at_s: float
+    ) -> list[Action]:
         self._accept(run, now_s)
-        message = event.message
         if message.seq < run.next_seq:
             return [ev.Drop("duplicate")]
         if message.seq > run.next_seq:
@@ -267,17 +275,17 @@ class RequestMachine:
         run.next_seq += 1
         if run.stage_id not in self._plan.finals or message.seq < run.skip:
             return []
-        run.seen.add(message, event.attachments)
+        run.seen.add(message, attachments)
         replica, shown_id = str(run.replica), self.state.shown_id
-        outputs = chunk_outputs(shown_id, run.stage_id, replica, message, event.attachments, event.received_at_s)
+        outputs = chunk_outputs(shown_id, run.stage_id, replica, message, attachments, received_at_s)
         segments = self.state.segments
         if segments is not None:
             outputs = [replace(output, segment=segments.segment_of(run.stage_id)) for output in outputs]
         return [ev.Emit(output) for output in outputs]
 
-    def _done(self, run: StageRun, event: ev.StageDone, now_s: float) -> list[Action]:
+    def _done(self, run: StageRun, message: wire.StageDone, now_s: float, received_at_s: float) -> list[Action]:
         self._accept(run, now_s)
-        message, segments = event.message, self.state.segments
+        segments = self.state.segments
         if message.finish_reason == "abort":
             # This hub sent no Abort for it: the replica gave the work up.
             return self._lost_at(run, "the replica stopped the work", now_s)
@@ -297,7 +305,7 @@ class RequestMachine:
             run.seen.ended = True
             self.state.public.finished_final_output_stage_ids.add(run.stage_id)
             replica, shown_id = str(run.replica), self.state.shown_id
-            end = end_output(shown_id, run.stage_id, replica, modality, message, event.received_at_s)
+            end = end_output(shown_id, run.stage_id, replica, modality, message, received_at_s)
             if segments is not None:
                 end = replace(end, segment=segments.segment_of(run.stage_id))
             actions.append(ev.Emit(end))
@@ -385,6 +393,15 @@ class RequestMachine:
         stop: list[Action] = [ev.Abort(run.stage_id, run.attempt, run.replica)] if event.may_have_run else []
         return stop + self._decide(run, None, event.reason, now_s, may_have_run=event.may_have_run)
 
+    def _failed(self, run: StageRun, message: wire.Rejected | wire.StageFailed, now_s: float) -> list[Action]:
+        kind, reason = message.kind, message.reason
+        if isinstance(message, wire.StageFailed):
+            run.engine_deaths += kind is wire.FailureKind.ENGINE and reason.startswith(ENGINE_DIED)
+            return self._refused(run, kind, reason, now_s, may_have_run=True)
+        if self.has_past(run.stage_id):
+            return self._lost_at(run, reason, now_s)
+        return self._refused(run, kind, reason, now_s, may_have_run=False)
+
     def _refused(
         self, run: StageRun, kind: wire.FailureKind, reason: str, now_s: float, *, may_have_run: bool
     ) -> list[Action]:
@@ -458,10 +475,12 @@ class RequestMachine:
                 run.to(Phase.SKIPPED)
         return actions
 
-    def _segment_done(self, run: StageRun, event: ev.SegmentDone, now_s: float) -> list[Action]:
+    def _segment_done(
+        self, run: StageRun, message: wire.SegmentDone, now_s: float, received_at_s: float
+    ) -> list[Action]:
         """A stage has ended a segment: show its end, and hand it on."""
         self._accept(run, now_s)
-        segments, message = self.state.segments, event.message
+        segments = self.state.segments
         if message.seq < run.next_seq:
             return [ev.Drop("duplicate")]
         if message.seq > run.next_seq:
@@ -481,7 +500,7 @@ class RequestMachine:
             run.seen.token_ids, run.seen.texts = [], []
             run.seen.chunks += 1
             replica, shown_id = str(run.replica), self.state.shown_id
-            end = segment_output(shown_id, run.stage_id, replica, modality, segment, message, event.received_at_s)
+            end = segment_output(shown_id, run.stage_id, replica, modality, segment, message, received_at_s)
             actions.append(ev.Emit(end))
         if self.state.request_shown:
             segments.forget_past()

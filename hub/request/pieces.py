@@ -36,10 +36,10 @@ def end_pieces(state: RequestState, run: StageRun, to_stage: int) -> list[Action
     return flow(state, state.runs[to_stage])
 
 
-def acknowledge_pieces(state: RequestState, run: StageRun, from_stage: int, number: int) -> list[Action]:
-    """The consumer has taken a producer's pieces up to and with ``number``: send it more, and tell the producer."""
-    relay = run.streams.get(from_stage)
-    if relay is None or not relay.take(number):
+def acknowledge_pieces(state: RequestState, run: StageRun, message: wire.PieceTaken) -> list[Action]:
+    """The consumer has taken pieces of a producer: send it the next ones, and tell the producer."""
+    relay = run.streams.get(message.from_stage)
+    if relay is None or not relay.take(message.number):
         return [ev.Drop("piece")]
     return flow(state, run)
 

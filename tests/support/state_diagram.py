@@ -24,7 +24,7 @@ from hub.request.state import Phase, RequestState, StageRun
 from omni_discovery import wire
 from omni_discovery.deploy.document import parse_deploy
 from omni_discovery.errors import EngineFailedError
-from tests.support.request_walk import PAIR, chunk, done
+from tests.support.request_walk import PAIR, Heard, accepted, apply, chunk, done, failed, heard, rejected, taken
 
 PAGE: Final = Path(__file__).resolve().parents[2] / "docs" / "architecture.md"
 BEGIN: Final = "<!-- the state diagram: written by python -m tests.support.state_diagram -->"
@@ -45,12 +45,12 @@ _LOSSES: Final = {
 _PLAIN_ENDS: Final = {"StageDone", "StageDone without hand-off"}
 
 Edges = dict[tuple[str, str], set[str]]
-Said = tuple[str, ev.Event]
+Said = tuple[str, ev.Event | Heard]
 
 
 def kinds_of_events() -> set[type[Any]]:
-    """Every class of event that a machine takes."""
-    return set(_flat(ev.Event))
+    """Every class of event, and of answers of replicas, that a machine takes."""
+    return set(_flat(ev.Event)) | set(_flat(ev.StageMessage))
 
 
 def _flat(union: Any) -> Iterator[type[Any]]:
@@ -74,26 +74,26 @@ def said_of_stage(machine: RequestMachine, run: StageRun) -> list[Said]:
         ]
     seq, to, kinds = run.next_seq, [stage_id + 1], wire.FailureKind
     said: list[Said] = [
-        ("Accepted", ev.Accepted(stage_id, attempt)),
-        ("Rejected", ev.Rejected(stage_id, attempt, kinds.OVERLOADED, "full")),
-        ("Rejected", ev.Rejected(stage_id, attempt, kinds.INVALID, "wrong")),
-        ("Chunk", ev.Chunk(stage_id, attempt, chunk(seq, "x", [1]))),
-        ("Chunk", ev.Chunk(stage_id, attempt, chunk(seq, ""), [b"PNG"])),
-        ("a gap in the output", ev.Chunk(stage_id, attempt, chunk(seq + 1))),
-        ("StageDone", ev.StageDone(stage_id, attempt, _done(run, seq, to))),
-        ("StageDone without hand-off", ev.StageDone(stage_id, attempt, _done(run, seq))),
-        ("StageDone, given up", ev.StageDone(stage_id, attempt, _done(run, seq, reason="abort"))),
-        ("StageFailed", ev.StageFailed(stage_id, attempt, kinds.INVALID, "wrong")),
-        ("StageFailed", ev.StageFailed(stage_id, attempt, kinds.PAYLOAD, "no hand-off")),
+        ("Accepted", accepted(stage_id, attempt)),
+        ("Rejected", rejected(stage_id, attempt, kinds.OVERLOADED, "full")),
+        ("Rejected", rejected(stage_id, attempt, kinds.INVALID, "wrong")),
+        ("Chunk", heard(stage_id, attempt, chunk(seq, "x", [1]))),
+        ("Chunk", heard(stage_id, attempt, chunk(seq, ""), [b"PNG"])),
+        ("a gap in the output", heard(stage_id, attempt, chunk(seq + 1))),
+        ("StageDone", heard(stage_id, attempt, _done(run, seq, to))),
+        ("StageDone without hand-off", heard(stage_id, attempt, _done(run, seq))),
+        ("StageDone, given up", heard(stage_id, attempt, _done(run, seq, reason="abort"))),
+        ("StageFailed", failed(stage_id, attempt, kinds.INVALID, "wrong")),
+        ("StageFailed", failed(stage_id, attempt, kinds.PAYLOAD, "no hand-off")),
         ("ReplicaLost", ev.ReplicaLost(stage_id, attempt, "it died")),
         ("SessionBack", ev.SessionBack(stage_id, attempt)),
     ]
     if machine.segments is not None:
-        said.append(("SegmentDone", ev.SegmentDone(stage_id, attempt, _segment_done(run))))
+        said.append(("SegmentDone", heard(stage_id, attempt, _segment_done(run))))
     if run.stage_id == 0:
-        said.append(("HandOffPiece", ev.HandOffPiece(stage_id, attempt, _piece(run))))
+        said.append(("HandOffPiece", heard(stage_id, attempt, _piece(run))))
     elif run.streams:
-        said.append(("PieceTaken", ev.PieceTaken(stage_id, attempt, stage_id - 1, 0)))
+        said.append(("PieceTaken", taken(stage_id, attempt, stage_id - 1, 0)))
     return said
 
 
@@ -215,18 +215,13 @@ def _drive() -> tuple[Edges, set[type[Any]]]:
             machine = left.pop()
             for name, event in said_of(machine):
                 after = copy_of(machine)
-                actions = apply(after, event)
-                told.add(type(event))
+                actions = apply(after, event, 1.0)
+                told.add(type(event.message if isinstance(event, Heard) else event))
                 _note(found, machine, after, (name, event), actions)
                 if not after.finished and key_of(after) not in seen:
                     seen.add(key_of(after))
                     left.append(after)
     return found, told
-
-
-def apply(machine: RequestMachine, event: ev.Event) -> list[ev.Action]:
-    """Apply one of what ``said_of`` names."""
-    return machine.handle(event, 1.0)
 
 
 def copy_of(machine: RequestMachine) -> RequestMachine:

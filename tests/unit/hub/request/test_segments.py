@@ -17,7 +17,7 @@ from omni_discovery import wire
 from omni_discovery.deploy.document import parse_deploy
 from omni_discovery.errors import InvalidRequestError, ReplicaLostError
 from omni_discovery.wire import FailureKind
-from tests.support.request_walk import BRANCHING, PAIR, Walk, finish_of, of
+from tests.support.request_walk import BRANCHING, PAIR, Walk, finish_of, heard, of
 
 SILENT = "stages: [{stage_id: 0, engine: e}, {stage_id: 1, engine: e, final_output: text}]"
 
@@ -52,7 +52,7 @@ class Talk(Walk):
             payloads=payloads,
             usage={"prompt_tokens": 3},
         )
-        return self.tell(ev.SegmentDone(stage_id, run.attempt, message))
+        return self.tell(heard(stage_id, run.attempt, message))
 
 
 def updates(actions: Sequence[ev.Action]) -> list[tuple[int, int, str | None]]:
