@@ -1,4 +1,4 @@
-"""Rollout: follows the deploy document in force while requests of the one before are still under way."""
+"""Rollout: switches to a new deploy document while requests of the one before are still under way."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ logger = logging.getLogger(__name__)
 
 
 class Rollout:
-    """Part of the orchestrator's task. ``stage_pools`` always has the pools of the newest document.
+    """Part of the orchestrator's task. ``stage_pools`` is kept to the pools of the newest document.
 
-    Without ``releases`` there is but one document, whatever is in force.
+    Without ``releases`` the hub serves one document, whichever is in force.
     """
 
     def __init__(
@@ -41,10 +41,10 @@ class Rollout:
         self._requests = requests
         self._stage_pools = stage_pools
 
-    def follow(self, view: View) -> None:
-        """Take in what the registry shows now."""
+    def apply_view(self, view: View) -> None:
+        """Apply a new view of the registry: its replicas, and the document in force."""
         releases = self._releases
-        is_new = releases is not None and releases.follow(view.pipeline)
+        is_new = releases is not None and releases.apply_document(view.pipeline)
         may_differ = self._membership.apply(view)
         if releases is None or not (is_new or may_differ):
             return
@@ -60,16 +60,16 @@ class Rollout:
         self.move_on()
 
     def move_on(self) -> None:
-        """Have requests go by another document whose own can't be served to its end any more.
+        """Move requests to another document whose own has no replicas left for a stage that they still need.
 
-        Only where the other says the same of every stage that has had them.
+        Only to a document that is equal in every stage that has run already.
         """
         releases = self._releases
         if releases is None or not releases.has_several:
             return
         for active in list(self._requests.active.values()):
             release = active.request.release
-            # Companions go by what their parent goes by.
+            # Companions go by the document of their parent.
             if release is None or active.request.parent_id:
                 continue
             had, needed = _stages(active)
@@ -79,7 +79,7 @@ class Rollout:
                     self._requests.move_request(active, other)
 
     def older_count(self) -> int:
-        """How many requests go by another document than the newest."""
+        """The number of requests that go by another document than the newest."""
         if self._releases is None:
             return 0
         newest = self._releases.newest
@@ -91,7 +91,7 @@ def _is_of_other(release: DeployVersion | None, newest: DeployVersion) -> bool:
 
 
 def _stages(active: Active) -> tuple[Collection[int], Collection[int]]:
-    """The stages that have had a request, and those that are still to have it."""
+    """The stages that have run a request or run it now, and the stages that it still needs."""
     had: list[int] = []
     needed: list[int] = []
     for stage_id, run in active.machine.runs.items():

@@ -37,7 +37,7 @@ class Scene:
         self.ports = 0
 
     def follow(self, deploy: DeployConfig) -> DeployVersion:
-        assert self.releases.follow(encode_deploy(deploy))
+        assert self.releases.apply_document(encode_deploy(deploy))
         return self.releases.newest
 
     def start(self, release: DeployVersion, *stages: int, capacity: int = 2) -> None:
@@ -107,8 +107,8 @@ def test_a_request_moves_only_to_what_says_the_same_of_the_stages_that_have_had_
 
 def test_the_same_document_again_or_none_changes_nothing_and_a_former_one_is_the_newest_again() -> None:
     scene = Scene()
-    assert not scene.releases.follow(encode_deploy(document()))
-    assert not scene.releases.follow(None)
+    assert not scene.releases.apply_document(encode_deploy(document()))
+    assert not scene.releases.apply_document(None)
     scene.follow(document("b"))
     again = scene.follow(document())
     assert again.fingerprints == scene.first.fingerprints
@@ -123,7 +123,7 @@ def test_another_graph_is_not_followed_and_serving_goes_on() -> None:
     assert "restart" in scene.releases.problem
     assert "stages" in scene.releases.problem
     assert scene.releases.served == served
-    assert scene.releases.follow(b"{")
+    assert scene.releases.apply_document(b"{")
     assert "omni pipeline apply" in scene.releases.problem
     assert scene.follow(document("b")) is not scene.first
     assert scene.releases.problem == ""
