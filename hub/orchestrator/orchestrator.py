@@ -179,6 +179,10 @@ class Orchestrator:
         """Take in how the client of a request keeps up. Those that have ended are fine."""
         self._post(BackpressureChanged(request_id, backpressure))
 
+    def stories(self) -> dict[str, list[str]]:
+        """What happened lately to each request under way: event lines by request id, for a diagnosis."""
+        return self._requests.stories()
+
     def end_all(self, reason: str = "the hub is stopping") -> None:
         """Abort every stage of every request; each ends with HubUnavailableError."""
         self._requests.end_all(HubUnavailableError(self.stage_pools[0].stage_id, reason))
@@ -272,7 +276,7 @@ class Orchestrator:
             case ReviewDue():
                 self._tending.review()
             case View():
-                self._rollout.follow(item)
+                self._rollout.apply_view(item)
             case _:
                 self._hear(item)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
     from hub.orchestrator.tracing import Tracing
     from hub.pool.stage_pool import StagePool
     from hub.replicas.events import Answered
+
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +167,14 @@ class Requests:
         for event in self._dispatcher.move(active, release.pools):
             self.apply_event(request.request_id, event)
 
+    def stories(self) -> dict[str, list[str]]:
+        """What happened lately to each request under way, by the client's name for it; see ``Story.lines``."""
+        return {
+            active.request.shown_id + (f"%{active.request.role}" if active.request.parent_id else ""): lines
+            for active in self.active.values()
+            if (lines := active.machine.story.lines())
+        }
+
     # ---- events, answers and the actions that follow
 
     def apply_event(self, request_id: str, event: ev.Event) -> None:
@@ -268,6 +280,9 @@ class Requests:
         self._metrics.in_flight.set(len(self.active))
         if self._tracing is not None:
             self._tracing.end_request(request_id, outcome, error)
+        if error is not None and logger.isEnabledFor(logging.DEBUG):
+            story = active.machine.story.lines()
+            logger.debug("request.story request=%s\n  %s", active.request.shown_id, "\n  ".join(story))
         if active.request.parent_id:
             reason = error or RequestError("it was aborted")
             self._notify_parent(active.request, ev.CompanionFailed(active.request.role, reason))

@@ -29,6 +29,7 @@ from hub.request.pieces import (
 from hub.request.retry import ENGINE_DIED, Decision, Verdict, decide, error_of, may_not_resume, unavailable_error
 from hub.request.segments import Segments, Step
 from hub.request.state import Phase, RequestState, StageRun
+from hub.request.story import Story
 from omni_discovery import wire
 from omni_discovery.errors import (
     DeadlineExceededError,
@@ -49,6 +50,8 @@ class RequestMachine:
         self.state = state
         #: The stages of the request, by id.
         self.runs: Mapping[int, StageRun] = state.runs
+        #: What happened to the request lately.
+        self.story = Story()
         self._plan = state.plan
 
     def __repr__(self) -> str:
@@ -104,6 +107,11 @@ class RequestMachine:
         """Apply one event; ``now_s`` is monotonic. After Finish, and for attempts that are over, nothing happens."""
         if self.finished:
             return []
+        actions = self._handle(event, now_s)
+        self.story.add(now_s, getattr(event, "stage_id", None), event, actions)
+        return actions
+
+    def _handle(self, event: Event, now_s: float) -> list[Action]:
         match event:
             case ev.Submitted():
                 return self._start(now_s)
@@ -141,6 +149,18 @@ class RequestMachine:
         if run is None or run.attempt != message.attempt or not run.running or self.state.finished:
             is_stale = isinstance(message, wire.Chunk | wire.StageDone | wire.StageFailed) and not self.state.finished
             return [ev.Drop("stale")] if is_stale else []
+        actions = self._handle_message(run, message, now_s, attachments, received_at_s)
+        self.story.add_message(now_s, stage_id, message, actions)
+        return actions
+
+    def _handle_message(
+        self,
+        run: StageRun,
+        message: StageMessage,
+        now_s: float,
+        attachments: Sequence[bytes],
+        received_at_s: float,
+    ) -> list[Action]:
         match message:
             case wire.Chunk():
                 return self._chunk(run, message, now_s, attachments, received_at_s)

@@ -141,6 +141,9 @@ class Phase(Enum):
     #: The stage before left nothing for it.
     SKIPPED = auto()
 
+    # Members are compared by identity; an Enum's own hash is that of its name, and slow.
+    __hash__ = object.__hash__
+
 
 #: Every change of a stage's phase. A failed attempt passes through WAITING, also where the next one begins at once; an
 #: output that comes before Accepted passes through ACCEPTED. A stage that is settled goes back only with the whole

@@ -227,7 +227,7 @@ def _drive() -> tuple[Edges, set[type[Any]]]:
 def copy_of(machine: RequestMachine) -> RequestMachine:
     """Another one that stands where this one does; what never changes is shared, or this would take long."""
     plan, state = machine.state.plan, machine.state.public
-    shared = [plan, machine.state.params, state.prompt, state.sampling_params_list, *_refs(machine)]
+    shared = [plan, machine.story, machine.state.params, state.prompt, state.sampling_params_list, *_refs(machine)]
     return copy.deepcopy(machine, {id(each): each for each in shared})
 
 
