@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from hub.pool.stage_pool import StagePool
     from hub.pool.versions import Pools
     from hub.replicas.membership import Membership
-    from omni_discovery.view.table import View
+    from omni_discovery.view.table import Delta, View
 
 logger = logging.getLogger(__name__)
 
@@ -41,11 +41,11 @@ class Rollout:
         self._requests = requests
         self._stage_pools = stage_pools
 
-    def apply_view(self, view: View) -> None:
-        """Apply a new view of the registry: its replicas, and the document in force."""
+    def apply_view(self, view: View, delta: Delta) -> None:
+        """Apply a new view of the registry: its replicas, what changed in it, and the document in force."""
         releases = self._releases
         is_new = releases is not None and releases.apply_document(view.pipeline)
-        may_differ = self._membership.apply(view)
+        may_differ = self._membership.apply(view, delta)
         if releases is None or not (is_new or may_differ):
             return
         if is_new:
