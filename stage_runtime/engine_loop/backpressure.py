@@ -8,12 +8,13 @@ put aside meanwhile gives its slot to others; a next stage is not behind for lon
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from enum import Enum, auto
 
 from stage_runtime.engine_loop.jobs import Broken, Rests
 from stage_runtime.engine_loop.running import broken
 from stage_runtime.engines.base import Engine
+from stage_runtime.engines.capabilities import Capabilities
 
 logger = logging.getLogger(__name__)
 
@@ -28,9 +29,9 @@ class Behind(Enum):
 class Pauses:
     """An engine without ``pause`` is told nothing, and goes on. What is returned has been taken from the engine."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, capabilities: Capabilities) -> None:
         self._engine = engine
-        self._pause: Callable[[str, bool], bool | None] | None = getattr(engine, "pause", None)
+        self._pause = capabilities.pause
         self._reasons: dict[str, set[Behind]] = {}
         #: Requests that the engine works on, and whether it was told last to pause.
         self._in_engine: dict[str, bool] = {}

@@ -16,7 +16,7 @@ import msgspec
 from omni_discovery.wire import MAX_CONTROL_BYTES, shortened
 from stage_runtime.config import ControlRefusedError
 from stage_runtime.engine_loop.jobs import Call, Called
-from stage_runtime.engines.base import Engine
+from stage_runtime.engines.capabilities import Capabilities
 from stage_runtime.server.control import SLEEP
 
 logger = logging.getLogger(__name__)
@@ -49,13 +49,13 @@ class Controls:
 
     def __init__(
         self,
-        engine: Engine,
+        capabilities: Capabilities,
         is_idle: Callable[[], bool],
         clock: Callable[[], float],
         on_begin: Callable[[float], None],
     ) -> None:
         self._on_begin = on_begin
-        self._engine = engine
+        self._capabilities = capabilities
         self._is_idle = is_idle
         self._clock = clock
         self._waiting: deque[Call] = deque()
@@ -90,7 +90,7 @@ class Controls:
 
     def _perform(self, call: Call) -> Called:
         self._on_begin(min(call.deadline_s, self._clock() + _MAX_CALL_S))
-        return perform(self._engine, call)
+        return perform(self._capabilities, call)
 
     def fail_all(self, reason: str) -> list[Called]:
         """The engine is gone."""
@@ -103,9 +103,9 @@ def fail(calls: Iterable[Call], reason: str) -> list[Called]:
     return [_failed(call, f"EngineDeadError: {reason}") for call in calls]
 
 
-def perform(engine: Engine, call: Call) -> Called:
+def perform(capabilities: Capabilities, call: Call) -> Called:
     """Call the method. Whatever it raises, returns or is given, only this call fails."""
-    methods: Mapping[str, Callable[..., Any]] = getattr(engine, "controls", {})
+    methods = capabilities.controls()
     method = methods.get(call.method)
     if method is None:
         names = ", ".join(name for name in STANDARD if name in methods) or "none"

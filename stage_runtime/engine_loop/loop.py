@@ -38,7 +38,8 @@ from stage_runtime.engine_loop.jobs import (
 from stage_runtime.engine_loop.payloads import Payloads
 from stage_runtime.engine_loop.pieces import Pieces
 from stage_runtime.engine_loop.running import Running, broken, companions_of, end_of, kind_of, refusal_of, request_of
-from stage_runtime.engines.base import Engine, EngineOutput, StageRequest
+from stage_runtime.engines.base import Engine, EngineOutput
+from stage_runtime.engines.capabilities import capabilities_of, warn_of_misspelled
 from stage_runtime.server.updates import Talk
 
 logger = logging.getLogger(__name__)
@@ -64,7 +65,11 @@ class EngineLoop:
         emit: Callable[[Sequence[Outcome]], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        warn_of_misspelled(engine)
         self._engine = engine
+        self._capabilities = capabilities_of(engine)
+        self._give_next_segment = self._capabilities.update or engine.add
+        self._moved_at_s = self._capabilities.moved_at_s or clock
         self._payloads = payloads
         self._defaults = defaults
         self._emit = emit
@@ -72,9 +77,11 @@ class EngineLoop:
         self._running: dict[str, Running] = {}
         #: No deadline of those passes before this.
         self._next_deadline_s = float("inf")
-        self._controls = Controls(engine, lambda: not (self._running or engine.has_unfinished()), clock, self._grant)
-        self._pauses = Pauses(engine)
-        self._pieces = Pieces(engine, payloads, self._pauses, self._add, self._finish, clock)
+        self._controls = Controls(
+            self._capabilities, lambda: not (self._running or engine.has_unfinished()), clock, self._grant
+        )
+        self._pauses = Pauses(engine, self._capabilities)
+        self._pieces = Pieces(engine, self._capabilities, payloads, self._pauses, self._add, self._finish, clock)
         #: Outputs of the engine that were of no use, by kind.
         self.counters: Counter[str] = Counter()
         self.jobs: SimpleQueue[Job] = SimpleQueue()
@@ -103,8 +110,8 @@ class EngineLoop:
             self._emit(outcomes)
             self.fail_all(FailureKind.ENGINE, f"the engine died: {type(error).__name__}: {error}")
             raise EngineDeadError(f"{type(error).__name__}: {error}") from error
-        moved_at_s: float = getattr(self._engine, "moved_at_s", self._clock)()
-        self.progress = Progress(busy=self._engine.has_unfinished() or not self.jobs.empty(), at_s=moved_at_s)
+        is_busy = self._engine.has_unfinished() or not self.jobs.empty()
+        self.progress = Progress(busy=is_busy, at_s=self._moved_at_s())
         self._emit(outcomes)
 
     def fail_all(self, kind: FailureKind, reason: str) -> None:
@@ -175,7 +182,7 @@ class EngineLoop:
 
     def _start(self, work: Work) -> Sequence[Outcome]:
         now_s = self._clock()
-        refusal = refusal_of(work, self._engine, now_s)
+        refusal = refusal_of(work, self._capabilities, now_s)
         if refusal is not None:
             return [refusal]
         if self._pieces.begin(work):
@@ -212,9 +219,9 @@ class EngineLoop:
         now_s = self._clock()
         try:
             fetched = self._payloads.fetch(work.payloads, work.deadline_s - now_s)
-            companions = companions_of(work, self._engine, self._payloads, self._clock)
+            companions = companions_of(work, self._capabilities, self._payloads, self._clock)
             added_at_s = self._clock()
-            give: Callable[[StageRequest], None] = getattr(self._engine, "update" if work.segment else "add")
+            give = self._give_next_segment if work.segment else self._engine.add
             give(request_of(work, self._defaults, {**fetched, **whole}, companions))
         except Exception as error:
             # The engine is not stepped here: what one request broke is that request's own.

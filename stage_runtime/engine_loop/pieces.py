@@ -20,6 +20,7 @@ from stage_runtime.engine_loop.jobs import Broken, Fed, HandedPiece, Outcome, Ro
 from stage_runtime.engine_loop.payloads import Payloads
 from stage_runtime.engine_loop.running import broken, kind_of
 from stage_runtime.engines.base import Engine, EngineOutput
+from stage_runtime.engines.capabilities import Capabilities
 
 logger = logging.getLogger(__name__)
 
@@ -73,6 +74,7 @@ class Pieces:
     def __init__(
         self,
         engine: Engine,
+        capabilities: Capabilities,
         payloads: Payloads,
         pauses: Pauses,
         add: Callable[[Work, Mapping[int, _Handed]], Sequence[Outcome]],
@@ -85,8 +87,8 @@ class Pieces:
         self._add = add
         self._end = end
         self._clock = clock
-        self._feed: Callable[[str, int, _Handed | None, bool], None] | None = getattr(engine, "feed", None)
-        self._wants: Callable[[str, int], bool] = getattr(engine, "wants", lambda _key, _stage: True)
+        self._feed = capabilities.feed
+        self._wants = capabilities.wants or (lambda _key, _stage: True)
         self._outflows: dict[str, _Outflow] = {}
         #: By request, then by stage.
         self._inflows: dict[str, dict[int, _Inflow]] = {}

@@ -10,7 +10,8 @@ from omni_discovery.errors import InvalidRequestError
 from omni_discovery.wire import FailureKind, PayloadRef
 from stage_runtime.config import NotResumableError, PayloadError
 from stage_runtime.engine_loop.jobs import Broken, Finished, Work
-from stage_runtime.engines.base import Engine, EngineOutput, StageRequest
+from stage_runtime.engines.base import EngineOutput, StageRequest
+from stage_runtime.engines.capabilities import Capabilities
 from stage_runtime.server.updates import Talk
 
 if TYPE_CHECKING:
@@ -77,13 +78,13 @@ def request_of(
 
 
 def companions_of(
-    work: Work, engine: Engine, payloads: Payloads, clock: Callable[[], float]
+    work: Work, capabilities: Capabilities, payloads: Payloads, clock: Callable[[], float]
 ) -> Mapping[str, Mapping[int, Mapping[str, Any]]]:
     """What was handed over for the work's companions, by role. Raise InvalidRequestError if the engine takes none."""
     if not work.payloads:
         return {}
     roles = dict.fromkeys(ref.role for ref in work.payloads if ref.role)
-    if roles and not getattr(engine, "takes_companions", False):
+    if roles and not capabilities.takes_companions():
         raise InvalidRequestError("this stage takes no companions; ask without them")
     return {role: payloads.fetch(work.payloads, work.deadline_s - clock(), role) for role in roles}
 
@@ -108,14 +109,14 @@ def end_of(
     return Finished(output.key, output.finish_reason or "stop", refs, output.usage, timings_s, output.stop_reason)
 
 
-def refusal_of(work: Work, engine: Engine, now_s: float) -> Broken | None:
+def refusal_of(work: Work, capabilities: Capabilities, now_s: float) -> Broken | None:
     """Why the engine is not to have the work, if it is not."""
     if now_s >= work.deadline_s:
         return Broken(work.key, FailureKind.DEADLINE, "the deadline passed while the request waited")
-    if work.resume is not None and getattr(engine, "not_resumable", None) is None:
+    if work.resume is not None and not capabilities.can_resume():
         # It would begin at the beginning, and the client would see that twice.
         return Broken(work.key, FailureKind.NOT_RESUMABLE, "this engine can't go on behind what was shown")
-    if work.segment is not None and getattr(engine, "update", None) is None:
+    if work.segment is not None and capabilities.update is None:
         return Broken(work.key, FailureKind.INVALID, "this engine takes no input in segments")
     return None
 

@@ -6,14 +6,15 @@ import hashlib
 import logging
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import omni_discovery
 from omni_discovery import __version__
 from omni_discovery.deploy.document import DeployConfig
 from omni_discovery.deploy.fingerprint import stage_fingerprint
+from stage_runtime.engines.capabilities import capabilities_of
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +47,7 @@ def model_details(model: str, engine: object) -> dict[str, str]:
     model that is no local folder, its revision is its content.
     """
     found = dict(_of_folder(Path(model).expanduser() if model else None))
-    said: Mapping[str, Any] = getattr(engine, "model_details", None) or {}
+    said = capabilities_of(engine).model_details()
     found.update((name, str(said[name])) for name in FIELDS if said.get(name))
     if "code" not in found:
         found["code"] = code()

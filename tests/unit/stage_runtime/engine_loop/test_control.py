@@ -16,6 +16,7 @@ from omni_discovery import wire
 from omni_discovery.deploy.document import StageConfig
 from stage_runtime.engine_loop.control import STANDARD, Controls, fail, perform
 from stage_runtime.engine_loop.jobs import Call, Called
+from stage_runtime.engines.capabilities import capabilities_of
 from stage_runtime.engines.echo.engine import EchoEngine
 from stage_runtime.engines.vllm.control import Adapters, vllm_controls
 from stage_runtime.lifecycle import Stage, admit, published_status
@@ -143,9 +144,9 @@ def test_a_hub_that_is_given_up_gets_no_answers_and_its_sleep_counts_until_the_e
 
 def test_what_a_method_gives_back_is_said_as_msgpack_has_it() -> None:
     engine = echo(allow_rpc=["say"])
-    assert value(perform(engine, call("add_lora", "mine", 3, path="/l"))) is True
-    assert value(perform(engine, call("list_loras"))) == [3]
-    said = perform(engine, call("collective_rpc", "say", [1, b"\0"], {"a": None}))
+    assert value(perform(capabilities_of(engine), call("add_lora", "mine", 3, path="/l"))) is True
+    assert value(perform(capabilities_of(engine), call("list_loras"))) == [3]
+    said = perform(capabilities_of(engine), call("collective_rpc", "say", [1, b"\0"], {"a": None}))
     assert value(said) == [[1, b"\0"], {"a": None}]
     frame = wire.encode(wire.ControlResult(epoch=1, call_id="c", ok=True, queue_length=0, result=said.result))
     (read,), _ = wire.decode_from_replica([frame])
@@ -154,19 +155,19 @@ def test_what_a_method_gives_back_is_said_as_msgpack_has_it() -> None:
 
 
 def test_an_unknown_method_is_answered_with_those_that_there_are() -> None:
-    assert perform(echo(), call("fly")).error == (
+    assert perform(capabilities_of(echo()), call("fly")).error == (
         "ControlRefusedError: this engine has no control method 'fly'; there are: start_profile, stop_profile, sleep, "
         "wake_up, is_sleeping, add_lora, remove_lora, list_loras, collective_rpc"
     )
-    assert perform(ScriptedEngine(), call("sleep")).error.endswith("'sleep'; there are: none")
+    assert perform(capabilities_of(ScriptedEngine()), call("sleep")).error.endswith("'sleep'; there are: none")
     assert set(echo().controls) <= set(STANDARD)
 
 
 def test_only_what_the_operator_has_named_can_be_called() -> None:
-    assert perform(echo(), call("collective_rpc", "pid")).error == (
+    assert perform(capabilities_of(echo()), call("collective_rpc", "pid")).error == (
         "ControlRefusedError: engine_args.allow_rpc of this stage does not name 'pid', but nothing"
     )
-    called = perform(echo(allow_rpc=["say", "fail"]), call("collective_rpc", "pid"))
+    called = perform(capabilities_of(echo(allow_rpc=["say", "fail"])), call("collective_rpc", "pid"))
     assert called.error.endswith("does not name 'pid', but say, fail")
 
 
@@ -184,7 +185,7 @@ def test_only_what_the_operator_has_named_can_be_called() -> None:
 def test_whatever_a_method_raises_or_returns_is_that_calls_error(
     method: str, args: tuple[Any, ...], error: str
 ) -> None:
-    called = perform(echo(allow_rpc=["say", "fail"]), call(method, *args))
+    called = perform(capabilities_of(echo(allow_rpc=["say", "fail"])), call(method, *args))
     assert not called.ok
     assert called.error.startswith(error)
     wire.encode(wire.ControlResult(epoch=1, call_id="c", ok=False, queue_length=0, error=called.error))
@@ -193,11 +194,11 @@ def test_whatever_a_method_raises_or_returns_is_that_calls_error(
 
 def test_sleep_and_waking_say_what_the_engine_is_now_and_other_calls_say_nothing() -> None:
     engine = echo()
-    assert perform(engine, call("list_loras")).is_asleep is None
-    assert perform(engine, call("sleep", 9)).is_asleep is False
-    assert perform(engine, call("sleep")).is_asleep is True
-    assert perform(engine, call("wake_up", "badly")).is_asleep is True
-    assert perform(engine, call("wake_up")).is_asleep is False
+    assert perform(capabilities_of(engine), call("list_loras")).is_asleep is None
+    assert perform(capabilities_of(engine), call("sleep", 9)).is_asleep is False
+    assert perform(capabilities_of(engine), call("sleep")).is_asleep is True
+    assert perform(capabilities_of(engine), call("wake_up", "badly")).is_asleep is True
+    assert perform(capabilities_of(engine), call("wake_up")).is_asleep is False
 
 
 def test_a_vllm_stage_that_was_not_made_for_it_says_which_argument_is_missing() -> None:
@@ -210,10 +211,10 @@ def test_a_vllm_stage_that_was_not_made_for_it_says_which_argument_is_missing() 
         ("remove_lora", (1,)),
         ("pin_lora", (1,)),
     ):
-        assert perform(engine, call(method, *args)).error == (
+        assert perform(capabilities_of(engine), call(method, *args)).error == (
             "ControlRefusedError: adapters are only taken where engine_args.enable_lora is true"
         )
-    assert "engine_args.enable_sleep_mode" in perform(engine, call("sleep")).error
+    assert "engine_args.enable_sleep_mode" in perform(capabilities_of(engine), call("sleep")).error
     llm.sleep.assert_not_called()
 
 
@@ -224,7 +225,9 @@ class Turns:
         self.idle, self.now_s = False, 0.0
         self.engine = echo()
         self.granted: list[float] = []
-        self.controls = Controls(self.engine, lambda: self.idle, lambda: self.now_s, self.granted.append)
+        self.controls = Controls(
+            capabilities_of(self.engine), lambda: self.idle, lambda: self.now_s, self.granted.append
+        )
 
     def keys(self, said: list[Called]) -> list[str]:
         return [called.key for called in said]
@@ -287,5 +290,5 @@ def test_the_echo_engine_takes_as_long_as_it_is_told(method: str) -> None:
     controls: dict[str, Callable[..., Any]] = dict(engine.controls)
     controls["start_profile"]()
     before_s = time.monotonic()
-    perform(engine, call(method))
+    perform(capabilities_of(engine), call(method))
     assert time.monotonic() - before_s >= 0.05
