@@ -15,8 +15,7 @@ from omni_discovery.errors import InvalidRequestError
 from omni_discovery.wire import Resume
 from stage_runtime.config import NotResumableError
 from stage_runtime.connectors.serialization import serialize
-from stage_runtime.engine_loop.control import STANDARD
-from stage_runtime.engines.base import Engine, EngineOutput, StageRequest
+from stage_runtime.engines.base import CONTROL_METHODS, Engine, EngineOutput, StageRequest
 from stage_runtime.engines.capabilities import capabilities_of, misspelled_members
 
 #: Steps after which an engine that has not ended counts as one that never will.
@@ -264,7 +263,7 @@ class EngineContract:
 
     def test_controls_have_known_names_and_sleep_can_be_told(self, engine: Engine) -> None:
         controls: Mapping[str, Callable[..., Any]] = engine.controls  # type: ignore[attr-defined]
-        assert set(controls) <= set(STANDARD), f"unknown: {sorted(set(controls) - set(STANDARD))}"
+        assert set(controls) <= set(CONTROL_METHODS), f"unknown: {sorted(set(controls) - set(CONTROL_METHODS))}"
         if "sleep" not in controls:
             return
         assert {"wake_up", "is_sleeping"} <= set(controls), "an engine that can sleep can wake up, and says which"

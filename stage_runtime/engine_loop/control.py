@@ -1,14 +1,14 @@
 """Control methods of an engine, called in the engine's own thread between two steps.
 
 An engine offers them as ``controls``, a mapping from name to callable; one without that attribute has none. The names
-that hubs know are in ``STANDARD``; they mean the same with every engine that has them.
+that hubs know are in ``CONTROL_METHODS``; they mean the same with every engine that has them.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -16,25 +16,11 @@ import msgspec
 from omni_discovery.wire import MAX_CONTROL_BYTES, shortened
 from stage_runtime.config import ControlRefusedError
 from stage_runtime.engine_loop.jobs import Call, Called
+from stage_runtime.engines.base import CONTROL_METHODS
 from stage_runtime.engines.capabilities import Capabilities
 from stage_runtime.server.control import SLEEP
 
 logger = logging.getLogger(__name__)
-
-#: Every control method that an engine may offer.
-STANDARD: Final = (
-    "start_profile",
-    "stop_profile",
-    SLEEP,
-    "wake_up",
-    "is_sleeping",
-    "add_lora",
-    "remove_lora",
-    "list_loras",
-    "pin_lora",
-    "reset_prefix_cache",
-    "collective_rpc",
-)
 
 #: A call that takes longer counts as standing still, whatever its caller has the patience for.
 _MAX_CALL_S: Final = 1800.0
@@ -108,7 +94,7 @@ def perform(capabilities: Capabilities, call: Call) -> Called:
     methods = capabilities.controls()
     method = methods.get(call.method)
     if method is None:
-        names = ", ".join(name for name in STANDARD if name in methods) or "none"
+        names = ", ".join(name for name in CONTROL_METHODS if name in methods) or "none"
         reason = f"this engine has no control method {call.method!r}; there are: {names}"
         return _failed(call, f"ControlRefusedError: {reason}")
     try:
@@ -122,18 +108,6 @@ def perform(capabilities: Capabilities, call: Call) -> Called:
     if call.method not in (SLEEP, "wake_up"):
         return called
     return msgspec.structs.replace(called, is_asleep=_is_asleep(methods))
-
-
-def allowed_rpc(names: Sequence[str], find: Callable[[str], Callable[..., Any]]) -> Callable[..., Any]:
-    """A ``collective_rpc`` that reaches only what the operator has named in ``engine_args.allow_rpc``."""
-
-    def collective_rpc(name: str, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
-        if name not in names:
-            allowed = ", ".join(names) or "nothing"
-            raise ControlRefusedError(f"engine_args.allow_rpc of this stage does not name {name!r}, but {allowed}")
-        return find(name)(*args, **(kwargs or {}))
-
-    return collective_rpc
 
 
 def _plain(result: Any) -> msgspec.Raw:

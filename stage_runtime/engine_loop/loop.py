@@ -37,9 +37,10 @@ from stage_runtime.engine_loop.jobs import (
 )
 from stage_runtime.engine_loop.payloads import Payloads
 from stage_runtime.engine_loop.pieces import Pieces
-from stage_runtime.engine_loop.running import Running, broken, companions_of, end_of, kind_of, refusal_of, request_of
+from stage_runtime.engine_loop.running import Running, broken, companions_of, end_of, refusal_of, request_of
 from stage_runtime.engines.base import Engine, EngineOutput
 from stage_runtime.engines.capabilities import capabilities_of, warn_of_misspelled
+from stage_runtime.engines.errors import failure_kind
 from stage_runtime.server.updates import Talk
 
 logger = logging.getLogger(__name__)
@@ -225,7 +226,7 @@ class EngineLoop:
             give(request_of(work, self._defaults, {**fetched, **whole}, companions))
         except Exception as error:
             # The engine is not stepped here: what one request broke is that request's own.
-            if kind_of(error) is FailureKind.ENGINE:
+            if failure_kind(error) is FailureKind.ENGINE:
                 logger.exception("engine.add_failed")
             self._forget(work.key)
             return [broken(work.key, error)]

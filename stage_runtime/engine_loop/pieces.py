@@ -18,9 +18,10 @@ from stage_runtime.config import PayloadError
 from stage_runtime.engine_loop.backpressure import Behind, Pauses
 from stage_runtime.engine_loop.jobs import Broken, Fed, HandedPiece, Outcome, Room, TookPiece, Work
 from stage_runtime.engine_loop.payloads import Payloads
-from stage_runtime.engine_loop.running import broken, kind_of
+from stage_runtime.engine_loop.running import broken
 from stage_runtime.engines.base import Engine, EngineOutput
 from stage_runtime.engines.capabilities import Capabilities
+from stage_runtime.engines.errors import failure_kind
 
 logger = logging.getLogger(__name__)
 
@@ -137,7 +138,7 @@ class Pieces:
                     said.append(TookPiece(key, flow.from_stage, last))
         except Exception as error:
             # The engine is not stepped here: what one request broke is that request's own.
-            if kind_of(error) is FailureKind.ENGINE:
+            if failure_kind(error) is FailureKind.ENGINE:
                 logger.exception("engine.feed_failed")
             return self._end_broken(broken(key, error))
         flows = self._inflows[key]

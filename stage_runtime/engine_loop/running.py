@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from omni_discovery.errors import InvalidRequestError
 from omni_discovery.wire import FailureKind, PayloadRef
-from stage_runtime.config import NotResumableError, PayloadError
+from stage_runtime.config import PayloadError
 from stage_runtime.engine_loop.jobs import Broken, Finished, Work
 from stage_runtime.engines.base import EngineOutput, StageRequest
 from stage_runtime.engines.capabilities import Capabilities
+from stage_runtime.engines.errors import failure_kind
 from stage_runtime.server.updates import Talk
 
 if TYPE_CHECKING:
@@ -121,20 +122,7 @@ def refusal_of(work: Work, capabilities: Capabilities, now_s: float) -> Broken |
     return None
 
 
-def kind_of(error: Exception) -> FailureKind:
-    """What an error says of the request that met it while it was given to the engine."""
-    match error:
-        case InvalidRequestError():
-            return FailureKind.INVALID
-        case PayloadError():
-            return FailureKind.PAYLOAD
-        case NotResumableError():
-            return FailureKind.NOT_RESUMABLE
-        case _:
-            return FailureKind.ENGINE
-
-
 def broken(key: str, error: Exception) -> Broken:
     """The end of a request that could not be given to the engine."""
-    kind = kind_of(error)
+    kind = failure_kind(error)
     return Broken(key, kind, f"{type(error).__name__}: {error}" if kind is FailureKind.ENGINE else str(error))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import importlib.util
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -20,6 +20,7 @@ import msgspec
 from omni_discovery.deploy.document import StageConfig
 from omni_discovery.errors import ConfigError
 from omni_discovery.wire import FailureKind, Resume, TokenLogprobs
+from stage_runtime.config import ControlRefusedError
 
 #: Gets the phase of loading and how far it is, 0 to 1.
 Report = Callable[[str, float], None]
@@ -156,12 +157,28 @@ class SegmentEngine(Protocol):
         """Go on with a request whose segment before has ended. Raises what ``add`` raises."""
 
 
+#: Every control method that an engine may offer; each means the same with every engine that has it.
+CONTROL_METHODS: Final = (
+    "start_profile",
+    "stop_profile",
+    "sleep",
+    "wake_up",
+    "is_sleeping",
+    "add_lora",
+    "remove_lora",
+    "list_loras",
+    "pin_lora",
+    "reset_prefix_cache",
+    "collective_rpc",
+)
+
+
 class ControlEngine(Protocol):
     """What an engine may offer to the collective calls of hubs."""
 
     @property
     def controls(self) -> Mapping[str, Callable[..., Any]]:
-        """Methods by the names of ``stage_runtime.engine_loop.control.STANDARD``, those that there are.
+        """The control methods that this engine has, by their names in ``CONTROL_METHODS``.
 
         Called between two steps, with plain values, which they give back, too; what they raise fails that call only.
         An engine with ``sleep`` has ``is_sleeping``; while it sleeps, no request is in it and none comes.
@@ -274,6 +291,21 @@ def checked_args(stage: StageConfig, kind: type[_Args], given: Any = None, name:
         return msgspec.convert(arguments, kind)
     except msgspec.ValidationError as error:
         raise ConfigError(f"stage {stage.stage_id}: {name}: {error}") from error
+
+
+def allowed_rpc(names: Sequence[str], find: Callable[[str], Callable[..., Any]]) -> Callable[..., Any]:
+    """A ``collective_rpc`` that reaches only what the operator has named in ``engine_args.allow_rpc``.
+
+    ``find`` returns the method of a name. What is returned raises ControlRefusedError for every other name.
+    """
+
+    def collective_rpc(name: str, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
+        if name not in names:
+            allowed = ", ".join(names) or "nothing"
+            raise ControlRefusedError(f"engine_args.allow_rpc of this stage does not name {name!r}, but {allowed}")
+        return find(name)(*args, **(kwargs or {}))
+
+    return collective_rpc
 
 
 def check_model_folder(stage: StageConfig) -> bool:

@@ -23,8 +23,7 @@ from omni_discovery.errors import InvalidRequestError
 from omni_discovery.wire import FailureKind
 from stage_runtime.engines.base import EngineOutput, Report, StageRequest, checked_args
 from stage_runtime.engines.callable.target import Target, TorchArgs, check_target, find_target, load_target, source_hash
-from stage_runtime.engines.files import npy_of, wav_of
-from stage_runtime.replica.identity import code
+from stage_runtime.engines.files import code_version, npy_of, wav_of
 
 logger = logging.getLogger(__name__)
 
@@ -164,7 +163,7 @@ class TorchEngine:
     @property
     def model_details(self) -> Mapping[str, str]:
         """See DescribedEngine. The code is the target's file, too; what that imports is not looked at."""
-        return {"code": f"{self._args.target}+{source_hash(self._args)}; {code()}"}
+        return {"code": f"{self._args.target}+{source_hash(self._args)}; {code_version()}"}
 
     def check(self) -> None:
         """See CheckedEngine. User code is imported, and not called."""

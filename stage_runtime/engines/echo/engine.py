@@ -23,8 +23,7 @@ from omni_discovery.deploy.document import StageConfig
 from omni_discovery.errors import InvalidRequestError
 from omni_discovery.wire import FailureKind
 from stage_runtime.config import NotResumableError
-from stage_runtime.engine_loop.control import allowed_rpc
-from stage_runtime.engines.base import EngineOutput, Report, StageRequest, checked_args
+from stage_runtime.engines.base import EngineOutput, Report, StageRequest, allowed_rpc, checked_args
 from stage_runtime.engines.echo.speech import (
     NOT_RESUMABLE,
     Speech,

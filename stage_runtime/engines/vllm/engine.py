@@ -16,8 +16,8 @@ from omni_discovery.deploy.document import StageConfig
 from omni_discovery.errors import ConfigError, InvalidRequestError
 from omni_discovery.wire import FailureKind
 from stage_runtime.config import NotResumableError
-from stage_runtime.engine_loop.running import kind_of
 from stage_runtime.engines.base import EngineOutput, Report, StageRequest, checked_args
+from stage_runtime.engines.errors import failure_kind
 from stage_runtime.engines.sampling import token_sampling
 from stage_runtime.engines.vllm import prompt_logprobs, resume
 from stage_runtime.engines.vllm.control import Adapters, vllm_controls
@@ -243,7 +243,7 @@ class VllmEngine:
             self._start(answer)
         except (InvalidRequestError, NotResumableError) as error:
             self._drop(answer.request.key)
-            self._said.append(EngineOutput(answer.request.key, error=(kind_of(error), str(error))))
+            self._said.append(EngineOutput(answer.request.key, error=(failure_kind(error), str(error))))
 
     def _drop(self, key: str) -> None:
         for known in (self._talks, self._growing, self._answers):

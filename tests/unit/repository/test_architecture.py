@@ -63,11 +63,6 @@ ARROWS_UP: frozenset[tuple[str, str]] = frozenset(
         ("stage_runtime.engine_loop.loop", "stage_runtime.server.updates"),
         ("stage_runtime.engine_loop.payloads", "stage_runtime.server.ledger"),
         ("stage_runtime.engine_loop.running", "stage_runtime.server.updates"),
-        ("stage_runtime.engines.callable.engine", "stage_runtime.replica.identity"),
-        ("stage_runtime.engines.echo.engine", "stage_runtime.engine_loop.control"),
-        ("stage_runtime.engines.vllm.control", "stage_runtime.engine_loop.control"),
-        ("stage_runtime.engines.vllm.engine", "stage_runtime.engine_loop.running"),
-        ("stage_runtime.engines.vllm.load", "stage_runtime.replica.failures"),
     }
 )
 #: Siblings with one prefix that are not a folder waiting to be made.

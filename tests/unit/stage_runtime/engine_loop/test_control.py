@@ -14,8 +14,9 @@ import pytest
 
 from omni_discovery import wire
 from omni_discovery.deploy.document import StageConfig
-from stage_runtime.engine_loop.control import STANDARD, Controls, fail, perform
+from stage_runtime.engine_loop.control import Controls, fail, perform
 from stage_runtime.engine_loop.jobs import Call, Called
+from stage_runtime.engines.base import CONTROL_METHODS
 from stage_runtime.engines.capabilities import capabilities_of
 from stage_runtime.engines.echo.engine import EchoEngine
 from stage_runtime.engines.vllm.control import Adapters, vllm_controls
@@ -160,7 +161,7 @@ def test_an_unknown_method_is_answered_with_those_that_there_are() -> None:
         "wake_up, is_sleeping, add_lora, remove_lora, list_loras, collective_rpc"
     )
     assert perform(capabilities_of(ScriptedEngine()), call("sleep")).error.endswith("'sleep'; there are: none")
-    assert set(echo().controls) <= set(STANDARD)
+    assert set(echo().controls) <= set(CONTROL_METHODS)
 
 
 def test_only_what_the_operator_has_named_can_be_called() -> None:
