@@ -1,6 +1,6 @@
 """What the ZMQ thread asks of the engine's thread, and what comes back.
 
-Every request that was accepted has a ``key`` of its own in this replica; exactly one Finished or Broken ends it. These
+Every request that was accepted has a ``key`` of its own in this replica; exactly one Finished or Failed ends it. These
 are structs because every token makes one, and a frozen dataclass takes several times as long to make.
 """
 
@@ -39,7 +39,7 @@ class Work(msgspec.Struct, frozen=True):
     trace: str = ""
 
 
-class Fed(msgspec.Struct, frozen=True):
+class PieceArrived(msgspec.Struct, frozen=True):
     """A piece that a stage before has made, or with ``is_last`` the word that there is no more."""
 
     key: str
@@ -49,7 +49,7 @@ class Fed(msgspec.Struct, frozen=True):
     is_last: bool
 
 
-class Room(msgspec.Struct, frozen=True):
+class WindowUpdate(msgspec.Struct, frozen=True):
     """A next stage has taken all pieces before ``number``; ``again``: those from there on may be lost on their way."""
 
     key: str
@@ -85,7 +85,7 @@ class Cancel(msgspec.Struct, frozen=True):
     key: str
 
 
-class Release(msgspec.Struct, frozen=True):
+class ReleasePayload(msgspec.Struct, frozen=True):
     """Nobody will fetch what the owner's request left for other stages."""
 
     owner: str
@@ -111,7 +111,7 @@ class Wake(msgspec.Struct, frozen=True):
     """Look at the flags: the replica is to drain or to stop."""
 
 
-Job = Work | NextSegment | Fed | Room | Pause | Cancel | Release | ReleaseHub | Call | Wake
+Job = Work | NextSegment | PieceArrived | WindowUpdate | Pause | Cancel | ReleasePayload | ReleaseHub | Call | Wake
 
 
 class Piece(msgspec.Struct, frozen=True):
@@ -164,7 +164,7 @@ class SegmentEnded(msgspec.Struct, frozen=True):
     usage: Mapping[str, int] = {}
 
 
-class Broken(msgspec.Struct, frozen=True):
+class Failed(msgspec.Struct, frozen=True):
     """The request could not be finished."""
 
     key: str
@@ -172,7 +172,7 @@ class Broken(msgspec.Struct, frozen=True):
     reason: str
 
 
-class Rests(msgspec.Struct, frozen=True):
+class Parked(msgspec.Struct, frozen=True):
     """The engine has put the request aside, so its slot is free; ``is_resting`` False: it takes one again."""
 
     key: str
@@ -190,5 +190,5 @@ class Called(msgspec.Struct, frozen=True):
 
 
 #: What is said of a request.
-Spoken = Piece | HandedPiece | TookPiece | SegmentEnded | Finished | Broken
-Outcome = Spoken | Rests | Called
+RequestOutcome = Piece | HandedPiece | TookPiece | SegmentEnded | Finished | Failed
+Outcome = RequestOutcome | Parked | Called

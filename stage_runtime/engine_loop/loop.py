@@ -1,6 +1,6 @@
 """The thread that owns the engine: jobs in, steps, outcomes out.
 
-Every accepted request ends with exactly one Finished or Broken, whatever the engine does.
+Every accepted request ends with exactly one Finished or Failed, whatever the engine does.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from stage_runtime.engine_loop.backpressure import Behind, Pauses
 from stage_runtime.engine_loop.check_output import flaw_of, pieces_of
 from stage_runtime.engine_loop.control import Controls, fail
 from stage_runtime.engine_loop.jobs import (
-    Broken,
     Call,
     Cancel,
-    Fed,
+    Failed,
     Finished,
     Job,
     NextSegment,
     Outcome,
     Pause,
-    Release,
+    PieceArrived,
     ReleaseHub,
-    Room,
+    ReleasePayload,
     Wake,
+    WindowUpdate,
     Work,
 )
 from stage_runtime.engine_loop.payloads import Payloads
 from stage_runtime.engine_loop.pieces import Pieces
-from stage_runtime.engine_loop.running import Running, broken, companions_of, end_of, refusal_of, request_of
+from stage_runtime.engine_loop.running import Running, companions_of, end_of, failed, refusal_of, request_of
 from stage_runtime.engines.base import Engine, EngineOutput
 from stage_runtime.engines.capabilities import capabilities_of, warn_of_misspelled
 from stage_runtime.engines.errors import failure_kind
@@ -117,13 +117,13 @@ class EngineLoop:
 
     def fail_all(self, kind: FailureKind, reason: str) -> None:
         """End everything in flight and everything that waits to be taken."""
-        outcomes: list[Outcome] = [Broken(key, kind, reason) for key in self._running]
+        outcomes: list[Outcome] = [Failed(key, kind, reason) for key in self._running]
         self._running.clear()
         outcomes += self._controls.fail_all(reason)
         while not self.jobs.empty():
             job = self.jobs.get_nowait()
             if isinstance(job, Work):
-                outcomes.append(Broken(job.key, kind, reason))
+                outcomes.append(Failed(job.key, kind, reason))
             elif isinstance(job, Call):
                 outcomes += fail([job], reason)
         self._emit(outcomes)
@@ -153,11 +153,11 @@ class EngineLoop:
                 return self._cancel(key)
             case NextSegment():
                 return self._go_on(job)
-            case Fed() | Room() | Pause():
+            case PieceArrived() | WindowUpdate() | Pause():
                 return self._of_pieces(self._keep_pace(job))
             case Call():
                 return self._controls.take(job)
-            case Release(owner):
+            case ReleasePayload(owner):
                 self._payloads.release(owner)
             case ReleaseHub(hub_id):
                 self._payloads.release_hub(hub_id)
@@ -165,11 +165,11 @@ class EngineLoop:
                 pass
         return ()
 
-    def _keep_pace(self, job: Fed | Room | Pause) -> Sequence[Outcome]:
+    def _keep_pace(self, job: PieceArrived | WindowUpdate | Pause) -> Sequence[Outcome]:
         if isinstance(job, Pause):
             is_here = job.key in self._running
             return self._pauses.set(job.key, Behind.CLIENT, is_behind=job.paused) if is_here else ()
-        return self._pieces.take(job) if isinstance(job, Fed) else self._pieces.make_room(job)
+        return self._pieces.take(job) if isinstance(job, PieceArrived) else self._pieces.make_room(job)
 
     def _cancel(self, key: str) -> Sequence[Outcome]:
         running = self._running.get(key)
@@ -211,7 +211,7 @@ class EngineLoop:
         )
         running.talk.is_idle = False
         outcomes = self._add(work, {})
-        if any(isinstance(each, Broken) for each in outcomes):
+        if any(isinstance(each, Failed) for each in outcomes):
             self._engine.abort(job.key)
         return outcomes
 
@@ -229,7 +229,7 @@ class EngineLoop:
             if failure_kind(error) is FailureKind.ENGINE:
                 logger.exception("engine.add_failed")
             self._forget(work.key)
-            return [broken(work.key, error)]
+            return [failed(work.key, error)]
         self._run(work, added_at_s, transfer_s=added_at_s - now_s)
         return self._of_pieces(self._pauses.began(work.key))
 
@@ -246,7 +246,7 @@ class EngineLoop:
 
     def _of_pieces(self, outcomes: Sequence[Outcome]) -> Sequence[Outcome]:
         for outcome in outcomes:
-            if isinstance(outcome, Broken):
+            if isinstance(outcome, Failed):
                 self._forget(outcome.key)
         return outcomes
 
@@ -258,7 +258,7 @@ class EngineLoop:
         for key in late:
             self._forget(key)
             self._engine.abort(key)
-            outcomes.append(Broken(key, FailureKind.DEADLINE, "the deadline passed while the request ran"))
+            outcomes.append(Failed(key, FailureKind.DEADLINE, "the deadline passed while the request ran"))
         self._next_deadline_s = min((each.work.deadline_s for each in self._running.values()), default=float("inf"))
 
     def _outcomes_of(self, output: EngineOutput) -> Sequence[Outcome]:
@@ -288,7 +288,7 @@ class EngineLoop:
         logger.error("engine.bad_output key=%s %s", key, flaw)
         self._forget(key)
         self._engine.abort(key)
-        return [Broken(key, FailureKind.ENGINE, flaw)]
+        return [Failed(key, FailureKind.ENGINE, flaw)]
 
     def _finish(self, output: EngineOutput) -> Sequence[Outcome]:
         running = self._running.get(output.key)

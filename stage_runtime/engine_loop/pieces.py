@@ -16,9 +16,9 @@ from typing import Any
 from omni_discovery.wire import FailureKind
 from stage_runtime.config import PayloadError
 from stage_runtime.engine_loop.backpressure import Behind, Pauses
-from stage_runtime.engine_loop.jobs import Broken, Fed, HandedPiece, Outcome, Room, TookPiece, Work
+from stage_runtime.engine_loop.jobs import Failed, HandedPiece, Outcome, PieceArrived, TookPiece, WindowUpdate, Work
 from stage_runtime.engine_loop.payloads import Payloads
-from stage_runtime.engine_loop.running import broken
+from stage_runtime.engine_loop.running import failed
 from stage_runtime.engines.base import Engine, EngineOutput
 from stage_runtime.engines.capabilities import Capabilities
 from stage_runtime.engines.errors import failure_kind
@@ -56,7 +56,7 @@ class _Inflow:
 
     work: Work
     from_stage: int
-    waiting: deque[Fed] = field(default_factory=deque)
+    waiting: deque[PieceArrived] = field(default_factory=deque)
     #: How many have come, and whether that is all there will be.
     come: int = 0
     is_complete: bool = False
@@ -69,7 +69,7 @@ class _Inflow:
 class Pieces:
     """All that flows into and out of one engine. ``add`` starts work whose pieces are all there; ``end`` ends work.
 
-    Methods return what is to be said; a Broken among it has been taken from the engine.
+    Methods return what is to be said; a Failed among it has been taken from the engine.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class Pieces:
         self._inflows[work.key] = {stage: _Inflow(work, stage) for stage in work.stream_from}
         return self._feed is not None
 
-    def take(self, fed: Fed) -> Sequence[Outcome]:
+    def take(self, fed: PieceArrived) -> Sequence[Outcome]:
         """A piece was announced. Those of unknown requests, and those that were here before, are fine."""
         flow = self._inflows.get(fed.key, {}).get(fed.from_stage)
         if flow is None:
@@ -118,7 +118,7 @@ class Pieces:
             return [TookPiece(fed.key, fed.from_stage, flow.last)] if flow.last >= 0 else ()
         if fed.number > flow.come:
             reason = f"piece {flow.come} of stage {fed.from_stage} never came, piece {fed.number} did"
-            return self._end_broken(Broken(fed.key, FailureKind.PAYLOAD, reason))
+            return self._fail(Failed(fed.key, FailureKind.PAYLOAD, reason))
         flow.waiting.append(fed)
         flow.come += 1
         flow.is_complete = fed.is_last
@@ -140,7 +140,7 @@ class Pieces:
             # The engine is not stepped here: what one request broke is that request's own.
             if failure_kind(error) is FailureKind.ENGINE:
                 logger.exception("engine.feed_failed")
-            return self._end_broken(broken(key, error))
+            return self._fail(failed(key, error))
         flows = self._inflows[key]
         if all(flow.is_complete and not flow.waiting for flow in flows.values()):
             del self._inflows[key]
@@ -164,7 +164,7 @@ class Pieces:
                 last = flow.last = fed.number
         return last
 
-    def _fetch(self, flow: _Inflow, fed: Fed) -> _Handed:
+    def _fetch(self, flow: _Inflow, fed: PieceArrived) -> _Handed:
         if fed.payload is None or fed.payload.from_stage != flow.from_stage:
             raise PayloadError(f"piece {fed.number} of stage {flow.from_stage} names no payload of it")
         left_s = flow.work.deadline_s - self._clock()
@@ -198,7 +198,7 @@ class Pieces:
         flow.end = output
         return True
 
-    def make_room(self, room: Room) -> Sequence[Outcome]:
+    def make_room(self, room: WindowUpdate) -> Sequence[Outcome]:
         """A next stage has taken pieces. Unknown requests are fine."""
         flow = self._outflows.get(room.key)
         if flow is None or room.to_stage not in flow.windows:
@@ -230,14 +230,14 @@ class Pieces:
             try:
                 refs = self._payloads.hand_over(flow.work, flow.waiting[0], flow.work.stream_to, flow.said)
             except PayloadError as error:
-                return [*said, *self._end_broken(broken(key, error))]
+                return [*said, *self._fail(failed(key, error))]
             flow.waiting.popleft()
             flow.open.append(HandedPiece(key, flow.said, refs))
             said.append(flow.open[-1])
             flow.said += 1
         return [*said, *self._pauses.set(key, Behind.NEXT_STAGES, is_behind=not flow.has_room)]
 
-    def _end_broken(self, end: Broken) -> Sequence[Outcome]:
+    def _fail(self, end: Failed) -> Sequence[Outcome]:
         self.close(end.key)
         self._engine.abort(end.key)
         return [end]

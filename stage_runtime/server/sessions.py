@@ -20,19 +20,19 @@ from omni_discovery.errors import WireError
 from omni_discovery.wire import MAX_ATTACHMENT_BYTES, FailureKind
 from stage_runtime.config import ServerConfig
 from stage_runtime.engine_loop.jobs import (
-    Broken,
     Called,
     Cancel,
+    Failed,
     Finished,
     HandedPiece,
     Job,
     Outcome,
+    Parked,
     Piece,
-    Release,
     ReleaseHub,
-    Rests,
+    ReleasePayload,
+    RequestOutcome,
     SegmentEnded,
-    Spoken,
     TookPiece,
 )
 from stage_runtime.lifecycle import Refusal, admit
@@ -46,7 +46,7 @@ from stage_runtime.server.updates import Order, jobs_of
 logger = logging.getLogger(__name__)
 
 
-def head_of(ticket: Ticket, outcome: Spoken, queue_length: int) -> bytes:
+def head_of(ticket: Ticket, outcome: RequestOutcome, queue_length: int) -> bytes:
     """The head frame that says it. Raise WireError for what no message can hold."""
     return wire.encode(_message(ticket, outcome, queue_length))
 
@@ -63,7 +63,7 @@ def rejection_of(submit: wire.Submit, refusal: Refusal, queue_length: int) -> wi
     )
 
 
-def _message(ticket: Ticket, outcome: Spoken, queue_length: int) -> wire.FromReplica:
+def _message(ticket: Ticket, outcome: RequestOutcome, queue_length: int) -> wire.FromReplica:
     # Patterns that bind fields by position would double what each token costs here.
     match outcome:
         case Piece():
@@ -128,7 +128,7 @@ def _message(ticket: Ticket, outcome: Spoken, queue_length: int) -> wire.FromRep
                 payloads=outcome.payloads,
                 usage=dict(outcome.usage),
             )
-        case Broken():
+        case Failed():
             return wire.StageFailed(
                 epoch=ticket.epoch,
                 request_id=ticket.request_id,
@@ -297,7 +297,7 @@ class Sessions:
                 self.calls.ended(outcome)
             elif ticket is None:
                 continue
-            elif isinstance(outcome, Rests):
+            elif isinstance(outcome, Parked):
                 self.greetings.rest(ticket, outcome.is_resting)
             else:
                 self._say(ticket, outcome)
@@ -306,8 +306,8 @@ class Sessions:
         if not self._replies.push(peer.name, wire.encode(message)):
             self._give_up(peer, "reads too slowly")
 
-    def _say(self, ticket: Ticket, outcome: Spoken) -> None:
-        if isinstance(outcome, (Finished, Broken)):
+    def _say(self, ticket: Ticket, outcome: RequestOutcome) -> None:
+        if isinstance(outcome, (Finished, Failed)):
             self._close(ticket)
         queue_length = len(self.ledger.tickets)
         try:
@@ -316,8 +316,8 @@ class Sessions:
         except WireError as error:
             self._counters["unsendable_outputs"] += 1
             self._close(ticket)
-            self._to_do += (Cancel(ticket.key), Release(ticket.owner))
-            broken = Broken(ticket.key, FailureKind.ENGINE, f"the output can't be sent: {error}")
+            self._to_do += (Cancel(ticket.key), ReleasePayload(ticket.owner))
+            broken = Failed(ticket.key, FailureKind.ENGINE, f"the output can't be sent: {error}")
             head, attachment = head_of(ticket, broken, len(self.ledger)), None
         ticket.is_idle = ticket.is_idle or isinstance(outcome, SegmentEnded)
         ticket.next_seq += not isinstance(outcome, (HandedPiece, TookPiece))
@@ -385,7 +385,7 @@ class Sessions:
         logger.warning("server.hub_given_up hub=%s %s requests=%d messages=%d", peer.hub_id, why, len(tickets), dropped)
         for ticket in tickets:
             self._close(ticket)
-            self._to_do += (Cancel(ticket.key), Release(ticket.owner))
+            self._to_do += (Cancel(ticket.key), ReleasePayload(ticket.owner))
         if not any(other.hub_id == peer.hub_id for other in self.greetings.greeted()):
             # Nobody will ask for what it left for other stages, nor say that nobody will.
             self._to_do.append(ReleaseHub(peer.hub_id))

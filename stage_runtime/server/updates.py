@@ -13,7 +13,16 @@ from typing import Any
 
 from omni_discovery import wire
 from omni_discovery.wire import FailureKind
-from stage_runtime.engine_loop.jobs import Fed, Finished, Job, NextSegment, Pause, Release, Room, SegmentEnded
+from stage_runtime.engine_loop.jobs import (
+    Finished,
+    Job,
+    NextSegment,
+    Pause,
+    PieceArrived,
+    ReleasePayload,
+    SegmentEnded,
+    WindowUpdate,
+)
 from stage_runtime.server.ledger import Ledger, Ticket, owner_of
 from stage_runtime.server.router import Peer
 
@@ -92,7 +101,7 @@ Order = wire.ReleasePayloads | wire.Feed | wire.PieceRoom | wire.Pause | wire.Up
 def jobs_of(ledger: Ledger, peer: Peer, order: Order) -> tuple[wire.Accepted | wire.Rejected | None, Sequence[Job]]:
     """The answer, where one is due, and what is to be done. What is about requests that are not here is let go."""
     if isinstance(order, wire.ReleasePayloads):
-        return None, [Release(owner_of(peer.hub_id, order.request_id))]
+        return None, [ReleasePayload(owner_of(peer.hub_id, order.request_id))]
     if isinstance(order, wire.Update):
         return take(ledger, peer, order)
     ticket = ledger.current(peer.hub_id, order.request_id)
@@ -104,5 +113,5 @@ def jobs_of(ledger: Ledger, peer: Peer, order: Order) -> tuple[wire.Accepted | w
         )
         return accepted, [Pause(ticket.key, order.paused)]
     if isinstance(order, wire.Feed):
-        return None, [Fed(ticket.key, order.from_stage, order.number, order.payload, order.is_last)]
-    return None, [Room(ticket.key, order.to_stage, order.number, order.again)]
+        return None, [PieceArrived(ticket.key, order.from_stage, order.number, order.payload, order.is_last)]
+    return None, [WindowUpdate(ticket.key, order.to_stage, order.number, order.again)]

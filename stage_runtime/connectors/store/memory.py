@@ -22,7 +22,7 @@ from stage_runtime.connectors.serialization import Buffer
 from stage_runtime.connectors.store.segments import KEPT_FROM_BYTES, size_class
 
 
-class Piece(Protocol):
+class MemoryBlock(Protocol):
     """Memory of one hand-off. ``pins`` counts who reads it right now; only the store changes that, under its lock."""
 
     pins: int
@@ -60,7 +60,7 @@ class Piece(Protocol):
         """Give the memory back."""
 
 
-class Memory(Protocol):
+class BlockPool(Protocol):
     """Where pieces come from. Used by any thread."""
 
     @property
@@ -71,7 +71,7 @@ class Memory(Protocol):
     def free_bytes(self) -> int:
         """How much is kept for what comes next."""
 
-    def take(self, size_bytes: int) -> Piece:
+    def take(self, size_bytes: int) -> MemoryBlock:
         """A piece for so many bytes. Raise OSError if there is none."""
 
     def give_back(self, segment: Any) -> None:

@@ -82,27 +82,27 @@ class YuanrongPiece:
         return payload_name(self.digest, self.generation)
 
     def fill(self, parts: Sequence[Buffer], size_bytes: int, generation: bytes, key_digest: bytes) -> None:
-        """See Piece."""
+        """See MemoryBlock."""
         self.digest, self.generation = key_digest, generation
         self._memory.write(self, parts)
 
     def publish(self, path: str) -> None:
-        """See Piece. Nobody finds it by a path."""
+        """See MemoryBlock. Nobody finds it by a path."""
 
     def hide(self) -> bool:
-        """See Piece. Nobody fetches it from its producer."""
+        """See MemoryBlock. Nobody fetches it from its producer."""
         return False
 
     def note_fetched(self) -> None:
-        """See Piece."""
+        """See MemoryBlock."""
         self.fetched = True
 
     def view(self, size_bytes: int) -> memoryview:
-        """See Piece. Nobody fetches it from its producer."""
+        """See MemoryBlock. Nobody fetches it from its producer."""
         raise TransferError("the hand-off is in the datasystem, not here")
 
     def drop(self) -> None:
-        """See Piece."""
+        """See MemoryBlock."""
         self._memory.give_back(self)
 
 
@@ -121,7 +121,7 @@ class YuanrongMemory:
         self.made = 0
 
     def take(self, size_bytes: int) -> YuanrongPiece:
-        """See Memory."""
+        """See BlockPool."""
         return YuanrongPiece(self)
 
     def write(self, piece: YuanrongPiece, parts: Sequence[Buffer]) -> None:
@@ -134,7 +134,7 @@ class YuanrongMemory:
             self._meant[piece.digest] = piece.generation
 
     def give_back(self, segment: Any) -> None:
-        """See Memory."""
+        """See BlockPool."""
         piece: YuanrongPiece = segment
         names = [piece.payload, fetched_name(piece.payload), claim_name(piece.payload)]
         with self._lock:
@@ -167,10 +167,10 @@ class YuanrongMemory:
             piece.fetched = fetched or piece.consumed
 
     def trim(self) -> None:
-        """See Memory."""
+        """See BlockPool."""
 
     def close(self) -> None:
-        """See Memory."""
+        """See BlockPool."""
         self._client.close()
 
 

@@ -38,7 +38,7 @@ from stage_runtime.engines.vllm.output import said
 from stage_runtime.engines.vllm.params import sampling_params
 from stage_runtime.engines.vllm.prefill_decode import PrefillDecode
 from stage_runtime.engines.vllm.prompt import Prompt, checked_prompt, read_request, salt_of
-from stage_runtime.engines.vllm.read_ahead import Growing, Reader
+from stage_runtime.engines.vllm.read_ahead import PartialPrompt, ReadAhead
 from stage_runtime.engines.vllm.resume import NOT_RESUMABLE
 from stage_runtime.engines.vllm.runs import Runs
 
@@ -66,14 +66,14 @@ class VllmEngine:
         # The next five are there once the engine has loaded.
         self._model: Model
         self._runs: Runs
-        self._reader: Reader
+        self._reader: ReadAhead
         self._adapters: Adapters
         self._handoffs: Handoffs
         self._hidden: HiddenStates | None = None
         #: What is in the engine, paused or not, by request key.
         self._answers: dict[str, Answer] = {}
         #: What waits for the rest of its prompt.
-        self._growing: dict[str, Growing] = {}
+        self._growing: dict[str, PartialPrompt] = {}
         #: What was asked and answered so far of requests that come in segments, by key.
         self._talks: dict[str, list[int]] = {}
         #: Ends that vLLM has no part in.
@@ -115,7 +115,7 @@ class VllmEngine:
         if self._handoff.hidden_states:
             self._hidden = HiddenStates(self._llm, f"{self._where}.hidden_states")
         self._runs, self._adapters = Runs(self._llm, self._hidden), Adapters(self._llm)
-        self._reader = Reader(self._runs, self._model)
+        self._reader = ReadAhead(self._runs, self._model)
         report("warming up", 0.9)
         self._runs.warm_up(sampling_params({"max_tokens": 1, "temperature": 0.0}))
 
@@ -129,7 +129,7 @@ class VllmEngine:
         is_split, keeps_rows = self._pd.role is not None, self._hidden is not None
         prompt_logprobs.settle(params, request, self._llm.vllm_config, is_split=is_split, keeps_rows=keeps_rows)
         if request.stream_from:
-            self._growing[request.key] = Growing.of(request, params, lora)
+            self._growing[request.key] = PartialPrompt.of(request, params, lora)
         else:
             self._begin(request, params, lora)
 

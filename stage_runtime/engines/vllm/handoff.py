@@ -21,7 +21,7 @@ import msgspec
 from omni_discovery.errors import ConfigError
 from stage_runtime.engines.base import StageRequest
 from stage_runtime.engines.vllm.prompt import Prompt
-from stage_runtime.engines.vllm.resume import Wording
+from stage_runtime.engines.vllm.resume import ResumableDetokenizer
 
 
 class Rows:
@@ -133,7 +133,7 @@ class Answer:
     token_ids: list[int] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
     #: Makes the text of an answer that was begun elsewhere or interrupted; vLLM itself makes that of the others.
-    wording: Wording | None = None
+    detokenizer: ResumableDetokenizer | None = None
     is_paused: bool = False
     #: How many tokens vLLM has put into the prompt for its items, and how much of the answer it got with the prompt.
     item_tokens: int = 0

@@ -26,7 +26,7 @@ _Handed = Mapping[str, Any]
 
 
 @dataclass(slots=True)
-class Growing:
+class PartialPrompt:
     """A request whose prompt is not whole yet."""
 
     request: StageRequest
@@ -43,7 +43,7 @@ class Growing:
     known: list[int] = field(default_factory=list)
 
     @classmethod
-    def of(cls, request: StageRequest, params: Any, lora: Any) -> Growing:
+    def of(cls, request: StageRequest, params: Any, lora: Any) -> PartialPrompt:
         """Begin with what came whole."""
         stages = sorted({*request.payloads, *request.stream_from})
         parts = {stage: [request.payloads[stage]] if stage in request.payloads else [] for stage in stages}
@@ -91,16 +91,16 @@ class Growing:
         return known
 
 
-class Reader:
+class ReadAhead:
     """Reads ahead, one run at a time for each request."""
 
     def __init__(self, runs: Runs, model: Model) -> None:
         self._runs = runs
         self._model = model
         #: Whose prompt is being read, by the run's name.
-        self._reading: dict[str, Growing] = {}
+        self._reading: dict[str, PartialPrompt] = {}
 
-    def read_ahead(self, growing: Growing) -> None:
+    def read_ahead(self, growing: PartialPrompt) -> None:
         """Have what is new of a prompt read, if that is worth a run."""
         request, name = growing.request, _name(growing.request.key)
         # Who reads no cache has nothing of it.

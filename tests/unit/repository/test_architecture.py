@@ -70,7 +70,7 @@ PREFIXES: frozenset[str] = frozenset()
 #: Class names that two modules of one package share. Nothing is ever added here.
 SHARED_CLASS_NAMES: dict[str, frozenset[str]] = {
     "omni_discovery": frozenset({"Grant", "Granted"}),
-    "stage_runtime": frozenset({"Answer", "Piece", "Reader", "Source"}),
+    "stage_runtime": frozenset({"Answer"}),
     "hub": frozenset({"Feed", "Segment", "_Parser"}),
 }
 

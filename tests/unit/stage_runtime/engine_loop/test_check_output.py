@@ -11,7 +11,17 @@ import pytest
 from omni_discovery.wire import MAX_HEAD_BYTES, MAX_LOGPROBS, FailureKind, TokenLogprob
 from stage_runtime.connectors.shm.connector import SharedMemoryConnector
 from stage_runtime.engine_loop.check_output import PROMPT_PLACES, flaw_of
-from stage_runtime.engine_loop.jobs import Broken, Finished, NextSegment, Outcome, Piece, Room, SegmentEnded, Wake, Work
+from stage_runtime.engine_loop.jobs import (
+    Failed,
+    Finished,
+    NextSegment,
+    Outcome,
+    Piece,
+    SegmentEnded,
+    Wake,
+    WindowUpdate,
+    Work,
+)
 from stage_runtime.engine_loop.loop import EngineLoop
 from stage_runtime.engine_loop.payloads import Edge, Payloads
 from stage_runtime.engines.base import EngineOutput, StageRequest
@@ -108,7 +118,7 @@ def test_an_output_of_wrong_types_fails_its_request_only(
     with caplog.at_level(logging.ERROR):
         said = bench.put_out(EngineOutput("a", **fields), EngineOutput("b", text="fine "))
     assert said[1:] == [Piece("b", "text", text="fine ")]
-    assert isinstance(said[0], Broken)
+    assert isinstance(said[0], Failed)
     assert (said[0].key, said[0].kind) == ("a", FailureKind.ENGINE)
     assert said[0].reason.startswith(f"the engine gave {wrong.split()[0]}")
     assert (bench.engine.aborted, bench.loop.counters["bad_outputs"]) == (["a"], 1)
@@ -176,7 +186,7 @@ def test_more_of_a_segment_behind_its_end_fails_the_request(bench: Bench) -> Non
     assert bench.put_out(EngineOutput("talk", text="x")) == [Piece("talk", "text", text="x")]
     bench.put_out(EngineOutput("talk", finish_reason="stop"))
     (end,) = bench.put_out(EngineOutput("talk", text="late"))
-    assert isinstance(end, Broken)
+    assert isinstance(end, Failed)
     assert "behind its end" in end.reason
 
 
@@ -186,6 +196,6 @@ def test_more_behind_an_end_that_waits_for_its_pieces_fails_the_request(bench: B
     pieces = [EngineOutput("p", handoff_piece={"n": number}) for number in range(3)]
     assert len(bench.put_out(*pieces, EngineOutput("p", finish_reason="stop"))) == 2
     (end,) = bench.put_out(EngineOutput("p", text="late"))
-    assert isinstance(end, Broken)
-    bench.loop.jobs.put(Room("p", 1, 2))
+    assert isinstance(end, Failed)
+    bench.loop.jobs.put(WindowUpdate("p", 1, 2))
     assert bench.put_out() == []

@@ -14,15 +14,15 @@ from omni_discovery.errors import WireError
 from omni_discovery.wire import FailureKind
 from stage_runtime.config import ServerConfig
 from stage_runtime.engine_loop.jobs import (
-    Broken,
     Cancel,
+    Failed,
     Finished,
     Job,
     Outcome,
     Pause,
     Piece,
-    Release,
     ReleaseHub,
+    ReleasePayload,
     Work,
 )
 from stage_runtime.lifecycle import Stage
@@ -209,7 +209,7 @@ def test_nothing_follows_an_end() -> None:
     replica = Replica()
     replica.submit()
     key = replica.works()[0].key
-    replica.delivers(Broken(key, FailureKind.ENGINE, "x"), Finished(key, "stop"), Piece(key, "text"))
+    replica.delivers(Failed(key, FailureKind.ENGINE, "x"), Finished(key, "stop"), Piece(key, "text"))
     assert [type(said[2]) for said in replica.said if said[0] == "output"] == [wire.StageFailed]
 
 
@@ -243,7 +243,7 @@ def test_aborts_and_releases_work_across_lives_of_the_same_process_and_for_no_ot
     assert len(replica.jobs) == 1
     replica.hears("h", wire.Abort(epoch=7, request_id="r"))
     replica.hears("h", wire.ReleasePayloads(epoch=7, request_id="r"))
-    assert replica.jobs[1:] == [Cancel(replica.works()[0].key), Release("h/r")]
+    assert replica.jobs[1:] == [Cancel(replica.works()[0].key), ReleasePayload("h/r")]
 
 
 def test_every_abort_is_answered_and_stops_no_later_attempt() -> None:
@@ -283,7 +283,7 @@ def test_a_hub_that_stays_away_has_its_requests_stopped_also_those_that_say_noth
     replica.reachable = SendResult.GONE
     replica.tick(100.0)
     replica.tick(111.0)
-    assert replica.jobs[1:] == [Cancel(replica.works()[0].key), Release("h/r"), ReleaseHub("h")]
+    assert replica.jobs[1:] == [Cancel(replica.works()[0].key), ReleasePayload("h/r"), ReleaseHub("h")]
     assert (len(replica.sessions.ledger), replica.counters["hubs_given_up"]) == (0, 1)
 
 
@@ -306,7 +306,7 @@ def test_a_reason_of_megabytes_is_told_by_its_beginning_and_its_end() -> None:
     replica.submit("a")
     replica.submit("b")
     failed, done = replica.works()
-    replica.delivers(Broken(failed.key, FailureKind.ENGINE, "begin" + "x" * 5_000_000 + "end"))
+    replica.delivers(Failed(failed.key, FailureKind.ENGINE, "begin" + "x" * 5_000_000 + "end"))
     replica.delivers(Finished(done.key, "r" * 1000))
     failure, end = (said[2] for said in replica.said[-2:])
     assert isinstance(failure, wire.StageFailed)
@@ -321,7 +321,7 @@ def test_an_output_that_can_not_be_written_fails_its_request_and_no_other() -> N
     key = replica.works()[0].key
     replica.delivers(Piece(key, "text", token_ids=(2**70,)))
     assert isinstance(replica.said[-1][2], wire.StageFailed)
-    assert replica.jobs[-2:] == [Cancel(key), Release("h/r")]
+    assert replica.jobs[-2:] == [Cancel(key), ReleasePayload("h/r")]
 
 
 def test_a_hub_speaks_only_in_its_own_name_and_each_socket_has_its_words() -> None:
