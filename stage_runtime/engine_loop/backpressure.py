@@ -11,7 +11,7 @@ import logging
 from collections.abc import Sequence
 from enum import Enum, auto
 
-from stage_runtime.engine_loop.jobs import Failed, Parked
+from stage_runtime.engine_loop.jobs import RequestFailed, Parked
 from stage_runtime.engine_loop.running import failed
 from stage_runtime.engines.base import Engine
 from stage_runtime.engines.capabilities import Capabilities
@@ -39,7 +39,7 @@ class Pauses:
         self._aside: set[str] = set()
         self._resting: set[str] = set()
 
-    def began(self, key: str) -> Sequence[Failed | Parked]:
+    def began(self, key: str) -> Sequence[RequestFailed | Parked]:
         """The engine has got the request, or its next segment."""
         self._in_engine[key] = False
         return self._tell(key)
@@ -55,7 +55,7 @@ class Pauses:
         self._resting.discard(key)
         self.ended(key)
 
-    def set(self, key: str, who: Behind, *, is_behind: bool) -> Sequence[Failed | Parked]:
+    def set(self, key: str, who: Behind, *, is_behind: bool) -> Sequence[RequestFailed | Parked]:
         """Somebody who takes the request's output has fallen behind, or has caught up."""
         reasons = self._reasons.setdefault(key, set())
         (reasons.add if is_behind else reasons.discard)(who)
@@ -63,7 +63,7 @@ class Pauses:
             del self._reasons[key]
         return self._tell(key)
 
-    def _tell(self, key: str) -> Sequence[Failed | Parked]:
+    def _tell(self, key: str) -> Sequence[RequestFailed | Parked]:
         is_paused = key in self._reasons
         if self._pause is None or self._in_engine.get(key, is_paused) == is_paused:
             return self._rests(key)
@@ -80,8 +80,8 @@ class Pauses:
         return self._rests(key)
 
     def _rests(self, key: str) -> Sequence[Parked]:
-        is_resting = key in self._aside and Behind.CLIENT in self._reasons.get(key, ())
-        if is_resting == (key in self._resting):
+        is_parked = key in self._aside and Behind.CLIENT in self._reasons.get(key, ())
+        if is_parked == (key in self._resting):
             return ()
-        (self._resting.add if is_resting else self._resting.discard)(key)
-        return [Parked(key, is_resting)]
+        (self._resting.add if is_parked else self._resting.discard)(key)
+        return [Parked(key, is_parked)]

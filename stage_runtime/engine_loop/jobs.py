@@ -1,6 +1,6 @@
 """What the ZMQ thread asks of the engine's thread, and what comes back.
 
-Every request that was accepted has a ``key`` of its own in this replica; exactly one Finished or Failed ends it. These
+Every request that was accepted has a ``key`` of its own in this replica; exactly one Finished or RequestFailed ends it. These
 are structs because every token makes one, and a frozen dataclass takes several times as long to make.
 """
 
@@ -114,7 +114,7 @@ class Wake(msgspec.Struct, frozen=True):
 Job = Work | NextSegment | PieceArrived | WindowUpdate | Pause | Cancel | ReleasePayload | ReleaseHub | Call | Wake
 
 
-class Piece(msgspec.Struct, frozen=True):
+class OutputChunk(msgspec.Struct, frozen=True):
     """Some output. An image or other binary comes as ``attachment`` of type ``mime``."""
 
     key: str
@@ -164,7 +164,7 @@ class SegmentEnded(msgspec.Struct, frozen=True):
     usage: Mapping[str, int] = {}
 
 
-class Failed(msgspec.Struct, frozen=True):
+class RequestFailed(msgspec.Struct, frozen=True):
     """The request could not be finished."""
 
     key: str
@@ -173,10 +173,10 @@ class Failed(msgspec.Struct, frozen=True):
 
 
 class Parked(msgspec.Struct, frozen=True):
-    """The engine has put the request aside, so its slot is free; ``is_resting`` False: it takes one again."""
+    """The engine has put the request aside, so its slot is free; ``is_parked`` False: it takes one again."""
 
     key: str
-    is_resting: bool
+    is_parked: bool
 
 
 class Called(msgspec.Struct, frozen=True):
@@ -190,5 +190,5 @@ class Called(msgspec.Struct, frozen=True):
 
 
 #: What is said of a request.
-RequestOutcome = Piece | HandedPiece | TookPiece | SegmentEnded | Finished | Failed
-Outcome = RequestOutcome | Parked | Called
+Report = OutputChunk | HandedPiece | TookPiece | SegmentEnded | Finished | RequestFailed
+Outcome = Report | Parked | Called

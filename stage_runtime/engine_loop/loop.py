@@ -1,6 +1,6 @@
 """The thread that owns the engine: jobs in, steps, outcomes out.
 
-Every accepted request ends with exactly one Finished or Failed, whatever the engine does.
+Every accepted request ends with exactly one Finished or RequestFailed, whatever the engine does.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from stage_runtime.engine_loop.control import Controls, fail
 from stage_runtime.engine_loop.jobs import (
     Call,
     Cancel,
-    Failed,
+    RequestFailed,
     Finished,
     Job,
     NextSegment,
@@ -117,13 +117,13 @@ class EngineLoop:
 
     def fail_all(self, kind: FailureKind, reason: str) -> None:
         """End everything in flight and everything that waits to be taken."""
-        outcomes: list[Outcome] = [Failed(key, kind, reason) for key in self._running]
+        outcomes: list[Outcome] = [RequestFailed(key, kind, reason) for key in self._running]
         self._running.clear()
         outcomes += self._controls.fail_all(reason)
         while not self.jobs.empty():
             job = self.jobs.get_nowait()
             if isinstance(job, Work):
-                outcomes.append(Failed(job.key, kind, reason))
+                outcomes.append(RequestFailed(job.key, kind, reason))
             elif isinstance(job, Call):
                 outcomes += fail([job], reason)
         self._emit(outcomes)
@@ -211,7 +211,7 @@ class EngineLoop:
         )
         running.talk.is_idle = False
         outcomes = self._add(work, {})
-        if any(isinstance(each, Failed) for each in outcomes):
+        if any(isinstance(each, RequestFailed) for each in outcomes):
             self._engine.abort(job.key)
         return outcomes
 
@@ -246,7 +246,7 @@ class EngineLoop:
 
     def _of_pieces(self, outcomes: Sequence[Outcome]) -> Sequence[Outcome]:
         for outcome in outcomes:
-            if isinstance(outcome, Failed):
+            if isinstance(outcome, RequestFailed):
                 self._forget(outcome.key)
         return outcomes
 
@@ -258,7 +258,7 @@ class EngineLoop:
         for key in late:
             self._forget(key)
             self._engine.abort(key)
-            outcomes.append(Failed(key, FailureKind.DEADLINE, "the deadline passed while the request ran"))
+            outcomes.append(RequestFailed(key, FailureKind.DEADLINE, "the deadline passed while the request ran"))
         self._next_deadline_s = min((each.work.deadline_s for each in self._running.values()), default=float("inf"))
 
     def _outcomes_of(self, output: EngineOutput) -> Sequence[Outcome]:
@@ -288,7 +288,7 @@ class EngineLoop:
         logger.error("engine.bad_output key=%s %s", key, flaw)
         self._forget(key)
         self._engine.abort(key)
-        return [Failed(key, FailureKind.ENGINE, flaw)]
+        return [RequestFailed(key, FailureKind.ENGINE, flaw)]
 
     def _finish(self, output: EngineOutput) -> Sequence[Outcome]:
         running = self._running.get(output.key)

@@ -16,7 +16,7 @@ from typing import Any
 from omni_discovery.wire import FailureKind
 from stage_runtime.config import PayloadError
 from stage_runtime.engine_loop.backpressure import Behind, Pauses
-from stage_runtime.engine_loop.jobs import Failed, HandedPiece, Outcome, PieceArrived, TookPiece, WindowUpdate, Work
+from stage_runtime.engine_loop.jobs import RequestFailed, HandedPiece, Outcome, PieceArrived, TookPiece, WindowUpdate, Work
 from stage_runtime.engine_loop.payloads import Payloads
 from stage_runtime.engine_loop.running import failed
 from stage_runtime.engines.base import Engine, EngineOutput
@@ -69,7 +69,7 @@ class _Inflow:
 class Pieces:
     """All that flows into and out of one engine. ``add`` starts work whose pieces are all there; ``end`` ends work.
 
-    Methods return what is to be said; a Failed among it has been taken from the engine.
+    Methods return what is to be said; a RequestFailed among it has been taken from the engine.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class Pieces:
             return [TookPiece(fed.key, fed.from_stage, flow.last)] if flow.last >= 0 else ()
         if fed.number > flow.come:
             reason = f"piece {flow.come} of stage {fed.from_stage} never came, piece {fed.number} did"
-            return self._fail(Failed(fed.key, FailureKind.PAYLOAD, reason))
+            return self._fail(RequestFailed(fed.key, FailureKind.PAYLOAD, reason))
         flow.waiting.append(fed)
         flow.come += 1
         flow.is_complete = fed.is_last
@@ -237,7 +237,7 @@ class Pieces:
             flow.said += 1
         return [*said, *self._pauses.set(key, Behind.NEXT_STAGES, is_behind=not flow.has_room)]
 
-    def _fail(self, end: Failed) -> Sequence[Outcome]:
+    def _fail(self, end: RequestFailed) -> Sequence[Outcome]:
         self.close(end.key)
         self._engine.abort(end.key)
         return [end]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from omni_discovery.errors import InvalidRequestError
 from omni_discovery.wire import FailureKind, PayloadRef
 from stage_runtime.config import PayloadError
-from stage_runtime.engine_loop.jobs import Failed, Finished, Work
+from stage_runtime.engine_loop.jobs import RequestFailed, Finished, Work
 from stage_runtime.engines.base import EngineOutput, StageRequest
 from stage_runtime.engines.capabilities import Capabilities
 from stage_runtime.engines.errors import failure_kind
@@ -95,34 +95,34 @@ def end_of(
     output: EngineOutput,
     hand_over: Callable[[Work, EngineOutput], tuple[PayloadRef, ...]],
     clock: Callable[[], float],
-) -> Finished | Failed:
+) -> Finished | RequestFailed:
     """How the request ends after the engine's last word of it."""
     if output.error is not None:
-        return Failed(output.key, *output.error)
+        return RequestFailed(output.key, *output.error)
     done_at_s = clock()
     if running.is_cancelled:
         return Finished(output.key, "abort", (), output.usage, running.timings(done_at_s, clock()))
     try:
         refs = hand_over(running.work, output)
     except PayloadError as error:
-        return Failed(output.key, FailureKind.PAYLOAD, str(error))
+        return RequestFailed(output.key, FailureKind.PAYLOAD, str(error))
     timings_s = running.timings(done_at_s, clock())
     return Finished(output.key, output.finish_reason or "stop", refs, output.usage, timings_s, output.stop_reason)
 
 
-def refusal_of(work: Work, capabilities: Capabilities, now_s: float) -> Failed | None:
+def refusal_of(work: Work, capabilities: Capabilities, now_s: float) -> RequestFailed | None:
     """Why the engine is not to have the work, if it is not."""
     if now_s >= work.deadline_s:
-        return Failed(work.key, FailureKind.DEADLINE, "the deadline passed while the request waited")
+        return RequestFailed(work.key, FailureKind.DEADLINE, "the deadline passed while the request waited")
     if work.resume is not None and not capabilities.can_resume():
         # It would begin at the beginning, and the client would see that twice.
-        return Failed(work.key, FailureKind.NOT_RESUMABLE, "this engine can't go on behind what was shown")
+        return RequestFailed(work.key, FailureKind.NOT_RESUMABLE, "this engine can't go on behind what was shown")
     if work.segment is not None and capabilities.update is None:
-        return Failed(work.key, FailureKind.INVALID, "this engine takes no input in segments")
+        return RequestFailed(work.key, FailureKind.INVALID, "this engine takes no input in segments")
     return None
 
 
-def failed(key: str, error: Exception) -> Failed:
+def failed(key: str, error: Exception) -> RequestFailed:
     """The end of a request that could not be given to the engine."""
     kind = failure_kind(error)
-    return Failed(key, kind, f"{type(error).__name__}: {error}" if kind is FailureKind.ENGINE else str(error))
+    return RequestFailed(key, kind, f"{type(error).__name__}: {error}" if kind is FailureKind.ENGINE else str(error))

@@ -31,7 +31,7 @@ class Ticket:
     segment: int | None = None
     is_idle: bool = False
     #: Whether the engine has put it aside: then others have its slot.
-    is_resting: bool = False
+    is_parked: bool = False
 
     @property
     def owner(self) -> str:

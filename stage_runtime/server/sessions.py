@@ -22,16 +22,16 @@ from stage_runtime.config import ServerConfig
 from stage_runtime.engine_loop.jobs import (
     Called,
     Cancel,
-    Failed,
+    RequestFailed,
     Finished,
     HandedPiece,
     Job,
     Outcome,
     Parked,
-    Piece,
+    OutputChunk,
     ReleaseHub,
     ReleasePayload,
-    RequestOutcome,
+    Report,
     SegmentEnded,
     TookPiece,
 )
@@ -46,7 +46,7 @@ from stage_runtime.server.updates import Order, jobs_of
 logger = logging.getLogger(__name__)
 
 
-def head_of(ticket: Ticket, outcome: RequestOutcome, queue_length: int) -> bytes:
+def head_of(ticket: Ticket, outcome: Report, queue_length: int) -> bytes:
     """The head frame that says it. Raise WireError for what no message can hold."""
     return wire.encode(_message(ticket, outcome, queue_length))
 
@@ -63,10 +63,10 @@ def rejection_of(submit: wire.Submit, refusal: Refusal, queue_length: int) -> wi
     )
 
 
-def _message(ticket: Ticket, outcome: RequestOutcome, queue_length: int) -> wire.FromReplica:
+def _message(ticket: Ticket, outcome: Report, queue_length: int) -> wire.FromReplica:
     # Patterns that bind fields by position would double what each token costs here.
     match outcome:
-        case Piece():
+        case OutputChunk():
             size_bytes = len(outcome.attachment or b"")
             if size_bytes > MAX_ATTACHMENT_BYTES:
                 raise WireError(f"an attachment of {size_bytes} bytes, where a message may have {MAX_ATTACHMENT_BYTES}")
@@ -128,7 +128,7 @@ def _message(ticket: Ticket, outcome: RequestOutcome, queue_length: int) -> wire
                 payloads=outcome.payloads,
                 usage=dict(outcome.usage),
             )
-        case Failed():
+        case RequestFailed():
             return wire.StageFailed(
                 epoch=ticket.epoch,
                 request_id=ticket.request_id,
@@ -298,7 +298,7 @@ class Sessions:
             elif ticket is None:
                 continue
             elif isinstance(outcome, Parked):
-                self.greetings.rest(ticket, outcome.is_resting)
+                self.greetings.rest(ticket, outcome.is_parked)
             else:
                 self._say(ticket, outcome)
 
@@ -306,18 +306,18 @@ class Sessions:
         if not self._replies.push(peer.name, wire.encode(message)):
             self._give_up(peer, "reads too slowly")
 
-    def _say(self, ticket: Ticket, outcome: RequestOutcome) -> None:
-        if isinstance(outcome, (Finished, Failed)):
+    def _say(self, ticket: Ticket, outcome: Report) -> None:
+        if isinstance(outcome, (Finished, RequestFailed)):
             self._close(ticket)
         queue_length = len(self.ledger.tickets)
         try:
             head = head_of(ticket, outcome, queue_length)
-            attachment = outcome.attachment if isinstance(outcome, Piece) else None
+            attachment = outcome.attachment if isinstance(outcome, OutputChunk) else None
         except WireError as error:
             self._counters["unsendable_outputs"] += 1
             self._close(ticket)
             self._to_do += (Cancel(ticket.key), ReleasePayload(ticket.owner))
-            broken = Failed(ticket.key, FailureKind.ENGINE, f"the output can't be sent: {error}")
+            broken = RequestFailed(ticket.key, FailureKind.ENGINE, f"the output can't be sent: {error}")
             head, attachment = head_of(ticket, broken, len(self.ledger)), None
         ticket.is_idle = ticket.is_idle or isinstance(outcome, SegmentEnded)
         ticket.next_seq += not isinstance(outcome, (HandedPiece, TookPiece))
@@ -391,5 +391,5 @@ class Sessions:
             self._to_do.append(ReleaseHub(peer.hub_id))
 
     def _close(self, ticket: Ticket) -> None:
-        if self.ledger.close(ticket) and not ticket.is_resting:
+        if self.ledger.close(ticket) and not ticket.is_parked:
             self._credits.ended(ticket.peer.name)

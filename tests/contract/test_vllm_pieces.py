@@ -20,7 +20,7 @@ from stage_runtime.engine_loop.jobs import (
     Finished,
     HandedPiece,
     Outcome,
-    Piece,
+    OutputChunk,
     PieceArrived,
     TookPiece,
     WindowUpdate,
@@ -213,7 +213,7 @@ class Line:
 
 
 def spoken(outcomes: Sequence[Outcome]) -> list[int]:
-    return [token_id for each in outcomes if isinstance(each, Piece) for token_id in each.token_ids]
+    return [token_id for each in outcomes if isinstance(each, OutputChunk) for token_id in each.token_ids]
 
 
 def test_two_stages_in_one_process_work_on_each_others_pieces(

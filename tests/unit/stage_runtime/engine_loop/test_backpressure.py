@@ -12,14 +12,14 @@ from omni_discovery.wire import FailureKind
 from stage_runtime.connectors.shm.connector import SharedMemoryConnector
 from stage_runtime.engine_loop.jobs import (
     Cancel,
-    Failed,
+    RequestFailed,
     Finished,
     Job,
     NextSegment,
     Outcome,
     Parked,
     Pause,
-    Piece,
+    OutputChunk,
     Wake,
     WindowUpdate,
     Work,
@@ -83,7 +83,7 @@ def piece(number: int) -> EngineOutput:
 
 
 def words(outcomes: list[Outcome], key: str) -> str:
-    return "".join(each.text for each in outcomes if isinstance(each, Piece) and each.key == key)
+    return "".join(each.text for each in outcomes if isinstance(each, OutputChunk) and each.key == key)
 
 
 @pytest.fixture
@@ -178,7 +178,7 @@ def test_an_engine_that_fails_to_be_paused_fails_that_request_only(bench: Bench)
     bench.do(work("a"), work("b"))
     bench.engine.fragile = True
     (end,) = bench.do(Pause("a", True))
-    assert isinstance(end, Failed)
+    assert isinstance(end, RequestFailed)
     assert (end.key, end.kind) == ("a", FailureKind.ENGINE)
     assert bench.engine.aborted == ["a"]
     assert words(bench.put_out(EngineOutput("b", text="fine")), "b") == "fine"
@@ -224,7 +224,7 @@ def test_a_paused_request_is_aborted_and_runs_out_of_time_at_once(echo: Bench, l
     if late:
         echo.now_s = 10.0
         (end,) = echo.do()
-        assert isinstance(end, Failed)
+        assert isinstance(end, RequestFailed)
         assert end.kind is FailureKind.DEADLINE
     else:
         (end,) = echo.do(Cancel("a"))

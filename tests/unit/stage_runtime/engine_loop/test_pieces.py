@@ -13,7 +13,7 @@ from omni_discovery.wire import FailureKind, PayloadRef
 from stage_runtime.connectors.shm.connector import SharedMemoryConnector
 from stage_runtime.engine_loop.jobs import (
     Cancel,
-    Failed,
+    RequestFailed,
     Finished,
     HandedPiece,
     Job,
@@ -182,7 +182,7 @@ def test_a_request_that_waits_for_its_pieces_to_be_taken_can_be_aborted_and_runs
         bench.put_out(piece(0), piece(1), piece(2), EngineOutput("a", finish_reason="stop"))
         bench.now_s = 61.0 if deadline else 0.0
         (end,) = bench.do() if deadline else bench.do(Cancel("a"))
-        assert isinstance(end, Failed if deadline else Finished)
+        assert isinstance(end, RequestFailed if deadline else Finished)
         assert len(bench.loop) == 0
 
 
@@ -235,7 +235,7 @@ def test_a_gap_a_bad_piece_and_one_that_is_gone_end_the_request(bench: Bench) ->
     ):
         bench.do(work(stream_from=(0,)))
         (end,) = bench.do(wrong)
-        assert isinstance(end, Failed)
+        assert isinstance(end, RequestFailed)
         assert end.kind is kind
         assert len(bench.loop) == 0
         assert bench.engine.aborted[-1] == "a"
@@ -259,6 +259,6 @@ def test_a_request_that_collects_its_pieces_can_be_aborted_and_runs_out_of_time(
     bench.do(work(stream_from=(0,)), bench.fed(0))
     bench.now_s = 61.0 if late else 0.0
     (end,) = bench.do() if late else bench.do(Cancel("a"))
-    assert isinstance(end, Failed if late else Finished)
+    assert isinstance(end, RequestFailed if late else Finished)
     assert len(bench.loop) == 0
     assert bench.do(bench.fed(1)) == []

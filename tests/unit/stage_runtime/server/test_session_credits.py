@@ -8,7 +8,7 @@ import pytest
 
 from omni_discovery import wire
 from omni_discovery.wire import FailureKind
-from stage_runtime.engine_loop.jobs import Cancel, Failed, Finished, Parked, Piece, ReleaseHub, ReleasePayload
+from stage_runtime.engine_loop.jobs import Cancel, RequestFailed, Finished, Parked, OutputChunk, ReleaseHub, ReleasePayload
 from stage_runtime.lifecycle import Stage
 from stage_runtime.server.outbox import SendResult
 from tests.unit.stage_runtime.server.test_sessions import Replica
@@ -105,7 +105,7 @@ def test_slots_are_counted_right_whatever_becomes_of_requests_that_rest(seed: in
         works = replica.works()
         aside |= {work.key: False for work in works[taken:]}
         taken = len(works)
-        running = sum(not ticket.is_resting for ticket in tickets.values())
+        running = sum(not ticket.is_parked for ticket in tickets.values())
         assert book.free == (2 if replica.stage is Stage.READY else 0) - running - book.unspent
         assert book.unspent >= 0
     replica.gone = {"a/1", "a/2", "b"}
@@ -117,8 +117,8 @@ def test_slots_are_counted_right_whatever_becomes_of_requests_that_rest(seed: in
     assert credits_of(replica.hears_on_output("z", hello(9, "z"), now_s + 30.0)) == [grant(2, session=9)]
 
 
-def broken(key: str) -> Failed:
-    return Failed(key, FailureKind.ENGINE, "x")
+def broken(key: str) -> RequestFailed:
+    return RequestFailed(key, FailureKind.ENGINE, "x")
 
 
 def test_a_hub_that_names_no_session_gets_no_credits() -> None:
@@ -236,7 +236,7 @@ def test_an_attachment_that_no_message_can_hold_ends_its_request_and_says_why() 
     replica.submit()
     (work,) = replica.works()
     huge = bytes(wire.MAX_ATTACHMENT_BYTES + 1)
-    replica.delivers(Piece(work.key, "image", mime="image/png", attachment=huge), Finished(work.key, "stop"))
+    replica.delivers(OutputChunk(work.key, "image", mime="image/png", attachment=huge), Finished(work.key, "stop"))
     failed = [said[2] for said in replica.said if said[0] == "output"]
     assert [type(message) for message in failed] == [wire.StageFailed]
     assert isinstance(failed[0], wire.StageFailed)
@@ -253,11 +253,11 @@ def test_a_revoked_hub_loses_its_work_its_credits_its_hand_offs_and_what_waits_f
     replica.submit("r", "a", credit=True)
     (work,) = replica.works()
     replica.reachable = SendResult.FULL
-    replica.delivers(Piece(work.key, "text", text="secret"))
+    replica.delivers(OutputChunk(work.key, "text", text="secret"))
     replica.reachable = SendResult.SENT
     replica.sessions.revoke(frozenset("a"))
     replica.tick(1.0)
-    replica.delivers(Failed(work.key, FailureKind.ENGINE, "x"))
+    replica.delivers(RequestFailed(work.key, FailureKind.ENGINE, "x"))
     assert all(job in replica.jobs for job in (Cancel(work.key), ReleaseHub("a")))
     assert not [said for said in replica.said if isinstance(said[2], wire.Chunk | wire.StageFailed)]
     assert [(said[1], said[2]) for said in replica.said if isinstance(said[2], wire.Grant)][-1] == ("b", grant(2))
