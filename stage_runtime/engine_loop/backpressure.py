@@ -11,7 +11,7 @@ import logging
 from collections.abc import Sequence
 from enum import Enum, auto
 
-from stage_runtime.engine_loop.jobs import RequestFailed, Parked
+from stage_runtime.engine_loop.jobs import Parked, RequestFailed
 from stage_runtime.engine_loop.running import failed
 from stage_runtime.engines.base import Engine
 from stage_runtime.engines.capabilities import Capabilities

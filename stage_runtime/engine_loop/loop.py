@@ -22,7 +22,6 @@ from stage_runtime.engine_loop.control import Controls, fail
 from stage_runtime.engine_loop.jobs import (
     Call,
     Cancel,
-    RequestFailed,
     Finished,
     Job,
     NextSegment,
@@ -31,17 +30,25 @@ from stage_runtime.engine_loop.jobs import (
     PieceArrived,
     ReleaseHub,
     ReleasePayload,
+    RequestFailed,
     Wake,
     WindowUpdate,
     Work,
 )
 from stage_runtime.engine_loop.payloads import Payloads
 from stage_runtime.engine_loop.pieces import Pieces
-from stage_runtime.engine_loop.running import Running, companions_of, end_of, failed, refusal_of, request_of
+from stage_runtime.engine_loop.running import (
+    Running,
+    SegmentedRequest,
+    companions_of,
+    end_of,
+    failed,
+    refusal_of,
+    request_of,
+)
 from stage_runtime.engines.base import Engine, EngineOutput
 from stage_runtime.engines.capabilities import capabilities_of, warn_of_misspelled
 from stage_runtime.engines.errors import failure_kind
-from stage_runtime.server.updates import Talk
 
 logger = logging.getLogger(__name__)
 
@@ -194,12 +201,12 @@ class EngineLoop:
     def _go_on(self, job: NextSegment) -> Sequence[Outcome]:
         """The next segment of a request that waits for it. Those of unknown requests are fine."""
         running = self._running.get(job.key)
-        if running is None or not running.is_idle or running.talk is None:
+        if running is None or not running.is_idle or running.segmented is None:
             return ()
         if job.is_last:
             self._forget(job.key)
             self._engine.abort(job.key)
-            return [running.talk.over(job.key)]
+            return [running.segmented.finish(job.key)]
         self._payloads.release_before(running.work.owner, job.kept_from)
         work = msgspec.structs.replace(
             running.work,
@@ -209,7 +216,7 @@ class EngineLoop:
             accepted_at_s=self._clock(),
             resume=None,
         )
-        running.talk.is_idle = False
+        running.segmented.is_idle = False
         outcomes = self._add(work, {})
         if any(isinstance(each, RequestFailed) for each in outcomes):
             self._engine.abort(job.key)
@@ -235,8 +242,8 @@ class EngineLoop:
 
     def _run(self, work: Work, added_at_s: float, transfer_s: float = 0.0) -> None:
         earlier = self._running.get(work.key)
-        talk = (None if work.segment is None else Talk()) if earlier is None else earlier.talk
-        self._running[work.key] = Running(work, added_at_s, transfer_s, talk=talk)
+        segmented = (None if work.segment is None else SegmentedRequest()) if earlier is None else earlier.segmented
+        self._running[work.key] = Running(work, added_at_s, transfer_s, segmented=segmented)
         self._next_deadline_s = min(self._next_deadline_s, work.deadline_s)
 
     def _forget(self, key: str) -> Running | None:
@@ -297,9 +304,9 @@ class EngineLoop:
             return ()
         end = end_of(running, output, self._hand_over, self._clock)
         self._pieces.close(output.key)
-        if running.talk is not None:
+        if running.segmented is not None:
             if isinstance(end, Finished) and not running.is_cancelled:
-                return [running.talk.ended(end)]
+                return [running.segmented.end_segment(end)]
             self._engine.abort(output.key)
         self._forget(output.key)
         return [end]

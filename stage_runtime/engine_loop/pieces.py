@@ -16,7 +16,15 @@ from typing import Any
 from omni_discovery.wire import FailureKind
 from stage_runtime.config import PayloadError
 from stage_runtime.engine_loop.backpressure import Behind, Pauses
-from stage_runtime.engine_loop.jobs import RequestFailed, HandedPiece, Outcome, PieceArrived, TookPiece, WindowUpdate, Work
+from stage_runtime.engine_loop.jobs import (
+    HandedPiece,
+    Outcome,
+    PieceArrived,
+    RequestFailed,
+    TookPiece,
+    WindowUpdate,
+    Work,
+)
 from stage_runtime.engine_loop.payloads import Payloads
 from stage_runtime.engine_loop.running import failed
 from stage_runtime.engines.base import Engine, EngineOutput

@@ -3,20 +3,47 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from omni_discovery.errors import InvalidRequestError
 from omni_discovery.wire import FailureKind, PayloadRef
 from stage_runtime.config import PayloadError
-from stage_runtime.engine_loop.jobs import RequestFailed, Finished, Work
+from stage_runtime.engine_loop.jobs import Finished, RequestFailed, SegmentEnded, Work
 from stage_runtime.engines.base import EngineOutput, StageRequest
 from stage_runtime.engines.capabilities import Capabilities
 from stage_runtime.engines.errors import failure_kind
-from stage_runtime.server.updates import Talk
 
 if TYPE_CHECKING:
     from stage_runtime.engine_loop.payloads import Payloads
+
+
+@dataclass(slots=True)
+class SegmentedRequest:
+    """The part of a request that outlives its segments: whether it waits for the next one, and the sums so far."""
+
+    #: Whether the request waits for its next segment: the engine has nothing to do for it.
+    is_idle: bool = False
+    finish_reason: str = "stop"
+    #: Sums over the segments that have ended.
+    usage: dict[str, int] = field(default_factory=dict)
+    timings_s: dict[str, float] = field(default_factory=dict)
+
+    def end_segment(self, end: Finished) -> SegmentEnded:
+        """Turn the end of a segment's run into SegmentEnded, and add its usage and timings (seconds) to the sums."""
+        self.is_idle, self.finish_reason = True, end.finish_reason
+        for name, count in end.usage.items():
+            self.usage[name] = self.usage.get(name, 0) + count
+        for name, seconds in end.timings_s.items():
+            if name == "first_output":
+                self.timings_s.setdefault(name, seconds)
+            else:
+                self.timings_s[name] = self.timings_s.get(name, 0.0) + seconds
+        return SegmentEnded(end.key, end.finish_reason, end.payloads, end.usage)
+
+    def finish(self, key: str) -> Finished:
+        """The end of the whole request, with the sums over its segments: no further segment will come."""
+        return Finished(key, self.finish_reason, (), dict(self.usage), dict(self.timings_s))
 
 
 @dataclass(slots=True)
@@ -31,13 +58,13 @@ class Running:
     has_ended: bool = False
     #: Nobody wants its end: what it would hand over is not kept.
     is_cancelled: bool = False
-    #: Of one that comes in segments.
-    talk: Talk | None = None
+    #: Set where the request's input comes in segments.
+    segmented: SegmentedRequest | None = None
 
     @property
     def is_idle(self) -> bool:
         """Whether it waits for its next segment."""
-        return self.talk is not None and self.talk.is_idle
+        return self.segmented is not None and self.segmented.is_idle
 
     def timings(self, done_at_s: float, now_s: float) -> dict[str, float]:
         """What took how long, in seconds; between the two moments its hand-off was stored."""

@@ -114,10 +114,10 @@ class Greetings:
         _, hello = self._hellos.get(("output", peer.name), (peer, None))
         self._welcome("output", peer, 0 if hello is None else hello.session)
 
-    def rest(self, ticket: Ticket, is_resting: bool) -> None:
+    def rest(self, ticket: Ticket, is_parked: bool) -> None:
         """The slot of a request is free while the engine has put it aside."""
-        ticket.is_resting = is_resting
-        if is_resting:
+        ticket.is_parked = is_parked
+        if is_parked:
             self.credits.ended(ticket.peer.name)
         else:
             self.credits.began(ticket.peer.name, credit=False)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from omni_discovery import wire
-from stage_runtime.engine_loop.jobs import Work
+from stage_runtime.engine_loop.jobs import Work, owner_of
 from stage_runtime.server.router import Peer
 
 #: How many ended requests are remembered, so that none of them runs again when its frame comes twice.
@@ -37,11 +37,6 @@ class Ticket:
     def owner(self) -> str:
         """The hub's request over all its attempts."""
         return owner_of(self.peer.hub_id, self.request_id)
-
-
-def owner_of(hub_id: str, request_id: str) -> str:
-    """The name under which a hub's request keeps its hand-offs."""
-    return f"{hub_id}/{request_id}"
 
 
 class Ledger:

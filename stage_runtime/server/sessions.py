@@ -22,16 +22,16 @@ from stage_runtime.config import ServerConfig
 from stage_runtime.engine_loop.jobs import (
     Called,
     Cancel,
-    RequestFailed,
     Finished,
     HandedPiece,
     Job,
     Outcome,
-    Parked,
     OutputChunk,
+    Parked,
     ReleaseHub,
     ReleasePayload,
     Report,
+    RequestFailed,
     SegmentEnded,
     TookPiece,
 )

@@ -8,51 +8,13 @@ Pure. The ZMQ thread answers updates by ``take``, the engine's thread has a ``Ta
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from omni_discovery import wire
 from omni_discovery.wire import FailureKind
-from stage_runtime.engine_loop.jobs import (
-    Finished,
-    Job,
-    NextSegment,
-    Pause,
-    PieceArrived,
-    ReleasePayload,
-    SegmentEnded,
-    WindowUpdate,
-)
-from stage_runtime.server.ledger import Ledger, Ticket, owner_of
+from stage_runtime.engine_loop.jobs import Job, NextSegment, Pause, PieceArrived, ReleasePayload, WindowUpdate, owner_of
+from stage_runtime.server.ledger import Ledger, Ticket
 from stage_runtime.server.router import Peer
-
-
-@dataclass(slots=True)
-class Talk:
-    """One request over all its segments."""
-
-    #: Whether it waits for its next segment: the engine has nothing to do for it.
-    is_idle: bool = False
-    finish_reason: str = "stop"
-    #: Sums over the segments that have ended.
-    usage: dict[str, int] = field(default_factory=dict)
-    timings_s: dict[str, float] = field(default_factory=dict)
-
-    def ended(self, end: Finished) -> SegmentEnded:
-        """A segment has ended as a request without segments would have."""
-        self.is_idle, self.finish_reason = True, end.finish_reason
-        for name, count in end.usage.items():
-            self.usage[name] = self.usage.get(name, 0) + count
-        for name, seconds in end.timings_s.items():
-            if name == "first_output":
-                self.timings_s.setdefault(name, seconds)
-            else:
-                self.timings_s[name] = self.timings_s.get(name, 0.0) + seconds
-        return SegmentEnded(end.key, end.finish_reason, end.payloads, end.usage)
-
-    def over(self, key: str) -> Finished:
-        """No segment comes any more."""
-        return Finished(key, self.finish_reason, (), dict(self.usage), dict(self.timings_s))
 
 
 def refusal_of(ticket: Ticket | None, peer: Peer, update: wire.Update) -> str:

@@ -59,17 +59,12 @@ LAYERS = {
 ARROWS_UP: frozenset[tuple[str, str]] = frozenset(
     {
         ("hub.results", "hub.request.outputs"),
-        ("stage_runtime.engine_loop.control", "stage_runtime.server.control"),
-        ("stage_runtime.engine_loop.loop", "stage_runtime.server.updates"),
-        ("stage_runtime.engine_loop.payloads", "stage_runtime.server.ledger"),
-        ("stage_runtime.engine_loop.running", "stage_runtime.server.updates"),
     }
 )
 #: Siblings with one prefix that are not a folder waiting to be made.
 PREFIXES: frozenset[str] = frozenset()
 #: Class names that two modules of one package share. Nothing is ever added here.
 SHARED_CLASS_NAMES: dict[str, frozenset[str]] = {
-    "omni_discovery": frozenset({"Grant", "Granted"}),
     "stage_runtime": frozenset({"Answer"}),
     "hub": frozenset({"Feed", "Segment", "_Parser"}),
 }

@@ -23,7 +23,7 @@ from hub.request.retry import (
 from omni_discovery.errors import EngineFailedError, OverloadedError, ReplicaLostError, StageUnavailableError
 from omni_discovery.wire import FailureKind
 from stage_runtime.config import EngineDeadError
-from stage_runtime.engine_loop.jobs import RequestFailed, Outcome, Work
+from stage_runtime.engine_loop.jobs import Outcome, RequestFailed, Work
 from stage_runtime.engine_loop.loop import EngineLoop
 from stage_runtime.engine_loop.payloads import Payloads
 from tests.support.replica_engine import ScriptedEngine

@@ -12,14 +12,14 @@ from omni_discovery.wire import FailureKind
 from stage_runtime.connectors.shm.connector import SharedMemoryConnector
 from stage_runtime.engine_loop.jobs import (
     Cancel,
-    RequestFailed,
     Finished,
     Job,
     NextSegment,
     Outcome,
+    OutputChunk,
     Parked,
     Pause,
-    OutputChunk,
+    RequestFailed,
     Wake,
     WindowUpdate,
     Work,

@@ -12,11 +12,11 @@ from omni_discovery.wire import MAX_HEAD_BYTES, MAX_LOGPROBS, FailureKind, Token
 from stage_runtime.connectors.shm.connector import SharedMemoryConnector
 from stage_runtime.engine_loop.check_output import PROMPT_PLACES, flaw_of
 from stage_runtime.engine_loop.jobs import (
-    RequestFailed,
     Finished,
     NextSegment,
     Outcome,
     OutputChunk,
+    RequestFailed,
     SegmentEnded,
     Wake,
     WindowUpdate,

@@ -15,12 +15,12 @@ from stage_runtime.engine_loop.jobs import (
     Call,
     Called,
     Cancel,
-    RequestFailed,
     Finished,
     Outcome,
     OutputChunk,
     ReleaseHub,
     ReleasePayload,
+    RequestFailed,
     Wake,
     Work,
 )

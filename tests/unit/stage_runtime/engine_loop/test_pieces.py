@@ -13,13 +13,13 @@ from omni_discovery.wire import FailureKind, PayloadRef
 from stage_runtime.connectors.shm.connector import SharedMemoryConnector
 from stage_runtime.engine_loop.jobs import (
     Cancel,
-    RequestFailed,
     Finished,
     HandedPiece,
     Job,
     Outcome,
     PieceArrived,
     ReleasePayload,
+    RequestFailed,
     TookPiece,
     Wake,
     WindowUpdate,

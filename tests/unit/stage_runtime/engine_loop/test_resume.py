@@ -8,7 +8,7 @@ import pytest
 
 from omni_discovery.wire import FailureKind, Resume
 from stage_runtime.config import NotResumableError
-from stage_runtime.engine_loop.jobs import RequestFailed, Outcome, Work
+from stage_runtime.engine_loop.jobs import Outcome, RequestFailed, Work
 from stage_runtime.engine_loop.loop import EngineLoop
 from stage_runtime.engine_loop.payloads import Payloads
 from stage_runtime.engines.base import StageRequest
@@ -57,6 +57,8 @@ def test_an_engine_that_does_not_know_of_continuations_is_never_given_one(declar
     else:
         assert not hasattr(engine, "not_resumable")
     loop, said = loop_of(engine, SHOWN)
-    assert [(type(end), end.kind) for end in said if isinstance(end, RequestFailed)] == [(RequestFailed, FailureKind.NOT_RESUMABLE)]
+    assert [(type(end), end.kind) for end in said if isinstance(end, RequestFailed)] == [
+        (RequestFailed, FailureKind.NOT_RESUMABLE)
+    ]
     assert not engine.requests
     assert not len(loop)

@@ -117,7 +117,9 @@ def test_what_is_no_number_is_not_written() -> None:
 def test_an_engine_says_it_as_an_attachment() -> None:
     output = EngineOutput("a", pooled_npy=b"npy", finish_reason="stop")
     assert flaw_of(output) == ""
-    assert pieces_of(output, "embedding") == [OutputChunk("a", "embedding", mime="application/x-npy", attachment=b"npy")]
+    assert pieces_of(output, "embedding") == [
+        OutputChunk("a", "embedding", mime="application/x-npy", attachment=b"npy")
+    ]
     assert "pooled_npy" in flaw_of(EngineOutput("a", pooled_npy=[1.0]))  # type: ignore[arg-type]
 
 

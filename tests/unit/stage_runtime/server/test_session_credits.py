@@ -8,7 +8,15 @@ import pytest
 
 from omni_discovery import wire
 from omni_discovery.wire import FailureKind
-from stage_runtime.engine_loop.jobs import Cancel, RequestFailed, Finished, Parked, OutputChunk, ReleaseHub, ReleasePayload
+from stage_runtime.engine_loop.jobs import (
+    Cancel,
+    Finished,
+    OutputChunk,
+    Parked,
+    ReleaseHub,
+    ReleasePayload,
+    RequestFailed,
+)
 from stage_runtime.lifecycle import Stage
 from stage_runtime.server.outbox import SendResult
 from tests.unit.stage_runtime.server.test_sessions import Replica

@@ -15,14 +15,14 @@ from omni_discovery.wire import FailureKind
 from stage_runtime.config import ServerConfig
 from stage_runtime.engine_loop.jobs import (
     Cancel,
-    RequestFailed,
     Finished,
     Job,
     Outcome,
-    Pause,
     OutputChunk,
+    Pause,
     ReleaseHub,
     ReleasePayload,
+    RequestFailed,
     Work,
 )
 from stage_runtime.lifecycle import Stage
