@@ -10,7 +10,7 @@ from stage_runtime.connectors.settings import COMMON, limits_of
 from stage_runtime.connectors.shm.reader import ShmReader, ShmView
 from stage_runtime.connectors.store.connector import StoringConnector
 from stage_runtime.connectors.store.memory import MemoryBlock
-from stage_runtime.connectors.store.segments import ShmBlock
+from stage_runtime.connectors.store.shm_blocks import ShmBlock
 from stage_runtime.connectors.store.store import Kept, Store
 
 DEFAULT_DIRECTORY: Final = "/dev/shm"  # noqa: S108 - files there are made with O_EXCL, and only ours are read

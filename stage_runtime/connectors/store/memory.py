@@ -19,7 +19,7 @@ from typing import Any, Final, Protocol
 import numpy as np
 
 from stage_runtime.connectors.serialization import Buffer
-from stage_runtime.connectors.store.segments import KEPT_FROM_BYTES, size_class
+from stage_runtime.connectors.store.shm_blocks import KEPT_FROM_BYTES, size_class
 
 
 class MemoryBlock(Protocol):

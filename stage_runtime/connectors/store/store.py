@@ -26,7 +26,7 @@ from stage_runtime.connectors.store.layout import (
     sweep,
 )
 from stage_runtime.connectors.store.memory import BlockPool, MemoryBlock
-from stage_runtime.connectors.store.segments import ShmBlockPool
+from stage_runtime.connectors.store.shm_blocks import ShmBlockPool
 
 logger = logging.getLogger(__name__)
 

@@ -27,7 +27,7 @@ from stage_runtime.connectors.store.layout import (
     payload_path,
     sweep,
 )
-from stage_runtime.connectors.store.segments import KEPT_FROM_BYTES, size_class
+from stage_runtime.connectors.store.shm_blocks import KEPT_FROM_BYTES, size_class
 from tests.support.connector_peer import Peer, intact, payload
 
 Make = Callable[..., SharedMemoryConnector]
