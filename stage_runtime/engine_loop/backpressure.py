@@ -36,52 +36,52 @@ class Pauses:
         #: Requests that the engine works on, and whether it was told last to pause.
         self._in_engine: dict[str, bool] = {}
         #: Those that it has put aside, and those of them whose slots are free.
-        self._aside: set[str] = set()
-        self._resting: set[str] = set()
+        self._set_aside: set[str] = set()
+        self._parked_keys: set[str] = set()
 
-    def began(self, key: str) -> Sequence[RequestFailed | Parked]:
+    def request_started(self, key: str) -> Sequence[RequestFailed | Parked]:
         """The engine has got the request, or its next segment."""
         self._in_engine[key] = False
-        return self._tell(key)
+        return self._apply(key)
 
-    def ended(self, key: str) -> None:
+    def request_ended(self, key: str) -> None:
         """The engine has said the last of it, or was told to stop it; a next segment may come."""
         self._in_engine.pop(key, None)
 
-    def close(self, key: str) -> None:
+    def forget_request(self, key: str) -> None:
         """The request is over."""
         self._reasons.pop(key, None)
-        self._aside.discard(key)
-        self._resting.discard(key)
-        self.ended(key)
+        self._set_aside.discard(key)
+        self._parked_keys.discard(key)
+        self.request_ended(key)
 
-    def set(self, key: str, who: Behind, *, is_behind: bool) -> Sequence[RequestFailed | Parked]:
+    def set_behind(self, key: str, who: Behind, *, is_behind: bool) -> Sequence[RequestFailed | Parked]:
         """Somebody who takes the request's output has fallen behind, or has caught up."""
         reasons = self._reasons.setdefault(key, set())
         (reasons.add if is_behind else reasons.discard)(who)
         if not reasons:
             del self._reasons[key]
-        return self._tell(key)
+        return self._apply(key)
 
-    def _tell(self, key: str) -> Sequence[RequestFailed | Parked]:
+    def _apply(self, key: str) -> Sequence[RequestFailed | Parked]:
         is_paused = key in self._reasons
         if self._pause is None or self._in_engine.get(key, is_paused) == is_paused:
-            return self._rests(key)
+            return self._parked(key)
         self._in_engine[key] = is_paused
         try:
             is_aside = self._pause(key, is_paused)
         except Exception as error:
             # The engine is not stepped here: what one request broke is that request's own.
             logger.exception("engine.pause_failed")
-            self.close(key)
+            self.forget_request(key)
             self._engine.abort(key)
             return [failed(key, error)]
-        (self._aside.add if is_paused and is_aside is True else self._aside.discard)(key)
-        return self._rests(key)
+        (self._set_aside.add if is_paused and is_aside is True else self._set_aside.discard)(key)
+        return self._parked(key)
 
-    def _rests(self, key: str) -> Sequence[Parked]:
-        is_parked = key in self._aside and Behind.CLIENT in self._reasons.get(key, ())
-        if is_parked == (key in self._resting):
+    def _parked(self, key: str) -> Sequence[Parked]:
+        is_parked = key in self._set_aside and Behind.CLIENT in self._reasons.get(key, ())
+        if is_parked == (key in self._parked_keys):
             return ()
-        (self._resting.add if is_parked else self._resting.discard)(key)
+        (self._parked_keys.add if is_parked else self._parked_keys.discard)(key)
         return [Parked(key, is_parked)]

@@ -45,12 +45,12 @@ class Controls:
         self._clock = clock
         self._waiting: deque[Call] = deque()
 
-    def take(self, call: Call) -> list[Called]:
+    def accept_call(self, call: Call) -> list[Called]:
         """A call has come; what is to be said now."""
         self._waiting.append(call)
-        return self.turn()
+        return self.run_due()
 
-    def turn(self) -> list[Called]:
+    def run_due(self) -> list[Called]:
         """The engine has made a step; what is to be said now."""
         said: list[Called] = []
         while self._waiting:
@@ -62,7 +62,7 @@ class Controls:
             said.append(_failed(call, _late(call)) if is_late else self._perform(call))
         return said
 
-    def cancel(self, key: str) -> list[Called]:
+    def cancel_call(self, key: str) -> list[Called]:
         """Nobody waits for a call any more. Unknown ones, and those that have run, are fine.
 
         Those behind it are left to the next turn: they may be cancelled, too.

@@ -111,8 +111,8 @@ class EngineLoop:
             if self._engine.has_unfinished():
                 for output in self._engine.step():
                     outcomes += self._outcomes_of(output)
-            outcomes += self._of_pieces(self._pieces.feed())
-            outcomes += self._controls.turn()
+            outcomes += self._of_pieces(self._pieces.feed_waiting())
+            outcomes += self._controls.run_due()
         except Exception as error:
             logger.exception("engine.died")
             self._emit(outcomes)
@@ -161,9 +161,9 @@ class EngineLoop:
             case NextSegment():
                 return self._go_on(job)
             case PieceArrived() | WindowUpdate() | Pause():
-                return self._of_pieces(self._keep_pace(job))
+                return self._of_pieces(self._update_flow(job))
             case Call():
-                return self._controls.take(job)
+                return self._controls.accept_call(job)
             case ReleasePayload(owner):
                 self._payloads.release(owner)
             case ReleaseHub(hub_id):
@@ -172,28 +172,28 @@ class EngineLoop:
                 pass
         return ()
 
-    def _keep_pace(self, job: PieceArrived | WindowUpdate | Pause) -> Sequence[Outcome]:
+    def _update_flow(self, job: PieceArrived | WindowUpdate | Pause) -> Sequence[Outcome]:
         if isinstance(job, Pause):
             is_here = job.key in self._running
-            return self._pauses.set(job.key, Behind.CLIENT, is_behind=job.paused) if is_here else ()
-        return self._pieces.take(job) if isinstance(job, PieceArrived) else self._pieces.make_room(job)
+            return self._pauses.set_behind(job.key, Behind.CLIENT, is_behind=job.paused) if is_here else ()
+        return self._pieces.accept_piece(job) if isinstance(job, PieceArrived) else self._pieces.update_window(job)
 
     def _cancel(self, key: str) -> Sequence[Outcome]:
         running = self._running.get(key)
         if running is not None:
             running.is_cancelled = True
-        self._pauses.ended(key)
+        self._pauses.request_ended(key)
         self._engine.abort(key)
-        if self._pieces.cancel(key) or (running is not None and running.is_idle):
+        if self._pieces.has_left_engine(key) or (running is not None and running.is_idle):
             return self._finish(EngineOutput(key, finish_reason="abort"))
-        return self._controls.cancel(key)
+        return self._controls.cancel_call(key)
 
     def _start(self, work: Work) -> Sequence[Outcome]:
         now_s = self._clock()
         refusal = refusal_of(work, self._capabilities, now_s)
         if refusal is not None:
             return [refusal]
-        if self._pieces.begin(work):
+        if self._pieces.expect_pieces(work):
             return self._add(work, {})
         self._run(work, now_s)
         return ()
@@ -238,7 +238,7 @@ class EngineLoop:
             self._forget(work.key)
             return [failed(work.key, error)]
         self._run(work, added_at_s, transfer_s=added_at_s - now_s)
-        return self._of_pieces(self._pauses.began(work.key))
+        return self._of_pieces(self._pauses.request_started(work.key))
 
     def _run(self, work: Work, added_at_s: float, transfer_s: float = 0.0) -> None:
         earlier = self._running.get(work.key)
@@ -247,8 +247,8 @@ class EngineLoop:
         self._next_deadline_s = min(self._next_deadline_s, work.deadline_s)
 
     def _forget(self, key: str) -> Running | None:
-        self._pieces.close(key)
-        self._pauses.close(key)
+        self._pieces.forget_request(key)
+        self._pauses.forget_request(key)
         return self._running.pop(key, None)
 
     def _of_pieces(self, outcomes: Sequence[Outcome]) -> Sequence[Outcome]:
@@ -282,11 +282,11 @@ class EngineLoop:
         if outcomes and running.first_output_at_s is None:
             running.first_output_at_s = self._clock()
         if output.handoff_piece is not None and not running.is_cancelled:
-            outcomes += self._of_pieces(self._pieces.put(running.work, output.handoff_piece))
+            outcomes += self._of_pieces(self._pieces.send_piece(running.work, output.handoff_piece))
         if output.finished:
             running.has_ended = True
-            self._pauses.ended(output.key)
-            outcomes += () if self._pieces.hold(output) else self._finish(output)
+            self._pauses.request_ended(output.key)
+            outcomes += () if self._pieces.delay_end(output) else self._finish(output)
         return outcomes
 
     def _reject(self, key: str, flaw: str) -> Sequence[Outcome]:
@@ -300,10 +300,10 @@ class EngineLoop:
     def _finish(self, output: EngineOutput) -> Sequence[Outcome]:
         running = self._running.get(output.key)
         if running is None:
-            self._pieces.close(output.key)
+            self._pieces.forget_request(output.key)
             return ()
         end = end_of(running, output, self._hand_over, self._clock)
-        self._pieces.close(output.key)
+        self._pieces.forget_request(output.key)
         if running.segmented is not None:
             if isinstance(end, Finished) and not running.is_cancelled:
                 return [running.segmented.end_segment(end)]

@@ -109,14 +109,14 @@ class Pieces:
 
     # ---- in
 
-    def begin(self, work: Work) -> bool:
+    def expect_pieces(self, work: Work) -> bool:
         """Work has come; whether the engine can have it now, and its pieces as they come."""
         if not work.stream_from:
             return True
         self._inflows[work.key] = {stage: _Inflow(work, stage) for stage in work.stream_from}
         return self._feed is not None
 
-    def take(self, fed: PieceArrived) -> Sequence[Outcome]:
+    def accept_piece(self, fed: PieceArrived) -> Sequence[Outcome]:
         """A piece was announced. Those of unknown requests, and those that were here before, are fine."""
         flow = self._inflows.get(fed.key, {}).get(fed.from_stage)
         if flow is None:
@@ -132,7 +132,7 @@ class Pieces:
         flow.is_complete = fed.is_last
         return self._go_on(fed.key)
 
-    def feed(self) -> list[Outcome]:
+    def feed_waiting(self) -> list[Outcome]:
         """Give the engine what it wants of all that has come."""
         hungry = [key for key, flows in self._inflows.items() if any(flow.waiting for flow in flows.values())]
         return [outcome for key in hungry for outcome in self._go_on(key)]
@@ -183,7 +183,7 @@ class Pieces:
 
     # ---- out
 
-    def put(self, work: Work, piece: _Handed) -> Sequence[Outcome]:
+    def send_piece(self, work: Work, piece: _Handed) -> Sequence[Outcome]:
         """The engine has made a piece."""
         if not work.stream_to:
             return ()
@@ -198,7 +198,7 @@ class Pieces:
         in_pieces = work.stream_to if work.key in self._outflows else ()
         return tuple(stage for stage in work.next_stages if stage not in in_pieces)
 
-    def hold(self, output: EngineOutput) -> bool:
+    def delay_end(self, output: EngineOutput) -> bool:
         """Whether the end of a request has to wait for pieces that were not said yet; then it comes by itself."""
         flow = self._outflows.get(output.key)
         if flow is None or not flow.waiting or output.error is not None or output.finish_reason == "abort":
@@ -206,7 +206,7 @@ class Pieces:
         flow.end = output
         return True
 
-    def make_room(self, room: WindowUpdate) -> Sequence[Outcome]:
+    def update_window(self, room: WindowUpdate) -> Sequence[Outcome]:
         """A next stage has taken pieces. Unknown requests are fine."""
         flow = self._outflows.get(room.key)
         if flow is None or room.to_stage not in flow.windows:
@@ -220,13 +220,13 @@ class Pieces:
             said = [*said, *self._end(flow.end)]
         return said
 
-    def cancel(self, key: str) -> bool:
+    def has_left_engine(self, key: str) -> bool:
         """The request is to stop; whether the engine has nothing more to say of it."""
         flow = self._outflows.get(key)
         is_collecting = self._feed is None and key in self._inflows
         return is_collecting or (flow is not None and flow.end is not None)
 
-    def close(self, key: str) -> None:
+    def forget_request(self, key: str) -> None:
         """The request is over."""
         self._inflows.pop(key, None)
         self._outflows.pop(key, None)
@@ -243,9 +243,9 @@ class Pieces:
             flow.open.append(HandedPiece(key, flow.said, refs))
             said.append(flow.open[-1])
             flow.said += 1
-        return [*said, *self._pauses.set(key, Behind.NEXT_STAGES, is_behind=not flow.has_room)]
+        return [*said, *self._pauses.set_behind(key, Behind.NEXT_STAGES, is_behind=not flow.has_room)]
 
     def _fail(self, end: RequestFailed) -> Sequence[Outcome]:
-        self.close(end.key)
+        self.forget_request(end.key)
         self._engine.abort(end.key)
         return [end]

@@ -60,7 +60,7 @@ class Offer:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class FetchRequest:
     """What a consumer shows, and the size that it was told of; None if it was told of none."""
 
     generation: bytes
@@ -120,10 +120,10 @@ class OfferServer(PayloadServer):
         self._close(connection, how, consumed=received and connection.consume)
 
 
-def take(
+def receive_offered(
     connection: socket.socket,
     fetching: Fetch,
-    asked: Asked,
+    asked: FetchRequest,
     deadline_s: float,
     pool: ManagedPool,
     read: Read,

@@ -51,7 +51,7 @@ _FETCHED: Final = "-fetched"
 _NOBODY: Final = "omni-nobody"
 
 
-class _Object:
+class _StoredObject:
     """One hand-off in the store. Its name is chance: who was not told can't ask for it."""
 
     path: str | None = None
@@ -105,7 +105,7 @@ class _Object:
             return unknown
 
 
-class _Objects:
+class _ObjectPool:
     """The Mooncake store as memory of a store of ours."""
 
     free_bytes = 0
@@ -117,12 +117,12 @@ class _Objects:
         self._there = 0
         self.made = 0
 
-    def take(self, size_bytes: int) -> _Object:
+    def take_block(self, size_bytes: int) -> _StoredObject:
         """See BlockPool."""
         with self._lock:
             self._there += 1
             self.made = max(self.made, self._there)
-        return _Object(self._client, self._timeout_s)
+        return _StoredObject(self._client, self._timeout_s)
 
     def give_back(self, segment: Any) -> None:
         """See BlockPool."""
@@ -168,7 +168,7 @@ class MooncakeStoreConnector(StoringConnector):
         self._fetches = Fetches()
 
     def _make_store(self) -> Store:
-        memory = _Objects(self._client, self._timeout_s)
+        memory = _ObjectPool(self._client, self._timeout_s)
         return Store(self.namespace, None, limits_of(self.config, None), in_memory=False, memory=memory)
 
     def _describe(self, kept: Kept) -> dict[str, Any]:

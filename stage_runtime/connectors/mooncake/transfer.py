@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Final
 from omni_discovery.errors import ConfigError
 from stage_runtime.connectors.errors import TransferError
 from stage_runtime.connectors.mooncake.engine import EngineEnd, check_devices, check_host, check_protocol
-from stage_runtime.connectors.mooncake.offers import Asked, OfferServer, take
+from stage_runtime.connectors.mooncake.offers import FetchRequest, OfferServer, receive_offered
 from stage_runtime.connectors.settings import COMMON, limits_of, number
 from stage_runtime.connectors.store.connector import StoringConnector
 from stage_runtime.connectors.store.layout import TOKEN_BYTES, key_digest
@@ -67,14 +67,16 @@ class _OfferEnd(TcpEnd):
         deadline_s = self._deadline_s(metadata)
         pool = self._engine.pool
         announced = metadata.get("data_size")
-        asked = Asked(*shown, bool(metadata.get("consume", True)), announced if isinstance(announced, int) else None)
+        asked = FetchRequest(
+            *shown, bool(metadata.get("consume", True)), announced if isinstance(announced, int) else None
+        )
         with self._fetches.under_way(key) as fetching:
             taken = converse(
                 address,
                 fetching,
                 deadline_s,
                 None if self._tls is None else self._tls.client,
-                lambda connection: take(connection, fetching, asked, deadline_s, pool, self._engine.read),
+                lambda connection: receive_offered(connection, fetching, asked, deadline_s, pool, self._engine.read),
             )
         if taken is None:
             return None

@@ -71,7 +71,7 @@ class BlockPool(Protocol):
     def free_bytes(self) -> int:
         """How much is kept for what comes next."""
 
-    def take(self, size_bytes: int) -> MemoryBlock:
+    def take_block(self, size_bytes: int) -> MemoryBlock:
         """A piece for so many bytes. Raise OSError if there is none."""
 
     def give_back(self, segment: Any) -> None:
@@ -109,7 +109,7 @@ class ReceivePool:
         #: Blocks that went back. The garbage collector may add to it at any moment, so that takes no lock.
         self._returned: deque[mmap.mmap] = deque()
 
-    def take(self, size_bytes: int) -> PooledBuffer:
+    def take_buffer(self, size_bytes: int) -> PooledBuffer:
         """Memory for so many bytes. Raise OSError if there is none."""
         capacity = size_class(size_bytes)
         with self._lock:
@@ -167,7 +167,7 @@ class Lent:
         self._loans: dict[int, weakref.ref[Any]] = {}
         self._look_at = _GONE_AT_MOST
 
-    def note(self, obj: Any, loan: Loan) -> None:
+    def note_loan(self, obj: Any, loan: Loan) -> None:
         """Remember the memory of an object."""
         with self._lock:
             self._loans[id(obj)] = weakref.ref(loan)

@@ -321,7 +321,7 @@ class ManagedBlockPool:
         self.trim()
         return 0 if self._used is None else self._used.free_bytes
 
-    def take(self, size_bytes: int) -> PoolBlock:
+    def take_block(self, size_bytes: int) -> PoolBlock:
         """See BlockPool."""
         self.trim()
         self._used = self._pool()

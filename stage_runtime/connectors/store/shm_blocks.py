@@ -109,7 +109,7 @@ class ShmBlock:
 
         Nobody sees half of it: until the end it has the name of its home, and the lock.
         """
-        # Asked of the kernel first: where it can't be had, that is an error here and no bus error while copying.
+        # FetchRequest of the kernel first: where it can't be had, that is an error here and no bus error while copying.
         self._allocate(HEADER_BYTES + size_bytes)
         small: list[Buffer] = []
         place = HEADER_BYTES
@@ -248,7 +248,7 @@ class ShmBlockPool:
         self._closed = False
         self.made = 0
 
-    def take(self, size_bytes: int) -> ShmBlock:
+    def take_block(self, size_bytes: int) -> ShmBlock:
         """A segment for a payload of that size that nobody looks at. Raise OSError if there is no memory."""
         capacity = size_class(size_bytes)
         with self._lock:

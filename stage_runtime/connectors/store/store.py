@@ -256,7 +256,7 @@ class Store:
         for pool in [pool for pool in self._pools for _ in range(2)]:
             segment = None
             try:
-                segment = pool.take(size_bytes)
+                segment = pool.take_block(size_bytes)
                 segment.fill(parts, size_bytes, generation, digest)
             except BaseException as error:
                 if segment is not None:

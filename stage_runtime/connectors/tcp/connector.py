@@ -130,7 +130,7 @@ class TcpEnd:
                 self._deadline_s(metadata),
                 consume=bool(metadata.get("consume", True)),
                 tls=None if self._tls is None else self._tls.client,
-                memory=self._memory.take,
+                memory=self._memory.take_buffer,
             )
 
     def _check_tls(self, metadata: dict[str, Any]) -> None:

@@ -170,7 +170,7 @@ class DiffusersEngine:
         thread = self._begin()
         for event in thread.events(0.0 if outputs or self._batch is None else _LISTEN_S):
             self._moved_at_s = time.monotonic()
-            outputs += self._hear(event)
+            outputs += self._outputs_of(event)
         self._begin()
         return outputs
 
@@ -188,13 +188,13 @@ class DiffusersEngine:
         if self._thread is None:
             raise RuntimeError("the engine is not loaded")
         if self._batch is None and len(self._queue):
-            members = self._queue.take(self._args.capacity)
+            members = self._queue.pop_batch(self._args.capacity)
             self._members = [*members]
             self._batch, self._moved_at_s = Batch([member.item for member in members]), time.monotonic()
             self._thread.start(self._batch)
         return self._thread
 
-    def _hear(self, event: Event) -> list[EngineOutput]:
+    def _outputs_of(self, event: Event) -> list[EngineOutput]:
         """What an event is for those who still want their pictures. Raise RuntimeError if the device is lost."""
         if isinstance(event, BatchStepped):
             usage = {"steps": event.steps}
@@ -215,7 +215,7 @@ class DiffusersEngine:
             case BatchFailed() if len(members) > 1:
                 # One of them, or their number, was too much. Those who left may have been it.
                 logger.warning("diffusers.batch_failed pictures=%d reason=%s", len(members), event.reason)
-                self._queue.again(wanted)
+                self._queue.requeue_alone(wanted)
                 return []
             case BatchFailed():
                 return [EngineOutput(member.key, error=(event.kind, _reason(event, member))) for member in wanted]

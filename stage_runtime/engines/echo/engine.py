@@ -173,16 +173,16 @@ class EchoEngine:
         if request.resume is not None and self._args.modality == "image":
             raise NotResumableError(f"a picture: {NOT_RESUMABLE['a picture']}")
         speech = Speech(request, max_tokens, time.monotonic() + self._args.delay_s, owed=set(request.stream_from))
-        speech.hear(text)
+        speech.add_text(text)
         self._speeches[request.key] = speech
 
     def feed(self, key: str, from_stage: int, piece: Mapping[str, Any] | None, is_last: bool) -> None:
         """See PieceEngine."""
         speech = self._speeches.get(key)
         if speech is not None and piece is not None:
-            speech.hear(text_handed(piece))
+            speech.add_text(text_handed(piece))
         elif speech is not None and is_last:
-            speech.heard_all(from_stage)
+            speech.stage_ended(from_stage)
 
     def wants(self, key: str, from_stage: int) -> bool:
         """See PieceEngine. A picture is drawn when all is heard."""

@@ -49,7 +49,7 @@ class Speech:
     handed: int = 0
     _shown: str = ""
 
-    def hear(self, text: str) -> None:
+    def add_text(self, text: str) -> None:
         """More to say. Raise NotResumableError if it does not begin with what was shown elsewhere."""
         words = _WORD.findall(text)
         self.text += text
@@ -58,7 +58,7 @@ class Speech:
         self.words += words if self.max_tokens is None else words[: max(0, self.max_tokens - planned)]
         self._skip_shown()
 
-    def heard_all(self, from_stage: int) -> None:
+    def stage_ended(self, from_stage: int) -> None:
         """That stage says no more. Raise NotResumableError if less came than was shown elsewhere."""
         self.owed.discard(from_stage)
         self._skip_shown()

@@ -24,7 +24,7 @@ from stage_runtime.engines.vllm.base import LlmStage, failed_output
 from stage_runtime.engines.vllm.handoff import Answer, HandoffArgs, Handoffs, HiddenStates
 from stage_runtime.engines.vllm.interrupt import can_pause, rest_of, take_over
 from stage_runtime.engines.vllm.load import id_of_token
-from stage_runtime.engines.vllm.output import said
+from stage_runtime.engines.vllm.output import new_output
 from stage_runtime.engines.vllm.params import sampling_params
 from stage_runtime.engines.vllm.prefill_decode import PrefillDecode
 from stage_runtime.engines.vllm.prompt import Prompt, checked_prompt, read_request, salt_of
@@ -99,7 +99,7 @@ class VllmEngine(LlmStage):
         partial = self._partial.get(key)
         if partial is None:
             return
-        partial.hear(from_stage, piece, self._model, is_last=is_last)
+        partial.add_piece(from_stage, piece, self._model, is_last=is_last)
         whole = partial.whole()
         if whole is None:
             self._read_ahead.read_ahead(partial)
@@ -204,7 +204,7 @@ class VllmEngine(LlmStage):
         self._read_ahead.stop(key)
 
     def _read_output(self, made: Any) -> EngineOutput | None:
-        if self._read_ahead.took(made):
+        if self._read_ahead.consume_output(made):
             return None
         try:
             return self._output_of(made)
@@ -225,14 +225,14 @@ class VllmEngine(LlmStage):
             answer.item_tokens = len(made.prompt_token_ids) - answer.given - len(answer.prompt)
         if made.finished:
             del self._answers[made.request_id]
-            self._runs.ended(made.request_id)
+            self._runs.run_ended(made.request_id)
         if piece.finish_reason == "error":
             reason = str(getattr(made, "error", None) or "the engine could not finish this request")
             return EngineOutput(made.request_id, error=(FailureKind.ENGINE, reason))
         if self._pd.is_prefill:
             return self._prefilled(answer, made) if made.finished else None
         finish_reason = (piece.finish_reason or "stop") if made.finished else None
-        output = said(answer, made, token_ids, finish_reason, self._model)
+        output = new_output(answer, made, token_ids, finish_reason, self._model)
         if made.finished:
             return self._end_of(answer, output)
         handed = self._handoffs.piece(answer, is_last=False)

@@ -78,15 +78,15 @@ class HiddenStates:
             ) from error
         self._rows: dict[str, Rows] = {}
 
-    def follow(self, vllm_id: str) -> None:
+    def record_rows(self, vllm_id: str) -> None:
         """Keep those of a request from now on."""
         self._rows[vllm_id] = Rows()
 
-    def of(self, vllm_id: str) -> Rows:
+    def rows_of(self, vllm_id: str) -> Rows:
         """Those of a request that is followed."""
         return self._rows[vllm_id]
 
-    def forget(self, vllm_id: str) -> None:
+    def drop_rows(self, vllm_id: str) -> None:
         """Drop them. Unknown requests are fine."""
         self._rows.pop(vllm_id, None)
 

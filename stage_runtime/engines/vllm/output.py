@@ -16,7 +16,7 @@ _BROKEN: Final = "\ufffd"
 _PARTS: Final = 3
 
 
-def said(
+def new_output(
     answer: Answer, made: Any, token_ids: tuple[int, ...], finish_reason: str | None, model: Model
 ) -> EngineOutput:
     """What is new of an answer, whose ``token_ids`` have the new ones at their end; its text is kept there, too.

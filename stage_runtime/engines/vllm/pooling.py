@@ -109,7 +109,7 @@ class VllmPoolingEngine(LlmStage):
         asked = self._asked.pop(made.request_id, None)
         if asked is None:
             return None
-        self._runs.ended(made.request_id)
+        self._runs.run_ended(made.request_id)
         return _output_of(made, asked)
 
     def _find_task(self, model_config: Any) -> str:

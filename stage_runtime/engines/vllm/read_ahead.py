@@ -49,7 +49,7 @@ class PartialPrompt:
         parts = {stage: [request.payloads[stage]] if stage in request.payloads else [] for stage in stages}
         return cls(request, params, lora, parts, set(request.stream_from))
 
-    def hear(self, from_stage: int, piece: _Handed | None, model: Model, *, is_last: bool) -> None:
+    def add_piece(self, from_stage: int, piece: _Handed | None, model: Model, *, is_last: bool) -> None:
         """The next piece of a stage, or that there is no more. Raise InvalidRequestError for what is no prompt."""
         if from_stage not in self.owed:
             return
@@ -115,14 +115,14 @@ class ReadAhead:
             self._runs.start(name, prompt.with_answer(()), asked, request.priority, growing.lora)
             self._reading[name] = growing
 
-    def took(self, made: Any) -> bool:
+    def consume_output(self, made: Any) -> bool:
         """Whether what vLLM has made is of a run of this one's; its token is nobody's."""
         growing = self._reading.get(made.request_id)
         if growing is None:
             return False
         if made.finished:
             del self._reading[made.request_id]
-            self._runs.ended(made.request_id)
+            self._runs.run_ended(made.request_id)
             self.read_ahead(growing)
         return True
 

@@ -236,52 +236,52 @@ class Turns:
 
 def test_sleep_waits_until_the_engine_is_idle_and_what_came_behind_it_waits_with_it() -> None:
     turns = Turns()
-    assert turns.keys(turns.controls.take(call("list_loras", key="#1"))) == ["#1"]
-    assert turns.controls.take(call("sleep", key="#2")) == []
-    assert turns.controls.take(call("is_sleeping", key="#3")) == []
-    assert turns.controls.turn() == []
+    assert turns.keys(turns.controls.accept_call(call("list_loras", key="#1"))) == ["#1"]
+    assert turns.controls.accept_call(call("sleep", key="#2")) == []
+    assert turns.controls.accept_call(call("is_sleeping", key="#3")) == []
+    assert turns.controls.run_due() == []
     turns.idle = True
-    slept, asked = turns.controls.turn()
+    slept, asked = turns.controls.run_due()
     assert (slept.key, slept.is_asleep, asked.key, value(asked)) == ("#2", True, "#3", True)
 
 
 def test_a_call_whose_time_is_over_does_not_begin() -> None:
     turns = Turns()
-    turns.controls.take(call("sleep", key="#1", deadline_s=5.0))
-    turns.controls.take(call("is_sleeping", key="#2", deadline_s=50.0))
+    turns.controls.accept_call(call("sleep", key="#1", deadline_s=5.0))
+    turns.controls.accept_call(call("is_sleeping", key="#2", deadline_s=50.0))
     turns.now_s = 5.0
-    late, asked = turns.controls.turn()
+    late, asked = turns.controls.run_due()
     assert late.error == "DeadlineExceededError: the deadline passed before 'sleep' could begin"
     assert value(asked) is False
-    (late,) = turns.controls.take(call("sleep", key="#3", deadline_s=4.0))
+    (late,) = turns.controls.accept_call(call("sleep", key="#3", deadline_s=4.0))
     assert not late.ok
 
 
 def test_a_call_may_stand_still_until_its_deadline_but_not_for_ever() -> None:
     turns = Turns()
     turns.now_s = 10.0
-    turns.controls.take(call("list_loras", deadline_s=70.0))
-    turns.controls.take(call("list_loras", deadline_s=1e9))
-    turns.controls.take(call("list_loras", deadline_s=9.0))
+    turns.controls.accept_call(call("list_loras", deadline_s=70.0))
+    turns.controls.accept_call(call("list_loras", deadline_s=1e9))
+    turns.controls.accept_call(call("list_loras", deadline_s=9.0))
     assert turns.granted == [70.0, 1810.0]
 
 
 def test_a_call_that_is_cancelled_while_it_waits_lets_the_others_pass() -> None:
     turns = Turns()
-    turns.controls.take(call("sleep", key="#1"))
-    turns.controls.take(call("is_sleeping", key="#2"))
-    (cancelled,) = turns.controls.cancel("#1")
-    (asked,) = turns.controls.turn()
+    turns.controls.accept_call(call("sleep", key="#1"))
+    turns.controls.accept_call(call("is_sleeping", key="#2"))
+    (cancelled,) = turns.controls.cancel_call("#1")
+    (asked,) = turns.controls.run_due()
     assert (cancelled.key, cancelled.ok, value(asked)) == ("#1", False, False)
-    assert turns.controls.cancel("#2") == []
+    assert turns.controls.cancel_call("#2") == []
 
 
 def test_an_engine_that_dies_answers_what_waits() -> None:
     turns = Turns()
-    turns.controls.take(call("sleep", key="#1"))
+    turns.controls.accept_call(call("sleep", key="#1"))
     (failed,) = turns.controls.fail_all("it died")
     assert failed.error == "EngineDeadError: it died"
-    assert turns.controls.turn() == []
+    assert turns.controls.run_due() == []
     assert turns.keys(fail([call("sleep", key="#2")], "x")) == ["#2"]
 
 

@@ -92,7 +92,7 @@ def test_a_full_pool_says_what_to_do_and_a_device_that_is_not_there_too() -> Non
 def test_a_hand_off_that_somebody_reads_stays_after_it_was_dropped() -> None:
     pool = ManagedPool(SIZE)
     memory = ManagedBlockPool(lambda: pool)
-    piece = memory.take(100)
+    piece = memory.take_block(100)
     piece.fill([b"a" * 60, b"", b"b" * 40], 100, b"", b"")
     piece.pins += 1
     memory.give_back(piece)
