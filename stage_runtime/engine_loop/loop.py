@@ -1,4 +1,4 @@
-"""The thread that owns the engine: jobs in, steps, outcomes out.
+"""The engine loop, in the thread that owns the engine: takes jobs, steps the engine, emits outcomes.
 
 Every accepted request ends with exactly one Finished or RequestFailed, whatever the engine does.
 """
@@ -56,7 +56,7 @@ _IDLE_WAIT_S: Final = 0.5
 
 
 class Progress(msgspec.Struct, frozen=True):
-    """When the engine last got anywhere, and whether it has anything to do. Swapped whole."""
+    """When the engine last made progress, and whether it has work. Replaced as a whole, so any thread may read it."""
 
     busy: bool
     at_s: float
@@ -83,14 +83,14 @@ class EngineLoop:
         self._emit = emit
         self._clock = clock
         self._running: dict[str, Running] = {}
-        #: No deadline of those passes before this.
+        #: No deadline of a running request passes before this moment.
         self._next_deadline_s = float("inf")
         self._controls = Controls(
-            self._capabilities, lambda: not (self._running or engine.has_unfinished()), clock, self._grant
+            self._capabilities, lambda: not (self._running or engine.has_unfinished()), clock, self._extend_progress
         )
         self._pauses = Pauses(engine, self._capabilities)
         self._pieces = Pieces(engine, self._capabilities, payloads, self._pauses, self._add, self._finish, clock)
-        #: Outputs of the engine that were of no use, by kind.
+        #: Outputs of the engine that were discarded, by kind.
         self.counters: Counter[str] = Counter()
         self.jobs: SimpleQueue[Job] = SimpleQueue()
         self.progress = Progress(busy=False, at_s=clock())
@@ -99,9 +99,9 @@ class EngineLoop:
         return len(self._running)
 
     def turn(self) -> None:
-        """Take the jobs that wait, work for one step, say what came out; waits a moment if there is nothing to do.
+        """Take the queued jobs, step the engine once, emit the outcomes; waits for a job if there is nothing to do.
 
-        Raise EngineDeadError, after everything in flight was failed, if the engine raised.
+        Raise EngineDeadError if the engine raised; everything in flight has been failed then.
         """
         outcomes: list[Outcome] = []
         self._payloads.expire()
@@ -123,7 +123,7 @@ class EngineLoop:
         self._emit(outcomes)
 
     def fail_all(self, kind: FailureKind, reason: str) -> None:
-        """End everything in flight and everything that waits to be taken."""
+        """Fail everything in flight and every queued job that would have an answer."""
         outcomes: list[Outcome] = [RequestFailed(key, kind, reason) for key in self._running]
         self._running.clear()
         outcomes += self._controls.fail_all(reason)
@@ -135,7 +135,7 @@ class EngineLoop:
                 outcomes += fail([job], reason)
         self._emit(outcomes)
 
-    def _grant(self, until_s: float) -> None:
+    def _extend_progress(self, until_s: float) -> None:
         self.progress = Progress(busy=True, at_s=until_s)
 
     def _take_jobs(self, outcomes: list[Outcome]) -> None:
@@ -148,7 +148,7 @@ class EngineLoop:
                 return
             self.progress = Progress(busy=True, at_s=self._clock())
             outcomes += self._do(job)
-        # Nobody else takes anything out.
+        # Only this thread takes jobs out, so a queue that is not empty stays so.
         while not self.jobs.empty():
             outcomes += self._do(self.jobs.get_nowait())
 
@@ -199,7 +199,7 @@ class EngineLoop:
         return ()
 
     def _go_on(self, job: NextSegment) -> Sequence[Outcome]:
-        """The next segment of a request that waits for it. Those of unknown requests are fine."""
+        """Begin the next segment of a request that waits for one. Unknown requests are ignored."""
         running = self._running.get(job.key)
         if running is None or not running.is_idle or running.segmented is None:
             return ()
@@ -223,7 +223,7 @@ class EngineLoop:
         return outcomes
 
     def _add(self, work: Work, whole: Mapping[int, Mapping[str, Any]]) -> Sequence[Outcome]:
-        """Give the engine its work; ``whole`` is what came in pieces that it does not take."""
+        """Give the engine work. ``whole`` holds hand-offs that came in pieces, for an engine without ``feed``."""
         now_s = self._clock()
         try:
             fetched = self._payloads.fetch(work.payloads, work.deadline_s - now_s)
@@ -232,7 +232,7 @@ class EngineLoop:
             give = self._give_next_segment if work.segment else self._engine.add
             give(request_of(work, self._defaults, {**fetched, **whole}, companions))
         except Exception as error:
-            # The engine is not stepped here: what one request broke is that request's own.
+            # The engine is not in a step, so the other requests in it are unharmed.
             if failure_kind(error) is FailureKind.ENGINE:
                 logger.exception("engine.add_failed")
             self._forget(work.key)
@@ -272,7 +272,7 @@ class EngineLoop:
         key: Any = output.key
         running = self._running.get(key) if isinstance(key, str) else None
         if running is None:
-            # Who was stopped says so, and nobody waits for that any more.
+            # An aborted request still puts out its end; its outcome was emitted already.
             self.counters["stray_outputs"] += output.finish_reason != "abort"
             return ()
         flaw = "the engine said more of it behind its end" if running.has_ended else flaw_of(output)
@@ -290,7 +290,7 @@ class EngineLoop:
         return outcomes
 
     def _reject(self, key: str, flaw: str) -> Sequence[Outcome]:
-        """An output makes no sense: its request fails, and no other."""
+        """Fail the request of an invalid output, and no other."""
         self.counters["bad_outputs"] += 1
         logger.error("engine.bad_output key=%s %s", key, flaw)
         self._forget(key)

@@ -48,15 +48,15 @@ class SegmentedRequest:
 
 @dataclass(slots=True)
 class Running:
-    """Work that the engine has, or waits for its input."""
+    """Work that the engine has, or that waits for its pieces or its next segment."""
 
     work: Work
     added_at_s: float
     transfer_s: float
     first_output_at_s: float | None = None
-    #: The engine has said its last word of it, or of its present segment.
+    #: Whether the engine has put out the end of the request, or of its present segment.
     has_ended: bool = False
-    #: Nobody wants its end: what it would hand over is not kept.
+    #: Whether the hub has cancelled it: nothing is handed over any more.
     is_cancelled: bool = False
     #: Set where the request's input comes in segments.
     segmented: SegmentedRequest | None = None
@@ -85,7 +85,7 @@ def request_of(
     handed: Mapping[int, Mapping[str, Any]],
     companions: Mapping[str, Mapping[int, Mapping[str, Any]]],
 ) -> StageRequest:
-    """What the engine gets; ``handed`` is what came for it, whole, by stage."""
+    """The work as the engine gets it. ``handed`` holds the complete hand-offs by stage."""
     return StageRequest(
         key=work.key,
         request_id=work.request_id,
@@ -108,7 +108,10 @@ def request_of(
 def companions_of(
     work: Work, capabilities: Capabilities, payloads: Payloads, clock: Callable[[], float]
 ) -> Mapping[str, Mapping[int, Mapping[str, Any]]]:
-    """What was handed over for the work's companions, by role. Raise InvalidRequestError if the engine takes none."""
+    """The hand-offs of the work's companions, by role and stage.
+
+    Raise InvalidRequestError if the engine takes none, PayloadError if one is missing or damaged.
+    """
     if not work.payloads:
         return {}
     roles = dict.fromkeys(ref.role for ref in work.payloads if ref.role)
@@ -123,7 +126,7 @@ def end_of(
     hand_over: Callable[[Work, EngineOutput], tuple[PayloadRef, ...]],
     clock: Callable[[], float],
 ) -> Finished | RequestFailed:
-    """How the request ends after the engine's last word of it."""
+    """How a request ends after the engine's last output: stores the hand-off, if it is to have one."""
     if output.error is not None:
         return RequestFailed(output.key, *output.error)
     done_at_s = clock()
@@ -138,11 +141,11 @@ def end_of(
 
 
 def refusal_of(work: Work, capabilities: Capabilities, now_s: float) -> RequestFailed | None:
-    """Why the engine is not to have the work, if it is not."""
+    """Why the work is refused before the engine gets it; None if it is not."""
     if now_s >= work.deadline_s:
         return RequestFailed(work.key, FailureKind.DEADLINE, "the deadline passed while the request waited")
     if work.resume is not None and not capabilities.can_resume():
-        # It would begin at the beginning, and the client would see that twice.
+        # The engine would begin the answer again, and the client would see its beginning twice.
         return RequestFailed(work.key, FailureKind.NOT_RESUMABLE, "this engine can't go on behind what was shown")
     if work.segment is not None and capabilities.update is None:
         return RequestFailed(work.key, FailureKind.INVALID, "this engine takes no input in segments")
@@ -150,6 +153,6 @@ def refusal_of(work: Work, capabilities: Capabilities, now_s: float) -> RequestF
 
 
 def failed(key: str, error: Exception) -> RequestFailed:
-    """The end of a request that could not be given to the engine."""
+    """The end of a request that an engine method refused, by raising ``error``."""
     kind = failure_kind(error)
     return RequestFailed(key, kind, f"{type(error).__name__}: {error}" if kind is FailureKind.ENGINE else str(error))
