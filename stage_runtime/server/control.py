@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from omni_discovery import wire
+from omni_discovery.wire.session import Peer
 from stage_runtime.engine_loop.jobs import SLEEP, Call, Called
 from stage_runtime.lifecycle import Stage
-from stage_runtime.server.router import Peer
 
 #: How many calls may be open in one replica.
 _MAX_OPEN: Final = 64

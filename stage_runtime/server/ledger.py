@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from omni_discovery import wire
+from omni_discovery.wire.session import Peer
 from stage_runtime.engine_loop.jobs import Work, owner_of
-from stage_runtime.server.router import Peer
 
 #: How many ended requests are remembered, so that none of them runs again when its frame comes twice.
 _MAX_ENDED: Final = 32_768

@@ -12,9 +12,9 @@ from typing import Any
 
 from omni_discovery import wire
 from omni_discovery.wire import FailureKind
+from omni_discovery.wire.session import Peer
 from stage_runtime.engine_loop.jobs import Job, NextSegment, Pause, PieceArrived, ReleasePayload, WindowUpdate, owner_of
 from stage_runtime.server.ledger import Ledger, Ticket
-from stage_runtime.server.router import Peer
 
 
 def refusal_of(ticket: Ticket | None, peer: Peer, update: wire.Update) -> str:

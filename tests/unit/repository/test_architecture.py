@@ -27,7 +27,21 @@ PURE_FOLDERS = {
 #: What a folder's modules may import of their own package, from left to right: a layer knows those before it.
 LAYERS = {
     "omni_discovery": (
-        ("", "errors", "kv", "clock", "text", "backoff", "loop_thread", "processes", "curve", "data_urls", "log_once"),
+        (
+            "",
+            "errors",
+            "kv",
+            "clock",
+            "text",
+            "backoff",
+            "loop_thread",
+            "processes",
+            "curve",
+            "data_urls",
+            "log_once",
+            "list_watch",
+            "stories",
+        ),
         ("records", "wire"),
         ("etcd", "deploy", "balancing"),
         ("registration",),
@@ -76,7 +90,6 @@ ZMQ_PLACES = (
     "stage_runtime/server/router.py",
     "stage_runtime/server/server.py",
     "hub/replicas/sockets.py",
-    "hub/replicas/stage_client.py",
     "stage_runtime/connectors/",
 )
 #: Who reads arguments and environment; the last two hand their own on, to a replica and to gRPC.

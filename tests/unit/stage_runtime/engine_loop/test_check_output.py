@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from omni_discovery.wire import MAX_HEAD_BYTES, MAX_LOGPROBS, FailureKind, TokenLogprob
+from omni_discovery.wire.session import Peer
 from stage_runtime.connectors.shm.connector import SharedMemoryConnector
 from stage_runtime.engine_loop.check_output import PROMPT_PLACES, flaw_of
 from stage_runtime.engine_loop.jobs import (
@@ -26,7 +27,6 @@ from stage_runtime.engine_loop.loop import EngineLoop
 from stage_runtime.engine_loop.payloads import Edge, Payloads
 from stage_runtime.engines.base import EngineOutput, StageRequest
 from stage_runtime.server.ledger import Ticket
-from stage_runtime.server.router import Peer
 from stage_runtime.server.sessions import head_of
 from tests.support.replica_engine import ScriptedEngine
 

@@ -81,7 +81,7 @@ def test_slots_are_counted_right_whatever_becomes_of_requests_that_rest(seed: in
     2. all of that is over: a new hub gets every slot
     """
     random, replica, now_s = Random(seed), Replica(hub_grace_s=5.0, max_waiting=6), 0.0
-    book, tickets = replica.sessions.greetings.credits, replica.sessions.ledger.tickets
+    book, tickets = replica.sessions.handshake.credits, replica.sessions.ledger.tickets
     #: What the engine has, and whether it has put it aside.
     aside: dict[str, bool] = {}
     taken = 0
@@ -269,7 +269,7 @@ def test_a_revoked_hub_loses_its_work_its_credits_its_hand_offs_and_what_waits_f
     assert all(job in replica.jobs for job in (Cancel(work.key), ReleaseHub("a")))
     assert not [said for said in replica.said if isinstance(said[2], wire.Chunk | wire.StageFailed)]
     assert [(said[1], said[2]) for said in replica.said if isinstance(said[2], wire.Grant)][-1] == ("b", grant(2))
-    assert replica.sessions.greetings.credits.unspent_of("a") == 0
+    assert replica.sessions.handshake.credits.unspent_of("a") == 0
 
 
 def test_the_hand_offs_of_a_hub_stay_while_another_connection_of_it_lives() -> None:

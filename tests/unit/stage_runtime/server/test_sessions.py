@@ -12,6 +12,7 @@ import pytest
 from omni_discovery import wire
 from omni_discovery.errors import WireError
 from omni_discovery.wire import FailureKind
+from omni_discovery.wire.session import Peer
 from stage_runtime.config import ServerConfig
 from stage_runtime.engine_loop.jobs import (
     Cancel,
@@ -28,7 +29,6 @@ from stage_runtime.engine_loop.jobs import (
 from stage_runtime.lifecycle import Stage
 from stage_runtime.server.handshake import ReplicaState
 from stage_runtime.server.outbox import Frames, Outbox, SendResult
-from stage_runtime.server.router import Peer
 from stage_runtime.server.sessions import Sessions
 
 
@@ -64,8 +64,8 @@ class Replica:
         return self.reachable
 
     def set_epoch(self, epoch: int) -> None:
-        self.sessions.greetings.epoch = epoch
-        self.sessions.greetings.greet_waiting()
+        self.sessions.handshake.registered_epoch = epoch
+        self.sessions.handshake.follow_epoch()
         self.sessions.flush(0.0)
 
     def hears(self, hub_id: str, message: wire.ToReplica, now_s: float = 0.0) -> list[wire.FromReplica]:
@@ -125,7 +125,7 @@ def test_work_for_another_life_is_dropped_and_counted() -> None:
 
 def test_before_the_first_life_nothing_is_taken() -> None:
     replica = Replica()
-    replica.sessions.greetings.epoch = 0
+    replica.set_epoch(0)
     assert replica.submit(epoch=7) == []
     assert replica.jobs == []
 
