@@ -70,21 +70,11 @@ LAYERS = {
     ),
 }
 #: Arrows that go back up, each to be turned round. Nothing is ever added here.
-ARROWS_UP: frozenset[tuple[str, str]] = frozenset(
-    {
-        ("stage_runtime.engines.callable.engine", "stage_runtime.replica.identity"),
-        ("stage_runtime.engines.echo.engine", "stage_runtime.engine_loop.control"),
-        ("stage_runtime.engines.vllm.control", "stage_runtime.engine_loop.control"),
-        ("stage_runtime.engines.vllm.engine", "stage_runtime.engine_loop.running"),
-        ("stage_runtime.engines.vllm.load", "stage_runtime.replica.failures"),
-    }
-)
+ARROWS_UP: frozenset[tuple[str, str]] = frozenset()
 #: Siblings with one prefix that are not a folder waiting to be made.
 PREFIXES: frozenset[str] = frozenset()
 #: Class names that two modules of one package share. Nothing is ever added here.
-SHARED_CLASS_NAMES: dict[str, frozenset[str]] = {
-    "stage_runtime": frozenset({"Answer", "Reader", "Source"}),
-}
+SHARED_CLASS_NAMES: dict[str, frozenset[str]] = {}
 
 WEB = {"starlette", "uvicorn", "fastapi", "aiohttp"}
 VLLM_FOLDERS = ("stage_runtime/engines/vllm/", "stage_runtime/engines/vllm_omni/", "hub/api/vllm/")
