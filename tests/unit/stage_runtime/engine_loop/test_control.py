@@ -15,8 +15,10 @@ import pytest
 from omni_discovery import wire
 from omni_discovery.deploy.document import StageConfig
 from omni_discovery.wire.session import Peer
-from stage_runtime.engine_loop.control import STANDARD, Controls, fail, perform
+from stage_runtime.engine_loop.control import Controls, fail, perform
 from stage_runtime.engine_loop.jobs import Call, Called
+from stage_runtime.engines.base import CONTROL_METHODS
+from stage_runtime.engines.capabilities import capabilities_of
 from stage_runtime.engines.echo.engine import EchoEngine
 from stage_runtime.engines.vllm.control import Adapters, vllm_controls
 from stage_runtime.lifecycle import Stage, admit, published_status
@@ -143,9 +145,9 @@ def test_a_hub_that_is_given_up_gets_no_answers_and_its_sleep_counts_until_the_e
 
 def test_what_a_method_gives_back_is_said_as_msgpack_has_it() -> None:
     engine = echo(allow_rpc=["say"])
-    assert value(perform(engine, call("add_lora", "mine", 3, path="/l"))) is True
-    assert value(perform(engine, call("list_loras"))) == [3]
-    said = perform(engine, call("collective_rpc", "say", [1, b"\0"], {"a": None}))
+    assert value(perform(capabilities_of(engine), call("add_lora", "mine", 3, path="/l"))) is True
+    assert value(perform(capabilities_of(engine), call("list_loras"))) == [3]
+    said = perform(capabilities_of(engine), call("collective_rpc", "say", [1, b"\0"], {"a": None}))
     assert value(said) == [[1, b"\0"], {"a": None}]
     frame = wire.encode(wire.ControlResult(epoch=1, call_id="c", ok=True, queue_length=0, result=said.result))
     (read,), _ = wire.decode_from_replica([frame])
@@ -154,19 +156,19 @@ def test_what_a_method_gives_back_is_said_as_msgpack_has_it() -> None:
 
 
 def test_an_unknown_method_is_answered_with_those_that_there_are() -> None:
-    assert perform(echo(), call("fly")).error == (
+    assert perform(capabilities_of(echo()), call("fly")).error == (
         "ControlRefusedError: this engine has no control method 'fly'; there are: start_profile, stop_profile, sleep, "
         "wake_up, is_sleeping, add_lora, remove_lora, list_loras, collective_rpc"
     )
-    assert perform(ScriptedEngine(), call("sleep")).error.endswith("'sleep'; there are: none")
-    assert set(echo().controls) <= set(STANDARD)
+    assert perform(capabilities_of(ScriptedEngine()), call("sleep")).error.endswith("'sleep'; there are: none")
+    assert set(echo().controls) <= set(CONTROL_METHODS)
 
 
 def test_only_what_the_operator_has_named_can_be_called() -> None:
-    assert perform(echo(), call("collective_rpc", "pid")).error == (
+    assert perform(capabilities_of(echo()), call("collective_rpc", "pid")).error == (
         "ControlRefusedError: engine_args.allow_rpc of this stage does not name 'pid', but nothing"
     )
-    called = perform(echo(allow_rpc=["say", "fail"]), call("collective_rpc", "pid"))
+    called = perform(capabilities_of(echo(allow_rpc=["say", "fail"])), call("collective_rpc", "pid"))
     assert called.error.endswith("does not name 'pid', but say, fail")
 
 
@@ -184,7 +186,7 @@ def test_only_what_the_operator_has_named_can_be_called() -> None:
 def test_whatever_a_method_raises_or_returns_is_that_calls_error(
     method: str, args: tuple[Any, ...], error: str
 ) -> None:
-    called = perform(echo(allow_rpc=["say", "fail"]), call(method, *args))
+    called = perform(capabilities_of(echo(allow_rpc=["say", "fail"])), call(method, *args))
     assert not called.ok
     assert called.error.startswith(error)
     wire.encode(wire.ControlResult(epoch=1, call_id="c", ok=False, queue_length=0, error=called.error))
@@ -193,11 +195,11 @@ def test_whatever_a_method_raises_or_returns_is_that_calls_error(
 
 def test_sleep_and_waking_say_what_the_engine_is_now_and_other_calls_say_nothing() -> None:
     engine = echo()
-    assert perform(engine, call("list_loras")).is_asleep is None
-    assert perform(engine, call("sleep", 9)).is_asleep is False
-    assert perform(engine, call("sleep")).is_asleep is True
-    assert perform(engine, call("wake_up", "badly")).is_asleep is True
-    assert perform(engine, call("wake_up")).is_asleep is False
+    assert perform(capabilities_of(engine), call("list_loras")).is_asleep is None
+    assert perform(capabilities_of(engine), call("sleep", 9)).is_asleep is False
+    assert perform(capabilities_of(engine), call("sleep")).is_asleep is True
+    assert perform(capabilities_of(engine), call("wake_up", "badly")).is_asleep is True
+    assert perform(capabilities_of(engine), call("wake_up")).is_asleep is False
 
 
 def test_a_vllm_stage_that_was_not_made_for_it_says_which_argument_is_missing() -> None:
@@ -210,10 +212,10 @@ def test_a_vllm_stage_that_was_not_made_for_it_says_which_argument_is_missing() 
         ("remove_lora", (1,)),
         ("pin_lora", (1,)),
     ):
-        assert perform(engine, call(method, *args)).error == (
+        assert perform(capabilities_of(engine), call(method, *args)).error == (
             "ControlRefusedError: adapters are only taken where engine_args.enable_lora is true"
         )
-    assert "engine_args.enable_sleep_mode" in perform(engine, call("sleep")).error
+    assert "engine_args.enable_sleep_mode" in perform(capabilities_of(engine), call("sleep")).error
     llm.sleep.assert_not_called()
 
 
@@ -224,7 +226,9 @@ class Turns:
         self.idle, self.now_s = False, 0.0
         self.engine = echo()
         self.granted: list[float] = []
-        self.controls = Controls(self.engine, lambda: self.idle, lambda: self.now_s, self.granted.append)
+        self.controls = Controls(
+            capabilities_of(self.engine), lambda: self.idle, lambda: self.now_s, self.granted.append
+        )
 
     def keys(self, said: list[Called]) -> list[str]:
         return [called.key for called in said]
@@ -232,52 +236,52 @@ class Turns:
 
 def test_sleep_waits_until_the_engine_is_idle_and_what_came_behind_it_waits_with_it() -> None:
     turns = Turns()
-    assert turns.keys(turns.controls.take(call("list_loras", key="#1"))) == ["#1"]
-    assert turns.controls.take(call("sleep", key="#2")) == []
-    assert turns.controls.take(call("is_sleeping", key="#3")) == []
-    assert turns.controls.turn() == []
+    assert turns.keys(turns.controls.accept_call(call("list_loras", key="#1"))) == ["#1"]
+    assert turns.controls.accept_call(call("sleep", key="#2")) == []
+    assert turns.controls.accept_call(call("is_sleeping", key="#3")) == []
+    assert turns.controls.run_due() == []
     turns.idle = True
-    slept, asked = turns.controls.turn()
+    slept, asked = turns.controls.run_due()
     assert (slept.key, slept.is_asleep, asked.key, value(asked)) == ("#2", True, "#3", True)
 
 
 def test_a_call_whose_time_is_over_does_not_begin() -> None:
     turns = Turns()
-    turns.controls.take(call("sleep", key="#1", deadline_s=5.0))
-    turns.controls.take(call("is_sleeping", key="#2", deadline_s=50.0))
+    turns.controls.accept_call(call("sleep", key="#1", deadline_s=5.0))
+    turns.controls.accept_call(call("is_sleeping", key="#2", deadline_s=50.0))
     turns.now_s = 5.0
-    late, asked = turns.controls.turn()
+    late, asked = turns.controls.run_due()
     assert late.error == "DeadlineExceededError: the deadline passed before 'sleep' could begin"
     assert value(asked) is False
-    (late,) = turns.controls.take(call("sleep", key="#3", deadline_s=4.0))
+    (late,) = turns.controls.accept_call(call("sleep", key="#3", deadline_s=4.0))
     assert not late.ok
 
 
 def test_a_call_may_stand_still_until_its_deadline_but_not_for_ever() -> None:
     turns = Turns()
     turns.now_s = 10.0
-    turns.controls.take(call("list_loras", deadline_s=70.0))
-    turns.controls.take(call("list_loras", deadline_s=1e9))
-    turns.controls.take(call("list_loras", deadline_s=9.0))
+    turns.controls.accept_call(call("list_loras", deadline_s=70.0))
+    turns.controls.accept_call(call("list_loras", deadline_s=1e9))
+    turns.controls.accept_call(call("list_loras", deadline_s=9.0))
     assert turns.granted == [70.0, 1810.0]
 
 
 def test_a_call_that_is_cancelled_while_it_waits_lets_the_others_pass() -> None:
     turns = Turns()
-    turns.controls.take(call("sleep", key="#1"))
-    turns.controls.take(call("is_sleeping", key="#2"))
-    (cancelled,) = turns.controls.cancel("#1")
-    (asked,) = turns.controls.turn()
+    turns.controls.accept_call(call("sleep", key="#1"))
+    turns.controls.accept_call(call("is_sleeping", key="#2"))
+    (cancelled,) = turns.controls.cancel_call("#1")
+    (asked,) = turns.controls.run_due()
     assert (cancelled.key, cancelled.ok, value(asked)) == ("#1", False, False)
-    assert turns.controls.cancel("#2") == []
+    assert turns.controls.cancel_call("#2") == []
 
 
 def test_an_engine_that_dies_answers_what_waits() -> None:
     turns = Turns()
-    turns.controls.take(call("sleep", key="#1"))
+    turns.controls.accept_call(call("sleep", key="#1"))
     (failed,) = turns.controls.fail_all("it died")
     assert failed.error == "EngineDeadError: it died"
-    assert turns.controls.turn() == []
+    assert turns.controls.run_due() == []
     assert turns.keys(fail([call("sleep", key="#2")], "x")) == ["#2"]
 
 
@@ -287,5 +291,5 @@ def test_the_echo_engine_takes_as_long_as_it_is_told(method: str) -> None:
     controls: dict[str, Callable[..., Any]] = dict(engine.controls)
     controls["start_profile"]()
     before_s = time.monotonic()
-    perform(engine, call(method))
+    perform(capabilities_of(engine), call(method))
     assert time.monotonic() - before_s >= 0.05
