@@ -190,7 +190,8 @@ class Omni:
         """Stop the hub and drain its local replicas. Idempotent."""
         if not self._served.done():
             self._thread.call(self._stopping.set)
-            concurrent.futures.wait([self._served], self._config.drain_timeout_s + _STOP_S)
+            drain_s = max((stage.drain_timeout_s for stage in self._config.local_stages), default=0.0)
+            concurrent.futures.wait([self._served], drain_s + _STOP_S)
         self._thread.close()
 
     def __enter__(self) -> Self:

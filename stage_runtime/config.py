@@ -17,9 +17,9 @@ from typing import Final
 
 import msgspec
 
-from omni_discovery.commands.flags import CURVE
+from omni_discovery.commands.stage_options import ReplicaOptions, StageOptions
 from omni_discovery.errors import ConfigError, OmniError
-from omni_discovery.etcd.config import RegistryConfig, RegistrySecurity
+from omni_discovery.etcd.config import RegistryConfig
 from omni_discovery.records.keys import check_namespace
 from omni_discovery.wire import MAX_ATTACHMENT_BYTES, MAX_HEAD_BYTES
 
@@ -50,30 +50,16 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError("outbox_bytes must have room for the longest message there can be")
 
 
-class ReplicaConfig(msgspec.Struct, frozen=True, kw_only=True):
+class ReplicaConfig(ReplicaOptions, frozen=True, kw_only=True):
     """One replica process. ``bind_host`` is listened on, ``advertise_host`` is what the record says."""
 
-    stage_id: int
-    endpoints: str
-    namespace: str
-    #: Travels to the replica through a pipe, never in its arguments.
-    security: RegistrySecurity = RegistrySecurity()
-    ttl_s: float = 10.0
     ordinal: int = 0
     bind_host: str = "127.0.0.1"
     advertise_host: str = "127.0.0.1"
     #: Process id of the supervisor: the replica ends with it. 0 for none.
     parent_pid: int = 0
-    #: ``curve``, or ``none`` for sockets that everybody can read.
-    zmq_security: str = CURVE
-    #: Where the replica is, for hubs that prefer what is near.
-    labels: dict[str, str] = {}
-    #: How long a drain waits for what is in flight.
-    drain_timeout_s: float = 60.0
     #: How long the sockets and the engine may take to close before the process ends without that.
     close_timeout_s: float = 12.0
-    #: How long the engine may stand still with work before the lease is let go.
-    stall_after_s: float = 60.0
     #: How long loading may take before the lease is let go.
     load_timeout_s: float = 1800.0
     #: How long to wait for the namespace's deploy document.
@@ -106,6 +92,12 @@ class ReplicaConfig(msgspec.Struct, frozen=True, kw_only=True):
         Within it, a hub that lives has said so, and a hub that does not is gone from the registry.
         """
         return self.ttl_s + _EXPIRY_MARGIN_S
+
+
+def replica_config(options: StageOptions, bind_host: str, advertise_host: str, parent_pid: int) -> ReplicaConfig:
+    """The settings that all replicas of a stage share, checked. Raise ConfigError."""
+    shared = {name: getattr(options, name) for name in ReplicaOptions.__struct_fields__}
+    return ReplicaConfig(**shared, bind_host=bind_host, advertise_host=advertise_host, parent_pid=parent_pid)
 
 
 class SupervisorConfig(msgspec.Struct, frozen=True, kw_only=True):

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-import msgspec
-
 from hub.serve.pipeline_claim import check_pipeline
 from hub.serve.plan import StagesHere, plan_here, stages_here
 from omni_discovery.commands.flags import RAY
+from omni_discovery.commands.main import child_environment
+from omni_discovery.commands.stage_options import StageCheck, open_config, stage_command
 from omni_discovery.deploy.document import DeployConfig, decode_deploy, encode_deploy
 from omni_discovery.deploy.topology import Topology, plan
 from omni_discovery.errors import ConfigError, RegistryTlsError, RegistryUnavailableError
@@ -90,10 +91,13 @@ _WAITS: Final = "none is in force yet: the replicas would wait for the first hub
 def check_here(arguments: argparse.Namespace, deploy: DeployConfig, here: StagesHere) -> None:
     """Have each stage looked at by who would run it: engine, model, devices, connectors. Raise ConfigError."""
     for stage, count in () if arguments.worker_backend == RAY else here:
+        config_fd = open_config(StageCheck(stage=stage, deploy=deploy, count=count))
         try:
             ended = subprocess.run(
-                [sys.executable, "-m", "stage_runtime", "--check", str(count)],
-                input=msgspec.json.encode((stage, deploy)),
+                stage_command(config_fd, stage.stage_id, "--check"),
+                stdin=subprocess.DEVNULL,
+                pass_fds=(config_fd,),
+                env=child_environment(),
                 stderr=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 timeout=_CHECK_S,
@@ -101,6 +105,8 @@ def check_here(arguments: argparse.Namespace, deploy: DeployConfig, here: Stages
             )
         except subprocess.TimeoutExpired as error:
             raise ConfigError(f"stage {stage.stage_id}: its engine can't be imported within {_CHECK_S:g} s") from error
+        finally:
+            os.close(config_fd)
         if ended.returncode:
             said = ended.stderr.decode("utf-8", "replace").strip().splitlines() or [f"exit code {ended.returncode}"]
             raise ConfigError(said[-1].removeprefix("omni: "))

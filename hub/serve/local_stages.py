@@ -7,13 +7,14 @@ import logging
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Final
 
 from omni_discovery.backoff import RestartPauses
+from omni_discovery.commands.main import child_environment
+from omni_discovery.commands.stage_options import StageOptions, open_config, stage_command
 from omni_discovery.records.schema import ReplicaStatus
 from omni_discovery.view.table import View
 
@@ -27,16 +28,6 @@ _BAD_INPUT: Final = 2
 #: How often a supervisor that is to hurry is told so: signals that come at once may reach it as one.
 _HURRY_S: Final = 0.5
 _NEVER_S: Final = float("inf")
-
-
-@dataclass(frozen=True, slots=True)
-class LocalStage:
-    """One stage to run here, ``count`` replicas of it."""
-
-    stage_id: int
-    count: int
-    #: What is different about it on this host, as ``--stage-overrides`` has it.
-    overrides: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +48,7 @@ class StageEnd:
 class _Running:
     """One stage over all its supervisors. ``child`` is None between two of them, and behind the last."""
 
-    stage: LocalStage
+    stage: StageOptions
     child: subprocess.Popen[bytes] | None = None
     pauses: RestartPauses = field(default_factory=RestartPauses)
     start_at_s: float = _NEVER_S
@@ -72,21 +63,13 @@ class _Running:
 class LocalStages:
     """Starts and stops the supervisors. Used from one thread, the one that lives longest: children die with it."""
 
-    endpoints: str
-    namespace: str
-    ttl_s: float
-    #: What is known of the registry, as of now.
+    #: The hub's current view of the registry.
     view: Callable[[], View]
-    replica_address: str | None = None
-    #: Further flags for the supervisors: how to log in to etcd, how to talk to hubs, how long to drain.
-    security_flags: tuple[str, ...] = ()
-    #: What those flags say of how long a drain may take.
-    drain_timeout_s: float = 60.0
     now: Callable[[], float] = time.monotonic
     _running: list[_Running] = field(default_factory=list)
     _hurries: bool = False
 
-    def start(self, stages: tuple[LocalStage, ...]) -> None:
+    def start(self, stages: tuple[StageOptions, ...]) -> None:
         """Start a supervisor for each stage."""
         self._running = [_Running(stage) for stage in stages]
         for each in self._running:
@@ -116,7 +99,7 @@ class LocalStages:
         running, self._running = self._running, []
         children = {each.stage.stage_id: each.child for each in running if each.child is not None}
         _terminate(children.values())
-        stop_s = self.drain_timeout_s + _KILL_S
+        stop_s = max((each.stage.drain_timeout_s for each in running), default=0.0) + _KILL_S
         deadline_s = self.now() + stop_s
         for stage_id, child in children.items():
             while child.poll() is None and self.now() < deadline_s:
@@ -136,8 +119,18 @@ class LocalStages:
 
     def _start(self, each: _Running) -> None:
         each.begun_at, each.up_since_s, each.start_at_s = self.view().revision, None, _NEVER_S
-        # In a session of its own: Ctrl-C reaches only the hub.
-        each.child = subprocess.Popen(self._command(each.stage), stdin=subprocess.DEVNULL, start_new_session=True)
+        config_fd = open_config(each.stage)
+        try:
+            each.child = subprocess.Popen(
+                [*stage_command(config_fd, each.stage.stage_id), "--parent-pid", str(os.getpid())],
+                stdin=subprocess.DEVNULL,
+                pass_fds=(config_fd,),
+                env=child_environment(),
+                # Ctrl-C in a terminal is for the hub, which stops its supervisors.
+                start_new_session=True,
+            )
+        finally:
+            os.close(config_fd)
         logger.info("stage.starting stage=%d replicas=%d", each.stage.stage_id, each.stage.count)
 
     def _start_again(self, each: _Running) -> None:
@@ -159,21 +152,6 @@ class LocalStages:
         each.start_at_s = now_s + pause_s
         text = "stage.ended stage=%d exit_code=%d next_try_s=%.1f: its supervisor is started again then"
         logger.error(text, stage_id, code, pause_s)
-
-    def _command(self, stage: LocalStage) -> list[str]:
-        command = [
-            *(sys.executable, "-m", "stage_runtime"),
-            *("--stage-id", str(stage.stage_id)),
-            *("--omni-dp-size-local", str(stage.count)),
-            *("--etcd-endpoints", self.endpoints),
-            *("--namespace", self.namespace),
-            *("--omni-heartbeat-timeout", str(self.ttl_s)),
-            *("--parent-pid", str(os.getpid())),
-            *self.security_flags,
-        ]
-        if stage.overrides:
-            command += ["--stage-overrides", stage.overrides]
-        return command + (["--omni-replica-address", self.replica_address] if self.replica_address else [])
 
 
 def _is_up(each: _Running, view: View) -> bool:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from hub.api.served_stage import serving_stage
-from hub.serve.local_stages import LocalStage
 from omni_discovery.commands.flags import RAY
+from omni_discovery.commands.stage_options import StageOptions, read_stage_options
 from omni_discovery.deploy.document import DeployConfig, StageConfig, read_deploy
 from omni_discovery.deploy.load import doubtful_engines, load_deploy
 from omni_discovery.deploy.overrides import FLAG, of_the_document, of_this_host, on_this_host, parse_overrides
@@ -96,18 +96,12 @@ def _check_stages(here: Sequence[StageConfig], installed: Sequence[str]) -> None
             raise ConfigError(f"stage {stage.stage_id}: the model folder {stage.model} does not exist; correct 'model'")
 
 
-def to_start(here: StagesHere, arguments: argparse.Namespace) -> tuple[LocalStage, ...]:
-    """What the supervisors are told of it."""
+def to_start(here: StagesHere, arguments: argparse.Namespace) -> tuple[StageOptions, ...]:
+    """The settings of the supervisors, one for each stage that runs here. Raise ConfigError."""
     overrides = of_this_host(parse_overrides(arguments.stage_overrides))
     elsewhere = sorted(set(overrides) - {stage.stage_id for stage, _ in here})
     if elsewhere:
         logger.warning("flag.ignored %s: the runtime of stages %s, which do not run here", FLAG, elsewhere)
     return tuple(
-        LocalStage(stage.stage_id, count, runtime_flag(stage.stage_id, overrides.get(stage.stage_id)))
-        for stage, count in here
+        read_stage_options(arguments, stage.stage_id, count, overrides.get(stage.stage_id, {})) for stage, count in here
     )
-
-
-def runtime_flag(stage_id: int, runtime: Mapping[str, Any] | None) -> str:
-    """``--stage-overrides`` for the supervisor of one stage; empty if there is nothing to say."""
-    return msgspec.json.encode({str(stage_id): {"runtime": runtime}}).decode("utf-8") if runtime else ""

@@ -16,10 +16,12 @@ from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
+import msgspec
+
 from hub.async_omni import AsyncOmni
 from hub.orchestrator.tracing import connect_tracing
 from hub.serve.identity import HubIdentity, new_identity, take_identity
-from hub.serve.local_stages import LocalStage, LocalStages
+from hub.serve.local_stages import LocalStages
 from hub.serve.pipeline_claim import check_before_joining, claim_pipeline, keep_pipeline
 from omni_discovery import __version__
 from omni_discovery.clients import OmniCoordClientForHub
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from hub.config import HubConfig
+    from omni_discovery.commands.stage_options import StageOptions
     from omni_discovery.etcd.config import RegistrySecurity
 
 logger = logging.getLogger(__name__)
@@ -59,15 +62,13 @@ class ServeConfig:
     hub: HubConfig
     endpoints: str | None
     security: RegistrySecurity
-    #: What the supervisors of local stages need to log in, to talk and to drain as we want it.
-    security_flags: tuple[str, ...]
     namespace: str
     ttl_s: float
     policy: str
     host: str
     port: int
-    local_stages: tuple[LocalStage, ...]
-    replica_address: str | None
+    #: The stages that run here; their ``endpoints`` are set once the embedded etcd has some.
+    local_stages: tuple[StageOptions, ...]
     runtime_dir: Path
     etcd_binary: Path | None
     #: Where the hub's identity and last view outlive it; None keeps nothing.
@@ -76,8 +77,6 @@ class ServeConfig:
     zmq_security: str = CURVE
     #: Where this hub is: replicas that have all of these labels come first.
     labels: Mapping[str, str] = field(default_factory=dict)
-    #: How long local replicas may take to drain.
-    drain_timeout_s: float = 60.0
     #: Which HTTP API: ``omni``, or ``vllm`` with the flags for vLLM's server.
     api: str = OMNI_API
     api_flags: str = ""
@@ -159,17 +158,9 @@ class RunningHub:
         if not await self._synced(client):
             return None
         await self._agree_on_pipeline(client, stack)
-        stages = LocalStages(
-            self._endpoints,
-            config.namespace,
-            config.ttl_s,
-            client.view,
-            config.replica_address,
-            config.security_flags,
-            config.drain_timeout_s,
-        )
+        stages = LocalStages(client.view)
         stack.push_async_callback(asyncio.to_thread, stages.stop)
-        stages.start(config.local_stages)
+        stages.start(tuple(msgspec.structs.replace(stage, endpoints=self._endpoints) for stage in config.local_stages))
         return omni, stages
 
     async def take_back_pipeline(self) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from omni_discovery.commands.stage_options import open_config, stage_command
 from omni_discovery.processes import end_group, has_ended
 from stage_runtime.config import ReplicaConfig
 from stage_runtime.supervisor.restarts import EXIT_FAILED
@@ -45,27 +46,27 @@ class SpawnLauncher:
 
     def start(self, config: ReplicaConfig, environment: dict[str, str]) -> Child:
         """See Launcher."""
-        output_fd, write_fd = os.pipe()
+        config_fd = open_config(config)
         try:
-            process = subprocess.Popen(
-                [sys.executable, "-u", "-m", "stage_runtime", "--replica"],
-                stdin=subprocess.PIPE,
-                stdout=write_fd,
-                stderr=write_fd,
-                env=environment,
-                # Ctrl-C in a terminal is for the supervisor, which drains.
-                start_new_session=True,
-            )
-        except OSError:
-            os.close(output_fd)
-            raise
+            output_fd, write_fd = os.pipe()
+            try:
+                process = subprocess.Popen(
+                    stage_command(config_fd, config.stage_id, "--replica"),
+                    stdin=subprocess.DEVNULL,
+                    stdout=write_fd,
+                    stderr=write_fd,
+                    pass_fds=(config_fd,),
+                    env=environment,
+                    # Ctrl-C in a terminal is for the supervisor, which drains.
+                    start_new_session=True,
+                )
+            except OSError:
+                os.close(output_fd)
+                raise
+            finally:
+                os.close(write_fd)
         finally:
-            os.close(write_fd)
-        # If the child died at once, its end is noticed like any other.
-        with contextlib.suppress(BrokenPipeError):
-            if process.stdin is not None:
-                process.stdin.write(msgspec.json.encode(config))
-                process.stdin.close()
+            os.close(config_fd)
         return SpawnedChild(process, output_fd)
 
     def close(self) -> None:

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from hub.serve import local_stages
-from hub.serve.local_stages import LocalStage, LocalStages, StageEnd
+from hub.serve.local_stages import LocalStages, StageEnd
 from omni_discovery.backoff import RestartPauses
+from omni_discovery.commands.stage_options import StageOptions
 from omni_discovery.records.schema import ReplicaInfo, ReplicaStatus
 from omni_discovery.view.table import View
 
@@ -42,8 +43,8 @@ class Bench:
         self.now_s, self.view = 100.0, View(revision=7)
         self.children: list[FakeChild] = []
         monkeypatch.setattr(local_stages.subprocess, "Popen", self.spawn)
-        self.stages = LocalStages("e:1", "test", 5.0, lambda: self.view, now=lambda: self.now_s)
-        self.stages.start((LocalStage(0, 2),))
+        self.stages = LocalStages(lambda: self.view, now=lambda: self.now_s)
+        self.stages.start((StageOptions(stage_id=0, count=2, endpoints="e:1"),))
 
     def spawn(self, command: list[str], **options: Any) -> FakeChild:
         assert options["start_new_session"]
@@ -146,8 +147,8 @@ def test_whoever_is_to_hurry_is_told_so_again(monkeypatch: pytest.MonkeyPatch) -
 
     popen = subprocess.Popen
     monkeypatch.setattr(local_stages.subprocess, "Popen", spawn)
-    stages = LocalStages("e:1", "test", 5.0, View)
-    stages.start((LocalStage(0, 1),))
+    stages = LocalStages(View)
+    stages.start((StageOptions(stage_id=0, endpoints="e:1"),))
     assert spawned[0].stdout is not None
     with spawned[0].stdout as output:
         output.readline()
