@@ -1,4 +1,8 @@
-"""``python -m stage_runtime``: the supervisor of a stage's local replicas, and, as its child, one replica."""
+"""``python -m stage_runtime``: the supervisor of a stage's local replicas, and its child processes.
+
+``--replica`` is one replica, ``--zygote`` the process that forks replicas, ``--check`` the process in which a dry run
+tries a stage. All but the zygote, which has its orders from a socket, read their settings from ``--config-fd``.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +41,7 @@ from omni_discovery.etcd.embedded_file import embedded_among
 from omni_discovery.processes import die_with_parent, raise_descriptor_limit
 from stage_runtime.addresses import find_hosts
 from stage_runtime.config import ReplicaConfig, SupervisorConfig, replica_config
-from stage_runtime.status_pipe import LastWords, tell, tell_nobody
+from stage_runtime.status_pipe import Exiting, no_status, write_status
 from stage_runtime.supervisor.devices import Machine, device_text
 from stage_runtime.supervisor.restarts import EXIT_CONFIG, EXIT_FAILED
 
@@ -86,7 +90,7 @@ def build_parser() -> argparse.ArgumentParser:
         help="the stage's 'runtime' on this host, where the pipeline in force says otherwise",
     )
     parser.add_argument("--parent-pid", type=int, default=0, metavar="PID", help="drain when this process is gone")
-    # What another process of ours has to say, in place of all flags but those for the process list.
+    # In place of the other flags, in a supervisor that a hub or omni serve --headless has started.
     parser.add_argument("--config-fd", type=int, help=argparse.SUPPRESS)
     add_backend_options(parser)
     add_data_plane_options(parser)
@@ -116,7 +120,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _devices_here(base: Mapping[str, str], stage: StageConfig, count: int, machine: Machine) -> tuple[str, ...]:
-    """What the replicas would use, said where it is doubtful. Raise ConfigError."""
+    """The devices of all local replicas; a warning for devices that may be wrong. Raise ConfigError."""
     from stage_runtime.supervisor.environment import doubtful_devices, stage_devices
 
     devices = stage_devices(base, stage, count, machine)
@@ -126,7 +130,7 @@ def _devices_here(base: Mapping[str, str], stage: StageConfig, count: int, machi
 
 
 def _read_document(arguments: Sequence[str], kind: type[T]) -> T:
-    """The settings that another process of ours hands to this one. Raise ConfigError."""
+    """The settings that the parent process hands over in ``--config-fd``. Raise ConfigError."""
     parser = argparse.ArgumentParser(prog="stage_runtime", add_help=False)
     parser.add_argument("--stage-id")
     parser.add_argument("--config-fd", type=int, required=True)
@@ -195,7 +199,7 @@ def _supervise(arguments: argparse.Namespace) -> int:
     check_ttl(RegistryConfig(replica.endpoints, replica.namespace, replica.security, ttl_s=replica.ttl_s))
     if options.worker_backend == RAY:
         return _run_on_ray(config, deploy, options.ray_address)
-    # Built once here, unloaded, so that what is wrong with it is said once and before any process starts.
+    # Built once here, without loading it, so that an error in its arguments is printed once, before any process starts.
     create_engine(deploy.stage(replica.stage_id)).close()
     return _run_supervisor(config, deploy)
 
@@ -213,16 +217,16 @@ def _run_supervisor(config: SupervisorConfig, deploy: DeployConfig) -> int:
     devices = _devices_here(base, stage, config.count, machine)
     holder = Holder(pid=os.getpid(), namespace=replica.namespace, stage_id=replica.stage_id)
     locks = DeviceLocks(user_runtime_dir(), devices, holder)
-    locks.take()
+    locks.acquire()
     settings = stage_environment(stage, Path(stage.model).exists(), replica.advertise_host)
-    # On the CPU only: a process that has looked at a GPU must not be forked.
+    # On the CPU only: a process that has initialized a GPU must not be forked.
     modules = modules_to_preload(stage.engine)
     supervisor = Supervisor(
         config,
         deploy,
         ZygoteLauncher(modules) if modules and not stage.runtime.devices else SpawnLauncher(),
         lambda ordinal: replica_environment(base, stage, settings, config.count, ordinal, machine),
-        locks.leave,
+        locks.mark_leaving,
     )
     return supervisor.run()
 
@@ -253,7 +257,7 @@ def _run_zygote(parent_pid: int, modules: list[str]) -> int:
 
 
 def _be_brief(config: ReplicaConfig) -> None:
-    """Of etcd's known bugs hubs speak at length."""
+    """Have warnings of etcd's known bugs logged in short: the hubs log them in full."""
     from omni_discovery.etcd.versions import be_brief
 
     embedded = embedded_among(user_runtime_dir(), config.namespace, config.endpoints)
@@ -261,25 +265,25 @@ def _be_brief(config: ReplicaConfig) -> None:
 
 
 def _run_replica(config: ReplicaConfig) -> int:
-    """Run one replica to its end. The process has to end with ``os._exit`` of the code.
+    """Run one replica to its end; return its exit code, with which the process must end by ``os._exit``.
 
-    Everything of ours is closed by then. The libraries' own shutdown, with their threads, may crash or hang after
-    that, and the supervisor would take it for a failure of ours.
+    All parts are closed by then. The libraries' own shutdown, with their threads, may crash or hang after that, and
+    the supervisor would take it for a failure of the replica.
     """
     if config.parent_pid:
         die_with_parent(config.parent_pid, signal.SIGKILL)
     configure_logging()
-    word = tell if config.parent_pid else tell_nobody
+    write = write_status if config.parent_pid else no_status
     code = EXIT_FAILED
     try:
         from stage_runtime.replica.replica import Replica
         from stage_runtime.supervisor.pipeline import deploy_for
 
         _be_brief(config)
-        code = Replica(config, deploy_for(config), device=device_text(os.environ), tell=word).run()
+        code = Replica(config, deploy_for(config), device=device_text(os.environ), write_status=write).run()
     except OmniError as error:
         code = EXIT_CONFIG if isinstance(error, ConfigError) else EXIT_FAILED
-        word(LastWords(str(error)))
+        write(Exiting(str(error)))
         sys.stderr.write(f"omni: {error}\n")
     finally:
         logging.shutdown()

@@ -1,4 +1,7 @@
-"""What a replica has loaded, in a few short words for its record: enough to see that two replicas are not the same."""
+"""The identity of a replica's model in its record: enough to see that two replicas serve different models.
+
+Model, revision, dtype, hashes of the model's files and of our code, and the versions of the libraries.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ logger = logging.getLogger(__name__)
 #: The fields of the record that an engine may fill by its attribute ``model_details``.
 FIELDS: Final = ("revision", "dtype", "tokenizer", "content", "code")
 _LONGEST: Final = 200
-#: Files of which all is read, and files of which samples are.
+#: Files that are hashed whole, and files of which samples are hashed.
 _WORDS: Final = frozenset((".json", ".txt", ".model", ".jinja", ".tiktoken", ".yaml", ".py"))
 _WEIGHTS: Final = frozenset((".safetensors", ".bin", ".pt", ".pth", ".gguf", ".npz", ".onnx"))
 _TOKENIZER: Final = ("tokenizer", "vocab", "merges", "special_tokens", "added_tokens", "chat_template")
@@ -29,34 +32,34 @@ _WHOLE_BYTES: Final = 64 << 20
 _HEAD_BYTES: Final = 64 << 10
 _SAMPLES: Final = 16
 _SAMPLE_BYTES: Final = 4096
-#: Libraries whose release decides what a model says.
+#: Libraries whose version changes a model's output.
 _LIBRARIES: Final = ("vllm", "torch", "transformers", "diffusers")
 
 
 def identity(deploy: DeployConfig, stage_id: int) -> dict[str, str]:
-    """The fields of the record that say what a replica is to be, before it has loaded anything."""
+    """The identity that is known before the model is loaded: model, fingerprint of the stage, our version."""
     model, fingerprint = deploy.stage(stage_id).model, stage_fingerprint(deploy, stage_id)
     return {"model": model, "fingerprint": fingerprint, "version": __version__}
 
 
 def model_details(model: str, engine: object) -> dict[str, str]:
-    """The fields of the record that say what a loaded engine has; those that nobody knows are left out.
+    """The identity of a loaded engine: those of FIELDS that are known, each of at most 200 characters.
 
-    What the engine says itself, by a mapping ``model_details``, counts more than what its model's folder shows. Of a
-    model that is no local folder, its revision is its content.
+    A mapping ``model_details`` of the engine wins over the model's folder. The content of a model that is no local
+    folder is its revision.
     """
-    found = dict(_of_folder(Path(model).expanduser() if model else None))
-    said: Mapping[str, Any] = getattr(engine, "model_details", None) or {}
-    found.update((name, str(said[name])) for name in FIELDS if said.get(name))
-    if "code" not in found:
-        found["code"] = code()
-    if "revision" in found:
-        found.setdefault("content", found["revision"])
-    return {name: text[:_LONGEST] for name, text in found.items()}
+    details = dict(_folder_details(Path(model).expanduser() if model else None))
+    by_engine: Mapping[str, Any] = getattr(engine, "model_details", None) or {}
+    details.update((name, str(by_engine[name])) for name in FIELDS if by_engine.get(name))
+    if "code" not in details:
+        details["code"] = code()
+    if "revision" in details:
+        details.setdefault("content", details["revision"])
+    return {name: text[:_LONGEST] for name, text in details.items()}
 
 
 def content_of(files: Iterable[Path], root: Path) -> str:
-    """A hash of files: of all that is in small ones and texts, of samples of weights. Raise OSError."""
+    """A hash of files by their names and sizes: whole texts and small files, samples of weights. Raise OSError."""
     total = hashlib.blake2b(digest_size=8)
     for file in files:
         size_bytes = file.stat().st_size
@@ -71,12 +74,12 @@ def content_of(files: Iterable[Path], root: Path) -> str:
 
 
 def model_files(folder: Path) -> list[Path]:
-    """The files that make a model, in a fixed order; not its papers, logs and hidden ones."""
+    """The configuration, tokenizer and weight files of a model in a fixed order, at most 2000; no hidden files."""
     return sorted(_walk(folder))[:_MOST_FILES]
 
 
 def code() -> str:
-    """The release and a hash of our own source, and the releases of the libraries that are loaded."""
+    """Our version with a hash of our source, and the versions of the loaded libraries."""
     packages = (Path(omni_discovery.__file__).parent, Path(__file__).parents[1])
     total = hashlib.blake2b(digest_size=4)
     for package in packages:
@@ -86,14 +89,14 @@ def code() -> str:
     return "; ".join([f"omni-discovery {__version__}+{total.hexdigest()}", *others])
 
 
-def _of_folder(folder: Path | None) -> dict[str, str]:
+def _folder_details(folder: Path | None) -> dict[str, str]:
     if folder is None or not folder.is_dir():
         return {}
     try:
         files = model_files(folder)
         tokenizer = [file for file in files if _is_tokenizer(file)]
-        found = {"content": content_of(files, folder)}
-        return {**found, "tokenizer": content_of(tokenizer, folder)} if tokenizer else found
+        details = {"content": content_of(files, folder)}
+        return {**details, "tokenizer": content_of(tokenizer, folder)} if tokenizer else details
     except OSError as error:
         logger.warning("replica.content_unknown folder=%s: %s", folder, error)
         return {}
