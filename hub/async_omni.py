@@ -45,7 +45,7 @@ logger = logging.getLogger(__name__)
 Inputs = Mapping[str, Any] | AsyncIterable[Mapping[str, Any]]
 
 
-class Feed:
+class RequestInput:
     """The input of one request, whole or from an iterator. ``stop`` it when the request has ended."""
 
     def __init__(self, inputs: Inputs) -> None:
@@ -142,6 +142,8 @@ class AsyncOmni(CollectiveCalls):
         self._key_pair = key_pair
         self._config = config or HubConfig()
         self._tracing = tracing
+        #: Whether requests become spans, so that their trace headers matter.
+        self.is_traced = tracing is not None
         #: Where each unfinished request's outputs go, by its id inside the hub.
         self._queues: dict[str, OutputQueue] = {}
         #: The ids inside the hub by the client's ids.
@@ -172,11 +174,6 @@ class AsyncOmni(CollectiveCalls):
     def metrics(self) -> CollectorRegistry:
         """The figures of this hub."""
         return self.hub_metrics.registry
-
-    @property
-    def is_traced(self) -> bool:
-        """Whether spans are made of requests."""
-        return self._tracing is not None
 
     @property
     def is_running(self) -> bool:
@@ -277,9 +274,9 @@ class AsyncOmni(CollectiveCalls):
         stage, by the same replicas; outputs say which ``segment`` they belong to. With ``segmented``, ``inputs`` is the
         first segment, and ``update`` brings the others.
         """
-        feed = Feed(inputs)
+        given_input = RequestInput(inputs)
         asked = Asked(
-            await feed.first(),
+            await given_input.first(),
             request_id,
             modalities,
             self.graph.params_of(params, sampling_params_list),
@@ -288,29 +285,33 @@ class AsyncOmni(CollectiveCalls):
             priority,
             companions or {},
             trace_headers or {},
-            segmented or feed.is_segmented,
+            segmented or given_input.is_segmented,
             async_chunk,
         )
         orchestrator = self._running_orchestrator()
+        live_hubs = orchestrator.live_hubs
         with self.refusals.counted():
             if asked.request_id in self._inner_ids:
                 raise InvalidRequestError(f"a request with the id {asked.request_id!r} is already running")
-            request = self._intake.check(asked, orchestrator.live_hubs)
+            request = self._intake.check(asked, live_hubs)
             self.check_health()
-            self._intake.admit(request, len(self._queues), orchestrator.live_hubs)
+            self._intake.admit(request, len(self._queues), live_hubs)
         orchestrator.request_async_queue.put_nowait(request)
         self._inner_ids[request.shown_id] = request.request_id
         updates, inner_id = orchestrator.request_async_queue, request.request_id
         bounds = self._config.max_queued_outputs, self._config.max_queued_bytes
         queue = self._queues[inner_id] = OutputQueue(*bounds, partial(orchestrator.set_pace, inner_id))
-        feed.start(partial(send_update, updates, inner_id), lambda error: self._ask(AbortRequest(inner_id, error)))
+        given_input.start(
+            partial(send_update, updates, inner_id), lambda error: self._ask(AbortRequest(inner_id, error))
+        )
         try:
             while (output := await queue.get()) is not None:
                 yield output
         finally:
-            feed.stop()
+            given_input.stop()
             del self._queues[request.request_id], self._inner_ids[request.shown_id]
-            self._ask(AbortRequest(request.request_id))
+            if not queue.has_ended:
+                self._ask(AbortRequest(request.request_id))
 
     async def update(self, request_id: str, inputs: Mapping[str, Any] | None, *, is_last: bool = False) -> None:
         """Give a ``segmented`` request its next segment, if any; ``is_last``: no more come. Waits until it is taken.

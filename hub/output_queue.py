@@ -30,52 +30,56 @@ class OutputQueue:
         self._max_bytes = max_bytes
         self._marks = Marks(max_outputs, max_bytes)
         self._on_pace = on_pace
-        self._outputs: deque[OmniOutput] = deque()
+        #: Each output with its size in bytes.
+        self._outputs: deque[tuple[OmniOutput, int]] = deque()
         self._size_bytes = 0
-        self._ended = False
+        #: Whether no output follows those that wait.
+        self.has_ended = False
         self._error: RequestError | None = None
         self._waiter: asyncio.Future[None] | None = None
 
     def put(self, output: OmniOutput) -> bool:
         """Add an output; False, and nothing added, if the reader is too far behind."""
-        if self._size_bytes + output.size_bytes > self._max_bytes and self._outputs:
+        size_bytes = output.size_bytes
+        if self._size_bytes + size_bytes > self._max_bytes and self._outputs:
             return False
-        behind = len(self._outputs) >= self._marks.high_outputs
-        last = self._outputs[-1] if behind else None
-        joined = last.joined(output) if last is not None and last.size_bytes < _LONG_BYTES else None
+        joined = None
+        if len(self._outputs) >= self._marks.high_outputs:
+            last, last_bytes = self._outputs[-1]
+            joined = last.joined(output) if last_bytes < _LONG_BYTES else None
         if joined is not None:
-            self._outputs[-1] = joined
+            self._outputs[-1] = joined, last_bytes + size_bytes
         elif len(self._outputs) >= self._max_outputs:
             return False
         else:
-            self._outputs.append(output)
-        self._size_bytes += output.size_bytes
-        self._look_at_pace()
+            self._outputs.append((output, size_bytes))
+        self._size_bytes += size_bytes
+        self._report_pace()
         self._wake()
         return True
 
     def end(self, error: RequestError | None) -> None:
         """Nothing more will come. The first end counts."""
-        if not self._ended:
-            self._ended, self._error = True, error
+        if not self.has_ended:
+            self.has_ended, self._error = True, error
             self._wake()
 
     async def get(self) -> OmniOutput | None:
         """The next output, None at the end. Raise the request's error once its outputs are taken."""
-        while not self._outputs and not self._ended:
+        while not self._outputs and not self.has_ended:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
         if self._outputs:
-            output = self._outputs.popleft()
-            self._size_bytes -= output.size_bytes
-            self._look_at_pace()
+            output, size_bytes = self._outputs.popleft()
+            self._size_bytes -= size_bytes
+            self._report_pace()
             return output
         if self._error is not None:
             raise self._error
         return None
 
-    def _look_at_pace(self) -> None:
-        pace = None if self._ended else self._marks.crossed(len(self._outputs), self._size_bytes)
+    def _report_pace(self) -> None:
+        pace = None if self.has_ended else self._marks.crossed(len(self._outputs), self._size_bytes)
         if pace is not None:
             self._on_pace(pace)
 

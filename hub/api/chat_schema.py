@@ -16,6 +16,7 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
+from hub.api.errors import ModelNotFoundError
 from omni_discovery.data_urls import picture_url
 from omni_discovery.deploy.document import StageConfig
 from omni_discovery.errors import InvalidRequestError
@@ -103,6 +104,12 @@ def refuse_embeddings(stages: Sequence[StageConfig], modalities: Sequence[str] |
             f"stage {stage.stage_id} makes embeddings, which are no part of a chat: ask POST /v1/embeddings of a hub "
             f"with --api vllm{hint}"
         )
+
+
+def check_model(asked: str, served: str) -> None:
+    """Raise ModelNotFoundError if a request names another model than the one that is served; it may name none."""
+    if asked and asked != served:
+        raise ModelNotFoundError(asked, served)
 
 
 def check_neutral(request: NeutralFields) -> None:

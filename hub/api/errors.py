@@ -31,12 +31,6 @@ class ModelNotFoundError(InvalidRequestError):
         super().__init__(f"the model {asked!r} is not served here; there is {served!r}")
 
 
-def check_model(asked: str, served: str) -> None:
-    """Raise ModelNotFoundError if a request names another model than the one that is served; it may name none."""
-    if asked and asked != served:
-        raise ModelNotFoundError(asked, served)
-
-
 #: Status, OpenAI's ``type`` and our ``code``, the first class that fits.
 _KINDS: tuple[tuple[type[OmniError], int, str, str], ...] = (
     (BodyTooLongError, 413, "invalid_request_error", "request_too_large"),

@@ -1,16 +1,12 @@
-"""Serve the routes with uvicorn on a socket that is bound before anything else starts.
-
-Notice a client that leaves, so that no stage works for nobody.
-"""
+"""The HTTP server: uvicorn on a socket that is bound before the other parts of the hub start."""
 
 from __future__ import annotations
 
 import asyncio
 import errno
 import socket
-from collections.abc import AsyncIterator, Coroutine
-from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Final, TypeVar
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final
 
 import uvicorn
 
@@ -20,7 +16,6 @@ from omni_discovery.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from starlette.requests import Request
     from starlette.types import ASGIApp
 
     from hub.async_omni import AsyncOmni
@@ -96,61 +91,3 @@ class HttpServer:
     def hurry(self) -> None:
         """Have ``stop``, now or later, give open answers no time. Used on the loop."""
         self._hurries.set()
-
-
-_Result = TypeVar("_Result")
-
-
-class ClientLeftError(Exception):
-    """The client closed its connection; what was under way for it has been cancelled."""
-
-
-async def run_unless_left(request: Request, work: Coroutine[None, None, _Result]) -> _Result:
-    """Await ``work``; cancel it and raise ClientLeftError when the client leaves first."""
-    task = asyncio.create_task(work)
-    left = asyncio.create_task(_left(request))
-    try:
-        await asyncio.wait({task, left}, return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            raise ClientLeftError
-        return task.result()
-    finally:
-        await _end(task, left)
-
-
-async def iterate_unless_left(request: Request, items: AsyncIterator[_Result]) -> AsyncIterator[_Result]:
-    """Yield the items; end them and raise ClientLeftError when the client leaves."""
-    left = asyncio.create_task(_left(request))
-    pending: asyncio.Task[_Result | None] | None = None
-    try:
-        while True:
-            pending = asyncio.create_task(_next(items))
-            await asyncio.wait({pending, left}, return_when=asyncio.FIRST_COMPLETED)
-            if not pending.done():
-                raise ClientLeftError
-            item = pending.result()
-            if item is None:
-                return
-            yield item
-    finally:
-        await _end(left, *([pending] if pending else []))
-        close = getattr(items, "aclose", None)
-        if close is not None:
-            await close()
-
-
-async def _next(items: AsyncIterator[_Result]) -> _Result | None:
-    return await anext(items, None)
-
-
-async def _left(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
-
-
-async def _end(*tasks: asyncio.Task[object]) -> None:
-    for task in tasks:
-        task.cancel()
-    for task in tasks:
-        with suppress(asyncio.CancelledError, Exception):
-            await task

@@ -76,7 +76,7 @@ PREFIXES: frozenset[str] = frozenset()
 SHARED_CLASS_NAMES: dict[str, frozenset[str]] = {
     "omni_discovery": frozenset({"Grant", "Granted"}),
     "stage_runtime": frozenset({"Answer", "Piece", "Reader", "Source"}),
-    "hub": frozenset({"Feed", "Segment", "_Parser"}),
+    "hub": frozenset(),
 }
 
 WEB = {"starlette", "uvicorn", "fastapi", "aiohttp"}
