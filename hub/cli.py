@@ -1,4 +1,4 @@
-"""``omni serve``: a hub, the stages beside it, or (``--headless``) only replicas of one stage."""
+"""``omni serve``: a hub with its local stages, or (``--headless``) only replicas of one stage."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class ServeCommand:
 
 
 def dry_run(arguments: argparse.Namespace) -> int:
-    """Print the plan. Raise OmniError if it is not possible."""
+    """Print the plan. Raise OmniError if it can't be carried out."""
     from hub.serve.dry_run import dry_run_headless, dry_run_hub
 
     if arguments.headless:
@@ -60,7 +60,7 @@ def dry_run(arguments: argparse.Namespace) -> int:
 
 
 def run_headless(arguments: argparse.Namespace) -> int:
-    """Become the supervisor of one stage's local replicas; does not return."""
+    """Replace this process by the supervisor of one stage's local replicas; does not return. Raise ConfigError."""
     stage_id = arguments.stage_id
     runtime = runtime_here(arguments, stage_id)
     count = arguments.omni_dp_size_local or runtime.get("num_replicas") or 1
@@ -80,9 +80,9 @@ def run_with_hub(arguments: argparse.Namespace) -> int:
 
 
 def serve_config(arguments: argparse.Namespace, deploy: DeployConfig) -> ServeConfig:
-    """What a hub needs to know of the flags. Raise ConfigError."""
+    """The settings of a hub by its flags. Raise ConfigError."""
     try:
-        import hub.serve.app  # noqa: F401 - all that a hub needs
+        import hub.serve.app  # noqa: F401 - imports all packages that a hub needs
         from hub.serve.running_hub import ServeConfig
         from omni_discovery.balancing.policies import build_load_balancer_factory
     except ModuleNotFoundError as error:
@@ -120,5 +120,5 @@ def serve_config(arguments: argparse.Namespace, deploy: DeployConfig) -> ServeCo
 
 
 def user_state_dir() -> Path:
-    """Where this user's hubs keep their identity and their last view of a registry."""
+    """The folder in which this user's hubs keep their identity and saved view."""
     return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "omni"

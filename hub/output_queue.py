@@ -1,4 +1,4 @@
-"""OutputQueue: what waits between the orchestrator and one client, within bounds."""
+"""OutputQueue: the bounded queue of outputs between the orchestrator and one client."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from hub.request.events import ClientPace
 from hub.request.outputs import OmniOutput
 from omni_discovery.errors import OverloadedError, RequestError
 
-#: Text that waits is not made longer than this: joining copies it.
+#: Texts are joined up to this length only, because joining copies them.
 _LONG_BYTES: Final = 4096
 
 
 class OutputQueue:
-    """Outputs of one request. Behind half the bound, text that waits is joined: a slow reader gets longer pieces.
+    """The outputs of one request that its client has not read.
 
-    ``on_pace`` is told when the reader falls behind, and when it has caught up.
+    From the high watermark (half of a bound) on, texts are joined: a slow reader gets longer pieces. ``on_pace`` is
+    called when the reader falls behind and when it has caught up.
     """
 
     def __init__(
@@ -39,7 +40,7 @@ class OutputQueue:
         self._waiter: asyncio.Future[None] | None = None
 
     def put(self, output: OmniOutput) -> bool:
-        """Add an output; False, and nothing added, if the reader is too far behind."""
+        """Add an output; return False, and add nothing, if the queue is full."""
         size_bytes = output.size_bytes
         if self._size_bytes + size_bytes > self._max_bytes and self._outputs:
             return False
@@ -59,13 +60,13 @@ class OutputQueue:
         return True
 
     def end(self, error: RequestError | None) -> None:
-        """Nothing more will come. The first end counts."""
+        """Mark the end of the outputs, with an error or None. Does nothing after the first call."""
         if not self.has_ended:
             self.has_ended, self._error = True, error
             self._wake()
 
     async def get(self) -> OmniOutput | None:
-        """The next output, None at the end. Raise the request's error once its outputs are taken."""
+        """Wait for the next output; None at the end. Raise the request's error after its last output."""
         while not self._outputs and not self.has_ended:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
@@ -94,20 +95,20 @@ async def deliver(
     abort: Callable[[AbortRequest], None],
     failed: Callable[[RequestError], None] = lambda _error: None,
 ) -> None:
-    """Give each output to the queue of its request, for ever; ``abort`` ends those whose reader is far behind.
+    """Move each output from ``source`` to the queue of its request, for ever.
 
-    ``failed`` is told the errors that requests end with.
+    A request whose queue is full is ended by ``abort`` with OverloadedError. ``failed`` gets the errors of requests.
     """
     while True:
-        request_id, what = await source.get()
-        if isinstance(what, Ended) and what.error is not None:
-            failed(what.error)
+        request_id, output = await source.get()
+        if isinstance(output, Ended) and output.error is not None:
+            failed(output.error)
         queue = queues.get(request_id)
         if queue is None:
             continue
-        if isinstance(what, Ended):
-            queue.end(what.error)
-        elif not queue.put(what):
+        if isinstance(output, Ended):
+            queue.end(output.error)
+        elif not queue.put(output):
             error = OverloadedError("the client reads too slowly: its outputs filled the hub's bound")
             queue.end(error)
             abort(AbortRequest(request_id, error))

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from hub.request.outputs import OmniOutput
     from omni_discovery.deploy.document import DeployConfig
 
-#: What nginx says when the client left before the answer; nobody reads it but the access log.
+#: nginx's status for a client that closed its connection before the answer.
 _CLIENT_LEFT = 499
 
 
@@ -86,9 +86,9 @@ class ChatCompletions:
             return error_response(error, answer.request_id)
 
     async def _read(self, request: Request) -> tuple[ChatRequest, float]:
-        """What is asked, and when its last byte had come: a client that sends slowly takes none of the hub's time.
+        """The request and when its last byte had come (a slow sender doesn't count as time in the hub).
 
-        Raise InvalidRequestError; the hub never hears of such a request otherwise.
+        Raise InvalidRequestError, which is counted here: such a request never reaches the orchestrator.
         """
         try:
             body = await read_body(request)
@@ -155,13 +155,16 @@ class ChatCompletions:
 
 
 def stale_header(omni: AsyncOmni) -> dict[str, str]:
-    """What tells the client that replicas were picked by a view that is not proved fresh; empty while it is."""
+    """The header of an answer by replicas that were picked from a stale view; empty while the view is fresh."""
     stale_s = omni.view_stale_s
     return {} if stale_s is None else {"x-omni-view-stale-s": f"{stale_s:.1f}"}
 
 
 def stage_params(deploy: DeployConfig, chat: ChatRequest) -> dict[int, dict[str, Any]]:
-    """What the body asks of each stage: text sampling for text stages, the seed for all, then the explicit list."""
+    """The parameters of each stage: text sampling for text stages, the seed for all, then ``sampling_params_list``.
+
+    Raise InvalidRequestError.
+    """
     explicit = chat.sampling_params_list or []
     refuse_logprobs(deploy.stages, explicit)
     refuse_adapter_paths(explicit)
@@ -181,11 +184,11 @@ def stage_params(deploy: DeployConfig, chat: ChatRequest) -> dict[int, dict[str,
 
 
 async def read_body(request: Request) -> bytes:
-    """The whole body, bounded. Raise BodyTooLongError if it is longer."""
+    """The whole body, of at most MAX_BODY_BYTES. Raise BodyTooLongError if it is longer."""
     limit = f"the body is longer than {MAX_BODY_BYTES} bytes"
     too_long = BodyTooLongError(f"{limit}: send less in one request, or smaller pictures")
-    told, waits = request.headers.get("content-length", ""), "expect" in request.headers
-    size_bytes = int(told[:20]) if told.isdecimal() else 0
+    length, waits = request.headers.get("content-length", ""), "expect" in request.headers
+    size_bytes = int(length[:20]) if length.isdecimal() else 0
     if size_bytes > MAX_DROPPED_BYTES or (waits and size_bytes > MAX_BODY_BYTES):
         raise too_long
     body, size_bytes = bytearray(), 0
@@ -195,7 +198,7 @@ async def read_body(request: Request) -> bytes:
             body += piece
         elif size_bytes > MAX_DROPPED_BYTES:
             break
-    # Read to its end all the same: a client that is still sending would find its connection closed, and no answer.
+    # It was read to its end all the same: a client that is still sending would get no answer from a closed connection.
     if size_bytes > MAX_BODY_BYTES:
         raise too_long
     return bytes(body)

@@ -1,4 +1,4 @@
-"""How an error looks over HTTP: OpenAI's shape, the right status, Retry-After where trying again makes sense."""
+"""Errors over HTTP: OpenAI's body, the status, and Retry-After where a retry makes sense."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def describe(error: OmniError) -> tuple[int, dict[str, Any]]:
 
 
 def message_of(error: OmniError) -> str:
-    """What went wrong, and what to do next."""
+    """The error's text and what to do next."""
     steps = []
     if isinstance(error, RequestError) and error.retry_after_s is not None:
         steps.append(f"try again in {math.ceil(error.retry_after_s)} s")
@@ -75,7 +75,7 @@ def error_body(message: str, name: str, code: str, param: str | None = None) -> 
 
 
 def error_response(error: OmniError, request_id: str | None = None) -> JSONResponse:
-    """The whole answer for an error that came before any output."""
+    """The answer to a request that failed before its first output."""
     status, body = describe(error)
     headers = {} if request_id is None else {"x-request-id": request_id}
     if isinstance(error, RequestError) and error.retry_after_s is not None:

@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
     from hub.async_omni import AsyncOmni
 
-#: How long open answers may go on when the hub is told to stop.
+#: How long open answers may go on when the hub stops.
 _GRACE_S: Final = 5
-#: How often, after that, the answers are ended that began meanwhile.
+#: Interval at which answers are ended after that, including those that began meanwhile.
 _LATECOMERS_S: Final = 0.5
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A listening socket; port 0 takes a free one. Raise ConfigError that says what to do."""
+    """A listening socket; port 0 takes a free one. Raise ConfigError if the address can't be bound."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -51,7 +51,7 @@ class _Server(uvicorn.Server):
 
 
 class HttpServer:
-    """The HTTP face of one hub."""
+    """The HTTP server of one hub."""
 
     def __init__(self, omni: AsyncOmni, app: ASGIApp) -> None:
         config = uvicorn.Config(
@@ -71,23 +71,23 @@ class HttpServer:
         self._hurries = asyncio.Event()
 
     def start(self, listener: socket.socket) -> None:
-        """Begin to answer on the socket; until then the kernel keeps connections waiting."""
+        """Start to serve the socket; until then connections wait in its backlog."""
         self._task = asyncio.create_task(self._server.serve(sockets=[listener]))
 
     async def stop(self) -> None:
-        """Take nothing new, let open answers end within the grace. Idempotent."""
+        """Accept nothing new; open answers may end within 5 s, then they are ended with an error. Idempotent."""
         self._server.should_exit = True
         if self._task is not None:
             hurried = asyncio.create_task(self._hurries.wait())
             await asyncio.wait({self._task, hurried}, timeout=_GRACE_S, return_when=asyncio.FIRST_COMPLETED)
             hurried.cancel()
             while not self._task.done():
-                # Each open answer ends with an error that says so, in place of in the middle of a word. The sessions
-                # stand: replicas that are stopped now wait for this hub to say that it has seen them drain.
+                # Each open answer ends with an error instead of being cut. The sessions stay open: replicas that are
+                # stopped now wait for this hub to acknowledge their drain.
                 self._omni.end_requests()
                 await asyncio.wait({self._task}, timeout=_LATECOMERS_S)
             await asyncio.gather(self._task, return_exceptions=True)
 
     def hurry(self) -> None:
-        """Have ``stop``, now or later, give open answers no time. Used on the loop."""
+        """Have ``stop``, now or later, end open answers at once. Used on the loop."""
         self._hurries.set()

@@ -1,4 +1,4 @@
-"""``omni serve --dry-run``: the plan as text. Reads etcd and writes nothing, starts nothing that stays."""
+"""``omni serve --dry-run``: the plan as text. Reads etcd and writes nothing; the processes that it starts end."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _CHECK_S: Final = 120.0
 
 
 def dry_run_hub(arguments: argparse.Namespace, config: ServeConfig) -> int:
-    """Print what this hub would do; return 0. Raise OmniError if it could not."""
+    """Print the plan of this hub; return 0. Raise OmniError if the hub could not start."""
     from hub.api.server import bind
 
     here, deploy = stages_here(arguments, config.deploy), config.deploy
@@ -61,7 +61,7 @@ def dry_run_hub(arguments: argparse.Namespace, config: ServeConfig) -> int:
 
 
 def dry_run_headless(arguments: argparse.Namespace, security: RegistrySecurity) -> int:
-    """Print what this supervisor would do; return 0. Raise OmniError if it could not."""
+    """Print the plan of this supervisor; return 0. Raise OmniError if the supervisor could not start."""
     ttl_s, namespace = arguments.omni_heartbeat_timeout, arguments.namespace
     registry = RegistryConfig(arguments.etcd_endpoints, namespace, security, ttl_s=ttl_s)
     in_force = check_registry(registry, _ANSWER_S)
@@ -89,7 +89,7 @@ _WAITS: Final = "none is in force yet: the replicas would wait for the first hub
 
 
 def check_here(arguments: argparse.Namespace, deploy: DeployConfig, here: StagesHere) -> None:
-    """Have each stage looked at by who would run it: engine, model, devices, connectors. Raise ConfigError."""
+    """Check engine, model, devices and connectors of each stage in a process of its own. Raise ConfigError."""
     for stage, count in () if arguments.worker_backend == RAY else here:
         config_fd = open_config(StageCheck(stage=stage, deploy=deploy, count=count))
         try:
@@ -108,13 +108,16 @@ def check_here(arguments: argparse.Namespace, deploy: DeployConfig, here: Stages
         finally:
             os.close(config_fd)
         if ended.returncode:
-            said = ended.stderr.decode("utf-8", "replace").strip().splitlines() or [f"exit code {ended.returncode}"]
-            raise ConfigError(said[-1].removeprefix("omni: "))
+            lines = ended.stderr.decode("utf-8", "replace").strip().splitlines() or [f"exit code {ended.returncode}"]
+            raise ConfigError(lines[-1].removeprefix("omni: "))
         sys.stderr.write(ended.stderr.decode("utf-8", "replace"))
 
 
 def _agree(config: ServeConfig) -> str:
-    """What becomes of the document. Raise ConfigError if another one is in force, RegistryError if etcd refuses us."""
+    """What would become of the document, as text.
+
+    Raise ConfigError if another document is in force, RegistryError if etcd refuses the login or the certificate.
+    """
     from hub.serve.running_hub import check_none_embedded
 
     if config.endpoints is None:

@@ -1,4 +1,4 @@
-"""The stages that run beside a hub: one supervisor each, as child processes, never by import."""
+"""The local stages of a hub: one supervisor each, as child processes."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from omni_discovery.view.table import View
 
 logger = logging.getLogger(__name__)
 
-#: A supervisor kills what has not drained in time, this much later at most; after it, it hangs itself.
+#: A supervisor kills replicas that have not drained in time; one that runs so long after the drain timeout hangs.
 _KILL_S: Final = 25.0
-#: Exit codes of a supervisor: an operator has drained all its replicas; it was given what it can't run with.
+#: Exit codes of a supervisor: an operator has drained all its replicas; its configuration is wrong.
 _DRAINED: Final = 0
-_BAD_INPUT: Final = 2
-#: How often a supervisor that is to hurry is told so: signals that come at once may reach it as one.
+_BAD_CONFIG: Final = 2
+#: Interval between signals to a supervisor that has to hurry: two at once may reach it as one.
 _HURRY_S: Final = 0.5
 _NEVER_S: Final = float("inf")
 
 
 @dataclass(frozen=True, slots=True)
 class StageEnd:
-    """A supervisor has ended that nobody had told to. ``was_up``: whether this stage could once be served from here."""
+    """A supervisor has ended by itself. ``was_up``: whether one of the stage's local replicas was up before."""
 
     stage_id: int
     code: int
@@ -40,28 +40,28 @@ class StageEnd:
 
     @property
     def is_refusal(self) -> bool:
-        """Whether this machine never could run it: the supervisor has said what is wrong."""
-        return self.code == _BAD_INPUT and not self.was_up
+        """Whether the stage can't run on this machine: its supervisor has printed why."""
+        return self.code == _BAD_CONFIG and not self.was_up
 
 
 @dataclass(slots=True)
 class _Running:
-    """One stage over all its supervisors. ``child`` is None between two of them, and behind the last."""
+    """One stage, over all its supervisors. ``child`` is None between two of them, and after the last."""
 
     stage: StageOptions
     child: subprocess.Popen[bytes] | None = None
     pauses: RestartPauses = field(default_factory=RestartPauses)
     start_at_s: float = _NEVER_S
-    #: Where the registry stood when ``child`` was started: replicas of it come into being later.
-    begun_at: int = 0
-    #: Since when one of its replicas is up; None before that.
+    #: The registry's revision when ``child`` was started: its replicas have later epochs.
+    start_revision: int = 0
+    #: Since when one of its replicas is up, monotonic seconds; None before that.
     up_since_s: float | None = None
     was_up: bool = False
 
 
 @dataclass(slots=True)
 class LocalStages:
-    """Starts and stops the supervisors. Used from one thread, the one that lives longest: children die with it."""
+    """Starts, restarts and stops the supervisors. Used from one thread: the kernel ends the children with it."""
 
     #: The hub's current view of the registry.
     view: Callable[[], View]
@@ -75,10 +75,10 @@ class LocalStages:
         for each in self._running:
             self._start(each)
 
-    def tend(self) -> list[StageEnd]:
-        """Start again whose time has come; return the ends since the last call. Due about twice a second.
+    def restart_ended(self) -> list[StageEnd]:
+        """Restart supervisors after their backoff; return the ends since the last call. Call it twice a second.
 
-        One that was drained, or given what it can't run with, stays down; any other is started again.
+        A stage that was drained or has a wrong configuration stays down; any other is restarted.
         """
         ends, view = [], self.view()
         for each in self._running:
@@ -95,7 +95,7 @@ class LocalStages:
         return ends
 
     def stop(self) -> None:
-        """Let all drain at once, then make sure that they are gone. Idempotent. ``hurry`` shortens it."""
+        """Drain all stages at the same time; kill supervisors that take too long. Idempotent. ``hurry`` shortens it."""
         running, self._running = self._running, []
         children = {each.stage.stage_id: each.child for each in running if each.child is not None}
         _terminate(children.values())
@@ -114,11 +114,11 @@ class LocalStages:
                 child.wait()
 
     def hurry(self) -> None:
-        """Have ``stop``, now or later, wait for nothing that still runs. From any thread."""
+        """Have ``stop``, now or later, fail the requests in flight instead of waiting for them. From any thread."""
         self._hurries = True
 
     def _start(self, each: _Running) -> None:
-        each.begun_at, each.up_since_s, each.start_at_s = self.view().revision, None, _NEVER_S
+        each.start_revision, each.up_since_s, each.start_at_s = self.view().revision, None, _NEVER_S
         config_fd = open_config(each.stage)
         try:
             each.child = subprocess.Popen(
@@ -137,14 +137,14 @@ class LocalStages:
         try:
             self._start(each)
         except OSError as error:
-            # That the machine has no process or memory to give just now must not cost the hub.
+            # A lack of processes or memory must not end the hub: retried like any other end.
             logger.error("stage.not_started stage=%d: %s", each.stage.stage_id, error)
             each.start_at_s = self.now() + each.pauses.ended(0.0)
 
     def _ended(self, each: _Running, code: int) -> None:
         stage_id, now_s = each.stage.stage_id, self.now()
         each.child = None
-        if code in (_DRAINED, _BAD_INPUT):
+        if code in (_DRAINED, _BAD_CONFIG):
             level = logging.ERROR if code else logging.INFO
             logger.log(level, "stage.ended stage=%d exit_code=%d: no local replica of it runs any more", stage_id, code)
             return
@@ -155,9 +155,9 @@ class LocalStages:
 
 
 def _is_up(each: _Running, view: View) -> bool:
-    """Whether a replica of the stage is up that came after its supervisor."""
+    """Whether a replica of the stage is up that is younger than its supervisor."""
     return any(
-        info.stage_id == each.stage.stage_id and info.status is ReplicaStatus.UP and info.epoch > each.begun_at
+        info.stage_id == each.stage.stage_id and info.status is ReplicaStatus.UP and info.epoch > each.start_revision
         for info in view.replicas.values()
     )
 
