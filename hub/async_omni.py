@@ -24,7 +24,7 @@ from hub.orchestrator.active import AbortRequest, UpdateRequest
 from hub.orchestrator.admission import Asked, Intake
 from hub.orchestrator.orchestrator import Orchestrator
 from hub.orchestrator.rejections import Refusals, log_revocation
-from hub.orchestrator.releases import Releases
+from hub.orchestrator.releases import DeployVersions
 from hub.output_queue import OutputQueue, deliver
 from hub.pool.stage_pool import PoolOptions, StageStatus
 from hub.pool.versions import make_pools
@@ -46,7 +46,7 @@ logger = logging.getLogger(__name__)
 Inputs = Mapping[str, Any] | AsyncIterable[Mapping[str, Any]]
 
 
-class RequestInput:
+class SegmentFeeder:
     """The input of one request: a mapping, or segments from an iterator. ``stop`` it when the request has ended."""
 
     def __init__(self, inputs: Inputs) -> None:
@@ -152,7 +152,7 @@ class AsyncOmni(CollectiveCalls):
         options = PoolOptions(self._config.pick_timeout_s, self._config.load_fresh_s, labels=labels or {})
         pools = make_pools(self.graph.stage_ids, build_load_balancer_factory(policy), options)
         #: The versions of the deploy document that have requests or take them.
-        self.releases = Releases(deploy, pools, fixed_models=fixed_models)
+        self.releases = DeployVersions(deploy, pools, fixed_models=fixed_models)
         self._intake = Intake(self.releases, self._config)
         self._tasks: list[asyncio.Task[None]] = []
         self._orchestrator: Orchestrator | None = None
@@ -275,9 +275,9 @@ class AsyncOmni(CollectiveCalls):
         next is sent; an output's ``segment`` is the index of its segment. With ``segmented``, ``inputs`` is the first
         segment, and ``update`` sends the others.
         """
-        given_input = RequestInput(inputs)
+        feeder = SegmentFeeder(inputs)
         asked = Asked(
-            await given_input.first(),
+            await feeder.first(),
             request_id,
             modalities,
             self.graph.params_of(params, sampling_params_list),
@@ -286,7 +286,7 @@ class AsyncOmni(CollectiveCalls):
             priority,
             companions or {},
             trace_headers or {},
-            segmented or given_input.is_segmented,
+            segmented or feeder.is_segmented,
             async_chunk,
         )
         orchestrator = self._running_orchestrator()
@@ -301,15 +301,13 @@ class AsyncOmni(CollectiveCalls):
         self._inner_ids[request.shown_id] = request.request_id
         updates, inner_id = orchestrator.request_async_queue, request.request_id
         bounds = self._config.max_queued_outputs, self._config.max_queued_bytes
-        queue = self._queues[inner_id] = OutputQueue(*bounds, partial(orchestrator.set_pace, inner_id))
-        given_input.start(
-            partial(send_update, updates, inner_id), lambda error: self._ask(AbortRequest(inner_id, error))
-        )
+        queue = self._queues[inner_id] = OutputQueue(*bounds, partial(orchestrator.set_backpressure, inner_id))
+        feeder.start(partial(send_update, updates, inner_id), lambda error: self._ask(AbortRequest(inner_id, error)))
         try:
             while (output := await queue.get()) is not None:
                 yield output
         finally:
-            given_input.stop()
+            feeder.stop()
             del self._queues[request.request_id], self._inner_ids[request.shown_id]
             if not queue.has_ended:
                 self._ask(AbortRequest(request.request_id))

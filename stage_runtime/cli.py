@@ -143,11 +143,13 @@ def _check(check: StageCheck) -> int:
     try:
         from stage_runtime.engine_loop.payloads import build_edges
         from stage_runtime.engines.base import create_engine
+        from stage_runtime.engines.capabilities import capabilities_of
         from stage_runtime.supervisor.devices import find_machine
 
         stage = check.stage
         engine = create_engine(stage)
-        getattr(engine, "check", lambda: None)()
+        if (check_engine := capabilities_of(engine).check) is not None:
+            check_engine()
         engine.close()
         for edge in build_edges(check.deploy, stage.stage_id, "dry-run").values():
             edge.connector.close()

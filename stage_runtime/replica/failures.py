@@ -1,7 +1,4 @@
-"""Classify an engine's exception: too little memory, a broken model file, or a bug. Pure.
-
-Errors of libraries that may not be installed are recognized by the names of their classes.
-"""
+"""Classify an engine's exception: too little memory, a broken model file, or a bug. Pure."""
 
 from __future__ import annotations
 
@@ -11,18 +8,8 @@ from omni_discovery.deploy.document import StageConfig
 from omni_discovery.errors import ConfigError
 from omni_discovery.text import one_line
 from stage_runtime.config import EngineDeadError
+from stage_runtime.engines.errors import lacks_memory
 
-#: torch's errors.
-_MEMORY_TYPES: Final = frozenset({"OutOfMemoryError"})
-#: Parts of the messages of torch, CUDA, HIP, CANN and vLLM (a plain ValueError) for memory that is short now. vLLM's
-#: message for engine_args that no amount of free memory would satisfy has none of them.
-_MEMORY_WORDS: Final = (
-    "out of memory",
-    "can't allocate memory",
-    "cannot allocate memory",
-    "available memory on node",
-    "free memory on device",
-)
 _MEMORY_ADVICE: Final = (
     "give the stage more or other devices, stop what else uses them, or ask less of engine_args (max_model_len, "
     "max_num_seqs, gpu_memory_utilization, a smaller dtype)"
@@ -30,14 +17,6 @@ _MEMORY_ADVICE: Final = (
 #: The file is truncated or of another format; a restart would read the same bytes.
 _BROKEN_FILE_TYPES: Final = frozenset({"SafetensorError", "UnpicklingError"})
 _MOST_CHARACTERS: Final = 400
-
-
-def lacks_memory(error: BaseException) -> bool:
-    """Whether the error says that the host or a device ran out of memory."""
-    if isinstance(error, MemoryError) or type(error).__name__ in _MEMORY_TYPES:
-        return True
-    text = str(error).lower()
-    return any(words in text for words in _MEMORY_WORDS)
 
 
 def is_known(error: BaseException) -> bool:
