@@ -109,7 +109,7 @@ class ShmBlock:
 
         Nobody sees half of it: until the end it has the name of its home, and the lock.
         """
-        # FetchRequest of the kernel first: where it can't be had, that is an error here and no bus error while copying.
+        # Asked of the kernel first: where it can't be had, that is an error here and no bus error while copying.
         self._allocate(HEADER_BYTES + size_bytes)
         small: list[Buffer] = []
         place = HEADER_BYTES
