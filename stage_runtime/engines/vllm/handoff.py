@@ -23,7 +23,7 @@ from stage_runtime.engines.vllm.resume import ResumableDetokenizer
 
 
 class Rows:
-    """The hidden states of one request: a row for each token that the model has read, the prompt's first token first."""
+    """The hidden states of one request: a row for each token that the model has read, from the prompt's first on."""
 
     def __init__(self) -> None:
         self._chunks: list[Any] = []

@@ -34,7 +34,7 @@ def settle(params: Any, request: StageRequest, config: Any, *, is_split: bool, k
 
 
 def ask(params: Any, answer: Answer) -> None:
-    """Make a run's parameters ask for them unless the answer has begun. Raise InvalidRequestError if that is refused."""
+    """Make a run's parameters ask for them unless the answer has begun. Raise InvalidRequestError."""
     if params.prompt_logprobs is None:
         return
     if answer.token_ids:

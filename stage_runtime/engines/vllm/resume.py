@@ -77,7 +77,7 @@ def end_of(shown: Sequence[int], prompt_tokens: int, params: Any, model: Model) 
 
 
 def stop_reason_of(shown: Sequence[int], params: Any, model: Model) -> int | None:
-    """The stop reason of vLLM for a complete answer that ended with a stop token: that token, None for the usual end."""
+    """The stop reason, as vLLM gives it, of a complete answer that ended with a stop token; None for the usual end."""
     is_usual = shown[-1] == model.tokenizer.eos_token_id and not params.ignore_eos
     return None if is_usual else shown[-1]
 
