@@ -105,7 +105,7 @@ class EngineEnd:
 
     @property
     def pool(self) -> ManagedPool:
-        """The registered pool. Raise TransferError if the engine does not start, ConfigError if the memory can't be had.
+        """The registered pool. Raise TransferError if the engine does not start, ConfigError without the memory.
 
         Raise TransferCancelledError after ``close``.
         """
