@@ -22,7 +22,7 @@ from stage_runtime.engines.capabilities import capabilities_of
 from stage_runtime.engines.echo.engine import EchoEngine
 from stage_runtime.engines.vllm.control import Adapters, vllm_controls
 from stage_runtime.lifecycle import Stage, admit, published_status
-from stage_runtime.server.control import Calls
+from stage_runtime.server.control import ControlCalls
 from tests.support.replica_engine import ScriptedEngine
 
 HUB, OTHER = Peer("hub-1/aaa", "hub-1"), Peer("hub-2/bbb", "hub-2")
@@ -48,11 +48,11 @@ class Desk:
         self.own = Stage.READY
         self.counters: Counter[str] = Counter()
         self.said: list[tuple[Peer, wire.ControlResult]] = []
-        self.calls = Calls(lambda: self.own, lambda: 3, self.counters, lambda *what: self.said.append(what))
+        self.calls = ControlCalls(lambda: self.own, lambda: 3, self.counters, lambda *what: self.said.append(what))
 
     def take(self, call_id: str, method: str = "list_loras", peer: Peer = HUB) -> list[Call]:
         control = wire.Control(epoch=7, call_id=call_id, method=method, args=(1,), kwargs={"a": 2}, remaining_s=5.0)
-        return self.calls.take(peer, control, 10.0)
+        return self.calls.accept_call(peer, control, 10.0)
 
 
 # ---- the ZMQ thread
@@ -66,12 +66,12 @@ def test_a_call_is_passed_on_once_and_its_answer_goes_to_who_asked() -> None:
     (other,) = desk.take("c~1", peer=OTHER)
     assert other.key != job.key
     assert desk.counters["replayed_calls"] == 1
-    desk.calls.ended(Called(job.key, ok=True, result=[5]))
-    desk.calls.ended(Called(job.key, ok=True, result=[6]))
+    desk.calls.finish_call(Called(job.key, ok=True, result=[5]))
+    desk.calls.finish_call(Called(job.key, ok=True, result=[6]))
     answer = wire.ControlResult(epoch=7, call_id="c~1", ok=True, queue_length=3, result=[5])
     assert desk.said == [(HUB, answer)]
     assert desk.take("c~1") == []
-    assert desk.calls.peers() == [OTHER]
+    assert desk.calls.calling_peers() == [OTHER]
 
 
 def test_nothing_is_taken_from_the_call_for_sleep_until_the_engine_says_that_it_is_awake() -> None:
@@ -81,18 +81,18 @@ def test_nothing_is_taken_from_the_call_for_sleep_until_the_engine_says_that_it_
     desk = Desk()
     (first,), (second,) = desk.take("a", "sleep"), desk.take("b", "sleep")
     assert desk.calls.stage() is Stage.ASLEEP
-    desk.calls.ended(Called(second.key, ok=False, error="no", is_asleep=False))
+    desk.calls.finish_call(Called(second.key, ok=False, error="no", is_asleep=False))
     assert desk.calls.stage() is Stage.ASLEEP
-    desk.calls.ended(Called(first.key, ok=True, is_asleep=True))
+    desk.calls.finish_call(Called(first.key, ok=True, is_asleep=True))
     assert desk.calls.stage() is Stage.ASLEEP
     (wake,) = desk.take("c", "wake_up")
-    desk.calls.ended(Called(wake.key, ok=True, is_asleep=False))
+    desk.calls.finish_call(Called(wake.key, ok=True, is_asleep=False))
     assert desk.calls.stage() is Stage.READY
     (again,) = desk.take("d", "sleep")
-    desk.calls.ended(Called(again.key, ok=False, error="late"))
+    desk.calls.finish_call(Called(again.key, ok=False, error="late"))
     assert desk.calls.stage() is Stage.READY
     (half,) = desk.take("e", "sleep")
-    desk.calls.ended(Called(half.key, ok=False, error="no", is_asleep=True))
+    desk.calls.finish_call(Called(half.key, ok=False, error="no", is_asleep=True))
     assert desk.calls.stage() is Stage.ASLEEP
     desk.own = Stage.DRAINING
     assert desk.calls.stage() is Stage.DRAINING
@@ -124,7 +124,7 @@ def test_open_calls_are_bounded() -> None:
         assert len(desk.take(f"c{number}")) == 1
     assert desk.take("one more") == []
     assert "64 calls are open" in desk.said[-1][1].error
-    desk.calls.ended(Called("#1", ok=True))
+    desk.calls.finish_call(Called("#1", ok=True))
     assert len(desk.take("now")) == 1
 
 
@@ -132,10 +132,10 @@ def test_a_hub_that_is_given_up_gets_no_answers_and_its_sleep_counts_until_the_e
     desk = Desk()
     (job,), (behind,) = desk.take("c", "sleep"), desk.take("e")
     desk.take("d", peer=OTHER)
-    assert desk.calls.drop(HUB.name) == [behind.key, job.key]
-    assert desk.calls.peers() == [OTHER]
+    assert desk.calls.drop_calls(HUB.name) == [behind.key, job.key]
+    assert desk.calls.calling_peers() == [OTHER]
     assert desk.calls.stage() is Stage.ASLEEP
-    desk.calls.ended(Called(job.key, ok=False, error="nobody waits"))
+    desk.calls.finish_call(Called(job.key, ok=False, error="nobody waits"))
     assert desk.calls.stage() is Stage.READY
     assert desk.said == []
 
