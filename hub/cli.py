@@ -1,4 +1,4 @@
-"""``omni serve``: a hub, the stages beside it, or (``--headless``) only replicas of one stage."""
+"""What ``omni serve`` runs: a hub, the stages beside it, or (``--headless``) only replicas of one stage."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from hub.serve.flags import (
     DEFAULT_HOST,
     DEFAULT_POLICY,
     DEFAULT_PORT,
-    add_serve_options,
     check_flags,
     hub_config,
     warn_of_ignored_flags,
 )
 from hub.serve.plan import deploy_of, plan_here, runtime_flag, stages_here, to_start
 from omni_discovery.commands.flags import backend_flags, data_plane_flags, read_labels, warn_if_plain
-from omni_discovery.commands.main import configure_logging, read_security, security_flags, user_runtime_dir
+from omni_discovery.commands.output import configure_logging
+from omni_discovery.commands.registry import read_security, security_flags, user_runtime_dir
 from omni_discovery.deploy.document import DeployConfig
 from omni_discovery.deploy.overrides import of_this_host, parse_overrides
 from omni_discovery.errors import ConfigError
@@ -29,25 +29,16 @@ if TYPE_CHECKING:
     from hub.serve.running_hub import ServeConfig
 
 
-class ServeCommand:
-    """``omni serve [MODEL]``."""
-
-    summary = "serve a pipeline: a hub with its local stages, or only replicas with --headless"
-
-    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """See Command."""
-        add_serve_options(parser)
-
-    def run(self, arguments: argparse.Namespace) -> int:
-        """See Command."""
-        configure_logging()
-        check_flags(arguments)
-        warn_of_ignored_flags(arguments)
-        if arguments.dry_run:
-            return dry_run(arguments)
-        if arguments.headless:
-            return run_headless(arguments)
-        return run_with_hub(arguments)
+def serve(arguments: argparse.Namespace) -> int:
+    """Run ``omni serve`` with these arguments; return the exit code. Raise OmniError for what can't be served."""
+    configure_logging()
+    check_flags(arguments)
+    warn_of_ignored_flags(arguments)
+    if arguments.dry_run:
+        return dry_run(arguments)
+    if arguments.headless:
+        return run_headless(arguments)
+    return run_with_hub(arguments)
 
 
 def dry_run(arguments: argparse.Namespace) -> int:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from omni_discovery.clients import OmniCoordClientForHub, OmniCoordClientForStage
     from omni_discovery.records.schema import ReplicaEvent, ReplicaInfo, ReplicaList, ReplicaStatus
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
 
 __all__ = [
     "LeastQueueLengthBalancer",

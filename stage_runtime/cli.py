@@ -22,7 +22,8 @@ from omni_discovery.commands.flags import (
     read_labels,
     warn_if_plain,
 )
-from omni_discovery.commands.main import add_security_options, configure_logging, read_security, user_runtime_dir
+from omni_discovery.commands.output import configure_logging
+from omni_discovery.commands.registry import add_security_options, read_security, user_runtime_dir
 from omni_discovery.deploy.document import DeployConfig, StageConfig
 from omni_discovery.deploy.overrides import check_headless, document_here, parse_overrides
 from omni_discovery.errors import ConfigError, OmniError

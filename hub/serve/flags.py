@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from omni_discovery.commands.flags import add_backend_options, add_data_plane_options, check_backend, check_data_plane
-from omni_discovery.commands.main import add_registry_options, read_security
+from omni_discovery.commands.registry import add_registry_options, read_security
 from omni_discovery.deploy.overrides import check_headless, parse_overrides
 from omni_discovery.errors import ConfigError
 from omni_discovery.etcd.config import RegistryConfig, RegistrySecurity

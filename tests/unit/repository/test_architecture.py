@@ -58,7 +58,7 @@ LAYERS = {
         ("async_omni", "output_queue", "engine_control"),
         ("api",),
         ("serve",),
-        ("cli", "omni"),
+        ("cli", "command", "omni"),
     ),
     "stage_runtime": (
         ("", "config", "lifecycle", "addresses", "status_pipe"),
@@ -109,6 +109,8 @@ ENVIRONMENT_READERS = (
     "hub/cli.py",
     "stage_runtime/cli.py",
     "omni_discovery/commands/main.py",
+    "omni_discovery/commands/registry.py",
+    "omni_discovery/commands/output.py",
     "stage_runtime/demo/",
     "stage_runtime/supervisor/ray_actor.py",
     "omni_discovery/etcd/fork.py",

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from hub.cli import ServeCommand, check_flags, serve_config
+from hub.cli import check_flags, serve_config
+from hub.command import ServeCommand
 from hub.serve.flags import warn_of_ignored_flags
 from hub.serve.plan import deploy_of, stages_here
 from omni_discovery.errors import ConfigError
