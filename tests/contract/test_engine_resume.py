@@ -18,7 +18,7 @@ from omni_discovery.wire import Resume, TokenLogprobs
 from stage_runtime.config import NotResumableError
 from stage_runtime.engine_loop.check_output import pieces_of
 from stage_runtime.engines.base import Engine, EngineOutput, StageRequest, create_engine
-from stage_runtime.engines.echo import engine as echo
+from stage_runtime.engines.echo import speech
 from stage_runtime.engines.prompts import read_prompt
 from stage_runtime.engines.sampling import token_sampling
 from stage_runtime.engines.vllm import resume as vllm_resume
@@ -191,7 +191,7 @@ def test_a_picture_that_another_replica_draws_again_is_the_same() -> None:
 
 
 def test_each_obstacle_is_declared_with_its_reason() -> None:
-    for table in (echo.NOT_RESUMABLE, vllm_resume.NOT_RESUMABLE):
+    for table in (speech.NOT_RESUMABLE, vllm_resume.NOT_RESUMABLE):
         assert all(name and reason for name, reason in table.items())
 
 

@@ -305,8 +305,8 @@ def test_only_prompts_with_the_same_salt_are_remembered_together(
     whole = 2 * BLOCK
     for key in ("plain", "mine", "yours"):
         assert (cached[key], cached[f"{key} again"]) == (0, whole)
-    for key, salt in {"ahead": "c", "alone": "d"}.items():
-        second.add(feeding(key, cache_salt=salt))
+    for key, other in {"ahead": "c", "alone": "d"}.items():
+        second.add(feeding(key, cache_salt=other))
         second.feed(key, 0, piece_of(*prompt), False)
         drain(second)
         if key == "alone":
@@ -566,7 +566,7 @@ def test_a_paused_answer_can_be_aborted_and_unknown_ones_are_fine(first: VllmEng
 
 def test_a_character_of_several_tokens_is_whole_wherever_it_is_paused(first: VllmEngine) -> None:
     """The model is made to speak in bytes of two-byte characters."""
-    params = {"logit_bias": {"141": 100.0, "116": 99.0}, "repetition_penalty": 3.0, "max_tokens": 8}
+    params: dict[str, Any] = {"logit_bias": {"141": 100.0, "116": 99.0}, "repetition_penalty": 3.0, "max_tokens": 8}
     whole = run(first, ask(**params))["a"]
     said = paused_at(first, ask(**params), tuple(range(8)), lambda: None)
     assert resume_of(said) == resume_of(whole)
