@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 
 from hub.serve.flags import (
     DEFAULT_HOST,
-    DEFAULT_POLICY,
     DEFAULT_PORT,
     check_flags,
     hub_config,
     warn_of_ignored_flags,
 )
 from hub.serve.plan import deploy_of, plan_here, runtime_flag, stages_here, to_start
+from omni_discovery.balancing.policies import DEFAULT_POLICY
 from omni_discovery.commands.flags import backend_flags, data_plane_flags, read_labels, warn_if_plain
 from omni_discovery.commands.output import configure_logging
 from omni_discovery.commands.registry import read_security, security_flags, user_runtime_dir

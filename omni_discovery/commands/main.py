@@ -9,13 +9,12 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from importlib.metadata import EntryPoint, entry_points
-from typing import Final, Protocol
+from importlib.metadata import EntryPoint
+from typing import Protocol
 
 from omni_discovery import __version__
 from omni_discovery.errors import ConfigError, OmniError
-
-GROUP: Final = "omni_discovery.commands"
+from omni_discovery.plugins import COMMAND_GROUPS, find_plugins
 
 
 class Command(Protocol):
@@ -45,7 +44,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="omni", description="Serve multi-stage models on many hosts, without a head.")
     parser.add_argument("--version", action="version", version=f"omni {__version__}")
     subparsers = parser.add_subparsers(metavar="COMMAND", required=True)
-    installed = {entry.name: entry for entry in sorted(entry_points(group=GROUP), key=lambda entry: entry.name)}
+    installed = dict(sorted(find_plugins(COMMAND_GROUPS).items()))
     chosen = next((word for word in words if not word.startswith("-")), "")
     if chosen in installed:
         command = _load(installed[chosen])

@@ -8,36 +8,32 @@ Connectors that an edge names by themselves, or describes on the spot, declared 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
-#: What every replica can build; those of other packages are declared in the document.
-CONNECTORS: Final = (
-    "AutoConnector",
-    "MooncakeConnector",
-    "MooncakeStoreConnector",
-    "MooncakeTransferEngineConnector",
-    "SharedMemoryConnector",
-    "TcpConnector",
-    "YuanrongConnector",
-    "YuanrongTransferEngineConnector",
-)
+from omni_discovery.plugins import BUILT_IN_CONNECTORS, CONNECTOR_ALIASES
+
+#: The names of connectors that an edge may use without a declaration under ``connectors``.
+CONNECTORS: Final = tuple(sorted([*BUILT_IN_CONNECTORS, *CONNECTOR_ALIASES]))
 
 
-def declare_connectors(document: dict[str, Any]) -> None:
-    """Have ``connectors`` hold what edges name. Names that nobody knows are left to be told."""
-    edges, given = document.get("edges"), document.get("connectors")
-    if not isinstance(edges, list) or not isinstance(given, dict | None):
+def declare_connectors(document: dict[str, Any], installed: Collection[str] = ()) -> None:
+    """Declare under ``connectors`` those that edges name directly: built-in ones and ``installed`` ones of plugins.
+
+    Unknown names stay as they are, for the check of the document to report.
+    """
+    edges, declared = document.get("edges"), document.get("connectors")
+    if not isinstance(edges, list) or not isinstance(declared, dict | None):
         return
-    connectors = dict(given or {})
-    declared = [_declared(edge, connectors) for edge in edges]
-    if connectors != (given or {}):
-        document |= {"edges": declared, "connectors": connectors}
+    connectors = dict(declared or {})
+    changed = [_declare_of_edge(edge, connectors, {*CONNECTORS, *installed}) for edge in edges]
+    if connectors != (declared or {}):
+        document |= {"edges": changed, "connectors": connectors}
 
 
-def named(connector: Any, ends: tuple[Any, Any], connectors: dict[str, Any]) -> Any:
-    """The name of a connector that is one, or that is described on the spot and gets one in ``connectors``."""
+def _name_connector(connector: Any, ends: tuple[Any, Any], connectors: dict[str, Any]) -> Any:
+    """Return the connector's name; one described in place of a name is put into ``connectors`` under a new name."""
     if not isinstance(connector, dict):
         return connector
     name = f"from {ends[0]} to {ends[1]}"
@@ -45,11 +41,11 @@ def named(connector: Any, ends: tuple[Any, Any], connectors: dict[str, Any]) -> 
     return name
 
 
-def _declared(edge: Any, connectors: dict[str, Any]) -> Any:
+def _declare_of_edge(edge: Any, connectors: dict[str, Any], known: Collection[str]) -> Any:
     if not isinstance(edge, dict) or "connector" not in edge:
         return edge
-    name = named(edge["connector"], (edge.get("from"), edge.get("to")), connectors)
-    if name in CONNECTORS:
+    name = _name_connector(edge["connector"], (edge.get("from"), edge.get("to")), connectors)
+    if isinstance(name, str) and name in known:
         connectors.setdefault(name, {"name": name})
     return {**edge, "connector": name}
 
@@ -111,10 +107,16 @@ Known = Mapping[str, tuple[str, ...]]
 Overrides = Mapping[int, Mapping[str, Any]]
 
 
-def translate(document: Mapping[str, Any], known: Known, overrides: Overrides = MappingProxyType({})) -> dict[str, Any]:
-    """The document in our keys, with ``overrides`` laid on its stages.
+def translate(
+    document: Mapping[str, Any],
+    known: Known,
+    overrides: Overrides = MappingProxyType({}),
+    installed: Collection[str] = (),
+) -> dict[str, Any]:
+    """Return the document in our own keys, with ``overrides`` merged into its stages.
 
-    What has no meaning here stays in it, for ``unknown_keys`` to tell.
+    ``installed`` are connectors of other packages that edges may name directly. Keys without a meaning here stay in the
+    document, for ``unknown_keys`` to report.
     """
     ours = dict(document)
     if "stage_args" in ours and "stages" not in ours:
@@ -127,7 +129,7 @@ def translate(document: Mapping[str, Any], known: Known, overrides: Overrides = 
         _translate_whole(each, known, overrides, wide) if isinstance(each, dict) else each for each in ours["stages"]
     ]
     _lift_connectors(ours)
-    declare_connectors(ours)
+    declare_connectors(ours, installed)
     return ours
 
 
@@ -271,7 +273,7 @@ def _lift_connectors(document: dict[str, Any]) -> None:
                 other = int(name.removeprefix(prefix))
                 ends = (other, stage["stage_id"]) if prefix == "from_stage_" else (stage["stage_id"], other)
                 edge = _edge_between(ends, edges)
-                chosen = named(said[name], ends, connectors)
+                chosen = _name_connector(said[name], ends, connectors)
                 # Two ends that name different ones are left to be told.
                 if edge.setdefault("connector", chosen) == chosen:
                     del said[name]

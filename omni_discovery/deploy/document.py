@@ -9,7 +9,7 @@ What to tell people of a value in a deploy document that can't be one: where it 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Annotated, Any, Final, Literal
 
@@ -237,10 +237,13 @@ class DeployConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         return self.model or self.stages[0].model.rstrip("/").rsplit("/", 1)[-1] or self.stages[0].engine
 
 
-def parse_deploy(text: str, source: str, overrides: Overrides = MappingProxyType({})) -> DeployConfig:
-    """Read a deploy YAML, ours or one written for vLLM-Omni, with ``overrides`` laid on its stages before any check.
+def parse_deploy(
+    text: str, source: str, overrides: Overrides = MappingProxyType({}), installed: Collection[str] = ()
+) -> DeployConfig:
+    """Read a deploy YAML, ours or one written for vLLM-Omni, and merge ``overrides`` into its stages before any check.
 
-    Raise ConfigError with the file, the places and what would be right.
+    ``installed`` are connectors of other packages that edges may name directly. Raise ConfigError with the file, the
+    places and what would be right.
     """
     try:
         document = yaml.safe_load(text)
@@ -250,13 +253,18 @@ def parse_deploy(text: str, source: str, overrides: Overrides = MappingProxyType
         raise ConfigError(f"{source}{where}: not YAML: {getattr(error, 'problem', None) or error}") from error
     if not isinstance(document, dict):
         raise ConfigError(f"{source}: a deploy document is a mapping with the key 'stages'")
-    return read_deploy(document, source, overrides)
+    return read_deploy(document, source, overrides, installed)
 
 
-def read_deploy(document: Mapping[str, Any], source: str, overrides: Overrides = MappingProxyType({})) -> DeployConfig:
-    """The same of a document that is read already. Raise ConfigError."""
+def read_deploy(
+    document: Mapping[str, Any],
+    source: str,
+    overrides: Overrides = MappingProxyType({}),
+    installed: Collection[str] = (),
+) -> DeployConfig:
+    """Like ``parse_deploy``, of a document that is a mapping already. Raise ConfigError."""
     try:
-        ours = translate(document, KNOWN_KEYS, overrides)
+        ours = translate(document, KNOWN_KEYS, overrides, installed)
     except RecursionError as error:
         raise ConfigError(f"{source}: a part of it holds itself") from error
     deploy = _convert(ours, source)

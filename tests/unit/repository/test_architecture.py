@@ -42,6 +42,7 @@ LAYERS = {
             "data_urls",
             "log_once",
             "lazy",
+            "plugins",
         ),
         ("records", "wire"),
         ("etcd", "deploy", "balancing"),

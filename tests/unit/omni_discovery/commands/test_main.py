@@ -13,23 +13,26 @@ from typing import Any
 
 import pytest
 
+from omni_discovery import plugins
 from omni_discovery.commands import main as omni
 from omni_discovery.errors import OmniError
 
 ROOT = Path(__file__).resolve().parents[4]
+(GROUP,) = plugins.COMMAND_GROUPS
 #: As pyproject.toml has them, however old the installed ones are.
-COMMANDS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"][omni.GROUP]
+COMMANDS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"][GROUP]
 PACKAGES = ("omni_discovery", "hub", "stage_runtime")
 HEAVY = {"asyncio", "etcd3", "grpc", "msgspec", "numpy", "rich", "starlette", "torch", "uvicorn", "vllm", "yaml", "zmq"}
 #: With eleven modules of sub-commands. One more may be right for one more sub-command.
-MOST_MODULES = 20
+MOST_MODULES = 21
 
 PROGRAM = """
 import json, sys
 from importlib.metadata import EntryPoint
+from omni_discovery import plugins
 from omni_discovery.commands import main
 commands = json.loads(sys.argv[1])
-main.entry_points = lambda group: [EntryPoint(name, value, group) for name, value in commands.items()]
+plugins.entry_points = lambda group: [EntryPoint(name, value, group) for name, value in commands.items()]
 try:
     main.main(sys.argv[2:])
 except SystemExit:
@@ -92,9 +95,9 @@ def broken() -> Any:
 
 
 def run(commands: dict[str, str], *words: str) -> int:
-    points = EntryPoints(EntryPoint(name, value, omni.GROUP) for name, value in commands.items())
+    points = EntryPoints(EntryPoint(name, value, GROUP) for name, value in commands.items())
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(omni, "entry_points", lambda group: points.select(group=group))
+        patch.setattr(plugins, "entry_points", lambda group: points.select(group=group))
         return omni.main(list(words))
 
 
