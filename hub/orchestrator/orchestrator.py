@@ -30,20 +30,19 @@ from hub.pool.stage_pool import StagePool
 from hub.pool.versions import Pools
 from hub.replicas.events import AbortEnded, Answered, ClientEvent, ProcessGone, SessionDown, SessionUp, Unsent
 from hub.replicas.factory import Attaching, RemoteReplicaFactory
-from hub.replicas.membership import Membership
+from hub.replicas.membership import Membership, ViewChanged
 from hub.replicas.stage_client import StageClient
 from hub.request.events import ClientPace
 from hub.request.outputs import OmniOutput
 from hub.request.state import OrchestratorRequestState, StreamingInputState
 from omni_discovery.errors import HubUnavailableError, RequestError, StageUnavailableError
 from omni_discovery.records.schema import ReplicaInfo
-from omni_discovery.view.table import View
 
 if TYPE_CHECKING:
     from hub.config import HubConfig
     from hub.orchestrator.releases import Releases
     from hub.orchestrator.tracing import Tracing
-    from omni_discovery.view.table import Delta
+    from omni_discovery.view.table import Delta, View
 
 __all__ = ["Orchestrator", "OrchestratorRequestState", "RemoteReplicaFactory", "StreamingInputState"]
 
@@ -71,7 +70,7 @@ def drain(queue: asyncio.Queue[_Item]) -> list[_Item]:
 
 _InboxItem: TypeAlias = (
     "ClientEvent | PickEnded | RetryDue | ReturnDue | StillSilent | TimeUp | CompanionSaid | ClientPaced | ReviewDue"
-    " | View | CallDue"
+    " | ViewChanged | CallDue"
 )
 _Request: TypeAlias = AddRequest | UpdateRequest
 _Rpc: TypeAlias = AbortRequest | CollectiveCall
@@ -173,8 +172,8 @@ class Orchestrator:
             self._end_rpcs()
 
     def apply_view(self, view: View, delta: Delta) -> None:
-        """Follow the registry; call it on the loop. The view alone decides, so that a missed ``delta`` can't hurt."""
-        self._post(view)
+        """Follow the registry; call it on the loop. A ``delta`` that doesn't lead from the last view is not used."""
+        self._post(ViewChanged(view, delta))
 
     def set_pace(self, request_id: str, pace: ClientPace) -> None:
         """Take in how the client of a request keeps up. Those that have ended are fine."""
@@ -270,8 +269,8 @@ class Orchestrator:
                 self._collective.follow(item)
             case ReviewDue():
                 self._tending.review()
-            case View():
-                self._rollout.follow(item)
+            case ViewChanged(view, delta):
+                self._rollout.follow(view, delta)
             case _:
                 self._hear(item)
 
