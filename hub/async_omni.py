@@ -23,7 +23,7 @@ from hub.orchestrator.active import AbortRequest, UpdateRequest
 from hub.orchestrator.admission import Asked, Intake
 from hub.orchestrator.orchestrator import Orchestrator
 from hub.orchestrator.rejections import Refusals, log_revocation
-from hub.orchestrator.releases import Releases
+from hub.orchestrator.releases import DeployVersions
 from hub.output_queue import OutputQueue, deliver
 from hub.pool.stage_pool import PoolOptions, StageStatus
 from hub.pool.versions import make_pools
@@ -45,7 +45,7 @@ logger = logging.getLogger(__name__)
 Inputs = Mapping[str, Any] | AsyncIterable[Mapping[str, Any]]
 
 
-class Feed:
+class SegmentFeeder:
     """The input of one request, whole or from an iterator. ``stop`` it when the request has ended."""
 
     def __init__(self, inputs: Inputs) -> None:
@@ -149,7 +149,7 @@ class AsyncOmni(CollectiveCalls):
         options = PoolOptions(self._config.pick_timeout_s, self._config.load_fresh_s, labels=labels or {})
         pools = make_pools(self.graph.stage_ids, build_load_balancer_factory(policy), options)
         #: The deploy documents that are served, of which one is the newest.
-        self.releases = Releases(deploy, pools, fixed_models=fixed_models)
+        self.releases = DeployVersions(deploy, pools, fixed_models=fixed_models)
         self._intake = Intake(self.releases, self._config)
         self._tasks: list[asyncio.Task[None]] = []
         self._orchestrator: Orchestrator | None = None
@@ -277,7 +277,7 @@ class AsyncOmni(CollectiveCalls):
         stage, by the same replicas; outputs say which ``segment`` they belong to. With ``segmented``, ``inputs`` is the
         first segment, and ``update`` brings the others.
         """
-        feed = Feed(inputs)
+        feed = SegmentFeeder(inputs)
         asked = Asked(
             await feed.first(),
             request_id,
@@ -302,7 +302,7 @@ class AsyncOmni(CollectiveCalls):
         self._inner_ids[request.shown_id] = request.request_id
         updates, inner_id = orchestrator.request_async_queue, request.request_id
         bounds = self._config.max_queued_outputs, self._config.max_queued_bytes
-        queue = self._queues[inner_id] = OutputQueue(*bounds, partial(orchestrator.set_pace, inner_id))
+        queue = self._queues[inner_id] = OutputQueue(*bounds, partial(orchestrator.set_backpressure, inner_id))
         feed.start(partial(send_update, updates, inner_id), lambda error: self._ask(AbortRequest(inner_id, error)))
         try:
             while (output := await queue.get()) is not None:

@@ -271,13 +271,13 @@ class Omni:
                 await asyncio.wait_for(self._stopping.wait(), _TEND_S)
 
 
-class _Parser(argparse.ArgumentParser):
+class _FlagParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise ConfigError(f"flags of Omni: {message}")
 
 
 def _read_flags(deploy: str | PathLike[str] | DeployConfig, flags: Sequence[str]) -> ServeConfig:
-    parser = _Parser(add_help=False)
+    parser = _FlagParser(add_help=False)
     ServeCommand().add_arguments(parser)
     if not isinstance(deploy, DeployConfig):
         deploy = load_deploy(Path(deploy))

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from hub.orchestrator.active import AbortRequest, Ended
-from hub.request.backpressure import Marks
-from hub.request.events import ClientPace
+from hub.request.backpressure import Watermarks
+from hub.request.events import ClientBackpressure
 from hub.request.outputs import OmniOutput
 from omni_discovery.errors import OverloadedError, RequestError
 
@@ -24,11 +24,11 @@ class OutputQueue:
     """
 
     def __init__(
-        self, max_outputs: int, max_bytes: int, on_pace: Callable[[ClientPace], None] = lambda _pace: None
+        self, max_outputs: int, max_bytes: int, on_pace: Callable[[ClientBackpressure], None] = lambda _pace: None
     ) -> None:
         self._max_outputs = max_outputs
         self._max_bytes = max_bytes
-        self._marks = Marks(max_outputs, max_bytes)
+        self._marks = Watermarks(max_outputs, max_bytes)
         self._on_pace = on_pace
         self._outputs: deque[OmniOutput] = deque()
         self._size_bytes = 0

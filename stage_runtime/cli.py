@@ -121,11 +121,13 @@ def _check(count: int) -> int:
     try:
         from stage_runtime.engine_loop.payloads import build_edges
         from stage_runtime.engines.base import create_engine
+        from stage_runtime.engines.capabilities import capabilities_of
         from stage_runtime.supervisor.devices import find_machine
 
         stage, deploy = msgspec.json.decode(sys.stdin.buffer.read(), type=tuple[StageConfig, DeployConfig])
         engine = create_engine(stage)
-        getattr(engine, "check", lambda: None)()
+        if (check := capabilities_of(engine).check) is not None:
+            check()
         engine.close()
         for edge in build_edges(deploy, stage.stage_id, "dry-run").values():
             edge.connector.close()

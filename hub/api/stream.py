@@ -37,7 +37,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-class Segment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag_field="type", tag="segment"):
+class SegmentFrame(
+    msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag_field="type", tag="segment"
+):
     """A piece of the input; ``last``: no other follows. All but the input and ``last`` belong to the first one only."""
 
     prompt: str | None = None
@@ -73,10 +75,10 @@ class End(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="ty
     """No segment follows."""
 
 
-_decoder: msgspec.json.Decoder[Segment | End] = msgspec.json.Decoder(Segment | End)
+_decoder: msgspec.json.Decoder[SegmentFrame | End] = msgspec.json.Decoder(SegmentFrame | End)
 
 
-def parse_frame(text: str | None) -> Segment | End:
+def parse_frame(text: str | None) -> SegmentFrame | End:
     """Read and check a frame; None: it was not text. Raise InvalidRequestError that names the field."""
     if text is None:
         raise InvalidRequestError("a frame is JSON text, not binary")
@@ -86,9 +88,9 @@ def parse_frame(text: str | None) -> Segment | End:
         raise InvalidRequestError(f"the frame can't be used: {error}".replace("`", "'")) from error
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         raise InvalidRequestError(f"the frame is not JSON: {error}") from error
-    if isinstance(frame, Segment) and len(frame.inputs()) != 1:
+    if isinstance(frame, SegmentFrame) and len(frame.inputs()) != 1:
         raise InvalidRequestError("a segment holds one of 'prompt', 'messages' and 'prompt_token_ids'")
-    if isinstance(frame, Segment) and picture_parts(frame.messages):
+    if isinstance(frame, SegmentFrame) and picture_parts(frame.messages):
         raise InvalidRequestError("pictures come whole, not in segments: send them to POST /v1/chat/completions")
     return frame
 
@@ -159,7 +161,7 @@ class _Frames:
     def __init__(self, websocket: WebSocket) -> None:
         self._websocket = websocket
         #: What has come and was not taken, with its size.
-        self._waiting: asyncio.Queue[tuple[Segment | End, int]] = asyncio.Queue()
+        self._waiting: asyncio.Queue[tuple[SegmentFrame | End, int]] = asyncio.Queue()
         self._size_bytes = 0
         self._is_over = False
 
@@ -176,25 +178,25 @@ class _Frames:
             if self._waiting.qsize() >= _MAX_AHEAD or self._size_bytes + size_bytes > _MAX_AHEAD_BYTES:
                 raise OverloadedError("segments came faster than they were answered: wait for each 'segment_end'")
             frame = parse_frame(text)
-            self._is_over = not isinstance(frame, Segment) or frame.last
+            self._is_over = not isinstance(frame, SegmentFrame) or frame.last
             self._size_bytes += size_bytes
             self._waiting.put_nowait((frame, size_bytes))
 
-    async def next(self) -> Segment | End:
+    async def next(self) -> SegmentFrame | End:
         """The next frame."""
         frame, size_bytes = await self._waiting.get()
         self._size_bytes -= size_bytes
         return frame
 
-    async def segments(self, first: Segment) -> AsyncIterator[Mapping[str, Any]]:
+    async def segments(self, first: SegmentFrame) -> AsyncIterator[Mapping[str, Any]]:
         """The inputs of all segments."""
-        frame: Segment | End = first
-        while isinstance(frame, Segment):
+        frame: SegmentFrame | End = first
+        while isinstance(frame, SegmentFrame):
             yield frame.inputs()
             if frame.last:
                 return
             frame = await self.next()
-            if isinstance(frame, Segment):
+            if isinstance(frame, SegmentFrame):
                 frame.check_later()
 
 

@@ -8,18 +8,8 @@ from omni_discovery.deploy.document import StageConfig
 from omni_discovery.errors import ConfigError
 from omni_discovery.text import one_line
 from stage_runtime.config import EngineDeadError
+from stage_runtime.engines.errors import lacks_memory
 
-#: Of torch, by the name of their class.
-_MEMORY_TYPES: Final = frozenset({"OutOfMemoryError"})
-#: What torch, CUDA, HIP, CANN and vLLM say where memory is short at the moment; vLLM does so with a plain ValueError.
-#: What it says of memory that can never suffice for the engine_args is none of these.
-_MEMORY_WORDS: Final = (
-    "out of memory",
-    "can't allocate memory",
-    "cannot allocate memory",
-    "available memory on node",
-    "free memory on device",
-)
 _MEMORY_ADVICE: Final = (
     "give the stage more or other devices, stop what else uses them, or ask less of engine_args (max_model_len, "
     "max_num_seqs, gpu_memory_utilization, a smaller dtype)"
@@ -27,14 +17,6 @@ _MEMORY_ADVICE: Final = (
 #: Files that are cut short or are something else; starting again reads the same bytes.
 _BROKEN_FILE_TYPES: Final = frozenset({"SafetensorError", "UnpicklingError"})
 _MOST_CHARACTERS: Final = 400
-
-
-def lacks_memory(error: BaseException) -> bool:
-    """Whether there was too little memory, in the host or on a device, for what the engine was to do."""
-    if isinstance(error, MemoryError) or type(error).__name__ in _MEMORY_TYPES:
-        return True
-    text = str(error).lower()
-    return any(words in text for words in _MEMORY_WORDS)
 
 
 def is_known(error: BaseException) -> bool:

@@ -353,14 +353,14 @@ def test_code_that_came_with_the_model_is_not_run(
 
 
 def test_a_pipeline_that_needs_a_picture_is_not_served() -> None:
-    from stage_runtime.engines.diffusers.pipeline import Source, traits_of
+    from stage_runtime.engines.diffusers.pipeline import PipelineSource, traits_of
 
     class Brightener:
         def __call__(self, image: Any, prompt: str = "") -> Any:
             raise AssertionError("it is never called")
 
     with pytest.raises(ConfigError, match="stage 1: Brightener takes image; stages draw prompts"):
-        traits_of(Brightener(), Source(where="stage 1", model="x"), {}, 64)
+        traits_of(Brightener(), PipelineSource(where="stage 1", model="x"), {}, 64)
 
 
 def test_arguments_that_the_pipeline_has_not_are_named(folders: dict[str, Path]) -> None:

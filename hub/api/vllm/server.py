@@ -152,7 +152,7 @@ class VllmFrontend:
 
 def parse_flags(flags: str) -> Namespace:
     """The flags for vLLM's server, as ``vllm serve`` takes them. Raise ConfigError."""
-    parser = make_arg_parser(_Parser(prog="--api-args", add_help=False))  # type: ignore[no-untyped-call, unused-ignore]
+    parser = make_arg_parser(_ApiArgsParser(prog="--api-args", add_help=False))  # type: ignore[no-untyped-call, unused-ignore]
     try:
         usual: Namespace = parser.parse_args([])
         arguments: Namespace = parser.parse_args(shlex.split(flags))
@@ -181,6 +181,6 @@ def check_flags(arguments: Namespace, usual: Namespace) -> None:
             raise ConfigError(f"--api-args: {flag} is the engine's: say it in the stage's engine_args")
 
 
-class _Parser(FlexibleArgumentParser):  # type: ignore[misc, unused-ignore]
+class _ApiArgsParser(FlexibleArgumentParser):  # type: ignore[misc, unused-ignore]
     def error(self, message: str) -> Any:
         raise ConfigError(f"--api-args: {message}")

@@ -129,7 +129,7 @@ async def test_another_replica_that_goes_on_for_a_client_that_does_not_read_stan
             slow = omni.generate({"prompt": TEXT})
             outputs = [await anext(slow)]
             (active,) = omni._running_orchestrator()._requests.active.values()
-            await until(lambda: active.machine.runs[0].told_paused is True, 20.0)
+            await until(lambda: active.machine.runs[0].pause_sent is True, 20.0)
             show(omni, doomed.info, second.info)
             await until(lambda: omni.stage_status()[0].pickable == 2, 20.0)
             doomed.kill()

@@ -15,14 +15,8 @@ import omni_discovery
 ROOT = Path(__file__).resolve().parents[3]
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 WHEEL = PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]
-POINTS = [
-    EntryPoint(name, value, group)
-    for group, points in {
-        "console_scripts": PROJECT["project"]["scripts"],
-        **PROJECT["project"]["entry-points"],
-    }.items()
-    for name, value in points.items()
-]
+GROUPS = {"console_scripts": PROJECT["project"]["scripts"], **PROJECT["project"]["entry-points"]}
+POINTS = [EntryPoint(name, value, group) for group, points in GROUPS.items() for name, value in points.items()]
 
 
 def imported(file: Path) -> set[str]:

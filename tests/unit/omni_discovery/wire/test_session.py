@@ -538,8 +538,8 @@ def test_a_half_open_session_is_found_out_by_the_probe() -> None:
 
 
 def test_a_probe_that_crosses_a_hello_is_not_taken_for_its_answer() -> None:
-    """1. the replica has given the hub up, which greets again; 2. the next probe, with number 0, comes before the answer
-    to Hello on that socket; 3. the session opens by the answer, as one whose replica lends credits
+    """1. the replica has given the hub up, which greets again; 2. the next probe, with number 0, comes before the
+    answer to Hello on that socket; 3. the session opens by the answer, as one whose replica lends credits
     """
     session = opened()
     session.receive("output", welcome(session=0))

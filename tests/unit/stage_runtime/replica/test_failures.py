@@ -10,7 +10,8 @@ from omni_discovery.deploy.document import StageConfig
 from omni_discovery.errors import ConfigError
 from stage_runtime import status_pipe
 from stage_runtime.config import EngineDeadError
-from stage_runtime.replica.failures import is_known, lacks_memory, not_loaded, told
+from stage_runtime.engines.errors import lacks_memory
+from stage_runtime.replica.failures import is_known, not_loaded, told
 from stage_runtime.status_pipe import IsUp, LastWords, read
 
 

@@ -263,7 +263,7 @@ def test_a_revoked_hub_loses_its_work_its_credits_its_hand_offs_and_what_waits_f
     replica.reachable = SendResult.FULL
     replica.delivers(OutputChunk(work.key, "text", text="secret"))
     replica.reachable = SendResult.SENT
-    replica.sessions.revoke(frozenset("a"))
+    replica.sessions.revoke_hubs(frozenset("a"))
     replica.tick(1.0)
     replica.delivers(RequestFailed(work.key, FailureKind.ENGINE, "x"))
     assert all(job in replica.jobs for job in (Cancel(work.key), ReleaseHub("a")))
