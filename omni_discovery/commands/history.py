@@ -127,7 +127,7 @@ async def _replay(kv: KVStore, prefix: str, start: int, end: int, reader: EventR
             except TimeoutError:
                 return
             for event in batch.events:
-                found.extend(reader.read(event))
+                found.extend(reader.read_event(event))
             if batch.revision >= end:
                 return
 
