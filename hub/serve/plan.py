@@ -89,8 +89,8 @@ def plan_here(arguments: argparse.Namespace, deploy: DeployConfig, here: StagesH
     for doubt in doubtful_connectors(deploy, None, connectors):
         logger.warning("deploy.connector_unknown %s", doubt)
     topology = plan(deploy, here, on_this_machine=on_this_machine)
-    for told in topology.told:
-        logger.warning("deploy.devices %s", told)
+    for warning in topology.warnings:
+        logger.warning("deploy.devices %s", warning)
     return topology
 
 

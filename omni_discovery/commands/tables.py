@@ -38,7 +38,7 @@ _PROCESS: Final = 5
 
 
 def replica_table(view: View, namespace: str, now_s: float, width: int = 80) -> Table:
-    """The replicas of a view as a table of ``width`` columns; ``now_s`` is wall-clock seconds, to show ages.
+    """Return the replicas of a view as a table of ``width`` columns; ages are counted to ``now_s``, wall-clock seconds.
 
     Names and addresses of replicas are never cut; the process gets what is left, then a long reason is cut.
     """
@@ -73,7 +73,7 @@ def replica_table(view: View, namespace: str, now_s: float, width: int = 80) -> 
 
 
 def _notes(view: View, unlike: Mapping[ReplicaId, str], cut: Collection[ReplicaInfo]) -> Text | None:
-    """What the marks in the table stand for, what was ``cut`` in it, and who is not in it."""
+    """Return the lines below the table: empty stages, reasons that were ``cut``, and what the marks stand for."""
     lines = [] if view.replicas else ["no replica is registered yet"]
     lines += [f"stage {stage_id}: nobody" for stage_id in _deserted(view)]
     lines += [f"{info.stage_id}/{info.replica_id}, {one_line(info.reason)}" for info in cut]
@@ -89,26 +89,26 @@ def _notes(view: View, unlike: Mapping[ReplicaId, str], cut: Collection[ReplicaI
 
 
 def _deserted(view: View) -> list[int]:
-    """The stages of the pipeline in force that have no replica at all."""
+    """Return the stages of the pipeline in force without a registered replica."""
     if view.pipeline is None:
         return []
     try:
         deploy = decode_deploy(view.pipeline, "pipeline")
     except ConfigError:
-        # 'omni doctor' says what is wrong with it.
+        # 'omni doctor' reports that.
         return []
     there = {stage_id for stage_id, _ in view.replicas}
     return [stage.stage_id for stage in deploy.stages if stage.stage_id not in there]
 
 
 def replica_json(view: View) -> Iterator[str]:
-    """One line of JSON for each replica, in key order."""
+    """Yield one line of JSON for each replica, in key order."""
     for info in in_key_order(view):
         yield msgspec.json.encode(dataclasses.asdict(info)).decode()
 
 
 def in_key_order(view: View) -> list[ReplicaInfo]:
-    """The replicas of a view by stage, then replica id."""
+    """Return the replicas of a view ordered by stage, then replica id."""
     return [view.replicas[key] for key in sorted(view.replicas)]
 
 
@@ -146,7 +146,7 @@ def _row(info: ReplicaInfo, now_s: float, *, unlike: bool) -> tuple[str | Text, 
 
 
 def hub_table(found: Sequence[HubLine], namespace: str, now_s: float) -> Table:
-    """The hubs as a table of 80 columns."""
+    """Return the hubs as a table of 80 columns; ages are counted to ``now_s``, wall-clock seconds."""
     table = Table(
         title=f"namespace {namespace} · {len(found)} {'hub' if len(found) == 1 else 'hubs'}",
         title_justify="left",
@@ -184,7 +184,7 @@ def _count(number: int, thing: str) -> str:
 
 
 def age(seconds: float) -> str:
-    """A length of time in a few characters."""
+    """Return a duration in a few characters, such as ``5 min``."""
     if seconds < 90:
         return f"{max(seconds, 0):.0f} s"
     if seconds < 5400:

@@ -1,7 +1,4 @@
-"""The deploy document as a file: read, with model paths made absolute.
-
-What to tell people about a deploy document: where two of them differ, and what in one may be a slip. Pure.
-"""
+"""A deploy document's file: read it, with model paths made absolute; describe differences and possible slips."""
 
 from __future__ import annotations
 
@@ -22,9 +19,10 @@ from omni_discovery.plugins import BUILT_IN_ENGINES, CONNECTOR_GROUPS, find_plug
 def load_deploy(
     file: Path, default_model: str | None = None, overrides: Overrides = MappingProxyType({})
 ) -> DeployConfig:
-    """Read a deploy YAML, with ``overrides`` laid on its stages. Raise ConfigError.
+    """Read a deploy YAML and merge ``overrides`` into its stages. Raise ConfigError.
 
-    A model that begins with ``./`` or ``../`` is taken from the file's folder; a stage without one gets the default.
+    A model that begins with ``./`` or ``../`` is relative to the file's folder; a stage without one gets the default.
+    Edges may name connectors of installed packages.
     """
     try:
         text = file.read_text(encoding="utf-8")
@@ -45,16 +43,19 @@ def _with_model(stage: StageConfig, default: str | None, folder: Path) -> StageC
     return msgspec.structs.replace(stage, **changes)
 
 
-_MOST_SAID: Final = 3
+#: How many differences are described; of more, the number.
+_MOST_DESCRIBED: Final = 3
 
 
 def describe_difference(ours: DeployConfig, theirs: DeployConfig) -> str:
-    """Name the first few places where two documents differ; empty if they do not."""
+    """Describe the first three places where two documents differ; empty if they are equal."""
     mine, others = ({stage.stage_id for stage in deploy.stages} for deploy in (ours, theirs))
-    told = [f"stage {stage_id} only {'here' if stage_id in mine else 'in force'}" for stage_id in sorted(mine ^ others)]
-    told += _differences("", _by_name(ours, mine & others), _by_name(theirs, mine & others))
-    more = f" (and {len(told) - _MOST_SAID} more)" if len(told) > _MOST_SAID else ""
-    return "; ".join(told[:_MOST_SAID]) + more
+    differences = [
+        f"stage {stage_id} only {'here' if stage_id in mine else 'in force'}" for stage_id in sorted(mine ^ others)
+    ]
+    differences += _differences("", _by_name(ours, mine & others), _by_name(theirs, mine & others))
+    more = len(differences) - _MOST_DESCRIBED
+    return "; ".join(differences[:_MOST_DESCRIBED]) + (f" (and {more} more)" if more > 0 else "")
 
 
 def doubtful_engines(stages: Collection[StageConfig], installed: Collection[str]) -> list[str]:
@@ -108,4 +109,4 @@ def _differences(path: str, ours: Any, theirs: Any) -> list[str]:
         ]
     else:
         return [] if ours == theirs else [f"{path}: {short_value(ours)} here, {short_value(theirs)} in force"]
-    return [told for pair in pairs for told in _differences(*pair)]
+    return [difference for pair in pairs for difference in _differences(*pair)]

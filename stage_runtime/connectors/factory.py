@@ -37,7 +37,7 @@ class OmniTransferConfig:
     default_connector: ConnectorSpec | None = None
 
     def get_connector_for_edge(self, from_stage: str, to_stage: str) -> ConnectorSpec | None:
-        """The edge's connector, else the default, else None."""
+        """Return the edge's connector, else the default, else None."""
         return self.connectors.get((from_stage, to_stage), self.default_connector)
 
     def has_connector_for_edge(self, from_stage: str, to_stage: str) -> bool:
