@@ -1,4 +1,4 @@
-"""``omni serve``: a hub, the stages beside it, or (``--headless``) only replicas of one stage."""
+"""The sub-command ``omni serve``: a hub with its local stages, or (``--headless``) only replicas of one stage."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, cast
 
 import msgspec
 import pytest
@@ -21,7 +21,7 @@ from stage_runtime.config import NotResumableError
 from stage_runtime.connectors.base import OmniConnectorBase
 from stage_runtime.connectors.errors import TransferTimeoutError
 from stage_runtime.connectors.serialization import serialize
-from stage_runtime.engines.base import CONTROL_METHODS, Engine, EngineOutput, StageRequest
+from stage_runtime.engines.base import CONTROL_METHODS, Engine, EngineOutput, ResumingEngine, StageRequest
 from stage_runtime.engines.capabilities import capabilities_of, misspelled_members
 
 #: Steps after which an engine that has not ended counts as one that never will.
@@ -280,7 +280,7 @@ class EngineContract:
         _check_end(run(engine, self.good_request("k"))["k"])
 
     def test_an_answer_begun_elsewhere_goes_on_at_every_cut(self, engine: Engine) -> None:
-        obstacles = engine.not_resumable or {}
+        obstacles = cast(ResumingEngine, engine).not_resumable or {}
         assert all(name and reason for name, reason in obstacles.items()), "each obstacle has a reason"
         assert check_every_cut(engine, replace(self.good_request("k"), next_stages=(1,))) >= 1
         with pytest.raises(NotResumableError):

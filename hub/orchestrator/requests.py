@@ -296,16 +296,16 @@ class Requests:
         self, active: Active, action: ev.StartCompanions | ev.StopCompanions | ev.Collected
     ) -> None:
         match action:
-            case ev.StartCompanions(given=given):
-                self._start_companions(active, given)
+            case ev.StartCompanions(prompts=prompts):
+                self._start_companions(active, prompts)
             case ev.StopCompanions():
                 self._stop_companions(active)
             case ev.Collected(payloads=payloads):
                 self._notify_parent(active.request, ev.CompanionDone(active.request.role, payloads))
 
-    def _start_companions(self, active: Active, given: Mapping[str, Mapping[str, Any]]) -> None:
+    def _start_companions(self, active: Active, prompts: Mapping[str, Mapping[str, Any]]) -> None:
         request = active.request
-        for role, inputs in given.items():
+        for role, inputs in prompts.items():
             # A number of its own: after a restart, late frames must not be taken for those of its successor.
             self._companion_count += 1
             companion_id = f"{request.request_id}%{role}%{self._companion_count}"

@@ -54,7 +54,7 @@ class RetryBudget:
         # With some slack: a driver that wakes exactly then would find a token almost there, again and again.
         return 0.0 if missing <= 1e-9 else missing / self._floor_per_s
 
-    def take(self, now_s: float) -> bool:
+    def spend(self, now_s: float) -> bool:
         """Spend a token on a retry that goes now; False, and nothing is spent, if there is none."""
         if self.delay_s(now_s) > 0.0:
             return False
@@ -99,7 +99,7 @@ class PacedRetries:
 
     def may_go(self, request_id: str, dispatch: ev.Dispatch) -> bool:
         """Whether a retry may leave now; if not, it is posted as RetryDue once the budget has a token for it."""
-        if not self._waiting and self._budget.take(time.monotonic()):
+        if not self._waiting and self._budget.spend(time.monotonic()):
             return True
         self._waiting[request_id, dispatch.stage_id] = RetryDue(request_id, dispatch)
         self._set_timer()
@@ -123,6 +123,6 @@ class PacedRetries:
 
     def _post_due(self) -> None:
         self._timer = None
-        while self._waiting and self._budget.take(time.monotonic()):
+        while self._waiting and self._budget.spend(time.monotonic()):
             self._post(self._waiting.popitem(last=False)[1])
         self._set_timer()

@@ -24,8 +24,8 @@ _MAX_ROLE_LENGTH: Final = 32
 class Companions:
     """The companions of a request, by role, and the hand-offs of those that are done."""
 
-    def __init__(self, plan: RequestPlan, given: Mapping[str, Mapping[str, Any]]) -> None:
-        self.given = given
+    def __init__(self, plan: RequestPlan, prompts: Mapping[str, Mapping[str, Any]]) -> None:
+        self.prompts = prompts
         #: The stage that companions run; the stages that take its hand-off wait for them.
         self.stage_id = plan.stages[0]
         self._takers = plan.next_stages[self.stage_id]
@@ -35,7 +35,7 @@ class Companions:
     @property
     def complete(self) -> bool:
         """Whether every companion is done."""
-        return len(self._collected) == len(self.given)
+        return len(self._collected) == len(self.prompts)
 
     def collect(self, role: str, refs: tuple[PayloadRef, ...]) -> str:
         """A companion is done and left ``refs``; return which stage's hand-off is missing, or an empty text."""
@@ -47,7 +47,7 @@ class Companions:
 
     def refs_for(self, stage_id: int) -> tuple[PayloadRef, ...]:
         """The companions' hand-offs for a stage, in the order in which the request named the companions."""
-        return tuple(ref for role in self.given for ref in self._collected.get(role, ()) if ref.to_stage == stage_id)
+        return tuple(ref for role in self.prompts for ref in self._collected.get(role, ()) if ref.to_stage == stage_id)
 
     def ready_for(self, stage_id: int) -> bool:
         """Whether every companion hand-off that the stage takes is there."""
@@ -65,13 +65,13 @@ def companion_plan(plan: RequestPlan) -> RequestPlan:
     return RequestPlan(stages=(first,), inputs={first: ()}, next_stages={first: plan.next_stages[first]}, finals={})
 
 
-def check_companions(plan: RequestPlan, given: Mapping[str, Mapping[str, Any]]) -> None:
+def check_companions(plan: RequestPlan, prompts: Mapping[str, Mapping[str, Any]]) -> None:
     """Raise InvalidRequestError for companions that this pipeline, or any pipeline, can't serve."""
-    if not given:
+    if not prompts:
         return
-    if len(given) > MAX_COMPANIONS:
-        raise InvalidRequestError(f"{len(given)} companions; a request may have {MAX_COMPANIONS}")
-    for role, inputs in given.items():
+    if len(prompts) > MAX_COMPANIONS:
+        raise InvalidRequestError(f"{len(prompts)} companions; a request may have {MAX_COMPANIONS}")
+    for role, inputs in prompts.items():
         if len(role) > _MAX_ROLE_LENGTH or not role.isidentifier():
             raise InvalidRequestError(
                 f"a companion's role is a name of 1 to {_MAX_ROLE_LENGTH} letters, digits and _; not {role!r}"

@@ -249,7 +249,7 @@ class ReleasePayload:
 class StartCompanions:
     """Begin the request's companions, by role, beside it."""
 
-    given: Mapping[str, Mapping[str, Any]]
+    prompts: Mapping[str, Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)

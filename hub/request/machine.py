@@ -215,7 +215,7 @@ class RequestMachine:
         for run in self.runs.values():
             _back_to_waiting(run)
             run.reset()
-        if self.state.companions.given:
+        if self.state.companions.prompts:
             actions.append(ev.StopCompanions())
             self.state.companions.reset()
         if self.state.segments is not None:
@@ -537,11 +537,11 @@ class RequestMachine:
 
     def _start_companions(self, run: StageRun) -> list[Action]:
         companions = self.state.companions
-        if not companions.given or companions.started or run.stage_id != companions.stage_id:
+        if not companions.prompts or companions.started or run.stage_id != companions.stage_id:
             return []
         # Only once the parent was sent: companions go to the parent's replica.
         companions.started = True
-        return [ev.StartCompanions(companions.given)]
+        return [ev.StartCompanions(companions.prompts)]
 
     def _collect_companion(self, event: ev.CompanionDone, now_s: float) -> list[Action]:
         companions = self.state.companions

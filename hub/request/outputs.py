@@ -212,5 +212,5 @@ def is_length(seconds: float | None) -> bool:
 
 def of_stage(timings_s: Mapping[str, float], stage_id: int) -> dict[str, float]:
     """The exported timings of one stage, by their short names."""
-    found = {part: timings_s.get(name_of(stage_id, part)) for part in STAGE_PARTS}
-    return {part: seconds for part, seconds in found.items() if seconds is not None}
+    timings = {part: timings_s.get(name_of(stage_id, part)) for part in STAGE_PARTS}
+    return {part: seconds for part, seconds in timings.items() if seconds is not None}

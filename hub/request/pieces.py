@@ -39,7 +39,7 @@ def end_pieces(state: RequestState, run: StageRun, to_stage: int) -> list[Action
 def acknowledge_pieces(state: RequestState, run: StageRun, message: wire.PieceTaken) -> list[Action]:
     """The consumer has taken pieces of a producer: send it the next ones, and tell the producer."""
     relay = run.streams.get(message.from_stage)
-    if relay is None or not relay.take(message.number):
+    if relay is None or not relay.acknowledge(message.number):
         return [ev.Drop("piece")]
     return flow(state, run)
 
@@ -47,7 +47,7 @@ def acknowledge_pieces(state: RequestState, run: StageRun, message: wire.PieceTa
 def repeat_pieces(state: RequestState, run: StageRun) -> list[Action]:
     """The session of the stage's replica is back: repeat the pieces and counts that may be lost, in both directions."""
     for relay in run.streams.values():
-        relay.again()
+        relay.rewind()
     actions = flow(state, run)
     if run.replica is None:
         return actions
@@ -70,7 +70,7 @@ def flow(state: RequestState, consumer: StageRun) -> list[Action]:
                 for number, ref in relay.due()
             ]
         producer = state.runs[from_stage]
-        number = relay.room(is_free=is_free) if producer.running and producer.replica is not None else None
+        number = relay.new_room(is_free=is_free) if producer.running and producer.replica is not None else None
         if number is not None and producer.replica is not None:
             actions.append(ev.PieceRoom(from_stage, producer.attempt, producer.replica, consumer.stage_id, number))
     return actions

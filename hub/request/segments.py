@@ -67,7 +67,7 @@ class _Lane:
     #: The segment that the stage works on.
     open: Item | None = None
     #: How many segments it was given, the end of the input included.
-    given: int = 0
+    given_count: int = 0
     #: How many of the client's segments it has ended.
     ended: int = 0
     is_over: bool = False
@@ -134,14 +134,14 @@ class Segments:
             if not (item.is_skipped or item.is_end or self._has_room(stage_id)):
                 break
             lane.waiting.popleft()
-            if item.is_skipped or (item.is_end and not lane.given):
+            if item.is_skipped or (item.is_end and not lane.given_count):
                 self._pass_on(stage_id, item, ())
                 continue
             self._forget_taken(stage_id)
             lane.open = item
             lane.segments.append(item.segment)
-            lane.given += 1
-            return [Step(stage_id, lane.given - 1, item, lane.kept_from)]
+            lane.given_count += 1
+            return [Step(stage_id, lane.given_count - 1, item, lane.kept_from)]
         return []
 
     def _has_room(self, stage_id: int) -> bool:
@@ -208,12 +208,12 @@ class Segments:
         """The last segment that the stage was given; without its content if the stage has ended it."""
         lane = self._lanes[stage_id]
         item = Item(self.segment_of(stage_id), {}) if lane.open is None else lane.open
-        return Step(stage_id, max(0, lane.given - 1), item, lane.kept_from)
+        return Step(stage_id, max(0, lane.given_count - 1), item, lane.kept_from)
 
     def is_first(self, stage_id: int) -> bool:
         """Whether the stage still works on the first segment that it was given, or was given none."""
         lane = self._lanes[stage_id]
-        return not lane.given or (lane.given == 1 and lane.open is not None)
+        return not lane.given_count or (lane.given_count == 1 and lane.open is not None)
 
     def inputs_of(self, stage_id: int) -> Mapping[str, Any]:
         """The client's input of the segment that the stage works on."""

@@ -49,12 +49,12 @@ class PieceRelay:
         """The producer makes no more pieces."""
         self._is_complete = True
 
-    def begin(self) -> None:
+    def reset_consumer(self) -> None:
         """Another attempt of the consumer begins: it has no piece yet."""
         self._fed = self._taken = 0
         self._end_fed = False
 
-    def again(self) -> None:
+    def rewind(self) -> None:
         """Make the pieces due again that the consumer has not taken: a lost session may have lost them."""
         self._fed, self._end_fed = self._taken, False
 
@@ -68,14 +68,14 @@ class PieceRelay:
             due.append((self._fed, None))
         return due
 
-    def take(self, number: int) -> bool:
+    def acknowledge(self, number: int) -> bool:
         """The consumer has all pieces up to and with ``number``; False if that piece was never sent to it."""
         if number >= self._fed:
             return False
         self._taken = max(self._taken, number + 1)
         return True
 
-    def room(self, *, is_free: bool) -> int | None:
+    def new_room(self, *, is_free: bool) -> int | None:
         """The count of taken pieces to send to the producer; None if it already knows that count.
 
         ``is_free``: the consumer needs no pieces now, so all of them count as taken and the producer is not held up.
@@ -263,7 +263,7 @@ class StageRun:
         resume = self.seen.resume()
         self.replica, self.next_seq, self.next_piece, self.pause_sent = None, 0, 0, None
         for relay in self.streams.values():
-            relay.begin()
+            relay.reset_consumer()
         self.skip = self.seen.chunks if resume is None else 0
         self.attempt += 1
         self.dispatched_at_s = now_s

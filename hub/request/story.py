@@ -63,7 +63,7 @@ class Story:
         """Keep an answer of a replica, unless it is one of many pieces that only go on."""
         if isinstance(message, wire.Chunk):
             number = message.seq
-        elif isinstance(message, wire.HandOffPiece | wire.PieceTaken):
+        elif isinstance(message, (wire.HandOffPiece, wire.PieceTaken)):
             number = message.number
         else:
             number = 0

@@ -59,12 +59,6 @@ def check_data_plane(arguments: argparse.Namespace) -> None:
         )
 
 
-def data_plane_flags(arguments: argparse.Namespace) -> list[str]:
-    """The same flags for a child process."""
-    flags = ["--zmq-security", arguments.zmq_security, "--drain-timeout", f"{arguments.drain_timeout:g}"]
-    return flags + [word for label in arguments.label for word in ("--label", label)]
-
-
 def read_labels(texts: Sequence[str]) -> Mapping[str, str]:
     """Parse ``KEY=VALUE`` texts into labels. Raise ConfigError for a wrong or repeated one."""
     found: dict[str, str] = {}
@@ -141,11 +135,3 @@ def check_backend(arguments: argparse.Namespace) -> None:
             "--omni-replica-address can't be every machine's of a Ray cluster: leave it out, each replica then gives "
             "the address from which its own machine reaches etcd"
         )
-
-
-def backend_flags(arguments: argparse.Namespace) -> list[str]:
-    """The same flags for a child process."""
-    if arguments.worker_backend == PROCESSES:
-        return []
-    flags = ["--worker-backend", str(arguments.worker_backend)]
-    return [*flags, "--ray-address", arguments.ray_address] if arguments.ray_address else flags

@@ -110,17 +110,6 @@ class Engine(Protocol):
     def modality(self) -> str:
         """The kind of its output: ``text``, ``image``, ``audio`` or ``embedding``."""
 
-    @property
-    def not_resumable(self) -> Mapping[str, str] | None:
-        """What can keep an answer that another replica began from being continued here: name and reason of each.
-
-        None: this engine never continues an answer, and is never given a ``resume``. So is one without the attribute.
-        """
-
-    @property
-    def takes_companions(self) -> bool:
-        """Whether it uses the hand-offs of a request's companions; an engine without the attribute does not."""
-
     def load(self, report: Report) -> None:
         """Load the model and be ready for requests. Raise ConfigError where the operator must act."""
 
@@ -142,6 +131,25 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Release the model, its devices and its threads. Idempotent."""
+
+
+class ResumingEngine(Protocol):
+    """Offered by an engine that can continue an answer which another replica began."""
+
+    @property
+    def not_resumable(self) -> Mapping[str, str] | None:
+        """What can keep an answer that another replica began from being continued here: name and reason of each.
+
+        None, as without the attribute: this engine never continues an answer, and is never given a ``resume``.
+        """
+
+
+class CompanionEngine(Protocol):
+    """Offered by an engine that can use the hand-offs of a request's companions."""
+
+    @property
+    def takes_companions(self) -> bool:
+        """Whether it does."""
 
 
 class SegmentEngine(Protocol):

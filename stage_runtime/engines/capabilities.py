@@ -16,10 +16,11 @@ from typing import Any, Final, TypeVar, cast
 
 from stage_runtime.engines.base import (
     CheckedEngine,
+    CompanionEngine,
     ControlEngine,
     DescribedEngine,
-    Engine,
     PieceEngine,
+    ResumingEngine,
     SegmentEngine,
     StageRequest,
     ThreadedEngine,
@@ -62,11 +63,11 @@ class Capabilities:
 
     def can_resume(self) -> bool:
         """Whether ``add`` accepts requests with ``resume`` at all."""
-        return _read(lambda: cast(Engine, self.engine).not_resumable) is not None
+        return _read(lambda: cast(ResumingEngine, self.engine).not_resumable) is not None
 
     def takes_companions(self) -> bool:
         """Whether the engine uses the hand-offs of a request's companions."""
-        return bool(_read(lambda: cast(Engine, self.engine).takes_companions))
+        return bool(_read(lambda: cast(CompanionEngine, self.engine).takes_companions))
 
 
 def capabilities_of(engine: object) -> Capabilities:

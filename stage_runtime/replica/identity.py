@@ -1,4 +1,7 @@
-"""What a replica has loaded, in a few short words for its record: enough to see that two replicas are not the same."""
+"""The identity of a replica's model in its record: enough to see that two replicas serve different models.
+
+Model, revision, dtype, hashes of the model's files and of our code, and the versions of the libraries.
+"""
 
 from __future__ import annotations
 
@@ -21,35 +24,35 @@ _TOKENIZER: Final = ("tokenizer", "vocab", "merges", "special_tokens", "added_to
 
 
 def identity(deploy: DeployConfig, stage_id: int) -> dict[str, str]:
-    """The fields of the record that say what a replica is to be, before it has loaded anything."""
+    """The identity that is known before the model is loaded: model, fingerprint of the stage, our version."""
     model, fingerprint = deploy.stage(stage_id).model, stage_fingerprint(deploy, stage_id)
     return {"model": model, "fingerprint": fingerprint, "version": __version__}
 
 
 def model_details(model: str, engine: object) -> dict[str, str]:
-    """The fields of the record that say what a loaded engine has; those that nobody knows are left out.
+    """The identity of a loaded engine: those of FIELDS that are known, each of at most 200 characters.
 
-    What the engine says itself, by a mapping ``model_details``, counts more than what its model's folder shows. Of a
-    model that is no local folder, its revision is its content.
+    A mapping ``model_details`` of the engine wins over the model's folder. The content of a model that is no local
+    folder is its revision.
     """
-    found = dict(_of_folder(Path(model).expanduser() if model else None))
-    said = capabilities_of(engine).model_details()
-    found.update((name, str(said[name])) for name in FIELDS if said.get(name))
-    if "code" not in found:
-        found["code"] = code_version()
-    if "revision" in found:
-        found.setdefault("content", found["revision"])
-    return {name: text[:_LONGEST] for name, text in found.items()}
+    details = dict(_folder_details(Path(model).expanduser() if model else None))
+    by_engine = capabilities_of(engine).model_details()
+    details.update((name, str(by_engine[name])) for name in FIELDS if by_engine.get(name))
+    if "code" not in details:
+        details["code"] = code_version()
+    if "revision" in details:
+        details.setdefault("content", details["revision"])
+    return {name: text[:_LONGEST] for name, text in details.items()}
 
 
-def _of_folder(folder: Path | None) -> dict[str, str]:
+def _folder_details(folder: Path | None) -> dict[str, str]:
     if folder is None or not folder.is_dir():
         return {}
     try:
         files = model_files(folder)
         tokenizer = [file for file in files if _is_tokenizer(file)]
-        found = {"content": content_hash(files, folder)}
-        return {**found, "tokenizer": content_hash(tokenizer, folder)} if tokenizer else found
+        details = {"content": content_hash(files, folder)}
+        return {**details, "tokenizer": content_hash(tokenizer, folder)} if tokenizer else details
     except OSError as error:
         logger.warning("replica.content_unknown folder=%s: %s", folder, error)
         return {}

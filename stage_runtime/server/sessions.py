@@ -173,6 +173,9 @@ class Sessions:
         self._credits = self.handshake.credits
         self._next_probe_s = 0.0
 
+    def __repr__(self) -> str:
+        return f"Sessions({self.handshake!r}, {self.ledger!r}, jobs={len(self._to_do)})"
+
     # ---- what comes from hubs
 
     def on_input(self, peer: Peer, head: bytes, now_s: float) -> None:

@@ -273,7 +273,7 @@ class Hub:
             shown = [output for output in active.shown if output.stage_id == action.stage_id]
             assert action.resume.text == "".join(output.text for output in shown)
             assert action.resume.token_ids == tuple(number for output in shown for number in output.token_ids)
-        if action.is_retry and (self._paced or not self._budget.take(self.clock.now_s)):
+        if action.is_retry and (self._paced or not self._budget.spend(self.clock.now_s)):
             self._count("paced")
             self._paced.append((active, action))
             if len(self._paced) == 1:
@@ -282,7 +282,7 @@ class Hub:
         return self._pick(active, action)
 
     def _give_turns(self) -> None:
-        while self._paced and self._budget.take(self.clock.now_s):
+        while self._paced and self._budget.spend(self.clock.now_s):
             active, action = self._paced.popleft()
             event = self._pick(active, action) if active.machine.is_out(action.stage_id, action.attempt) else None
             if event is not None:

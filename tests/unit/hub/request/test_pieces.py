@@ -297,12 +297,12 @@ def test_a_relay_says_everything_once_and_in_order_whatever_the_window(window: i
         said += relay.due()
         assert len(said) <= number + 1
         if number % 3 == 0 and said:
-            assert relay.take(said[-1][0])
-            rooms_.append(relay.room(is_free=False))
+            assert relay.acknowledge(said[-1][0])
+            rooms_.append(relay.new_room(is_free=False))
             said += relay.due()
     relay.complete()
     while said[-1][1] is not None:
-        assert relay.take(said[-1][0])
+        assert relay.acknowledge(said[-1][0])
         said += relay.due()
     assert [number for number, _ in said] == list(range(21))
     assert [ref is None for _, ref in said] == [False] * 20 + [True]
