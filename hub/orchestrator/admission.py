@@ -248,8 +248,8 @@ class Intake:
         config, release = self._config, request.release or self._releases.newest
         loads = []
         for stage_id in request.plan.stages:
-            pool, backlog = release.pools[stage_id], self.backlog.of(stage_id, release.fingerprints[stage_id])
-            loads.append(StageLoad(stage_id, backlog, pool.slots, pool.mean_service_s))
+            pool, backlog = release.pools[stage_id].core, self.backlog.of(stage_id, release.fingerprints[stage_id])
+            loads.append(StageLoad(stage_id, backlog, pool.members.slots, pool.mean_service_s))
         found = refusal(
             loads, Bounds(config.max_waiting, config.max_in_flight, live_hubs), in_flight, request.timeout_s
         )

@@ -187,7 +187,8 @@ class Collective:
 
     def _answered(self, item: Controlled) -> None:
         message, client = item.message, item.client
-        self._pools.of(client.info).report(client.addr, message.queue_length)
+        pool = self._pools.of(client.info)
+        pool.core.report(client.addr, message.queue_length, pool.now())
         awaited = self._correlator.settle(
             message.call_id, client, ok=message.ok, result=message.result, error=message.error
         )

@@ -14,15 +14,15 @@ from hub.metrics import HubMetrics
 from hub.orchestrator.aborts import Cancels
 from hub.orchestrator.active import Active, Pick
 from hub.orchestrator.retries import PacedRetries, RetryDue
+from hub.pool.entry import Binding, BindingEnd
 from hub.pool.stage_pool import StagePool
 from hub.replicas.membership import Membership
 from hub.request import events as ev
 from omni_discovery import wire
 from omni_discovery.errors import StageUnavailableError, WireError
-from omni_discovery.records.schema import ReplicaInfo
 
 if TYPE_CHECKING:
-    from omni_discovery.balancing.policies import Task
+    from omni_discovery.balancing.base import Task
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +34,8 @@ class PickEnded:
     request_id: str
     dispatch: ev.Dispatch
     task: asyncio.Task[None] | None
-    found: ReplicaInfo | StageUnavailableError
+    #: The binding of the request to the replica that was picked, or why there is none.
+    result: Binding | StageUnavailableError
 
 
 class Dispatcher:
@@ -46,7 +47,6 @@ class Dispatcher:
         metrics: HubMetrics,
         cancels: Cancels,
         post: Callable[[PickEnded | RetryDue], None],
-        on_wait: Callable[[], None],
     ) -> None:
         #: How fast work is repeated.
         self.retries = PacedRetries(post)
@@ -54,8 +54,6 @@ class Dispatcher:
         self._metrics = metrics
         self._cancels = cancels
         self._post = post
-        #: Called when a pick has to wait, after its task was made.
-        self._on_wait = on_wait
 
     def dispatch(self, active: Active, action: ev.Dispatch) -> ev.Event | None:
         """Pick and send; None if the pick, or a retry before it, has to wait."""
@@ -70,19 +68,17 @@ class Dispatcher:
 
     def _dispatch(self, active: Active, action: ev.Dispatch) -> ev.Event | None:
         pool, request_id = active.pools[action.stage_id], active.request.request_id
+        task, affinity_request_id = _task(active, action), active.request.parent_id or None
         try:
-            task = _task(active, action)
-            near = active.request.parent_id or None
-            found = pool.try_pick(request_id, task, near, avoid=_avoid(action, pool), priority=action.priority)
-            while found is not None and self._is_lost(active, action, found):
-                found = pool.try_pick(request_id, task, near, avoid=_avoid(action, pool), priority=action.priority)
+            binding = pool.core.try_pick(request_id, task, affinity_request_id, _avoid(action, pool))
+            while binding is not None and self._is_lost(pool, binding):
+                binding = pool.core.try_pick(request_id, task, affinity_request_id, _avoid(action, pool))
         except StageUnavailableError as error:
             return ev.StageUnavailable(action.stage_id, action.attempt, str(error))
-        if found is not None:
-            return self._send(active, action, found)
-        waiting = asyncio.create_task(self._pick(active, action, pool))
+        if binding is not None:
+            return self._send(active, action, pool, binding)
+        waiting = asyncio.create_task(self._pick(active, action, pool, task))
         active.picks[action.stage_id] = Pick(waiting, action)
-        self._on_wait()
         return None
 
     def pick_ended(self, active: Active, ended: PickEnded) -> ev.Event | None:
@@ -92,11 +88,12 @@ class Dispatcher:
         if pick is None or pick.task is not ended.task:
             return None
         del active.picks[action.stage_id]
-        if isinstance(ended.found, StageUnavailableError):
-            return ev.StageUnavailable(action.stage_id, action.attempt, str(ended.found))
-        if self._is_lost(active, action, ended.found):
+        if isinstance(ended.result, StageUnavailableError):
+            return ev.StageUnavailable(action.stage_id, action.attempt, str(ended.result))
+        pool = active.pools[action.stage_id]
+        if self._is_lost(pool, ended.result):
             return self._dispatch(active, action)
-        return self._send(active, action, ended.found)
+        return self._send(active, action, pool, ended.result)
 
     def move(self, active: Active, pools: Mapping[int, StagePool]) -> list[ev.Event]:
         """Have a request served from other pools from now on; its picks that wait are made anew there."""
@@ -107,7 +104,7 @@ class Dispatcher:
                 del active.picks[stage_id]
                 pick.task.cancel()
                 # It may have been served a moment ago.
-                self._take_back(active, stage_id, before[stage_id])
+                self._release_unsent(active, before[stage_id])
                 params = active.request.params.get(stage_id, {})
                 event = self._dispatch(active, replace(pick.dispatch, params=params))
                 events += [] if event is None else [event]
@@ -173,7 +170,7 @@ class Dispatcher:
                 self._cancels.asked(active.request.request_id, client)
             self.release(active, action.stage_id)
         else:
-            self._take_back(active, action.stage_id)
+            self._release_unsent(active, active.pools[action.stage_id])
 
     def release(self, active: Active, stage_id: int) -> None:
         """A stage's work is over: its binding ends."""
@@ -181,21 +178,26 @@ class Dispatcher:
         if addr is not None:
             self._membership.close_if_unused(stage_id, addr)
 
-    def _is_lost(self, active: Active, action: ev.Dispatch, info: ReplicaInfo) -> bool:
+    def _is_lost(self, pool: StagePool, binding: Binding) -> bool:
         """Whether the session of a replica that was just picked is lost; then the pick is undone."""
-        client = self._membership.clients.get(info.input_addr)
+        client = self._membership.clients.get(binding.addr)
         if client is not None and client.session_up:
             return False
         # The pool is told in a later turn; until then one lost replica after the other would use up the attempts.
-        self._take_back(active, action.stage_id)
-        active.pools[action.stage_id].session_down(info.input_addr)
+        self._undo_pick(pool, binding)
+        pool.core.session_down(binding.addr, pool.now())
         return True
 
-    def _take_back(self, active: Active, stage_id: int, pool: StagePool | None = None) -> None:
-        """A replica was picked and nothing was sent to it."""
-        addr = (pool or active.pools[stage_id]).unsent(active.request.request_id)
-        if addr is not None:
-            self._membership.close_if_unused(stage_id, addr)
+    def _undo_pick(self, pool: StagePool, binding: Binding) -> None:
+        """A replica was picked, and nothing was sent to it."""
+        if binding.release(BindingEnd.UNSENT):
+            self._membership.close_if_unused(pool.stage_id, binding.addr)
+
+    def _release_unsent(self, active: Active, pool: StagePool) -> None:
+        """End the binding of a pick that may have been served a moment ago; nothing was sent."""
+        binding = pool.core.binding(active.request.request_id)
+        if binding is not None:
+            self._undo_pick(pool, binding)
 
     def release_payload(self, active: Active, action: ev.ReleasePayload) -> None:
         """Let a replica forget what it holds for the request."""
@@ -203,25 +205,22 @@ class Dispatcher:
         if client is not None:
             client.release_payloads(active.request.request_id)
 
-    async def _pick(self, active: Active, action: ev.Dispatch, pool: StagePool) -> None:
-        found: ReplicaInfo | StageUnavailableError
+    async def _pick(self, active: Active, action: ev.Dispatch, pool: StagePool, task: Task) -> None:
+        request_id, affinity_request_id = active.request.request_id, active.request.parent_id or None
+        result: Binding | StageUnavailableError
         try:
-            found = await pool.pick(
-                active.request.request_id,
-                _task(active, action),
-                active.request.parent_id or None,
-                avoid=action.avoid,
-                priority=action.priority,
+            result = await pool.acquire(
+                request_id, task, affinity_request_id, avoid=action.avoid, priority=action.priority
             )
         except StageUnavailableError as error:
-            found = error
+            result = error
         except Exception as error:
             logger.exception("pick.bug stage=%d", action.stage_id)
-            found = StageUnavailableError(action.stage_id, f"a bug while picking a replica: {error!r}")
-        self._post(PickEnded(active.request.request_id, action, asyncio.current_task(), found))
+            result = StageUnavailableError(action.stage_id, f"a bug while picking a replica: {error!r}")
+        self._post(PickEnded(request_id, action, asyncio.current_task(), result))
 
-    def _send(self, active: Active, action: ev.Dispatch, info: ReplicaInfo) -> ev.Event:
-        now_s = time.perf_counter()
+    def _send(self, active: Active, action: ev.Dispatch, pool: StagePool, binding: Binding) -> ev.Event:
+        now_s, info = time.perf_counter(), binding.info
         client = self._membership.clients.get(info.input_addr)
         message = wire.Submit(
             epoch=info.epoch,
@@ -231,7 +230,7 @@ class Dispatcher:
             params=dict(action.params),
             payloads=action.payloads,
             next_stages=action.next_stages,
-            credit=active.pools[action.stage_id].spent_credit(active.request.request_id),
+            credit=binding.spent_credit,
             remaining_s=max(0.0, active.deadline_s - now_s),
             resume=action.resume,
             priority=action.priority,
@@ -245,12 +244,12 @@ class Dispatcher:
                 raise SendFailedError("its record was removed while it was picked")
             client.submit(message)
         except WireError as error:
-            self._take_back(active, action.stage_id)
+            self._undo_pick(pool, binding)
             return ev.DispatchRefused(action.stage_id, action.attempt, str(error))
         except SendFailedError as error:
             # The way to the replica is full, for whoever wants to send now; that says nothing of the replica.
-            active.pools[action.stage_id].clogged(info.input_addr)
-            self._take_back(active, action.stage_id)
+            pool.core.send_queue_full(info.input_addr, pool.now())
+            self._undo_pick(pool, binding)
             return ev.ReplicaLost(action.stage_id, action.attempt, str(error), may_have_run=False)
         if not active.first_sent:
             active.first_sent = True
@@ -277,7 +276,7 @@ def _order(
 def _avoid(action: ev.Dispatch, pool: StagePool) -> frozenset[str]:
     """Whom the pick is kept off: one that was only slow is better than to wait."""
     with_slow = action.avoid | action.slow
-    return with_slow if action.slow and pool.has_free(avoid=with_slow) else action.avoid
+    return with_slow if action.slow and pool.core.has_free(with_slow) else action.avoid
 
 
 def _task(active: Active, action: ev.Dispatch) -> Task:

@@ -21,7 +21,7 @@ from hub.orchestrator.active import AbortRequest, AddRequest, ClientPaced, Ended
 from hub.orchestrator.admission import Backlog
 from hub.orchestrator.collective import CallDue, Collective, CollectiveCall, refuse
 from hub.orchestrator.dispatcher import Dispatcher, PickEnded
-from hub.orchestrator.housekeeping import ReviewDue, Tending
+from hub.orchestrator.housekeeping import Housekeeping, TimersDue
 from hub.orchestrator.replica_events import ReplicaListener, ReturnDue, StillSilent
 from hub.orchestrator.requests import CompanionSaid, Requests, TimeUp
 from hub.orchestrator.retries import RetryDue
@@ -70,7 +70,7 @@ def drain(queue: asyncio.Queue[_Item]) -> list[_Item]:
 
 
 _InboxItem: TypeAlias = (
-    "ClientEvent | PickEnded | RetryDue | ReturnDue | StillSilent | TimeUp | CompanionSaid | ClientPaced | ReviewDue"
+    "ClientEvent | PickEnded | RetryDue | ReturnDue | StillSilent | TimeUp | CompanionSaid | ClientPaced | TimersDue"
     " | View | CallDue"
 )
 _Request: TypeAlias = AddRequest | UpdateRequest
@@ -126,8 +126,8 @@ class Orchestrator:
         factory, attach = remote_replica_factory, self._membership.attach
         self._attaching = None if factory is None else Attaching(factory, attach)
         self._collective = Collective(self._pools, self._membership, metrics, self._post)
-        self._tending = Tending(self._pools, self._membership, self._post)
-        self._dispatcher = Dispatcher(self._membership, metrics, self._cancels, self._post, self._tending.look_soon)
+        self._housekeeping = Housekeeping(self._pools, self._membership, self._post)
+        self._dispatcher = Dispatcher(self._membership, metrics, self._cancels, self._post)
         self._requests = Requests(
             {pool.stage_id: pool for pool in self.stage_pools},
             self._dispatcher,
@@ -164,7 +164,7 @@ class Orchestrator:
                     await self.output_async_queue.put(self._outbox.popleft())
         finally:
             self._closed = True
-            self._tending.close()
+            self._housekeeping.close()
             if self._attaching is not None:
                 self._attaching.close()
             self.end_all()
@@ -237,7 +237,6 @@ class Orchestrator:
         for rpc in rpcs:
             if isinstance(rpc, CollectiveCall) or rpc.request_id in new:
                 self._take(rpc)
-        self._tending.look()
         if self._inbox:
             self._wake.set()
 
@@ -268,10 +267,11 @@ class Orchestrator:
                 self._listener.due(item)
             case CollectiveCall() | CallDue():
                 self._collective.follow(item)
-            case ReviewDue():
-                self._tending.review()
+            case TimersDue():
+                self._housekeeping.run_timers(item)
             case View():
                 self._rollout.follow(item)
+                self._housekeeping.follow_membership()
             case _:
                 self._hear(item)
 
@@ -283,7 +283,7 @@ class Orchestrator:
         if isinstance(event, AbortEnded | ProcessGone | Unsent):
             self._membership.close_if_unused(event.client.info.stage_id, event.client.addr)
         if isinstance(event, SessionUp | SessionDown | ProcessGone):
-            self._tending.review()
+            self._housekeeping.review_membership()
             self._rollout.move_on()
 
     # ---- who is served

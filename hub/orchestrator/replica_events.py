@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from hub.metrics import HubMetrics
 from hub.orchestrator.aborts import Cancels
 from hub.orchestrator.active import Active
+from hub.pool.entry import BindingEnd
 from hub.pool.stage_pool import StagePool
 from hub.replicas.events import (
     AbortEnded,
@@ -104,12 +105,12 @@ class ReplicaListener:
     def _take_credits(self, item: CreditEvent) -> None:
         client, pool = item.client, self._pools.of(item.client.info)
         if isinstance(item, Granted):
-            pool.report(client.addr, item.queue_length)
-            pool.grant(client.addr, item.credits)
+            pool.core.report(client.addr, item.queue_length, pool.now())
+            pool.core.grant(client.addr, item.credits)
             return
         # A pick that waited and has just been served has spent its credit, and its request has not left yet: the
         # replica must hear of it first. Such a pick is ahead of us in the loop's queue.
-        due = ReturnDue(client, item.session, pool.recall(client.addr, item.credits))
+        due = ReturnDue(client, item.session, pool.core.recall(client.addr, item.credits))
         asyncio.get_running_loop().call_soon(self._post, due)
 
     def _unsent(self, item: Unsent) -> None:
@@ -120,15 +121,18 @@ class ReplicaListener:
             self._tell(item.request_id, ev.ReplicaLost(info.stage_id, item.attempt, "the send queue was full"))
             return
         # Before its slot is free again: nothing is to be sent there for a moment.
-        self._pools.of(info).clogged(info.input_addr)
-        # Nobody heard of it: the credit that it spent is there again.
-        self._pools.of(info).unsent(item.request_id)
+        pool = self._pools.of(info)
+        pool.core.send_queue_full(info.input_addr, pool.now())
+        # The replica never received it: the credit that it spent can be spent again.
+        pool.core.release(item.request_id, BindingEnd.UNSENT)
         lost = ev.ReplicaLost(info.stage_id, item.attempt, "the send queue was full", may_have_run=False)
         self._tell(item.request_id, lost)
 
     def lose(self, stage_id: int, addr: str, reason: str) -> None:
         """What is in flight at an address will not be answered."""
-        in_flight = [request_id for pool in self._pools.of_stage(stage_id) for request_id in pool.in_flight(addr)]
+        in_flight = [
+            request_id for pool in self._pools.of_stage(stage_id) for request_id in pool.core.members.in_flight(addr)
+        ]
         for request_id in in_flight:
             active = self._active.get(request_id)
             if active is not None:
@@ -145,12 +149,14 @@ class ReplicaListener:
     def _answered(self, answer: Answered) -> None:
         info, message = answer.client.info, answer.message
         pool, active = self._pools.of(info), self._active.get(message.request_id)
+        binding = pool.core.binding(message.request_id)
         if (
             active is None
             or not active.machine.is_out(info.stage_id, message.attempt)
-            or pool.bound(message.request_id) != info.input_addr
+            or binding is None
+            or binding.addr != info.input_addr
         ):
-            pool.report(info.input_addr, message.queue_length)
+            pool.core.report(info.input_addr, message.queue_length, pool.now())
             if not isinstance(message, wire.Accepted | wire.Rejected):
                 self._metrics.dropped.labels("stale").inc()
             return
@@ -158,11 +164,11 @@ class ReplicaListener:
         if grace is not None:
             grace.cancel()
         if not isinstance(message, wire.Rejected | wire.StageDone | wire.StageFailed):
-            pool.accepted(message.request_id)
+            binding.accept()
         else:
             self._judge(pool, active, answer)
             self._release(active, info.stage_id)
-        pool.report(info.input_addr, message.queue_length)
+        pool.core.report(info.input_addr, message.queue_length, pool.now())
         self._tell(message.request_id, answer.event())
 
     def _judge(self, pool: StagePool, active: Active, answer: Answered) -> None:
@@ -171,9 +177,10 @@ class ReplicaListener:
         if isinstance(message, wire.StageDone) and message.finish_reason != "abort" and not active.request.segmented:
             run = active.machine.runs[pool.stage_id]
             # What waited for its client says nothing of how long the stage takes.
-            pool.succeeded(addr, answer.received_at_s - run.sent_at_s if run.told_paused is None else None)
+            service_s = answer.received_at_s - run.sent_at_s if run.told_paused is None else None
+            pool.core.succeeded(addr, service_s, pool.now())
         elif isinstance(message, wire.StageFailed) and message.kind is wire.FailureKind.ENGINE:
-            pool.failed(addr)
+            pool.core.failed(addr, pool.now())
 
     def _unanswered(self, item: Unanswered) -> None:
         info, active = item.client.info, self._active.get(item.request_id)
@@ -185,9 +192,9 @@ class ReplicaListener:
             # Who has nowhere else to go, or one try left, is better served by waiting.
             is_last = run.attempt + 1 >= self._config.attempts
             is_bound = active.machine.has_past(info.stage_id)
-            if is_last or is_bound or not pool.has_free(avoid={*run.avoid, *run.slow, info.input_addr}):
+            if is_last or is_bound or not pool.core.has_free({*run.avoid, *run.slow, info.input_addr}):
                 return
-        pool.failed(info.input_addr)
+        pool.core.failed(info.input_addr, pool.now())
         silence_s = self._config.accept_limit_s if item.is_final else self._config.accept_timeout_s
         reason = f"it said nothing for {silence_s:g} s after the dispatch"
         lost = ev.ReplicaLost(
@@ -200,9 +207,9 @@ class ReplicaListener:
         # It may be lost again by now: only what is true at this moment is told.
         if client.session_up:
             logger.info("replica.session_up stage=%d replica=%d epoch=%d", info.stage_id, info.replica_id, info.epoch)
-            pool.report(client.addr, item.queue_length)
-            pool.session_up(client.addr, gated=item.gated)
-            for request_id in pool.in_flight(client.addr):
+            pool.core.report(client.addr, item.queue_length, pool.now())
+            pool.core.session_up(client.addr, pool.now(), uses_credits=item.gated)
+            for request_id in pool.core.members.in_flight(client.addr):
                 active = self._active.get(request_id)
                 if active is not None and active.machine.must_repeat(info.stage_id):
                     attempt = active.machine.runs[info.stage_id].attempt
@@ -211,13 +218,15 @@ class ReplicaListener:
     def _session_down(self, item: SessionDown) -> None:
         info = item.client.info
         logger.warning("replica.session_down stage=%d replica=%d: %s", info.stage_id, info.replica_id, item.reason)
-        self._pools.of(info).session_down(info.input_addr)
+        pool = self._pools.of(info)
+        pool.core.session_down(info.input_addr, pool.now())
         if not item.lost:
             return
         self._metrics.session_losses.labels(info.stage_id).inc()
-        if self._pools.of(info).in_flight(info.input_addr):
-            self._pools.of(info).failed(info.input_addr)
-        for request_id in self._pools.of(info).in_flight(info.input_addr):
+        in_flight = pool.core.members.in_flight(info.input_addr)
+        if in_flight:
+            pool.core.failed(info.input_addr, pool.now())
+        for request_id in in_flight:
             active = self._active.get(request_id)
             if active is not None:
                 self._interrupt(active, info.stage_id, item.reason)

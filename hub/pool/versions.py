@@ -10,7 +10,7 @@ from hub.pool.stage_pool import StagePool
 
 if TYPE_CHECKING:
     from hub.config import PoolOptions
-    from omni_discovery.balancing.policies import LoadBalancer
+    from omni_discovery.balancing.base import LoadBalancer
     from omni_discovery.records.schema import ReplicaInfo
 
 
@@ -28,6 +28,10 @@ class Pools:
         self._named = {(pool.stage_id, ""): pool for pool in firsts}
         self._by_stage: dict[int, tuple[StagePool, ...]] = {pool.stage_id: (pool,) for pool in firsts}
         self._live_hubs = 1
+        self._watch: Callable[[StagePool], None] = _ignore
+
+    def __repr__(self) -> str:
+        return f"Pools({', '.join(f'stage {stage_id}: {len(pools)}' for stage_id, pools in self._by_stage.items())})"
 
     def __iter__(self) -> Iterator[StagePool]:
         return chain.from_iterable(self._by_stage.values())
@@ -39,6 +43,12 @@ class Pools:
     def stage_ids(self) -> Collection[int]:
         """The stages of the pipeline."""
         return self._by_stage.keys()
+
+    def watch_pools(self, watch: Callable[[StagePool], None]) -> None:
+        """Call ``watch`` for every pool, now and whenever one is made."""
+        self._watch = watch
+        for pool in self:
+            watch(pool)
 
     def begin_with(self, stage_id: int, fingerprint: str) -> StagePool:
         """The stage's first pool, which is that version's from now on."""
@@ -52,8 +62,9 @@ class Pools:
             pool = self._firsts[stage_id] if self._new_pool is None else self._new_pool(stage_id)
             self._named[stage_id, fingerprint] = pool
             if pool not in self._by_stage[stage_id]:
-                pool.set_live_hubs(self._live_hubs)
+                pool.core.set_live_hubs(self._live_hubs)
                 self._by_stage[stage_id] += (pool,)
+                self._watch(pool)
         return pool
 
     def of(self, info: ReplicaInfo) -> StagePool:
@@ -67,28 +78,32 @@ class Pools:
 
     def record(self, stage_id: int, addr: str) -> ReplicaInfo | None:
         """The replica of the stage at that address, listed or with work still in flight."""
-        found = (pool.get(addr) for pool in self._by_stage[stage_id])
-        return next((info for info in found if info is not None), None)
+        infos = (pool.core.members.get(addr) for pool in self._by_stage[stage_id])
+        return next((info for info in infos if info is not None), None)
 
     def set_live_hubs(self, count: int) -> None:
         """So many hubs share the replicas, this one included."""
         self._live_hubs = count
         for pool in self:
-            pool.set_live_hubs(count)
+            pool.core.set_live_hubs(count)
 
     def answers(self, stage_id: int, addr: str) -> bool:
         """Whether a replica of the stage at that address answers, listed or not."""
-        return any(pool.answers(addr) for pool in self._by_stage[stage_id])
+        return any(pool.core.members.answers(addr) for pool in self._by_stage[stage_id])
 
     def forget_unused(self, kept: Collection[StagePool]) -> None:
         """Let go of pools that are not to be kept, where nobody is in them and nobody waits."""
         for stage_id, pools in self._by_stage.items():
             first = self._firsts[stage_id]
             self._by_stage[stage_id] = tuple(
-                pool for pool in pools if pool is first or pool in kept or not pool.is_unused
+                pool for pool in pools if pool is first or pool in kept or not pool.core.is_unused
             )
         left = set(self)
         self._named = {name: pool for name, pool in self._named.items() if pool in left}
+
+
+def _ignore(_pool: StagePool) -> None:
+    """No driver watches the pools."""
 
 
 def make_pools(stage_ids: Sequence[int], new_balancer: Callable[[], LoadBalancer], options: PoolOptions) -> Pools:

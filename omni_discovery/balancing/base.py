@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from bisect import insort
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypedDict
 
 if TYPE_CHECKING:
-    from omni_discovery.balancing.policies import LoadBalancer, Task
     from omni_discovery.records.schema import ReplicaInfo
+
+
+class Task(TypedDict, total=False):
+    """What is known of a request when a replica is chosen; any part may be missing."""
+
+    request_id: str
+    engine_inputs: Any
+    sampling_params: Any
 
 
 class Member:
@@ -52,6 +60,18 @@ class PoolIndex(Protocol):
         """Choose a member; None if there is none. The pool counts the request by an update that follows."""
 
 
+class LoadBalancer(ABC):
+    """Chooses one of several replicas."""
+
+    @abstractmethod
+    def select(self, task: Task, replicas: list[ReplicaInfo]) -> int:
+        """Return the index of the chosen replica; the list stays as it is. Raise ValueError if it is empty."""
+
+    def index(self) -> PoolIndex:
+        """Return what picks from one pool without looking at all of it; here one that shows ``select`` the list."""
+        return ListIndex(self)
+
+
 class ListIndex:
     """For a balancer that only knows ``select``: shows it the list, ordered by replica id. A pick costs O(n)."""
 
@@ -77,6 +97,16 @@ class ListIndex:
         if not self._members:
             return None
         return self._members[self._balancer.select(task, [_shown(member) for member in self._members])]
+
+
+def index_of(balancer: LoadBalancer) -> PoolIndex:
+    """The balancer's index, unless a derived class has a ``select`` of its own and says nothing of an index."""
+    for kind in type(balancer).__mro__:
+        if "index" in kind.__dict__:
+            break
+        if "select" in kind.__dict__:
+            return ListIndex(balancer)
+    return balancer.index()
 
 
 def _replica_id(member: Member) -> int:

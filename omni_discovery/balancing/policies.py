@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import random
 import threading
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from enum import StrEnum
 from importlib.metadata import EntryPoint, entry_points
 from math import inf
-from typing import Any, Final, TypedDict
+from typing import Any, Final
 
-from omni_discovery.balancing.base import ListIndex, Member, PoolIndex
+from omni_discovery.balancing.base import LoadBalancer, Member, PoolIndex, Task
 from omni_discovery.balancing.prefix import PrefixIndex
 from omni_discovery.balancing.weighted import (
     KeyedIndex,
@@ -26,36 +25,6 @@ from omni_discovery.records.schema import ReplicaInfo
 
 #: An installed package names here what returns a LoadBalancer.
 ENTRY_POINT_GROUP: Final = "omni_discovery.policies"
-
-
-class Task(TypedDict, total=False):
-    """What is known of a request when a replica is chosen; any part may be missing."""
-
-    request_id: str
-    engine_inputs: Any
-    sampling_params: Any
-
-
-class LoadBalancer(ABC):
-    """Chooses one of several replicas."""
-
-    @abstractmethod
-    def select(self, task: Task, replicas: list[ReplicaInfo]) -> int:
-        """Return the index of the chosen replica; the list stays as it is. Raise ValueError if it is empty."""
-
-    def index(self) -> PoolIndex:
-        """Return what picks from one pool without looking at all of it; here one that shows ``select`` the list."""
-        return ListIndex(self)
-
-
-def index_of(balancer: LoadBalancer) -> PoolIndex:
-    """The balancer's index, unless a derived class has a ``select`` of its own and says nothing of an index."""
-    for kind in type(balancer).__mro__:
-        if "index" in kind.__dict__:
-            break
-        if "select" in kind.__dict__:
-            return ListIndex(balancer)
-    return balancer.index()
 
 
 class LoadBalancingPolicy(StrEnum):

@@ -9,8 +9,7 @@ from math import ceil
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from omni_discovery.balancing.base import Member
-    from omni_discovery.balancing.policies import Task
+    from omni_discovery.balancing.base import Member, Task
 
 #: A replica may have this much more than its share of the load.
 _BOUND: Final = 1.25

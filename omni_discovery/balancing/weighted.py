@@ -9,8 +9,7 @@ from math import frexp, inf, ldexp, nan
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from omni_discovery.balancing.base import Member
-    from omni_discovery.balancing.policies import Task
+    from omni_discovery.balancing.base import Member, Task
 
     _Turn = tuple[float, int, str, int, Member]
 

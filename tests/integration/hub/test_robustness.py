@@ -241,7 +241,7 @@ async def test_records_that_lead_nowhere_leave_nothing_behind_when_they_go() -> 
     async with listening(_say_nothing) as port, running_hub(FakeReplica()) as omni:
         good = omni._orchestrator
         assert good is not None
-        fine = next(iter(good.stage_pools[0]._core._entries.values())).info
+        fine = next(iter(good.stage_pools[0].core.members.entries.values())).info
         assert await ask(omni) == "hello "
         before = open_files()
         for turn in range(4):

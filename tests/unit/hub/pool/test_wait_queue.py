@@ -7,7 +7,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hub.pool.wait_queue import Asking, Waiter, WaitingLine
+from hub.pool.credits import CreditRequester
+from hub.pool.wait_queue import PriorityQueue, Waiter
 
 
 def waiter(name: str, priority: int = 0, arrived_s: float = 0.0, *avoid: str) -> Waiter[str]:
@@ -25,7 +26,7 @@ _steps = st.lists(
 
 @given(_steps)
 def test_the_line_is_by_priority_and_arrival_whoever_leaves_it(steps: list[tuple[str, int]]) -> None:
-    line: WaitingLine[str] = WaitingLine()
+    line: PriorityQueue[str] = PriorityQueue()
     model: list[Waiter[str]] = []
     for number, (verb, value) in enumerate(steps):
         first = min(model, key=lambda each: (each.priority, each.number), default=None)
@@ -45,14 +46,14 @@ def test_the_line_is_by_priority_and_arrival_whoever_leaves_it(steps: list[tuple
             elif first is not None:
                 line.put_back(first)
         assert len(line) == len(model)
-        assert set(line.choosy) == {each.number for each in model if each.avoid}
+        assert set(line.avoiding) == {each.number for each in model if each.avoid}
         oldest_s = min((each.arrived_s for each in model), default=float(number))
         assert line.oldest_wait_s(float(number)) == number - oldest_s
 
 
 def test_a_line_that_many_have_passed_through_is_no_longer_than_those_who_wait() -> None:
     """One has waited from the start; it must not keep all who came and went after it."""
-    line: WaitingLine[str] = WaitingLine()
+    line: PriorityQueue[str] = PriorityQueue()
     line.add(waiter("patient", priority=9))
     for number in range(5000):
         line.add(waiter(str(number), arrived_s=float(number)))
@@ -67,7 +68,7 @@ def test_a_line_that_many_have_passed_through_is_no_longer_than_those_who_wait()
 @given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40), st.sampled_from([0.01, 0.03, 0.2])), max_size=60))
 def test_what_replicas_were_told_last_is_never_more_than_is_wanted_of_16(steps: list[tuple[int, int, float]]) -> None:
     """A replica's book by what it was told: within 50 ms of a change it asks for about what is waited for."""
-    asking, book, now_s = Asking(), dict[str, int](), 0.0
+    asking, book, now_s = CreditRequester(), dict[str, int](), 0.0
     last_s: dict[str, float] = {}
     for waiting, givers, passes_s in steps:
         now_s += passes_s

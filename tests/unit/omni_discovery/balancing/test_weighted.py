@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omni_discovery.balancing.base import Member, PoolIndex
-from omni_discovery.balancing.policies import LoadBalancingPolicy, RandomBalancer, build_load_balancer_factory, index_of
+from omni_discovery.balancing.base import Member, PoolIndex, index_of
+from omni_discovery.balancing.policies import LoadBalancingPolicy, RandomBalancer, build_load_balancer_factory
 from omni_discovery.balancing.weighted import KeyedIndex, StrideIndex, nothing, per_capacity, reported_per_weight
 from omni_discovery.records.schema import ReplicaInfo, ReplicaStatus
 
