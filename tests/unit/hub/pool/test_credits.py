@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from hub.config import PoolOptions
 from hub.pool.core import Pool
+from hub.pool.credits import CreditRequester
 from hub.pool.entry import BindingEnd
 from omni_discovery.balancing.policies import LoadBalancingPolicy, RoundRobinBalancer, build_load_balancer_factory
 from omni_discovery.records.schema import ReplicaInfo, ReplicaStatus
@@ -284,3 +285,26 @@ def of_a_request(core: Pool, book: Book, number: int, verb: str, name: str, more
         found = core.pick(name, TASK, more if verb == "companion" else None, {more} if verb == "avoid" else ())
         if found is not None and spent_credit(core, name) and not (addr == found.addr and had):
             book.unspent[found.addr] -= 1
+
+
+@given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40), st.sampled_from([0.01, 0.03, 0.2])), max_size=60))
+def test_what_replicas_were_told_last_is_never_more_than_is_wanted_of_16(steps: list[tuple[int, int, float]]) -> None:
+    """A replica's book by what it was told: within 50 ms of a change it asks for about what is waited for."""
+    asking, book, now_s = CreditRequester(), dict[str, int](), 0.0
+    last_s: dict[str, float] = {}
+    for waiting, givers, passes_s in steps:
+        now_s += passes_s
+        wants: list[Any] = asking.due(now_s, waiting, 1.0, [f"a{number}" for number in range(givers)])
+        for want in wants:
+            if want.waiting and book.get(want.addr):
+                assert now_s - last_s[want.addr] >= 0.0499
+            book[want.addr], last_s[want.addr] = want.waiting, now_s
+        asked = [count for count in book.values() if count]
+        assert len(asked) <= 16
+        if wants and waiting and givers:
+            assert waiting <= sum(asked) < waiting + 16
+        if not waiting:
+            assert not asked
+            assert asking.next_s(0, givers) is None
+        elif givers:
+            assert asking.next_s(waiting, givers) is not None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hypothesis import given
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from hub.config import PoolOptions
 from hub.pool.core import Pool
-from hub.pool.outliers import OutlierState, most_ejected
+from hub.pool.outliers import Health, Outliers, OutlierState, most_ejected
 from omni_discovery.balancing.base import LoadBalancer
 from omni_discovery.balancing.policies import LeastLoadBalancer, RoundRobinBalancer
 from omni_discovery.records.schema import ReplicaInfo, ReplicaStatus
@@ -22,6 +22,57 @@ TASK: Any = {"request_id": "r"}
 
 def info(number: int) -> ReplicaInfo:
     return ReplicaInfo(f"a{number}", "", 0, ReplicaStatus.UP, 0, 0.0, 0.0, number, capacity=8)
+
+
+@dataclass
+class Replica:
+    """All that the rules need to know."""
+
+    addr: str
+    health: Health = field(default_factory=Health)
+    pickable: bool = True
+
+
+def test_the_rules_need_no_pool() -> None:
+    """1. a fails three times and is ejected for a second; b is not: one of two is the most
+    2. the second is over: a is probed by one request, which is served
+    """
+    outliers: Outliers[Replica] = Outliers(1.0, 60.0)
+    a, b = Replica("a"), Replica("b")
+    assert [outliers.failed(a, 2, 10.0) for _ in range(3)] == [False, False, True]
+    assert not any(outliers.failed(b, 2, 10.0) for _ in range(5))
+    assert outliers.next_end_s == 11.0
+    assert (outliers.is_ejected(a), outliers.is_ejected(b)) == (True, False)
+    assert outliers.end_ejections(10.9) == []
+    assert outliers.end_ejections(11.0) == [a]
+    a.health.start_probe("r")
+    assert outliers.is_ejected(a)
+    assert outliers.succeeded(a, 11.5)
+    assert (len(outliers), a.health.state) == (0, OutlierState.FINE)
+
+
+def test_ejections_are_ignored_while_fewer_than_half_of_the_listed_are_left() -> None:
+    outliers: Outliers[Replica] = Outliers(1.0, 60.0)
+    a = Replica("a")
+    for _ in range(3):
+        outliers.failed(a, 4, 0.0)
+    assert not outliers.update_panic(4, 4)
+    assert outliers.update_panic(2, 4)
+    assert outliers.panics
+    assert not outliers.is_ejected(a)
+    assert outliers.forget("a")
+    assert outliers.update_panic(1, 3)
+    assert not outliers.panics
+
+
+def test_a_probe_that_shows_nothing_lets_another_request_probe() -> None:
+    health = Health()
+    health.eject(0.0, 1.0, 60.0)
+    health.end_ejection()
+    health.start_probe("r")
+    assert (health.is_blocked, health.needs_probe, health.probe) == (True, False, "r")
+    health.cancel_probe()
+    assert (health.is_blocked, health.needs_probe, health.probe) == (False, True, None)
 
 
 def core_of(count: int, balancer: LoadBalancer | None = None) -> Pool:
