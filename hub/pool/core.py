@@ -1,8 +1,8 @@
-"""Pool: one stage as a hub sees it, with its replicas, the picks among them, their bindings and credits. Pure.
+"""Pool: one stage as a hub sees it, with its replicas, the picks among them, their bindings and credits.
 
 A pool has parts, each with rules of its own: ``Members`` (records and sessions), ``SlowStart`` (weights of newcomers),
 ``Outliers`` (ejection), ``Indices`` (what a pick chooses from), ``CreditRequester`` and ``WaitQueue`` (picks without a
-free slot). Pool applies each event to the parts that it concerns, and serves the waiting picks after it.
+free slot). Pool applies each event to the parts that it concerns, and serves the waiting picks after it. Pure.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Indices:
         #: Bumped whenever a replica becomes pickable; a waiting pick is retried only if this moved.
         self.pickable_version = 0
 
-    def place(self, entry: Entry) -> None:
+    def reindex(self, entry: Entry) -> None:
         """Put the entry into the index where it belongs, with its load and weight of now."""
         is_free = entry.pickable and (entry.credits > 0 or not entry.uses_credits) and not entry.send_queue_full_until_s
         if self.starved.needs_update(entry):
@@ -104,7 +104,7 @@ class Pool:
         #: Entries whose send queue was full a moment ago, the first to be tried again first.
         self._full: dict[str, Entry] = {}
         # For each pick and each release without a chain of look-ups.
-        self._tiers, self._place, self._waiters = self.indices.tiers, self.indices.place, self.queue.waiters
+        self._tiers, self._reindex, self._waiters = self.indices.tiers, self.indices.reindex, self.queue.waiters
         self._on_deadline: Callable[[float | None], None] = _ignore_deadline
         self._credit_wanted: Callable[[], None] = _ignore_demand
         #: The deadline that ``on_deadline`` was called with last; nan if it has to be called in any case.
@@ -197,7 +197,7 @@ class Pool:
             self.members.hubs = count
             for entry in self.members:
                 entry.reload(count)
-                self._place(entry)
+                self._reindex(entry)
 
     # ---- load and outcomes
 
@@ -207,7 +207,7 @@ class Pool:
         if entry is not None:
             entry.reported_at_s = now_s
             entry.report(queue_length, self.members.hubs)
-            self._place(entry)
+            self._reindex(entry)
             if self._waiters.count:
                 self._serve()
 
@@ -219,7 +219,7 @@ class Pool:
         entry = self.members.entries.get(addr)
         if entry is not None and self.outliers.succeeded(entry, now_s):
             self._heed_outliers()
-            self._place(entry)
+            self._reindex(entry)
             self._changed()
 
     def failed(self, addr: str, now_s: float) -> None:
@@ -227,7 +227,7 @@ class Pool:
         entry = self.members.entries.get(addr)
         if entry is not None and self.outliers.failed(entry, self.members.listed_count, now_s):
             self._heed_outliers()
-            self._place(entry)
+            self._reindex(entry)
             self._changed()
 
     def outlier_state(self, addr: str) -> OutlierState:
@@ -242,7 +242,7 @@ class Pool:
             entry.send_queue_full_until_s = now_s + _SEND_QUEUE_PAUSE_S
             self._full.pop(addr, None)
             self._full[addr] = entry
-            self._place(entry)
+            self._reindex(entry)
             self._announce()
 
     # ---- credits
@@ -252,7 +252,7 @@ class Pool:
         entry = self.members.entries.get(addr)
         if entry is not None and entry.answers and entry.uses_credits and count > 0:
             entry.credits += count
-            self._place(entry)
+            self._reindex(entry)
             if self._waiters.count:
                 self._serve()
 
@@ -263,7 +263,7 @@ class Pool:
             return 0
         given_up = max(0, min(count, entry.credits))
         entry.credits -= given_up
-        self._place(entry)
+        self._reindex(entry)
         if self._waiters.count:
             self._announce()
         return given_up
@@ -481,7 +481,7 @@ class Pool:
         if entry.health.needs_probe:
             entry.health.start_probe(request_id)
         entry.reload(self.members.hubs)
-        self._place(entry)
+        self._reindex(entry)
         return binding
 
     def _unbind(self, binding: Binding, end: BindingEnd) -> None:
@@ -495,7 +495,7 @@ class Pool:
         if entry.health.probe == request_id:
             entry.health.cancel_probe()
         entry.reload(self.members.hubs)
-        self._place(entry)
+        self._reindex(entry)
         if not entry.registered:
             self._drop_if_idle(entry)
 
@@ -514,14 +514,14 @@ class Pool:
     def run_timers(self, now_s: float) -> None:
         """Apply what time has changed: weights in slow start, ends of ejections, send queues to be tried again."""
         for entry in self.outliers.end_ejections(now_s):
-            self._place(entry)
+            self._reindex(entry)
         for addr, entry in list(self._full.items()):
             if entry.send_queue_full_until_s <= now_s:
                 entry.send_queue_full_until_s = 0.0
                 del self._full[addr]
-                self._place(entry)
+                self._reindex(entry)
         for entry in self.slow_start.step(now_s):
-            self._place(entry)
+            self._reindex(entry)
         # A timer that fired too early has to be set again.
         self._announced_s = nan
         self._changed()
@@ -577,14 +577,14 @@ class Pool:
         """Bring counts, panic and indices up to date after a change of an entry's record or session."""
         self.members.recount(entry, now_s)
         self._heed_outliers()
-        self._place(entry)
+        self._reindex(entry)
         self._changed()
 
     def _heed_outliers(self) -> None:
         members = self.members
         if self.outliers.update_panic(members.pickable_count, members.listed_count):
             for entry in self.outliers.ejected.values():
-                self._place(entry)
+                self._reindex(entry)
 
     def _drop_if_idle(self, entry: Entry) -> None:
         if self.members.drop_if_idle(entry):
