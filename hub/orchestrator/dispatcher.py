@@ -174,13 +174,13 @@ class Dispatcher:
 
     def release(self, active: Active, stage_id: int) -> None:
         """A stage's work is over: its binding ends."""
-        addr = active.pools[stage_id].release(active.request.request_id)
-        if addr is not None:
-            self._membership.close_if_unused(stage_id, addr)
+        binding = active.pools[stage_id].core.binding(active.request.request_id)
+        if binding is not None:
+            self._end(stage_id, binding, BindingEnd.DONE)
 
     def _is_lost(self, pool: StagePool, binding: Binding) -> bool:
         """Whether the session of a replica that was just picked is lost; then the pick is undone."""
-        client = self._membership.clients.get(binding.addr)
+        client = self._membership.clients.get(binding.entry.addr)
         if client is not None and client.session_up:
             return False
         # The pool is told in a later turn; until then one lost replica after the other would use up the attempts.
@@ -190,8 +190,12 @@ class Dispatcher:
 
     def _undo_pick(self, pool: StagePool, binding: Binding) -> None:
         """A replica was picked, and nothing was sent to it."""
-        if binding.release(BindingEnd.UNSENT):
-            self._membership.close_if_unused(pool.stage_id, binding.addr)
+        self._end(pool.stage_id, binding, BindingEnd.UNSENT)
+
+    def _end(self, stage_id: int, binding: Binding, end: BindingEnd) -> None:
+        # The connection to a replica that is listed is kept in any case.
+        if binding.release(end) and not binding.entry.listed:
+            self._membership.close_if_unused(stage_id, binding.addr)
 
     def _release_unsent(self, active: Active, pool: StagePool) -> None:
         """End the binding of a pick that may have been served a moment ago; nothing was sent."""
@@ -220,7 +224,7 @@ class Dispatcher:
         self._post(PickEnded(request_id, action, asyncio.current_task(), result))
 
     def _send(self, active: Active, action: ev.Dispatch, pool: StagePool, binding: Binding) -> ev.Event:
-        now_s, info = time.perf_counter(), binding.info
+        now_s, info = time.perf_counter(), binding.entry.info
         client = self._membership.clients.get(info.input_addr)
         message = wire.Submit(
             epoch=info.epoch,

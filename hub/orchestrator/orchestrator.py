@@ -28,7 +28,16 @@ from hub.orchestrator.retries import RetryDue
 from hub.orchestrator.rollout import Rollout
 from hub.pool.stage_pool import StagePool
 from hub.pool.versions import Pools
-from hub.replicas.events import AbortEnded, Answered, ClientEvent, ProcessGone, SessionDown, SessionUp, Unsent
+from hub.replicas.events import (
+    AbortEnded,
+    Answered,
+    ClientEvent,
+    Controlled,
+    ProcessGone,
+    SessionDown,
+    SessionUp,
+    Unsent,
+)
 from hub.replicas.factory import Attaching, RemoteReplicaFactory
 from hub.replicas.membership import Membership
 from hub.replicas.stage_client import StageClient
@@ -276,9 +285,10 @@ class Orchestrator:
                 self._hear(item)
 
     def _hear(self, event: ClientEvent) -> None:
-        self._collective.hear(event)
+        if isinstance(event, Controlled | SessionDown | ProcessGone):
+            self._collective.hear(event)
         # A client that has been replaced speaks of a process that is gone.
-        if self._membership.clients.get(event.client.addr) is event.client:
+        if self._membership.clients.get(event.client.info.input_addr) is event.client:
             self._listener.hear(event)
         if isinstance(event, AbortEnded | ProcessGone | Unsent):
             self._membership.close_if_unused(event.client.info.stage_id, event.client.addr)

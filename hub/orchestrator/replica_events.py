@@ -103,14 +103,15 @@ class ReplicaListener:
                 self._metrics.dropped.labels(reason).inc()
 
     def _take_credits(self, item: CreditEvent) -> None:
-        client, pool = item.client, self._pools.of(item.client.info)
+        client, info = item.client, item.client.info
+        pool = self._pools.of(info)
         if isinstance(item, Granted):
-            pool.core.report(client.addr, item.queue_length, pool.now())
-            pool.core.grant(client.addr, item.credits)
+            pool.core.report(info.input_addr, item.queue_length, pool.now())
+            pool.core.grant(info.input_addr, item.credits)
             return
         # A pick that waited and has just been served has spent its credit, and its request has not left yet: the
         # replica must hear of it first. Such a pick is ahead of us in the loop's queue.
-        due = ReturnDue(client, item.session, pool.core.recall(client.addr, item.credits))
+        due = ReturnDue(client, item.session, pool.core.recall(info.input_addr, item.credits))
         asyncio.get_running_loop().call_soon(self._post, due)
 
     def _unsent(self, item: Unsent) -> None:
@@ -154,7 +155,7 @@ class ReplicaListener:
             active is None
             or not active.machine.is_out(info.stage_id, message.attempt)
             or binding is None
-            or binding.addr != info.input_addr
+            or binding.entry.addr != info.input_addr
         ):
             pool.core.report(info.input_addr, message.queue_length, pool.now())
             if not isinstance(message, wire.Accepted | wire.Rejected):
@@ -173,7 +174,7 @@ class ReplicaListener:
 
     def _judge(self, pool: StagePool, active: Active, answer: Answered) -> None:
         """How the replica did: a request that is itself at fault says nothing about it, nor does being full."""
-        addr, message = answer.client.addr, answer.message
+        addr, message = answer.client.info.input_addr, answer.message
         if isinstance(message, wire.StageDone) and message.finish_reason != "abort" and not active.request.segmented:
             run = active.machine.runs[pool.stage_id]
             # What waited for its client says nothing of how long the stage takes.

@@ -54,7 +54,7 @@ class Indices:
     def reindex(self, entry: Entry) -> None:
         """Put the entry into the index where it belongs, with its load and weight of now."""
         is_free = entry.pickable and (entry.credits > 0 or not entry.uses_credits) and not entry.send_queue_full_until_s
-        if self.starved.needs_update(entry):
+        if self.starved.is_active:
             self.starved.update(entry, is_free=is_free)
         is_ejected = is_free and entry.health.is_blocked and not self._outliers.panics
         if is_ejected != entry.ejected_free:
@@ -105,6 +105,7 @@ class Pool:
         self._full: dict[str, Entry] = {}
         # For each pick and each release without a chain of look-ups.
         self._tiers, self._reindex, self._waiters = self.indices.tiers, self.indices.reindex, self.queue.waiters
+        self._starved = self.indices.starved
         self._on_deadline: Callable[[float | None], None] = _ignore_deadline
         self._credit_wanted: Callable[[], None] = _ignore_demand
         #: The deadline that ``on_deadline`` was called with last; nan if it has to be called in any case.
@@ -129,15 +130,22 @@ class Pool:
     def upsert(self, info: ReplicaInfo, now_s: float) -> None:
         """The registry lists a replica, new or changed."""
         known = self.members.entries.get(info.input_addr)
-        if known is not None and not known.is_same_process(info):
+        is_new = known is None or not known.is_same_process(info)
+        if known is not None and is_new:
             # What the process before did says nothing about this one.
             known.first_up_s = known.reported_at_s = known.warm_at_s = None
             known.health = Health()
             self.slow_start.forget(known.addr)
             self.outliers.forget(known.addr)
+        if is_new or known is None or known.info.weight != info.weight:
+            self._starved.note_weight(info.weight)
         entry = self.members.upsert(info, now_s)
         self.slow_start.weigh(entry, now_s)
-        self._update(entry, now_s)
+        # Most records that come only bring another load.
+        if self.members.recount(entry, now_s) or is_new or self._waiters.count:
+            self._update(entry, now_s)
+        else:
+            self._reindex(entry)
 
     def remove(self, addr: str, now_s: float) -> None:
         """The registry lists the replica no more: no picks. What is in flight there goes on."""
@@ -296,9 +304,8 @@ class Pool:
         return self._requester.next_s(waiting, replicas, hurry=self.queue.all_prefer_best)
 
     def _credit_addrs(self) -> tuple[str, ...]:
-        starved = self.indices.starved
-        if self.queue.all_prefer_best and self._waiters.count <= starved.free_slots():
-            return starved.addrs()
+        if self.queue.all_prefer_best and self._waiters.count <= self._starved.free_slots():
+            return self._starved.addrs()
         return self.credit_replicas(with_ejected=self.queue.needs_ejected)
 
     # ---- picking
@@ -331,7 +338,7 @@ class Pool:
                     break
         if chosen is None:
             return None
-        if may_wait and self.indices.starved and self.indices.starved.has_better(chosen, avoid):
+        if may_wait and self._starved.is_active and self._starved.has_better(chosen, avoid):
             return None
         return self._bind(request_id, chosen)
 
@@ -551,8 +558,7 @@ class Pool:
     @property
     def starved_slots(self) -> int | None:
         """How many slots the best replicas have that lack only a credit of this hub; None if there are no such."""
-        starved = self.indices.starved
-        return starved.free_slots() if starved else None
+        return self._starved.free_slots() if self._starved else None
 
     # ---- status
 

@@ -31,19 +31,21 @@ class CreditStarved:
         self._heavy: dict[str, Entry] = {}
         #: The least weight that any replica was ever given.
         self._lightest = inf
+        #: Whether there may be such replicas at all; never where labels and weights are alike.
+        self.is_active = labels
 
     def __bool__(self) -> bool:
         return bool(self._local or self._heavy)
 
-    def needs_update(self, entry: Entry) -> bool:
-        """Whether ``update`` may change anything: never where labels and weights are alike."""
-        weight = entry.info.weight
-        if weight < self._lightest:
-            self._lightest = weight
-        return self._labels or bool(self._heavy) or (self._weights and weight > self._lightest)
+    def note_weight(self, weight: float) -> None:
+        """A replica has this weight by its record."""
+        differs = self._lightest not in (inf, weight)
+        self._lightest = min(self._lightest, weight)
+        if differs and self._weights:
+            self.is_active = True
 
     def update(self, entry: Entry, *, is_free: bool) -> None:
-        """Track an entry after a change; ``is_free``: this hub can send to it now."""
+        """Track an entry after a change, while active; ``is_free``: this hub can send to it now."""
         weight = entry.info.weight
         lacks_credit = entry.pickable and entry.uses_credits and not is_free and not entry.send_queue_full_until_s
         has_slots = lacks_credit and weight > 0 and entry.own_load() < entry.capacity

@@ -64,10 +64,11 @@ class Members:
         entry.capacity = info.capacity
         return entry
 
-    def recount(self, entry: Entry, now_s: float) -> None:
-        """Bring all counts up to date after a change of an entry's record or session."""
+    def recount(self, entry: Entry, now_s: float) -> bool:
+        """Bring all counts up to date after a change of an entry's record or session; return whether any changed."""
         listed = entry.registered or entry.held
         pickable = listed and entry.answers and entry.info.takes_new_work and not entry.refused
+        changed = listed != entry.listed or pickable != entry.pickable
         if listed != entry.listed:
             entry.listed = listed
             self.listed_count += 1 if listed else -1
@@ -78,10 +79,15 @@ class Members:
             if not (before and self.pickable_count):
                 self.availability_since_s = now_s
             self.slots += entry.capacity if pickable else -entry.capacity
-        if (pickable and entry.uses_credits) != (entry.addr in self.credit_replicas):
+        gives_credits = pickable and entry.uses_credits
+        if gives_credits != (entry.addr in self.credit_replicas):
             self._credit_addrs = None
-            if self.credit_replicas.pop(entry.addr, None) is None:
+            if gives_credits:
                 self.credit_replicas[entry.addr] = entry
+            else:
+                del self.credit_replicas[entry.addr]
+            changed = True
+        return changed
 
     def get(self, addr: str) -> ReplicaInfo | None:
         """The record of the replica at an address, listed or with work still in flight; None for an unknown one."""
