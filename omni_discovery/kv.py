@@ -24,7 +24,7 @@ class KeyValue:
 
 
 @dataclass(frozen=True, slots=True)
-class Grant:
+class LeaseGrant:
     """A lease as the server granted it: ``ttl_s`` may be longer than what was asked for."""
 
     lease_id: int
@@ -92,7 +92,7 @@ class WatchBatch:
 class KVStore(Protocol):
     """What the registry's drivers ask of etcd."""
 
-    async def grant(self, ttl_s: float) -> Grant:
+    async def grant(self, ttl_s: float) -> LeaseGrant:
         """Make a lease."""
 
     async def keep_alive(self, lease_id: int) -> float:
@@ -122,12 +122,18 @@ class KVStore(Protocol):
     async def summary(self, prefix: str) -> Summary:
         """Count the keys under a prefix, without reading them."""
 
+    async def list_key(self, key: str) -> Listing:
+        """Read one key: a listing of that key alone, or of none, with the revision at which it was read."""
+
     def watch(self, prefix: str, start_revision: int) -> AsyncGenerator[WatchBatch, None]:
-        """Follow all changes under a prefix from ``start_revision`` on.
+        """Yield all changes under a prefix from ``start_revision`` on.
 
         Ends only by an error: CompactedError (list again), RegistryUnavailableError (list again later) or
         RegistryRefusedError. Closing the generator ends the watch.
         """
+
+    def watch_key(self, key: str, start_revision: int) -> AsyncGenerator[WatchBatch, None]:
+        """Yield all changes of one key, and of no key that only begins like it. Else as ``watch``."""
 
     def move_on(self) -> None:
         """The server that is asked now is not to be believed: ask another from now on, where there is one."""

@@ -12,7 +12,17 @@ from collections.abc import AsyncGenerator, Callable, Iterable
 from dataclasses import dataclass, field, replace
 
 from omni_discovery.errors import CompactedError, LeaseNotFoundError, RegistryUnavailableError
-from omni_discovery.kv import Claim, DeleteEvent, Grant, KeyValue, Listing, PutEvent, Summary, WatchBatch, WatchEvent
+from omni_discovery.kv import (
+    Claim,
+    DeleteEvent,
+    KeyValue,
+    LeaseGrant,
+    Listing,
+    PutEvent,
+    Summary,
+    WatchBatch,
+    WatchEvent,
+)
 
 #: Rounds of the event loop after which everything that could run has run.
 _SETTLE_ROUNDS = 50
@@ -137,13 +147,13 @@ class FakeKV:
         """End a lease as ``etcdctl lease revoke`` does."""
         self._drop_lease(lease_id)
 
-    async def grant(self, ttl_s: float) -> Grant:
+    async def grant(self, ttl_s: float) -> LeaseGrant:
         """See KVStore."""
         self._check_reachable()
         lease_id, granted_s = next(self._next_lease_id), max(self._min_ttl_s, ttl_s)
         self._leases[lease_id] = _FakeLease(granted_s, self._clock.monotonic_s() + granted_s)
         self._maybe_lose_reply()
-        return Grant(lease_id, granted_s)
+        return LeaseGrant(lease_id, granted_s)
 
     async def keep_alive(self, lease_id: int) -> float:
         """See KVStore."""
@@ -201,8 +211,23 @@ class FakeKV:
         revisions = [item.mod_revision for key, item in self._items.items() if key.startswith(prefix)]
         return Summary(len(revisions), max(revisions, default=0))
 
-    async def watch(self, prefix: str, start_revision: int) -> AsyncGenerator[WatchBatch, None]:
+    async def list_key(self, key: str) -> Listing:
         """See KVStore."""
+        self._check_reachable()
+        item = self._items.get(key)
+        return Listing(self._revision, self._cluster_id, () if item is None else (item,))
+
+    def watch(self, prefix: str, start_revision: int) -> AsyncGenerator[WatchBatch, None]:
+        """See KVStore."""
+        return self._batches(lambda key: key.startswith(prefix), start_revision)
+
+    def watch_key(self, key: str, start_revision: int) -> AsyncGenerator[WatchBatch, None]:
+        """See KVStore."""
+        return self._batches(lambda changed: changed == key, start_revision)
+
+    async def _batches(
+        self, is_watched: Callable[[str], bool], start_revision: int
+    ) -> AsyncGenerator[WatchBatch, None]:
         self._check_reachable()
         if self._revision + 1 < start_revision:
             raise CompactedError(f"the store went back to revision {self._revision}")
@@ -214,7 +239,7 @@ class FakeKV:
                 raise CompactedError("this part of the history is gone", self._compacted)
             # Taken before the batches go out: the registry may change while their reader works on them.
             changed, seen = self._changed, self._revision
-            for revision, events in self._events_since(next_revision, prefix):
+            for revision, events in self._events_since(next_revision, is_watched):
                 yield WatchBatch(revision, events)
             next_revision = max(next_revision, seen + 1)
             await changed.wait()
@@ -227,13 +252,15 @@ class FakeKV:
         self._is_closed = True
         self._wake_watches()
 
-    def _events_since(self, revision: int, prefix: str) -> Iterable[tuple[int, tuple[WatchEvent, ...]]]:
-        """One entry for each revision that touched the prefix."""
+    def _events_since(
+        self, revision: int, is_watched: Callable[[str], bool]
+    ) -> Iterable[tuple[int, tuple[WatchEvent, ...]]]:
+        """One entry for each revision that changed a watched key."""
         found: dict[int, list[WatchEvent]] = {}
         for event in self._history:
             where = event.item if isinstance(event, PutEvent) else event
             key, at = where.key, where.mod_revision
-            if at >= revision and key.startswith(prefix):
+            if at >= revision and is_watched(key):
                 found.setdefault(at, []).append(event)
         return [(at, tuple(events)) for at, events in found.items()]
 

@@ -238,10 +238,10 @@ def _run_zygote(parent_pid: int, modules: list[str]) -> int:
 
 def _be_brief(config: ReplicaConfig) -> None:
     """Of etcd's known bugs hubs speak at length."""
-    from omni_discovery.etcd.versions import be_brief
+    from omni_discovery.etcd.store import EtcdKV
 
     embedded = embedded_among(user_runtime_dir(), config.namespace, config.endpoints)
-    be_brief(embedded=embedded, count_only=True)
+    EtcdKV.version_log.be_brief(embedded=embedded, count_only=True)
 
 
 def _run_replica(config: ReplicaConfig) -> int:

@@ -39,20 +39,19 @@ from hub.replicas.events import (
     Unsent,
 )
 from hub.replicas.factory import Attaching, RemoteReplicaFactory
-from hub.replicas.membership import Membership
+from hub.replicas.membership import Membership, ViewChanged
 from hub.replicas.stage_client import StageClient
 from hub.request.events import ClientPace
 from hub.request.outputs import OmniOutput
 from hub.request.state import OrchestratorRequestState, StreamingInputState
 from omni_discovery.errors import HubUnavailableError, RequestError, StageUnavailableError
 from omni_discovery.records.schema import ReplicaInfo
-from omni_discovery.view.table import View
 
 if TYPE_CHECKING:
     from hub.config import HubConfig
     from hub.orchestrator.releases import Releases
     from hub.orchestrator.tracing import Tracing
-    from omni_discovery.view.table import Delta
+    from omni_discovery.view.table import Delta, View
 
 __all__ = ["Orchestrator", "OrchestratorRequestState", "RemoteReplicaFactory", "StreamingInputState"]
 
@@ -80,7 +79,7 @@ def drain(queue: asyncio.Queue[_Item]) -> list[_Item]:
 
 _InboxItem: TypeAlias = (
     "ClientEvent | PickEnded | RetryDue | ReturnDue | StillSilent | TimeUp | CompanionSaid | ClientPaced | TimersDue"
-    " | View | CallDue"
+    " | ViewChanged | CallDue"
 )
 _Request: TypeAlias = AddRequest | UpdateRequest
 _Rpc: TypeAlias = AbortRequest | CollectiveCall
@@ -182,8 +181,8 @@ class Orchestrator:
             self._end_rpcs()
 
     def apply_view(self, view: View, delta: Delta) -> None:
-        """Follow the registry; call it on the loop. The view alone decides, so that a missed ``delta`` can't hurt."""
-        self._post(view)
+        """Follow the registry; call it on the loop. A ``delta`` that doesn't lead from the last view is not used."""
+        self._post(ViewChanged(view, delta))
 
     def set_pace(self, request_id: str, pace: ClientPace) -> None:
         """Take in how the client of a request keeps up. Those that have ended are fine."""
@@ -278,8 +277,8 @@ class Orchestrator:
                 self._collective.follow(item)
             case TimersDue():
                 self._housekeeping.run_timers(item)
-            case View():
-                self._rollout.follow(item)
+            case ViewChanged(view, delta):
+                self._rollout.follow(view, delta)
                 self._housekeeping.follow_membership()
             case _:
                 self._hear(item)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from hub.pool.stage_pool import StagePool
     from hub.pool.versions import Pools
     from hub.replicas.membership import Membership
-    from omni_discovery.view.table import View
+    from omni_discovery.view.table import Delta, View
 
 logger = logging.getLogger(__name__)
 
@@ -41,11 +41,11 @@ class Rollout:
         self._requests = requests
         self._stage_pools = stage_pools
 
-    def follow(self, view: View) -> None:
-        """Take in what the registry shows now."""
+    def follow(self, view: View, delta: Delta) -> None:
+        """Take in what the registry shows now, and what changed in it."""
         releases = self._releases
         is_new = releases is not None and releases.follow(view.pipeline)
-        may_differ = self._membership.apply(view)
+        may_differ = self._membership.apply(view, delta)
         if releases is None or not (is_new or may_differ):
             return
         if is_new:

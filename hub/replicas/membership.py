@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hub.replicas.refused import RefusedReplicas
 from omni_discovery.errors import ConfigError
+from omni_discovery.log_once import LogOnce
 from omni_discovery.records.schema import ReplicaInfo, ReplicaStatus
 from omni_discovery.view.mass_loss import Disappearance
 from omni_discovery.view.table import live_hubs
@@ -19,14 +21,26 @@ from omni_discovery.view.table import live_hubs
 if TYPE_CHECKING:
     from hub.pool.versions import Pools
     from hub.replicas.stage_client import StageClient
-    from omni_discovery.view.table import ReplicaId, View
+    from omni_discovery.view.table import Delta, ReplicaId, View
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ViewChanged:
+    """A view of the registry, and what changed in it since the one before."""
+
+    view: View
+    delta: Delta
 
 
 def role(info: ReplicaInfo) -> tuple[object, ...]:
     """What a record must keep for the others not to be looked at again."""
     return info.stage_id, info.input_addr, info.epoch, info.takes_new_work, info.fingerprint, info.content
+
+
+def _replica(info: ReplicaInfo) -> ReplicaId:
+    return info.stage_id, info.replica_id
 
 
 def is_same_process(ours: ReplicaInfo, info: ReplicaInfo) -> bool:
@@ -73,13 +87,14 @@ class Membership:
         self._vanished: dict[tuple[int, str], ReplicaInfo] = {}
         #: Those of them that are served on.
         self._held: set[tuple[int, str]] = set()
-        #: What has been warned about: stages that the pipeline has not, addresses that can't be used.
-        self._warned: set[object] = set()
+        #: By stage that the pipeline doesn't have, and by address that can't be used.
+        self._log_once = LogOnce()
 
-    def apply(self, view: View) -> bool:
-        """Follow a view; return whether it may have changed who can be picked.
+    def apply(self, view: View, delta: Delta) -> bool:
+        """Make clients and pools what ``view`` shows; return whether it may have changed which replicas can be picked.
 
-        One that is older than the last is ignored; the same one again changes nothing.
+        A view older than the last is ignored; the same one again changes nothing. ``delta`` is used if it leads from
+        the last view to this one; else whole views are compared.
         """
         history, cluster_id, revision = self._version
         is_later = (view.history, view.cluster_id) == (history, cluster_id)
@@ -89,44 +104,39 @@ class Membership:
         self.live_hubs = live_hubs(view)
         self._pools.set_live_hubs(self.live_hubs)
         records, self._records = self._records, view.replicas
-        changed = self._changed_in_place(records, view.replicas) if is_later else None
-        if changed is None:
-            self._follow(view, regressed=view.history != history)
-            return True
-        for info in changed:
-            self._listed[info.input_addr] = info
-            self._upsert(info)
-        return False
+        if is_later and delta.since_revision == revision and self._keeps_roles(records, delta):
+            self._update_in_place(delta.updated)
+            return False
+        self._replace_all(view, regressed=view.history != history)
+        return True
 
     def judge(self) -> None:
         """Look anew at what the replicas run, of which those are refused that should run something else."""
         held = {info.input_addr: info for key, info in self._vanished.items() if key in self._held}
         self.refused.judge({**held, **self._listed})
 
-    def _changed_in_place(
-        self, before: Mapping[ReplicaId, ReplicaInfo], after: Mapping[ReplicaId, ReplicaInfo]
-    ) -> list[ReplicaInfo] | None:
-        """The records that are new where nobody came, went, moved or began to stop; None where that is not so.
-
-        Most views bring one new load among a thousand records, and looking at each of them takes its time.
-        """
-        if self._vanished or before.keys() != after.keys():
-            return None
-        changed = []
-        for key, info in after.items():
-            old = before[key]
-            if old is info:
-                continue
-            is_ours = info.stage_id in self._pools
+    def _keeps_roles(self, before: Mapping[ReplicaId, ReplicaInfo], delta: Delta) -> bool:
+        """Whether no replica came, went, moved or began to stop: most views bring one new load among a thousand."""
+        if self._vanished or delta.added or delta.removed:
+            return False
+        for info in delta.updated:
+            if role(before[_replica(info)]) != role(info):
+                return False
             # Of two records with one address only the newer counts.
-            if role(old) != role(info) or (is_ours and self._listed.get(info.input_addr) is not old):
-                return None
-            if is_ours:
-                changed.append(info)
-        return changed
+            newest = self._listed.get(info.input_addr)
+            is_newest = newest is not None and _replica(newest) == _replica(info)
+            if info.stage_id in self._pools and not is_newest:
+                return False
+        return True
 
-    def _follow(self, view: View, *, regressed: bool) -> None:
-        """Compare everything that a view lists with everything that the last one did."""
+    def _update_in_place(self, updated: Iterable[ReplicaInfo]) -> None:
+        for info in updated:
+            if info.stage_id in self._pools:
+                self._listed[info.input_addr] = info
+                self._upsert(info)
+
+    def _replace_all(self, view: View, *, regressed: bool) -> None:
+        """Go through all replicas of a view, by input address: one may have moved, or two may claim one address."""
         before, self._listed = self._listed, self._newest(view)
         here = {(info.stage_id, info.input_addr) for info in self._listed.values()}
         gone = [info for info in before.values() if (info.stage_id, info.input_addr) not in here]
@@ -151,7 +161,7 @@ class Membership:
             old = before.get(addr)
             if old is not None and old.stage_id == info.stage_id and old.fingerprint != info.fingerprint:
                 self._pools.of(old).core.remove(addr, self._now())
-            if old is not info:
+            if old is not info and old != info:
                 self._upsert(info)
 
     @property
@@ -251,8 +261,7 @@ class Membership:
     def _is_ours(self, info: ReplicaInfo) -> bool:
         if info.stage_id in self._pools:
             return True
-        if info.stage_id not in self._warned:
-            self._warned.add(info.stage_id)
+        if self._log_once.should(info.stage_id):
             logger.warning("replica.ignored stage=%d: the pipeline has no such stage", info.stage_id)
         return False
 
@@ -291,8 +300,7 @@ class Membership:
             client = self._connect(info)
         except ConfigError as error:
             self._pools.of(info).core.unusable(info.input_addr, str(error))
-            if info.input_addr not in self._warned:
-                self._warned.add(info.input_addr)
+            if self._log_once.should(info.input_addr):
                 logger.warning("replica.unusable stage=%d replica=%d: %s", info.stage_id, info.replica_id, error)
             return
         if client is not None:

@@ -31,7 +31,7 @@ from omni_discovery.etcd.check import check_registry, check_ttl
 from omni_discovery.etcd.config import RegistryConfig
 from omni_discovery.etcd.embedded import EmbeddedEtcd
 from omni_discovery.etcd.embedded_file import read_embedded, remove_endpoint, write_endpoint
-from omni_discovery.etcd.versions import be_brief
+from omni_discovery.etcd.store import EtcdKV
 from omni_discovery.records.schema import HubRecord
 from omni_discovery.view.hub_watcher import ViewOptions
 
@@ -101,7 +101,7 @@ def embed_etcd(stack: ExitStack, config: ServeConfig) -> str:
     """Start an etcd of our own and tell its endpoint, also to the other commands on this machine."""
     check_none_embedded(config)
     endpoint = stack.enter_context(EmbeddedEtcd(binary=config.etcd_binary)).endpoint
-    be_brief(embedded=endpoint)
+    EtcdKV.version_log.be_brief(embedded=endpoint)
     write_endpoint(config.runtime_dir, config.namespace, endpoint)
     stack.callback(remove_endpoint, config.runtime_dir, config.namespace)
     return endpoint

@@ -18,6 +18,7 @@ from omni_discovery.errors import ConfigError
 from omni_discovery.etcd.config import RegistryTls
 from omni_discovery.etcd.store import EtcdKV
 from omni_discovery.kv import KeyValue
+from omni_discovery.log_once import LogOnce
 from omni_discovery.records import keys
 from omni_discovery.records.control import InForce
 from omni_discovery.records.schema import HubRecord, ReplicaRecord, ReplicaStatus
@@ -275,15 +276,15 @@ class _AskingClient(OmniCoordClientForStage):
         await super()._close_on_loop()
 
     async def _ask(self) -> None:
-        told, warned = 0, False
+        published, log_once = 0, LogOnce()
         while True:
             try:
                 length = max(0, int(self._getter()))
             except Exception:
-                if not warned:
+                if log_once.should():
                     logger.warning("queue_length.unknown: the getter raised; the former length stands", exc_info=True)
-                warned, length = True, told
-            if length != told and not self._is_closed:
-                told = length
+                length = published
+            if length != published and not self._is_closed:
+                published = length
                 self.update_info(queue_length=length)
             await asyncio.sleep(self._config.load_interval_s)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from omni_discovery.etcd import fork  # noqa: F401
 
@@ -25,9 +25,9 @@ from omni_discovery.etcd.auth import Tokens
 from omni_discovery.etcd.channel import Line, Lines, Outage, closed_under, was_cancelled
 from omni_discovery.etcd.config import RegistrySecurity, parse_endpoints
 from omni_discovery.etcd.keepalive import KeepAlives
-from omni_discovery.etcd.versions import Greetings
+from omni_discovery.etcd.versions import ServerVersions, VersionLog
 from omni_discovery.etcd.watch import EtcdWatch, prefix_end, to_key_value
-from omni_discovery.kv import Claim, Grant, KeyValue, Listing, Summary, WatchBatch
+from omni_discovery.kv import Claim, KeyValue, LeaseGrant, Listing, Summary, WatchBatch
 
 __all__ = ["EtcdKV", "parse_endpoints"]
 
@@ -43,6 +43,9 @@ class EtcdKV:
     One attempt of a call ends after ``try_timeout_s``, and none begins later than ``call_timeout_s`` after the first.
     Reads, and writes that recognise their own effect, are tried again; any other write only if it cannot have run.
     """
+
+    #: Shared by all connections of a process: they meet the same servers, and one line about each is enough.
+    version_log: ClassVar[VersionLog] = VersionLog()
 
     def __init__(
         self,
@@ -61,7 +64,7 @@ class EtcdKV:
         self._tokens = Tokens(secured.user, secured.password, try_timeout_s)
         self._try_timeout_s = try_timeout_s
         self._call_timeout_s = call_timeout_s
-        self._greetings = Greetings(self._tokens, try_timeout_s)
+        self._server_versions = ServerVersions(self._tokens, try_timeout_s, self.version_log)
         self._keep_alives = KeepAlives(self._lines, self._tokens, try_timeout_s)
         #: The etcd history that the last answer of a list came from; 0 before the first.
         self._cluster_id = 0
@@ -69,15 +72,15 @@ class EtcdKV:
 
     @property
     def server_versions(self) -> Mapping[str, str]:
-        """What the endpoints that have answered say they are; empty text where one does not tell."""
-        return self._greetings.versions
+        """The release of each endpoint that has answered, such as ``3.5.23``; empty where the server does not say."""
+        return self._server_versions.versions
 
-    async def grant(self, ttl_s: float) -> Grant:
+    async def grant(self, ttl_s: float) -> LeaseGrant:
         """See KVStore. The TTL is asked for in whole seconds, rounded up."""
         request = rpc.LeaseGrantRequest(TTL=max(1, -int(-ttl_s // 1)))
         # A grant whose answer is lost leaves a lease that holds nothing and expires.
         response = await self._call(lambda line: line.lease.LeaseGrant, request, repeatable=True)
-        return Grant(response.ID, float(response.TTL))
+        return LeaseGrant(response.ID, float(response.TTL))
 
     async def keep_alive(self, lease_id: int) -> float:
         """See KVStore. One attempt: the lease decides when the next is due."""
@@ -157,14 +160,27 @@ class EtcdKV:
         response = await self._call(lambda line: line.kv.Range, request, repeatable=True)
         return Summary(int(response.count), max((int(kv.mod_revision) for kv in response.kvs), default=0))
 
-    async def watch(self, prefix: str, start_revision: int) -> AsyncGenerator[WatchBatch, None]:
+    async def list_key(self, key: str) -> Listing:
         """See KVStore."""
+        response = await self._call(lambda line: line.kv.Range, rpc.RangeRequest(key=key.encode()), repeatable=True)
+        self._cluster_id = response.header.cluster_id
+        return Listing(response.header.revision, self._cluster_id, tuple(to_key_value(kv) for kv in response.kvs))
+
+    def watch(self, prefix: str, start_revision: int) -> AsyncGenerator[WatchBatch, None]:
+        """See KVStore."""
+        return self._watch(prefix, start_revision, is_prefix=True)
+
+    def watch_key(self, key: str, start_revision: int) -> AsyncGenerator[WatchBatch, None]:
+        """See KVStore."""
+        return self._watch(key, start_revision, is_prefix=False)
+
+    async def _watch(self, name: str, start_revision: int, *, is_prefix: bool) -> AsyncGenerator[WatchBatch, None]:
         self._check_usable()
         line = self._lines.current
         try:
             for may_log_in_again in (True, False):
                 metadata = await self._tokens.metadata(line)
-                watch = EtcdWatch(line, prefix, start_revision, self._cluster_id, metadata)
+                watch = EtcdWatch(line, name, start_revision, self._cluster_id, metadata, is_prefix=is_prefix)
                 stands = False
                 try:
                     async with aclosing(watch.batches(self._try_timeout_s)) as batches:
@@ -187,7 +203,7 @@ class EtcdKV:
         if not self._closed:
             self._closed = True
             self._keep_alives.close()
-            self._greetings.close()
+            self._server_versions.close()
             await self._lines.close()
 
     async def _put_if(self, condition: Any, key: str, value: bytes, lease_id: int) -> Claim:
@@ -250,7 +266,7 @@ class EtcdKV:
         try:
             try:
                 answer = await self._send(line, method, request, may_log_in_again=True)
-                self._greetings.meet(line)
+                self._server_versions.ask_version(line)
                 self._outage.answered()
                 return answer
             except RegistryUnavailableError:

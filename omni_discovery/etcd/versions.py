@@ -1,6 +1,7 @@
-"""What the releases of etcd are known to do wrong, and what here makes that harmless. Pure: a table and a look-up.
+"""Releases of etcd: the defects that each is known to have, and the question to a server which release it is.
 
-Asks each endpoint, once a connection has come to use it, which release of etcd it is, and says what that means.
+``known_bugs`` looks a release up in a table. ``ServerVersions`` asks each endpoint of a connection once it has
+answered a call; ``VersionLog`` logs the answers, once for the process.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 import grpc
@@ -17,6 +18,7 @@ from omni_discovery.errors import RegistryError
 from omni_discovery.etcd._rpc import rpc
 from omni_discovery.etcd.auth import Tokens
 from omni_discovery.etcd.channel import Line, was_cancelled
+from omni_discovery.log_once import LogOnce
 
 logger = logging.getLogger(__name__)
 
@@ -99,42 +101,55 @@ def _has(version: Version, bug: KnownBug) -> bool:
     return version < min(bug.fixed_in) and len(bug.fixed_in) > 1
 
 
-#: Releases that this process has spoken of: several connections meet the same servers, and once is enough.
-_spoken_of: set[tuple[str, str]] = set()
+class VersionLog:
+    """Logs which releases of etcd answer and what is wrong with them, each once. EtcdKV has one for the process."""
+
+    def __init__(self) -> None:
+        #: By (endpoint, version), and by version alone.
+        self._log_once = LogOnce()
+        #: Endpoints of an etcd of our own, which no operator could bring up to date.
+        self._embedded: set[str] = set()
+        self._count_only = False
+
+    def be_brief(self, *, embedded: str = "", count_only: bool = False) -> None:
+        """Leave out the bugs of the ``embedded`` etcd; with ``count_only``, log of any other only how many it has.
+
+        ``embedded`` is ``host:port`` or empty. With ``count_only`` another process of ours names them.
+        """
+        self._count_only = self._count_only or count_only
+        if embedded:
+            self._embedded.add(embedded)
+
+    def log_version(self, endpoint: str, text: str) -> None:
+        """The server at ``endpoint`` answered that it is of release ``text``, such as ``3.5.23``."""
+        if not self._log_once.should((endpoint, text)):
+            return
+        is_new_release = self._log_once.should(text)
+        logger.info("etcd.version endpoint=%s version=%s", endpoint, text)
+        version = parse_version(text)
+        bugs = known_bugs(version) if version else ()
+        if not bugs or not is_new_release or endpoint in self._embedded:
+            return
+        if self._count_only:
+            logger.info("etcd.known_bugs version=%s count=%d: 'omni doctor' names them", text, len(bugs))
+            return
+        names = "; ".join(f"{bug.what} ({bug.workaround or 'not for data that must last'})" for bug in bugs)
+        logger.info("etcd.known_bugs version=%s count=%d: %s", text, len(bugs), names)
 
 
-@dataclass(slots=True)
-class _Manners:
-    """How much this process says of bugs."""
-
-    #: Endpoints of an etcd of our own, which nobody could bring up to date.
-    embedded: set[str] = field(default_factory=set)
-    #: Whether another process says at length what the bugs are.
-    count_only: bool = False
-
-
-_manners = _Manners()
-
-
-def be_brief(*, embedded: str = "", count_only: bool = False) -> None:
-    """Say nothing of the bugs of the ``embedded`` etcd; with ``count_only``, of any other no more than their number."""
-    _manners.count_only = _manners.count_only or count_only
-    if embedded:
-        _manners.embedded.add(embedded)
-
-
-class Greetings:
+class ServerVersions:
     """The releases behind one connection's endpoints."""
 
-    def __init__(self, tokens: Tokens, timeout_s: float) -> None:
+    def __init__(self, tokens: Tokens, timeout_s: float, version_log: VersionLog) -> None:
         self._tokens = tokens
         self._timeout_s = timeout_s
-        #: What each endpoint says of itself; empty where it would not say.
+        self._version_log = version_log
+        #: Release by endpoint, such as ``3.5.23``; empty where the server does not say.
         self.versions: dict[str, str] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def meet(self, line: Line) -> None:
-        """``line`` has just answered. Returns at once."""
+    def ask_version(self, line: Line) -> None:
+        """The server behind ``line`` has just answered: ask once for its release. Returns at once."""
         if line.endpoint not in self.versions:
             self.versions[line.endpoint] = ""
             task = asyncio.create_task(self._ask(line), name=f"etcd-version-{line.endpoint}")
@@ -142,7 +157,7 @@ class Greetings:
             task.add_done_callback(self._tasks.discard)
 
     def close(self) -> None:
-        """Ask no more."""
+        """Cancel the questions that are not answered yet. Idempotent."""
         for task in self._tasks:
             task.cancel()
 
@@ -151,7 +166,7 @@ class Greetings:
             metadata = await self._tokens.metadata(line)
             answer = await line.maintenance.Status(rpc.StatusRequest(), timeout=self._timeout_s, metadata=metadata)
         except (grpc.RpcError, RegistryError) as error:
-            # Newer servers tell it to administrators only.
+            # Newer servers answer this to administrators only.
             logger.debug("etcd.version_unknown endpoint=%s reason=%r", line.endpoint, error)
             return
         except asyncio.CancelledError:
@@ -159,21 +174,4 @@ class Greetings:
                 raise
             return
         self.versions[line.endpoint] = str(answer.version)
-        _speak_of(line.endpoint, str(answer.version))
-
-
-def _speak_of(endpoint: str, text: str) -> None:
-    if (endpoint, text) in _spoken_of:
-        return
-    is_new_release = all(text != known for _, known in _spoken_of)
-    _spoken_of.add((endpoint, text))
-    logger.info("etcd.version endpoint=%s version=%s", endpoint, text)
-    version = parse_version(text)
-    bugs = known_bugs(version) if version else ()
-    if not bugs or not is_new_release or endpoint in _manners.embedded:
-        return
-    if _manners.count_only:
-        logger.info("etcd.known_bugs version=%s count=%d: 'omni doctor' names them", text, len(bugs))
-        return
-    said = "; ".join(f"{bug.what} ({bug.workaround or 'not for data that must last'})" for bug in bugs)
-    logger.info("etcd.known_bugs version=%s count=%d: %s", text, len(bugs), said)
+        self._version_log.log_version(line.endpoint, str(answer.version))

@@ -48,23 +48,34 @@ def _to_event(event: Any) -> WatchEvent:
     return PutEvent(to_key_value(event.kv))
 
 
-def _create_request(prefix: str, start_revision: int) -> Any:
-    key = prefix.encode()
-    create = rpc.WatchCreateRequest(
-        key=key or b"\0", range_end=prefix_end(key), start_revision=start_revision, progress_notify=True
-    )
+def _create_request(name: str, start_revision: int, *, is_prefix: bool) -> Any:
+    key = name.encode()
+    create = rpc.WatchCreateRequest(key=key or b"\0", start_revision=start_revision, progress_notify=True)
+    # Without an end, the range of a watch is the one key.
+    if is_prefix:
+        create.range_end = prefix_end(key)
     if _HAS_FRAGMENTS:
         create.fragment = True
     return rpc.WatchRequest(create_request=create)
 
 
 class EtcdWatch:
-    """Reads one watch stream; all calls come from one task."""
+    """Reads one watch stream, of a prefix or, with ``is_prefix`` false, of one key; all calls come from one task."""
 
-    def __init__(self, line: Line, prefix: str, start_revision: int, cluster_id: int, metadata: Metadata = ()) -> None:
+    def __init__(
+        self,
+        line: Line,
+        name: str,
+        start_revision: int,
+        cluster_id: int,
+        metadata: Metadata = (),
+        *,
+        is_prefix: bool = True,
+    ) -> None:
         self._line = line
         self._metadata = metadata
-        self._prefix = prefix
+        self._name = name
+        self._is_prefix = is_prefix
         self._start_revision = start_revision
         #: The history that ``start_revision`` belongs to; 0 if no answer has named one yet.
         self._cluster_id = cluster_id
@@ -76,7 +87,8 @@ class EtcdWatch:
         try:
             try:
                 async with asyncio.timeout(created_timeout_s):
-                    await call.write(_create_request(self._prefix, self._start_revision))
+                    request = _create_request(self._name, self._start_revision, is_prefix=self._is_prefix)
+                    await call.write(request)
                     first = await call.read()
                 self._check_created(first)
             except TimeoutError:
@@ -119,8 +131,8 @@ class EtcdWatch:
             text = f"revision {self._start_revision} is gone: compacted at {response.compact_revision}"
             return CompactedError(text, int(response.compact_revision))
         if "permission denied" in reason or "auth" in reason:
-            return refusal(f"watch of {self._prefix!r}: {reason}", self._line.endpoint)
-        return RegistryUnavailableError(f"watch of {self._prefix!r} was ended: {reason}")
+            return refusal(f"watch of {self._name!r}: {reason}", self._line.endpoint)
+        return RegistryUnavailableError(f"watch of {self._name!r} was ended: {reason}")
 
     def _to_batch(self, response: Any) -> WatchBatch | None:
         """The batch that this answer completes; None while more fragments of it are to come."""

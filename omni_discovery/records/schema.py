@@ -6,6 +6,7 @@ vLLM-Omni's coordinator know. ``ReplicaRecord`` is the JSON under one leased key
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -149,39 +150,15 @@ class ReplicaRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     def to_info(self, epoch: int) -> ReplicaInfo:
         """The replica as balancers see it, in the life that the key's creation revision ``epoch`` names."""
-        return ReplicaInfo(
-            input_addr=self.input_addr,
-            output_addr=self.output_addr,
-            stage_id=self.stage_id,
-            status=self.status,
-            queue_length=self.queue_length,
-            last_heartbeat=self.updated_at,
-            registered_at=self.registered_at,
-            replica_id=self.replica_id,
-            epoch=epoch,
-            phase=self.phase,
-            progress=self.progress,
-            reason=self.reason,
-            capacity=self.capacity,
-            weight=self.weight,
-            host=self.host,
-            pid=self.pid,
-            device=self.device,
-            model=self.model,
-            fingerprint=self.fingerprint,
-            version=self.version,
-            labels=self.labels,
-            curve_public_key=self.curve_public_key,
-            connectors=self.connectors,
-            control_revision=self.control_revision,
-            control_error=self.control_error,
-            cordoned=self.cordoned,
-            revision=self.revision,
-            dtype=self.dtype,
-            tokenizer=self.tokenizer,
-            content=self.content,
-            code=self.code,
-        )
+        fields = {name: getattr(self, name) for name in _SHARED_FIELDS}
+        return ReplicaInfo(**fields, last_heartbeat=self.updated_at, epoch=epoch)
+
+
+#: What a record and the info made of it both have, under the same name. An info's epoch is the key's, whatever the
+#: record says.
+_SHARED_FIELDS: Final = tuple(
+    sorted({each.name for each in dataclasses.fields(ReplicaInfo)} & set(ReplicaRecord.__struct_fields__) - {"epoch"})
+)
 
 
 class HubRecord(msgspec.Struct, frozen=True, kw_only=True):

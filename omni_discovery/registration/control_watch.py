@@ -6,20 +6,17 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable
-from contextlib import aclosing
 from typing import Final
 
-from omni_discovery.backoff import Backoff
 from omni_discovery.clock import Clock, SystemClock
 from omni_discovery.errors import CompactedError, RegistryError, RegistryRefusedError
-from omni_discovery.kv import KeyValue, KVStore, PutEvent, WatchEvent
+from omni_discovery.kv import KeyValue, KVStore, Listing, PutEvent, WatchBatch
+from omni_discovery.list_watch import list_and_watch
 from omni_discovery.records import keys
 from omni_discovery.records.control import InForce, decide, without_drain
 
 logger = logging.getLogger(__name__)
 
-#: A watch that stood so long was a good one: the next failure is a new one.
-_GOOD_WATCH_S: Final = 5.0
 #: A binding write that finds another value each time is left to the watch, which brings the newest.
 _BIND_TRIES: Final = 3
 
@@ -42,9 +39,10 @@ class ControlWatch:
         self._stage_id = stage_id
         self._on_change = on_change
         self._clock = clock or SystemClock()
-        self._backoff = Backoff(0.05, 2.0, jitter)
+        self._jitter = jitter
         self._task: asyncio.Task[None] | None = None
         self._replica_id = -1
+        self._key = ""
         self._epoch = 0
         self._in_force = InForce()
         #: Whether the key of this id was read, or can't be. Until then nobody knows whether the replica may be picked.
@@ -61,7 +59,9 @@ class ControlWatch:
         self._replica_id, self._epoch, self._seen_revision = replica_id, epoch, 0
         if self._task is not None:
             self._task.cancel()
-        self._task = asyncio.create_task(self._run(), name="control-watch")
+        self._key = keys.replica_control_key(self._namespace, self._stage_id, replica_id)
+        watching = list_and_watch(self._kv, self._key, self, is_prefix=False, clock=self._clock, jitter=self._jitter)
+        self._task = asyncio.create_task(watching, name="control-watch")
 
     async def close(self, timeout_s: float) -> None:
         """Stop following; a drain of ours leaves the key, if that can be done within ``timeout_s``. Idempotent."""
@@ -86,52 +86,44 @@ class ControlWatch:
             done = (await self._kv.compare_and_put(drain.key, left, drain.mod_revision)).won
         logger.info("control.drained key=%s removed=%s", drain.key, done)
 
-    async def _run(self) -> None:
-        key = keys.replica_control_key(self._namespace, self._stage_id, self._replica_id)
-        while True:
-            began_s = self._clock.monotonic_s()
-            try:
-                await self._list_and_watch(key)
-            except CompactedError:
-                logger.info("control.relist stage=%d replica=%d", self._stage_id, self._replica_id)
-            except RegistryRefusedError as error:
-                loudness = self._backoff.loudness(error, logging.ERROR)
-                logger.log(loudness, "control.refused key=%s reason=%s", key, error)
-                self._apply(InForce(draining=self._in_force.draining, error=f"can't be read: {error}"[:1000]))
-            except RegistryError as error:
-                logger.log(self._backoff.loudness(error), "control.retrying key=%s reason=%s", key, error)
-            except Exception:
-                logger.exception("control.failed stage=%d replica=%d", self._stage_id, self._replica_id)
-            if self._clock.monotonic_s() - began_s > _GOOD_WATCH_S:
-                self._backoff.reset()
-            await self._clock.sleep(self._backoff.next_delay_s())
-
-    async def _list_and_watch(self, key: str) -> None:
-        # The key is also the prefix of others: replica 1 of replica 10.
-        listing = await self._kv.list(key)
+    async def replace(self, listing: Listing, asked_at_s: float) -> None:
+        """See WatchSink."""
         self._seen_revision = 0
-        await self._observe(key, next((item for item in listing.items if item.key == key), None), listing.revision)
-        async with aclosing(self._kv.watch(key, listing.revision + 1)) as batches:
-            async for batch in batches:
-                for event in batch.events:
-                    await self._on_event(key, event)
+        await self._observe(listing.items[0] if listing.items else None, listing.revision)
 
-    async def _on_event(self, key: str, event: WatchEvent) -> None:
-        where = event.item if isinstance(event, PutEvent) else event
-        if where.key == key and where.mod_revision > self._seen_revision:
-            await self._observe(key, event.item if isinstance(event, PutEvent) else None, where.mod_revision)
+    async def apply(self, batch: WatchBatch) -> None:
+        """See WatchSink."""
+        for event in batch.events:
+            current = event.item if isinstance(event, PutEvent) else None
+            revision = event.item.mod_revision if isinstance(event, PutEvent) else event.mod_revision
+            if revision > self._seen_revision:
+                await self._observe(current, revision)
 
-    async def _observe(self, key: str, current: KeyValue | None, revision: int) -> None:
+    def on_watch_failed(self, error: Exception, log_level: int) -> None:
+        """See WatchSink."""
+        match error:
+            case CompactedError():
+                logger.info("control.relist stage=%d replica=%d", self._stage_id, self._replica_id)
+            case RegistryRefusedError():
+                level = logging.ERROR if log_level >= logging.WARNING else log_level
+                logger.log(level, "control.refused key=%s reason=%s", self._key, error)
+                self._apply(InForce(draining=self._in_force.draining, error=f"can't be read: {error}"[:1000]))
+            case RegistryError():
+                logger.log(log_level, "control.retrying key=%s reason=%s", self._key, error)
+            case _:
+                logger.error("control.failed stage=%d replica=%d", self._stage_id, self._replica_id, exc_info=error)
+
+    async def _observe(self, current: KeyValue | None, revision: int) -> None:
         """So the key stands at ``revision``: bind it if it has to be, then apply it."""
         for _ in range(_BIND_TRIES):
             self._seen_revision = current.mod_revision if current is not None else revision
             decision = decide(current, self._epoch, self._in_force)
             if decision.bound is None or current is None:
-                if decision.in_force.draining and (self._drain is None or self._drain.key == key):
+                if decision.in_force.draining and (self._drain is None or self._drain.key == self._key):
                     self._drain = current
                 self._apply(decision.in_force)
                 return
-            claim = await self._kv.compare_and_put(key, decision.bound, current.mod_revision)
+            claim = await self._kv.compare_and_put(self._key, decision.bound, current.mod_revision)
             current, revision = claim.current, claim.revision
 
     def _apply(self, in_force: InForce) -> None:

@@ -11,6 +11,7 @@ from omni_discovery.backoff import wait_for_event
 from omni_discovery.clock import Clock
 from omni_discovery.errors import LeaseNotFoundError, RegistryError
 from omni_discovery.kv import KVStore
+from omni_discovery.log_once import LogOnce
 from omni_discovery.registration.lease import (
     DeclareHeld,
     DeclareLost,
@@ -53,8 +54,7 @@ class LeaseKeeper:
         self._asked_ttl_s = ttl_s
         self._lease = Lease(ttl_s, jitter=jitter)
         self._wake = asyncio.Event()
-        self._gate_broken = False
-        self._is_told_raised = False
+        self._log_once = LogOnce()
 
     @property
     def lease_id(self) -> int:
@@ -140,8 +140,7 @@ class LeaseKeeper:
 
     def _say_if_raised(self, granted_ttl_s: float) -> None:
         # etcd counts whole seconds; and with slow elections it grants no short leases.
-        if not self._is_told_raised and granted_ttl_s >= self._asked_ttl_s + 1.0:
-            self._is_told_raised = True
+        if granted_ttl_s >= self._asked_ttl_s + 1.0 and self._log_once.should("ttl_raised"):
             logger.warning("lease.ttl_raised asked_s=%g granted_s=%g by=etcd", self._asked_ttl_s, granted_ttl_s)
 
     def _ask_gate(self) -> bool:
@@ -149,7 +148,6 @@ class LeaseKeeper:
             return self._may_renew()
         except Exception:
             # A gate that is broken itself says nothing about the engine.
-            if not self._gate_broken:
+            if self._log_once.should("gate_failed"):
                 logger.exception("lease.gate_failed")
-            self._gate_broken = True
             return True

@@ -13,7 +13,6 @@ import logging
 import random
 from collections import deque
 from collections.abc import Callable
-from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -22,7 +21,8 @@ import tenacity
 from omni_discovery.backoff import Backoff, wait_for_event
 from omni_discovery.clock import Clock, SystemClock
 from omni_discovery.errors import CompactedError, LeaseNotFoundError, RegistryError, RegistryUnavailableError
-from omni_discovery.kv import KeyValue, KVStore, PutEvent, WatchEvent
+from omni_discovery.kv import KeyValue, KVStore, Listing, PutEvent, WatchBatch
+from omni_discovery.list_watch import list_and_watch
 from omni_discovery.registration.lease_keeper import LeaseKeeper
 
 logger = logging.getLogger(__name__)
@@ -117,7 +117,8 @@ class LeasedKey(abc.ABC):
         self._repair_backoff = Backoff(0.05, 30.0, jitter)
         #: The key as we last knew it to be ours; None while it has to be claimed.
         self._standing: KeyValue | None = None
-        self._stands = asyncio.Event()
+        #: Watches the key that stands; cancelled when that is lost.
+        self._own_key_watch: asyncio.Task[None] | None = None
         #: Our latest writes, to tell our own from another's when they come back.
         self._sent_values: deque[bytes] = deque(maxlen=4)
         self._wake = asyncio.Event()
@@ -144,7 +145,6 @@ class LeasedKey(abc.ABC):
         self._tasks = (
             asyncio.create_task(self._keeper.run(), name="lease-keeper"),
             asyncio.create_task(self._work(), name="registrar"),
-            asyncio.create_task(self._guard(), name="own-key-guard"),
         )
 
     async def close(self, timeout_s: float = 3.0) -> None:
@@ -152,6 +152,8 @@ class LeasedKey(abc.ABC):
         tasks, self._tasks = self._tasks, ()
         if not tasks:
             return
+        if self._own_key_watch is not None:
+            tasks = (*tasks, self._own_key_watch)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -193,8 +195,8 @@ class LeasedKey(abc.ABC):
             except LeaseNotFoundError:
                 self._keeper.forget(lease_id)
             except RegistryError as error:
-                loudness = self._backoff.loudness(error)
-                logger.log(loudness, "registrar.retrying key=%s reason=%s", self._key_name, error)
+                level = self._backoff.log_level(error)
+                logger.log(level, "registrar.retrying key=%s reason=%s", self._key_name, error)
             except Exception:
                 logger.exception("registrar.failed key=%s", self._key_name)
             await self._clock.sleep(self._backoff.next_delay_s())
@@ -211,7 +213,7 @@ class LeasedKey(abc.ABC):
             return
         if self._standing is None or self._standing.lease_id != lease_id:
             self._standing = await self._claim(lease_id)
-            self._stands.set()
+            self._watch_own_key(self._standing)
             self._changed(at_once=True)
             logger.info("registrar.registered key=%s epoch=%d", self._standing.key, self._standing.create_revision)
             self._tell(self._listener.on_registered, self._standing)
@@ -238,48 +240,34 @@ class LeasedKey(abc.ABC):
             self._standing = claim.current
             self._tell(self._listener.on_published, claim.current)
 
-    async def _guard(self) -> None:
-        """Watch our own key, whatever the keep-alive says: servers have answered renewals of leases they had ended."""
-        backoff = Backoff(0.1, 2.0)
-        while True:
-            await self._stands.wait()
-            try:
-                if self._standing is not None:
-                    await self._guard_life(self._standing)
-                backoff.reset()
-            except CompactedError:
-                await self._clock.sleep(backoff.next_delay_s())
-            except RegistryError as error:
-                loudness = backoff.loudness(error)
-                logger.log(loudness, "registrar.guard_retrying key=%s reason=%s", self._key_name, error)
-                await self._clock.sleep(backoff.next_delay_s())
-            except Exception:
-                logger.exception("registrar.guard_failed key=%s", self._key_name)
-                await self._clock.sleep(backoff.next_delay_s())
+    def _watch_own_key(self, life: KeyValue) -> None:
+        """Watch our key until this life of it ends, whatever the keep-alive says: servers have answered renewals of
+        leases they had ended.
+        """
+        watching = list_and_watch(self._kv, life.key, self, is_prefix=False, clock=self._clock, jitter=self._jitter)
+        self._own_key_watch = asyncio.create_task(watching, name="own-key-watch")
 
-    async def _guard_life(self, life: KeyValue) -> None:
-        """Follow our key until this life of it has ended."""
-        # The key is also the prefix of others: replica 1 of replica 10.
-        listing = await self._kv.list(life.key)
-        if self._is_standing(life):
-            self._observe(next((item for item in listing.items if item.key == life.key), None))
-        async with aclosing(self._kv.watch(life.key, listing.revision + 1)) as batches:
-            async for batch in batches:
-                for event in batch.events:
-                    self._on_event(life.key, event)
-                if not self._is_standing(life):
-                    return
+    async def replace(self, listing: Listing, asked_at_s: float) -> None:
+        """See WatchSink: our own key was read."""
+        self._observe(listing.items[0] if listing.items else None)
 
-    def _is_standing(self, life: KeyValue) -> bool:
-        standing = self._standing
-        return standing is not None and (standing.key, standing.create_revision) == (life.key, life.create_revision)
+    async def apply(self, batch: WatchBatch) -> None:
+        """See WatchSink: our own key was written or deleted, by us or by another."""
+        for event in batch.events:
+            current = event.item if isinstance(event, PutEvent) else None
+            revision = event.item.mod_revision if isinstance(event, PutEvent) else event.mod_revision
+            # What is older than the last answer to a write of ours is of a former life, or known.
+            if self._standing is not None and revision > self._standing.mod_revision:
+                self._observe(current)
 
-    def _on_event(self, key: str, event: WatchEvent) -> None:
-        where = event.item if isinstance(event, PutEvent) else event
-        standing = self._standing
-        # What is older than the last answer to ourselves tells of a former life, or of what we know.
-        if standing is not None and where.key == key and where.mod_revision > standing.mod_revision:
-            self._observe(event.item if isinstance(event, PutEvent) else None)
+    def on_watch_failed(self, error: Exception, log_level: int) -> None:
+        """See WatchSink."""
+        if isinstance(error, CompactedError):
+            return
+        if isinstance(error, RegistryError):
+            logger.log(log_level, "registrar.guard_retrying key=%s reason=%s", self._key_name, error)
+        else:
+            logger.error("registrar.guard_failed key=%s", self._key_name, exc_info=error)
 
     def _observe(self, current: KeyValue | None) -> None:
         """So our key stands in the registry now."""
@@ -315,7 +303,8 @@ class LeasedKey(abc.ABC):
         if self._standing is not None:
             logger.warning("registrar.lost key=%s reason=%s", self._standing.key, reason)
             self._standing = None
-            self._stands.clear()
+            if self._own_key_watch is not None:
+                self._own_key_watch.cancel()
             self._tell(self._listener.on_lost, reason)
         self._wake.set()
 

@@ -138,7 +138,7 @@ class Upkeep:
             except CompactedError:
                 raise
             except RegistryError as error:
-                logger.log(backoff.loudness(error), "watcher.not_compared prefix=%s reason=%s", self._prefix, error)
+                logger.log(backoff.log_level(error), "watcher.not_compared prefix=%s reason=%s", self._prefix, error)
                 delay_s = backoff.next_delay_s()
 
     async def _write(self, counter: int) -> None:
@@ -154,8 +154,8 @@ class Upkeep:
         except RegistryError as error:
             # A store that takes no writes may still be read: then a list is the proof.
             began_s = self._clock.monotonic_s()
-            loudness = self._beat_trouble.loudness(error)
-            logger.log(loudness, "watcher.no_beat prefix=%s reason=%s", self._prefix, error)
+            level = self._beat_trouble.log_level(error)
+            logger.log(level, "watcher.no_beat prefix=%s reason=%s", self._prefix, error)
             await self._prove_by_list()
             self._freshness.refused(began_s, self._clock.monotonic_s())
 

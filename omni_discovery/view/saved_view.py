@@ -20,6 +20,7 @@ import msgspec
 from omni_discovery.clock import Clock
 from omni_discovery.etcd.config import parse_endpoints
 from omni_discovery.kv import KeyValue, Listing
+from omni_discovery.log_once import LogOnce
 
 logger = logging.getLogger(__name__)
 
@@ -125,7 +126,7 @@ class ViewSaver:
         self._clock = clock
         self._saved_items: tuple[KeyValue, ...] | None = None
         self._saved_at_s = float("-inf")
-        self._failed = False
+        self._log_once = LogOnce()
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -157,9 +158,8 @@ class ViewSaver:
         try:
             await asyncio.to_thread(self._file.save, listing, self._clock.wall_s())
         except (OSError, ValueError) as error:
-            if not self._failed:
+            if self._log_once.should():
                 logger.warning("view.not_saved file=%s reason=%s", self._file.path, error)
-            self._failed = True
             return
-        self._failed = False
+        self._log_once.forget()
         self._saved_items, self._saved_at_s = listing.items, self._clock.monotonic_s()

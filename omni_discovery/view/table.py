@@ -59,6 +59,9 @@ class Delta:
     pipeline_changed: bool = False
     #: Values seen for the first time that can't be read.
     bad: tuple[RecordError, ...] = ()
+    #: The revision of the view that this leads from; None if it is not known. One who has applied another view than
+    #: that one has missed something, and must compare whole views.
+    since_revision: int | None = field(default=None, compare=False)
 
     def __bool__(self) -> bool:
         """Whether anything changed."""
@@ -218,7 +221,7 @@ class ReplicaTable:
 
     def _show(self, view: View, before: Mapping[str, _Row | None], at_s: float, is_first: bool) -> Delta:
         """Make ``view`` tell what became of the keys in ``before``; return the same as a delta."""
-        delta = _difference(before, self._rows)
+        delta = replace(_difference(before, self._rows), since_revision=self._view.revision)
         if delta.added or delta.updated or delta.removed:
             replicas = self._replicas.copy()
             for info in delta.removed:

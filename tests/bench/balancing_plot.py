@@ -17,7 +17,7 @@ _LOWEST, _HIGHEST = -3, 3
 #: before it nearly everywhere, so it is dashed.
 _LINES: Final = (
     ("random", 5.0, "random", "#a0a0a0", "line"),
-    ("least-reported", 5.0, "least reported queue, 5 s old (peer)", "#d6453d", "line"),
+    ("least-reported", 5.0, "least reported queue, 5 s old (vLLM-Omni)", "#d6453d", "line"),
     ("est-x", 1.0, "omni-discovery without credits", "#c98a00", "line"),
     ("credits", 1.0, "omni-discovery", "#1f7ae0", "line wide"),
     ("central", 0.0, "one central queue", "#2f9e5b", "line dashed"),

@@ -35,6 +35,8 @@ from tests.support.netns import Host
 from tests.support.processes import wait_for
 from tests.support.yuanrong import yuanrong
 
+pytestmark = pytest.mark.long
+
 Make = Callable[..., OmniConnectorBase]
 #: 256 MiB in each run, a whole GiB in the long form.
 LARGEST_BYTES = (1024 if os.environ.get("OMNI_LONG") else 256) << 20

@@ -74,7 +74,7 @@ def build_adapter(folder: Path) -> Path:
     width = config["hidden_size"]
     about = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["q_proj"], "task_type": "CAUSAL_LM"}
     (folder / "adapter_config.json").write_text(json.dumps({**about, "bias": "none"}))
-    weights = {}
+    weights: dict[str, torch.Tensor] = {}
     for layer in range(config["num_hidden_layers"]):
         name = f"base_model.model.model.layers.{layer}.self_attn.q_proj"
         noise = torch.Generator().manual_seed(layer)
@@ -113,12 +113,13 @@ def test_a_request_is_answered_with_the_adapter_that_it_names(scene: Scene, adap
     with_it = scene.answer(lora="mine")
     assert with_it != without
     assert scene.answer() == without
+    each: dict[str, dict[str, Any]] = {
+        "base": {"max_tokens": 5, "ignore_eos": True},
+        "lora": {"lora": "mine", "max_tokens": 5},
+    }
     both = [
         StageRequest(name, name, inputs={"prompt": "What is 1 + 2?"}, params={"temperature": 0.0, **more})
-        for name, more in {
-            "base": {"max_tokens": 5, "ignore_eos": True},
-            "lora": {"lora": "mine", "max_tokens": 5},
-        }.items()
+        for name, more in each.items()
     ]
     said = {
         key: [token_id for output in outputs for token_id in output.token_ids]

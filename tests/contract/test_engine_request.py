@@ -73,7 +73,7 @@ def prompt(llm: LLMEngine) -> list[int]:
 
 
 def core_of(llm: LLMEngine) -> Any:
-    return llm.engine_core.engine_core
+    return llm.engine_core.engine_core  # type: ignore[attr-defined]
 
 
 def config_of(llm: LLMEngine) -> Any:

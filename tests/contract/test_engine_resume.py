@@ -15,17 +15,17 @@ from hub.request.outputs import chunk_outputs
 from omni_discovery import wire
 from omni_discovery.errors import InvalidRequestError
 from omni_discovery.wire import Resume, TokenLogprobs
+from omni_discovery.wire.session import Peer
 from stage_runtime.config import NotResumableError
 from stage_runtime.engine_loop.check_output import pieces_of
 from stage_runtime.engines.base import Engine, EngineOutput, StageRequest, create_engine
-from stage_runtime.engines.echo import engine as echo
+from stage_runtime.engines.echo import speech
 from stage_runtime.engines.prompts import read_prompt
 from stage_runtime.engines.sampling import token_sampling
 from stage_runtime.engines.vllm import resume as vllm_resume
 from stage_runtime.engines.vllm.engine import VllmEngine
 from stage_runtime.engines.vllm.params import sampling_params
 from stage_runtime.server.ledger import Ticket
-from stage_runtime.server.router import Peer
 from stage_runtime.server.sessions import head_of
 from stage_runtime.testing import check_every_cut, drain, resume_of
 from tests.support.engines import ECHO, PAINTER, THINKER, as_the_supervisor_has_it, run
@@ -191,7 +191,7 @@ def test_a_picture_that_another_replica_draws_again_is_the_same() -> None:
 
 
 def test_each_obstacle_is_declared_with_its_reason() -> None:
-    for table in (echo.NOT_RESUMABLE, vllm_resume.NOT_RESUMABLE):
+    for table in (speech.NOT_RESUMABLE, vllm_resume.NOT_RESUMABLE):
         assert all(name and reason for name, reason in table.items())
 
 

@@ -16,7 +16,11 @@ from tests.support.engines import ECHO, PAINTER, THINKER, as_the_supervisor_has_
 torch.set_num_threads(1)
 
 GREEDY: dict[str, Any] = {"temperature": 0.0, "max_tokens": 12}
-SEGMENTS = ({"prompt": "draw a 7"}, {"prompt_token_ids": [5, 9, 30]}, {"prompt": " and then"})
+SEGMENTS: tuple[dict[str, Any], ...] = (
+    {"prompt": "draw a 7"},
+    {"prompt_token_ids": [5, 9, 30]},
+    {"prompt": " and then"},
+)
 
 
 @pytest.fixture(scope="module")

@@ -91,7 +91,8 @@ class TestTorchKeepsTheContract(EngineContract):
     """A generator."""
 
     offers = frozenset({"pause", "update"})
-    name, more = "speak", {}
+    name = "speak"
+    more: Mapping[str, Any] = {}
 
     def make_engine(self) -> Engine:
         engine_args = {"target": f"tests.support.callables:{self.name}", "capacity": 4, **self.more}

@@ -228,6 +228,40 @@ async def test_a_watch_from_beyond_the_next_revision_says_that_the_store_went_ba
             await take(batches, 1)
 
 
+async def test_one_key_is_listed_and_watched_without_those_that_begin_like_it(store: Store, prefix: str) -> None:
+    """1. nothing is there: the list is empty, and says at which revision
+    2. the key and a longer one are written: the watch of the key has the one and not the other
+    """
+    key = prefix + "1"
+    empty = await store.kv.list_key(key)
+    assert empty.items == ()
+    batches = store.kv.watch_key(key, empty.revision + 1)
+    async with aclosing(batches), asyncio.timeout(5.0):
+        assert tuple((await anext(batches)).events) == ()
+        await store.kv.put(prefix + "10", b"longer")
+        revision = await store.kv.put(key, b"1")
+        await store.kv.delete(key)
+        put, deleted = await take(batches, 2)
+    assert isinstance(put, PutEvent)
+    assert (put.item.key, put.item.value) == (key, b"1")
+    assert deleted == DeleteEvent(key, revision + 1)
+    await store.kv.put(key, b"2")
+    listing = await store.kv.list_key(key)
+    assert [(item.key, item.value) for item in listing.items] == [(key, b"2")]
+    assert listing.revision == listing.items[0].mod_revision
+    assert listing.cluster_id == (await store.kv.list(prefix)).cluster_id
+
+
+async def test_the_watch_of_one_key_from_a_compacted_revision_says_so(store: Store, prefix: str) -> None:
+    start = await store.kv.put(prefix + "a", b"1")
+    for _ in range(3):
+        await store.kv.put(prefix + "a", b"2")
+    store.compact()
+    with pytest.raises(CompactedError):
+        async with aclosing(store.kv.watch_key(prefix + "a", start)) as batches:
+            await take(batches, 1)
+
+
 async def test_two_watches_do_not_disturb_each_other(store: Store, prefix: str) -> None:
     start = (await store.kv.list(prefix)).revision + 1
     one, other = await opened(store.kv, prefix + "1/", start), await opened(store.kv, prefix + "2/", start)

@@ -13,6 +13,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -90,6 +91,9 @@ class Hub:
 
     def up(self) -> list[ReplicaInfo]:
         return self.client.get_replica_list().replicas
+
+    def showing(self, queue_length: int) -> list[ReplicaInfo]:
+        return [replica for replica in self.up() if replica.queue_length == queue_length]
 
     def __enter__(self) -> Hub:
         self.client.wait_synced(PATIENCE_S)
@@ -258,7 +262,7 @@ def test_statement_27_the_getter_is_clamped_and_may_raise(endpoint: str, namespa
     ):
         for answer, shown in ((7, 7), (-5, 0), (9, 9)):
             answers[0] = answer
-            soon(f"a length of {shown}", lambda shown=shown: [each for each in hub.up() if each.queue_length == shown])
+            soon(f"a length of {shown}", partial(hub.showing, shown))
         answers[0] = ZeroDivisionError("no engine yet")
         time.sleep(0.7)
         assert hub.up()[0].queue_length == 9

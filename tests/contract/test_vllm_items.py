@@ -30,6 +30,8 @@ from tests.support.hub_fakes import deploy_of
 from tests.support.local_replica import LocalReplica
 from tests.support.serving import HUBS, hub_of
 
+pytestmark = pytest.mark.long
+
 torch.set_num_threads(1)
 
 IMAGE_TOKENS = 4
@@ -200,12 +202,14 @@ def build_model(folder: Path) -> Path:
         cross_attention_frequency=2,
         **sizes,
     )
+    image_token = tokenizer.convert_tokens_to_ids("<image>")
+    assert isinstance(image_token, int)
     config = Blip2Config(
         vision_config=vision.to_dict(),
         qformer_config=former.to_dict(),
         text_config=text.to_dict(),
         num_query_tokens=IMAGE_TOKENS,
-        image_token_index=tokenizer.convert_tokens_to_ids("<image>"),
+        image_token_index=image_token,
     )
     model = Blip2ForConditionalGeneration(config)
     noise = torch.Generator().manual_seed(1)
@@ -264,7 +268,8 @@ class TestLooker:
         )
         for key in ("again", "handed", "pieces"):
             assert tokens(said[key]) == tokens(said["red"]) != tokens(said["none"])
-        states = [said[key][-1].handoff["hidden_states"][: len(prompt)] for key in ("red", "black")]
+        handoffs: list[Any] = [said[key][-1].handoff for key in ("red", "black")]
+        states = [handoff["hidden_states"][: len(prompt)] for handoff in handoffs]
         assert (states[0] - states[1]).abs().max() > 1e-3
         assert said["none"][-1].usage["prompt_tokens"] == len(prompt)
         assert said["red"][-1].usage["prompt_tokens"] == len(prompt) + IMAGE_TOKENS

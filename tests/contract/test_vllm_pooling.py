@@ -22,7 +22,7 @@ from stage_runtime.engines.vllm.pooling import VllmPoolingEngine
 from stage_runtime.testing import EngineContract
 from tests.support.engines import THINKER, as_the_supervisor_has_it, run, skip_without_vllms_server
 
-pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.vllm, pytest.mark.long, pytest.mark.filterwarnings("ignore")]
 
 #: Once vLLM has loaded, torch's own name for it does nothing.
 set_num_threads = torch.set_num_threads
@@ -108,7 +108,7 @@ def test_the_numbers_are_vllms_own(embedder: VllmPoolingEngine) -> None:
         ask("raw", task="token_embed", use_activation=False),
     )
     arrays = {key: array_of(outputs) for key, outputs in said.items()}
-    expected = {
+    expected: dict[str, dict[str, Any]] = {
         "text": {"task": "embed"},
         "tokens": {"task": "embed"},
         "short": {"task": "embed", "dimensions": 8},
@@ -219,7 +219,7 @@ async def served(
                 httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://hub", timeout=60) for app in apps
             ]
             async with clients[0], clients[1]:
-                yield omni, *clients
+                yield omni, clients[0], clients[1]
 
 
 async def test_a_hub_gives_embeddings_in_python_and_by_vllms_server(

@@ -21,6 +21,7 @@ pytest.importorskip("diffusers", reason="diffusers is not installed")
 
 pytestmark = [
     pytest.mark.e2e,
+    pytest.mark.long,
     pytest.mark.filterwarnings("ignore"),
     pytest.mark.skipif(not os.environ.get("OMNI_LONG"), reason="the long form: make long"),
 ]

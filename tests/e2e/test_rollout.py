@@ -1,4 +1,4 @@
-"""The recipe for a new deploy document, as docs/operations.md has it, with real processes under load."""
+"""The recipe for a new deploy document, as docs/operations/upgrade.md has it, with real processes under load."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from tests.support.processes import Child, wait_for
 
 pytestmark = [
     pytest.mark.e2e,
+    pytest.mark.long,
     pytest.mark.skipif(not os.environ.get("OMNI_LONG"), reason="the long form: make long"),
 ]
 

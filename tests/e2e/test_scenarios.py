@@ -32,7 +32,7 @@ from tests.support.running_scenarios import (
 )
 from tests.support.scenarios import ROOT, parts_of, read_blocks
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
 logger = logging.getLogger(__name__)
 
 IS_LONG = bool(os.environ.get("OMNI_LONG"))

@@ -18,6 +18,7 @@ from tests.support.processes import wait_for
 
 pytestmark = [
     pytest.mark.e2e,
+    pytest.mark.long,
     pytest.mark.vllm,
     pytest.mark.skipif(not os.environ.get("OMNI_LONG"), reason="the long form: make long"),
 ]

@@ -24,6 +24,8 @@ from tests.support.netns import Host
 from tests.support.processes import wait_for
 from tests.support.yuanrong import yuanrong
 
+pytestmark = pytest.mark.long
+
 #: Requests of the leak test: some hundred in each run, ten thousand in the long form.
 REQUESTS = 10_000 if os.environ.get("OMNI_LONG") else 300
 KEEP = {"consume": False}

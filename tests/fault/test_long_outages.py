@@ -18,6 +18,8 @@ from tests.support.hub import Hub
 from tests.support.processes import Child, wait_for
 from tests.support.registry import EtcdServer
 
+pytestmark = pytest.mark.long
+
 TTL_S = 2.0
 #: ``OMNI_OUTAGE_TTLS=10`` is the long form.
 TTLS = float(os.environ.get("OMNI_OUTAGE_TTLS", "3"))

@@ -85,7 +85,7 @@ def echo(said: Words) -> tuple[str, dict[str, str]]:
     return words, {"text": words}
 
 
-def speak(said: Words) -> Iterator[str | dict[str, str]]:
+def speak(said: Words) -> Iterator[tuple[str, dict[str, str]]]:
     """One word after the other, each shown and handed over."""
     SEEN.append("begun")
     try:

@@ -165,7 +165,7 @@ class EtcdCluster:
 
         container = DockerContainer(
             self._image,
-            command=_flags(number, token),
+            command=_flags(number, token),  # type: ignore[arg-type]  # a list, as Docker takes it
             network=self._peers,
             network_aliases=[f"etcd-{number}"],
         )

@@ -268,16 +268,27 @@ async def running_hub(
 ) -> AsyncIterator[AsyncOmni]:
     """A hub that sees these replicas; hub and replicas are closed at the end."""
     omni = AsyncOmni(deploy_of(deploy), "hub-1", KeyPair.generate(), config, policy)
-    await omni.start()
-    show(omni, *(replica.info for replica in replicas))
     try:
+        async with started_hub(omni, *(replica.info for replica in replicas), wait=wait):
+            yield omni
+    finally:
+        for replica in replicas:
+            replica.kill()
+
+
+@asynccontextmanager
+async def started_hub(
+    omni: AsyncOmni, *infos: ReplicaInfo, wait: bool = True, timeout_s: float = 5.0
+) -> AsyncIterator[AsyncOmni]:
+    """A hub that sees these records, with ``wait`` once it can pick them all; it is closed at the end."""
+    await omni.start()
+    try:
+        show(omni, *infos)
         if wait:
-            await until(lambda: sum(stage.pickable for stage in omni.stage_status()) == len(replicas))
+            await until(lambda: sum(stage.pickable for stage in omni.stage_status()) == len(infos), timeout_s)
         yield omni
     finally:
         await omni.close()
-        for replica in replicas:
-            replica.kill()
 
 
 async def until(condition: Callable[[], bool], timeout_s: float = 5.0) -> None:
@@ -293,6 +304,11 @@ async def collect(outputs: AsyncIterator[OmniOutput]) -> list[OmniOutput]:
 
 def text_of(outputs: Iterable[OmniOutput]) -> str:
     return "".join(output.text for output in outputs)
+
+
+async def ask(omni: AsyncOmni, prompt: str = "hello there") -> str:
+    """The text of one whole answer."""
+    return text_of(await collect(omni.generate({"prompt": prompt})))
 
 
 def with_status(info: ReplicaInfo, status: ReplicaStatus) -> ReplicaInfo:

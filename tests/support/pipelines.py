@@ -16,6 +16,11 @@ WORDS = ["a", "red", "cat", "on", "the", "blue", "moon"]
 NUM_LABELS = 1000
 
 
+def save(pipeline: Any, folder: Path) -> None:
+    """Diffusers gives the method to all its pipelines, and types it on none."""
+    pipeline.save_pretrained(folder)
+
+
 def save_qwen_image(folder: Path, embeds_size: int = EMBEDS_SIZE) -> None:
     """Draws embeddings that somebody else has made; has a callback for each step."""
     from diffusers import (
@@ -48,7 +53,7 @@ def save_qwen_image(folder: Path, embeds_size: int = EMBEDS_SIZE) -> None:
     )
     scheduler = FlowMatchEulerDiscreteScheduler()
     parts: dict[str, Any] = {"scheduler": scheduler, "vae": vae, "transformer": transformer}
-    QwenImagePipeline(**parts, text_encoder=None, tokenizer=None).save_pretrained(folder)
+    save(QwenImagePipeline(**parts, text_encoder=None, tokenizer=None), folder)
 
 
 def save_dit(folder: Path) -> None:
@@ -66,7 +71,7 @@ def save_dit(folder: Path) -> None:
         out_channels=8,
         num_embeds_ada_norm=NUM_LABELS,
     )
-    DiTPipeline(transformer=transformer, vae=_small_vae(), scheduler=DDIMScheduler()).save_pretrained(folder)
+    save(DiTPipeline(transformer=transformer, vae=_small_vae(), scheduler=DDIMScheduler()), folder)
 
 
 def save_pixart(folder: Path) -> None:
@@ -92,13 +97,14 @@ def save_pixart(folder: Path) -> None:
         cross_attention_dim=16,
         out_channels=8,
     )
-    PixArtSigmaPipeline(
+    pipeline = PixArtSigmaPipeline(
         tokenizer=tokenizer,
         text_encoder=T5EncoderModel(config),
         vae=_small_vae(),
         transformer=transformer,
         scheduler=DDIMScheduler(),
-    ).save_pretrained(folder)
+    )
+    save(pipeline, folder)
 
 
 def _small_vae() -> Any:

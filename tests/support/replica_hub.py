@@ -63,10 +63,11 @@ class RawHub:
         self.send(wire.Submit(epoch=self.epoch, request_id=request_id, attempt=attempt, **fields))
 
     def acknowledged(self, timeout_s: float = 5.0) -> wire.Accepted | wire.Rejected:
-        return self.receive(self.input, (wire.Accepted, wire.Rejected), timeout_s)
+        answer: wire.Accepted | wire.Rejected = self.receive(self.input, (wire.Accepted, wire.Rejected), timeout_s)
+        return answer
 
     def receive(
-        self, socket: zmq.Socket[bytes], kind: type[_Message] | tuple[type[_Message], ...], timeout_s: float = 5.0
+        self, socket: zmq.Socket[bytes], kind: type[_Message] | tuple[type[Any], ...], timeout_s: float = 5.0
     ) -> _Message:
         """The next message, which must be of that kind; unasked-for load reports and credits are skipped."""
         kinds = kind if isinstance(kind, tuple) else (kind,)

@@ -13,7 +13,7 @@ from hub.config import HubConfig
 from hub.serve.running_hub import ServeConfig
 from omni_discovery.curve import KeyPair
 from omni_discovery.etcd.config import RegistrySecurity
-from tests.support.hub_fakes import ONE_STAGE, QUICK, deploy_of, show, until
+from tests.support.hub_fakes import ONE_STAGE, QUICK, deploy_of, started_hub
 
 KEYS = KeyPair.generate()
 #: The hubs that a replica of such a test knows.
@@ -25,13 +25,8 @@ CONFIG = replace(QUICK, request_timeout_s=20.0, accept_timeout_s=2.0, accept_lim
 async def hub_of(deploy: str, *replicas: Any, config: HubConfig = CONFIG) -> AsyncIterator[AsyncOmni]:
     """A hub that these replicas know, once it can pick them all; they stay when it is closed."""
     omni = AsyncOmni(deploy_of(deploy), "hub-1", KEYS, config, "round-robin")
-    await omni.start()
-    try:
-        show(omni, *(each.info for each in replicas))
-        await until(lambda: sum(stage.pickable for stage in omni.stage_status()) == len(replicas), 20.0)
+    async with started_hub(omni, *(each.info for each in replicas), timeout_s=20.0):
         yield omni
-    finally:
-        await omni.close()
 
 
 def serve_config(folder: Path, endpoints: str, namespace: str, ttl_s: float, **more: Any) -> ServeConfig:

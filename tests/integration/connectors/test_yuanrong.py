@@ -19,6 +19,8 @@ from tests.support.connector_peer import Peer, intact, payload
 from tests.support.processes import wait_for
 from tests.support.yuanrong import Datasystem, require_yuanrong, yuanrong
 
+pytestmark = pytest.mark.long
+
 KEEP = {"consume": False}
 
 

@@ -255,11 +255,6 @@ async def said(omni: AsyncOmni, prompt: str) -> str:
     return "".join([output.text async for output in omni.generate({"prompt": prompt}, modalities=["text"])])
 
 
-@pytest.fixture
-def keys() -> KeyPair:
-    return KeyPair.generate()
-
-
 def test_frames_that_come_again_or_for_another_life_run_nothing(keys: KeyPair) -> None:
     """A result is on the output socket, in the life that was asked; a call on the output socket is misplaced."""
     with LocalReplica({keys.public: "hub-1"}, allow_rpc=["say"]) as replica:

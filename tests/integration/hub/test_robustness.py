@@ -40,6 +40,8 @@ from tests.support.local_replica import LocalReplica
 from tests.support.proxy import TcpProxy
 from tests.support.tcp_listener import listening
 
+pytestmark = pytest.mark.long
+
 #: Longer by environment: ``OMNI_CHURN_S=600`` is what users have seen fail.
 CHURN_S = float(os.environ.get("OMNI_CHURN_S", "3"))
 

@@ -19,7 +19,7 @@ from omni_discovery.deploy.document import StageConfig
 from omni_discovery.records.schema import ReplicaInfo
 from stage_runtime.engines.base import StageRequest, create_engine
 from tests.support.child_replica import ChildReplica
-from tests.support.hub_fakes import ONE_STAGE, QUICK, collect, deploy_of, show, until
+from tests.support.hub_fakes import ONE_STAGE, QUICK, collect, deploy_of, started_hub
 
 KEYS = {"hub-1": KeyPair.generate(), "hub-2": KeyPair.generate()}
 HUBS = {pair.public: name for name, pair in KEYS.items()}
@@ -65,14 +65,8 @@ def replicas() -> Iterator[list[ChildReplica]]:
 @asynccontextmanager
 async def hub(name: str, infos: Iterable[ReplicaInfo]) -> AsyncIterator[AsyncOmni]:
     omni = AsyncOmni(deploy_of(ONE_STAGE), name, KEYS[name], CONFIG, "round-robin")
-    await omni.start()
-    try:
-        shown = list(infos)
-        show(omni, *shown)
-        await until(lambda: omni.stage_status()[0].pickable == len(shown), 20.0)
+    async with started_hub(omni, *infos, timeout_s=20.0):
         yield omni
-    finally:
-        await omni.close()
 
 
 async def test_an_answer_is_the_same_everywhere_and_over_every_death(replicas: list[ChildReplica]) -> None:

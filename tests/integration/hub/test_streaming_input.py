@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import ExitStack, aclosing
 from dataclasses import replace
 from typing import Any
@@ -43,12 +43,6 @@ ONE = "stages: [{stage_id: 0, engine: echo, final_output: text}]"
 async def segments(*prompts: str) -> AsyncIterator[Mapping[str, Any]]:
     for prompt in prompts:
         yield {"prompt": prompt}
-
-
-@pytest.fixture
-def stack() -> Iterator[ExitStack]:
-    with ExitStack() as opened:
-        yield opened
 
 
 def pair(stack: ExitStack, deploy: str = TEXTS, replicas: int = 2, **engine_args: Any) -> list[LocalReplica]:
@@ -202,11 +196,18 @@ async def test_abort_between_two_segments_frees_the_slot_at_once(stack: ExitStac
         await never.wait()
 
     async with hub_of(ONE, replica) as omni:
-        reading = asyncio.create_task(collect(omni.generate(waits(), request_id="talk")))
-        await until(lambda: bool(replica.server.queue_length) and not replica.engine.has_unfinished())
+        outputs: list[OmniOutput] = []
+
+        async def read() -> None:
+            async for output in omni.generate(waits(), request_id="talk"):
+                outputs.append(output)  # noqa: PERF401 - what has come is looked at meanwhile
+
+        reading = asyncio.create_task(read())
+        await until(lambda: text_of(outputs) == "one" and not replica.engine.has_unfinished())
+        assert replica.server.queue_length == 1
         async with asyncio.timeout(1.0):
             await omni.abort("talk")
-            outputs = await reading
+            await reading
         assert (text_of(outputs), outputs[-1].finish_reason) == ("one", "abort")
         assert text_of(await collect(omni.generate({"prompt": "next one"}))) == "next one"
 

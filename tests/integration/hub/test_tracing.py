@@ -36,7 +36,7 @@ from tests.support.hub_fakes import (
     echo,
     picture,
     running_hub,
-    show,
+    started_hub,
     text_of,
     until,
 )
@@ -60,13 +60,10 @@ async def traced_hub(exporter: InMemorySpanExporter, *replicas: FakeReplica) -> 
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     tracing = Tracing(provider)
     omni = AsyncOmni(deploy_of(PAIR), "hub-1", KeyPair.generate(), QUICK, "round-robin", tracing=tracing)
-    await omni.start()
-    show(omni, *(replica.info for replica in replicas))
     try:
-        await until(lambda: sum(stage.pickable for stage in omni.stage_status()) == len(replicas))
-        yield omni
+        async with started_hub(omni, *(replica.info for replica in replicas)):
+            yield omni
     finally:
-        await omni.close()
         assert tracing._requests == {}
         tracing.close()
         for replica in replicas:

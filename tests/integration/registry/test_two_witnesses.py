@@ -21,7 +21,7 @@ from omni_discovery.curve import KeyPair
 from omni_discovery.errors import RequestError, StageUnavailableError
 from omni_discovery.records.schema import HubRecord, ReplicaInfo
 from tests.support.child_replica import ChildReplica
-from tests.support.hub_fakes import ONE_STAGE, QUICK, collect, deploy_of, show, text_of, until
+from tests.support.hub_fakes import ONE_STAGE, QUICK, collect, deploy_of, show, started_hub, text_of, until
 from tests.support.proxy import TcpProxy
 from tests.support.replica_stage import Deployment, echo_stages
 
@@ -38,13 +38,8 @@ MARGIN_S = 0.7
 async def hub(*infos: ReplicaInfo, keys: KeyPair = KEYS) -> AsyncIterator[AsyncOmni]:
     """A hub that sees these records."""
     omni = AsyncOmni(deploy_of(ONE_STAGE), HUBS[keys.public], keys, CONFIG, "round-robin")
-    await omni.start()
-    try:
-        show(omni, *infos)
-        await until(lambda: pickable(omni) == len(infos), 10.0)
+    async with started_hub(omni, *infos, timeout_s=10.0):
         yield omni
-    finally:
-        await omni.close()
 
 
 def pickable(omni: AsyncOmni) -> int:

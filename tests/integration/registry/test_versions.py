@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from omni_discovery.etcd import versions
 from omni_discovery.etcd.embedded import EmbeddedEtcd
 from omni_discovery.etcd.store import EtcdKV
+from omni_discovery.etcd.versions import VersionLog
 from tests.support.binaries import require_debian_etcd, wheel_etcd
 from tests.support.registry import eventually
 
@@ -20,7 +20,7 @@ from tests.support.registry import eventually
 def test_the_release_and_its_bugs_are_named_once_however_many_connect(
     binary: Callable[[], Path], line: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(versions, "_spoken_of", set())
+    monkeypatch.setattr(EtcdKV, "version_log", VersionLog())
     caplog.set_level(logging.INFO)
 
     async def connect(endpoint: str) -> str:

@@ -20,7 +20,7 @@ from omni_discovery.curve import KeyPair
 from omni_discovery.records.schema import ReplicaInfo
 from stage_runtime.config import ServerConfig
 from tests.support.child_replica import ChildReplica
-from tests.support.hub_fakes import ONE_STAGE, QUICK, collect, deploy_of, show, text_of, until
+from tests.support.hub_fakes import ONE_STAGE, QUICK, ask, deploy_of, started_hub, until
 from tests.support.local_replica import LocalReplica
 from tests.support.processes import wait_for
 from tests.support.registry import EtcdServer
@@ -34,17 +34,8 @@ SHORT_BEATS = replace(QUICK, zmq_heartbeat_interval_s=0.1, zmq_heartbeat_timeout
 @asynccontextmanager
 async def hub(*infos: ReplicaInfo) -> AsyncIterator[AsyncOmni]:
     omni = AsyncOmni(deploy_of(ONE_STAGE), "hub-1", KEYS, SHORT_BEATS)
-    await omni.start()
-    try:
-        show(omni, *infos)
-        await until(lambda: omni.stage_status()[0].pickable == len(infos), 10.0)
+    async with started_hub(omni, *infos, timeout_s=10.0):
         yield omni
-    finally:
-        await omni.close()
-
-
-async def ask(omni: AsyncOmni, prompt: str = "hello there") -> str:
-    return text_of(await collect(omni.generate({"prompt": prompt})))
 
 
 def test_a_hub_that_reads_nothing_loses_its_own_work_and_slows_nobody() -> None:

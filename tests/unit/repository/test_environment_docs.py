@@ -1,4 +1,4 @@
-"""docs/operations.md names every environment variable that anything here reads or sets, and no other."""
+"""docs/reference/environment.md names every environment variable that anything here reads or sets, and no other."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def read_by_name(text: str) -> set[str]:
 
 
 def test_the_page_names_every_variable_and_no_other() -> None:
-    section = (ROOT / "docs/operations.md").read_text(encoding="utf-8").partition("\n## Environment\n")[2]
+    section = (ROOT / "docs/reference/environment.md").read_text(encoding="utf-8").partition("\n## Environment\n")[2]
     page = {name for name in re.findall(r"`(\w+)`", section.partition("\n## ")[0]) if VARIABLE.fullmatch(name)}
     assert page == set.union(*map(named, sources().values()))
 

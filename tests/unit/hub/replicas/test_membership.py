@@ -16,7 +16,7 @@ from hub.replicas.membership import Membership
 from hub.replicas.stage_client import StageClient
 from omni_discovery.balancing.policies import RoundRobinBalancer
 from omni_discovery.records.schema import ReplicaInfo, ReplicaStatus
-from omni_discovery.view.table import View
+from omni_discovery.view.table import Delta, View
 
 
 def record(stage_id: int, replica_id: int, port: int, epoch: int) -> ReplicaInfo:
@@ -46,7 +46,7 @@ class Client:
 class Scene:
     """One membership and all that it does, at a time of its own."""
 
-    def __init__(self, *, short_way: bool = True) -> None:
+    def __init__(self) -> None:
         self.told: list[object] = []
         self.now_s = 0.0
         self.pools = {stage_id: StagePool(stage_id, RoundRobinBalancer(), now=self._now) for stage_id in range(2)}
@@ -57,8 +57,6 @@ class Scene:
             on_closed=lambda client: self.told.append(("closed", client.info)),
             now=self._now,
         )
-        if not short_way:
-            cast(Any, self.membership)._changed_in_place = lambda before, after: None
 
     def _now(self) -> float:
         return self.now_s
@@ -79,6 +77,18 @@ class Scene:
             for pool in self.pools.values()
         ]
         return (self.told, pools, self.membership.members(self.pools.keys()), self.membership.next_review_s)
+
+
+def delta_of(before: View, after: View) -> Delta:
+    """What a table would say that changed from one view to the next."""
+    old, new = before.replicas, after.replicas
+    anew = {key for key in old.keys() & new.keys() if old[key].epoch != new[key].epoch}
+    return Delta(
+        added=tuple(new[key] for key in sorted(new.keys() - old.keys() | anew)),
+        updated=tuple(new[key] for key in sorted(old.keys() & new.keys() - anew) if old[key] != new[key]),
+        removed=tuple(old[key] for key in sorted(old.keys() - new.keys() | anew)),
+        since_revision=before.revision,
+    )
 
 
 _steps = st.lists(
@@ -103,7 +113,7 @@ _steps = st.lists(
 @given(_steps)
 def test_the_short_way_through_a_view_leads_where_the_long_one_does(steps: list[tuple[str, Any, Any]]) -> None:
     """Records change, move to ports of others, come and go, the registry goes back, sessions and time pass."""
-    scenes = [Scene(), Scene(short_way=False)]
+    scenes, last = [Scene(), Scene()], View()
     records = {(key % 3, key): record(key % 3, key, key, key + 1) for key in range(4)}
     epoch, revision, history, stale = 100, 0, 0, False
     for verb, which, value in steps:
@@ -129,24 +139,38 @@ def test_the_short_way_through_a_view_leads_where_the_long_one_does(steps: list[
             }
             records[key] = replace(records[key], **changes.get(verb, {}))
         view = View(dict(records), revision=revision, history=history, stale_since_s=1.0 if stale else None)
-        for scene in scenes:
-            scene.membership.apply(view)
+        scenes[0].membership.apply(view, delta_of(last, view))
+        scenes[1].membership.apply(view, Delta())
+        last = view
         assert scenes[0].seen() == scenes[1].seen()
 
 
 def test_one_new_load_among_a_thousand_takes_a_short_way() -> None:
     """Not by the clock alone: nobody else is told anything, and nothing is compared at length."""
     scene, records = Scene(), {(0, each): record(0, each, each, each + 1) for each in range(1000)}
-    scene.membership.apply(View(dict(records), revision=1))
+    last = View(dict(records), revision=1)
+    scene.membership.apply(last, Delta())
     del scene.told[:]
     took_s = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Membership, "_follow", lambda *_, **__: pytest.fail("the long way"))
+        patch.setattr(Membership, "_replace_all", lambda *_, **__: pytest.fail("the long way"))
         for revision in range(2, 52):
             records[0, 7] = replace(records[0, 7], queue_length=revision)
             view = View(dict(records), revision=revision)
+            delta, last = delta_of(last, view), view
             began_s = time.perf_counter()
-            scene.membership.apply(view)
+            scene.membership.apply(view, delta)
             took_s.append(time.perf_counter() - began_s)
     assert scene.told == [("renew", replace(records[0, 7], queue_length=each), False) for each in range(2, 52)]
     assert min(took_s) < 0.005
+
+
+def test_a_delta_from_another_view_than_the_last_is_not_trusted() -> None:
+    """1. replica 0; 2. a view with replica 1 is missed; 3. the next delta only tells of a load: 1 is connected, too."""
+    scene = Scene()
+    first = View({(0, 0): record(0, 0, 0, 1)}, revision=1)
+    missed = View({**first.replicas, (0, 1): record(0, 1, 1, 2)}, revision=2)
+    last = View({**missed.replicas, (0, 0): replace(first.replicas[0, 0], queue_length=1)}, revision=3)
+    scene.membership.apply(first, Delta())
+    scene.membership.apply(last, delta_of(missed, last))
+    assert set(scene.membership.clients) == {"tcp://h:0", "tcp://h:1"}

@@ -14,7 +14,7 @@ from hub.replicas.membership import Membership
 from hub.replicas.stage_client import StageClient
 from omni_discovery.balancing.policies import RoundRobinBalancer
 from omni_discovery.records.schema import ReplicaInfo, ReplicaStatus
-from omni_discovery.view.table import View
+from omni_discovery.view.table import Delta, View
 from tests.unit.hub.replicas.test_membership import Client
 
 
@@ -52,7 +52,7 @@ class Scene:
     def show(self, *infos: ReplicaInfo) -> None:
         self.revision += 1
         replicas = {(info.stage_id, info.replica_id): info for info in infos}
-        self.membership.apply(View(replicas=replicas, revision=self.revision))
+        self.membership.apply(View(replicas=replicas, revision=self.revision), Delta())
         for info in infos:
             pool = self.pools.of(info)
             pool.core.session_up(info.input_addr, pool.now())

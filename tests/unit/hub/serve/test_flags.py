@@ -181,7 +181,7 @@ def told_default(action: argparse.Action, text: str) -> str:
 
 
 def test_the_page_has_each_flag_in_its_section_with_its_default(parser: argparse.ArgumentParser) -> None:
-    """docs/serve.md: one table, in the order of the help, ``| section |`` rows between."""
+    """docs/reference/flags.md: the part of ``omni serve``, a table for each section, in the order of the help."""
     formatter = parser._get_formatter()
     expected = []
     for group in parser._action_groups:
@@ -192,14 +192,14 @@ def test_the_page_has_each_flag_in_its_section_with_its_default(parser: argparse
             text = formatter._expand_help(action)
             expected.append((group.title, names, told_default(action, text)))
     found, section = [], ""
-    page = (ROOT / "docs/serve.md").read_text(encoding="utf-8")
-    for line in page.partition("## Flags")[2].partition("\n## ")[0].splitlines():
+    page = (ROOT / "docs/reference/flags.md").read_text(encoding="utf-8")
+    for line in page.partition("## `omni serve`")[2].partition("\n## ")[0].splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         if line.startswith("### "):
             section = line.removeprefix("### ")
         elif line.startswith("| `"):
-            found.append((section.lower(), cells[0], cells[1].replace("`", "")))
-            assert cells[2], f"{cells[0]} is not explained"
+            found.append((section.lower(), cells[0], cells[2].replace("`", "")))
+            assert cells[3], f"{cells[0]} is not explained"
     assert found == [(str(section).lower(), names, default) for section, names, default in expected]
 
 

@@ -41,10 +41,10 @@ def test_an_outage_is_one_line_and_its_end_another(caplog: pytest.LogCaptureFixt
 def test_a_failure_is_loud_when_it_is_news() -> None:
     backoff = Backoff(1.0, 2.0)
     away, denied, refused = RegistryUnavailableError("x"), RegistryDeniedError("y"), RegistryRefusedError("z")
-    told = [backoff.loudness(error) for error in (away, denied, denied, refused, away, refused)]
+    told = [backoff.log_level(error) for error in (away, denied, denied, refused, away, refused)]
     assert told == [logging.DEBUG, logging.WARNING, logging.DEBUG, logging.WARNING, logging.DEBUG, logging.WARNING]
     backoff.reset()
-    assert backoff.loudness(refused, logging.ERROR) == logging.ERROR
+    assert backoff.log_level(refused, logging.ERROR) == logging.ERROR
 
 
 class Refusing(FakeKV):

@@ -7,15 +7,12 @@ from collections.abc import Callable
 
 import pytest
 
-from omni_discovery.etcd import versions
-from omni_discovery.etcd.versions import KNOWN_BUGS, known_bugs, parse_version
+from omni_discovery.etcd.versions import KNOWN_BUGS, VersionLog, known_bugs, parse_version
 
 
 @pytest.fixture
-def said(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
-    """What a fresh process says of bugs."""
-    monkeypatch.setattr(versions, "_spoken_of", set())
-    monkeypatch.setattr(versions, "_manners", versions._Manners())
+def said(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
+    """What is logged of bugs."""
     caplog.set_level(logging.INFO)
     return lambda: [told for each in caplog.records if "known_bugs" in (told := each.getMessage())]
 
@@ -23,13 +20,14 @@ def said(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> C
 def test_bugs_are_named_by_one_process_counted_by_others_and_left_out_for_an_etcd_of_ours(
     said: Callable[[], list[str]],
 ) -> None:
+    versions = VersionLog()
     versions.be_brief(embedded="127.0.0.1:7")
-    versions._speak_of("127.0.0.1:7", "3.5.1")
+    versions.log_version("127.0.0.1:7", "3.5.1")
     assert said() == []
-    versions._speak_of("etcd-1:2379", "3.5.2")
+    versions.log_version("etcd-1:2379", "3.5.2")
     assert "can lose writes" in said()[0]
     versions.be_brief(count_only=True)
-    versions._speak_of("etcd-1:2379", "3.5.3")
+    versions.log_version("etcd-1:2379", "3.5.3")
     assert said()[1] == "etcd.known_bugs version=3.5.3 count=7: 'omni doctor' names them"
 
 

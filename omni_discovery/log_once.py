@@ -1,0 +1,40 @@
+"""LogOnce: keeps a line that would be logged again and again to one line. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable
+
+
+class LogOnce:
+    """Remembers which lines were logged, by a key of the caller's; belongs to one thread.
+
+    At most ``most_keys`` keys are remembered, the one logged longest ago goes first: with 1, a line is logged whenever
+    it differs from the last. ``now_s`` gives monotonic seconds; it is only asked for lines that may come again.
+    """
+
+    def __init__(self, now_s: Callable[[], float] = lambda: 0.0, most_keys: int = 1000) -> None:
+        self._now_s = now_s
+        self._most_keys = most_keys
+        #: When each line was logged, in that order.
+        self._logged_at_s: dict[Hashable, float] = {}
+
+    def should(self, key: Hashable = "", every_s: float = math.inf) -> bool:
+        """Whether to log the line ``key`` now: the first time, and then again each ``every_s`` seconds."""
+        now_s = 0.0 if math.isinf(every_s) else self._now_s()
+        logged_at_s = self._logged_at_s.get(key)
+        if logged_at_s is not None and now_s - logged_at_s < every_s:
+            return False
+        self._logged_at_s.pop(key, None)
+        self._logged_at_s[key] = now_s
+        if len(self._logged_at_s) > self._most_keys:
+            del self._logged_at_s[next(iter(self._logged_at_s))]
+        return True
+
+    def forget(self, key: Hashable = "") -> bool:
+        """The trouble is over: the next line ``key`` is news. Return whether one was logged."""
+        return self._logged_at_s.pop(key, None) is not None
+
+    def clear(self) -> None:
+        """Forget all keys: the next line of each is news."""
+        self._logged_at_s.clear()

@@ -1,0 +1,486 @@
+"""The pages of docs/reference that the code makes: flags, metrics and keys.
+
+``python -m tests.support.reference`` writes them; ``unit/repository/test_reference`` compares them with the code.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import re
+import tomllib
+import typing
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+from prometheus_client import Counter, Histogram
+
+from hub.metrics import HubMetrics
+from omni_discovery.records import keys
+from omni_discovery.records.beat import BeatRecord
+from omni_discovery.records.control import MOST_WEIGHT, HubWish, Wish
+from omni_discovery.records.schema import HubRecord, ReplicaRecord
+from stage_runtime.cli import build_parser
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+FOLDER: Final = ROOT / "docs" / "reference"
+
+_MADE: Final = "<!-- Generated from the code by `python -m tests.support.reference`; changes by hand are lost. -->"
+_DEFAULT: Final = re.compile(r"default: ([^)]*)\)")
+
+
+def pages() -> dict[str, str]:
+    """The generated pages by file name."""
+    return {"flags.md": flags_page(), "metrics.md": metrics_page(), "keys.md": keys_page()}
+
+
+def main() -> None:
+    """Write the pages."""
+    for name, text in pages().items():
+        (FOLDER / name).write_text(text, encoding="utf-8")
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """A Markdown table, with an empty line behind it."""
+    lines = [head, ["---"] * len(head), *rows]
+    return [*(re.sub(r"\|  (?=\|)", "| ", f"| {' | '.join(cells)} |") for cells in lines), ""]
+
+
+def plain(text: str) -> str:
+    """Text of the code as Markdown that shows the same characters."""
+    return re.sub(r"\s+", " ", text).replace("|", "\\|").replace("<", "&lt;").replace("*", "\\*").strip()
+
+
+def code(text: str) -> str:
+    """Text as code; nothing for nothing."""
+    return f"`{text}`" if text else ""
+
+
+# ---- flags
+
+_SERVE: Final = "serve"
+_FLAGS_HEAD: Final = ("flag", "value", "default", "meaning")
+#: Groups that are the same for many commands, and how a command refers to them.
+_SHARED: Final = ("the registry", "a secured etcd")
+
+_FLAGS_INTRO: Final = """\
+# Flags
+
+{made}
+
+Every command and every flag, as `--help` shows them. How the flags of `omni serve` work together: [omni
+serve](../serve.md). Variables that stand in for flags: [environment](environment.md).
+
+Flags that most commands share are described once, under [the registry](#common-the-registry) and
+[a secured etcd](#common-a-secured-etcd).
+"""
+
+
+def commands() -> dict[str, Any]:
+    """The sub-commands of ``omni`` by name, from the entry points that this project declares."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    declared: dict[str, str] = project["entry-points"]["omni_discovery.commands"]
+    found = {}
+    for name, target in declared.items():
+        module, _, attribute = target.partition(":")
+        found[name] = getattr(importlib.import_module(module), attribute)()
+    return found
+
+
+def flags_page() -> str:
+    """docs/reference/flags.md."""
+    of_omni = commands()
+    serve = of_omni.pop(_SERVE)
+    shared = {str(group.title): _rows(group) for group in _groups(_parser("hubs", of_omni["hubs"]))}
+    shared = {title: shared[title] for title in _SHARED}
+    lines = [_FLAGS_INTRO.format(made=_MADE)]
+    lines += ["## `omni serve`", "", _sentence(serve.summary), ""]
+    for group in _groups(_parser(_SERVE, serve)):
+        lines += [f"### {_capital(str(group.title))}", "", *table(_FLAGS_HEAD, _rows(group))]
+    lines += ["## Flags of every command that talks to etcd", ""]
+    for title, rows in shared.items():
+        lines += [f"### Common: {title}", "", *table(_FLAGS_HEAD, rows)]
+    for name, command in sorted(of_omni.items()):
+        parser = _parser(name, command)
+        actions = _actions_of(parser)
+        lines += [f"## `omni {name}`", "", _sentence(command.summary), ""]
+        lines += _of_parser(parser, shared)
+        for action, summary, its_parser in actions:
+            lines += [f"### `omni {name} {action}`", "", _sentence(summary), "", *_of_parser(its_parser, shared)]
+    stage = build_parser()
+    lines += ["## `python -m stage_runtime`", "", _sentence(str(stage.description)), ""]
+    lines += ["It is what `omni serve --headless` and a hub's local stages run.", "", *_of_parser(stage, shared)]
+    return "\n".join(lines)
+
+
+def _parser(name: str, command: Any) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog=f"omni {name}")
+    command.add_arguments(parser)
+    return parser
+
+
+def _of_parser(parser: argparse.ArgumentParser, shared: Mapping[str, list[list[str]]]) -> list[str]:
+    """The flags of one command: its own as a table, the shared ones as links."""
+    own: list[list[str]] = []
+    links = []
+    for group in _groups(parser):
+        rows, title = _rows(group), str(group.title)
+        if rows == shared.get(title):
+            links.append(f"[{title}](#common-{title.replace(' ', '-')})")
+        else:
+            own += rows
+    lines = table(_FLAGS_HEAD, own) if own else []
+    return [*lines, f"Also the flags of {' and '.join(links)}.", ""] if links else lines
+
+
+def _groups(parser: argparse.ArgumentParser) -> Iterator[argparse._ArgumentGroup]:
+    return (group for group in parser._action_groups if _shown(group))
+
+
+def _shown(group: argparse._ArgumentGroup) -> list[argparse.Action]:
+    hidden = (argparse._HelpAction, argparse._SubParsersAction)
+    return [each for each in group._group_actions if each.help != argparse.SUPPRESS and not isinstance(each, hidden)]
+
+
+def _actions_of(parser: argparse.ArgumentParser) -> list[tuple[str, str, argparse.ArgumentParser]]:
+    """The actions of a command with several, ``revoke`` of ``omni hub`` for one: name, summary and parser."""
+    found = []
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            summaries = {choice.dest: choice.help or "" for choice in action._choices_actions}
+            found += [(name, summaries[name], of_it) for name, of_it in action.choices.items()]
+    return found
+
+
+def _rows(group: argparse._ArgumentGroup) -> list[list[str]]:
+    formatter = argparse.HelpFormatter("")
+    rows = []
+    for action in _shown(group):
+        text = formatter._expand_help(action) if action.help else ""
+        names = ", ".join(code(name) for name in action.option_strings or [str(action.metavar or action.dest)])
+        rows.append([names, _value(action), code(_default(action, text)), plain(_without_default(text))])
+    return rows
+
+
+def _value(action: argparse.Action) -> str:
+    if not action.option_strings or action.nargs == 0:
+        return ""
+    if action.choices:
+        return ", ".join(code(str(choice)) for choice in action.choices)
+    return code(str(action.metavar or action.dest.upper()).replace("|", "\\|"))
+
+
+def _default(action: argparse.Action, text: str) -> str:
+    """What the help says, else what the parser has. A default of the environment is in the help of its flag."""
+    said = _DEFAULT.search(text)
+    if said:
+        return said[1]
+    if action.default in (None, False, "", [], argparse.SUPPRESS):
+        return ""
+    return f"{action.default:g}" if isinstance(action.default, float) else str(action.default)
+
+
+def _without_default(text: str) -> str:
+    return re.sub(r" \(default: [^)]*\)|; default: [^)]*(?=\))", "", text)
+
+
+def _sentence(text: str) -> str:
+    return f"{_capital(plain(text)).rstrip('.')}."
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+# ---- metrics
+
+#: What a label of a metric says.
+_LABELS: Final = {
+    "outcome": "`ok`, `cancelled`, or the type of the error: `OverloadedError`, `StageUnavailableError`,"
+    " `ReplicaLostError`, `EngineFailedError`, `DeadlineExceededError`, `InvalidRequestError` ...",
+    "part": "a part of a stage's time: `queue`, `submit`, `first_output`, `generate`, `transfer`"
+    " ([what they mean](../operations/watch.md#where-the-time-goes))",
+    "reason": "why a frame was dropped: `malformed`, `misplaced` (wrong socket), `session`, `epoch`, `stale` (of an"
+    " earlier attempt), `duplicate`, `gap`, `piece`, `late`",
+    "stage": "the stage's number",
+    "way": "`in`: HTTP request to first dispatch; `out`: last frame of a replica to HTTP answer",
+}
+
+_METRICS_INTRO: Final = """\
+# Metrics
+
+{made}
+
+What `GET /metrics` of a hub has, in the format of Prometheus. With `--api vllm`, those of vLLM's own server follow.
+Replicas have no endpoint of their own: a hub reports what it sees of them.
+
+[What to watch, and the alerts](../operations/watch.md#metrics-and-alerts) · `compose/monitoring` has rules for
+Prometheus and a dashboard for Grafana.
+"""
+
+
+def metrics_page() -> str:
+    """docs/reference/metrics.md."""
+    metrics = sorted(_metrics(), key=_metric_name)
+    labels = sorted({label for metric in metrics for label in metric._labelnames})
+    rows = [
+        [
+            code(_metric_name(metric)),
+            str(metric._type),
+            ", ".join(map(code, metric._labelnames)),
+            plain(metric._documentation),
+        ]
+        for metric in metrics
+    ]
+    lines = [_METRICS_INTRO.format(made=_MADE), *table(("metric", "type", "labels", "meaning"), rows)]
+    lines += ["## Labels", "", *table(("label", "values"), [[code(label), _LABELS[label]] for label in labels])]
+    lines += ["## Buckets", "", "Upper bounds of the histograms, in seconds. Each also has `_count` and `_sum`.", ""]
+    for metric in metrics:
+        if isinstance(metric, Histogram):
+            bounds = ", ".join(f"{bound:g}" for bound in metric._kwargs["buckets"])
+            lines.append(f"- {code(_metric_name(metric))}: {bounds}")
+    return "\n".join([*lines, ""])
+
+
+def _metrics() -> list[Any]:
+    """The metric objects that a hub makes."""
+    return list(HubMetrics().registry._collector_to_names)
+
+
+def _metric_name(metric: Any) -> str:
+    if isinstance(metric, Counter):
+        return f"{metric._name}_total"
+    return f"{metric._name}_bucket" if isinstance(metric, Histogram) else str(metric._name)
+
+
+# ---- keys
+
+
+@dataclass(frozen=True, slots=True)
+class _Key:
+    """What stands under one key. ``record`` is the struct of its value, None where another page describes it."""
+
+    path: str
+    is_leased: bool
+    value: str
+    writers: str
+    readers: str
+    record: type[Any] | None
+    fields: Mapping[str, str]
+
+
+_SCHEMA: Final = "version of this format"
+_REPLICA_FIELDS: Final = {
+    "schema": _SCHEMA,
+    "stage_id": "the stage, as in the key",
+    "replica_id": "the replica, as in the key",
+    "input_addr": "where hubs send work: the ZMQ address of the input socket",
+    "output_addr": "where hubs read output: the ZMQ address of the output socket",
+    "status": "only `up` is picked",
+    "epoch": "creation revision of the key: one life of the replica",
+    "phase": "what a `starting` replica does now, or `asleep`",
+    "progress": "how far `phase` is, 1 is done",
+    "reason": "why it is in `error`, waits, or how the process before it ended",
+    "queue_length": "requests on the replica; written within the [write budget](../registry.md#the-write-budget)",
+    "capacity": "requests that run at the same time",
+    "weight": "share of the requests beside the other replicas",
+    "registered_at": "wall clock of the first write, seconds",
+    "updated_at": "wall clock of the last write, seconds",
+    "host": "host name",
+    "pid": "process id of the replica",
+    "device": "devices that it was shown",
+    "model": "the stage's model",
+    "fingerprint": "hash of what the deploy document says of the stage: its version",
+    "version": "release of omni-discovery",
+    "labels": "`--label` of the replica",
+    "curve_public_key": "public half of its CURVE key; empty with `--zmq-security none`",
+    "connectors": "by edge, where a connector's consumers reach the replica, for connectors that need it",
+    "control_revision": "mod revision of the control value that was applied last; 0 while there is no control key",
+    "control_error": "why a control value was not applied, as `revision N: reason`",
+    "cordoned": "takes no new work",
+    "revision": "of the model that was loaded; empty: not known",
+    "dtype": "of the model that was loaded; empty: not known",
+    "tokenizer": "hash of the tokenizer that was loaded; empty: not known",
+    "content": "hash of the model's files: names, sizes, small files whole, samples of weights; empty: not known",
+    "code": "the code that serves the model; empty: not known",
+}
+_HUB_FIELDS: Final = {
+    "hub_id": "the hub, as in the key",
+    "curve_public_key": "replicas accept connections from this key only; empty with `--zmq-security none`",
+    "schema": _SCHEMA,
+    "address": "of its HTTP API",
+    "host": "host name",
+    "pid": "process id",
+    "version": "release of omni-discovery",
+    "started_at": "wall clock of its start, seconds",
+}
+_BEAT_FIELDS: Final = {
+    "schema": _SCHEMA,
+    "counter": "counts the beats of one life of the hub",
+    "revision": "the hub's picks follow every change up to this revision",
+    "written_at": "wall clock of the hub, seconds",
+    "pipeline": "fingerprint of the deploy document that the hub serves; empty: not known",
+}
+_CONTROL_FIELDS: Final = {
+    "cordon": "take nothing new; what runs goes on",
+    "weight": f"share beside the other replicas, 0 to {MOST_WEIGHT:g}; 0 is a cordon; absent: the replica's own, 1",
+    "drain": "finish what runs, withdraw, end, stay down",
+    "epoch": "the life that `drain` is for; absent: the first one that reads it, which writes its epoch here",
+}
+_HUB_CONTROL_FIELDS: Final = {"revoked": "replicas drop all frames of this hub and send it nothing"}
+
+_REPLICA, _STAGE, _HUB = "<replica_id>", "<stage_id>", "<hub_id>"
+_SOME: Final = "namespace"
+
+
+def _key(make: Callable[..., str], *parts: str) -> str:
+    """The template of a key; ``keys`` checks namespaces, so one that is allowed stands in for its place."""
+    return make(_SOME, *parts).replace(f"/{_SOME}/", "/<namespace>/", 1)
+
+
+def key_rows() -> dict[type[Any], _Key]:
+    """Every kind of key that there is, by what ``keys.parse_key`` calls it."""
+    return {
+        keys.ReplicaKey: _Key(
+            _key(keys.replica_key, _STAGE, _REPLICA),
+            True,
+            "the replica's record",
+            "the replica",
+            "hubs; `omni replicas`, `doctor`, `history`",
+            ReplicaRecord,
+            _REPLICA_FIELDS,
+        ),
+        keys.HubKey: _Key(
+            _key(keys.hub_key, _HUB),
+            True,
+            "the hub's record",
+            "the hub",
+            "replicas (who may connect); hubs (how many share the replicas); `omni hubs`",
+            HubRecord,
+            _HUB_FIELDS,
+        ),
+        keys.BeatKey: _Key(
+            _key(keys.beat_key, _HUB),
+            True,
+            "the hub's beat",
+            "the hub",
+            "the same hub (its view is fresh); draining replicas; `omni hubs`",
+            BeatRecord,
+            _BEAT_FIELDS,
+        ),
+        keys.ReplicaControlKey: _Key(
+            _key(keys.replica_control_key, _STAGE, _REPLICA),
+            False,
+            "what the operator wants of a replica",
+            "`omni cordon`, `weight`, `drain`; `etcdctl put`; the replica (a drain's epoch, and its end)",
+            "the replica",
+            Wish,
+            _CONTROL_FIELDS,
+        ),
+        keys.HubControlKey: _Key(
+            _key(keys.hub_control_key, _HUB),
+            False,
+            "what the operator wants of a hub",
+            "`omni hub revoke`, `omni hub allow`; `etcdctl put`",
+            "replicas; hubs",
+            HubWish,
+            _HUB_CONTROL_FIELDS,
+        ),
+        keys.PipelineKey: _Key(
+            _key(keys.pipeline_key),
+            False,
+            "the [deploy document](../deploy.md) in force",
+            "the first `omni serve --deploy-config`; `omni pipeline apply`",
+            "hubs; supervisors and replicas (at start)",
+            None,
+            {},
+        ),
+    }
+
+
+_KEYS_INTRO: Final = """\
+# Keys in etcd
+
+{made}
+
+All values are JSON. Readers ignore fields that they do not know; a field that is missing has its default. A value that
+can't be read hides what it describes and nothing else. A leased key goes when its owner's lease ends. A `string` has at
+most 4096 characters where nothing else is said.
+
+How hubs and replicas use the keys, and what happens when etcd is away: [the registry](../registry.md). How to write
+control keys: [steer replicas](../operations/run.md#steer-replicas).
+"""
+_LIFE: Final = {True: "while its writer's lease lasts", False: "until it is deleted"}
+
+
+def keys_page() -> str:
+    """docs/reference/keys.md."""
+    rows = key_rows()
+    lines = [_KEYS_INTRO.format(made=_MADE)]
+    head = [[code(key.path), "yes" if key.is_leased else "no", key.value] for key in rows.values()]
+    lines += table(("key", "leased", "value"), head)
+    for key in rows.values():
+        lines += [f"## `{key.path.removeprefix('/omni/v1/<namespace>/')}`", ""]
+        lines += [
+            f"- **Written by** {key.writers}",
+            f"- **Read by** {key.readers}",
+            f"- **Stays** {_LIFE[key.is_leased]}",
+        ]
+        lines.append("")
+        if key.record is not None:
+            lines += table(("field", "type", "default", "meaning"), _fields(key.record, key.fields))
+    return "\n".join(lines)
+
+
+def _fields(record: type[Any], notes: Mapping[str, str]) -> list[list[str]]:
+    """A row for each field. Raise KeyError for a field of which nothing is said."""
+    if is_dataclass(record):
+        of = {field.name: field for field in fields(record) if field.name not in ("hub_id",)}
+        assert of.keys() == notes.keys(), f"{record.__name__}: describe {sorted(of.keys() ^ notes.keys())}"
+        hints = typing.get_type_hints(record)
+        return [[code(name), _hint(hints[name]), "", notes[name]] for name in of]
+    info = msgspec.inspect.type_info(record)
+    assert isinstance(info, msgspec.inspect.StructType)
+    named = {field.encode_name: field for field in info.fields}
+    assert named.keys() == notes.keys(), f"{record.__name__}: describe {sorted(named.keys() ^ notes.keys())}"
+    return [[code(name), _json_type(field.type), _json_default(field), notes[name]] for name, field in named.items()]
+
+
+def _hint(hint: Any) -> str:
+    kinds = {bool: "boolean", int: "integer", float: "number"}
+    return next(kinds[each] for each in (hint, *typing.get_args(hint)) if each in kinds)
+
+
+def _json_type(kind: Any) -> str:
+    match kind:
+        case msgspec.inspect.IntType() | msgspec.inspect.FloatType():
+            name = "integer" if isinstance(kind, msgspec.inspect.IntType) else "number"
+            least = "" if kind.ge is None else f" from {kind.ge:g}"
+            most = "" if kind.le is None else f" to {kind.le:g}"
+            return f"{name}{least}{most}"
+        case msgspec.inspect.StrType(max_length=most):
+            return "string" if most in (None, 4096) else f"string, {most} characters at most"
+        case msgspec.inspect.EnumType(cls=cls):
+            return ", ".join(code(member.value) for member in cls)
+        case msgspec.inspect.BoolType():
+            return "boolean"
+        case msgspec.inspect.DictType(value_type=msgspec.inspect.StrType()):
+            return "object of strings"
+        case msgspec.inspect.DictType():
+            return "object"
+    raise AssertionError(f"{kind} has no name here")
+
+
+def _json_default(field: Any) -> str:
+    if field.default is not msgspec.NODEFAULT:
+        return code(msgspec.json.encode(field.default).decode())
+    if field.default_factory is not msgspec.NODEFAULT:
+        return code(msgspec.json.encode(field.default_factory()).decode())
+    return ""
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,95 @@
+"""Code and commands that the documentation shows: they can be read, import what there is, and use flags that exist."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import importlib
+import json
+import re
+import shlex
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.support.reference import commands
+
+ROOT = Path(__file__).resolve().parents[3]
+PACKAGES = {"hub", "omni_discovery", "stage_runtime"}
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
+#: What stands for something of the reader's in commands.
+PLACES = {"$PAIR": "pair.yaml", "$ETCD": "127.0.0.1:2379", "$HOST": "127.0.0.1", "$PORT": "8000"}
+
+#: With settings or a folder before it.
+_OMNI = re.compile(r"(?:\w+=\S* )*(?:\S+/)?omni (.*)")
+_BLOCK = re.compile(r"^```(\w+)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def blocks(language: str) -> list[Any]:
+    return [
+        pytest.param(text, id=f"{page.relative_to(ROOT)}-{number}")
+        for page in PAGES
+        for number, (kind, text) in enumerate(_BLOCK.findall(page.read_text(encoding="utf-8")))
+        if kind == language
+    ]
+
+
+def omni_commands() -> list[Any]:
+    """Each ``omni ...`` of a shell block, without what is before and behind it."""
+    found = []
+    for page in PAGES:
+        for language, text in _BLOCK.findall(page.read_text(encoding="utf-8")):
+            if language != "bash":
+                continue
+            for line in re.sub(r"[ \t]*\\\n\s*", " ", text).splitlines():
+                if command := _OMNI.match(line.partition(" #")[0].rstrip("& ")):
+                    words = shlex.split(command[1])
+                    found.append(pytest.param(words, id=f"{page.relative_to(ROOT)}-{' '.join(words[:2])}"))
+    return found
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> Any:
+        raise AssertionError(message)
+
+
+@pytest.mark.parametrize("text", blocks("python"))
+def test_python_can_be_read_and_imports_what_there_is(text: str) -> None:
+    tree = ast.parse(text)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and str(node.module).partition(".")[0] in PACKAGES:
+            module = importlib.import_module(str(node.module))
+            assert [name.name for name in node.names if not hasattr(module, name.name)] == []
+
+
+@pytest.mark.parametrize("text", blocks("yaml"))
+def test_yaml_can_be_read(text: str) -> None:
+    assert isinstance(yaml.safe_load(text), dict)
+
+
+@pytest.mark.parametrize("text", blocks("toml"))
+def test_toml_can_be_read(text: str) -> None:
+    assert tomllib.loads(text)
+
+
+@pytest.mark.parametrize("text", blocks("json"))
+def test_json_can_be_read(text: str) -> None:
+    assert json.loads(text)
+
+
+@pytest.mark.parametrize("words", omni_commands())
+def test_commands_use_flags_that_exist(words: list[str]) -> None:
+    name, *rest = [PLACES.get(word, word) for word in words]
+    parser = _Parser(prog=f"omni {name}")
+    commands()[name].add_arguments(parser)
+    parser.parse_args(rest)
+
+
+def test_every_alert_has_its_line_in_the_page_of_troubles() -> None:
+    alerts = yaml.safe_load((ROOT / "compose" / "monitoring" / "alerts.yaml").read_text(encoding="utf-8"))
+    names = [rule["alert"] for group in alerts["groups"] for rule in group["rules"]]
+    page = (ROOT / "docs" / "operations" / "trouble.md").read_text(encoding="utf-8")
+    assert re.findall(r"^\| `(Omni\w+)` \|", page, re.MULTILINE) == names
