@@ -112,8 +112,8 @@ async def test_a_hub_that_has_served_more_than_its_bounds_still_serves() -> None
     async with running_hub(FakeReplica(), config=config) as omni:
         for number in range(60):
             assert await ask(omni, f"q{number}") == f"q{number} "
-        assert len(omni._intake.backlog) == 0
-        assert omni._intake.backlog.of(0) == 0
+        assert len(omni._admission.backlog) == 0
+        assert omni._admission.backlog.of(0) == 0
 
 
 async def test_replicas_that_come_and_go_all_the_time_leave_no_request_hanging() -> None:
