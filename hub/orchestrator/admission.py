@@ -23,7 +23,7 @@ from omni_discovery.wire import MAX_PRIORITY
 
 if TYPE_CHECKING:
     from hub.config import HubConfig
-    from hub.orchestrator.releases import Releases
+    from hub.orchestrator.releases import DeployVersions
 
 #: Bounds of the Retry-After of a rejected request, in seconds.
 LEAST_RETRY_S: Final = 1.0
@@ -192,7 +192,7 @@ class RequestParts:
 class Admission:
     """Decides for one hub which requests come in. ``backlog`` counts what each stage has still to serve."""
 
-    def __init__(self, releases: Releases, config: HubConfig) -> None:
+    def __init__(self, releases: DeployVersions, config: HubConfig) -> None:
         self.backlog = Backlog()
         self._releases = releases
         self._config = config

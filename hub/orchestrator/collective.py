@@ -20,6 +20,7 @@ from omni_discovery.errors import OverloadedError, RequestError, WireError
 if TYPE_CHECKING:
     from hub.metrics import HubMetrics
     from hub.pool.versions import Pools
+    from hub.replicas.events import ReplicaLink
     from hub.replicas.membership import Membership
     from hub.replicas.stage_client import StageClient
     from omni_discovery.records.schema import ReplicaInfo
@@ -173,7 +174,7 @@ class Collective:
         elif isinstance(event, ProcessGone):
             self.lose_replica(event.client, "its process is gone")
 
-    def lose_replica(self, client: StageClient, reason: str = "the registry does not list it any more") -> None:
+    def lose_replica(self, client: ReplicaLink, reason: str = "the registry does not list it any more") -> None:
         """End what is pending at a replica that will not answer any more."""
         self._correlator.lose(client, f"ReplicaLostError: {reason}")
         self._finish_done()
