@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING
 from omni_discovery.lazy import lazy_exports
 
 if TYPE_CHECKING:
+    from omni_discovery.balancing.base import LoadBalancer, Task
     from omni_discovery.balancing.policies import (
         LeastQueueLengthBalancer,
-        LoadBalancer,
         LoadBalancingPolicy,
         RandomBalancer,
         RoundRobinBalancer,
-        Task,
     )
     from omni_discovery.clients import OmniCoordClientForHub, OmniCoordClientForStage
     from omni_discovery.records.schema import ReplicaEvent, ReplicaInfo, ReplicaList, ReplicaStatus
@@ -44,7 +43,7 @@ if not TYPE_CHECKING:
         __name__,
         {
             "LeastQueueLengthBalancer": "omni_discovery.balancing.policies",
-            "LoadBalancer": "omni_discovery.balancing.policies",
+            "LoadBalancer": "omni_discovery.balancing.base",
             "LoadBalancingPolicy": "omni_discovery.balancing.policies",
             "OmniCoordClientForHub": "omni_discovery.clients",
             "OmniCoordClientForStage": "omni_discovery.clients",
@@ -54,6 +53,6 @@ if not TYPE_CHECKING:
             "ReplicaList": "omni_discovery.records.schema",
             "ReplicaStatus": "omni_discovery.records.schema",
             "RoundRobinBalancer": "omni_discovery.balancing.policies",
-            "Task": "omni_discovery.balancing.policies",
+            "Task": "omni_discovery.balancing.base",
         },
     )

@@ -15,8 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
-from omni_discovery.balancing.base import Member
-from omni_discovery.balancing.policies import LoadBalancer, Task, index_of
+from omni_discovery.balancing.base import LoadBalancer, Member, Task, index_of
 from omni_discovery.errors import CompactedError, LeaseNotFoundError, RegistryUnavailableError
 from omni_discovery.kv import (
     Claim,

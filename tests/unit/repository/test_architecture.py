@@ -23,7 +23,7 @@ PURE_FOLDERS = {
     "omni_discovery/wire": (),
     "omni_discovery/deploy": ("load.py",),
     "hub/request": (),
-    "hub/pool": ("stage_pool.py", "wait_queue.py"),
+    "hub/pool": ("stage_pool.py",),
 }
 
 #: What a folder's modules may import of their own package, from left to right: a layer knows those before it.
