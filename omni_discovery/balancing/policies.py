@@ -7,7 +7,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from enum import StrEnum
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint
 from math import inf
 from typing import Any, Final, TypedDict
 
@@ -22,10 +22,8 @@ from omni_discovery.balancing.weighted import (
     reported_per_weight,
 )
 from omni_discovery.errors import ConfigError
+from omni_discovery.plugins import POLICY_GROUPS, find_plugins
 from omni_discovery.records.schema import ReplicaInfo
-
-#: An installed package names here what returns a LoadBalancer.
-ENTRY_POINT_GROUP: Final = "omni_discovery.policies"
 
 
 class Task(TypedDict, total=False):
@@ -224,7 +222,7 @@ def build_load_balancer_factory(policy: str) -> Callable[[], LoadBalancer]:
         return _FACTORIES[LoadBalancingPolicy(policy)]
     except ValueError:
         pass
-    third_party = {point.name: point for point in entry_points(group=ENTRY_POINT_GROUP)}
+    third_party = find_plugins(POLICY_GROUPS)
     if policy in third_party:
         return _load(third_party[policy])
     valid = ", ".join([*(known.value for known in LoadBalancingPolicy), *sorted(third_party)])
