@@ -8,7 +8,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -316,11 +316,11 @@ def test_an_old_name_means_the_new_one(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_replicas_place_is_told_to_our_connectors_and_to_no_others() -> None:
-    place = {"namespace": "n", "stage_id": 3, "bind_host": "::", "advertise_host": "::1"}
+    place: dict[str, Any] = {"namespace": "n", "stage_id": 3, "bind_host": "::", "advertise_host": "::1"}
     for name in ("AutoConnector", "SharedMemoryConnector", "TcpConnector"):
         spec = ConnectorSpec(name, OmniConnectorFactory.place(name, **place))
         with OmniConnectorFactory.create_connector(spec) as connector:
-            assert connector.config["namespace"] == "n"
+            assert cast(Any, connector).config["namespace"] == "n"
     assert OmniConnectorFactory.place("Theirs", **place) == {}
     assert OmniConnectorFactory.place("MooncakeConnector", **place) == place
 
