@@ -1,9 +1,10 @@
-"""Clock: where the drivers take time and waiting from, so that tests can hand them another."""
+"""Clock: where the drivers take time and waiting from, so that tests can pass in another."""
 
 from __future__ import annotations
 
 import asyncio
 import time
+from datetime import UTC, datetime
 from typing import Protocol
 
 
@@ -18,6 +19,12 @@ class Clock(Protocol):
 
     async def sleep(self, delay_s: float) -> None:
         """Wait. Cancellable."""
+
+
+def utc_time(wall_s: float) -> str:
+    """A wall-clock moment for people to read, such as ``2026-01-31T09:05:07.250Z``."""
+    moment = datetime.fromtimestamp(wall_s, UTC)
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 class SystemClock:

@@ -23,6 +23,7 @@ from omni_discovery.clock import Clock, SystemClock
 from omni_discovery.errors import CompactedError, LeaseNotFoundError, RegistryError, RegistryUnavailableError
 from omni_discovery.kv import KeyValue, KVStore, Listing, PutEvent, WatchBatch
 from omni_discovery.list_watch import list_and_watch
+from omni_discovery.registration.lease import LeaseState
 from omni_discovery.registration.lease_keeper import LeaseKeeper
 
 logger = logging.getLogger(__name__)
@@ -82,12 +83,14 @@ class Listener:
     """Who is told, on the registrar's loop. What these functions raise is logged and changes nothing.
 
     ``on_registered(key)`` comes once the key is ours, before the record names its epoch; ``on_published(key)`` after
-    each write that was acknowledged; ``on_lost(reason)`` when the key is no longer ours, and it will be put back.
+    each write that was acknowledged; ``on_lost(reason)`` when the key is no longer ours, and it will be put back;
+    ``on_lease_change(state)`` at each change of the lease, before a loss of it is reported by ``on_lost``.
     """
 
     on_registered: Callable[[KeyValue], None] = _ignore
     on_published: Callable[[KeyValue], None] = _ignore
     on_lost: Callable[[str], None] = _ignore
+    on_lease_change: Callable[[LeaseState], None] = _ignore
 
 
 class LeasedKey(abc.ABC):
@@ -110,7 +113,7 @@ class LeasedKey(abc.ABC):
         self._jitter = jitter
         self._load_pace = LoadPace(load_interval_s)
         self._keeper = LeaseKeeper(
-            kv, ttl_s, clock=self._clock, may_renew=may_renew, on_held=self._on_held, on_lost=self._lose, jitter=jitter
+            kv, ttl_s, clock=self._clock, may_renew=may_renew, on_change=self._on_lease_change, jitter=jitter
         )
         self._backoff = Backoff(0.05, 2.0, jitter)
         #: Grows while others keep writing our key, so that two owners of one key don't chase each other.
@@ -169,6 +172,10 @@ class LeasedKey(abc.ABC):
         """The lease that the key is under; 0 while there is none."""
         return self._keeper.lease_id
 
+    def story_lines(self) -> list[str]:
+        """What happened to the lease, oldest first, each line with its time."""
+        return self._keeper.story_lines()
+
     @property
     def _key_name(self) -> str:
         return self._standing.key if self._standing else "-"
@@ -193,7 +200,7 @@ class LeasedKey(abc.ABC):
                 self._backoff.reset()
                 continue
             except LeaseNotFoundError:
-                self._keeper.forget(lease_id)
+                self._keeper.forget_lease(lease_id)
             except RegistryError as error:
                 level = self._backoff.log_level(error)
                 logger.log(level, "registrar.retrying key=%s reason=%s", self._key_name, error)
@@ -296,8 +303,15 @@ class LeasedKey(abc.ABC):
         self._publish_at_s = now_s + self._repair_backoff.next_delay_s()
         self._wake.set()
 
-    def _on_held(self, lease_id: int) -> None:
-        self._wake.set()
+    def _on_lease_change(self, state: LeaseState) -> None:
+        self._tell(self._listener.on_lease_change, state)
+        match state:
+            case LeaseState.LOST:
+                self._lose(self._keeper.reason)
+            case LeaseState.HELD:
+                self._wake.set()
+            case LeaseState.SUSPECT | LeaseState.UNGRANTED:
+                return
 
     def _lose(self, reason: str) -> None:
         if self._standing is not None:

@@ -46,6 +46,10 @@ class Freshness:
         self._is_out = False
         self._is_asked = False
 
+    def __repr__(self) -> str:
+        beat = f"beat {self._counter} sent at {self._beat_at_s:.1f}" if self._is_out else f"beats={self._counter}"
+        return f"Freshness(fresh at {self.fresh_at_s:.1f}, {beat})"
+
     def opened(self, listed_at_s: float, now_s: float) -> None:
         """A watch stands that follows on a list asked for at ``listed_at_s``."""
         self.fresh_at_s = max(self.fresh_at_s, listed_at_s)

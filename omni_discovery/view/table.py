@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TypeVar
 
+from omni_discovery.clock import utc_time
 from omni_discovery.errors import RecordError
 from omni_discovery.kv import KeyValue, Listing, PutEvent, Summary, WatchBatch
 from omni_discovery.records import keys
@@ -96,6 +97,12 @@ class ReplicaTable:
         self._replicas: dict[ReplicaId, ReplicaInfo] = {}
         #: Revisions of what is deleted while a list is being read; None while none is.
         self._deleted: dict[str, int] | None = None
+
+    def __repr__(self) -> str:
+        view = self._view
+        counts = f"replicas={len(view.replicas)}, hubs={len(view.hubs)}, bad={len(view.bad)}, revision={view.revision}"
+        stale = "" if view.stale_since_s is None else f", stale since {utc_time(view.stale_since_s)}"
+        return f"ReplicaTable({self._namespace}, {counts}{stale})"
 
     def snapshot(self) -> View:
         """The table as it is now."""

@@ -20,6 +20,13 @@ def test_a_watch_that_was_quiet_for_a_second_is_asked_for_an_echo() -> None:
     assert freshness.due_s(1) == pytest.approx(14.1)
 
 
+def test_it_shows_itself() -> None:
+    freshness = opened()
+    assert repr(freshness) == "Freshness(fresh at 10.0, beats=0)"
+    freshness.tick(11.5, 1)
+    assert repr(freshness) == "Freshness(fresh at 10.0, beat 1 sent at 11.5)"
+
+
 def test_a_watch_that_brings_news_is_left_alone() -> None:
     freshness = opened()
     for tenth in range(1, 50):
