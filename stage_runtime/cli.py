@@ -8,8 +8,9 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -33,6 +34,9 @@ from stage_runtime.config import ReplicaConfig, SupervisorConfig
 from stage_runtime.status_pipe import LastWords, tell, tell_nobody
 from stage_runtime.supervisor.devices import Machine, device_text
 from stage_runtime.supervisor.restarts import EXIT_CONFIG, EXIT_FAILED
+
+if TYPE_CHECKING:
+    from omni_discovery.clients import OmniCoordClientForStage
 
 logger = logging.getLogger(__name__)
 
@@ -244,6 +248,19 @@ def _be_brief(config: ReplicaConfig) -> None:
     EtcdKV.version_log.be_brief(embedded=embedded, count_only=True)
 
 
+def _connect_with_stories(config: ReplicaConfig) -> Callable[..., OmniCoordClientForStage]:
+    """Makes the replica's client of the registry, which leaves its lease's story for ``omni doctor``."""
+    from omni_discovery.clients import OmniCoordClientForStage
+    from omni_discovery.stories import Stories
+
+    def connect(*arguments: Any, **options: Any) -> OmniCoordClientForStage:
+        client = OmniCoordClientForStage(*arguments, **options)
+        client.keep_stories(Stories(user_runtime_dir(), config.namespace))
+        return client
+
+    return connect
+
+
 def _run_replica(config: ReplicaConfig) -> int:
     """Run one replica to its end. The process has to end with ``os._exit`` of the code.
 
@@ -260,7 +277,8 @@ def _run_replica(config: ReplicaConfig) -> int:
         from stage_runtime.supervisor.pipeline import deploy_for
 
         _be_brief(config)
-        code = Replica(config, deploy_for(config), device=device_text(os.environ), tell=word).run()
+        deploy, device = deploy_for(config), device_text(os.environ)
+        code = Replica(config, deploy, _connect_with_stories(config), device=device, tell=word).run()
     except OmniError as error:
         code = EXIT_CONFIG if isinstance(error, ConfigError) else EXIT_FAILED
         word(LastWords(str(error)))

@@ -33,6 +33,7 @@ from omni_discovery.etcd.embedded import EmbeddedEtcd
 from omni_discovery.etcd.embedded_file import read_embedded, remove_endpoint, write_endpoint
 from omni_discovery.etcd.store import EtcdKV
 from omni_discovery.records.schema import HubRecord
+from omni_discovery.stories import Stories
 from omni_discovery.view.hub_watcher import ViewOptions
 
 if TYPE_CHECKING:
@@ -197,7 +198,7 @@ class RunningHub:
             version=__version__,
             started_at=time.time(),
         )
-        return OmniCoordClientForHub(
+        client = OmniCoordClientForHub(
             self._endpoints,
             namespace=self._config.namespace,
             ttl_s=self._config.ttl_s,
@@ -213,6 +214,8 @@ class RunningHub:
                 serves=lambda: omni.releases.served,
             ),
         )
+        client.keep_stories(Stories(self._config.runtime_dir, self._config.namespace))
+        return client
 
     async def _synced(self, client: OmniCoordClientForHub) -> bool:
         """Whether there is a view to begin with; False if we were told to stop. Raise RegistryError.

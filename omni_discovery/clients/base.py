@@ -14,12 +14,17 @@ from omni_discovery.errors import ConfigError, RegistryUnavailableError
 from omni_discovery.etcd.config import RegistryConfig, RegistrySecurity, RegistryTls, parse_endpoints
 from omni_discovery.etcd.store import EtcdKV
 from omni_discovery.loop_thread import LoopThread
+from omni_discovery.registration.lease import LeaseState
 from omni_discovery.registration.leased_key import LeasedKey
+from omni_discovery.stories import Stories
 from omni_discovery.view.watcher import Watcher
 
 logger = logging.getLogger(__name__)
 
 _OPEN_TIMEOUT_S: Final = 10.0
+
+#: States of a lease of which an operator may want the story.
+_FAILED: Final = (LeaseState.SUSPECT, LeaseState.LOST)
 
 _Result = TypeVar("_Result")
 
@@ -51,6 +56,8 @@ class RegistryClient(abc.ABC):
         self._is_closed = False
         self._watchers: tuple[Watcher, ...] = ()
         self._registrar: LeasedKey | None = None
+        #: Where the story of a lease in doubt is left for ``omni doctor``; None: nowhere.
+        self._stories: Stories | None = None
         self._thread = LoopThread(thread_name)
 
     @abc.abstractmethod
@@ -74,6 +81,14 @@ class RegistryClient(abc.ABC):
             call_timeout_s=config.call_timeout_s,
         )
         self._begin(self._kv)
+
+    def keep_stories(self, stories: Stories) -> None:
+        """Leave what happened to this client's lease in ``stories`` whenever the lease turns suspect or is lost."""
+        self._stories = stories
+
+    def _on_lease_change(self, state: LeaseState) -> None:
+        if self._stories is not None and self._registrar is not None and state in _FAILED:
+            self._stories.write("lease", self._registrar.name, self._registrar.story_lines())
 
     def close(self) -> None:
         """Withdraw, wait a bounded time for the registry, end the thread. A second call raises RuntimeError."""

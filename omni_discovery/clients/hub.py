@@ -11,6 +11,7 @@ from omni_discovery.etcd.store import EtcdKV
 from omni_discovery.kv import Claim
 from omni_discovery.records import keys
 from omni_discovery.records.schema import HubRecord, ReplicaInfo, ReplicaList
+from omni_discovery.registration.leased_key import Listener
 from omni_discovery.registration.registrars import HubRegistrar
 from omni_discovery.view.hub_watcher import HubWatcher, ViewOptions
 from omni_discovery.view.table import Delta, View
@@ -96,7 +97,8 @@ class OmniCoordClientForHub(RegistryClient):
         config, hub_id = self._config, ""
         if self._hub is not None:
             hub_id = self._hub.hub_id
-            self._registrar = HubRegistrar(kv, config.namespace, self._hub, ttl_s=config.ttl_s)
+            listener = Listener(on_lease_change=self._on_lease_change)
+            self._registrar = HubRegistrar(kv, config.namespace, self._hub, ttl_s=config.ttl_s, listener=listener)
         watcher = HubWatcher(kv, config, self._take_view, self._options, hub_id, self._registrar)
         self._watchers = (watcher,)
         watcher.start()

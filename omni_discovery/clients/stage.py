@@ -153,7 +153,7 @@ class OmniCoordClientForStage(RegistryClient):
             ttl_s=config.ttl_s,
             load_interval_s=config.load_interval_s,
             may_renew=self._may_renew or (lambda: True),
-            listener=Listener(self._tell_registered, self._note_published, self._note_lost),
+            listener=Listener(self._tell_registered, self._note_published, self._note_lost, self._on_lease_change),
         )
         self._replica.start()
         self._acks = DrainAcks(kv, config.namespace, self._revoked, self._tell_acknowledged)

@@ -14,7 +14,8 @@ from typing import Final, Protocol
 from omni_discovery import __version__
 from omni_discovery.errors import ConfigError, OmniError, RegistryUnavailableError
 from omni_discovery.etcd.config import RegistrySecurity, RegistryTls, parse_endpoints
-from omni_discovery.etcd.embedded_file import read_embedded, runtime_dir
+from omni_discovery.etcd.embedded_file import read_embedded
+from omni_discovery.runtime_dir import runtime_dir
 
 GROUP: Final = "omni_discovery.commands"
 

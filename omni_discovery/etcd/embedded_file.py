@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import stat
-import tempfile
 from pathlib import Path
 
 import msgspec
 
 from omni_discovery.errors import ConfigError
 from omni_discovery.records.keys import check_namespace
+from omni_discovery.runtime_dir import is_private
 
 
 class EmbeddedEndpoint(msgspec.Struct, frozen=True, kw_only=True):
@@ -18,20 +17,6 @@ class EmbeddedEndpoint(msgspec.Struct, frozen=True, kw_only=True):
 
     endpoint: str
     pid: int
-
-
-def runtime_dir(xdg_runtime_dir: str | None) -> Path:
-    """The per-user folder: under XDG_RUNTIME_DIR where the system has one, else under the temporary folder."""
-    return Path(xdg_runtime_dir or Path(tempfile.gettempdir()) / f"omni-{os.getuid()}") / "omni"
-
-
-def is_private(folder: Path) -> bool:
-    """Whether it is a folder that only this user writes to: in the temporary folder, others may have been first."""
-    try:
-        status = folder.lstat()
-    except OSError:
-        return False
-    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o022
 
 
 def write_endpoint(folder: Path, namespace: str, endpoint: str) -> Path:

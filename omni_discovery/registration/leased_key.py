@@ -177,6 +177,11 @@ class LeasedKey(abc.ABC):
         return self._keeper.story_lines()
 
     @property
+    @abc.abstractmethod
+    def name(self) -> str:
+        """The key, or its prefix while it has no number: what an operator knows it by."""
+
+    @property
     def _key_name(self) -> str:
         return self._standing.key if self._standing else "-"
 

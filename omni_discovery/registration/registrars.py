@@ -58,6 +58,13 @@ class ReplicaRegistrar(LeasedKey):
         self._wanted_id = wanted_id
         self._registered_at_s = 0.0
 
+    @property
+    def name(self) -> str:
+        """See LeasedKey."""
+        if self._wanted_id is None:
+            return keys.replicas_prefix(self._namespace, self._record.stage_id)
+        return keys.replica_key(self._namespace, self._record.stage_id, self._wanted_id)
+
     def start(self) -> None:
         """Begin to register; returns at once."""
         super().start()
@@ -131,6 +138,11 @@ class HubRegistrar(LeasedKey):
         super().__init__(kv, **options)
         self._key = keys.hub_key(namespace, record.hub_id)
         self._encoded = encode_record(msgspec.structs.replace(record, started_at=record.started_at or clock.wall_s()))
+
+    @property
+    def name(self) -> str:
+        """See LeasedKey."""
+        return self._key
 
     async def _claim(self, lease_id: int) -> KeyValue:
         current = await self._kv.get(self._key)

@@ -40,6 +40,7 @@ LAYERS = {
             "data_urls",
             "log_once",
             "list_watch",
+            "runtime_dir",
             "stories",
         ),
         ("records", "wire"),

@@ -103,6 +103,7 @@ class Mirror:
             self.replicas[info.stage_id, info.replica_id] = info
 
 
+@settings(deadline=None)
 @given(changes=CHANGES, data=st.data())
 def test_a_stream_cut_anywhere_with_repeats_and_relists_ends_equal(changes: list[Any], data: st.DataObject) -> None:
     """At each step a batch comes, comes again from some way back, or the stream is cut and a list is taken in."""
@@ -128,6 +129,7 @@ def test_a_stream_cut_anywhere_with_repeats_and_relists_ends_equal(changes: list
     assert table.summary() == full_table(registry).summary()
 
 
+@settings(deadline=None)
 @given(changes=CHANGES, data=st.data())
 def test_a_stream_that_loses_and_reorders_is_mended_by_one_more_list(changes: list[Any], data: st.DataObject) -> None:
     registry, table, mirror = Registry(), ReplicaTable(NS), Mirror()
@@ -144,6 +146,7 @@ def test_a_stream_that_loses_and_reorders_is_mended_by_one_more_list(changes: li
     assert mirror.replicas == dict(table.snapshot().replicas)
 
 
+@settings(deadline=None)
 @given(changes=CHANGES, later=CHANGES, cut=st.integers(0, 40))
 def test_a_list_that_is_overtaken_by_the_watch_takes_nothing_back(
     changes: list[Any], later: list[Any], cut: int
