@@ -94,7 +94,7 @@ class Gatekeeper:
         """Refuse these hubs, and no others, from now on, though they be allowed. Callable from any thread."""
         self._revoked = hub_ids
 
-    def answer(self) -> None:
+    def answer_handshakes(self) -> None:
         """Answer all questions that wait. A peer's hub id becomes the ``User-Id`` of all its frames."""
         while True:
             try:

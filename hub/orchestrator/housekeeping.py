@@ -30,7 +30,7 @@ class Tending:
 
     def review(self) -> None:
         """Time has passed, or a session has changed."""
-        self._membership.review()
+        self._membership.review_members()
         now_s = time.monotonic()
         for pool in self._pools:
             pool.review(now_s)

@@ -140,7 +140,7 @@ class Orchestrator:
         )
         self.request_states = self._requests.states
         self._rollout = Rollout(releases, self._pools, self._membership, self._requests, self.stage_pools)
-        metrics.watch_rollout(self._rollout.older_count, self._membership.refused.count, self._pools.stage_ids)
+        metrics.watch_rollout(self._rollout.older_count, self._membership.mismatched.count, self._pools.stage_ids)
         self._listener = ReplicaListener(
             self._pools,
             self._requests.active,

@@ -11,11 +11,11 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hub.replicas.refused import RefusedReplicas
+from hub.replicas.refused import MismatchedReplicas
 from omni_discovery.errors import ConfigError
 from omni_discovery.log_once import LogOnce
 from omni_discovery.records.schema import ReplicaInfo, ReplicaStatus
-from omni_discovery.view.mass_loss import Disappearance
+from omni_discovery.view.mass_loss import MassLossGuard
 from omni_discovery.view.table import live_hubs
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class Membership:
         knows: Callable[[ReplicaInfo], bool] = lambda _info: True,
     ) -> None:
         #: Whom the hub does not pick for what it runs; ``knows`` says which deploy documents are served.
-        self.refused = RefusedReplicas(pools, knows)
+        self.mismatched = MismatchedReplicas(pools, knows)
         self.clients: dict[str, StageClient] = {}
         #: How many hubs share the replicas, this one included.
         self.live_hubs = 1
@@ -82,7 +82,7 @@ class Membership:
         self._version = (0, 0, 0)
         self._on_closed = on_closed
         self._now = now
-        self._disappearance: Disappearance[int, str] = Disappearance(ttl_s)
+        self._mass_loss: MassLossGuard[int, str] = MassLossGuard(ttl_s)
         #: Replicas that vanished lately, by stage and input address: they may have to be served on.
         self._vanished: dict[tuple[int, str], ReplicaInfo] = {}
         #: Those of them that are served on.
@@ -110,10 +110,10 @@ class Membership:
         self._replace_all(view, regressed=view.history != history)
         return True
 
-    def judge(self) -> None:
+    def check_mismatches(self) -> None:
         """Look anew at what the replicas run, of which those are refused that should run something else."""
         held = {info.input_addr: info for key, info in self._vanished.items() if key in self._held}
-        self.refused.judge({**held, **self._listed})
+        self.mismatched.check_mismatches({**held, **self._listed})
 
     def _keeps_roles(self, before: Mapping[ReplicaId, ReplicaInfo], delta: Delta) -> bool:
         """Whether no replica came, went, moved or began to stop: most views bring one new load among a thousand."""
@@ -144,7 +144,7 @@ class Membership:
         members: dict[int, dict[str, bool]] = {stage_id: {} for stage_id in self._pools.stage_ids}
         for info in self._listed.values():
             members[info.stage_id][info.input_addr] = info.takes_new_work
-        self._disappearance.follow(
+        self._mass_loss.apply_members(
             members,
             fresh=view.stale_since_s is None,
             regressed=regressed,
@@ -156,7 +156,7 @@ class Membership:
         for info in gone:
             if (info.stage_id, info.input_addr) not in self._held:
                 self._remove(info)
-        self.judge()
+        self.check_mismatches()
         for addr, info in self._listed.items():
             old = before.get(addr)
             if old is not None and old.stage_id == info.stage_id and old.fingerprint != info.fingerprint:
@@ -171,24 +171,24 @@ class Membership:
 
     @property
     def next_review_s(self) -> float | None:
-        """When ``review`` is due though nothing happens, monotonic."""
-        return self._disappearance.next_review_s
+        """When ``review_members`` is due though nothing happens, monotonic."""
+        return self._mass_loss.next_review_s
 
-    def review(self) -> None:
+    def review_members(self) -> None:
         """Time has passed or a session has changed: let go of whom the registry rightly lists no more."""
         if self._vanished:
             self._hold({(info.stage_id, info.input_addr) for info in self._listed.values()})
 
     def _hold(self, listed: set[tuple[int, str]]) -> None:
         """Serve on, of all that vanished, those whom the registry is not believed to have lost."""
-        spared = self._disappearance.review(self._pools.answers, self._now())
-        held = {(stage_id, addr) for stage_id, addrs in spared.items() for addr in addrs}
+        kept_without_record = self._mass_loss.kept_without_record(self._pools.answers, self._now())
+        held = {(stage_id, addr) for stage_id, addrs in kept_without_record.items() for addr in addrs}
         before, self._held = self._held, held
         for key in held - before:
             self._keep(self._vanished[key])
         for key in before - held - listed:
             self._remove(self._vanished[key])
-        for key in self._vanished.keys() - self._disappearance.tracked():
+        for key in self._vanished.keys() - self._mass_loss.tracked():
             del self._vanished[key]
 
     def _keep(self, info: ReplicaInfo) -> None:
@@ -279,7 +279,7 @@ class Membership:
         # The client of one that was let go of may have stayed for its aborts: the pool knows nothing of its session.
         afresh = pool.get(addr) is None
         pool.upsert(info)
-        self.refused.entered(pool, addr)
+        self.mismatched.replica_entered(pool, addr)
         if client is not None:
             client.renew(info, afresh=afresh)
         else:

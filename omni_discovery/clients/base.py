@@ -61,7 +61,7 @@ class RegistryClient(abc.ABC):
         self._thread = LoopThread(thread_name)
 
     @abc.abstractmethod
-    def _begin(self, kv: EtcdKV) -> None:
+    def _start_on_loop(self, kv: EtcdKV) -> None:
         """Start what this client does; called on the loop."""
 
     def _open(self) -> None:
@@ -80,7 +80,7 @@ class RegistryClient(abc.ABC):
             try_timeout_s=config.try_timeout_s,
             call_timeout_s=config.call_timeout_s,
         )
-        self._begin(self._kv)
+        self._start_on_loop(self._kv)
 
     def keep_stories(self, stories: Stories) -> None:
         """Leave what happened to this client's lease in ``stories`` whenever the lease turns suspect or is lost."""

@@ -93,19 +93,19 @@ class OmniCoordClientForHub(RegistryClient):
         current = self._run(self._kv.get(keys.pipeline_key(self._config.namespace)))
         return None if current is None else current.value
 
-    def _begin(self, kv: EtcdKV) -> None:
+    def _start_on_loop(self, kv: EtcdKV) -> None:
         config, hub_id = self._config, ""
         if self._hub is not None:
             hub_id = self._hub.hub_id
             listener = Listener(on_lease_change=self._on_lease_change)
             self._registrar = HubRegistrar(kv, config.namespace, self._hub, ttl_s=config.ttl_s, listener=listener)
-        watcher = HubWatcher(kv, config, self._take_view, self._options, hub_id, self._registrar)
+        watcher = HubWatcher(kv, config, self._on_view_change, self._options, hub_id, self._registrar)
         self._watchers = (watcher,)
         watcher.start()
         if self._registrar is not None:
             self._registrar.start()
 
-    def _take_view(self, view: View, delta: Delta) -> None:
+    def _on_view_change(self, view: View, delta: Delta) -> None:
         self._view = view
         # A saved view is no answer of etcd's.
         if view.revision and view.stale_since_s is None:

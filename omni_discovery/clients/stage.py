@@ -20,7 +20,7 @@ from omni_discovery.etcd.store import EtcdKV
 from omni_discovery.kv import KeyValue
 from omni_discovery.log_once import LogOnce
 from omni_discovery.records import keys
-from omni_discovery.records.control import InForce
+from omni_discovery.records.control import AppliedControl
 from omni_discovery.records.schema import HubRecord, ReplicaRecord, ReplicaStatus
 from omni_discovery.registration.control_watch import ControlWatch
 from omni_discovery.registration.drain_acks import DrainAcks
@@ -142,9 +142,9 @@ class OmniCoordClientForStage(RegistryClient):
         """The hubs that have not said yet that they know of a drain; None while that is not known."""
         return self._acks.awaited
 
-    def _begin(self, kv: EtcdKV) -> None:
+    def _start_on_loop(self, kv: EtcdKV) -> None:
         config = self._config
-        self._control = ControlWatch(kv, config.namespace, self._record.stage_id, self._take_control)
+        self._control = ControlWatch(kv, config.namespace, self._record.stage_id, self._on_control_change)
         self._registrar = self._replica = ReplicaRegistrar(
             kv,
             config.namespace,
@@ -153,16 +153,18 @@ class OmniCoordClientForStage(RegistryClient):
             ttl_s=config.ttl_s,
             load_interval_s=config.load_interval_s,
             may_renew=self._may_renew or (lambda: True),
-            listener=Listener(self._tell_registered, self._note_published, self._note_lost, self._on_lease_change),
+            listener=Listener(
+                self._on_key_registered, self._on_key_published, self._on_key_lost, self._on_lease_change
+            ),
         )
         self._replica.start()
-        self._acks = DrainAcks(kv, config.namespace, self._revoked, self._tell_acknowledged)
+        self._acks = DrainAcks(kv, config.namespace, self._revoked, self._on_drain_acknowledged)
         if self._on_hubs is not None or self._on_revoked is not None:
             self._watchers = self._watch_hubs(kv)
 
     def _watch_hubs(self, kv: EtcdKV) -> tuple[Watcher, ...]:
         namespace = self._config.namespace
-        known = KnownHubs(self._config.ttl_s, self._on_hubs or _ignore, tell_revoked=self._on_revoked or _ignore)
+        known = KnownHubs(self._config.ttl_s, self._on_hubs or _ignore, on_revoked=self._on_revoked or _ignore)
         self._known_hubs = known
         controls, hubs = keys.hub_controls_prefix(namespace), keys.hubs_prefix(namespace)
         watchers = (
@@ -187,47 +189,45 @@ class OmniCoordClientForStage(RegistryClient):
             return record
         return msgspec.structs.replace(record, status=ReplicaStatus.STARTING)
 
-    def _take_control(self, in_force: InForce) -> None:
+    def _on_control_change(self, applied: AppliedControl) -> None:
         if self._is_closed:
             return
-        error = in_force.error
-        if in_force.draining and self._on_drain is None and not error:
-            error = f"revision {in_force.revision}: this replica can't be drained by its key"
-        weight = self._own_weight if in_force.weight is None else in_force.weight
-        self.describe(
-            cordoned=in_force.cordoned, weight=weight, control_revision=in_force.revision, control_error=error
-        )
-        if in_force.draining and not self._is_draining and self._on_drain is not None:
+        error = applied.error
+        if applied.draining and self._on_drain is None and not error:
+            error = f"revision {applied.revision}: this replica can't be drained by its key"
+        weight = self._own_weight if applied.weight is None else applied.weight
+        self.describe(cordoned=applied.cordoned, weight=weight, control_revision=applied.revision, control_error=error)
+        if applied.draining and not self._is_draining and self._on_drain is not None:
             self._is_draining = True
             self._on_drain()
 
-    def _tell_registered(self, key: KeyValue) -> None:
-        self._control.follow(replica_id_of(key), key.create_revision)
+    def _on_key_registered(self, key: KeyValue) -> None:
+        self._control.watch_control(replica_id_of(key), key.create_revision)
         if not self._control.known:
             self._replica.update(self._shown(self._record))
         if self._on_registered is not None:
             self._on_registered(replica_id_of(key), key.create_revision)
 
-    def _note_published(self, key: KeyValue) -> None:
+    def _on_key_published(self, key: KeyValue) -> None:
         shown = msgspec.json.decode(key.value, type=ReplicaRecord)
         if shown.status is ReplicaStatus.DRAINING:
-            self._acks.ask(key.mod_revision)
+            self._acks.await_revision(key.mod_revision)
         else:
-            self._acks.forget()
+            self._acks.stop_waiting()
         with self._changed:
             if (shown.status, self._record.status) == (ReplicaStatus.STARTING, ReplicaStatus.UP):
                 return
             self._registration = (replica_id_of(key), key.create_revision)
             self._changed.notify_all()
 
-    def _note_lost(self, reason: str) -> None:
-        self._acks.forget()
+    def _on_key_lost(self, reason: str) -> None:
+        self._acks.stop_waiting()
         with self._changed:
             self._registration = None
         if self._on_lost is not None:
             self._on_lost(reason)
 
-    def _tell_acknowledged(self) -> None:
+    def _on_drain_acknowledged(self) -> None:
         if self._on_acknowledged is not None:
             self._on_acknowledged()
 
@@ -247,10 +247,10 @@ def create_stage_coord_client(
     """
     if queue_length_getter is None:
         return OmniCoordClientForStage(endpoints, input_addr, output_addr, stage_id, **options)
-    return _AskingClient(endpoints, input_addr, output_addr, stage_id, queue_length_getter, **options)
+    return _PollingClient(endpoints, input_addr, output_addr, stage_id, queue_length_getter, **options)
 
 
-class _AskingClient(OmniCoordClientForStage):
+class _PollingClient(OmniCoordClientForStage):
     """OmniCoordClientForStage that polls its getter."""
 
     def __init__(
@@ -263,19 +263,19 @@ class _AskingClient(OmniCoordClientForStage):
         **options: Any,
     ) -> None:
         self._getter = getter
-        self._asking: asyncio.Task[None] | None = None
+        self._polling: asyncio.Task[None] | None = None
         super().__init__(endpoints, input_addr, output_addr, stage_id, **options)
 
-    def _begin(self, kv: EtcdKV) -> None:
-        super()._begin(kv)
-        self._asking = asyncio.create_task(self._ask(), name="queue-length")
+    def _start_on_loop(self, kv: EtcdKV) -> None:
+        super()._start_on_loop(kv)
+        self._polling = asyncio.create_task(self._poll_queue_length(), name="queue-length")
 
     async def _close_on_loop(self) -> None:
-        if self._asking is not None:
-            self._asking.cancel()
+        if self._polling is not None:
+            self._polling.cancel()
         await super()._close_on_loop()
 
-    async def _ask(self) -> None:
+    async def _poll_queue_length(self) -> None:
         published, log_once = 0, LogOnce()
         while True:
             try:

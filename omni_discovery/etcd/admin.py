@@ -12,7 +12,7 @@ import grpc
 from omni_discovery.errors import RegistryUnavailableError
 from omni_discovery.etcd._rpc import rpc, stubs
 from omni_discovery.etcd.auth import Tokens
-from omni_discovery.etcd.channel import Line
+from omni_discovery.etcd.channel import EndpointChannel
 from omni_discovery.etcd.config import RegistrySecurity
 from omni_discovery.etcd.watch import prefix_end
 from omni_discovery.records.keys import namespace_prefix
@@ -55,9 +55,9 @@ async def grant_namespace(
 
 
 async def _grant_at(endpoint: str, security: RegistrySecurity, namespace: str, user: str, password: str) -> Granted:
-    line = Line(endpoint, _TIMEOUT_S, security.tls)
+    channel = EndpointChannel(endpoint, _TIMEOUT_S, security.tls)
     try:
-        calls = _Calls(line, Tokens(security.user, security.password, _TIMEOUT_S))
+        calls = _Calls(channel, Tokens(security.user, security.password, _TIMEOUT_S))
         role = role_of(namespace)
         await calls.make("RoleAdd", rpc.AuthRoleAddRequest(name=role), unless="role name already exists")
         await calls.make("RoleGrantPermission", rpc.AuthRoleGrantPermissionRequest(name=role, perm=_whole(namespace)))
@@ -67,7 +67,7 @@ async def _grant_at(endpoint: str, security: RegistrySecurity, namespace: str, u
         await calls.make("UserGrantRole", rpc.AuthUserGrantRoleRequest(user=user, role=role))
         return Granted(role, user_is_new, await calls.auth_is_on())
     finally:
-        await line.close()
+        await channel.close()
 
 
 def _whole(namespace: str) -> Any:
@@ -80,20 +80,20 @@ def _whole(namespace: str) -> Any:
 class _Calls:
     """Calls of etcd's Auth service as an administrator."""
 
-    def __init__(self, line: Line, tokens: Tokens) -> None:
-        self._line = line
+    def __init__(self, channel: EndpointChannel, tokens: Tokens) -> None:
+        self._channel = channel
         self._tokens = tokens
-        self._service = line.auth
+        self._service = channel.auth
 
     async def make(self, name: str, request: Any, *, unless: str = "") -> bool:
         """Do it; False if etcd says ``unless``, which means that it is done already."""
-        metadata = await self._tokens.metadata(self._line)
+        metadata = await self._tokens.metadata(self._channel)
         try:
             await getattr(self._service, name)(request, timeout=_TIMEOUT_S, metadata=metadata)
         except grpc.RpcError as error:
             if unless and unless in (error.details() or ""):
                 return False
-            raise self._line.explain(error) from error
+            raise self._channel.explain(error) from error
         return True
 
     async def auth_is_on(self) -> bool:

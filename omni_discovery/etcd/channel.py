@@ -73,7 +73,7 @@ def _channel(endpoint: str, tls: RegistryTls | None, options: list[tuple[str, An
     return grpc.aio.secure_channel(endpoint, credentials, options=options)
 
 
-class Line:
+class EndpointChannel:
     """The channel to one endpoint with its stubs."""
 
     def __init__(self, endpoint: str, connect_timeout_s: float, tls: RegistryTls | None = None) -> None:
@@ -87,7 +87,7 @@ class Line:
         self.maintenance: Any = stubs.MaintenanceStub(self._channel)
 
     def explain(self, error: grpc.RpcError) -> RegistryError:
-        """The error of a call on this line, in the project's words."""
+        """The error of a call on this channel, in the project's words."""
         return map_error(error, self.endpoint, self._tls)
 
     async def close(self) -> None:
@@ -95,33 +95,33 @@ class Line:
         await self._channel.close(grace=None)
 
 
-class Lines:
+class EndpointChannels:
     """The endpoints; all calls use one until it fails, then the next."""
 
     def __init__(self, endpoints: Sequence[str], connect_timeout_s: float, tls: RegistryTls | None = None) -> None:
         # Each client starts elsewhere, so that the members share the load.
         shift = random.randrange(len(endpoints))
         ordered = [*endpoints[shift:], *endpoints[:shift]]
-        self._lines = tuple(Line(endpoint, connect_timeout_s, tls) for endpoint in ordered)
+        self._channels = tuple(EndpointChannel(endpoint, connect_timeout_s, tls) for endpoint in ordered)
         self._current = 0
 
     def __len__(self) -> int:
-        return len(self._lines)
+        return len(self._channels)
 
     @property
-    def current(self) -> Line:
+    def current(self) -> EndpointChannel:
         """The endpoint to use now."""
-        return self._lines[self._current]
+        return self._channels[self._current]
 
-    def leave(self, line: Line) -> None:
-        """Go to the next endpoint, unless another call has left ``line`` already."""
-        if self.current is line:
-            self._current = (self._current + 1) % len(self._lines)
+    def leave_endpoint(self, channel: EndpointChannel) -> None:
+        """Go to the next endpoint, unless another call has left ``channel`` already."""
+        if self.current is channel:
+            self._current = (self._current + 1) % len(self._channels)
 
     async def close(self) -> None:
         """Close all channels."""
-        for line in self._lines:
-            await line.close()
+        for channel in self._channels:
+            await channel.close()
         # Calls that were broken off still report through a thread of gRPC's own, and the loop must be there for that:
         # if it is closed by then, the events of the process's other loops are held up.
         await asyncio.sleep(_DRAIN_S)
@@ -136,13 +136,13 @@ class Outage:
         #: Since when no call was answered, monotonic; None while they are.
         self._since_s: float | None = None
 
-    def failed(self, reason: object) -> None:
+    def call_failed(self, reason: object) -> None:
         """Nobody answered a call."""
         if self._since_s is None:
             self._since_s = self._now()
             logger.warning("etcd.away endpoints=%s reason=%s", self._endpoints, reason)
 
-    def answered(self) -> None:
+    def call_answered(self) -> None:
         """Somebody answered a call."""
         if self._since_s is not None:
             after_s, self._since_s = self._now() - self._since_s, None

@@ -96,13 +96,13 @@ async def _check(config: RegistryConfig, patience_s: float, is_stopped: Callable
 _ANSWER_S: Final = 3.0
 
 
-def names_in(listed: Iterable[str]) -> list[str]:
+def namespaces_in(listed: Iterable[str]) -> list[str]:
     """The namespaces that keys belong to, in order."""
     found = {key.removeprefix(keys.ROOT).split("/")[0] for key in listed if key.startswith(keys.ROOT)}
     return sorted(name for name in found if name)
 
 
-def tell_of_others(namespace: str, names: Iterable[str] | None) -> str:
+def empty_namespace_text(namespace: str, names: Iterable[str] | None) -> str:
     """What to say of a namespace that holds nothing, by those that there are; None if they can't be seen."""
     empty = f"nothing is in namespace {namespace!r}"
     if names is None:
@@ -118,7 +118,7 @@ def read_namespaces(endpoints: str, security: RegistrySecurity) -> list[str] | N
     async def read() -> list[str]:
         kv = EtcdKV(endpoints, security=security, call_timeout_s=_ANSWER_S)
         try:
-            return names_in(item.key for item in (await kv.list(keys.ROOT)).items)
+            return namespaces_in(item.key for item in (await kv.list(keys.ROOT)).items)
         finally:
             await kv.close()
 

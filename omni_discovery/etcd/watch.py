@@ -12,7 +12,7 @@ import grpc.aio
 from omni_discovery.errors import CompactedError, RegistryError, RegistryUnavailableError
 from omni_discovery.etcd._rpc import rpc
 from omni_discovery.etcd.auth import Metadata
-from omni_discovery.etcd.channel import HAS_LEADER, Line, closed_under, was_cancelled
+from omni_discovery.etcd.channel import HAS_LEADER, EndpointChannel, closed_under, was_cancelled
 from omni_discovery.etcd.errors import refusal
 from omni_discovery.kv import DeleteEvent, KeyValue, PutEvent, WatchBatch, WatchEvent
 
@@ -64,7 +64,7 @@ class EtcdWatch:
 
     def __init__(
         self,
-        line: Line,
+        channel: EndpointChannel,
         name: str,
         start_revision: int,
         cluster_id: int,
@@ -72,7 +72,7 @@ class EtcdWatch:
         *,
         is_prefix: bool = True,
     ) -> None:
-        self._line = line
+        self._channel = channel
         self._metadata = metadata
         self._name = name
         self._is_prefix = is_prefix
@@ -83,7 +83,7 @@ class EtcdWatch:
 
     async def batches(self, created_timeout_s: float) -> AsyncGenerator[WatchBatch, None]:
         """Yield an empty batch once the watch stands, then all changes. Ends by a RegistryError only."""
-        call = self._line.watch.Watch(metadata=(*HAS_LEADER, *self._metadata))
+        call = self._channel.watch.Watch(metadata=(*HAS_LEADER, *self._metadata))
         try:
             try:
                 async with asyncio.timeout(created_timeout_s):
@@ -92,7 +92,7 @@ class EtcdWatch:
                     first = await call.read()
                 self._check_created(first)
             except TimeoutError:
-                text = f"{self._line.endpoint} did not open a watch within {created_timeout_s} s"
+                text = f"{self._channel.endpoint} did not open a watch within {created_timeout_s} s"
                 raise RegistryUnavailableError(text) from None
             yield WatchBatch(self._start_revision - 1, ())
             while True:
@@ -100,7 +100,7 @@ class EtcdWatch:
                 if batch is not None:
                     yield batch
         except grpc.RpcError as error:
-            raise self._line.explain(error) from error
+            raise self._channel.explain(error) from error
         except asyncio.CancelledError:
             if was_cancelled():
                 raise
@@ -111,7 +111,7 @@ class EtcdWatch:
     def _check_created(self, response: Any) -> None:
         self._check_open(response)
         if not response.created:
-            raise RegistryUnavailableError(f"{self._line.endpoint} began a watch without saying so")
+            raise RegistryUnavailableError(f"{self._channel.endpoint} began a watch without saying so")
         header = response.header
         if self._cluster_id and header.cluster_id != self._cluster_id:
             raise CompactedError(f"another etcd answers: cluster {header.cluster_id:x}, was {self._cluster_id:x}")
@@ -120,7 +120,7 @@ class EtcdWatch:
 
     def _check_open(self, response: Any) -> None:
         if response is grpc.aio.EOF:
-            raise RegistryUnavailableError(f"{self._line.endpoint} ended the watch")
+            raise RegistryUnavailableError(f"{self._channel.endpoint} ended the watch")
         if not response.canceled:
             return
         raise self._why_cancelled(response)
@@ -131,7 +131,7 @@ class EtcdWatch:
             text = f"revision {self._start_revision} is gone: compacted at {response.compact_revision}"
             return CompactedError(text, int(response.compact_revision))
         if "permission denied" in reason or "auth" in reason:
-            return refusal(f"watch of {self._name!r}: {reason}", self._line.endpoint)
+            return refusal(f"watch of {self._name!r}: {reason}", self._channel.endpoint)
         return RegistryUnavailableError(f"watch of {self._name!r} was ended: {reason}")
 
     def _to_batch(self, response: Any) -> WatchBatch | None:

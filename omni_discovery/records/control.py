@@ -26,7 +26,7 @@ class ControlError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class ControlSpec:
     """A control value as it was read. ``epoch`` names the life to drain; None means the first that sees it."""
 
     cordon: bool = False
@@ -36,7 +36,7 @@ class Wish:
 
 
 @dataclass(frozen=True, slots=True)
-class HubWish:
+class HubControlSpec:
     """A hub's control value as it was read. Replicas take nothing from a revoked hub and tell it nothing."""
 
     hub_id: str
@@ -44,7 +44,7 @@ class HubWish:
 
 
 @dataclass(frozen=True, slots=True)
-class InForce:
+class AppliedControl:
     """What holds for a replica, and what it answers in its record."""
 
     cordoned: bool = False
@@ -62,52 +62,52 @@ class InForce:
 class Decision:
     """``bound`` is what to write in the value's place, by compare-and-swap, before anything is applied; else None."""
 
-    in_force: InForce
+    applied: AppliedControl
     bound: bytes | None = None
 
 
-def decide(current: KeyValue | None, epoch: int, before: InForce) -> Decision:
+def decide(current: KeyValue | None, epoch: int, before: AppliedControl) -> Decision:
     """Say what a control key, or its absence, means for the life ``epoch`` in which ``before`` was in force.
 
     Never raises. A value that can't be read leaves in force what was, and says so. An unbound drain is bound to this
     life; a process that drains already goes on to, whatever the key says and whatever its epoch has become.
     """
     if current is None:
-        return Decision(InForce(draining=before.draining))
+        return Decision(AppliedControl(draining=before.draining))
     try:
-        wish = parse(current.value)
+        spec = parse(current.value)
     except ControlError as error:
         return Decision(replace(before, error=_answer(current.mod_revision, str(error))))
-    after = InForce(wish.cordon, wish.weight, before.draining, current.mod_revision)
-    if not wish.drain or before.draining:
+    after = AppliedControl(spec.cordon, spec.weight, before.draining, current.mod_revision)
+    if not spec.drain or before.draining:
         return Decision(after)
-    if wish.epoch is None:
+    if spec.epoch is None:
         return Decision(before, bound=_with_epoch(current.value, epoch))
-    if wish.epoch != epoch:
-        reason = f"the drain is for epoch {wish.epoch}, this is epoch {epoch}"
+    if spec.epoch != epoch:
+        reason = f"the drain is for epoch {spec.epoch}, this is epoch {epoch}"
         return Decision(replace(after, error=_answer(current.mod_revision, reason)))
     return Decision(replace(after, draining=True))
 
 
-def parse(value: bytes) -> Wish:
+def parse(value: bytes) -> ControlSpec:
     """Read a control value. Raise ControlError."""
     fields = _fields(value)
     for name in fields:
         if name not in _KNOWN and name != "schema":
             raise ControlError(f"{_shown(name)} is not known; known are: {', '.join(_KNOWN)}")
-    wish = Wish(_flag(fields, "cordon"), _weight(fields), _flag(fields, "drain"), _epoch(fields))
-    if wish.epoch is not None and not wish.drain:
+    spec = ControlSpec(_flag(fields, "cordon"), _weight(fields), _flag(fields, "drain"), _epoch(fields))
+    if spec.epoch is not None and not spec.drain:
         raise ControlError('an epoch goes with {"drain": true} only')
-    return wish
+    return spec
 
 
-def parse_hub(hub_id: str, value: bytes) -> HubWish:
+def parse_hub(hub_id: str, value: bytes) -> HubControlSpec:
     """Read a hub's control value. Raise ControlError."""
     fields = _fields(value, '{"revoked": true}')
     for name in fields:
         if name not in ("revoked", "schema"):
             raise ControlError(f"{_shown(name)} is not known for a hub; known is: revoked")
-    return HubWish(hub_id, _flag(fields, "revoked"))
+    return HubControlSpec(hub_id, _flag(fields, "revoked"))
 
 
 def without_drain(value: bytes) -> bytes | None:

@@ -44,11 +44,11 @@ class LoadPace:
         #: Seconds from one write to the next.
         self.interval_s = base_s
 
-    def learn(self, replicas: int) -> None:
+    def set_replica_count(self, replicas: int) -> None:
         """So many replicas share the budget."""
         self.interval_s = max(self._base_s, replicas / self._writes_per_s)
 
-    def next_s(self, written_at_s: float, now_s: float, chance: float) -> float:
+    def next_write_s(self, written_at_s: float, now_s: float, chance: float) -> float:
         """When a change of ``now_s`` may be written; ``chance`` is a number from 0 to 1, drawn once for the change."""
         moment_s = written_at_s + self.interval_s
         if self.interval_s == self._base_s:
@@ -57,7 +57,7 @@ class LoadPace:
         return max(moment_s, now_s + chance * self.interval_s)
 
 
-async def follow_population(
+async def watch_population(
     kv: KVStore, prefix: str, pace: LoadPace, clock: Clock, jitter: Callable[[], float] = random.random
 ) -> None:
     """Count the replicas under ``prefix`` every so often and tell ``pace``. Ends only by cancellation."""
@@ -65,7 +65,7 @@ async def follow_population(
     while True:
         try:
             replicas = (await kv.summary(prefix)).count
-            pace.learn(replicas)
+            pace.set_replica_count(replicas)
         except RegistryError as error:
             logger.debug("write_budget.not_counted reason=%s", error)
         except Exception:
@@ -140,7 +140,7 @@ class LeasedKey(abc.ABC):
         """What should stand in the key now."""
 
     @abc.abstractmethod
-    def _say_down(self) -> bool:
+    def _set_farewell(self) -> bool:
         """Change what should stand in the key to a farewell; say whether there is one."""
 
     def start(self) -> None:
@@ -185,11 +185,11 @@ class LeasedKey(abc.ABC):
     def _key_name(self) -> str:
         return self._standing.key if self._standing else "-"
 
-    def _changed(self, *, at_once: bool) -> None:
+    def _schedule_publish(self, *, at_once: bool) -> None:
         """What should stand in the key has changed."""
         moment_s = self._clock.monotonic_s()
         if not at_once:
-            moment_s = self._load_pace.next_s(self._published_at_s, moment_s, self._jitter())
+            moment_s = self._load_pace.next_write_s(self._published_at_s, moment_s, self._jitter())
         # A load that waits already does not draw lots again with each change.
         if self._publish_at_s is None or (at_once and moment_s < self._publish_at_s):
             self._publish_at_s = moment_s
@@ -226,9 +226,9 @@ class LeasedKey(abc.ABC):
         if self._standing is None or self._standing.lease_id != lease_id:
             self._standing = await self._claim(lease_id)
             self._watch_own_key(self._standing)
-            self._changed(at_once=True)
+            self._schedule_publish(at_once=True)
             logger.info("registrar.registered key=%s epoch=%d", self._standing.key, self._standing.create_revision)
-            self._tell(self._listener.on_registered, self._standing)
+            self._notify(self._listener.on_registered, self._standing)
         if self._publish_at_s is not None and self._clock.monotonic_s() >= self._publish_at_s:
             await self._publish(self._standing)
 
@@ -239,18 +239,18 @@ class LeasedKey(abc.ABC):
         try:
             claim = await self._kv.compare_and_put(standing.key, value, standing.mod_revision, standing.lease_id)
         except RegistryError:
-            self._changed(at_once=True)
+            self._schedule_publish(at_once=True)
             raise
         self._published_at_s = self._clock.monotonic_s()
         if not claim.won:
-            self._changed(at_once=True)
+            self._schedule_publish(at_once=True)
             if self._standing and claim.current and claim.current.mod_revision < standing.mod_revision:
                 # Read after what we knew of: the registry was restored from a backup, and its word counts.
                 self._standing = replace(standing, mod_revision=0)
             self._observe(claim.current)
         elif claim.current is not None and self._standing is not None:
             self._standing = claim.current
-            self._tell(self._listener.on_published, claim.current)
+            self._notify(self._listener.on_published, claim.current)
 
     def _watch_own_key(self, life: KeyValue) -> None:
         """Watch our key until this life of it ends, whatever the keep-alive says: servers have answered renewals of
@@ -309,7 +309,7 @@ class LeasedKey(abc.ABC):
         self._wake.set()
 
     def _on_lease_change(self, state: LeaseState) -> None:
-        self._tell(self._listener.on_lease_change, state)
+        self._notify(self._listener.on_lease_change, state)
         match state:
             case LeaseState.LOST:
                 self._lose(self._keeper.reason)
@@ -324,11 +324,11 @@ class LeasedKey(abc.ABC):
             self._standing = None
             if self._own_key_watch is not None:
                 self._own_key_watch.cancel()
-            self._tell(self._listener.on_lost, reason)
+            self._notify(self._listener.on_lost, reason)
         self._wake.set()
 
     async def _withdraw(self) -> None:
-        if self._standing is not None and self._say_down():
+        if self._standing is not None and self._set_farewell():
             retrying = tenacity.AsyncRetrying(
                 retry=tenacity.retry_if_exception_type(RegistryUnavailableError),
                 wait=tenacity.wait_random_exponential(multiplier=0.05, max=0.5),
@@ -345,7 +345,7 @@ class LeasedKey(abc.ABC):
             if self._publish_at_s is None:
                 return
 
-    def _tell(self, function: Callable[..., None], *arguments: object) -> None:
+    def _notify(self, function: Callable[..., None], *arguments: object) -> None:
         try:
             function(*arguments)
         except Exception:

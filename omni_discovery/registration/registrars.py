@@ -14,7 +14,7 @@ from omni_discovery.errors import ConfigError, RegistryUnavailableError
 from omni_discovery.kv import Claim, KeyValue, KVStore
 from omni_discovery.records import keys
 from omni_discovery.records.schema import HubRecord, ReplicaRecord, ReplicaStatus, encode_record
-from omni_discovery.registration.leased_key import LeasedKey, follow_population
+from omni_discovery.registration.leased_key import LeasedKey, watch_population
 
 #: Fields that move all the time and are written at most each load interval.
 _SLOW_FIELDS: Final = frozenset({"queue_length", "progress"})
@@ -69,7 +69,7 @@ class ReplicaRegistrar(LeasedKey):
         """Begin to register; returns at once."""
         super().start()
         every = keys.replicas_prefix(self._namespace)
-        counting = follow_population(self._kv, every, self._load_pace, self._clock, self._jitter)
+        counting = watch_population(self._kv, every, self._load_pace, self._clock, self._jitter)
         self._tasks = (*self._tasks, asyncio.create_task(counting, name="write-budget"))
 
     def update(self, record: ReplicaRecord) -> None:
@@ -77,7 +77,7 @@ class ReplicaRegistrar(LeasedKey):
         before, self._record = self._record, record
         changed = {name for name in record.__struct_fields__ if getattr(before, name) != getattr(record, name)}
         if changed:
-            self._changed(at_once=not changed <= _SLOW_FIELDS)
+            self._schedule_publish(at_once=not changed <= _SLOW_FIELDS)
 
     async def _claim(self, lease_id: int) -> KeyValue:
         prefix = keys.replicas_prefix(self._namespace, self._record.stage_id)
@@ -124,9 +124,9 @@ class ReplicaRegistrar(LeasedKey):
             )
         )
 
-    def _say_down(self) -> bool:
+    def _set_farewell(self) -> bool:
         self.update(msgspec.structs.replace(self._record, status=ReplicaStatus.DOWN))
-        self._changed(at_once=True)
+        self._schedule_publish(at_once=True)
         return True
 
 
@@ -157,5 +157,5 @@ class HubRegistrar(LeasedKey):
     def _value(self, key: KeyValue) -> bytes:
         return self._encoded
 
-    def _say_down(self) -> bool:
+    def _set_farewell(self) -> bool:
         return False

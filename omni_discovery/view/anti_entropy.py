@@ -1,4 +1,4 @@
-"""Upkeep: what goes on beside a watch to prove that it can be believed, and to mend what it missed."""
+"""AntiEntropy: what goes on beside a watch to prove that it can be believed, and to mend what it missed."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _ignore(_name: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class UpkeepOptions:
+class AntiEntropyOptions:
     """How a view is kept. ``beat`` None: freshness is not proved, as for one who only looks."""
 
     beat: Callable[[KVStore], Beat] | None = None
@@ -53,7 +53,7 @@ class UpkeepOptions:
     count: Callable[[str], None] = _ignore
 
 
-class Upkeep:
+class AntiEntropy:
     """Works on one table beside the watch that feeds it; belongs to that watch's loop."""
 
     def __init__(
@@ -63,7 +63,7 @@ class Upkeep:
         prefix: str,
         deliver: Callable[[Delta], None],
         clock: Clock,
-        options: UpkeepOptions,
+        options: AntiEntropyOptions,
         jitter: Callable[[], float] = random.random,
     ) -> None:
         self._kv = kv
@@ -77,15 +77,15 @@ class Upkeep:
         self._freshness = Freshness(options.echo_timeout_s)
         self._beat_trouble = Backoff(1.0, 1.0, jitter)
         #: The revision that somebody waits to see applied, and since when, monotonic.
-        self._asked = (0, float("-inf"))
+        self._awaited_revision = (0, float("-inf"))
         self._wake = asyncio.Event()
-        self._looking = asyncio.Lock()
+        self._list_lock = asyncio.Lock()
 
-    def opened(self, listed_at_s: float) -> None:
+    def watch_opened(self, listed_at_s: float) -> None:
         """A watch begins that follows on a list asked for at ``listed_at_s``."""
-        self._freshness.opened(listed_at_s, self._clock.monotonic_s())
+        self._freshness.watch_opened(listed_at_s, self._clock.monotonic_s())
 
-    def heard(self, batch: WatchBatch, delta: Delta) -> None:
+    def batch_applied(self, batch: WatchBatch, delta: Delta) -> None:
         """The watch has brought something, and it has been applied."""
         if self._beat is None:
             return
@@ -93,17 +93,17 @@ class Upkeep:
             if not isinstance(event, PutEvent) or event.item.key != self._beat.key:
                 continue
             if self._beat.is_echo(event.item.value):
-                self._freshness.echoed()
+                self._freshness.beat_echoed()
                 self._wake.set()
         if delta:
-            self._freshness.heard(self._clock.monotonic_s())
+            self._freshness.news_arrived(self._clock.monotonic_s())
         if any(info.status is ReplicaStatus.DRAINING for info in delta.updated):
             # It waits until every hub says that it has seen this.
-            self._asked = self._revision(), self._clock.monotonic_s()
-            self._freshness.ask()
+            self._awaited_revision = self._revision(), self._clock.monotonic_s()
+            self._freshness.request_beat()
             self._wake.set()
 
-    async def prove(self) -> None:
+    async def prove_freshness(self) -> None:
         """Beat when the watch is quiet. Ends only by an error: NotProvedError, or that of a registry that is away."""
         while True:
             hubs = max(1, len(self._table.snapshot().hubs))
@@ -122,7 +122,7 @@ class Upkeep:
                 case None:
                     continue
 
-    async def tend(self) -> None:
+    async def compare_with_registry(self) -> None:
         """Look again a second after the watch began, then compare now and then. Ends only by CompactedError."""
         backoff = Backoff(1.0, 30.0, self._jitter)
         delay_s, second_look = _SECOND_LOOK_S, True
@@ -130,7 +130,7 @@ class Upkeep:
             await self._clock.sleep(delay_s)
             try:
                 if second_look or await self._differs():
-                    await self._look_again()
+                    await self._reconcile()
                 second_look = False
                 backoff.reset()
                 # Not all hubs of a cluster in one instant.
@@ -144,10 +144,10 @@ class Upkeep:
     async def _write(self, counter: int) -> None:
         assert self._beat is not None  # noqa: S101 - no beat is due without one
         revision = (self._options.applied_revision or self._revision)()
-        asked_revision, asked_at_s = self._asked
+        asked_revision, asked_at_s = self._awaited_revision
         if revision < asked_revision and self._clock.monotonic_s() < asked_at_s + _ASKED_S:
             # What the watch has brought is not applied yet: this beat does not answer.
-            self._freshness.ask()
+            self._freshness.request_beat()
         try:
             await self._beat.write(counter, revision, self._clock.wall_s())
             self._beat_trouble.reset()
@@ -157,11 +157,11 @@ class Upkeep:
             level = self._beat_trouble.log_level(error)
             logger.log(level, "watcher.no_beat prefix=%s reason=%s", self._prefix, error)
             await self._prove_by_list()
-            self._freshness.refused(began_s, self._clock.monotonic_s())
+            self._freshness.beat_refused(began_s, self._clock.monotonic_s())
 
     async def _prove_by_list(self) -> None:
         try:
-            await self._look_again()
+            await self._reconcile()
         except CompactedError:
             raise
         except RegistryError as error:
@@ -173,9 +173,9 @@ class Upkeep:
     async def _differs(self) -> bool:
         return await self._kv.summary(self._prefix) != self._table.summary()
 
-    async def _look_again(self) -> None:
+    async def _reconcile(self) -> None:
         """List and take in what the watch has not brought. Raise CompactedError if the registry went back."""
-        async with self._looking:
+        async with self._list_lock:
             before = self._table.snapshot()
             self._table.begin_reconcile()
             listing = await self._kv.list(self._prefix)

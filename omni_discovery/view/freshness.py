@@ -50,27 +50,27 @@ class Freshness:
         beat = f"beat {self._counter} sent at {self._beat_at_s:.1f}" if self._is_out else f"beats={self._counter}"
         return f"Freshness(fresh at {self.fresh_at_s:.1f}, {beat})"
 
-    def opened(self, listed_at_s: float, now_s: float) -> None:
+    def watch_opened(self, listed_at_s: float, now_s: float) -> None:
         """A watch stands that follows on a list asked for at ``listed_at_s``."""
         self.fresh_at_s = max(self.fresh_at_s, listed_at_s)
         self._heard_at_s = now_s
         self._is_out = False
 
-    def heard(self, now_s: float) -> None:
+    def news_arrived(self, now_s: float) -> None:
         """The watch brought something other than beats."""
         self._heard_at_s = now_s
 
-    def ask(self) -> None:
+    def request_beat(self) -> None:
         """Somebody waits for this hub to say what it has applied: beat as soon as the rate allows."""
         self._is_asked = True
 
-    def echoed(self) -> None:
+    def beat_echoed(self) -> None:
         """The last beat has come back."""
         if self._is_out:
             self._is_out = False
             self.fresh_at_s = max(self.fresh_at_s, self._beat_at_s)
 
-    def refused(self, listed_at_s: float, now_s: float) -> None:
+    def beat_refused(self, listed_at_s: float, now_s: float) -> None:
         """The beat could not be written, but a list asked for at ``listed_at_s`` was answered."""
         self._is_out = False
         self.fresh_at_s = max(self.fresh_at_s, listed_at_s)

@@ -12,7 +12,7 @@ from omni_discovery.kv import KVStore, Listing
 from omni_discovery.records import keys
 from omni_discovery.records.beat import Beat
 from omni_discovery.registration.leased_key import LeasedKey
-from omni_discovery.view.anti_entropy import UpkeepOptions
+from omni_discovery.view.anti_entropy import AntiEntropyOptions
 from omni_discovery.view.saved_view import SavedView, ViewSaver
 from omni_discovery.view.table import Delta, ReplicaTable, View
 from omni_discovery.view.watcher import Watcher
@@ -49,7 +49,7 @@ class HubWatcher(Watcher):
     ) -> None:
         clock = clock or SystemClock()
         key = keys.beat_key(config.namespace, hub_id)
-        upkeep = UpkeepOptions(
+        anti_entropy = AntiEntropyOptions(
             beat=None if registrar is None else lambda kv: Beat(kv, key, lambda: registrar.lease_id, options.serves),
             # A third of a lease, as for a renewal; but a slow second is no proof of anything.
             echo_timeout_s=min(3.0, max(1.0, config.ttl_s / 3)),
@@ -58,7 +58,7 @@ class HubWatcher(Watcher):
             count=options.count,
         )
         table = ReplicaTable(config.namespace)
-        super().__init__(kv, table, keys.namespace_prefix(config.namespace), on_view, clock=clock, options=upkeep)
+        super().__init__(kv, table, keys.namespace_prefix(config.namespace), on_view, clock=clock, options=anti_entropy)
         self._hub_table = table
         self._saved = options.saved_view and SavedView(options.saved_view, config.namespace, config.endpoints)
         self._saver = ViewSaver(self._saved, self._fresh_list, clock) if self._saved else None

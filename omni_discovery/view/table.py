@@ -11,7 +11,7 @@ from omni_discovery.clock import utc_time
 from omni_discovery.errors import RecordError
 from omni_discovery.kv import KeyValue, Listing, PutEvent, Summary, WatchBatch
 from omni_discovery.records import keys
-from omni_discovery.records.control import ControlError, HubWish, parse_hub
+from omni_discovery.records.control import ControlError, HubControlSpec, parse_hub
 from omni_discovery.records.schema import HubRecord, ReplicaInfo, decode_hub, decode_replica
 
 #: (stage_id, replica_id)
@@ -75,7 +75,7 @@ def live_hubs(view: View) -> int:
     return max(1, len(view.hubs.keys() - view.revoked))
 
 
-_Meaning = ReplicaInfo | HubRecord | HubWish | bytes | RecordError | None
+_Meaning = ReplicaInfo | HubRecord | HubControlSpec | bytes | RecordError | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,8 +261,8 @@ class ReplicaTable:
         for key, row in self._rows.items():
             if key.startswith(self._hub_controls):
                 hub_id = key.removeprefix(self._hub_controls)
-                wish = row.meaning
-                if wish.revoked if isinstance(wish, HubWish) else hub_id in before:
+                spec = row.meaning
+                if spec.revoked if isinstance(spec, HubControlSpec) else hub_id in before:
                     found.add(hub_id)
         return frozenset(found)
 

@@ -12,7 +12,7 @@ from omni_discovery.errors import CompactedError, RegistryError, RegistryUnavail
 from omni_discovery.kv import KVStore, Listing, WatchBatch
 from omni_discovery.list_watch import list_and_watch
 from omni_discovery.log_once import LogOnce
-from omni_discovery.view.anti_entropy import NotProvedError, Upkeep, UpkeepOptions
+from omni_discovery.view.anti_entropy import AntiEntropy, AntiEntropyOptions, NotProvedError
 from omni_discovery.view.table import Delta, ReplicaTable, View
 
 logger = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ class Watcher:
         *,
         clock: Clock | None = None,
         jitter: Callable[[], float] = random.random,
-        options: UpkeepOptions | None = None,
+        options: AntiEntropyOptions | None = None,
     ) -> None:
         self._kv = kv
         self._table = table
@@ -44,14 +44,14 @@ class Watcher:
         self._on_view = on_view
         self._clock = clock or SystemClock()
         self._jitter = jitter
-        self._count = (options or UpkeepOptions()).count
-        self._upkeep = Upkeep(
+        self._count = (options or AntiEntropyOptions()).count
+        self._anti_entropy = AntiEntropy(
             kv,
             table,
             prefix,
             lambda delta: self._deliver(table.snapshot(), delta),
             self._clock,
-            options or UpkeepOptions(),
+            options or AntiEntropyOptions(),
             jitter,
         )
         self._task: asyncio.Task[None] | None = None
@@ -67,7 +67,7 @@ class Watcher:
                 is_prefix=True,
                 clock=self._clock,
                 jitter=self._jitter,
-                beside_watch=lambda: (self._upkeep.prove(), self._upkeep.tend()),
+                beside_watch=lambda: (self._anti_entropy.prove_freshness(), self._anti_entropy.compare_with_registry()),
             ),
             name=f"watcher-{self._prefix}",
         )
@@ -91,7 +91,7 @@ class Watcher:
             self._deliver(after, delta)
         if before.revision:
             self._count("relist")
-        self._upkeep.opened(asked_at_s)
+        self._anti_entropy.watch_opened(asked_at_s)
 
     async def apply(self, batch: WatchBatch) -> None:
         """See WatchSink."""
@@ -101,7 +101,7 @@ class Watcher:
         # A bad value that went away changes no replica, but the view shows it no longer.
         if delta or after.bad is not before.bad:
             self._deliver(after, delta)
-        self._upkeep.heard(batch, delta)
+        self._anti_entropy.batch_applied(batch, delta)
 
     def on_watch_failed(self, error: Exception, log_level: int) -> None:
         """See WatchSink."""

@@ -68,7 +68,7 @@ class Scene:
         else:
             for pool in self.pools.values():
                 (pool.session_up if value else pool.session_down)(f"tcp://h:{which}")
-        self.membership.review()
+        self.membership.review_members()
 
     def seen(self) -> object:
         """All that can be told from outside."""

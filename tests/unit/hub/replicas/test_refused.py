@@ -74,9 +74,9 @@ def test_a_replica_of_an_unknown_document_is_told_of_once_and_taken_in_when_the_
         scene.show(infos[0], replace(infos[1], queue_length=3))
         assert (scene.picked(), scene.picked("other")) == ({0}, set())
         assert "refused (it runs another deploy document" in scene.pools.get(0, "other").status.why_absent
-        assert scene.membership.refused.count(0) == 1
+        assert scene.membership.mismatched.count(0) == 1
         scene.known.add("other")
-        scene.membership.judge()
+        scene.membership.check_mismatches()
         assert (scene.picked(), scene.picked("other")) == ({0}, {1})
     lines = [line.getMessage() for line in caplog.records if "refused" in line.getMessage()]
     assert [line.split()[0] for line in lines] == ["replica.refused", "replica.not_refused"]

@@ -15,7 +15,7 @@ from omni_discovery.kv import DeleteEvent, KeyValue, Listing, PutEvent, WatchBat
 from omni_discovery.records import keys
 from omni_discovery.records.schema import HubRecord, ReplicaRecord, ReplicaStatus, encode_record
 from omni_discovery.testing import FakeKV, ManualClock, settle
-from omni_discovery.view.anti_entropy import UpkeepOptions
+from omni_discovery.view.anti_entropy import AntiEntropyOptions
 from omni_discovery.view.table import Delta, ReplicaTable, View
 from omni_discovery.view.watcher import Watcher
 
@@ -220,7 +220,7 @@ async def test_a_bad_value_hides_one_replica_and_costs_one_count_and_one_line(
     kv, table = FakeKV(clock), ReplicaTable(NS)
     for replica_id in (0, 1):
         await kv.put(keys.replica_key(NS, 0, replica_id), record(replica_id))
-    options = UpkeepOptions(count=lambda name: counts.update([name]))
+    options = AntiEntropyOptions(count=lambda name: counts.update([name]))
     prefix = keys.namespace_prefix(NS)
     watcher = Watcher(kv, table, prefix, lambda *_: None, clock=clock, options=options)
     watcher.start()
