@@ -24,7 +24,7 @@ class KeyValue:
 
 
 @dataclass(frozen=True, slots=True)
-class Grant:
+class LeaseGrant:
     """A lease as the server granted it: ``ttl_s`` may be longer than what was asked for."""
 
     lease_id: int
@@ -92,7 +92,7 @@ class WatchBatch:
 class KVStore(Protocol):
     """What the registry's drivers ask of etcd."""
 
-    async def grant(self, ttl_s: float) -> Grant:
+    async def grant(self, ttl_s: float) -> LeaseGrant:
         """Make a lease."""
 
     async def keep_alive(self, lease_id: int) -> float:

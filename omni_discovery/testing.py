@@ -12,7 +12,17 @@ from collections.abc import AsyncGenerator, Callable, Iterable
 from dataclasses import dataclass, field, replace
 
 from omni_discovery.errors import CompactedError, LeaseNotFoundError, RegistryUnavailableError
-from omni_discovery.kv import Claim, DeleteEvent, Grant, KeyValue, Listing, PutEvent, Summary, WatchBatch, WatchEvent
+from omni_discovery.kv import (
+    Claim,
+    DeleteEvent,
+    KeyValue,
+    LeaseGrant,
+    Listing,
+    PutEvent,
+    Summary,
+    WatchBatch,
+    WatchEvent,
+)
 
 #: Rounds of the event loop after which everything that could run has run.
 _SETTLE_ROUNDS = 50
@@ -137,13 +147,13 @@ class FakeKV:
         """End a lease as ``etcdctl lease revoke`` does."""
         self._drop_lease(lease_id)
 
-    async def grant(self, ttl_s: float) -> Grant:
+    async def grant(self, ttl_s: float) -> LeaseGrant:
         """See KVStore."""
         self._check_reachable()
         lease_id, granted_s = next(self._next_lease_id), max(self._min_ttl_s, ttl_s)
         self._leases[lease_id] = _FakeLease(granted_s, self._clock.monotonic_s() + granted_s)
         self._maybe_lose_reply()
-        return Grant(lease_id, granted_s)
+        return LeaseGrant(lease_id, granted_s)
 
     async def keep_alive(self, lease_id: int) -> float:
         """See KVStore."""

@@ -237,7 +237,7 @@ class Collective:
             remaining_s=call.timeout_s,
         )
         try:
-            client.tell(control)
+            client.send_message(control)
         except (SendFailedError, WireError) as error:
             return f"{type(error).__name__}: {error}"
         return ""

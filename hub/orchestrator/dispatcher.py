@@ -148,7 +148,7 @@ class Dispatcher:
         try:
             if client is None:
                 raise SendFailedError("its record was removed")
-            client.tell(_order(action, client.info.epoch, active.request.request_id))
+            client.send_message(_order(action, client.info.epoch, active.request.request_id))
         except NotConnectedError:
             return None
         except (SendFailedError, WireError) as error:
@@ -169,7 +169,7 @@ class Dispatcher:
         if action.replica is not None:
             client = self._membership.clients.get(action.replica.input_addr)
             if client is not None:
-                client.abort(active.request.request_id, action.attempt)
+                client.abort_request(active.request.request_id, action.attempt)
                 self._cancels.asked(active.request.request_id, client)
             self.release(active, action.stage_id)
         else:

@@ -1,8 +1,8 @@
-"""What one replica still has to answer: the dispatches it has not taken or refused, and the aborts.
+"""What was sent to one replica and is not acknowledged, and why a replica that is listed has no session.
 
-Outgoing: requests on their way to one replica's socket, so that many at once cost little more than one.
-
-Unmet: a replica that is listed and does not become a session is worth one warning, with what is known of why.
+PendingDispatches reports dispatches that are neither accepted nor rejected in time, PendingAborts keeps aborts for
+repetition, DispatchBatcher sends the dispatches of one turn of the loop together, and ConnectDiagnostics warns once
+about a replica without a session, with the cause as far as the hub can see it.
 """
 
 from __future__ import annotations
@@ -25,120 +25,121 @@ logger = logging.getLogger(__name__)
 _Key = tuple[str, int]
 
 
-class AwaitedDispatches:
-    """Lives on the loop. ``on_silence(request_id, attempt, is_final)`` comes twice for a dispatch without an answer.
+class PendingDispatches:
+    """Dispatches without an answer. ``on_silence(request_id, attempt, is_final)`` is called twice for each at most.
 
-    First after ``accept_timeout_s``, when another replica might take it, then after ``accept_limit_s``, when it is
-    given up.
+    First after ``accept_timeout_s``, when another replica might take the request, then, with ``is_final``, after
+    ``accept_limit_s``, when the dispatch is given up. Lives on the loop.
     """
 
     def __init__(self, config: HubConfig, on_silence: Callable[[str, int, bool], None]) -> None:
         self._on_silence = on_silence
         self._loop = asyncio.get_running_loop()
-        #: When each was sent, on the loop's clock.
+        #: When each pending dispatch was sent, on the loop's clock.
         self._sent_at_s: dict[_Key, float] = {}
-        self._first = _Line(config.accept_timeout_s, self._silent_at_first)
-        self._final = _Line(config.accept_limit_s, self._silent_to_the_end)
+        self._first = DeadlineQueue(config.accept_timeout_s, self._report_first)
+        self._final = DeadlineQueue(config.accept_limit_s, self._report_final)
 
-    def sent(self, key: _Key) -> None:
-        """A dispatch has left."""
+    def add_dispatch(self, key: _Key) -> None:
+        """A dispatch was sent."""
         now_s = self._loop.time()
         self._sent_at_s[key] = now_s
-        self._first.add(now_s, key)
+        self._first.push_item(now_s, key)
 
-    def answered(self, key: _Key) -> None:
-        """The replica has spoken of it. Unknown ones are fine."""
+    def resolve_dispatch(self, key: _Key) -> None:
+        """The replica accepted or rejected the dispatch, or it never left. Does nothing for unknown keys."""
         self._sent_at_s.pop(key, None)
 
-    def forget(self, request_id: str) -> None:
-        """Nobody waits for the request's dispatches any more."""
+    def forget_request(self, request_id: str) -> None:
+        """Forget all pending dispatches of one request."""
         for key in [key for key in self._sent_at_s if key[0] == request_id]:
             del self._sent_at_s[key]
 
-    def clear(self) -> None:
-        """Nobody waits for any."""
+    def forget_all(self) -> None:
+        """Forget all pending dispatches."""
         self._sent_at_s.clear()
-        self._first.clear()
-        self._final.clear()
+        self._first.clear_items()
+        self._final.clear_items()
 
-    def _silent_at_first(self, sent_at_s: float, key: _Key) -> None:
+    def _report_first(self, sent_at_s: float, key: _Key) -> None:
         if self._sent_at_s.get(key) == sent_at_s:
-            self._final.add(sent_at_s, key)
+            self._final.push_item(sent_at_s, key)
             self._on_silence(*key, False)
 
-    def _silent_to_the_end(self, sent_at_s: float, key: _Key) -> None:
+    def _report_final(self, sent_at_s: float, key: _Key) -> None:
         if self._sent_at_s.get(key) == sent_at_s:
             del self._sent_at_s[key]
             self._on_silence(*key, True)
 
 
-class _Line:
-    """Calls ``on_due(sent_at_s, key)`` when so long has passed. All wait equally long, so one timer serves them."""
+class DeadlineQueue:
+    """Calls ``on_due(sent_at_s, key)`` ``timeout_s`` after each item was sent. One timer serves all items."""
 
-    def __init__(self, length_s: float, on_due: Callable[[float, _Key], None]) -> None:
-        self._length_s = length_s
+    def __init__(self, timeout_s: float, on_due: Callable[[float, _Key], None]) -> None:
+        self._timeout_s = timeout_s
         self._on_due = on_due
         self._loop = asyncio.get_running_loop()
-        self._waiting: deque[tuple[float, _Key]] = deque()
+        #: In the order of their deadlines, since all have the same timeout.
+        self._items: deque[tuple[float, _Key]] = deque()
         self._timer: asyncio.TimerHandle | None = None
 
-    def add(self, sent_at_s: float, key: _Key) -> None:
-        """Wait with this one, too."""
-        self._waiting.append((sent_at_s, key))
+    def push_item(self, sent_at_s: float, key: _Key) -> None:
+        """Add an item that was sent no earlier than those in the queue, on the loop's clock."""
+        self._items.append((sent_at_s, key))
         if self._timer is None:
-            self._timer = self._loop.call_at(sent_at_s + self._length_s, self._look)
+            self._timer = self._loop.call_at(sent_at_s + self._timeout_s, self._run_due)
 
-    def clear(self) -> None:
-        """Wait for none."""
-        self._waiting.clear()
+    def clear_items(self) -> None:
+        """Drop all items and cancel the timer."""
+        self._items.clear()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    def _look(self) -> None:
+    def _run_due(self) -> None:
         self._timer = None
         now_s = self._loop.time()
-        while self._waiting and self._waiting[0][0] + self._length_s <= now_s:
-            self._on_due(*self._waiting.popleft())
-        if self._waiting and self._timer is None:
+        while self._items and self._items[0][0] + self._timeout_s <= now_s:
+            self._on_due(*self._items.popleft())
+        if self._items and self._timer is None:
             # Not sooner than the clock can tell apart.
-            due_s = max(now_s + 0.001, self._waiting[0][0] + self._length_s)
-            self._timer = self._loop.call_at(due_s, self._look)
+            due_s = max(now_s + 0.001, self._items[0][0] + self._timeout_s)
+            self._timer = self._loop.call_at(due_s, self._run_due)
 
 
-class AwaitedAborts:
+class PendingAborts:
     """Aborts that the replica has not acknowledged, by request, with the attempt up to which it is to stop."""
 
     def __init__(self) -> None:
         self._attempts: dict[str, int] = {}
-        #: Those of them that nobody waits for any more; said all the same, should the replica come back.
-        self._given_up: set[str] = set()
+        #: Aborts whose acknowledgement the hub no longer waits for; repeated all the same if the replica comes back.
+        self._abandoned: set[str] = set()
 
     def __bool__(self) -> bool:
-        return len(self._attempts) > len(self._given_up)
+        return len(self._attempts) > len(self._abandoned)
 
-    def ask(self, request_id: str, attempt: int) -> None:
-        """The request is to stop."""
+    def add_abort(self, request_id: str, attempt: int) -> None:
+        """The replica is to stop the request's attempts up to this one."""
         self._attempts[request_id] = max(attempt, self._attempts.get(request_id, -1))
-        self._given_up.discard(request_id)
+        self._abandoned.discard(request_id)
 
-    def acknowledged(self, request_id: str, attempt: int) -> bool:
-        """The replica has answered; whether that is news and all that was asked."""
+    def acknowledge_abort(self, request_id: str, attempt: int) -> bool:
+        """The replica has stopped up to ``attempt``. Return whether that completes an abort that was waited for."""
         if self._attempts.get(request_id, attempt + 1) > attempt:
             return False
         del self._attempts[request_id]
-        was_awaited = request_id not in self._given_up
-        self._given_up.discard(request_id)
+        was_awaited = request_id not in self._abandoned
+        self._abandoned.discard(request_id)
         return was_awaited
 
-    def open(self) -> list[tuple[str, int]]:
-        """What is still to be acknowledged, in the order in which it was asked."""
+    def open_aborts(self) -> list[tuple[str, int]]:
+        """All aborts to repeat, as (request id, attempt), oldest first."""
         return list(self._attempts.items())
 
-    def give_up(self) -> list[str]:
-        """There is nobody left to ask: wait for none any more, and say which those are."""
-        request_ids = [request_id for request_id in self._attempts if request_id not in self._given_up]
-        self._given_up.update(request_ids)
+    def abandon_aborts(self) -> list[str]:
+        """The replica's process is gone: stop waiting, and return the requests whose aborts were waited for."""
+        request_ids = [request_id for request_id in self._attempts if request_id not in self._abandoned]
+        self._abandoned.update(request_ids)
         return request_ids
 
 
@@ -146,10 +147,10 @@ class AwaitedAborts:
 _BATCH_BYTES: Final = 256 << 10
 
 
-class Outgoing:
-    """The first of a turn of the loop leaves at once, those that follow it in the same turn go together after it.
+class DispatchBatcher:
+    """Sends the first dispatch of a turn of the loop at once, and those that follow in the same turn together after it.
 
-    ``send`` raises SendFailedError; ``on_unsent`` is told of each request, by ``key``, that then has not left.
+    ``send`` raises SendFailedError; ``on_unsent`` gets the key of each batched dispatch that then has not left.
     """
 
     def __init__(self, send: Callable[[Sequence[bytes]], None], on_unsent: Callable[[_Key], None]) -> None:
@@ -159,8 +160,8 @@ class Outgoing:
         self._waiting: list[tuple[_Key, bytes]] = []
         self._turn_ends = False
 
-    def push(self, key: _Key, head: bytes) -> None:
-        """Send one request. Raise SendFailedError if it certainly has not left."""
+    def push_dispatch(self, key: _Key, head: bytes) -> None:
+        """Send one dispatch, now or at the end of the turn. Raise SendFailedError if it certainly has not left."""
         if self._turn_ends:
             self._waiting.append((key, head))
             return
@@ -168,8 +169,8 @@ class Outgoing:
         self._turn_ends = True
         self._loop.call_soon(self._end_turn)
 
-    def flush(self) -> None:
-        """Send what waits: something else is to go behind it."""
+    def flush_dispatches(self) -> None:
+        """Send all dispatches that wait, so that the next message goes behind them."""
         waiting, self._waiting = self._waiting, []
         batch: list[tuple[_Key, bytes]] = []
         size_bytes = 0
@@ -182,14 +183,14 @@ class Outgoing:
         if batch:
             self._send_batch(batch)
 
-    def clear(self) -> None:
-        """Forget what waits: the session has ended, and with it all that was on its way."""
+    def forget_waiting(self) -> None:
+        """Drop the dispatches that wait: the session has ended, and everything on its way with it."""
         self._waiting.clear()
 
     def _end_turn(self) -> None:
         self._turn_ends = False
         if self._waiting:
-            self.flush()
+            self.flush_dispatches()
 
     def _send_batch(self, batch: Sequence[tuple[_Key, bytes]]) -> None:
         try:
@@ -199,36 +200,37 @@ class Outgoing:
                 self._on_unsent(key)
 
 
-#: Whoever looks less often than that had a session in between.
-_PAUSE_S: Final = 2.0
+#: A longer gap between two calls of ``warn_if_overdue`` means that a session was open in between.
+_GAP_S: Final = 2.0
 
 _REFUSED: Final = (
     "the handshake fails: it does not know this hub, it has another key than its record says, or something else"
     " listens there; omni doctor looks from here"
 )
-_NOBODY: Final = "nobody answers there: its process is gone, or the network lets nothing through"
-_NOT_GREETED: Final = "it is connected and does not greet back: the registry may know another life of it"
+_UNREACHABLE: Final = "nobody answers there: its process is gone, or the network lets nothing through"
+_NOT_WELCOMED: Final = "it is connected and does not greet back: the registry may know another life of it"
 
 
-class Unmet:
-    """Of one replica. ``after_s``: how long it may take to make a session before that is told."""
+class ConnectDiagnostics:
+    """Warns of one replica that has had no session for ``after_s`` seconds, and again whenever the cause changes."""
 
     def __init__(self, after_s: float, now_s: float) -> None:
         self._after_s = after_s
-        self._since_s = self._looked_s = now_s
-        self._told = ""
+        self._since_s = self._called_at_s = now_s
+        #: The cause of the last warning; empty before the first.
+        self._warned_cause = ""
 
-    def look(self, info: ReplicaInfo, connections: Collection[DealerConnection], now_s: float) -> None:
-        """There is no session now; called again and again while that is so."""
-        if now_s - self._looked_s > _PAUSE_S:
-            self._since_s, self._told = now_s, ""
-        self._looked_s = now_s
+    def warn_if_overdue(self, info: ReplicaInfo, connections: Collection[DealerConnection], now_s: float) -> None:
+        """Called at every tick without a session; logs ``replica.no_session`` if that has lasted too long."""
+        if now_s - self._called_at_s > _GAP_S:
+            self._since_s, self._warned_cause = now_s, ""
+        self._called_at_s = now_s
         waited_s = now_s - self._since_s
         if waited_s < self._after_s:
             return
-        cause = self._cause(connections, now_s)
-        if cause != self._told:
-            self._told = cause
+        cause = self._cause_of(connections, now_s)
+        if cause != self._warned_cause:
+            self._warned_cause = cause
             logger.warning(
                 "replica.no_session stage=%d replica=%d addr=%s output_addr=%s after_s=%.1f: %s",
                 info.stage_id,
@@ -239,9 +241,10 @@ class Unmet:
                 cause,
             )
 
-    def _cause(self, connections: Collection[DealerConnection], now_s: float) -> str:
-        lacking = [each for each in connections if not each.connected]
-        if not lacking:
-            return _NOT_GREETED
-        # Between two attempts nobody is there for a moment.
-        return _REFUSED if any(now_s - each.refused_at_s < self._after_s for each in lacking) else _NOBODY
+    def _cause_of(self, connections: Collection[DealerConnection], now_s: float) -> str:
+        unconnected = [connection for connection in connections if not connection.connected]
+        if not unconnected:
+            return _NOT_WELCOMED
+        # A refused connection is not there for a moment between two attempts.
+        is_refused = any(now_s - connection.refused_at_s < self._after_s for connection in unconnected)
+        return _REFUSED if is_refused else _UNREACHABLE

@@ -1,16 +1,16 @@
-"""ZMQ sockets on an asyncio loop, driven by their file descriptor.
+"""The hub's ZMQ sockets on an asyncio loop, driven by their file descriptors: the only place of the hub that talks ZMQ.
 
-The descriptor of a ZMQ socket is edge-triggered and tells only that something changed, and any send or receive may take
-the edge. So after each of them the socket's own EVENTS are asked again before going back to the loop.
+The descriptor of a ZMQ socket is edge-triggered and shows only that something changed, and any send or receive may take
+the edge. So after each of them the socket's own EVENTS are read again before control goes back to the loop.
 """
 
 from __future__ import annotations
 
 import asyncio
 import errno
+import secrets
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol, TypeAlias
 
 import zmq
 from zmq.utils.monitor import parse_monitor_message
@@ -18,16 +18,20 @@ from zmq.utils.monitor import parse_monitor_message
 from hub.config import HubConfig, NotConnectedError, QueueFullError
 from omni_discovery.curve import KeyPair, secure_client
 from omni_discovery.errors import ConfigError
+from omni_discovery.records.schema import ReplicaInfo
 from omni_discovery.wire import MAX_ATTACHMENT_BYTES
+from omni_discovery.wire.session import SocketName, same_security
+
+ZmqContext: TypeAlias = "zmq.Context[zmq.Socket[bytes]]"
 
 #: As a plain number: what a mask of zmq's own kind costs is felt with every message.
 _POLLIN: Final = int(zmq.POLLIN)
-#: Messages taken from one socket before others get their turn.
+#: Messages taken from one socket before the other sockets get their turn.
 _BATCH: Final = 64
 #: Sockets that one context may hold: each replica takes six.
 _MAX_SOCKETS: Final = 60_000
 
-#: What the monitor tells: the connection became a session, lost it, could not be made, or was refused.
+#: Monitor events: the ZMQ handshake succeeded, the connection was lost, could not be made, or was refused.
 UP_EVENTS: Final = zmq.EVENT_HANDSHAKE_SUCCEEDED
 DOWN_EVENTS: Final = zmq.EVENT_DISCONNECTED
 MISSED_EVENTS: Final = zmq.EVENT_CLOSED
@@ -37,21 +41,21 @@ REFUSED_EVENTS: Final = (
 
 
 def agreed_keys(key_pair: KeyPair | None, replica_public: str) -> tuple[KeyPair, str] | None:
-    """Our keys and the replica's; None where nobody encrypts. Raise ConfigError if only one side does."""
-    if key_pair is not None and not replica_public:
+    """Our keys and the replica's; None where neither side encrypts. Raise ConfigError if only one side does."""
+    if same_security("" if key_pair is None else key_pair.public, replica_public):
+        return None if key_pair is None else (key_pair, replica_public)
+    if key_pair is not None:
         raise ConfigError(
             "its record holds no CURVE public key, and this hub speaks only encrypted: give all of a namespace the "
             "same --zmq-security"
         )
-    if key_pair is None and replica_public:
-        raise ConfigError(
-            "its record holds a CURVE public key, and this hub was started with --zmq-security none: give all of a "
-            "namespace the same"
-        )
-    return None if key_pair is None else (key_pair, replica_public)
+    raise ConfigError(
+        "its record holds a CURVE public key, and this hub was started with --zmq-security none: give all of a "
+        "namespace the same"
+    )
 
 
-def make_context() -> zmq.Context[zmq.Socket[bytes]]:
+def make_context() -> ZmqContext:
     """A context that can hold the sockets of thousands of replicas."""
     context = zmq.Context()
     context.set(zmq.MAX_SOCKETS, min(_MAX_SOCKETS, int(context.get(zmq.SOCKET_LIMIT))))
@@ -83,7 +87,7 @@ class LoopSocket:
         except zmq.ZMQError as error:
             raise NotConnectedError(f"can't send: {error}") from error
         finally:
-            # Whoever is draining finds what comes meanwhile.
+            # A drain that is under way finds what comes meanwhile.
             if not self._is_draining:
                 self._look_again()
 
@@ -119,36 +123,44 @@ class LoopSocket:
         self._look_again()
 
 
-@dataclass(frozen=True, slots=True)
-class Callbacks:
-    """Who is told what one connection does."""
+class ConnectionListener(Protocol):
+    """Gets what happens to the two connections of one replica. Called on the loop; must not block."""
 
-    on_frames: Callable[[list[bytes]], None]
-    on_up: Callable[[], None]
-    on_down: Callable[[], None]
-    #: An attempt to connect again has failed.
-    on_missed: Callable[[], None]
+    def frames_received(self, name: SocketName, frames: list[bytes]) -> None:
+        """One message has come on the connection."""
+
+    def connection_made(self, name: SocketName) -> None:
+        """The connection, and ZMQ's handshake on it, were made."""
+
+    def connection_lost(self, name: SocketName) -> None:
+        """The connection was lost; everything that arrived before was delivered."""
+
+    def connection_missed(self) -> None:
+        """An attempt to connect has failed: no process listens there, or the network is cut."""
 
 
 class DealerConnection:
-    """One DEALER to one ROUTER, with its monitor. It connects again by itself, also after a refused handshake."""
+    """One DEALER to one ROUTER, with its monitor. ZMQ connects again by itself, but not after a refused handshake."""
 
     def __init__(
         self,
-        context: zmq.Context[zmq.Socket[bytes]],
+        context: ZmqContext,
+        name: SocketName,
         addr: str,
         identity: str,
         keys: tuple[KeyPair, str] | None,
         config: HubConfig,
-        callbacks: Callbacks,
+        listener: ConnectionListener,
     ) -> None:
         self.connected = False
-        #: The other side would not have us, or not yet: only ``reconnect`` tries again.
+        #: The replica refused the handshake, perhaps because it does not know this hub yet: ZMQ does not try again.
         self.refused = False
-        #: When it last was so, on the loop's clock.
+        #: When the handshake was last refused, and when the present attempt began, on the loop's clock.
         self.refused_at_s = float("-inf")
-        self._addr = addr
-        self._callbacks = callbacks
+        self._begun_at_s = asyncio.get_running_loop().time()
+        self._timeout_s = config.connect_timeout_s
+        self._name, self._addr = name, addr
+        self._listener = listener
         socket = context.socket(zmq.DEALER)
         try:
             _configure(socket, identity, keys, config)
@@ -163,7 +175,7 @@ class DealerConnection:
             monitor.close(linger=0)
             socket.close(linger=0)
             raise
-        self._dealer = LoopSocket(socket, callbacks.on_frames)
+        self._dealer = LoopSocket(socket, lambda frames: listener.frames_received(name, frames))
         self._monitor = LoopSocket(monitor, self._on_monitor)
 
     def send(self, frames: Sequence[bytes]) -> None:
@@ -172,9 +184,11 @@ class DealerConnection:
             raise NotConnectedError(f"not connected to {self._addr}")
         self._dealer.send(frames)
 
-    def reconnect(self) -> None:
-        """Drop the connection, or the attempt at one, and make another."""
-        self.refused = False
+    def reconnect_if_due(self, now_s: float) -> None:
+        """Begin another attempt if the handshake was refused or the present attempt has timed out."""
+        if self.connected or not (self.refused or now_s - self._begun_at_s > self._timeout_s):
+            return
+        self.refused, self._begun_at_s = False, now_s
         socket = self._dealer.socket
         try:
             socket.disconnect(self._addr)
@@ -196,20 +210,46 @@ class DealerConnection:
         event = int(parse_monitor_message(frames)["event"])
         if event & UP_EVENTS:
             self.connected, self.refused = True, False
-            self._callbacks.on_up()
+            self._listener.connection_made(self._name)
             return
         if event & MISSED_EVENTS:
             if not self.connected:
-                self._callbacks.on_missed()
+                self._listener.connection_missed()
             return
         self.refused = bool(event & REFUSED_EVENTS)
         if self.refused:
             self.refused_at_s = asyncio.get_running_loop().time()
         if self.connected:
-            # What it said before it went still counts.
+            # What the replica sent before the connection was lost still counts.
             self._dealer.drain()
             self.connected = False
-            self._callbacks.on_down()
+            self._begun_at_s = asyncio.get_running_loop().time()
+            self._listener.connection_lost(self._name)
+
+
+def open_connections(
+    context: ZmqContext,
+    info: ReplicaInfo,
+    hub_id: str,
+    keys: tuple[KeyPair, str] | None,
+    config: HubConfig,
+    listener: ConnectionListener,
+) -> dict[SocketName, DealerConnection]:
+    """Begin to connect to both sockets of a replica. Raise ConfigError if its record's addresses can't be used."""
+    # A process that names a routing id takes its connection over: one that knows only our hub id must not be able to.
+    identity = f"{hub_id}/{secrets.token_hex(16)}"
+    addrs: dict[SocketName, str] = {"input": info.input_addr, "output": info.output_addr}
+    connections: dict[SocketName, DealerConnection] = {}
+    try:
+        for name, addr in addrs.items():
+            connections[name] = DealerConnection(context, name, addr, identity, keys, config, listener)
+    except (zmq.ZMQError, ValueError) as error:
+        for connection in connections.values():
+            connection.close()
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(f"its addresses can't be connected to: {error}") from error
+    return connections
 
 
 def _has_messages(socket: zmq.Socket[bytes]) -> bool:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from omni_discovery.commands.main import add_registry_options, find_endpoints, read_security
 
 if TYPE_CHECKING:
-    from omni_discovery.etcd.admin import Granted
+    from omni_discovery.etcd.admin import NamespaceAccess
 
 
 class EtcdCommand:
@@ -55,7 +55,7 @@ class EtcdCommand:
         return 0
 
 
-def _report(granted: Granted, namespace: str, user: str, made_password: str) -> list[str]:
+def _report(granted: NamespaceAccess, namespace: str, user: str, made_password: str) -> list[str]:
     lines = [f"user {user} has role {granted.role}: /omni/v1/{namespace}/ and nothing else"]
     if not granted.user_is_new:
         lines += ["the user was there already: its password is as it was"]

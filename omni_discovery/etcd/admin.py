@@ -17,14 +17,14 @@ from omni_discovery.etcd.config import RegistrySecurity
 from omni_discovery.etcd.watch import prefix_end
 from omni_discovery.records.keys import namespace_prefix
 
-__all__ = ["Granted", "grant_namespace", "role_of"]
+__all__ = ["NamespaceAccess", "grant_namespace", "role_of"]
 
 _TIMEOUT_S: Final = 5.0
 _READ_AND_WRITE: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Granted:
+class NamespaceAccess:
     """What was done. ``user_is_new`` is false if the user was there: its password is then as it was."""
 
     role: str
@@ -40,7 +40,7 @@ def role_of(namespace: str) -> str:
 
 async def grant_namespace(
     endpoints: Sequence[str], security: RegistrySecurity, namespace: str, user: str, password: str
-) -> Granted:
+) -> NamespaceAccess:
     """Let ``user`` read, write and watch everything under the namespace and nothing else of this project.
 
     ``security`` is an administrator's, if etcd asks who we are. Raise RegistryError.
@@ -54,7 +54,9 @@ async def grant_namespace(
     return await _grant_at(last, security, namespace, user, password)
 
 
-async def _grant_at(endpoint: str, security: RegistrySecurity, namespace: str, user: str, password: str) -> Granted:
+async def _grant_at(
+    endpoint: str, security: RegistrySecurity, namespace: str, user: str, password: str
+) -> NamespaceAccess:
     channel = EndpointChannel(endpoint, _TIMEOUT_S, security.tls)
     try:
         calls = _Calls(channel, Tokens(security.user, security.password, _TIMEOUT_S))
@@ -65,7 +67,7 @@ async def _grant_at(endpoint: str, security: RegistrySecurity, namespace: str, u
             "UserAdd", rpc.AuthUserAddRequest(name=user, password=password), unless="user name already exists"
         )
         await calls.make("UserGrantRole", rpc.AuthUserGrantRoleRequest(user=user, role=role))
-        return Granted(role, user_is_new, await calls.auth_is_on())
+        return NamespaceAccess(role, user_is_new, await calls.auth_is_on())
     finally:
         await channel.close()
 

@@ -27,7 +27,7 @@ from omni_discovery.etcd.config import RegistrySecurity, parse_endpoints
 from omni_discovery.etcd.keepalive import KeepAlives
 from omni_discovery.etcd.versions import ServerVersions, VersionLog
 from omni_discovery.etcd.watch import EtcdWatch, prefix_end, to_key_value
-from omni_discovery.kv import Claim, Grant, KeyValue, Listing, Summary, WatchBatch
+from omni_discovery.kv import Claim, KeyValue, LeaseGrant, Listing, Summary, WatchBatch
 
 __all__ = ["EtcdKV", "parse_endpoints"]
 
@@ -75,12 +75,12 @@ class EtcdKV:
         """The release of each endpoint that has answered, such as ``3.5.23``; empty where the server does not say."""
         return self._server_versions.versions
 
-    async def grant(self, ttl_s: float) -> Grant:
+    async def grant(self, ttl_s: float) -> LeaseGrant:
         """See KVStore. The TTL is asked for in whole seconds, rounded up."""
         request = rpc.LeaseGrantRequest(TTL=max(1, -int(-ttl_s // 1)))
         # A grant whose answer is lost leaves a lease that holds nothing and expires.
         response = await self._call(lambda channel: channel.lease.LeaseGrant, request, repeatable=True)
-        return Grant(response.ID, float(response.TTL))
+        return LeaseGrant(response.ID, float(response.TTL))
 
     async def keep_alive(self, lease_id: int) -> float:
         """See KVStore. One attempt: the lease decides when the next is due."""

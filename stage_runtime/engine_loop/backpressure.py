@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Sequence
 from enum import Enum, auto
 
-from stage_runtime.engine_loop.jobs import Broken, Rests
+from stage_runtime.engine_loop.jobs import Parked, RequestFailed
 from stage_runtime.engine_loop.running import broken
 from stage_runtime.engines.base import Engine
 
@@ -38,7 +38,7 @@ class Pauses:
         self._aside: set[str] = set()
         self._resting: set[str] = set()
 
-    def began(self, key: str) -> Sequence[Broken | Rests]:
+    def began(self, key: str) -> Sequence[RequestFailed | Parked]:
         """The engine has got the request, or its next segment."""
         self._in_engine[key] = False
         return self._tell(key)
@@ -54,7 +54,7 @@ class Pauses:
         self._resting.discard(key)
         self.ended(key)
 
-    def set(self, key: str, who: Behind, *, is_behind: bool) -> Sequence[Broken | Rests]:
+    def set(self, key: str, who: Behind, *, is_behind: bool) -> Sequence[RequestFailed | Parked]:
         """Somebody who takes the request's output has fallen behind, or has caught up."""
         reasons = self._reasons.setdefault(key, set())
         (reasons.add if is_behind else reasons.discard)(who)
@@ -62,7 +62,7 @@ class Pauses:
             del self._reasons[key]
         return self._tell(key)
 
-    def _tell(self, key: str) -> Sequence[Broken | Rests]:
+    def _tell(self, key: str) -> Sequence[RequestFailed | Parked]:
         is_paused = key in self._reasons
         if self._pause is None or self._in_engine.get(key, is_paused) == is_paused:
             return self._rests(key)
@@ -78,9 +78,9 @@ class Pauses:
         (self._aside.add if is_paused and is_aside is True else self._aside.discard)(key)
         return self._rests(key)
 
-    def _rests(self, key: str) -> Sequence[Rests]:
-        is_resting = key in self._aside and Behind.CLIENT in self._reasons.get(key, ())
-        if is_resting == (key in self._resting):
+    def _rests(self, key: str) -> Sequence[Parked]:
+        is_parked = key in self._aside and Behind.CLIENT in self._reasons.get(key, ())
+        if is_parked == (key in self._resting):
             return ()
-        (self._resting.add if is_resting else self._resting.discard)(key)
-        return [Rests(key, is_resting)]
+        (self._resting.add if is_parked else self._resting.discard)(key)
+        return [Parked(key, is_parked)]

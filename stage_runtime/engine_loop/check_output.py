@@ -7,7 +7,7 @@ from math import isnan
 from typing import Any, Final
 
 from omni_discovery.wire import MAX_LOGPROBS, FailureKind
-from stage_runtime.engine_loop.jobs import Piece
+from stage_runtime.engine_loop.jobs import OutputChunk
 from stage_runtime.engines.base import EngineOutput
 
 #: How many tokens of a prompt one piece tells of, always: what another attempt tells is cut at the same places. With
@@ -102,23 +102,23 @@ def _is_logprob(each: Any) -> bool:
     return is_counted and type(logprob) is float and not isnan(logprob) and isinstance(text, str)
 
 
-def pieces_of(output: EngineOutput, modality: str) -> list[Piece]:
+def pieces_of(output: EngineOutput, modality: str) -> list[OutputChunk]:
     """What the client is to be shown."""
-    pieces: list[Piece] = []
+    pieces: list[OutputChunk] = []
     if output.image_png is not None:
-        pieces.append(Piece(output.key, "image", mime="image/png", attachment=output.image_png))
+        pieces.append(OutputChunk(output.key, "image", mime="image/png", attachment=output.image_png))
     if output.audio_wav is not None:
-        pieces.append(Piece(output.key, "audio", mime="audio/wav", attachment=output.audio_wav))
+        pieces.append(OutputChunk(output.key, "audio", mime="audio/wav", attachment=output.audio_wav))
     if output.pooled_npy is not None:
-        pieces.append(Piece(output.key, "embedding", mime="application/x-npy", attachment=output.pooled_npy))
+        pieces.append(OutputChunk(output.key, "embedding", mime="application/x-npy", attachment=output.pooled_npy))
     told = tuple(output.prompt_logprobs)
     pieces += [
-        Piece(output.key, modality, prompt_logprobs=told[start : start + PROMPT_PLACES])
+        OutputChunk(output.key, modality, prompt_logprobs=told[start : start + PROMPT_PLACES])
         for start in range(0, len(told), PROMPT_PLACES)
     ]
     if output.text or output.token_ids:
         token_ids, logprobs, prompt = tuple(output.token_ids), tuple(output.logprobs), tuple(output.prompt_token_ids)
-        said = Piece(output.key, modality, output.text, token_ids, logprobs=logprobs, prompt_token_ids=prompt)
+        said = OutputChunk(output.key, modality, output.text, token_ids, logprobs=logprobs, prompt_token_ids=prompt)
         pieces.append(said)
     return pieces
 

@@ -15,9 +15,8 @@ import msgspec
 
 from omni_discovery.wire import MAX_CONTROL_BYTES, shortened
 from stage_runtime.config import ControlRefusedError
-from stage_runtime.engine_loop.jobs import Call, Called
+from stage_runtime.engine_loop.jobs import SLEEP, Call, Called
 from stage_runtime.engines.base import Engine
-from stage_runtime.server.control import SLEEP
 
 logger = logging.getLogger(__name__)
 

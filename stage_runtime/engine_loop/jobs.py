@@ -1,17 +1,25 @@
 """What the ZMQ thread asks of the engine's thread, and what comes back.
 
-Every request that was accepted has a ``key`` of its own in this replica; exactly one Finished or Broken ends it. These
-are structs because every token makes one, and a frozen dataclass takes several times as long to make.
+Every request that was accepted has a ``key`` of its own in this replica; exactly one Finished or RequestFailed ends
+it. These are structs because every token makes one, and a frozen dataclass takes several times as long to make.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
 from omni_discovery.wire import FailureKind, PayloadRef, Resume, TokenLogprobs
+
+#: The control method that puts an engine to sleep: the server and the engine's loop both treat it on its own.
+SLEEP: Final = "sleep"
+
+
+def owner_of(hub_id: str, request_id: str) -> str:
+    """The owner of a hub's request over all its attempts: hand-offs are kept and released under this name."""
+    return f"{hub_id}/{request_id}"
 
 
 class Work(msgspec.Struct, frozen=True):
@@ -39,8 +47,8 @@ class Work(msgspec.Struct, frozen=True):
     trace: str = ""
 
 
-class Fed(msgspec.Struct, frozen=True):
-    """A piece that a stage before has made, or with ``is_last`` the word that there is no more."""
+class PieceArrived(msgspec.Struct, frozen=True):
+    """A stage before has made piece ``number``; with ``is_last`` there is no such piece, and all have come."""
 
     key: str
     from_stage: int
@@ -49,7 +57,7 @@ class Fed(msgspec.Struct, frozen=True):
     is_last: bool
 
 
-class Room(msgspec.Struct, frozen=True):
+class WindowUpdate(msgspec.Struct, frozen=True):
     """A next stage has taken all pieces before ``number``; ``again``: those from there on may be lost on their way."""
 
     key: str
@@ -85,14 +93,14 @@ class Cancel(msgspec.Struct, frozen=True):
     key: str
 
 
-class Release(msgspec.Struct, frozen=True):
-    """Nobody will fetch what the owner's request left for other stages."""
+class ReleasePayload(msgspec.Struct, frozen=True):
+    """Free the hand-offs that the owner's request left for other stages: no stage will fetch them."""
 
     owner: str
 
 
 class ReleaseHub(msgspec.Struct, frozen=True):
-    """Nobody will fetch anything that the hub's requests left for other stages."""
+    """Free the hand-offs of all requests of one hub."""
 
     hub_id: str
 
@@ -111,11 +119,11 @@ class Wake(msgspec.Struct, frozen=True):
     """Look at the flags: the replica is to drain or to stop."""
 
 
-Job = Work | NextSegment | Fed | Room | Pause | Cancel | Release | ReleaseHub | Call | Wake
+Job = Work | NextSegment | PieceArrived | WindowUpdate | Pause | Cancel | ReleasePayload | ReleaseHub | Call | Wake
 
 
-class Piece(msgspec.Struct, frozen=True):
-    """Some output. An image or other binary comes as ``attachment`` of type ``mime``."""
+class OutputChunk(msgspec.Struct, frozen=True):
+    """Some output of a request. An image or other binary comes as ``attachment`` of the type ``mime``."""
 
     key: str
     modality: str
@@ -164,19 +172,19 @@ class SegmentEnded(msgspec.Struct, frozen=True):
     usage: Mapping[str, int] = {}
 
 
-class Broken(msgspec.Struct, frozen=True):
-    """The request could not be finished."""
+class RequestFailed(msgspec.Struct, frozen=True):
+    """The request failed; ``reason`` goes to the hub as it is."""
 
     key: str
     kind: FailureKind
     reason: str
 
 
-class Rests(msgspec.Struct, frozen=True):
-    """The engine has put the request aside, so its slot is free; ``is_resting`` False: it takes one again."""
+class Parked(msgspec.Struct, frozen=True):
+    """The engine has parked a paused request, so its slot is free; with ``is_parked`` False it takes a slot again."""
 
     key: str
-    is_resting: bool
+    is_parked: bool
 
 
 class Called(msgspec.Struct, frozen=True):
@@ -189,6 +197,6 @@ class Called(msgspec.Struct, frozen=True):
     is_asleep: bool | None = None
 
 
-#: What is said of a request.
-Spoken = Piece | HandedPiece | TookPiece | SegmentEnded | Finished | Broken
-Outcome = Spoken | Rests | Called
+#: What the server reports to the hub about one request.
+Report = OutputChunk | HandedPiece | TookPiece | SegmentEnded | Finished | RequestFailed
+Outcome = Report | Parked | Called

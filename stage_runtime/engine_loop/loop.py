@@ -1,6 +1,6 @@
 """The thread that owns the engine: jobs in, steps, outcomes out.
 
-Every accepted request ends with exactly one Finished or Broken, whatever the engine does.
+Every accepted request ends with exactly one Finished or RequestFailed, whatever the engine does.
 """
 
 from __future__ import annotations
@@ -20,26 +20,34 @@ from stage_runtime.engine_loop.backpressure import Behind, Pauses
 from stage_runtime.engine_loop.check_output import flaw_of, pieces_of
 from stage_runtime.engine_loop.control import Controls, fail
 from stage_runtime.engine_loop.jobs import (
-    Broken,
     Call,
     Cancel,
-    Fed,
     Finished,
     Job,
     NextSegment,
     Outcome,
     Pause,
-    Release,
+    PieceArrived,
     ReleaseHub,
-    Room,
+    ReleasePayload,
+    RequestFailed,
     Wake,
+    WindowUpdate,
     Work,
 )
 from stage_runtime.engine_loop.payloads import Payloads
 from stage_runtime.engine_loop.pieces import Pieces
-from stage_runtime.engine_loop.running import Running, broken, companions_of, end_of, kind_of, refusal_of, request_of
+from stage_runtime.engine_loop.running import (
+    Running,
+    SegmentedRequest,
+    broken,
+    companions_of,
+    end_of,
+    kind_of,
+    refusal_of,
+    request_of,
+)
 from stage_runtime.engines.base import Engine, EngineOutput, StageRequest
-from stage_runtime.server.updates import Talk
 
 logger = logging.getLogger(__name__)
 
@@ -109,13 +117,13 @@ class EngineLoop:
 
     def fail_all(self, kind: FailureKind, reason: str) -> None:
         """End everything in flight and everything that waits to be taken."""
-        outcomes: list[Outcome] = [Broken(key, kind, reason) for key in self._running]
+        outcomes: list[Outcome] = [RequestFailed(key, kind, reason) for key in self._running]
         self._running.clear()
         outcomes += self._controls.fail_all(reason)
         while not self.jobs.empty():
             job = self.jobs.get_nowait()
             if isinstance(job, Work):
-                outcomes.append(Broken(job.key, kind, reason))
+                outcomes.append(RequestFailed(job.key, kind, reason))
             elif isinstance(job, Call):
                 outcomes += fail([job], reason)
         self._emit(outcomes)
@@ -145,11 +153,11 @@ class EngineLoop:
                 return self._cancel(key)
             case NextSegment():
                 return self._go_on(job)
-            case Fed() | Room() | Pause():
+            case PieceArrived() | WindowUpdate() | Pause():
                 return self._of_pieces(self._keep_pace(job))
             case Call():
                 return self._controls.take(job)
-            case Release(owner):
+            case ReleasePayload(owner):
                 self._payloads.release(owner)
             case ReleaseHub(hub_id):
                 self._payloads.release_hub(hub_id)
@@ -157,11 +165,11 @@ class EngineLoop:
                 pass
         return ()
 
-    def _keep_pace(self, job: Fed | Room | Pause) -> Sequence[Outcome]:
+    def _keep_pace(self, job: PieceArrived | WindowUpdate | Pause) -> Sequence[Outcome]:
         if isinstance(job, Pause):
             is_here = job.key in self._running
             return self._pauses.set(job.key, Behind.CLIENT, is_behind=job.paused) if is_here else ()
-        return self._pieces.take(job) if isinstance(job, Fed) else self._pieces.make_room(job)
+        return self._pieces.take(job) if isinstance(job, PieceArrived) else self._pieces.make_room(job)
 
     def _cancel(self, key: str) -> Sequence[Outcome]:
         running = self._running.get(key)
@@ -186,12 +194,12 @@ class EngineLoop:
     def _go_on(self, job: NextSegment) -> Sequence[Outcome]:
         """The next segment of a request that waits for it. Those of unknown requests are fine."""
         running = self._running.get(job.key)
-        if running is None or not running.is_idle or running.talk is None:
+        if running is None or not running.is_idle or running.segmented is None:
             return ()
         if job.is_last:
             self._forget(job.key)
             self._engine.abort(job.key)
-            return [running.talk.over(job.key)]
+            return [running.segmented.finish(job.key)]
         self._payloads.release_before(running.work.owner, job.kept_from)
         work = msgspec.structs.replace(
             running.work,
@@ -201,9 +209,9 @@ class EngineLoop:
             accepted_at_s=self._clock(),
             resume=None,
         )
-        running.talk.is_idle = False
+        running.segmented.is_idle = False
         outcomes = self._add(work, {})
-        if any(isinstance(each, Broken) for each in outcomes):
+        if any(isinstance(each, RequestFailed) for each in outcomes):
             self._engine.abort(job.key)
         return outcomes
 
@@ -227,8 +235,8 @@ class EngineLoop:
 
     def _run(self, work: Work, added_at_s: float, transfer_s: float = 0.0) -> None:
         earlier = self._running.get(work.key)
-        talk = (None if work.segment is None else Talk()) if earlier is None else earlier.talk
-        self._running[work.key] = Running(work, added_at_s, transfer_s, talk=talk)
+        segmented = (None if work.segment is None else SegmentedRequest()) if earlier is None else earlier.segmented
+        self._running[work.key] = Running(work, added_at_s, transfer_s, segmented=segmented)
         self._next_deadline_s = min(self._next_deadline_s, work.deadline_s)
 
     def _forget(self, key: str) -> Running | None:
@@ -238,7 +246,7 @@ class EngineLoop:
 
     def _of_pieces(self, outcomes: Sequence[Outcome]) -> Sequence[Outcome]:
         for outcome in outcomes:
-            if isinstance(outcome, Broken):
+            if isinstance(outcome, RequestFailed):
                 self._forget(outcome.key)
         return outcomes
 
@@ -250,7 +258,7 @@ class EngineLoop:
         for key in late:
             self._forget(key)
             self._engine.abort(key)
-            outcomes.append(Broken(key, FailureKind.DEADLINE, "the deadline passed while the request ran"))
+            outcomes.append(RequestFailed(key, FailureKind.DEADLINE, "the deadline passed while the request ran"))
         self._next_deadline_s = min((each.work.deadline_s for each in self._running.values()), default=float("inf"))
 
     def _outcomes_of(self, output: EngineOutput) -> Sequence[Outcome]:
@@ -280,7 +288,7 @@ class EngineLoop:
         logger.error("engine.bad_output key=%s %s", key, flaw)
         self._forget(key)
         self._engine.abort(key)
-        return [Broken(key, FailureKind.ENGINE, flaw)]
+        return [RequestFailed(key, FailureKind.ENGINE, flaw)]
 
     def _finish(self, output: EngineOutput) -> Sequence[Outcome]:
         running = self._running.get(output.key)
@@ -289,9 +297,9 @@ class EngineLoop:
             return ()
         end = end_of(running, output, self._hand_over, self._clock)
         self._pieces.close(output.key)
-        if running.talk is not None:
+        if running.segmented is not None:
             if isinstance(end, Finished) and not running.is_cancelled:
-                return [running.talk.ended(end)]
+                return [running.segmented.end_segment(end)]
             self._engine.abort(output.key)
         self._forget(output.key)
         return [end]

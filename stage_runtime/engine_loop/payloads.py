@@ -18,8 +18,7 @@ from omni_discovery.wire import PayloadRef
 from stage_runtime.config import PayloadError
 from stage_runtime.connectors.base import OmniConnectorBase
 from stage_runtime.connectors.factory import ConnectorSpec, OmniConnectorFactory
-from stage_runtime.engine_loop.jobs import Work
-from stage_runtime.server.ledger import owner_of
+from stage_runtime.engine_loop.jobs import Work, owner_of
 
 logger = logging.getLogger(__name__)
 

@@ -16,7 +16,15 @@ from typing import Any
 from omni_discovery.wire import FailureKind
 from stage_runtime.config import PayloadError
 from stage_runtime.engine_loop.backpressure import Behind, Pauses
-from stage_runtime.engine_loop.jobs import Broken, Fed, HandedPiece, Outcome, Room, TookPiece, Work
+from stage_runtime.engine_loop.jobs import (
+    HandedPiece,
+    Outcome,
+    PieceArrived,
+    RequestFailed,
+    TookPiece,
+    WindowUpdate,
+    Work,
+)
 from stage_runtime.engine_loop.payloads import Payloads
 from stage_runtime.engine_loop.running import broken, kind_of
 from stage_runtime.engines.base import Engine, EngineOutput
@@ -54,7 +62,7 @@ class _Inflow:
 
     work: Work
     from_stage: int
-    waiting: deque[Fed] = field(default_factory=deque)
+    waiting: deque[PieceArrived] = field(default_factory=deque)
     #: How many have come, and whether that is all there will be.
     come: int = 0
     is_complete: bool = False
@@ -67,7 +75,7 @@ class _Inflow:
 class Pieces:
     """All that flows into and out of one engine. ``add`` starts work whose pieces are all there; ``end`` ends work.
 
-    Methods return what is to be said; a Broken among it has been taken from the engine.
+    Methods return what is to be said; a RequestFailed among it has been taken from the engine.
     """
 
     def __init__(
@@ -105,7 +113,7 @@ class Pieces:
         self._inflows[work.key] = {stage: _Inflow(work, stage) for stage in work.stream_from}
         return self._feed is not None
 
-    def take(self, fed: Fed) -> Sequence[Outcome]:
+    def take(self, fed: PieceArrived) -> Sequence[Outcome]:
         """A piece was announced. Those of unknown requests, and those that were here before, are fine."""
         flow = self._inflows.get(fed.key, {}).get(fed.from_stage)
         if flow is None:
@@ -115,7 +123,7 @@ class Pieces:
             return [TookPiece(fed.key, fed.from_stage, flow.last)] if flow.last >= 0 else ()
         if fed.number > flow.come:
             reason = f"piece {flow.come} of stage {fed.from_stage} never came, piece {fed.number} did"
-            return self._end_broken(Broken(fed.key, FailureKind.PAYLOAD, reason))
+            return self._end_broken(RequestFailed(fed.key, FailureKind.PAYLOAD, reason))
         flow.waiting.append(fed)
         flow.come += 1
         flow.is_complete = fed.is_last
@@ -161,7 +169,7 @@ class Pieces:
                 last = flow.last = fed.number
         return last
 
-    def _fetch(self, flow: _Inflow, fed: Fed) -> _Handed:
+    def _fetch(self, flow: _Inflow, fed: PieceArrived) -> _Handed:
         if fed.payload is None or fed.payload.from_stage != flow.from_stage:
             raise PayloadError(f"piece {fed.number} of stage {flow.from_stage} names no payload of it")
         left_s = flow.work.deadline_s - self._clock()
@@ -195,7 +203,7 @@ class Pieces:
         flow.end = output
         return True
 
-    def make_room(self, room: Room) -> Sequence[Outcome]:
+    def make_room(self, room: WindowUpdate) -> Sequence[Outcome]:
         """A next stage has taken pieces. Unknown requests are fine."""
         flow = self._outflows.get(room.key)
         if flow is None or room.to_stage not in flow.windows:
@@ -234,7 +242,7 @@ class Pieces:
             flow.said += 1
         return [*said, *self._pauses.set(key, Behind.NEXT_STAGES, is_behind=not flow.has_room)]
 
-    def _end_broken(self, end: Broken) -> Sequence[Outcome]:
+    def _end_broken(self, end: RequestFailed) -> Sequence[Outcome]:
         self.close(end.key)
         self._engine.abort(end.key)
         return [end]

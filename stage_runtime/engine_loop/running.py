@@ -3,18 +3,45 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from omni_discovery.errors import InvalidRequestError
 from omni_discovery.wire import FailureKind, PayloadRef
 from stage_runtime.config import NotResumableError, PayloadError
-from stage_runtime.engine_loop.jobs import Broken, Finished, Work
+from stage_runtime.engine_loop.jobs import Finished, RequestFailed, SegmentEnded, Work
 from stage_runtime.engines.base import Engine, EngineOutput, StageRequest
-from stage_runtime.server.updates import Talk
 
 if TYPE_CHECKING:
     from stage_runtime.engine_loop.payloads import Payloads
+
+
+@dataclass(slots=True)
+class SegmentedRequest:
+    """The part of a request that outlives its segments: whether it waits for the next one, and the sums so far."""
+
+    #: Whether the request waits for its next segment: the engine has nothing to do for it.
+    is_idle: bool = False
+    finish_reason: str = "stop"
+    #: Sums over the segments that have ended.
+    usage: dict[str, int] = field(default_factory=dict)
+    timings_s: dict[str, float] = field(default_factory=dict)
+
+    def end_segment(self, end: Finished) -> SegmentEnded:
+        """Turn the end of a segment's run into SegmentEnded, and add its usage and timings (seconds) to the sums."""
+        self.is_idle, self.finish_reason = True, end.finish_reason
+        for name, count in end.usage.items():
+            self.usage[name] = self.usage.get(name, 0) + count
+        for name, seconds in end.timings_s.items():
+            if name == "first_output":
+                self.timings_s.setdefault(name, seconds)
+            else:
+                self.timings_s[name] = self.timings_s.get(name, 0.0) + seconds
+        return SegmentEnded(end.key, end.finish_reason, end.payloads, end.usage)
+
+    def finish(self, key: str) -> Finished:
+        """The end of the whole request, with the sums over its segments: no further segment will come."""
+        return Finished(key, self.finish_reason, (), dict(self.usage), dict(self.timings_s))
 
 
 @dataclass(slots=True)
@@ -29,13 +56,13 @@ class Running:
     has_ended: bool = False
     #: Nobody wants its end: what it would hand over is not kept.
     is_cancelled: bool = False
-    #: Of one that comes in segments.
-    talk: Talk | None = None
+    #: Set where the request's input comes in segments.
+    segmented: SegmentedRequest | None = None
 
     @property
     def is_idle(self) -> bool:
         """Whether it waits for its next segment."""
-        return self.talk is not None and self.talk.is_idle
+        return self.segmented is not None and self.segmented.is_idle
 
     def timings(self, done_at_s: float, now_s: float) -> dict[str, float]:
         """What took how long, in seconds; between the two moments its hand-off was stored."""
@@ -93,30 +120,30 @@ def end_of(
     output: EngineOutput,
     hand_over: Callable[[Work, EngineOutput], tuple[PayloadRef, ...]],
     clock: Callable[[], float],
-) -> Finished | Broken:
+) -> Finished | RequestFailed:
     """How the request ends after the engine's last word of it."""
     if output.error is not None:
-        return Broken(output.key, *output.error)
+        return RequestFailed(output.key, *output.error)
     done_at_s = clock()
     if running.is_cancelled:
         return Finished(output.key, "abort", (), output.usage, running.timings(done_at_s, clock()))
     try:
         refs = hand_over(running.work, output)
     except PayloadError as error:
-        return Broken(output.key, FailureKind.PAYLOAD, str(error))
+        return RequestFailed(output.key, FailureKind.PAYLOAD, str(error))
     timings_s = running.timings(done_at_s, clock())
     return Finished(output.key, output.finish_reason or "stop", refs, output.usage, timings_s, output.stop_reason)
 
 
-def refusal_of(work: Work, engine: Engine, now_s: float) -> Broken | None:
+def refusal_of(work: Work, engine: Engine, now_s: float) -> RequestFailed | None:
     """Why the engine is not to have the work, if it is not."""
     if now_s >= work.deadline_s:
-        return Broken(work.key, FailureKind.DEADLINE, "the deadline passed while the request waited")
+        return RequestFailed(work.key, FailureKind.DEADLINE, "the deadline passed while the request waited")
     if work.resume is not None and getattr(engine, "not_resumable", None) is None:
         # It would begin at the beginning, and the client would see that twice.
-        return Broken(work.key, FailureKind.NOT_RESUMABLE, "this engine can't go on behind what was shown")
+        return RequestFailed(work.key, FailureKind.NOT_RESUMABLE, "this engine can't go on behind what was shown")
     if work.segment is not None and getattr(engine, "update", None) is None:
-        return Broken(work.key, FailureKind.INVALID, "this engine takes no input in segments")
+        return RequestFailed(work.key, FailureKind.INVALID, "this engine takes no input in segments")
     return None
 
 
@@ -133,7 +160,7 @@ def kind_of(error: Exception) -> FailureKind:
             return FailureKind.ENGINE
 
 
-def broken(key: str, error: Exception) -> Broken:
+def broken(key: str, error: Exception) -> RequestFailed:
     """The end of a request that could not be given to the engine."""
     kind = kind_of(error)
-    return Broken(key, kind, f"{type(error).__name__}: {error}" if kind is FailureKind.ENGINE else str(error))
+    return RequestFailed(key, kind, f"{type(error).__name__}: {error}" if kind is FailureKind.ENGINE else str(error))

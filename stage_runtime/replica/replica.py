@@ -43,7 +43,7 @@ from stage_runtime.replica.failures import is_known, not_loaded, told
 from stage_runtime.replica.identity import identity, model_details
 from stage_runtime.replica.publisher import Look, StageClient, StatusPublisher
 from stage_runtime.replica.readiness import Reach
-from stage_runtime.server.handshake import ReplicaState, UnlikeHubs
+from stage_runtime.server.handshake import ReplicaState, SecurityMismatchLog
 from stage_runtime.server.server import ReplicaServer
 from stage_runtime.status_pipe import IsUp, LastWords, Tell, tell_nobody
 from stage_runtime.supervisor.devices import check_devices_are_seen
@@ -123,7 +123,7 @@ class Replica:
         self._drain = Drain(config.ack_timeout_s)
         #: Whether the operator has asked for the drain; a replica that was drained stays down.
         self._drained_by_key = False
-        self._unlike_hubs = UnlikeHubs(is_secured=self._keys is not None)
+        self._security_mismatches = SecurityMismatchLog("" if self._keys is None else self._keys.public)
         self._client: StageClient | None = None
         self._publisher: StatusPublisher | None = None
         self._phase = ""
@@ -301,7 +301,7 @@ class Replica:
             self._client.describe(**fields)
 
     def _on_hubs(self, hubs: Mapping[str, HubRecord]) -> None:
-        self._unlike_hubs.tell(hubs)
+        self._security_mismatches.warn_of_hubs(hubs)
         self._server.set_allowed_hubs({hub.curve_public_key: hub_id for hub_id, hub in hubs.items()})
 
     def _on_registered(self, _replica_id: int, epoch: int) -> None:

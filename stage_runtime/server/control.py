@@ -11,15 +11,14 @@ from dataclasses import dataclass
 from typing import Final
 
 from omni_discovery import wire
-from stage_runtime.engine_loop.jobs import Call, Called
+from omni_discovery.wire.session import Peer
+from stage_runtime.engine_loop.jobs import SLEEP, Call, Called
 from stage_runtime.lifecycle import Stage
-from stage_runtime.server.router import Peer
 
 #: How many calls may be open in one replica.
 _MAX_OPEN: Final = 64
 #: How many calls are remembered, so that none of them runs again when its frame comes twice.
 _MAX_SEEN: Final = 8192
-SLEEP: Final = "sleep"
 
 
 @dataclass(slots=True)

@@ -1,46 +1,49 @@
-"""Who has greeted which life of this replica, and the credits that greeting brings.
+"""Drives the replica's role of the session protocol (omni_discovery/wire/session.py), and lends credits under it.
 
-Part of the talk with all hubs (sessions.py), and like that owned by the ZMQ thread.
-
-Hubs that a replica can't talk to, because what one encrypts the other does not: each is told of once.
+Part of the sessions with all hubs (sessions.py), and like them owned by the ZMQ thread.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
 
 from omni_discovery import wire
 from omni_discovery.commands.flags import CURVE
 from omni_discovery.records.schema import HubRecord
+from omni_discovery.wire.session import (
+    CloseCredits,
+    Flaw,
+    MessageRefused,
+    MisplacedError,
+    OpenCredits,
+    Peer,
+    ReplicaAction,
+    ReplicaSessions,
+    SendWelcome,
+    SocketName,
+    same_security,
+)
 from stage_runtime.lifecycle import Stage
 from stage_runtime.server.credits import CreditBook, GrantCredits
-from stage_runtime.server.ledger import Ledger, Ticket
+from stage_runtime.server.ledger import Ledger
 from stage_runtime.server.outbox import Outbox
-from stage_runtime.server.router import ForeignIdentityError, Peer
 
 logger = logging.getLogger(__name__)
-
-SocketName = Literal["input", "output"]
-
-#: How many connections' greetings are remembered, and how many earlier epochs of this process.
-_MAX_HELLOS: Final = 4096
-_MAX_LIVES: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaState:
-    """What the ZMQ thread has to know of the rest; read anew for every request."""
+    """What the ZMQ thread reads of the replica's state, for every request."""
 
     stage: Callable[[], Stage]
     capacity: Callable[[], int]
 
 
-class Greetings:
-    """Answers Hello, says which lives are ours, and lends the replica's slots to those who have a session."""
+class Handshake:
+    """Answers Hello, refuses frames for other epochs, and lends the replica's slots to hubs with a session."""
 
     def __init__(
         self, state: ReplicaState, ledger: Ledger, counters: Counter[str], acks: Outbox, replies: Outbox
@@ -49,136 +52,116 @@ class Greetings:
         self._ledger = ledger
         self._counters = counters
         self._outboxes: dict[SocketName, Outbox] = {"input": acks, "output": replies}
+        self._protocol = ReplicaSessions()
         self.credits = CreditBook()
-        #: The life that the registry knows; 0 before the first. Set from the lease's thread.
-        self.epoch = 0
-        #: All lives of this process, the present one last.
-        self._lives: dict[int, None] = {}
-        #: Who greeted which life; answered again when the life becomes true.
-        self._hellos: dict[tuple[SocketName, str], tuple[Peer, wire.Hello]] = {}
-        #: Hubs that were given up and may still be there.
-        self._estranged: dict[str, Peer] = {}
+        #: The epoch that the registry has for this replica; 0 before the first. Written by the lease's thread, and
+        #: taken over by ``follow_epoch``.
+        self.registered_epoch = 0
         self._has_warned = False
 
+    def __repr__(self) -> str:
+        return f"Handshake({self._protocol!r}, {self.credits!r})"
+
     def greet(self, socket: SocketName, peer: Peer, hello: wire.Hello) -> None:
-        """A hub opens its session on one socket. Raise ForeignIdentityError if it gives another's name."""
-        if hello.hub_id != peer.hub_id:
-            raise ForeignIdentityError(f"hub {peer.hub_id!r} says that it is {hello.hub_id!r}")
-        if socket == "output":
-            self._estranged.pop(peer.name, None)
-        self._hellos.pop((socket, peer.name), None)
-        self._hellos[socket, peer.name] = peer, hello
-        if len(self._hellos) > _MAX_HELLOS:
-            del self._hellos[next(iter(self._hellos))]
-        if hello.epoch == self.epoch:
-            self._begin(socket, peer, hello)
-        elif self.epoch:
-            self.refuse_epoch(hello.epoch)
+        """A hub opens its session on one socket. Raise ForeignIdentityError if it gives another hub's name."""
+        self._carry_out(self._protocol.receive_hello(socket, peer, hello))
 
-    def greet_waiting(self) -> None:
-        """After a change of epoch: welcome the hubs that knew of the new life before we did."""
-        epoch = self.epoch
-        if not epoch or epoch in self._lives:
-            return
-        self._lives[epoch] = None
-        while len(self._lives) > _MAX_LIVES:
-            del self._lives[next(iter(self._lives))]
-        for (socket, _), (peer, hello) in list(self._hellos.items()):
-            if hello.epoch == epoch:
-                self._begin(socket, peer, hello)
+    def follow_epoch(self) -> None:
+        """Take over the registered epoch: welcome the hubs that knew of it before this replica did."""
+        self._carry_out(self._protocol.begin_epoch(self.registered_epoch))
 
-    def greeted(self) -> list[Peer]:
-        """The connections for output whose hubs have said Hello and were not forgotten since."""
-        return [peer for (socket, _), (peer, _) in self._hellos.items() if socket == "output"]
+    def admits(self, socket: SocketName, message: wire.ToReplica) -> bool:
+        """Whether to handle a message; one for another epoch is counted. Raise MisplacedError on the wrong socket."""
+        flaw = self._protocol.flaw_of(socket, message)
+        if flaw is None:
+            return True
+        if flaw is Flaw.MISPLACED:
+            raise MisplacedError(f"{type(message).__name__} on the {socket} socket")
+        self._carry_out([MessageRefused(flaw, message.epoch)])
+        return False
 
-    def forget(self, name: str) -> None:
-        """A connection is given up."""
-        for socket in self._outboxes:
-            self._hellos.pop((socket, name), None)
-        self._estranged.pop(name, None)
-        self.credits.close(name)
+    def greeted_peers(self) -> list[Peer]:
+        """The connections whose hubs have said Hello on the output socket and were not given up since."""
+        return self._protocol.peers()
 
-    def estrange(self, peer: Peer) -> None:
-        """A connection is given up that may well stand: it is told that we know of no session, until it greets us."""
-        self.forget(peer.name)
-        self._estranged[peer.name] = peer
-        if len(self._estranged) > _MAX_HELLOS:
-            del self._estranged[next(iter(self._estranged))]
-
-    def listeners(self) -> dict[str, Peer]:
-        """The connections that are told our load now and then, by name."""
-        return self._estranged | {peer.name: peer for peer in self.greeted()}
+    def probed_peers(self) -> dict[str, Peer]:
+        """The connections that get the replica's load while nothing else is sent to them, by name."""
+        return self._protocol.probed_peers()
 
     def probe(self, peer: Peer) -> None:
-        """Tell a hub our load: only a send shows whether it is still there."""
-        _, hello = self._hellos.get(("output", peer.name), (peer, None))
-        self._welcome("output", peer, 0 if hello is None else hello.session)
+        """Send a hub our load, unless it is revoked: only a send shows whether it is still there."""
+        self._carry_out(self._protocol.probe(peer))
 
-    def rest(self, ticket: Ticket, is_resting: bool) -> None:
-        """The slot of a request is free while the engine has put it aside."""
-        ticket.is_resting = is_resting
-        if is_resting:
-            self.credits.ended(ticket.peer.name)
-        else:
-            self.credits.began(ticket.peer.name, credit=False)
+    def give_up(self, peer: Peer, *, is_gone: bool = False) -> None:
+        """End a connection's session; unless it ``is_gone``, its hub learns of that by the next probe."""
+        self._carry_out(self._protocol.give_up(peer, is_gone=is_gone))
+
+    def revoke_hubs(self, hub_ids: frozenset[str]) -> frozenset[str]:
+        """From now on these hubs, and no others, are revoked; return those that were not before."""
+        return self._protocol.revoke_hubs(hub_ids)
 
     def settle_credits(self, now_s: float) -> None:
-        """Lend what is free, ask back what others wait for. A replica that takes nothing lends nothing."""
+        """Lend free slots, recall credits that other hubs wait for. A replica that takes nothing lends nothing."""
         is_ready = self._state.stage() is Stage.READY
         self.credits.set_capacity(self._state.capacity() if is_ready else 0)
         for action in self.credits.settle(now_s):
             kind = wire.Grant if isinstance(action, GrantCredits) else wire.Recall
             message = kind(
-                epoch=self.epoch, session=action.session, credits=action.credits, queue_length=len(self._ledger)
+                epoch=self._protocol.epoch,
+                session=action.session,
+                credits=action.credits,
+                queue_length=len(self._ledger),
             )
             if not self._outboxes["output"].push(action.peer, wire.encode(message)):
-                # It reads too slowly to be lent anything; a new session begins anew.
-                self.estrange(Peer(action.peer, action.peer.partition("/")[0]))
+                # It reads too slowly to be lent anything; its next session begins without credits.
+                self.give_up(Peer(action.peer, action.peer.partition("/")[0]))
 
-    def is_a_life(self, epoch: int) -> bool:
-        """Whether an epoch is one of this process: what began in an earlier life may be ended in this one."""
-        if epoch in self._lives:
-            return True
-        self.refuse_epoch(epoch)
-        return False
+    def _carry_out(self, actions: Sequence[ReplicaAction]) -> None:
+        for action in actions:
+            match action:
+                case SendWelcome():
+                    self._send_welcome(action)
+                case OpenCredits(peer, session):
+                    self.credits.open(peer, session)
+                case CloseCredits(peer):
+                    self.credits.close(peer)
+                case MessageRefused():
+                    self._count_refused(action)
 
-    def is_present(self, epoch: int) -> bool:
-        """Whether an epoch is the present life: nothing begins in an earlier one."""
-        if epoch != self.epoch:
-            self.refuse_epoch(epoch)
-        return epoch == self.epoch
+    def _send_welcome(self, action: SendWelcome) -> None:
+        message = wire.Welcome(
+            epoch=action.epoch,
+            capacity=self._state.capacity(),
+            queue_length=len(self._ledger),
+            session=action.session,
+        )
+        # Where the outbox is full, the hub's next Hello or our next probe makes up for it.
+        self._outboxes[action.socket].push(action.peer.name, wire.encode(message))
 
-    def refuse_epoch(self, epoch: int) -> None:
-        """A frame was for another life."""
+    def _count_refused(self, refused: MessageRefused) -> None:
+        if refused.flaw is not Flaw.EPOCH:
+            self._counters[refused.flaw] += 1
+            return
         self._counters["wrong_epoch"] += 1
         if not self._has_warned:
             self._has_warned = True
-            logger.warning("server.wrong_epoch got=%d ours=%d (others are only counted)", epoch, self.epoch)
-
-    def _begin(self, socket: SocketName, peer: Peer, hello: wire.Hello) -> None:
-        self._welcome(socket, peer, hello.session)
-        if socket == "output" and hello.session:
-            self.credits.open(peer.name, hello.session)
-
-    def _welcome(self, socket: SocketName, peer: Peer, session: int) -> None:
-        message = wire.Welcome(
-            epoch=self.epoch, capacity=self._state.capacity(), queue_length=len(self._ledger), session=session
-        )
-        self._outboxes[socket].push(peer.name, wire.encode(message))
+            ours = self._protocol.epoch
+            logger.warning("server.wrong_epoch got=%d ours=%d (others are only counted)", refused.epoch, ours)
 
 
-class UnlikeHubs:
-    """Used by one thread."""
+class SecurityMismatchLog:
+    """Warns once of each hub that encrypts while this replica does not, or the other way round. For one thread."""
 
-    def __init__(self, *, is_secured: bool) -> None:
-        self._is_secured = is_secured
-        self._told: set[str] = set()
+    def __init__(self, public_key: str) -> None:
+        #: Ours; empty where connections are not encrypted.
+        self._public_key = public_key
+        self._warned: set[str] = set()
 
-    def tell(self, hubs: Mapping[str, HubRecord]) -> None:
-        """Warn of those among these that nobody was warned of before."""
+    def warn_of_hubs(self, hubs: Mapping[str, HubRecord]) -> None:
+        """Warn of those among the registered hubs, by hub id, that this replica can't talk to."""
         for hub_id, hub in hubs.items():
-            if bool(hub.curve_public_key) is not self._is_secured and hub_id not in self._told:
-                self._told.add(hub_id)
-                theirs, ours = ("none", CURVE) if self._is_secured else (CURVE, "none")
+            if not same_security(self._public_key, hub.curve_public_key) and hub_id not in self._warned:
+                self._warned.add(hub_id)
+                theirs, ours = ("none", CURVE) if self._public_key else (CURVE, "none")
                 text = "hub.unusable hub=%s: it speaks with --zmq-security %s, this replica with %s; they must agree"
                 logger.warning(text, hub_id, theirs, ours)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from omni_discovery import wire
-from stage_runtime.engine_loop.jobs import Work
-from stage_runtime.server.router import Peer
+from omni_discovery.wire.session import Peer
+from stage_runtime.engine_loop.jobs import Work, owner_of
 
 #: How many ended requests are remembered, so that none of them runs again when its frame comes twice.
 _MAX_ENDED: Final = 32_768
@@ -31,17 +31,12 @@ class Ticket:
     segment: int | None = None
     is_idle: bool = False
     #: Whether the engine has put it aside: then others have its slot.
-    is_resting: bool = False
+    is_parked: bool = False
 
     @property
     def owner(self) -> str:
         """The hub's request over all its attempts."""
         return owner_of(self.peer.hub_id, self.request_id)
-
-
-def owner_of(hub_id: str, request_id: str) -> str:
-    """The name under which a hub's request keeps its hand-offs."""
-    return f"{hub_id}/{request_id}"
 
 
 class Ledger:

@@ -12,7 +12,6 @@ nobody speaks in another's name, but output to such a one is only as safe as the
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final
 
 import zmq
@@ -20,6 +19,7 @@ import zmq
 from omni_discovery.curve import KeyPair, secure_server
 from omni_discovery.errors import ConfigError, WireError
 from omni_discovery.wire import MAX_HEAD_BYTES
+from omni_discovery.wire.session import ForeignIdentityError, Peer
 from stage_runtime.config import ServerConfig
 from stage_runtime.server.outbox import Frames, SendResult
 
@@ -28,18 +28,6 @@ _MIN_TOKEN: Final = 16
 #: How many routing ids of one hub are remembered, and over all hubs.
 _MAX_OF_HUB: Final = 16
 _MAX_KNOWN: Final = 4096
-
-
-class ForeignIdentityError(WireError):
-    """A frame came under a routing id that its connection has no right to."""
-
-
-@dataclass(frozen=True, slots=True)
-class Peer:
-    """One connection of a hub, under the name that its answers are routed by."""
-
-    name: str
-    hub_id: str
 
 
 class Peers:

@@ -18,13 +18,14 @@ import zmq
 
 from omni_discovery.curve import Gatekeeper, KeyPair
 from omni_discovery.errors import WireError
+from omni_discovery.wire.session import ForeignIdentityError, MisplacedError, Peer
 from stage_runtime.config import ServerConfig
 from stage_runtime.engine_loop.jobs import Job, Outcome
 from stage_runtime.lifecycle import Stage
 from stage_runtime.server.handshake import ReplicaState
 from stage_runtime.server.outbox import Outbox
-from stage_runtime.server.router import ForeignIdentityError, Peer, Router
-from stage_runtime.server.sessions import MisplacedError, Sessions
+from stage_runtime.server.router import Router
+from stage_runtime.server.sessions import Sessions
 
 logger = logging.getLogger(__name__)
 
@@ -80,7 +81,7 @@ class ReplicaServer:
 
     def set_epoch(self, epoch: int) -> None:
         """The registry knows this replica under a new life."""
-        self._sessions.greetings.epoch = epoch
+        self._sessions.handshake.registered_epoch = epoch
         self._wake()
 
     def set_allowed_hubs(self, hubs_by_key: Mapping[str, str]) -> None:
@@ -186,7 +187,7 @@ class ReplicaServer:
             self.counters["refused_handshakes"] = self._gate.refused
         if self._to_revoke != self._revoked:
             self._revoke(self._to_revoke)
-        self._sessions.greetings.greet_waiting()
+        self._sessions.handshake.follow_epoch()
         self._deliver_waiting()
         is_behind = False
         if self._input.socket in ready:

@@ -18,35 +18,35 @@ from msgspec import UNSET
 from omni_discovery import wire
 from omni_discovery.errors import WireError
 from omni_discovery.wire import MAX_ATTACHMENT_BYTES, FailureKind
+from omni_discovery.wire.session import Peer, SocketName
 from stage_runtime.config import ServerConfig
 from stage_runtime.engine_loop.jobs import (
-    Broken,
     Called,
     Cancel,
     Finished,
     HandedPiece,
     Job,
     Outcome,
-    Piece,
-    Release,
+    OutputChunk,
+    Parked,
     ReleaseHub,
-    Rests,
+    ReleasePayload,
+    Report,
+    RequestFailed,
     SegmentEnded,
-    Spoken,
     TookPiece,
 )
 from stage_runtime.lifecycle import Refusal, admit
 from stage_runtime.server.control import Calls
-from stage_runtime.server.handshake import Greetings, ReplicaState
+from stage_runtime.server.handshake import Handshake, ReplicaState
 from stage_runtime.server.ledger import Ledger, Ticket, work_of
 from stage_runtime.server.outbox import Outbox
-from stage_runtime.server.router import Peer
 from stage_runtime.server.updates import Order, jobs_of
 
 logger = logging.getLogger(__name__)
 
 
-def head_of(ticket: Ticket, outcome: Spoken, queue_length: int) -> bytes:
+def head_of(ticket: Ticket, outcome: Report, queue_length: int) -> bytes:
     """The head frame that says it. Raise WireError for what no message can hold."""
     return wire.encode(_message(ticket, outcome, queue_length))
 
@@ -63,10 +63,10 @@ def rejection_of(submit: wire.Submit, refusal: Refusal, queue_length: int) -> wi
     )
 
 
-def _message(ticket: Ticket, outcome: Spoken, queue_length: int) -> wire.FromReplica:
+def _message(ticket: Ticket, outcome: Report, queue_length: int) -> wire.FromReplica:
     # Patterns that bind fields by position would double what each token costs here.
     match outcome:
-        case Piece():
+        case OutputChunk():
             size_bytes = len(outcome.attachment or b"")
             if size_bytes > MAX_ATTACHMENT_BYTES:
                 raise WireError(f"an attachment of {size_bytes} bytes, where a message may have {MAX_ATTACHMENT_BYTES}")
@@ -128,7 +128,7 @@ def _message(ticket: Ticket, outcome: Spoken, queue_length: int) -> wire.FromRep
                 payloads=outcome.payloads,
                 usage=dict(outcome.usage),
             )
-        case Broken():
+        case RequestFailed():
             return wire.StageFailed(
                 epoch=ticket.epoch,
                 request_id=ticket.request_id,
@@ -146,10 +146,6 @@ _PROBE_INTERVAL_S: Final = 0.2
 _GONE: Final = "is gone"
 #: An Abort that names no attempt names them all.
 _ALL_ATTEMPTS: Final = (1 << 53) - 1
-
-
-class MisplacedError(WireError):
-    """A message came on the wrong socket."""
 
 
 class Sessions:
@@ -174,27 +170,27 @@ class Sessions:
         self.ledger = Ledger()
         self.calls = Calls(state.stage, lambda: len(self.ledger), counters, self._answer_call)
         self._state = state = ReplicaState(self.calls.stage, state.capacity)
-        self.greetings = Greetings(state, self.ledger, counters, acks, replies)
-        self._credits = self.greetings.credits
-        self._revoked: frozenset[str] = frozenset()
+        self.handshake = Handshake(state, self.ledger, counters, acks, replies)
+        self._credits = self.handshake.credits
         self._next_probe_s = 0.0
 
     # ---- what comes from hubs
 
     def on_input(self, peer: Peer, head: bytes, now_s: float) -> None:
         """Handle what a hub sent to the input socket. Raise WireError if it can't be read."""
-        for message in wire.decode_to_replica((head,)):
-            self._take(peer, message, now_s)
+        self._receive("input", peer, head, now_s)
 
     def on_output(self, peer: Peer, head: bytes, now_s: float) -> None:
         """Handle what a hub sent to the output socket. Raise WireError for anything but Hello."""
-        for message in wire.decode_to_replica((head,)):
-            if not isinstance(message, wire.Hello):
-                raise MisplacedError(f"{type(message).__name__} on the output socket")
-            self.greetings.greet("output", peer, message)
-            self._replies.flush_one(peer.name, now_s)
+        self._receive("output", peer, head, now_s)
+        self._replies.flush_one(peer.name, now_s)
 
-    def _take(self, peer: Peer, message: wire.ToReplica, now_s: float) -> None:
+    def _receive(self, socket: SocketName, peer: Peer, head: bytes, now_s: float) -> None:
+        for message in wire.decode_to_replica((head,)):
+            if self.handshake.admits(socket, message):
+                self._handle(socket, peer, message, now_s)
+
+    def _handle(self, socket: SocketName, peer: Peer, message: wire.ToReplica, now_s: float) -> None:
         match message:
             case wire.Submit():
                 self._submit(peer, message, now_s)
@@ -203,20 +199,17 @@ class Sessions:
             case wire.ReleasePayloads() | wire.Feed() | wire.PieceRoom() | wire.Pause() | wire.Update():
                 self._pass_on(peer, message)
             case wire.WantCredits() | wire.ReturnCredits():
-                if self.greetings.is_a_life(message.epoch):
-                    self._take_credits(peer, message, now_s)
+                self._take_credits(peer, message, now_s)
             case wire.Hello():
-                self.greetings.greet("input", peer, message)
+                self.handshake.greet(socket, peer, message)
             case wire.Control():
-                if self.greetings.is_present(message.epoch):
-                    self._to_do += self.calls.take(peer, message, now_s)
+                self._to_do += self.calls.take(peer, message, now_s)
 
     def _pass_on(self, peer: Peer, order: Order) -> None:
-        if self.greetings.is_a_life(order.epoch):
-            answer, jobs = jobs_of(self.ledger, peer, order)
-            self._to_do += jobs
-            if answer is not None:
-                self._acknowledge(peer, answer)
+        answer, jobs = jobs_of(self.ledger, peer, order)
+        self._to_do += jobs
+        if answer is not None:
+            self._acknowledge(peer, answer)
 
     def _take_credits(self, peer: Peer, message: wire.WantCredits | wire.ReturnCredits, now_s: float) -> None:
         name, session = peer.name, message.session
@@ -227,8 +220,6 @@ class Sessions:
         self._counters["old_session"] += not is_present
 
     def _submit(self, peer: Peer, submit: wire.Submit, now_s: float) -> None:
-        if not self.greetings.is_present(submit.epoch):
-            return
         if self.ledger.was_here(peer, submit.request_id, submit.attempt):
             self._counters["replayed"] += 1
             return
@@ -262,8 +253,6 @@ class Sessions:
         self._acknowledge(peer, rejection_of(submit, refusal, len(self.ledger)))
 
     def _abort(self, peer: Peer, abort: wire.Abort) -> None:
-        if not self.greetings.is_a_life(abort.epoch):
-            return
         if abort.attempt < _ALL_ATTEMPTS:
             # Its Submit may still be on its way, through a connection that broke meanwhile.
             self.ledger.bar(peer, abort.request_id, abort.attempt)
@@ -297,27 +286,35 @@ class Sessions:
                 self.calls.ended(outcome)
             elif ticket is None:
                 continue
-            elif isinstance(outcome, Rests):
-                self.greetings.rest(ticket, outcome.is_resting)
+            elif isinstance(outcome, Parked):
+                self._park(ticket, is_parked=outcome.is_parked)
             else:
                 self._say(ticket, outcome)
+
+    def _park(self, ticket: Ticket, *, is_parked: bool) -> None:
+        # The slot of a request is free while the engine has parked it.
+        ticket.is_parked = is_parked
+        if is_parked:
+            self._credits.ended(ticket.peer.name)
+        else:
+            self._credits.began(ticket.peer.name, credit=False)
 
     def _answer_call(self, peer: Peer, message: wire.ControlResult) -> None:
         if not self._replies.push(peer.name, wire.encode(message)):
             self._give_up(peer, "reads too slowly")
 
-    def _say(self, ticket: Ticket, outcome: Spoken) -> None:
-        if isinstance(outcome, (Finished, Broken)):
+    def _say(self, ticket: Ticket, outcome: Report) -> None:
+        if isinstance(outcome, (Finished, RequestFailed)):
             self._close(ticket)
         queue_length = len(self.ledger.tickets)
         try:
             head = head_of(ticket, outcome, queue_length)
-            attachment = outcome.attachment if isinstance(outcome, Piece) else None
+            attachment = outcome.attachment if isinstance(outcome, OutputChunk) else None
         except WireError as error:
             self._counters["unsendable_outputs"] += 1
             self._close(ticket)
-            self._to_do += (Cancel(ticket.key), Release(ticket.owner))
-            broken = Broken(ticket.key, FailureKind.ENGINE, f"the output can't be sent: {error}")
+            self._to_do += (Cancel(ticket.key), ReleasePayload(ticket.owner))
+            broken = RequestFailed(ticket.key, FailureKind.ENGINE, f"the output can't be sent: {error}")
             head, attachment = head_of(ticket, broken, len(self.ledger)), None
         ticket.is_idle = ticket.is_idle or isinstance(outcome, SegmentEnded)
         ticket.next_seq += not isinstance(outcome, (HandedPiece, TookPiece))
@@ -333,7 +330,7 @@ class Sessions:
         for job in self._to_do:
             self._jobs(job)
         self._to_do.clear()
-        self.greetings.settle_credits(now_s)
+        self.handshake.settle_credits(now_s)
         self._acks.flush(now_s)
         self._replies.flush(now_s)
 
@@ -352,18 +349,16 @@ class Sessions:
             return
         self._next_probe_s = now_s + _PROBE_INTERVAL_S
         waiting = {ticket.peer.name: ticket.peer for ticket in self.ledger.tickets.values()}
-        for name, peer in (waiting | self.greetings.listeners()).items():
-            if self._replies.has_waiting(name) or self._replies.has_heard(name, now_s - _SILENT_S):
-                continue
-            if peer.hub_id not in self._revoked:
-                self.greetings.probe(peer)
+        for name, peer in (waiting | self.handshake.probed_peers()).items():
+            if not (self._replies.has_waiting(name) or self._replies.has_heard(name, now_s - _SILENT_S)):
+                self.handshake.probe(peer)
 
     def revoke(self, hub_ids: frozenset[str]) -> None:
         """From now on these hubs, and no others, are revoked: what they have here ends."""
-        added, self._revoked = hub_ids - self._revoked, hub_ids
+        added = self.handshake.revoke_hubs(hub_ids)
         if not added:
             return
-        names = {*self._acks.names(), *self._replies.names(), *(peer.name for peer in self.greetings.greeted())}
+        names = {*self._acks.names(), *self._replies.names(), *(peer.name for peer in self.handshake.greeted_peers())}
         names |= {ticket.peer.name for ticket in self.ledger.tickets.values()}
         names |= {peer.name for peer in self.calls.peers()}
         for name in sorted(names):
@@ -374,10 +369,7 @@ class Sessions:
 
     def _give_up(self, peer: Peer, why: str) -> None:
         tickets = self.ledger.of_peer(peer.name)
-        if why == _GONE:
-            self.greetings.forget(peer.name)
-        else:
-            self.greetings.estrange(peer)
+        self.handshake.give_up(peer, is_gone=why == _GONE)
         self._acks.drop(peer.name)
         self._to_do += (Cancel(key) for key in self.calls.drop(peer.name))
         dropped = self._replies.drop(peer.name)
@@ -385,11 +377,11 @@ class Sessions:
         logger.warning("server.hub_given_up hub=%s %s requests=%d messages=%d", peer.hub_id, why, len(tickets), dropped)
         for ticket in tickets:
             self._close(ticket)
-            self._to_do += (Cancel(ticket.key), Release(ticket.owner))
-        if not any(other.hub_id == peer.hub_id for other in self.greetings.greeted()):
+            self._to_do += (Cancel(ticket.key), ReleasePayload(ticket.owner))
+        if not any(other.hub_id == peer.hub_id for other in self.handshake.greeted_peers()):
             # Nobody will ask for what it left for other stages, nor say that nobody will.
             self._to_do.append(ReleaseHub(peer.hub_id))
 
     def _close(self, ticket: Ticket) -> None:
-        if self.ledger.close(ticket) and not ticket.is_resting:
+        if self.ledger.close(ticket) and not ticket.is_parked:
             self._credits.ended(ticket.peer.name)

@@ -8,42 +8,13 @@ Pure. The ZMQ thread answers updates by ``take``, the engine's thread has a ``Ta
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from omni_discovery import wire
 from omni_discovery.wire import FailureKind
-from stage_runtime.engine_loop.jobs import Fed, Finished, Job, NextSegment, Pause, Release, Room, SegmentEnded
-from stage_runtime.server.ledger import Ledger, Ticket, owner_of
-from stage_runtime.server.router import Peer
-
-
-@dataclass(slots=True)
-class Talk:
-    """One request over all its segments."""
-
-    #: Whether it waits for its next segment: the engine has nothing to do for it.
-    is_idle: bool = False
-    finish_reason: str = "stop"
-    #: Sums over the segments that have ended.
-    usage: dict[str, int] = field(default_factory=dict)
-    timings_s: dict[str, float] = field(default_factory=dict)
-
-    def ended(self, end: Finished) -> SegmentEnded:
-        """A segment has ended as a request without segments would have."""
-        self.is_idle, self.finish_reason = True, end.finish_reason
-        for name, count in end.usage.items():
-            self.usage[name] = self.usage.get(name, 0) + count
-        for name, seconds in end.timings_s.items():
-            if name == "first_output":
-                self.timings_s.setdefault(name, seconds)
-            else:
-                self.timings_s[name] = self.timings_s.get(name, 0.0) + seconds
-        return SegmentEnded(end.key, end.finish_reason, end.payloads, end.usage)
-
-    def over(self, key: str) -> Finished:
-        """No segment comes any more."""
-        return Finished(key, self.finish_reason, (), dict(self.usage), dict(self.timings_s))
+from omni_discovery.wire.session import Peer
+from stage_runtime.engine_loop.jobs import Job, NextSegment, Pause, PieceArrived, ReleasePayload, WindowUpdate, owner_of
+from stage_runtime.server.ledger import Ledger, Ticket
 
 
 def refusal_of(ticket: Ticket | None, peer: Peer, update: wire.Update) -> str:
@@ -92,7 +63,7 @@ Order = wire.ReleasePayloads | wire.Feed | wire.PieceRoom | wire.Pause | wire.Up
 def jobs_of(ledger: Ledger, peer: Peer, order: Order) -> tuple[wire.Accepted | wire.Rejected | None, Sequence[Job]]:
     """The answer, where one is due, and what is to be done. What is about requests that are not here is let go."""
     if isinstance(order, wire.ReleasePayloads):
-        return None, [Release(owner_of(peer.hub_id, order.request_id))]
+        return None, [ReleasePayload(owner_of(peer.hub_id, order.request_id))]
     if isinstance(order, wire.Update):
         return take(ledger, peer, order)
     ticket = ledger.current(peer.hub_id, order.request_id)
@@ -104,5 +75,5 @@ def jobs_of(ledger: Ledger, peer: Peer, order: Order) -> tuple[wire.Accepted | w
         )
         return accepted, [Pause(ticket.key, order.paused)]
     if isinstance(order, wire.Feed):
-        return None, [Fed(ticket.key, order.from_stage, order.number, order.payload, order.is_last)]
-    return None, [Room(ticket.key, order.to_stage, order.number, order.again)]
+        return None, [PieceArrived(ticket.key, order.from_stage, order.number, order.payload, order.is_last)]
+    return None, [WindowUpdate(ticket.key, order.to_stage, order.number, order.again)]

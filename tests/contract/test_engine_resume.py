@@ -15,6 +15,7 @@ from hub.request.outputs import chunk_outputs
 from omni_discovery import wire
 from omni_discovery.errors import InvalidRequestError
 from omni_discovery.wire import Resume, TokenLogprobs
+from omni_discovery.wire.session import Peer
 from stage_runtime.config import NotResumableError
 from stage_runtime.engine_loop.check_output import pieces_of
 from stage_runtime.engines.base import Engine, EngineOutput, StageRequest, create_engine
@@ -25,7 +26,6 @@ from stage_runtime.engines.vllm import resume as vllm_resume
 from stage_runtime.engines.vllm.engine import VllmEngine
 from stage_runtime.engines.vllm.params import sampling_params
 from stage_runtime.server.ledger import Ticket
-from stage_runtime.server.router import Peer
 from stage_runtime.server.sessions import head_of
 from stage_runtime.testing import check_every_cut, drain, resume_of
 from tests.support.engines import ECHO, PAINTER, THINKER, as_the_supervisor_has_it, run

@@ -16,7 +16,16 @@ from omni_discovery.errors import ConfigError, InvalidRequestError
 from omni_discovery.wire import Resume
 from stage_runtime.config import NotResumableError
 from stage_runtime.connectors.shm.connector import SharedMemoryConnector
-from stage_runtime.engine_loop.jobs import Fed, Finished, HandedPiece, Outcome, Piece, Room, TookPiece, Work
+from stage_runtime.engine_loop.jobs import (
+    Finished,
+    HandedPiece,
+    Outcome,
+    OutputChunk,
+    PieceArrived,
+    TookPiece,
+    WindowUpdate,
+    Work,
+)
 from stage_runtime.engine_loop.loop import EngineLoop
 from stage_runtime.engine_loop.payloads import Edge, Payloads
 from stage_runtime.engines.base import EngineOutput, StageRequest, create_engine
@@ -193,18 +202,18 @@ class Line:
     def _relay(self, outcome: Outcome) -> None:
         match outcome:
             case HandedPiece(key, number, (ref,)):
-                self.loops[1].jobs.put(Fed(key, 0, number, ref, False))
+                self.loops[1].jobs.put(PieceArrived(key, 0, number, ref, False))
             case TookPiece(key, _, number):
-                self.loops[0].jobs.put(Room(key, 1, number + 1))
+                self.loops[0].jobs.put(WindowUpdate(key, 1, number + 1))
             case Finished(key) if outcome in self.said[0]:
-                self.loops[1].jobs.put(Fed(key, 0, len(self.numbers()), None, True))
+                self.loops[1].jobs.put(PieceArrived(key, 0, len(self.numbers()), None, True))
 
     def numbers(self) -> list[int]:
         return [each.number for each in self.said[0] if isinstance(each, HandedPiece)]
 
 
 def spoken(outcomes: Sequence[Outcome]) -> list[int]:
-    return [token_id for each in outcomes if isinstance(each, Piece) for token_id in each.token_ids]
+    return [token_id for each in outcomes if isinstance(each, OutputChunk) for token_id in each.token_ids]
 
 
 def test_two_stages_in_one_process_work_on_each_others_pieces(

@@ -15,7 +15,7 @@ from omni_discovery.curve import KeyPair
 from omni_discovery.errors import RequestError, StageUnavailableError
 from omni_discovery.records.schema import HubRecord
 from omni_discovery.view.table import Delta, View
-from stage_runtime.server.router import Peer
+from omni_discovery.wire.session import Peer
 from tests.support.hub_fakes import ONE_STAGE, QUICK, ask, deploy_of, until
 from tests.support.local_replica import LocalReplica
 
@@ -103,5 +103,5 @@ async def test_a_revoked_hub_ends_its_requests_at_once_and_serves_again_when_it_
 
 
 def _peer_of(replica: LocalReplica, hub_id: str) -> Peer:
-    (peer,) = [each for each in replica.server._sessions.greetings.greeted() if each.hub_id == hub_id]
+    (peer,) = [each for each in replica.server._sessions.handshake.greeted_peers() if each.hub_id == hub_id]
     return peer

@@ -27,7 +27,7 @@ def lose_connections(omni: AsyncOmni, replica: FakeReplica) -> None:
     client = inside(omni)._membership.clients[replica.info.input_addr]
     for name, connection in client._connections.items():
         connection.connected = False
-        client._lose(name)
+        client.connection_lost(name)
 
 
 async def test_an_abort_in_the_turn_in_which_its_request_came_ends_it() -> None:

@@ -11,7 +11,7 @@ import zmq
 
 from omni_discovery import wire
 from omni_discovery.curve import KeyPair
-from stage_runtime.engine_loop.jobs import Piece
+from stage_runtime.engine_loop.jobs import OutputChunk
 from tests.support.local_replica import LocalReplica
 from tests.support.replica_hub import RawHub, eventually
 
@@ -192,7 +192,7 @@ def test_an_attachment_of_any_size_comes_as_it_was_sent(
     hub.acknowledged()
     assert eventually(lambda: bool(replica.engine.begun))
     picture = bytes(number % 251 for number in range(1000)) * (size_bytes // 1000)
-    replica.server.emit([Piece("hub-a/r1/0#1", "image", mime="image/png", attachment=picture)])
+    replica.server.emit([OutputChunk("hub-a/r1/0#1", "image", mime="image/png", attachment=picture)])
     while hub.receive(hub.output, wire.Chunk).mime != "image/png":
         continue
     assert hub.attachments == [picture]

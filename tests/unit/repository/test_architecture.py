@@ -74,10 +74,6 @@ LAYERS = {
 ARROWS_UP: frozenset[tuple[str, str]] = frozenset(
     {
         ("hub.results", "hub.request.outputs"),
-        ("stage_runtime.engine_loop.control", "stage_runtime.server.control"),
-        ("stage_runtime.engine_loop.loop", "stage_runtime.server.updates"),
-        ("stage_runtime.engine_loop.payloads", "stage_runtime.server.ledger"),
-        ("stage_runtime.engine_loop.running", "stage_runtime.server.updates"),
         ("stage_runtime.engines.callable.engine", "stage_runtime.replica.identity"),
         ("stage_runtime.engines.echo.engine", "stage_runtime.engine_loop.control"),
         ("stage_runtime.engines.vllm.control", "stage_runtime.engine_loop.control"),
@@ -89,8 +85,7 @@ ARROWS_UP: frozenset[tuple[str, str]] = frozenset(
 PREFIXES: frozenset[str] = frozenset()
 #: Class names that two modules of one package share. Nothing is ever added here.
 SHARED_CLASS_NAMES: dict[str, frozenset[str]] = {
-    "omni_discovery": frozenset({"Grant", "Granted"}),
-    "stage_runtime": frozenset({"Answer", "Piece", "Reader", "Source"}),
+    "stage_runtime": frozenset({"Answer", "Reader", "Source"}),
     "hub": frozenset({"Feed", "Segment", "_Parser"}),
 }
 
@@ -101,7 +96,6 @@ ZMQ_PLACES = (
     "stage_runtime/server/router.py",
     "stage_runtime/server/server.py",
     "hub/replicas/sockets.py",
-    "hub/replicas/stage_client.py",
     "stage_runtime/connectors/",
 )
 #: Who reads arguments and environment; the last two hand their own on, to a replica and to gRPC.

@@ -8,7 +8,7 @@ from dataclasses import replace
 from hub.config import HubConfig
 from hub.orchestrator.aborts import Cancels
 from hub.orchestrator.retries import PacedRetries, RetryDue
-from hub.replicas.pending import AwaitedAborts, AwaitedDispatches
+from hub.replicas.pending import PendingAborts, PendingDispatches
 from hub.request.events import Dispatch
 
 CONFIG = replace(HubConfig(), accept_timeout_s=0.02, accept_limit_s=0.06)
@@ -20,15 +20,15 @@ def dispatch(attempt: int = 0) -> Dispatch:
 
 async def test_a_dispatch_without_an_answer_is_heard_of_twice_in_order() -> None:
     silent: list[tuple[str, int, bool]] = []
-    awaited = AwaitedDispatches(CONFIG, lambda *about: silent.append(about))
-    awaited.sent(("a", 0))
-    awaited.sent(("b", 3))
-    awaited.sent(("answered", 0))
-    awaited.answered(("answered", 0))
-    awaited.answered(("unknown", 0))
+    awaited = PendingDispatches(CONFIG, lambda *about: silent.append(about))
+    awaited.add_dispatch(("a", 0))
+    awaited.add_dispatch(("b", 3))
+    awaited.add_dispatch(("answered", 0))
+    awaited.resolve_dispatch(("answered", 0))
+    awaited.resolve_dispatch(("unknown", 0))
     await asyncio.sleep(0.04)
     assert silent == [("a", 0, False), ("b", 3, False)]
-    awaited.forget("a")
+    awaited.forget_request("a")
     await asyncio.sleep(0.06)
     assert silent[2:] == [("b", 3, True)]
 
@@ -36,42 +36,42 @@ async def test_a_dispatch_without_an_answer_is_heard_of_twice_in_order() -> None
 async def test_a_silent_dispatch_does_not_delay_the_news_of_a_later_one() -> None:
     """1. one is silent and waits for its second moment, far away; 2. the next one's first moment comes in time"""
     silent: list[tuple[str, int, bool]] = []
-    awaited = AwaitedDispatches(replace(CONFIG, accept_limit_s=30.0), lambda *about: silent.append(about))
-    awaited.sent(("one", 0))
+    awaited = PendingDispatches(replace(CONFIG, accept_limit_s=30.0), lambda *about: silent.append(about))
+    awaited.add_dispatch(("one", 0))
     await asyncio.sleep(0.04)
-    awaited.sent(("two", 0))
+    awaited.add_dispatch(("two", 0))
     await asyncio.sleep(0.06)
     assert silent == [("one", 0, False), ("two", 0, False)]
-    awaited.clear()
+    awaited.forget_all()
 
 
 async def test_nothing_is_heard_of_what_was_cleared() -> None:
     silent: list[tuple[str, int, bool]] = []
-    awaited = AwaitedDispatches(CONFIG, lambda *about: silent.append(about))
-    awaited.sent(("a", 0))
-    awaited.clear()
-    awaited.sent(("b", 0))
-    awaited.answered(("b", 0))
+    awaited = PendingDispatches(CONFIG, lambda *about: silent.append(about))
+    awaited.add_dispatch(("a", 0))
+    awaited.forget_all()
+    awaited.add_dispatch(("b", 0))
+    awaited.resolve_dispatch(("b", 0))
     await asyncio.sleep(0.1)
     assert silent == []
 
 
 def test_an_abort_is_open_until_the_attempt_that_was_meant_is_acknowledged() -> None:
-    aborts = AwaitedAborts()
-    aborts.ask("r", 1)
-    aborts.ask("r", 0)
-    assert aborts.open() == [("r", 1)]
+    aborts = PendingAborts()
+    aborts.add_abort("r", 1)
+    aborts.add_abort("r", 0)
+    assert aborts.open_aborts() == [("r", 1)]
     assert aborts
-    assert not aborts.acknowledged("r", 0)
-    assert not aborts.acknowledged("other", 5)
-    assert aborts.acknowledged("r", 1)
-    assert not aborts.acknowledged("r", 1)
-    aborts.ask("s", 0)
-    assert aborts.give_up() == ["s"]
-    assert aborts.give_up() == []
-    assert aborts.open() == [("s", 0)]
-    assert not aborts.acknowledged("s", 0)
-    assert aborts.open() == []
+    assert not aborts.acknowledge_abort("r", 0)
+    assert not aborts.acknowledge_abort("other", 5)
+    assert aborts.acknowledge_abort("r", 1)
+    assert not aborts.acknowledge_abort("r", 1)
+    aborts.add_abort("s", 0)
+    assert aborts.abandon_aborts() == ["s"]
+    assert aborts.abandon_aborts() == []
+    assert aborts.open_aborts() == [("s", 0)]
+    assert not aborts.acknowledge_abort("s", 0)
+    assert aborts.open_aborts() == []
     assert not aborts
 
 

@@ -23,7 +23,7 @@ from hub.request.retry import (
 from omni_discovery.errors import EngineFailedError, OverloadedError, ReplicaLostError, StageUnavailableError
 from omni_discovery.wire import FailureKind
 from stage_runtime.config import EngineDeadError
-from stage_runtime.engine_loop.jobs import Broken, Outcome, Work
+from stage_runtime.engine_loop.jobs import Outcome, RequestFailed, Work
 from stage_runtime.engine_loop.loop import EngineLoop
 from stage_runtime.engine_loop.payloads import Payloads
 from tests.support.replica_engine import ScriptedEngine
@@ -104,7 +104,7 @@ def test_a_replica_whose_engine_dies_says_so_in_the_words_that_the_rule_looks_fo
     with pytest.raises(EngineDeadError):
         loop.turn()
     (broken,) = said
-    assert isinstance(broken, Broken)
+    assert isinstance(broken, RequestFailed)
     assert broken.kind is FailureKind.ENGINE
     assert broken.reason.startswith(ENGINE_DIED)
 

@@ -11,17 +11,17 @@ from omni_discovery.deploy.document import StageConfig
 from omni_discovery.wire import FailureKind
 from stage_runtime.connectors.shm.connector import SharedMemoryConnector
 from stage_runtime.engine_loop.jobs import (
-    Broken,
     Cancel,
     Finished,
     Job,
     NextSegment,
     Outcome,
+    OutputChunk,
+    Parked,
     Pause,
-    Piece,
-    Rests,
-    Room,
+    RequestFailed,
     Wake,
+    WindowUpdate,
     Work,
 )
 from stage_runtime.engine_loop.loop import EngineLoop
@@ -83,7 +83,7 @@ def piece(number: int) -> EngineOutput:
 
 
 def words(outcomes: list[Outcome], key: str) -> str:
-    return "".join(each.text for each in outcomes if isinstance(each, Piece) and each.key == key)
+    return "".join(each.text for each in outcomes if isinstance(each, OutputChunk) and each.key == key)
 
 
 @pytest.fixture
@@ -105,7 +105,7 @@ def test_a_request_is_paused_as_long_as_anybody_is_behind(bench: Bench) -> None:
     bench.do(work(stream_to=(1,)))
     bench.put_out(piece(0), piece(1))
     bench.do(Pause("a", True))
-    bench.do(Room("a", 1, 2))
+    bench.do(WindowUpdate("a", 1, 2))
     assert bench.engine.pauses == [("a", True)]
     bench.do(Pause("a", False))
     assert bench.engine.pauses == [("a", True), ("a", False)]
@@ -113,7 +113,7 @@ def test_a_request_is_paused_as_long_as_anybody_is_behind(bench: Bench) -> None:
     bench.put_out(piece(2), piece(3))
     bench.do(Pause("a", False))
     assert bench.engine.pauses[2:] == [("a", True)]
-    bench.do(Room("a", 1, 4))
+    bench.do(WindowUpdate("a", 1, 4))
     assert bench.engine.pauses[3:] == [("a", False)]
 
 
@@ -124,12 +124,12 @@ def test_what_the_engine_puts_aside_for_its_client_rests(bench: Bench) -> None:
     """
     bench.engine.puts_aside = True
     bench.do(work(stream_to=(1,)))
-    assert not any(isinstance(each, Rests) for each in bench.put_out(piece(0), piece(1)))
-    assert bench.do(Pause("a", True)) == [Rests("a", True)]
+    assert not any(isinstance(each, Parked) for each in bench.put_out(piece(0), piece(1)))
+    assert bench.do(Pause("a", True)) == [Parked("a", True)]
     assert bench.do(Pause("a", True)) == []
-    assert bench.do(Pause("a", False)) == [Rests("a", False)]
-    assert bench.do(Room("a", 1, 2)) == []
-    assert bench.do(Pause("a", True)) == [Rests("a", True)]
+    assert bench.do(Pause("a", False)) == [Parked("a", False)]
+    assert bench.do(WindowUpdate("a", 1, 2)) == []
+    assert bench.do(Pause("a", True)) == [Parked("a", True)]
     (end,) = bench.put_out(EngineOutput("a", finish_reason="stop"))
     assert isinstance(end, Finished)
     pauses = bench.loop._pauses
@@ -169,16 +169,16 @@ def test_the_next_segment_of_a_client_that_is_behind_rests_and_goes_on(bench: Be
     bench.do(work(segment=0))
     bench.put_out(EngineOutput("a", text="hi", finish_reason="stop"))
     bench.do(Pause("a", True))
-    assert bench.do(NextSegment("a", 1, {"prompt": "more"}, ())) == [Rests("a", True)]
+    assert bench.do(NextSegment("a", 1, {"prompt": "more"}, ())) == [Parked("a", True)]
     assert bench.engine.aborted == []
-    assert bench.do(Pause("a", False)) == [Rests("a", False)]
+    assert bench.do(Pause("a", False)) == [Parked("a", False)]
 
 
 def test_an_engine_that_fails_to_be_paused_fails_that_request_only(bench: Bench) -> None:
     bench.do(work("a"), work("b"))
     bench.engine.fragile = True
     (end,) = bench.do(Pause("a", True))
-    assert isinstance(end, Broken)
+    assert isinstance(end, RequestFailed)
     assert (end.key, end.kind) == ("a", FailureKind.ENGINE)
     assert bench.engine.aborted == ["a"]
     assert words(bench.put_out(EngineOutput("b", text="fine")), "b") == "fine"
@@ -224,7 +224,7 @@ def test_a_paused_request_is_aborted_and_runs_out_of_time_at_once(echo: Bench, l
     if late:
         echo.now_s = 10.0
         (end,) = echo.do()
-        assert isinstance(end, Broken)
+        assert isinstance(end, RequestFailed)
         assert end.kind is FailureKind.DEADLINE
     else:
         (end,) = echo.do(Cancel("a"))

@@ -9,14 +9,24 @@ from typing import Any
 import pytest
 
 from omni_discovery.wire import MAX_HEAD_BYTES, MAX_LOGPROBS, FailureKind, TokenLogprob
+from omni_discovery.wire.session import Peer
 from stage_runtime.connectors.shm.connector import SharedMemoryConnector
 from stage_runtime.engine_loop.check_output import PROMPT_PLACES, flaw_of
-from stage_runtime.engine_loop.jobs import Broken, Finished, NextSegment, Outcome, Piece, Room, SegmentEnded, Wake, Work
+from stage_runtime.engine_loop.jobs import (
+    Finished,
+    NextSegment,
+    Outcome,
+    OutputChunk,
+    RequestFailed,
+    SegmentEnded,
+    Wake,
+    WindowUpdate,
+    Work,
+)
 from stage_runtime.engine_loop.loop import EngineLoop
 from stage_runtime.engine_loop.payloads import Edge, Payloads
 from stage_runtime.engines.base import EngineOutput, StageRequest
 from stage_runtime.server.ledger import Ticket
-from stage_runtime.server.router import Peer
 from stage_runtime.server.sessions import head_of
 from tests.support.replica_engine import ScriptedEngine
 
@@ -107,8 +117,8 @@ def test_an_output_of_wrong_types_fails_its_request_only(
     fields = given if isinstance(given, dict) else {wrong: given}
     with caplog.at_level(logging.ERROR):
         said = bench.put_out(EngineOutput("a", **fields), EngineOutput("b", text="fine "))
-    assert said[1:] == [Piece("b", "text", text="fine ")]
-    assert isinstance(said[0], Broken)
+    assert said[1:] == [OutputChunk("b", "text", text="fine ")]
+    assert isinstance(said[0], RequestFailed)
     assert (said[0].key, said[0].kind) == ("a", FailureKind.ENGINE)
     assert said[0].reason.startswith(f"the engine gave {wrong.split()[0]}")
     assert (bench.engine.aborted, bench.loop.counters["bad_outputs"]) == (["a"], 1)
@@ -140,11 +150,11 @@ def test_what_a_long_prompt_was_like_comes_before_the_answer_in_pieces_that_fit(
     place = tuple(TokenLogprob(number, -0.5, number, "text") for number in range(MAX_LOGPROBS + 1))
     told = tuple((place[:1], place)[number % 2] for number in range(2 * PROMPT_PLACES + 1))
     said = bench.put_out(EngineOutput("a", text="x", token_ids=(1,), prompt_logprobs=told))
-    pieces = [piece for piece in said if isinstance(piece, Piece)]
+    pieces = [piece for piece in said if isinstance(piece, OutputChunk)]
     assert [len(piece.prompt_logprobs) for piece in pieces] == [PROMPT_PLACES, PROMPT_PLACES, 1, 0]
     assert tuple(place for piece in pieces for place in piece.prompt_logprobs) == told
     assert [piece.token_ids for piece in pieces] == [(), (), (), (1,)]
-    widest = Piece("a", "text", prompt_logprobs=(place,) * PROMPT_PLACES)
+    widest = OutputChunk("a", "text", prompt_logprobs=(place,) * PROMPT_PLACES)
     assert len(head_of(Ticket("a", Peer("hub", "hub"), "a", 0, 1), widest, 0)) < MAX_HEAD_BYTES / 4
     (end,) = bench.put_out(EngineOutput("a", finish_reason="stop", stop_reason="x"))
     assert isinstance(end, Finished)
@@ -162,7 +172,7 @@ def test_outputs_of_nobody_are_counted_and_dropped(bench: Bench) -> None:
         EngineOutput("gone", finish_reason="abort"),
         EngineOutput("b", text="fine "),
     )
-    assert [type(each) for each in said] == [Finished, Piece]
+    assert [type(each) for each in said] == [Finished, OutputChunk]
     assert bench.loop.counters == {"stray_outputs": 4}
 
 
@@ -173,10 +183,10 @@ def test_more_of_a_segment_behind_its_end_fails_the_request(bench: Bench) -> Non
     (end,) = bench.put_out(EngineOutput("talk", finish_reason="stop"))
     assert isinstance(end, SegmentEnded)
     bench.loop.jobs.put(NextSegment("talk", 1, {"prompt": "more"}, ()))
-    assert bench.put_out(EngineOutput("talk", text="x")) == [Piece("talk", "text", text="x")]
+    assert bench.put_out(EngineOutput("talk", text="x")) == [OutputChunk("talk", "text", text="x")]
     bench.put_out(EngineOutput("talk", finish_reason="stop"))
     (end,) = bench.put_out(EngineOutput("talk", text="late"))
-    assert isinstance(end, Broken)
+    assert isinstance(end, RequestFailed)
     assert "behind its end" in end.reason
 
 
@@ -186,6 +196,6 @@ def test_more_behind_an_end_that_waits_for_its_pieces_fails_the_request(bench: B
     pieces = [EngineOutput("p", handoff_piece={"n": number}) for number in range(3)]
     assert len(bench.put_out(*pieces, EngineOutput("p", finish_reason="stop"))) == 2
     (end,) = bench.put_out(EngineOutput("p", text="late"))
-    assert isinstance(end, Broken)
-    bench.loop.jobs.put(Room("p", 1, 2))
+    assert isinstance(end, RequestFailed)
+    bench.loop.jobs.put(WindowUpdate("p", 1, 2))
     assert bench.put_out() == []

@@ -14,13 +14,13 @@ import pytest
 
 from omni_discovery import wire
 from omni_discovery.deploy.document import StageConfig
+from omni_discovery.wire.session import Peer
 from stage_runtime.engine_loop.control import STANDARD, Controls, fail, perform
 from stage_runtime.engine_loop.jobs import Call, Called
 from stage_runtime.engines.echo.engine import EchoEngine
 from stage_runtime.engines.vllm.control import Adapters, vllm_controls
 from stage_runtime.lifecycle import Stage, admit, published_status
 from stage_runtime.server.control import Calls
-from stage_runtime.server.router import Peer
 from tests.support.replica_engine import ScriptedEngine
 
 HUB, OTHER = Peer("hub-1/aaa", "hub-1"), Peer("hub-2/bbb", "hub-2")

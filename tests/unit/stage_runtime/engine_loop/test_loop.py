@@ -12,15 +12,15 @@ from omni_discovery.wire import FailureKind, PayloadRef
 from stage_runtime.config import EngineDeadError
 from stage_runtime.connectors.shm.connector import SharedMemoryConnector
 from stage_runtime.engine_loop.jobs import (
-    Broken,
     Call,
     Called,
     Cancel,
     Finished,
     Outcome,
-    Piece,
-    Release,
+    OutputChunk,
     ReleaseHub,
+    ReleasePayload,
+    RequestFailed,
     Wake,
     Work,
 )
@@ -98,13 +98,13 @@ def test_output_streams_out_and_the_end_carries_usage_and_timings(bench: Bench) 
     bench.turn()
     bench.clock.now_s += 2.0
     bench.engine.steps.append([EngineOutput("a", text="hello ", token_ids=(1,))])
-    assert bench.turn() == [Piece("a", "text", text="hello ", token_ids=(1,))]
+    assert bench.turn() == [OutputChunk("a", "text", text="hello ", token_ids=(1,))]
     bench.clock.now_s += 3.0
     bench.engine.steps.append(
         [EngineOutput("a", text="you", token_ids=(2,), finish_reason="stop", usage={"completion_tokens": 2})]
     )
     piece, end = bench.turn()
-    assert isinstance(piece, Piece)
+    assert isinstance(piece, OutputChunk)
     assert isinstance(end, Finished)
     assert (end.finish_reason, end.usage) == ("stop", {"completion_tokens": 2})
     assert end.timings_s == pytest.approx({"queue": 1.0, "first_output": 3.0, "generate": 5.0, "transfer": 0.0})
@@ -114,7 +114,7 @@ def test_a_picture_comes_as_an_attachment(bench: Bench) -> None:
     bench.submit("a")
     bench.engine.steps.append([EngineOutput("a", image_png=b"png", finish_reason="stop")])
     picture, end = bench.turn()
-    assert picture == Piece("a", "image", mime="image/png", attachment=b"png")
+    assert picture == OutputChunk("a", "image", mime="image/png", attachment=b"png")
     assert isinstance(end, Finished)
 
 
@@ -130,7 +130,7 @@ def test_the_stages_defaults_hold_where_the_client_said_nothing(bench: Bench) ->
 def test_a_refused_request_breaks_alone(bench: Bench) -> None:
     bench.submit("bad", prompt="refuse me")
     bench.submit("good")
-    assert bench.turn() == [Broken("bad", FailureKind.INVALID, "no")]
+    assert bench.turn() == [RequestFailed("bad", FailureKind.INVALID, "no")]
     assert list(bench.engine.requests) == ["good"]
 
 
@@ -153,11 +153,11 @@ def test_a_request_past_its_deadline_is_stopped_and_says_so(bench: Bench) -> Non
     bench.submit("a", deadline_s=bench.clock() + 10.0)
     bench.submit("b", deadline_s=bench.clock())
     (late,) = bench.turn()
-    assert isinstance(late, Broken)
+    assert isinstance(late, RequestFailed)
     assert (late.key, late.kind) == ("b", FailureKind.DEADLINE)
     bench.clock.now_s += 10.0
     stopped, *rest = bench.turn()
-    assert isinstance(stopped, Broken)
+    assert isinstance(stopped, RequestFailed)
     assert (stopped.key, stopped.kind) == ("a", FailureKind.DEADLINE)
     assert bench.engine.aborted == ["a"]
     assert rest == []
@@ -175,7 +175,7 @@ def test_an_engine_that_raises_takes_all_requests_with_it_but_says_so(bench: Ben
         bench.loop.turn()
     bench.submit("c")
     bench.loop.fail_all(FailureKind.ENGINE, "dead")
-    broken = [outcome for outcome in bench.outcomes if isinstance(outcome, Broken)]
+    broken = [outcome for outcome in bench.outcomes if isinstance(outcome, RequestFailed)]
     assert sorted((end.key, end.kind) for end in broken) == [(key, FailureKind.ENGINE) for key in "abc"]
 
 
@@ -185,7 +185,7 @@ def test_what_came_out_before_the_engine_raised_is_not_lost(bench: Bench) -> Non
     bench.engine.steps.append(RuntimeError())
     with pytest.raises(EngineDeadError):
         bench.loop.turn()
-    assert [(end.key, end.kind) for end in bench.outcomes if isinstance(end, Broken)] == [
+    assert [(end.key, end.kind) for end in bench.outcomes if isinstance(end, RequestFailed)] == [
         ("bad", FailureKind.INVALID),
         ("a", FailureKind.ENGINE),
     ]
@@ -203,7 +203,7 @@ def test_a_hand_off_is_kept_until_the_hub_releases_it(bench: Bench) -> None:
         got = bench.outgoing.get("1", "2", ref.key, dict(ref.metadata))
         assert got is not None
         assert got[0]["token_ids"].tolist() == [0, 1, 2]
-    bench.loop.jobs.put(Release("hub/a"))
+    bench.loop.jobs.put(ReleasePayload("hub/a"))
     bench.turn()
     assert bench.files() == 0
 
@@ -244,7 +244,7 @@ def test_what_was_left_for_companions_reaches_an_engine_that_takes_it_and_no_oth
         refs.append(PayloadRef(**ref, key=f"k{role}", role=role))
     bench.submit("a", payloads=tuple(refs))
     (refused,) = bench.turn()
-    assert isinstance(refused, Broken)
+    assert isinstance(refused, RequestFailed)
     assert (refused.kind, "takes no companions" in refused.reason) == (FailureKind.INVALID, True)
     bench.engine.takes_companions = True
     bench.submit("b", payloads=tuple(refs))
@@ -269,7 +269,7 @@ def test_a_hand_off_that_is_not_there_breaks_the_request_and_says_that_it_was_th
 ) -> None:
     bench.submit("a", payloads=(ref,))
     (end,) = bench.turn()
-    assert isinstance(end, Broken)
+    assert isinstance(end, RequestFailed)
     assert end.kind is FailureKind.PAYLOAD
 
 
@@ -397,13 +397,13 @@ def test_a_connector_that_raises_fails_the_request_that_used_it_and_no_other(fau
     """1. storing fails: that request breaks; 2. fetching fails: so does that one; 3. the next is served."""
     Faulty.broken = frozenset({"put"})
     end = hand_over(faulty, "a")
-    assert isinstance(end, Broken)
+    assert isinstance(end, RequestFailed)
     assert (end.kind, "ZeroDivisionError" in end.reason) == (FailureKind.PAYLOAD, True)
     Faulty.broken = frozenset({"get"})
     ref = PayloadRef(from_stage=0, to_stage=1, key="k", connector="shm", size_bytes=1)
     faulty.submit("b", payloads=(ref,))
     (end,) = faulty.turn()
-    assert isinstance(end, Broken)
+    assert isinstance(end, RequestFailed)
     assert (end.kind, "ZeroDivisionError" in end.reason) == (FailureKind.PAYLOAD, True)
     Faulty.broken = frozenset()
     assert isinstance(hand_over(faulty, "c"), Finished)
@@ -414,7 +414,7 @@ def test_a_connector_that_raises_as_it_cleans_up_is_counted_and_stops_nothing(fa
     hand_over(faulty, "a")
     hand_over(faulty, "b")
     Faulty.broken = frozenset({"cleanup"})
-    faulty.loop.jobs.put(Release("hub/a"))
+    faulty.loop.jobs.put(ReleasePayload("hub/a"))
     faulty.turn()
     faulty.clock.now_s += 101.0
     faulty.turn()

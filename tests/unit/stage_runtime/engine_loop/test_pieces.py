@@ -12,17 +12,17 @@ from omni_discovery.errors import InvalidRequestError
 from omni_discovery.wire import FailureKind, PayloadRef
 from stage_runtime.connectors.shm.connector import SharedMemoryConnector
 from stage_runtime.engine_loop.jobs import (
-    Broken,
     Cancel,
-    Fed,
     Finished,
     HandedPiece,
     Job,
     Outcome,
-    Release,
-    Room,
+    PieceArrived,
+    ReleasePayload,
+    RequestFailed,
     TookPiece,
     Wake,
+    WindowUpdate,
     Work,
 )
 from stage_runtime.engine_loop.loop import EngineLoop
@@ -81,7 +81,7 @@ class Bench:
         self.engine.steps.append(list(outputs))
         return self.do()
 
-    def fed(self, number: int, content: Mapping[str, Any] | None = None) -> Fed:
+    def fed(self, number: int, content: Mapping[str, Any] | None = None) -> PieceArrived:
         """A piece of stage 0 in its connector."""
         key = f"k_{number}"
         _, size_bytes, metadata = self.incoming.put("0", "1", key, content or {"n": number})
@@ -89,7 +89,7 @@ class Bench:
             from_stage=0, to_stage=1, key=key, connector="shm", size_bytes=size_bytes,
             metadata={**(metadata or {}), "consume": False},
         )  # fmt: skip
-        return Fed("a", 0, number, ref, False)
+        return PieceArrived("a", 0, number, ref, False)
 
     def files(self) -> int:
         return len(list(self.folder.iterdir()))
@@ -107,7 +107,7 @@ def numbers(outcomes: list[Outcome]) -> list[int]:
     return [outcome.number for outcome in outcomes if isinstance(outcome, HandedPiece)]
 
 
-END = Fed("a", 0, 3, None, True)
+END = PieceArrived("a", 0, 3, None, True)
 
 
 @pytest.fixture
@@ -128,20 +128,20 @@ def test_pieces_go_out_as_far_as_the_window_and_the_end_waits_for_the_last(bench
     assert bench.put_out(EngineOutput("a", finish_reason="stop", handoff={"whole": 1})) == []
     assert isinstance(bench.engine, PieceEngine)
     assert bench.engine.pauses == [True]
-    assert numbers(bench.do(Room("a", 2, 1))) == [2]
-    *pieces, end = bench.do(Room("a", 2, 3))
+    assert numbers(bench.do(WindowUpdate("a", 2, 1))) == [2]
+    *pieces, end = bench.do(WindowUpdate("a", 2, 3))
     assert numbers(pieces) == [3]
     assert isinstance(end, Finished)
     assert (end.finish_reason, end.payloads) == ("stop", ())
     assert bench.files() > 0
-    bench.do(Release("hub/a"))
+    bench.do(ReleasePayload("hub/a"))
     assert len(bench.loop) == 0
 
 
 def test_the_engine_is_paused_while_the_next_stage_is_behind(bench: Bench) -> None:
     bench.do(work(stream_to=(2,)))
     bench.put_out(piece(0), piece(1))
-    bench.do(Room("a", 2, 1), Room("a", 2, 1))
+    bench.do(WindowUpdate("a", 2, 1), WindowUpdate("a", 2, 1))
     assert isinstance(bench.engine, PieceEngine)
     assert bench.engine.pauses == [True, False]
 
@@ -171,9 +171,9 @@ def test_pieces_that_nobody_asked_for_go_nowhere(bench: Bench) -> None:
 def test_what_is_said_and_not_taken_is_said_again_when_a_connection_broke(bench: Bench) -> None:
     bench.do(work(stream_to=(2,)))
     bench.put_out(piece(0), piece(1))
-    assert numbers(bench.do(Room("a", 2, 0, True))) == [0, 1]
-    assert numbers(bench.do(Room("a", 2, 1, True))) == [1]
-    assert bench.do(Room("a", 2, 99), Room("b", 2, 1), Room("a", 7, 1)) == []
+    assert numbers(bench.do(WindowUpdate("a", 2, 0, True))) == [0, 1]
+    assert numbers(bench.do(WindowUpdate("a", 2, 1, True))) == [1]
+    assert bench.do(WindowUpdate("a", 2, 99), WindowUpdate("b", 2, 1), WindowUpdate("a", 7, 1)) == []
 
 
 def test_a_request_that_waits_for_its_pieces_to_be_taken_can_be_aborted_and_runs_out_of_time(bench: Bench) -> None:
@@ -182,7 +182,7 @@ def test_a_request_that_waits_for_its_pieces_to_be_taken_can_be_aborted_and_runs
         bench.put_out(piece(0), piece(1), piece(2), EngineOutput("a", finish_reason="stop"))
         bench.now_s = 61.0 if deadline else 0.0
         (end,) = bench.do() if deadline else bench.do(Cancel("a"))
-        assert isinstance(end, Broken if deadline else Finished)
+        assert isinstance(end, RequestFailed if deadline else Finished)
         assert len(bench.loop) == 0
 
 
@@ -191,11 +191,11 @@ def test_releasing_a_request_drops_all_its_pieces(bench: Bench) -> None:
     free = bench.files()
     for number in range(5):
         bench.put_out(piece(number))
-        bench.do(Room("a", 2, number + 1))
+        bench.do(WindowUpdate("a", 2, number + 1))
     assert bench.files() >= free + 5
     health = bench.loop._payloads._edges[1, 2].connector.health
     assert health()["pending"] == 5
-    bench.do(Release("hub/a"))
+    bench.do(ReleasePayload("hub/a"))
     assert health()["pending"] == 0
 
 
@@ -231,11 +231,11 @@ def test_a_gap_a_bad_piece_and_one_that_is_gone_end_the_request(bench: Bench) ->
     for wrong, kind in (
         (bench.fed(1), FailureKind.PAYLOAD),
         (bench.fed(0, {"bad": True}), FailureKind.INVALID),
-        (Fed("a", 0, 0, None, False), FailureKind.PAYLOAD),
+        (PieceArrived("a", 0, 0, None, False), FailureKind.PAYLOAD),
     ):
         bench.do(work(stream_from=(0,)))
         (end,) = bench.do(wrong)
-        assert isinstance(end, Broken)
+        assert isinstance(end, RequestFailed)
         assert end.kind is kind
         assert len(bench.loop) == 0
         assert bench.engine.aborted[-1] == "a"
@@ -259,6 +259,6 @@ def test_a_request_that_collects_its_pieces_can_be_aborted_and_runs_out_of_time(
     bench.do(work(stream_from=(0,)), bench.fed(0))
     bench.now_s = 61.0 if late else 0.0
     (end,) = bench.do() if late else bench.do(Cancel("a"))
-    assert isinstance(end, Broken if late else Finished)
+    assert isinstance(end, RequestFailed if late else Finished)
     assert len(bench.loop) == 0
     assert bench.do(bench.fed(1)) == []

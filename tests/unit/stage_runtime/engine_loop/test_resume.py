@@ -8,7 +8,7 @@ import pytest
 
 from omni_discovery.wire import FailureKind, Resume
 from stage_runtime.config import NotResumableError
-from stage_runtime.engine_loop.jobs import Broken, Outcome, Work
+from stage_runtime.engine_loop.jobs import Outcome, RequestFailed, Work
 from stage_runtime.engine_loop.loop import EngineLoop
 from stage_runtime.engine_loop.payloads import Payloads
 from stage_runtime.engines.base import StageRequest
@@ -45,7 +45,7 @@ def test_what_was_shown_and_the_priority_reach_the_engine() -> None:
 
 def test_an_answer_that_the_engine_can_not_continue_ends_with_the_reason() -> None:
     _, said = loop_of(ResumingEngine(), Resume(token_ids=(1,), text="never"))
-    assert said == [Broken("k", FailureKind.NOT_RESUMABLE, "never: it said so")]
+    assert said == [RequestFailed("k", FailureKind.NOT_RESUMABLE, "never: it said so")]
 
 
 @pytest.mark.parametrize("declared", [True, False])
@@ -57,6 +57,8 @@ def test_an_engine_that_does_not_know_of_continuations_is_never_given_one(declar
     else:
         assert not hasattr(engine, "not_resumable")
     loop, said = loop_of(engine, SHOWN)
-    assert [(type(end), end.kind) for end in said if isinstance(end, Broken)] == [(Broken, FailureKind.NOT_RESUMABLE)]
+    assert [(type(end), end.kind) for end in said if isinstance(end, RequestFailed)] == [
+        (RequestFailed, FailureKind.NOT_RESUMABLE)
+    ]
     assert not engine.requests
     assert not len(loop)

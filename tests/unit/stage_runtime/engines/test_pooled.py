@@ -19,7 +19,7 @@ from hub.results import ResultBuilder
 from omni_discovery.deploy.document import DeployConfig, StageConfig, parse_deploy
 from omni_discovery.errors import ConfigError, EngineFailedError, InvalidRequestError
 from stage_runtime.engine_loop.check_output import flaw_of, pieces_of
-from stage_runtime.engine_loop.jobs import Piece
+from stage_runtime.engine_loop.jobs import OutputChunk
 from stage_runtime.engines.base import EngineOutput, create_engine
 from stage_runtime.engines.files import npy_of
 from stage_runtime.engines.sampling import pooling_asked
@@ -117,7 +117,9 @@ def test_what_is_no_number_is_not_written() -> None:
 def test_an_engine_says_it_as_an_attachment() -> None:
     output = EngineOutput("a", pooled_npy=b"npy", finish_reason="stop")
     assert flaw_of(output) == ""
-    assert pieces_of(output, "embedding") == [Piece("a", "embedding", mime="application/x-npy", attachment=b"npy")]
+    assert pieces_of(output, "embedding") == [
+        OutputChunk("a", "embedding", mime="application/x-npy", attachment=b"npy")
+    ]
     assert "pooled_npy" in flaw_of(EngineOutput("a", pooled_npy=[1.0]))  # type: ignore[arg-type]
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from stage_runtime.server.router import ForeignIdentityError, Peer, Peers
+from omni_discovery.wire.session import ForeignIdentityError, Peer
+from stage_runtime.server.router import Peers
 
 TOKEN = "0123456789abcdef"
 

@@ -8,7 +8,15 @@ import pytest
 
 from omni_discovery import wire
 from omni_discovery.wire import FailureKind
-from stage_runtime.engine_loop.jobs import Broken, Cancel, Finished, Piece, Release, ReleaseHub, Rests
+from stage_runtime.engine_loop.jobs import (
+    Cancel,
+    Finished,
+    OutputChunk,
+    Parked,
+    ReleaseHub,
+    ReleasePayload,
+    RequestFailed,
+)
 from stage_runtime.lifecycle import Stage
 from stage_runtime.server.outbox import SendResult
 from tests.unit.stage_runtime.server.test_sessions import Replica
@@ -50,12 +58,12 @@ def test_a_request_that_is_put_aside_gives_its_slot_back_until_it_goes_on() -> N
     replica.submit("a", credit=True)
     replica.submit("b", credit=True)
     keys = [work.key for work in replica.works()]
-    replica.delivers(Rests(keys[0], True))
+    replica.delivers(Parked(keys[0], True))
     assert replica.said[-1][2] == grant(1, queue_length=2)
     replica.submit("c", credit=True)
-    replica.delivers(Rests(keys[0], False))
+    replica.delivers(Parked(keys[0], False))
     assert replica.sessions._credits.free == -1
-    replica.delivers(Rests(keys[0], True))
+    replica.delivers(Parked(keys[0], True))
     assert replica.sessions._credits.free == 0
     replica.delivers(Finished(keys[0], "stop"))
     assert replica.sessions._credits.free == 0
@@ -73,7 +81,7 @@ def test_slots_are_counted_right_whatever_becomes_of_requests_that_rest(seed: in
     2. all of that is over: a new hub gets every slot
     """
     random, replica, now_s = Random(seed), Replica(hub_grace_s=5.0, max_waiting=6), 0.0
-    book, tickets = replica.sessions.greetings.credits, replica.sessions.ledger.tickets
+    book, tickets = replica.sessions.handshake.credits, replica.sessions.ledger.tickets
     #: What the engine has, and whether it has put it aside.
     aside: dict[str, bool] = {}
     taken = 0
@@ -88,10 +96,10 @@ def test_slots_are_counted_right_whatever_becomes_of_requests_that_rest(seed: in
                 replica.submit(f"r{number}", hub, credit=random.random() < 0.8)
             case "rest" if key:
                 aside[key] = not aside[key]
-                replica.delivers(Rests(key, aside[key]), now_s=now_s)
+                replica.delivers(Parked(key, aside[key]), now_s=now_s)
             case "end" if key:
                 # Told in one breath, and of a request that nobody waits for any more.
-                rests = [] if aside.pop(key) else [Rests(key, True)]
+                rests = [] if aside.pop(key) else [Parked(key, True)]
                 replica.delivers(*rests, random.choice((Finished(key, "stop"), broken(key))), now_s=now_s)
             case "abort":
                 replica.hears(hub, wire.Abort(epoch=7, request_id=f"r{random.randrange(number + 1)}"), now_s)
@@ -105,7 +113,7 @@ def test_slots_are_counted_right_whatever_becomes_of_requests_that_rest(seed: in
         works = replica.works()
         aside |= {work.key: False for work in works[taken:]}
         taken = len(works)
-        running = sum(not ticket.is_resting for ticket in tickets.values())
+        running = sum(not ticket.is_parked for ticket in tickets.values())
         assert book.free == (2 if replica.stage is Stage.READY else 0) - running - book.unspent
         assert book.unspent >= 0
     replica.gone = {"a/1", "a/2", "b"}
@@ -117,8 +125,8 @@ def test_slots_are_counted_right_whatever_becomes_of_requests_that_rest(seed: in
     assert credits_of(replica.hears_on_output("z", hello(9, "z"), now_s + 30.0)) == [grant(2, session=9)]
 
 
-def broken(key: str) -> Broken:
-    return Broken(key, FailureKind.ENGINE, "x")
+def broken(key: str) -> RequestFailed:
+    return RequestFailed(key, FailureKind.ENGINE, "x")
 
 
 def test_a_hub_that_names_no_session_gets_no_credits() -> None:
@@ -236,13 +244,13 @@ def test_an_attachment_that_no_message_can_hold_ends_its_request_and_says_why() 
     replica.submit()
     (work,) = replica.works()
     huge = bytes(wire.MAX_ATTACHMENT_BYTES + 1)
-    replica.delivers(Piece(work.key, "image", mime="image/png", attachment=huge), Finished(work.key, "stop"))
+    replica.delivers(OutputChunk(work.key, "image", mime="image/png", attachment=huge), Finished(work.key, "stop"))
     failed = [said[2] for said in replica.said if said[0] == "output"]
     assert [type(message) for message in failed] == [wire.StageFailed]
     assert isinstance(failed[0], wire.StageFailed)
     assert failed[0].kind is FailureKind.ENGINE
     assert "attachment" in failed[0].reason
-    assert (len(replica.sessions.ledger), replica.jobs[-2:]) == (0, [Cancel(work.key), Release("h/r")])
+    assert (len(replica.sessions.ledger), replica.jobs[-2:]) == (0, [Cancel(work.key), ReleasePayload("h/r")])
 
 
 def test_a_revoked_hub_loses_its_work_its_credits_its_hand_offs_and_what_waits_for_it() -> None:
@@ -253,15 +261,15 @@ def test_a_revoked_hub_loses_its_work_its_credits_its_hand_offs_and_what_waits_f
     replica.submit("r", "a", credit=True)
     (work,) = replica.works()
     replica.reachable = SendResult.FULL
-    replica.delivers(Piece(work.key, "text", text="secret"))
+    replica.delivers(OutputChunk(work.key, "text", text="secret"))
     replica.reachable = SendResult.SENT
     replica.sessions.revoke(frozenset("a"))
     replica.tick(1.0)
-    replica.delivers(Broken(work.key, FailureKind.ENGINE, "x"))
+    replica.delivers(RequestFailed(work.key, FailureKind.ENGINE, "x"))
     assert all(job in replica.jobs for job in (Cancel(work.key), ReleaseHub("a")))
     assert not [said for said in replica.said if isinstance(said[2], wire.Chunk | wire.StageFailed)]
     assert [(said[1], said[2]) for said in replica.said if isinstance(said[2], wire.Grant)][-1] == ("b", grant(2))
-    assert replica.sessions.greetings.credits.unspent_of("a") == 0
+    assert replica.sessions.handshake.credits.unspent_of("a") == 0
 
 
 def test_the_hand_offs_of_a_hub_stay_while_another_connection_of_it_lives() -> None:

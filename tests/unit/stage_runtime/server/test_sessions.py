@@ -12,23 +12,23 @@ import pytest
 from omni_discovery import wire
 from omni_discovery.errors import WireError
 from omni_discovery.wire import FailureKind
+from omni_discovery.wire.session import Peer
 from stage_runtime.config import ServerConfig
 from stage_runtime.engine_loop.jobs import (
-    Broken,
     Cancel,
     Finished,
     Job,
     Outcome,
+    OutputChunk,
     Pause,
-    Piece,
-    Release,
     ReleaseHub,
+    ReleasePayload,
+    RequestFailed,
     Work,
 )
 from stage_runtime.lifecycle import Stage
 from stage_runtime.server.handshake import ReplicaState
 from stage_runtime.server.outbox import Frames, Outbox, SendResult
-from stage_runtime.server.router import Peer
 from stage_runtime.server.sessions import Sessions
 
 
@@ -64,8 +64,8 @@ class Replica:
         return self.reachable
 
     def set_epoch(self, epoch: int) -> None:
-        self.sessions.greetings.epoch = epoch
-        self.sessions.greetings.greet_waiting()
+        self.sessions.handshake.registered_epoch = epoch
+        self.sessions.handshake.follow_epoch()
         self.sessions.flush(0.0)
 
     def hears(self, hub_id: str, message: wire.ToReplica, now_s: float = 0.0) -> list[wire.FromReplica]:
@@ -125,7 +125,7 @@ def test_work_for_another_life_is_dropped_and_counted() -> None:
 
 def test_before_the_first_life_nothing_is_taken() -> None:
     replica = Replica()
-    replica.sessions.greetings.epoch = 0
+    replica.set_epoch(0)
     assert replica.submit(epoch=7) == []
     assert replica.jobs == []
 
@@ -190,9 +190,9 @@ def test_frames_are_numbered_without_a_gap_and_carry_the_epoch_of_their_submit()
     replica = Replica()
     replica.submit(attempt=4)
     (key,) = [work.key for work in replica.works()]
-    replica.delivers(Piece(key, "text", text="a"))
+    replica.delivers(OutputChunk(key, "text", text="a"))
     replica.set_epoch(9)
-    replica.delivers(Piece(key, "image", mime="image/png", attachment=b"p"), Finished(key, "stop"))
+    replica.delivers(OutputChunk(key, "image", mime="image/png", attachment=b"p"), Finished(key, "stop"))
     frames = [said for said in replica.said if said[0] == "output"]
     assert [
         (said[2].seq, said[2].epoch, said[2].attempt) for said in frames if not isinstance(said[2], wire.Welcome)
@@ -209,7 +209,7 @@ def test_nothing_follows_an_end() -> None:
     replica = Replica()
     replica.submit()
     key = replica.works()[0].key
-    replica.delivers(Broken(key, FailureKind.ENGINE, "x"), Finished(key, "stop"), Piece(key, "text"))
+    replica.delivers(RequestFailed(key, FailureKind.ENGINE, "x"), Finished(key, "stop"), OutputChunk(key, "text"))
     assert [type(said[2]) for said in replica.said if said[0] == "output"] == [wire.StageFailed]
 
 
@@ -243,7 +243,7 @@ def test_aborts_and_releases_work_across_lives_of_the_same_process_and_for_no_ot
     assert len(replica.jobs) == 1
     replica.hears("h", wire.Abort(epoch=7, request_id="r"))
     replica.hears("h", wire.ReleasePayloads(epoch=7, request_id="r"))
-    assert replica.jobs[1:] == [Cancel(replica.works()[0].key), Release("h/r")]
+    assert replica.jobs[1:] == [Cancel(replica.works()[0].key), ReleasePayload("h/r")]
 
 
 def test_every_abort_is_answered_and_stops_no_later_attempt() -> None:
@@ -268,7 +268,7 @@ def test_a_hub_that_is_away_for_a_moment_misses_nothing() -> None:
     replica.submit()
     key = replica.works()[0].key
     replica.reachable = SendResult.GONE
-    replica.delivers(Piece(key, "text", text="a"), Piece(key, "text", text="b"), now_s=100.0)
+    replica.delivers(OutputChunk(key, "text", text="a"), OutputChunk(key, "text", text="b"), now_s=100.0)
     replica.tick(105.0)
     replica.reachable = SendResult.SENT
     replica.hears_on_output("h", wire.Hello(hub_id="h", epoch=7), 106.0)
@@ -283,7 +283,7 @@ def test_a_hub_that_stays_away_has_its_requests_stopped_also_those_that_say_noth
     replica.reachable = SendResult.GONE
     replica.tick(100.0)
     replica.tick(111.0)
-    assert replica.jobs[1:] == [Cancel(replica.works()[0].key), Release("h/r"), ReleaseHub("h")]
+    assert replica.jobs[1:] == [Cancel(replica.works()[0].key), ReleasePayload("h/r"), ReleaseHub("h")]
     assert (len(replica.sessions.ledger), replica.counters["hubs_given_up"]) == (0, 1)
 
 
@@ -293,7 +293,7 @@ def test_a_hub_that_reads_too_slowly_loses_its_own_requests_only() -> None:
     replica.submit("fine", "h2")
     slow, fine = replica.works()
     replica.reachable = SendResult.FULL
-    replica.delivers(*(Piece(slow.key, "text", text="x" * 2000) for _ in range(20)))
+    replica.delivers(*(OutputChunk(slow.key, "text", text="x" * 2000) for _ in range(20)))
     replica.reachable = SendResult.SENT
     replica.delivers(Finished(slow.key, "stop"), Finished(fine.key, "stop"))
     assert Cancel(slow.key) in replica.jobs
@@ -306,7 +306,7 @@ def test_a_reason_of_megabytes_is_told_by_its_beginning_and_its_end() -> None:
     replica.submit("a")
     replica.submit("b")
     failed, done = replica.works()
-    replica.delivers(Broken(failed.key, FailureKind.ENGINE, "begin" + "x" * 5_000_000 + "end"))
+    replica.delivers(RequestFailed(failed.key, FailureKind.ENGINE, "begin" + "x" * 5_000_000 + "end"))
     replica.delivers(Finished(done.key, "r" * 1000))
     failure, end = (said[2] for said in replica.said[-2:])
     assert isinstance(failure, wire.StageFailed)
@@ -319,9 +319,9 @@ def test_an_output_that_can_not_be_written_fails_its_request_and_no_other() -> N
     replica = Replica()
     replica.submit()
     key = replica.works()[0].key
-    replica.delivers(Piece(key, "text", token_ids=(2**70,)))
+    replica.delivers(OutputChunk(key, "text", token_ids=(2**70,)))
     assert isinstance(replica.said[-1][2], wire.StageFailed)
-    assert replica.jobs[-2:] == [Cancel(key), Release("h/r")]
+    assert replica.jobs[-2:] == [Cancel(key), ReleasePayload("h/r")]
 
 
 def test_a_hub_speaks_only_in_its_own_name_and_each_socket_has_its_words() -> None:
@@ -346,7 +346,7 @@ def test_only_a_hub_that_heard_nothing_for_a_while_is_probed() -> None:
     heard_at_s = [0.0]
     for tenth in range(1, 51):
         before = len(replica.said)
-        replica.delivers(Piece(work.key, "text", text="a"), now_s=tenth / 10)
+        replica.delivers(OutputChunk(work.key, "text", text="a"), now_s=tenth / 10)
         replica.tick(tenth / 10)
         heard_at_s += [tenth / 10 for said in replica.said[before:] if said[1] == "idle"]
     pauses_s = [later - earlier for earlier, later in pairwise(heard_at_s)]

@@ -343,7 +343,7 @@ class TestFailures:
         finally:
             callables.GO_ON.set()
             thread.join()
-        assert [type(outcome).__name__ for outcome in outcomes] == ["Piece", "Finished"]
+        assert [type(outcome).__name__ for outcome in outcomes] == ["OutputChunk", "Finished"]
 
 
 class TestTurns:
