@@ -9,13 +9,13 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Time for one driver."""
+    """Time for one driver: deadlines, displayed times and sleeps."""
 
     def monotonic_s(self) -> float:
         """Seconds that only ever grow; all deadlines are counted on it."""
 
     def wall_s(self) -> float:
-        """Seconds since 1970, for people to read; nothing is decided by it."""
+        """Seconds since 1970, for people to read; no decision depends on it."""
 
     async def sleep(self, delay_s: float) -> None:
         """Wait. Cancellable."""
@@ -28,7 +28,7 @@ def utc_time(wall_s: float) -> str:
 
 
 class SystemClock:
-    """The clock of the machine."""
+    """The operating system's clock and asyncio's sleep."""
 
     def monotonic_s(self) -> float:
         """See Clock."""

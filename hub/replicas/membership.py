@@ -1,7 +1,4 @@
-"""Membership: turns views of the registry into clients and pool entries.
-
-What two records of one address or one key say of each other.
-"""
+"""Membership: turns views of the registry into connections to replicas and entries of pools."""
 
 from __future__ import annotations
 
@@ -35,7 +32,7 @@ class ViewChanged:
 
 
 def role(info: ReplicaInfo) -> tuple[object, ...]:
-    """What a record must keep for the others not to be looked at again."""
+    """The fields of a record whose change may affect other replicas: then all of the view is gone through."""
     return info.stage_id, info.input_addr, info.epoch, info.takes_new_work, info.fingerprint, info.content
 
 
@@ -44,7 +41,7 @@ def _replica(info: ReplicaInfo) -> ReplicaId:
 
 
 def is_same_process(ours: ReplicaInfo, info: ReplicaInfo) -> bool:
-    """Whether a client that was made for the one record serves the other."""
+    """Whether two records are of one process, so that a client made for ``ours`` can be kept for ``info``."""
     mine = (ours.input_addr, ours.output_addr, ours.curve_public_key, ours.stage_id)
     return mine == (info.input_addr, info.output_addr, info.curve_public_key, info.stage_id)
 
@@ -52,9 +49,10 @@ def is_same_process(ours: ReplicaInfo, info: ReplicaInfo) -> bool:
 class Membership:
     """Owns the client of every replica process, by its input address.
 
-    A key that is gone stops picks at once, but in a mass disappearance; its client stays until nothing is in flight
-    there. ``connect`` gives None where ``attach`` will bring the client later. ``on_lost`` is told when a replica's
-    work in flight has no answer to wait for. ``ttl_s`` is the leases'.
+    A replica whose key is gone is not picked any more, except in a mass loss; its client stays until nothing is in
+    flight there. ``connect`` returns None where ``attach`` will bring the client later. ``on_lost(stage_id, addr,
+    reason)``: the requests in flight on a replica will not be answered. ``on_closed(client)``: a client was closed.
+    ``knows(record)``: whether this hub serves the replica's deploy document. ``ttl_s`` is that of the leases.
     """
 
     def __init__(
@@ -67,7 +65,7 @@ class Membership:
         now: Callable[[], float] = time.monotonic,
         knows: Callable[[ReplicaInfo], bool] = lambda _info: True,
     ) -> None:
-        #: Whom the hub does not pick for what it runs; ``knows`` says which deploy documents are served.
+        #: Replicas that are not picked because of what they run.
         self.mismatched = MismatchedReplicas(pools, knows)
         self.clients: dict[str, StageClient] = {}
         #: How many hubs share the replicas, this one included.
@@ -75,17 +73,18 @@ class Membership:
         self._pools = pools
         self._connect = connect
         self._on_lost = on_lost
-        #: The records of the last view, and of them those that are served, by input address.
+        #: The records of the last view.
         self._records: Mapping[ReplicaId, ReplicaInfo] = {}
+        #: Of these, the newest record of each input address, for the stages of the pipeline.
         self._listed: dict[str, ReplicaInfo] = {}
         #: (history, cluster id, revision) of the last view.
         self._version = (0, 0, 0)
         self._on_closed = on_closed
         self._now = now
         self._mass_loss: MassLossGuard[int, str] = MassLossGuard(ttl_s)
-        #: Replicas that vanished lately, by stage and input address: they may have to be served on.
+        #: Replicas that vanished lately, by stage and input address: a mass loss may keep them in service.
         self._vanished: dict[tuple[int, str], ReplicaInfo] = {}
-        #: Those of them that are served on.
+        #: Of these, the replicas that are kept in service.
         self._held: set[tuple[int, str]] = set()
         #: By stage that the pipeline doesn't have, and by address that can't be used.
         self._log_once = LogOnce()
@@ -111,7 +110,7 @@ class Membership:
         return True
 
     def check_mismatches(self) -> None:
-        """Look anew at what the replicas run, of which those are refused that should run something else."""
+        """Compare again what the replicas run with what they should, and refuse those that differ."""
         held = {info.input_addr: info for key, info in self._vanished.items() if key in self._held}
         self.mismatched.check_mismatches({**held, **self._listed})
 
@@ -166,21 +165,21 @@ class Membership:
 
     @property
     def applied_revision(self) -> int:
-        """The revision of the last view that was followed."""
+        """The revision of the last view that was applied."""
         return self._version[2]
 
     @property
     def next_review_s(self) -> float | None:
-        """When ``review_members`` is due though nothing happens, monotonic."""
+        """When time alone makes ``review_members`` due, monotonic seconds; None if it does not."""
         return self._mass_loss.next_review_s
 
     def review_members(self) -> None:
-        """Time has passed or a session has changed: let go of whom the registry rightly lists no more."""
+        """Time has passed or a session has changed: remove replicas whose mass loss is over."""
         if self._vanished:
             self._hold({(info.stage_id, info.input_addr) for info in self._listed.values()})
 
     def _hold(self, listed: set[tuple[int, str]]) -> None:
-        """Serve on, of all that vanished, those whom the registry is not believed to have lost."""
+        """Keep replicas in service that vanished in a mass loss, and remove those whose time is over."""
         kept_without_record = self._mass_loss.kept_without_record(self._pools.answers, self._now())
         held = {(stage_id, addr) for stage_id, addrs in kept_without_record.items() for addr in addrs}
         before, self._held = self._held, held
@@ -200,7 +199,7 @@ class Membership:
             info.epoch,
         )
         if pool.get(addr) is None:
-            # The first of a mass disappearance is let go of before anybody can know that it is one.
+            # The first replica of a mass loss is removed before it can be known that it is one.
             pool.upsert(info)
             if addr in self.clients:
                 self.clients[addr].renew(info, afresh=True)
@@ -209,38 +208,38 @@ class Membership:
         pool.hold(addr)
 
     def members(self, stage_ids: Collection[int]) -> list[ReplicaInfo]:
-        """The replicas of some stages: those that the registry lists, and those that are served on all the same."""
+        """The replicas of some stages: those that the registry lists, and those kept in service without a record."""
         held = {key: info for key, info in self._vanished.items() if key in self._held}
         listed = {(info.stage_id, info.input_addr): info for info in self._listed.values()}
         return [info for info in (held | listed).values() if info.stage_id in stage_ids]
 
     def close_if_unused(self, stage_id: int, addr: str) -> None:
-        """Let go of a client whose replica is not listed any more and has nothing in flight."""
+        """Close the client of a replica that is not listed any more and has nothing in flight."""
         client = self.clients.get(addr)
-        # A replica of another stage may have got the port of one that died.
+        # A replica of another stage may use the port of one that died.
         if client is None or client.info.stage_id != stage_id or self._pools.record(stage_id, addr) is not None:
             return
-        # What was sent last would be lost with the socket, and an abort that is lost keeps an engine busy.
+        # Messages in the socket's queue are lost with it, and a lost abort keeps an engine busy.
         if not client.has_open_aborts:
             del self.clients[addr]
             client.close()
-            # The last acknowledgements may be on their way to a listener that knows this client no more.
+            # Its last acknowledgements may arrive at a listener that has no such client any more.
             self._on_closed(client)
 
     def attach(self, info: ReplicaInfo, client: StageClient) -> None:
-        """Take in a client that took its time to be made for a record; close it if nobody needs it any more."""
+        """Add a client that a factory made for the record ``info``; close it if its replica is gone by now."""
         listed = self._pools.record(info.stage_id, info.input_addr)
         if listed is not None and info.input_addr not in self.clients:
             if is_same_process(info, listed):
                 self._serve(listed, client)
-                # What it said before it was known here went unheard.
+                # Events of this client from before this moment were not handled.
                 client.renew(listed, afresh=True)
                 return
             self._attach(listed)
         client.close()
 
     def record_of(self, stage_id: int, replica_id: int) -> ReplicaInfo | None:
-        """What the last view shows of a replica; None if it shows none."""
+        """The record of a replica in the last view; None if there is none."""
         return self._records.get((stage_id, replica_id))
 
     def close(self) -> None:
@@ -250,7 +249,7 @@ class Membership:
         self.clients.clear()
 
     def _newest(self, view: View) -> dict[str, ReplicaInfo]:
-        """What a view lists for our stages. Of two records with one address the older one's process is dead."""
+        """The records of a view for stages of the pipeline, by address. Of two with one address the older is dead."""
         newest: dict[str, ReplicaInfo] = {}
         for info in view.replicas.values():
             other = newest.get(info.input_addr)
@@ -276,7 +275,7 @@ class Membership:
         if client is not None and not is_same_process(client.info, info):
             self._replace(client)
             client = None
-        # The client of one that was let go of may have stayed for its aborts: the pool knows nothing of its session.
+        # The client of a removed replica may have stayed for its aborts: the pool has no session of it.
         afresh = pool.get(addr) is None
         pool.upsert(info)
         self.mismatched.replica_entered(pool, addr)

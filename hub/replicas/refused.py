@@ -1,4 +1,4 @@
-"""MismatchedReplicas: keeps picks off those replicas that run what they should not, and says so once."""
+"""MismatchedReplicas: keeps replicas out of picks that run another document, model or code than they should."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class MismatchedReplicas:
     def __init__(self, pools: Pools, knows: Callable[[ReplicaInfo], bool]) -> None:
         self._pools = pools
         self._knows = knows
-        #: Who is refused, with the reason, by input address.
+        #: Mismatched replicas with the reason, by input address.
         self._mismatched: dict[str, tuple[ReplicaInfo, str]] = {}
 
     def check_mismatches(self, listed: Mapping[str, ReplicaInfo]) -> None:
-        """Look at all replicas that are listed, by input address."""
+        """Compare the listed replicas, by input address; log and apply what has changed."""
         found = mismatches(listed.values(), self._knows)
         before, self._mismatched = self._mismatched, {info.input_addr: (info, why) for info, why in found}
         for addr in before.keys() - self._mismatched.keys():
@@ -42,10 +42,10 @@ class MismatchedReplicas:
                 logger.warning(text, info.stage_id, info.replica_id, info.host, info.fingerprint or "-", why)
 
     def replica_entered(self, pool: StagePool, addr: str) -> None:
-        """A replica has come into its pool, perhaps for the first time."""
+        """A replica was added to ``pool``: refuse it there if it is mismatched."""
         if addr in self._mismatched:
             pool.refuse(addr, self._mismatched[addr][1])
 
     def count(self, stage_id: int) -> int:
-        """How many of a stage are refused."""
+        """How many replicas of a stage are refused."""
         return sum(info.stage_id == stage_id for info, _ in self._mismatched.values())

@@ -1,4 +1,4 @@
-"""What both registry clients are made of: a thread, a connection, and a close that happens once."""
+"""RegistryClient: the base of both registry clients: a thread, a connection to etcd, and a close that happens once."""
 
 from __future__ import annotations
 
@@ -37,18 +37,18 @@ def client_config(
     user: str | None,
     password: str | None,
 ) -> RegistryConfig:
-    """What the arguments of both clients say. Raise RuntimeError for endpoints that can't be used, else ConfigError."""
+    """Build the config of a client. Raise RuntimeError for endpoints that are not valid, else ConfigError."""
     try:
         parse_endpoints(endpoints)
     except ConfigError as error:
-        # The seeds' clients raise RuntimeError for an address that can't be used, and name it.
+        # The clients that this one replaces raise RuntimeError for an address that is not valid, and name it.
         raise RuntimeError(str(error)) from error
     security = RegistrySecurity(tls=tls, user=user or "", password=password or "")
     return RegistryConfig(endpoints, namespace=namespace, ttl_s=ttl_s, security=security)
 
 
 class RegistryClient(abc.ABC):
-    """A thread, a connection, and what runs on it."""
+    """One thread with an event loop, one connection to etcd, and the registrar and watchers that run there."""
 
     def __init__(self, config: RegistryConfig, thread_name: str) -> None:
         self._config = config
@@ -56,16 +56,16 @@ class RegistryClient(abc.ABC):
         self._is_closed = False
         self._watchers: tuple[Watcher, ...] = ()
         self._registrar: LeasedKey | None = None
-        #: Where the story of a lease in doubt is left for ``omni doctor``; None: nowhere.
+        #: Receives the story of a suspect or lost lease, for ``omni doctor``; None: not kept.
         self._stories: Stories | None = None
         self._thread = LoopThread(thread_name)
 
     @abc.abstractmethod
     def _start_on_loop(self, kv: EtcdKV) -> None:
-        """Start what this client does; called on the loop."""
+        """Start registrar and watchers; called on the loop."""
 
     def _open(self) -> None:
-        """Connect lazily: returns without any call to etcd."""
+        """Open the connection, lazily: returns without any call to etcd."""
         try:
             self._thread.run(self._open_on_loop(), _OPEN_TIMEOUT_S)
         except BaseException:
@@ -83,7 +83,7 @@ class RegistryClient(abc.ABC):
         self._start_on_loop(self._kv)
 
     def keep_stories(self, stories: Stories) -> None:
-        """Leave what happened to this client's lease in ``stories`` whenever the lease turns suspect or is lost."""
+        """Write the story of this client's lease to ``stories`` whenever the lease turns suspect or is lost."""
         self._stories = stories
 
     def _on_lease_change(self, state: LeaseState) -> None:
@@ -91,7 +91,7 @@ class RegistryClient(abc.ABC):
             self._stories.write("lease", self._registrar.name, self._registrar.story_lines())
 
     def close(self) -> None:
-        """Withdraw, wait a bounded time for the registry, end the thread. A second call raises RuntimeError."""
+        """Withdraw the record, wait a bounded time for etcd, end the thread. A second call raises RuntimeError."""
         if not self._close_once():
             raise RuntimeError("Client already closed")
 
@@ -102,7 +102,7 @@ class RegistryClient(abc.ABC):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close, unless that is done already."""
+        """Close, if that has not happened yet."""
         self._close_once()
 
     def _close_once(self) -> bool:
@@ -118,7 +118,7 @@ class RegistryClient(abc.ABC):
         return True
 
     async def _close_on_loop(self) -> None:
-        # The reverse of the start, but for the record: it is withdrawn first.
+        # In reverse order of the start, but the record is withdrawn first.
         if self._registrar is not None:
             await self._registrar.close(self._config.close_timeout_s)
         for watcher in self._watchers:

@@ -29,7 +29,7 @@ class NamespaceAccess:
 
     role: str
     user_is_new: bool
-    #: Whether etcd asks who somebody is; until it does, the role confines nobody.
+    #: Whether etcd has authentication enabled; without it, the role restricts no client.
     auth_is_on: bool
 
 
@@ -41,9 +41,10 @@ def role_of(namespace: str) -> str:
 async def grant_namespace(
     endpoints: Sequence[str], security: RegistrySecurity, namespace: str, user: str, password: str
 ) -> NamespaceAccess:
-    """Let ``user`` read, write and watch everything under the namespace and nothing else of this project.
+    """Give ``user`` a role that may read, write and watch the keys of the namespace, and no other keys.
 
-    ``security`` is an administrator's, if etcd asks who we are. Raise RegistryError.
+    ``security`` is that of an administrator, where authentication is enabled. Doing it again changes nothing but an
+    existing user's password, which stays. Raise RegistryError.
     """
     *others, last = endpoints
     for endpoint in others:
@@ -88,7 +89,7 @@ class _Calls:
         self._service = channel.auth
 
     async def make(self, name: str, request: Any, *, unless: str = "") -> bool:
-        """Do it; False if etcd says ``unless``, which means that it is done already."""
+        """Call method ``name``; return False if etcd answers ``unless``: it was done before. Raise RegistryError."""
         metadata = await self._tokens.metadata(self._channel)
         try:
             await getattr(self._service, name)(request, timeout=_TIMEOUT_S, metadata=metadata)
@@ -99,7 +100,7 @@ class _Calls:
         return True
 
     async def auth_is_on(self) -> bool:
-        """Nobody logs in with this; etcd's answer tells whether somebody could."""
+        """Whether authentication is enabled, by etcd's answer to a login that can't succeed."""
         try:
             await self._service.Authenticate(rpc.AuthenticateRequest(name="-"), timeout=_TIMEOUT_S)
         except grpc.RpcError as error:

@@ -1,4 +1,4 @@
-"""All lease renewals of one connection over one stream."""
+"""KeepAlives: all lease renewals of one connection over one LeaseKeepAlive stream."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class _Stream:
         self.channel = channel
         self.metadata = metadata
         self._requests: asyncio.Queue[int] = asyncio.Queue()
-        #: Renewals without an answer yet. etcd answers one lease's renewals in the order they came.
+        #: Unanswered renewals by lease id. etcd answers the renewals of one lease in order.
         self._waiting: dict[int, deque[asyncio.Future[int]]] = {}
         self._task = asyncio.create_task(self._run(), name=f"lease-keepalive-{channel.endpoint}")
 
@@ -38,7 +38,7 @@ class _Stream:
         return self._task.done()
 
     def send(self, lease_id: int) -> asyncio.Future[int]:
-        """Ask for a renewal; the future ends with the new TTL in seconds, 0 if the lease is gone."""
+        """Send a renewal; the future's result is the new TTL in seconds, 0 if the lease is gone."""
         future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(lease_id, deque()).append(future)
         self._requests.put_nowait(lease_id)
@@ -62,7 +62,7 @@ class _Stream:
             self._fail_all(failure)
 
     async def _write(self, call: Any) -> None:
-        # A call that broke is the reader's to report.
+        # The reader reports a broken call.
         with contextlib.suppress(grpc.RpcError, asyncio.InvalidStateError):
             while True:
                 await call.write(rpc.LeaseKeepAliveRequest(ID=await self._requests.get()))
@@ -81,13 +81,13 @@ class _Stream:
             for future in waiting:
                 if not future.done():
                     future.set_exception(failure)
-                    # Whoever waited may be gone; the failure is then nobody's.
+                    # The waiter may have been cancelled; an unread exception would be logged.
                     future.exception()
         self._waiting.clear()
 
 
 class KeepAlives:
-    """Renews leases; opens a new stream when the last one broke or fell silent."""
+    """Renews leases; opens a new stream when the last one broke or stopped answering."""
 
     def __init__(self, channels: EndpointChannels, tokens: Tokens, timeout_s: float) -> None:
         self._channels = channels
@@ -96,7 +96,7 @@ class KeepAlives:
         self._stream: _Stream | None = None
 
     async def renew_lease(self, lease_id: int) -> float:
-        """Return the TTL granted anew. Raise LeaseNotFoundError on the server's word, or another RegistryError."""
+        """Return the new TTL in seconds. Raise LeaseNotFoundError if the server says so, or another RegistryError."""
         stream = await self._open()
         try:
             ttl_s = await self._renew_on(stream, lease_id)

@@ -30,11 +30,11 @@ _NUMBERS: Final = re.compile(r"(\d+)\.(\d+)\.(\d+)")
 
 @dataclass(frozen=True, slots=True)
 class KnownBug:
-    """One defect of the server. ``fixed_in`` names the first good release of each line that has one."""
+    """One defect of etcd. ``fixed_in`` has the first good release of each minor release that has one."""
 
     fixed_in: tuple[Version, ...]
     what: str
-    #: What of ours keeps it from doing harm; empty where nothing can.
+    #: How this project avoids harm by it; empty if it can't.
     workaround: str
 
 
@@ -97,7 +97,7 @@ def _has(version: Version, bug: KnownBug) -> bool:
     line = [fixed for fixed in bug.fixed_in if fixed[:2] == version[:2]]
     if line:
         return version < line[0]
-    # A line without an entry: older ones were never mended; newer ones began with the fix, or never had the bug.
+    # A minor release without an entry: older ones were never fixed, newer ones began with the fix or without the bug.
     return version < min(bug.fixed_in) and len(bug.fixed_in) > 1
 
 

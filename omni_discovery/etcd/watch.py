@@ -1,4 +1,4 @@
-"""One watch: a stream of its own, from ``created`` to the error that ends it."""
+"""EtcdWatch: one watch on a stream of its own, from ``created`` to the error that ends it."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _HAS_FRAGMENTS: Final = "fragment" in rpc.WatchCreateRequest.DESCRIPTOR.fields_b
 
 
 def decode_key(raw: bytes) -> str:
-    """A key as text. Bytes that are no text are escaped: such a key is none of ours."""
+    """A key as text. Bytes that are not UTF-8 are escaped: such a key is not one of this project."""
     return raw.decode("utf-8", errors="backslashreplace")
 
 
 def to_key_value(kv: Any) -> KeyValue:
-    """One key as the project holds it."""
+    """Convert etcd's key-value message."""
     return KeyValue(
         key=decode_key(kv.key),
         value=kv.value,
@@ -77,12 +77,12 @@ class EtcdWatch:
         self._name = name
         self._is_prefix = is_prefix
         self._start_revision = start_revision
-        #: The history that ``start_revision`` belongs to; 0 if no answer has named one yet.
+        #: Id of the cluster that ``start_revision`` is a revision of; 0 if not known.
         self._cluster_id = cluster_id
         self._parts: list[WatchEvent] = []
 
     async def batches(self, created_timeout_s: float) -> AsyncGenerator[WatchBatch, None]:
-        """Yield an empty batch once the watch stands, then all changes. Ends by a RegistryError only."""
+        """Yield an empty batch once the watch is open, then all changes. Ends only by a RegistryError."""
         call = self._channel.watch.Watch(metadata=(*HAS_LEADER, *self._metadata))
         try:
             try:
@@ -135,7 +135,7 @@ class EtcdWatch:
         return RegistryUnavailableError(f"watch of {self._name!r} was ended: {reason}")
 
     def _to_batch(self, response: Any) -> WatchBatch | None:
-        """The batch that this answer completes; None while more fragments of it are to come."""
+        """The batch that this response completes; None if more fragments of it follow."""
         self._check_open(response)
         self._parts += [_to_event(event) for event in response.events]
         if _HAS_FRAGMENTS and response.fragment:
@@ -143,6 +143,6 @@ class EtcdWatch:
         events, self._parts = tuple(self._parts), []
         if not events:
             return WatchBatch(response.header.revision, ())
-        # Not the header's revision: while the server catches up it runs ahead of what was delivered.
+        # Not the header's revision: while the server catches up, that is ahead of the delivered events.
         last = events[-1]
         return WatchBatch(last.item.mod_revision if isinstance(last, PutEvent) else last.mod_revision, events)

@@ -1,4 +1,4 @@
-"""Follows the control key of one replica, binds drains to its life, and takes a drain back when it is done."""
+"""ControlWatch: watches the control key of one replica, binds drains to its life, and deletes a drain that is done."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from omni_discovery.records.control import AppliedControl, decide, without_drain
 
 logger = logging.getLogger(__name__)
 
-#: A binding write that finds another value each time is left to the watch, which brings the newest.
+#: Attempts to bind a drain in a value that others keep changing; then the watch brings the newest value.
 _BIND_TRIES: Final = 3
 
 
 class ControlWatch:
-    """Calls ``on_change(applied)`` on its loop each time another thing holds, or another answer is due."""
+    """Watches one replica's control key; ``on_change(applied)`` is called on its loop when what applies changes."""
 
     def __init__(
         self,
@@ -45,14 +45,14 @@ class ControlWatch:
         self._key = ""
         self._epoch = 0
         self._applied = AppliedControl()
-        #: Whether the key of this id was read, or can't be. Until then nobody knows whether the replica may be picked.
+        #: Whether the key of this id was read, or can't be. Until then the replica may be cordoned without knowing.
         self.known = False
-        #: The key with the drain that this process follows.
+        #: The key with the drain that this process obeys; None without one.
         self._drain: KeyValue | None = None
         self._seen_revision = 0
 
     def watch_control(self, replica_id: int, epoch: int) -> None:
-        """The replica has this id, in this life. What held for another id holds no longer, but for a drain."""
+        """Watch the key of this id, for the life ``epoch``. What applied to another id ends, but for a drain."""
         if replica_id != self._replica_id:
             self.known = False
             self._applied = AppliedControl(draining=self._applied.draining)
@@ -64,7 +64,7 @@ class ControlWatch:
         self._task = asyncio.create_task(watching, name="control-watch")
 
     async def close(self, timeout_s: float) -> None:
-        """Stop following; a drain of ours leaves the key, if that can be done within ``timeout_s``. Idempotent."""
+        """Stop watching; remove the drain of this life from the key, if that works within ``timeout_s``. Idempotent."""
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
@@ -114,7 +114,7 @@ class ControlWatch:
                 logger.error("control.failed stage=%d replica=%d", self._stage_id, self._replica_id, exc_info=error)
 
     async def _observe(self, current: KeyValue | None, revision: int) -> None:
-        """So the key stands at ``revision``: bind it if it has to be, then apply it."""
+        """The key had the value ``current`` at ``revision``: bind a drain in it if there is one, then apply it."""
         for _ in range(_BIND_TRIES):
             self._seen_revision = current.mod_revision if current is not None else revision
             decision = decide(current, self._epoch, self._applied)

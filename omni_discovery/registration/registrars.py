@@ -1,4 +1,4 @@
-"""The two leased keys there are: a replica's, with the lowest free id of its stage, and a hub's, with a fixed name."""
+"""The two kinds of leased keys: a replica's, with the lowest free id of its stage, and a hub's, with a fixed name."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from omni_discovery.records import keys
 from omni_discovery.records.schema import HubRecord, ReplicaRecord, ReplicaStatus, encode_record
 from omni_discovery.registration.leased_key import LeasedKey, watch_population
 
-#: Fields that move all the time and are written at most each load interval.
+#: Fields that change all the time; a change of them alone is written at most once a load interval.
 _SLOW_FIELDS: Final = frozenset({"queue_length", "progress"})
 
 
 def checked(record: ReplicaRecord) -> ReplicaRecord:
-    """The record, if a reader would take it. Raise ConfigError: a bad value must not reach the registry."""
+    """Return the record if a reader would accept it, else raise ConfigError: it must not reach the registry."""
     try:
         return msgspec.convert(msgspec.to_builtins(record), ReplicaRecord)
     except msgspec.ValidationError as error:
@@ -38,15 +38,15 @@ def changed_record(record: ReplicaRecord, changes: Mapping[str, Any]) -> Replica
 
 
 def replica_id_of(key: KeyValue) -> int:
-    """The id that a replica's own key gives it."""
+    """The replica id in the key of a replica's record."""
     return int(key.key.rpartition("/")[2])
 
 
 class ReplicaRegistrar(LeasedKey):
     """Registers one replica under ``replicas/<stage_id>/<replica_id>``.
 
-    The record's ``replica_id`` and ``epoch`` are filled in here; ``wanted_id`` is taken if it is free. After a loss the
-    former id is taken again if it is free.
+    The record's ``replica_id`` and ``epoch`` are filled in here; ``wanted_id`` is claimed if it is free. After a loss
+    the former id is claimed again if it is free.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class ReplicaRegistrar(LeasedKey):
         self._tasks = (*self._tasks, asyncio.create_task(counting, name="write-budget"))
 
     def update(self, record: ReplicaRecord) -> None:
-        """Publish this record instead: at once, or after the load interval if only the load has changed."""
+        """Publish ``record`` instead: at once, or as the write budget allows if only the load has changed."""
         before, self._record = self._record, record
         changed = {name for name in record.__struct_fields__ if getattr(before, name) != getattr(record, name)}
         if changed:
@@ -85,7 +85,7 @@ class ReplicaRegistrar(LeasedKey):
         taken = set()
         for item in listing.items:
             if item.lease_id == lease_id:
-                # Claimed before; only the answer was lost.
+                # Claimed by an earlier attempt whose answer was lost.
                 return item
             parsed = keys.parse_key(self._namespace, item.key)
             if isinstance(parsed, keys.ReplicaKey):
@@ -105,7 +105,7 @@ class ReplicaRegistrar(LeasedKey):
 
     async def _create(self, replica_id: int, lease_id: int) -> Claim:
         key = keys.replica_key(self._namespace, self._record.stage_id, replica_id)
-        # Not up yet: whoever picks us names our epoch, and only the answer to this write tells it to ourselves.
+        # Not up yet: hubs name the epoch in requests, and this process learns it by the answer to this write.
         status = ReplicaStatus.STARTING if self._record.status is ReplicaStatus.UP else self._record.status
         return await self._kv.create(key, self._encode(replica_id, 0, status), lease_id)
 
@@ -124,14 +124,14 @@ class ReplicaRegistrar(LeasedKey):
             )
         )
 
-    def _set_farewell(self) -> bool:
+    def _set_withdrawn(self) -> bool:
         self.update(msgspec.structs.replace(self._record, status=ReplicaStatus.DOWN))
         self._schedule_publish(at_once=True)
         return True
 
 
 class HubRegistrar(LeasedKey):
-    """Registers one hub under ``hubs/<hub_id>``. A key left by the hub's former life is taken over."""
+    """Registers one hub under ``hubs/<hub_id>``. A key left by a former life of the hub is overwritten."""
 
     def __init__(self, kv: KVStore, namespace: str, record: HubRecord, **options: Any) -> None:
         clock: Clock = options.get("clock") or SystemClock()
@@ -157,5 +157,5 @@ class HubRegistrar(LeasedKey):
     def _value(self, key: KeyValue) -> bytes:
         return self._encoded
 
-    def _set_farewell(self) -> bool:
+    def _set_withdrawn(self) -> bool:
         return False

@@ -21,10 +21,10 @@ OnView = Callable[[View, Delta], None]
 
 
 class Watcher:
-    """Keeps a table equal to everything under ``prefix``.
+    """Keeps a table equal to all keys under ``prefix``.
 
-    ``on_view`` comes on the watcher's loop with the first list, each change, and when the table turns stale or fresh
-    (then with an empty delta). What it raises is logged and changes nothing.
+    ``on_view(view, delta)`` is called on the watcher's loop with the first list, at each change, and when the table
+    turns stale or fresh (then with an empty delta). An exception from it is logged and changes nothing.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class Watcher:
         before = self._table.snapshot()
         delta = self._table.apply(batch, self._clock.wall_s())
         after = self._table.snapshot()
-        # A bad value that went away changes no replica, but the view shows it no longer.
+        # A bad value that was deleted changes no replica, but the view's ``bad``.
         if delta or after.bad is not before.bad:
             self._deliver(after, delta)
         self._anti_entropy.batch_applied(batch, delta)
@@ -106,7 +106,7 @@ class Watcher:
     def on_watch_failed(self, error: Exception, log_level: int) -> None:
         """See WatchSink."""
         if isinstance(error, CompactedError):
-            # The registry answers; only our place in its history is gone.
+            # The registry answers: the view is not stale, only the revision to watch from is gone.
             logger.info("watcher.relist prefix=%s reason=%s", self._prefix, error)
             return
         if not isinstance(error, RegistryError):

@@ -432,7 +432,12 @@ class Pair:
     def is_agreed(self) -> bool:
         """Whether both sides have one and the same session."""
         session, account = self.hub.session, self.accounts.get(self.hub.peer.name)
-        return session.is_open and session.epoch == self.replica.epoch and account == (session.number, 1) and self.hub.is_gated
+        return (
+            session.is_open
+            and session.epoch == self.replica.epoch
+            and account == (session.number, 1)
+            and self.hub.is_gated
+        )
 
 
 def test_two_that_can_talk_have_a_session_after_one_exchange() -> None:
