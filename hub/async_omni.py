@@ -1,6 +1,7 @@
 """AsyncOmni: the pipeline as one asynchronous generator, in this process.
 
-Segments from a client's iterator to a request: one after the other, each when the one before has been taken.
+The input of a request is one mapping or an asynchronous iterator of segments; each segment is sent to the orchestrator
+once the first stage has accepted the one before.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from hub.orchestrator.active import AbortRequest, UpdateRequest
 from hub.orchestrator.admission import Asked, Intake
 from hub.orchestrator.orchestrator import Orchestrator
 from hub.orchestrator.rejections import Refusals, log_revocation
-from hub.orchestrator.releases import Releases
+from hub.orchestrator.releases import DeployVersions
 from hub.output_queue import OutputQueue, deliver
 from hub.pool.stage_pool import PoolOptions, StageStatus
 from hub.pool.versions import make_pools
@@ -45,23 +46,23 @@ logger = logging.getLogger(__name__)
 Inputs = Mapping[str, Any] | AsyncIterable[Mapping[str, Any]]
 
 
-class Feed:
-    """The input of one request, whole or from an iterator. ``stop`` it when the request has ended."""
+class SegmentFeeder:
+    """The input of one request: a mapping, or segments from an iterator. ``stop`` it when the request has ended."""
 
     def __init__(self, inputs: Inputs) -> None:
-        self._whole = inputs if isinstance(inputs, Mapping) else None
+        self._mapping = inputs if isinstance(inputs, Mapping) else None
         self._segments = None if isinstance(inputs, Mapping) else aiter(inputs)
         self._task: asyncio.Task[None] | None = None
 
     @property
     def is_segmented(self) -> bool:
-        """Whether it comes from an iterator."""
+        """Whether the input comes in segments."""
         return self._segments is not None
 
     async def first(self) -> Mapping[str, Any]:
-        """What the request begins with. Raise InvalidRequestError if there is nothing."""
+        """The whole input, or its first segment. Raise InvalidRequestError if there is none."""
         if self._segments is None:
-            return self._whole or {}
+            return self._mapping or {}
         try:
             return _checked(await anext(self._segments))
         except StopAsyncIteration:
@@ -72,12 +73,12 @@ class Feed:
         update: Callable[[Mapping[str, Any] | None], Awaitable[None]],
         fail: Callable[[RequestError], None],
     ) -> None:
-        """Give all that follows to ``update``, and None behind it; ``fail`` ends the request if that goes wrong."""
+        """Pass the later segments to ``update``, then None; ``fail`` ends the request with an error of the iterator."""
         if self._segments is not None:
             self._task = asyncio.create_task(self._run(update, fail))
 
     def stop(self) -> None:
-        """Take no more. Idempotent."""
+        """Read no more segments. Idempotent."""
         if self._task is not None:
             self._task.cancel()
 
@@ -93,14 +94,14 @@ class Feed:
             await update(None)
         except RequestError as error:
             fail(error)
-        except Exception as error:  # noqa: BLE001 - the client's own iterator may raise anything, at its own cost
+        except Exception as error:  # noqa: BLE001 - the client's iterator may raise anything
             fail(InvalidRequestError(f"the input broke off: {type(error).__name__}: {error}"))
 
 
 async def send_update(queue: asyncio.Queue[Any], request_id: str, inputs: Mapping[str, Any] | None) -> None:
-    """Give the orchestrator a request's next segment, None behind the last; returns when the first stage has taken it.
+    """Send the next segment, or None after the last, to the orchestrator; return once the first stage has accepted it.
 
-    Raise InvalidRequestError if the request has ended, or takes no more.
+    Raise InvalidRequestError if the request has ended or has had its last segment.
     """
     done: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     await queue.put(UpdateRequest(request_id, inputs, done))
@@ -116,12 +117,12 @@ def _checked(segment: object) -> Mapping[str, Any]:
 
 
 _REVOKED: Final = "this hub is revoked: no replica listens to it"
-#: How long the last aborts may take to leave before the sockets are closed.
-_LAST_WORDS_S: Final = 0.05
+#: How long the last aborts may take to be sent before the sockets are closed.
+_FLUSH_S: Final = 0.05
 
 
 class AsyncOmni(CollectiveCalls):
-    """One hub's requests. Made anywhere; used on the loop that ``start`` runs on, but for ``apply_view``."""
+    """One hub's requests. Used on the loop on which ``start`` was called; ``apply_view`` also from any thread."""
 
     def __init__(
         self,
@@ -142,56 +143,53 @@ class AsyncOmni(CollectiveCalls):
         self._key_pair = key_pair
         self._config = config or HubConfig()
         self._tracing = tracing
-        #: Where each unfinished request's outputs go, by its id inside the hub.
+        #: Whether requests become spans, so that their trace headers matter.
+        self.is_traced = tracing is not None
+        #: The output queue of each request in flight, by its id inside the hub.
         self._queues: dict[str, OutputQueue] = {}
-        #: The ids inside the hub by the client's ids.
+        #: The id inside the hub of each request in flight, by the client's id.
         self._inner_ids: dict[str, str] = {}
         options = PoolOptions(self._config.pick_timeout_s, self._config.load_fresh_s, labels=labels or {})
         pools = make_pools(self.graph.stage_ids, build_load_balancer_factory(policy), options)
-        #: The deploy documents that are served, of which one is the newest.
-        self.releases = Releases(deploy, pools, fixed_models=fixed_models)
+        #: The versions of the deploy document that have requests or take them.
+        self.releases = DeployVersions(deploy, pools, fixed_models=fixed_models)
         self._intake = Intake(self.releases, self._config)
         self._tasks: list[asyncio.Task[None]] = []
         self._orchestrator: Orchestrator | None = None
-        #: Guards the two below, which the registry's thread touches, too.
+        #: Guards the next two, which the registry's thread uses, too.
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._view_before_start: tuple[View, Delta] | None = None
-        #: Since when the view is not proved fresh, wall clock; None while it is.
+        #: Since when the view is stale, wall-clock seconds; None while it is fresh.
         self._stale_since_s: float | None = None
-        #: Whether an operator has revoked this hub: no replica listens to it.
+        #: Whether an operator has revoked this hub: replicas close its sessions.
         self.is_revoked = False
         self.hub_metrics.view_stale.set_function(lambda: self.view_stale_s or 0.0)
 
     @property
     def public_key(self) -> str:
-        """The CURVE key that replicas must let in; empty where nothing is encrypted."""
+        """The CURVE key of this hub, which replicas must allow; empty without encryption."""
         return "" if self._key_pair is None else self._key_pair.public
 
     @property
     def metrics(self) -> CollectorRegistry:
-        """The figures of this hub."""
+        """The registry of this hub's Prometheus metrics."""
         return self.hub_metrics.registry
 
     @property
-    def is_traced(self) -> bool:
-        """Whether spans are made of requests."""
-        return self._tracing is not None
-
-    @property
     def is_running(self) -> bool:
-        """Whether requests are taken."""
+        """Whether the orchestrator runs, so that requests are accepted."""
         return bool(self._tasks) and not any(task.done() for task in self._tasks)
 
     def check_health(self) -> None:
-        """Raise RequestError if no request can be served, whatever the replicas do."""
+        """Raise RequestError if this hub can't serve any request, with whatever replicas."""
         if not self.is_running:
             raise RequestError("the hub is not running")
         if self.is_revoked:
             raise HubUnavailableError(self.graph.stage_ids[0], _REVOKED)
 
     async def start(self) -> None:
-        """Begin to serve on the running loop. Raise RuntimeError if it was started before."""
+        """Start to serve on the running loop. Raise RuntimeError if it was started before."""
         if self._orchestrator is not None:
             raise RuntimeError("AsyncOmni is started once")
         loop = asyncio.get_running_loop()
@@ -212,14 +210,14 @@ class AsyncOmni(CollectiveCalls):
         delivering = deliver(self._orchestrator.output_async_queue, self._queues, self._ask, self.refusals.failed)
         self._tasks = [loop.create_task(self._orchestrator.run()), loop.create_task(delivering)]
         for task in self._tasks:
-            task.add_done_callback(self._stopped)
+            task.add_done_callback(self._end_queues)
         with self._lock:
             self._loop = loop
             if self._view_before_start is not None:
                 self._orchestrator.apply_view(*self._view_before_start)
 
     def apply_view(self, view: View, delta: Delta) -> None:
-        """Follow the registry. May be called from any thread, also before ``start`` and after ``close``."""
+        """Apply a new view of the registry. From any thread, also before ``start`` and after ``close``."""
         self._stale_since_s = view.stale_since_s
         was_revoked, self.is_revoked = self.is_revoked, self.hub_id in view.revoked
         log_revocation(self.hub_id, before=was_revoked, now=self.is_revoked)
@@ -234,16 +232,16 @@ class AsyncOmni(CollectiveCalls):
 
     @property
     def view_stale_s(self) -> float | None:
-        """How long the view of the registry has not been proved fresh; None while it is."""
+        """For how many seconds the view of the registry has been stale; None while it is fresh."""
         since_s = self._stale_since_s
         return None if since_s is None else max(0.0, time.time() - since_s)
 
     def applied_revision(self) -> int:
-        """The registry's revision that picks go by. May be called from any thread."""
+        """The registry's revision that picks are based on. May be called from any thread."""
         return 0 if self._orchestrator is None else self._orchestrator.applied_revision
 
     def stage_status(self) -> tuple[StageStatus, ...]:
-        """The replicas of each stage, in pipeline order."""
+        """The numbers of replicas of each stage, in pipeline order."""
         return self.releases.status()
 
     async def generate(
@@ -262,24 +260,24 @@ class AsyncOmni(CollectiveCalls):
         segmented: bool = False,
         async_chunk: bool | None = None,
     ) -> AsyncGenerator[OmniOutput, None]:
-        """Run one request; give its outputs as they come, then one summary. Raise RequestError.
+        """Run one request; yield its outputs as they come, then one summary. Raise RequestError.
 
-        ``inputs`` holds ``messages``, ``prompt`` or ``prompt_token_ids``; ``modalities`` None means all that the
-        pipeline puts out; ``params`` is by stage id; in its place, ``sampling_params_list`` has one entry for each
-        stage, in pipeline order, None for the defaults. Where requests wait, a lower ``priority`` goes first.
-        ``companions`` are more inputs by role, a negative prompt for one: they run through the first stage on the same
-        replica, and the stages after it get their hand-offs, too. ``received_s`` (``time.perf_counter``) is when the
-        client's bytes came, ``trace_headers`` the W3C's that came with them. Closing the generator early, or cancelling
-        its reader, aborts every stage. ``async_chunk`` says whether stages are to work on each other's pieces; None: as
-        the pipeline has it.
+        ``inputs`` holds ``messages``, ``prompt`` or ``prompt_token_ids``. ``modalities`` None means all modalities of
+        the pipeline. ``params`` is by stage id; in its place, ``sampling_params_list`` has one entry for each stage, in
+        pipeline order, None for the defaults. ``timeout_s`` None means the hub's ``request_timeout_s``. Of queued
+        requests, those with a lower ``priority`` go first. ``companions`` are further inputs by role, such as a
+        negative prompt: they run through the first stage on the same replica, and later stages get their hand-offs,
+        too. ``received_s`` (``time.perf_counter``) is when the client's bytes came, ``trace_headers`` the W3C headers
+        that came with them. ``async_chunk``: whether stages start on pieces of each other's output; None: as the
+        pipeline says. Closing the generator early, or cancelling its reader, aborts every stage.
 
-        ``inputs`` may come in segments, from an asynchronous iterator: each is answered before the next is given to a
-        stage, by the same replicas; outputs say which ``segment`` they belong to. With ``segmented``, ``inputs`` is the
-        first segment, and ``update`` brings the others.
+        ``inputs`` may also be an asynchronous iterator of segments: each is answered, by the same replicas, before the
+        next is sent; an output's ``segment`` is the index of its segment. With ``segmented``, ``inputs`` is the first
+        segment, and ``update`` sends the others.
         """
-        feed = Feed(inputs)
+        feeder = SegmentFeeder(inputs)
         asked = Asked(
-            await feed.first(),
+            await feeder.first(),
             request_id,
             modalities,
             self.graph.params_of(params, sampling_params_list),
@@ -288,34 +286,36 @@ class AsyncOmni(CollectiveCalls):
             priority,
             companions or {},
             trace_headers or {},
-            segmented or feed.is_segmented,
+            segmented or feeder.is_segmented,
             async_chunk,
         )
         orchestrator = self._running_orchestrator()
+        live_hubs = orchestrator.live_hubs
         with self.refusals.counted():
             if asked.request_id in self._inner_ids:
                 raise InvalidRequestError(f"a request with the id {asked.request_id!r} is already running")
-            request = self._intake.check(asked, orchestrator.live_hubs)
+            request = self._intake.check(asked, live_hubs)
             self.check_health()
-            self._intake.admit(request, len(self._queues), orchestrator.live_hubs)
+            self._intake.admit(request, len(self._queues), live_hubs)
         orchestrator.request_async_queue.put_nowait(request)
         self._inner_ids[request.shown_id] = request.request_id
         updates, inner_id = orchestrator.request_async_queue, request.request_id
         bounds = self._config.max_queued_outputs, self._config.max_queued_bytes
-        queue = self._queues[inner_id] = OutputQueue(*bounds, partial(orchestrator.set_pace, inner_id))
-        feed.start(partial(send_update, updates, inner_id), lambda error: self._ask(AbortRequest(inner_id, error)))
+        queue = self._queues[inner_id] = OutputQueue(*bounds, partial(orchestrator.set_backpressure, inner_id))
+        feeder.start(partial(send_update, updates, inner_id), lambda error: self._ask(AbortRequest(inner_id, error)))
         try:
             while (output := await queue.get()) is not None:
                 yield output
         finally:
-            feed.stop()
+            feeder.stop()
             del self._queues[request.request_id], self._inner_ids[request.shown_id]
-            self._ask(AbortRequest(request.request_id))
+            if not queue.has_ended:
+                self._ask(AbortRequest(request.request_id))
 
     async def update(self, request_id: str, inputs: Mapping[str, Any] | None, *, is_last: bool = False) -> None:
-        """Give a ``segmented`` request its next segment, if any; ``is_last``: no more come. Waits until it is taken.
+        """Send a ``segmented`` request its next segment, if any; ``is_last``: the last one. Return once it is accepted.
 
-        Raise InvalidRequestError for a request that is not running, or takes no more: nothing else happens then.
+        Raise InvalidRequestError, without any effect, for a request that is not running or has had its last segment.
         """
         inner_id, orchestrator = self._inner_ids.get(request_id), self._running_orchestrator()
         if inner_id is None or not self.is_running:
@@ -324,7 +324,7 @@ class AsyncOmni(CollectiveCalls):
             await send_update(orchestrator.request_async_queue, inner_id, each)
 
     async def abort(self, request_id: str) -> None:
-        """Stop a request at every stage; its generator ends after what is already there. Unknown ids are fine."""
+        """Abort a request at every stage; its generator ends after the queued outputs. Does nothing for unknown ids."""
         inner_id = self._inner_ids.get(request_id)
         if inner_id is not None and self.is_running:
             done = asyncio.get_running_loop().create_future()
@@ -332,7 +332,7 @@ class AsyncOmni(CollectiveCalls):
             await done
 
     def end_requests(self) -> None:
-        """End every request with an error that says that the hub is stopping. Its sessions stand until ``close``."""
+        """End every request with an error that says that the hub is stopping. Sessions stay open until ``close``."""
         self._running_orchestrator().end_all()
 
     async def close(self) -> None:
@@ -341,7 +341,7 @@ class AsyncOmni(CollectiveCalls):
         if not tasks or self._orchestrator is None:
             return
         self._orchestrator.end_all()
-        await asyncio.sleep(_LAST_WORDS_S)
+        await asyncio.sleep(_FLUSH_S)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -351,8 +351,8 @@ class AsyncOmni(CollectiveCalls):
 
     # ---- inside
 
-    def _stopped(self, task: asyncio.Task[None]) -> None:
-        """Nobody serves any more: no generator may wait for ever."""
+    def _end_queues(self, task: asyncio.Task[None]) -> None:
+        """End all generators: a task that serves them has ended."""
         if not task.cancelled() and task.exception() is not None:
             logger.error("hub.died", exc_info=task.exception())
         for queue in self._queues.values():

@@ -1,4 +1,4 @@
-"""``omni serve``: a hub, the stages beside it, or (``--headless``) only replicas of one stage."""
+"""``omni serve``: a hub with its local stages, or (``--headless``) only replicas of one stage."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from hub.serve.flags import (
     hub_config,
     warn_of_ignored_flags,
 )
-from hub.serve.plan import deploy_of, plan_here, runtime_flag, stages_here, to_start
-from omni_discovery.commands.flags import backend_flags, data_plane_flags, read_labels, warn_if_plain
-from omni_discovery.commands.main import configure_logging, read_security, security_flags, user_runtime_dir
+from hub.serve.plan import deploy_of, plan_here, stages_here, to_start
+from omni_discovery.commands.flags import read_labels, warn_if_plain
+from omni_discovery.commands.main import child_environment, configure_logging, read_security, user_runtime_dir
+from omni_discovery.commands.stage_options import open_config, read_stage_options, runtime_here, stage_command
 from omni_discovery.deploy.document import DeployConfig
-from omni_discovery.deploy.overrides import of_this_host, parse_overrides
 from omni_discovery.errors import ConfigError
 from omni_discovery.processes import die_with_parent, raise_descriptor_limit
 
@@ -51,7 +51,7 @@ class ServeCommand:
 
 
 def dry_run(arguments: argparse.Namespace) -> int:
-    """Print the plan. Raise OmniError if it is not possible."""
+    """Print the plan. Raise OmniError if it can't be carried out."""
     from hub.serve.dry_run import dry_run_headless, dry_run_hub
 
     if arguments.headless:
@@ -60,24 +60,13 @@ def dry_run(arguments: argparse.Namespace) -> int:
 
 
 def run_headless(arguments: argparse.Namespace) -> int:
-    """Become the supervisor of one stage's local replicas; does not return."""
-    overrides = of_this_host(parse_overrides(arguments.stage_overrides)).get(arguments.stage_id, {})
-    command = [
-        *(sys.executable, "-m", "stage_runtime"),
-        *("--stage-id", str(arguments.stage_id)),
-        *("--omni-dp-size-local", str(arguments.omni_dp_size_local or overrides.get("num_replicas") or 1)),
-        *("--etcd-endpoints", arguments.etcd_endpoints),
-        *("--namespace", arguments.namespace),
-        *("--omni-heartbeat-timeout", str(arguments.omni_heartbeat_timeout)),
-        *data_plane_flags(arguments),
-        *backend_flags(arguments),
-        *security_flags(arguments),
-    ]
-    if overrides:
-        command += ["--stage-overrides", runtime_flag(arguments.stage_id, overrides)]
-    if arguments.omni_replica_address:
-        command += ["--omni-replica-address", arguments.omni_replica_address]
-    os.execv(sys.executable, command)  # noqa: S606 - no shell is wanted
+    """Replace this process by the supervisor of one stage's local replicas; does not return. Raise ConfigError."""
+    stage_id = arguments.stage_id
+    runtime = runtime_here(arguments, stage_id)
+    count = arguments.omni_dp_size_local or runtime.get("num_replicas") or 1
+    config_fd = open_config(read_stage_options(arguments, stage_id, count, runtime))
+    os.set_inheritable(config_fd, True)
+    os.execve(sys.executable, stage_command(config_fd, stage_id), child_environment())  # noqa: S606 - no shell is wanted
 
 
 def run_with_hub(arguments: argparse.Namespace) -> int:
@@ -91,9 +80,9 @@ def run_with_hub(arguments: argparse.Namespace) -> int:
 
 
 def serve_config(arguments: argparse.Namespace, deploy: DeployConfig) -> ServeConfig:
-    """What a hub needs to know of the flags. Raise ConfigError."""
+    """The settings of a hub by its flags. Raise ConfigError."""
     try:
-        import hub.serve.app  # noqa: F401 - all that a hub needs
+        import hub.serve.app  # noqa: F401 - imports all packages that a hub needs
         from hub.serve.running_hub import ServeConfig
         from omni_discovery.balancing.policies import build_load_balancer_factory
     except ModuleNotFoundError as error:
@@ -112,17 +101,14 @@ def serve_config(arguments: argparse.Namespace, deploy: DeployConfig) -> ServeCo
         hub=hub_config(arguments),
         endpoints=arguments.etcd_endpoints,
         security=read_security(arguments),
-        security_flags=(*data_plane_flags(arguments), *backend_flags(arguments), *security_flags(arguments)),
         zmq_security=arguments.zmq_security,
         labels=read_labels(arguments.label),
-        drain_timeout_s=arguments.drain_timeout,
         namespace=arguments.namespace,
         ttl_s=arguments.omni_heartbeat_timeout,
         policy=policy,
         host=DEFAULT_HOST if arguments.host is None else arguments.host,
         port=DEFAULT_PORT if arguments.port is None else arguments.port,
         local_stages=to_start(here, arguments),
-        replica_address=arguments.omni_replica_address,
         runtime_dir=user_runtime_dir(),
         state_dir=user_state_dir(),
         api=arguments.api,
@@ -134,5 +120,5 @@ def serve_config(arguments: argparse.Namespace, deploy: DeployConfig) -> ServeCo
 
 
 def user_state_dir() -> Path:
-    """Where this user's hubs keep their identity and their last view of a registry."""
+    """The folder in which this user's hubs keep their identity and saved view."""
     return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "omni"

@@ -1,13 +1,9 @@
-"""Every length of time and every bound of a hub, checked against each other once.
-
-Errors of the hub's own drivers; they never reach a client untyped.
+"""The settings of a hub and of its pools, checked when they are made; and the errors of sending to a replica.
 
 OmniError
-└── SendFailedError             the orchestrator: nothing left this process, another replica may take the work
-    ├── QueueFullError              the replica reads too slowly
+└── SendFailedError             the orchestrator retries: nothing left this process, another replica may take the work
+    ├── QueueFullError              the send queue is full: the replica reads too slowly
     └── NotConnectedError           the session to the replica is down
-
-How one stage's pool waits, trusts and spares its replicas.
 """
 
 from __future__ import annotations
@@ -21,47 +17,47 @@ from omni_discovery.errors import ConfigError, OmniError
 
 @dataclass(frozen=True, slots=True)
 class HubConfig:
-    """How long a hub waits and how much it holds. Raise ConfigError if the values don't go together."""
+    """Timeouts (seconds) and bounds of a hub. Raise ConfigError if the values don't fit together."""
 
-    #: Time given to a request that names none.
+    #: Timeout of a request that names none.
     request_timeout_s: float = 600.0
-    #: How long a stage may have no replica before its request fails.
+    #: How long a request waits for a stage without a pickable replica before it fails.
     pick_timeout_s: float = 10.0
-    #: How long a replica may take to answer a dispatch with Accepted or Rejected before another one gets it, if there
-    #: is one with a free slot; and how long at most.
+    #: A dispatch without Accepted or Rejected for so long goes to another replica with a free slot, if there is one;
+    #: after ``accept_limit_s`` the replica counts as having failed it.
     accept_timeout_s: float = 0.1
     accept_limit_s: float = 5.0
-    #: How long an abort waits for the replicas' acknowledgement before its caller is let go.
+    #: How long the caller of an abort waits for the replicas' acknowledgements.
     abort_timeout_s: float = 2.0
-    #: How long a connection may take to become a session before it is made anew.
+    #: How long a connection may take to become a session before it is closed and opened again.
     connect_timeout_s: float = 3.0
-    #: How long the encrypted handshake may take; a replica that does not know this hub yet leaves it without an answer.
+    #: How long the CURVE handshake may take; a replica that does not know this hub yet does not answer it.
     handshake_timeout_s: float = 0.5
-    #: After so long without a session a replica that is listed is warned about, with the cause.
+    #: A registered replica without a session for so long is logged as a warning, with the cause.
     unmet_after_s: float = 5.0
-    #: Pause between two Hellos that got no Welcome.
+    #: Interval between two Hellos without a Welcome.
     hello_interval_s: float = 0.2
-    #: Bounds of the pause before a lost connection is tried again.
+    #: Bounds of the backoff before a lost connection is opened again.
     reconnect_min_s: float = 0.05
     reconnect_max_s: float = 1.0
-    #: ZMTP heartbeats: a peer silent for ``zmq_heartbeat_timeout_s`` has lost its session.
+    #: ZMTP heartbeats: without one for ``zmq_heartbeat_timeout_s`` the session is lost.
     zmq_heartbeat_interval_s: float = 1.0
     zmq_heartbeat_timeout_s: float = 3.0
-    #: How long work whose output was shown waits for a lost session to come back and speak of it.
+    #: How long a stage whose output the client has seen waits for its lost session to come back.
     silence_grace_s: float = 2.0
-    #: A load that a frame brought is trusted over the registry's for this long.
+    #: How long the load in a replica's frame counts instead of the load in the registry.
     load_fresh_s: float = 1.0
-    #: The TTL of the namespace's leases: within it, keys that vanish in numbers are not believed.
+    #: The TTL of the namespace's leases: a mass loss of records is not believed within it.
     registry_ttl_s: float = 10.0
-    #: Requests that may be unfinished at one time; more are refused.
+    #: Requests in flight; more are refused.
     max_in_flight: int = 4096
-    #: Requests that may be on their way to one stage beyond what it can run; more are refused with the time to wait.
+    #: Requests of one stage beyond its slots; more are refused, with a Retry-After.
     max_waiting: int = 2048
-    #: How often one stage of one request may be dispatched.
+    #: Attempts of one stage of one request.
     attempts: int = 3
-    #: Messages that may wait for one replica's socket.
+    #: Messages in the send queue of one replica.
     send_queue: int = 4096
-    #: Outputs and bytes that may wait for one client that reads slowly; with half of either its stages are paused.
+    #: Outputs and bytes that may wait for one client; its stages are paused from half of either on.
     max_queued_outputs: int = 512
     max_queued_bytes: int = 256 << 20
 
@@ -87,30 +83,30 @@ class HubConfig:
 
 
 class SendFailedError(OmniError):
-    """A message was not handed to the socket; the other side can't have seen it."""
+    """A message was not sent; the replica can't have seen it."""
 
 
 class QueueFullError(SendFailedError):
-    """The socket's send queue is at its bound."""
+    """The send queue of the replica is full."""
 
 
 class NotConnectedError(SendFailedError):
-    """There is no session to send on."""
+    """There is no session with the replica."""
 
 
 @dataclass(frozen=True, slots=True)
 class PoolOptions:
-    """Raise ConfigError if a value makes no sense."""
+    """Settings of one stage's pool of replicas. Raise ConfigError for a value out of range."""
 
-    #: How long a stage may have nobody who can be picked before those that wait are told so.
+    #: How long picks wait for a stage without a pickable replica before they fail.
     pick_timeout_s: float = 10.0
-    #: A load that a frame brought is trusted over the registry's for this long.
+    #: How long the load in a replica's frame counts instead of the load in the registry.
     load_fresh_s: float = 1.0
-    #: How long a replica that joins others at work takes to come to its full weight; 0 for at once.
+    #: Slow start: how long a replica that joins busy ones takes to its full weight; 0 for none.
     slow_start_s: float = 10.0
-    #: Where this hub is: replicas that have all of these labels are near, and come first.
+    #: Labels of this hub's place: replicas that have all of them are local and are picked first.
     labels: Mapping[str, str] = field(default_factory=dict)
-    #: Bounds of the time for which a replica that keeps failing is left out; it doubles each time.
+    #: Bounds of the time for which an outlier is ejected; it doubles each time.
     ejection_min_s: float = 1.0
     ejection_max_s: float = 60.0
 

@@ -1,4 +1,4 @@
-"""What a hub's Python API offers of collective control: one call to every replica of some stages."""
+"""Control calls of a hub's Python API: one call to every replica of some stages."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ from omni_discovery.wire import MAX_CONTROL_BYTES
 if TYPE_CHECKING:
     from hub.orchestrator.orchestrator import Orchestrator
 
-#: How much longer than the replicas the orchestrator itself may take.
+#: How much longer than ``timeout_s`` the orchestrator itself may take.
 _SLACK_S: Final = 5.0
 _MAX_NAME: Final = 200
 _MAX_TIMEOUT_S: Final = 1e9
 
 
 class CollectiveCalls(ABC):
-    """The methods; what is abstract is the hub's. All but ``collective`` take its last two arguments.
+    """The control calls. All but ``collective`` pass keyword arguments such as ``stage_ids`` and ``timeout_s`` to it.
 
-    What a method means, and which there are, is the engine's: see docs/operations.md.
+    Which methods there are depends on the engine.
     """
 
     graph: StageGraph
 
     @abstractmethod
     def check_health(self) -> None:
-        """Raise RequestError if nothing can be served."""
+        """Raise RequestError if this hub can't serve any request."""
 
     @abstractmethod
     def _running_orchestrator(self) -> Orchestrator:
-        """Raise RequestError if there is none."""
+        """The orchestrator. Raise RequestError if it was not started."""
 
     async def collective(
         self,
@@ -51,11 +51,12 @@ class CollectiveCalls(ABC):
         *,
         call_id: str = "",
     ) -> list[ReplicaResult]:
-        """Call a control method on every replica of the stages, None: all stages; return one result for each replica.
+        """Call a control method on every replica of the stages (None: all); return one result for each replica.
 
-        By stage and replica; also for those that failed, were lost, have no session, or did not answer in time. Values
-        are plain ones. Raise InvalidRequestError if it can't be asked, OverloadedError if too many are open,
-        RuntimeError if a call of the same ``call_id`` is, and RequestError if the hub does not run.
+        Results are sorted by stage and replica, and include replicas that failed, were lost, have no session, or did
+        not answer within ``timeout_s``. Values are JSON-like. Raise InvalidRequestError for wrong arguments,
+        OverloadedError if too many calls are open, RuntimeError if one with the same ``call_id`` is, RequestError if
+        the hub does not run.
         """
         stages = self.graph.stage_ids if stage_ids is None else tuple(stage_ids)
         self._check_call(method, args, kwargs or {}, stages, timeout_s, call_id)
@@ -98,7 +99,7 @@ class CollectiveCalls(ABC):
             raise InvalidRequestError(f"arguments of {size_bytes} bytes, where {MAX_CONTROL_BYTES} may be sent")
 
     async def start_profile(self, profile_prefix: str | None = None, **where: Any) -> list[ReplicaResult]:
-        """Begin to record a profile; where it is written is the engine's setting."""
+        """Start to record a profile; the engine's settings say where it is written."""
         return await self.collective("start_profile", () if profile_prefix is None else (profile_prefix,), **where)
 
     async def stop_profile(self, **where: Any) -> list[ReplicaResult]:
@@ -106,7 +107,7 @@ class CollectiveCalls(ABC):
         return await self.collective("stop_profile", **where)
 
     async def sleep(self, level: int = 1, **where: Any) -> list[ReplicaResult]:
-        """Take nothing new, finish what runs, then give memory back. A replica that sleeps is not picked."""
+        """Accept no requests, finish those that run, then free memory. A sleeping replica is not picked."""
         return await self.collective("sleep", (level,), **where)
 
     async def wake_up(self, tags: Sequence[str] | None = None, **where: Any) -> list[ReplicaResult]:
@@ -130,15 +131,15 @@ class CollectiveCalls(ABC):
         return await self.collective("list_loras", **where)
 
     async def pin_lora(self, lora_id: int, **where: Any) -> list[ReplicaResult]:
-        """Keep an adapter from being put out by others."""
+        """Keep an adapter from being evicted by others."""
         return await self.collective("pin_lora", (lora_id,), **where)
 
     async def reset_prefix_cache(self, **where: Any) -> list[ReplicaResult]:
-        """Forget the prefixes that are cached."""
+        """Clear the prefix cache."""
         return await self.collective("reset_prefix_cache", **where)
 
     async def collective_rpc(
         self, name: str, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, **where: Any
     ) -> list[ReplicaResult]:
-        """Call what the operator has allowed by name in the stage's ``engine_args.allow_rpc``."""
+        """Call a worker method that the stage's ``engine_args.allow_rpc`` allows by name."""
         return await self.collective("collective_rpc", (name, list(args), dict(kwargs or {})), **where)

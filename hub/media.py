@@ -1,7 +1,4 @@
-"""Numbers that a stage has pooled, read from the file that they travel as. Pure; needs numpy, which a hub does not.
-
-Sound that came in pieces, as one. Pure.
-"""
+"""Media files in outputs: embeddings as arrays (needs numpy, which a hub does not), pieces of sound joined. Pure."""
 
 from __future__ import annotations
 
@@ -17,16 +14,16 @@ if TYPE_CHECKING:
 
 
 def array_of(file: bytes) -> np.ndarray[Any, np.dtype[np.float32]]:
-    """A .npy file as an array of float32. Raise EngineFailedError if it is none, ConfigError without numpy."""
+    """Read a .npy file as an array of float32. Raise EngineFailedError if it is none, ConfigError without numpy."""
     try:
         import numpy as np
     except ImportError as error:
         raise ConfigError("to read an embedding as an array takes numpy: pip install numpy") from error
     try:
-        # Never what would run on reading: such a file may hold objects, too.
+        # No pickled objects: reading them would run code.
         read = np.load(io.BytesIO(file), allow_pickle=False)
     except Exception as error:
-        # Of any kind: numpy has Python's own tokenizer and parser read the file's header.
+        # Any exception: numpy parses the file's header with Python's own parser.
         raise EngineFailedError(f"what a stage pooled is no .npy file of numbers: {error}") from error
     if not isinstance(read, np.ndarray) or read.dtype != np.float32:
         raise EngineFailedError("what a stage pooled is no .npy file of float32")
@@ -34,7 +31,7 @@ def array_of(file: bytes) -> np.ndarray[Any, np.dtype[np.float32]]:
 
 
 def joined_wav(files: Sequence[bytes]) -> bytes:
-    """WAV files of one kind, one behind the other, as one file. Raise EngineFailedError where they are none such."""
+    """Concatenate WAV files of one sample rate, width and channel count. Raise EngineFailedError for other files."""
     if len(files) == 1:
         return files[0]
     kinds, frames = zip(*map(_read, files), strict=True)
@@ -50,7 +47,7 @@ def joined_wav(files: Sequence[bytes]) -> bytes:
 
 
 def _read(file: bytes) -> tuple[tuple[int, int, int], bytes]:
-    """Channels, bytes of a sample and samples a second; and the frames."""
+    """(channels, bytes of a sample, samples per second) and the frames."""
     try:
         with wave.open(io.BytesIO(file)) as reader:
             kind = reader.getnchannels(), reader.getsampwidth(), reader.getframerate()

@@ -1,4 +1,4 @@
-"""The hub's figures for Prometheus, on a registry of their own."""
+"""The Prometheus metrics of a hub, on a registry of their own."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _STAGE_BUCKETS_S: Final = (
     *(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 60.0, 120.0, 300.0, 600.0),
 )
 
-#: What the registry's watcher counts, by its name there: the metric and its text.
+#: Events of the registry's watcher, by its names: the metric and its help text.
 _VIEW_COUNTERS: Final = {
     "relist": ("view_relists", "Times the view was listed anew after its watch had ended."),
     "bad_value": ("view_bad_values", "Values under the prefix that could not be read."),
@@ -29,7 +29,7 @@ _VIEW_COUNTERS: Final = {
 
 
 class HubMetrics:
-    """Everything that one hub counts."""
+    """All metrics of one hub."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -122,11 +122,11 @@ class HubMetrics:
             buckets=_STAGE_BUCKETS_S,
             registry=self.registry,
         )
-        #: The histogram's parts, because to look one up costs more than to count.
+        #: The labelled histograms: a look-up by ``labels`` costs more than an observation.
         self._parts: dict[tuple[int, str], Histogram] = {}
 
     def watch(self, pools: Pools) -> None:
-        """Ask for the counts of each stage, of all its versions together, whenever the figures are read."""
+        """Read the gauges of each stage from its pools, all versions together, whenever metrics are collected."""
         for stage_id in pools.stage_ids:
             of_stage = partial(pools.of_stage, stage_id)
             self.registered.labels(stage_id).set_function(partial(_sum, of_stage, "registered_count"))
@@ -142,25 +142,25 @@ class HubMetrics:
         refused: Callable[[int], int],
         stage_ids: Collection[int],
     ) -> None:
-        """Ask for what goes by older deploy documents, and who is refused, whenever the figures are read."""
+        """Read the gauges of requests on older deploy documents and of refused replicas when metrics are collected."""
         self.older.set_function(older)
         for stage_id in stage_ids:
             self.refused.labels(stage_id).set_function(partial(refused, stage_id))
 
     def count_view(self, name: str) -> None:
-        """Something befell the view of the registry; from any thread. Names that are not known are fine."""
+        """Count an event of the view of the registry. From any thread; does nothing for unknown names."""
         counter = self._view_counters.get(name)
         if counter is not None:
             counter.inc()
 
     def count_retry(self, stage_id: int, *, resumed: bool) -> None:
-        """A stage of a request was dispatched again; ``resumed``: behind what was shown."""
+        """Count a stage of a request that was dispatched again; ``resumed``: to continue its answer."""
         self.retries.labels(stage_id).inc()
         if resumed:
             self.continued.labels(stage_id).inc()
 
     def observe_stage(self, stage_id: int, parts_s: Mapping[str, float]) -> None:
-        """A stage is done, and its time went there."""
+        """Count the seconds of each part of a stage that is done."""
         for name, seconds in parts_s.items():
             part = self._parts.get((stage_id, name))
             if part is None:
@@ -168,11 +168,11 @@ class HubMetrics:
             part.observe(seconds)
 
     def observe_in(self, seconds: float) -> None:
-        """The hub took this long to send a request's first work."""
+        """Count the seconds from a request's last byte to its first dispatch."""
         self._overhead.labels("in").observe(seconds)
 
     def observe_out(self, seconds: float) -> None:
-        """The hub took this long to pass a replica's frame on to the client."""
+        """Count the seconds from a replica's frame to the HTTP answer."""
         self._overhead.labels("out").observe(seconds)
 
 

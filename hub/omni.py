@@ -1,7 +1,4 @@
-"""Omni: a pipeline for batch users. A list of prompts in, a list of results out, no event loop in sight.
-
-A batch of requests over one AsyncOmni: so many at once, one result for each prompt, in order.
-"""
+"""Omni: the pipeline for batches, without an event loop: a list of prompts in, a list of results out, in order."""
 
 from __future__ import annotations
 
@@ -34,13 +31,13 @@ if TYPE_CHECKING:
     from hub.async_omni import AsyncOmni
     from hub.serve.local_stages import LocalStages
 
-#: When a hub that has too much to do is asked again, where it does not say itself.
+#: Pause before an overloaded hub is asked again, if its error has no retry_after_s.
 _RETRY_S: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class BatchOptions:
-    """What holds for each request of a batch. ``params`` is by stage id; ``timeout_s`` counts from a prompt's start."""
+    """Settings of each request of a batch. ``params`` is by stage id; ``timeout_s`` counts from the prompt's start."""
 
     max_concurrency: int
     timeout_s: float
@@ -51,13 +48,13 @@ class BatchOptions:
 async def run_batch(
     omni: AsyncOmni, prompts: Sequence[Any], options: BatchOptions, on_done: Callable[[], object]
 ) -> list[OmniResult]:
-    """Run all prompts; one that fails fails alone. ``on_done`` is called after each. Cancelled, it aborts what runs."""
+    """Run all prompts; a failed one doesn't end the others. ``on_done`` is called after each. Cancelling aborts all."""
     batch = uuid.uuid4().hex[:12]
     results: dict[int, OmniResult] = {}
     waiting = iter(enumerate(prompts))
 
     async def work() -> None:
-        # All share one iterator: whoever is free takes the next prompt.
+        # All workers share one iterator: a free one takes the next prompt.
         for index, prompt in waiting:
             results[index] = await _run_one(omni, index, f"batch-{batch}-{index}", prompt, options)
             on_done()
@@ -88,18 +85,18 @@ async def _run_one(omni: AsyncOmni, index: int, request_id: str, prompt: Any, op
             return builder.result()
         except OverloadedError as error:
             pause_s = error.retry_after_s or _RETRY_S
-            # Others may fill the hub's queues, too; a batch has time to wait for its turn.
+            # Other clients may fill the hub's queues; a batch waits and retries until its timeout.
             if not builder.is_empty or loop.time() + pause_s >= deadline_s:
                 return builder.result(error)
             await asyncio.sleep(pause_s)
         except RequestError as error:
             return builder.result(error)
-        except Exception as error:  # noqa: BLE001 - whatever is wrong with one prompt, the others go on
+        except Exception as error:  # noqa: BLE001 - an error of one prompt must not end the others
             return builder.result(RequestError(f"{type(error).__name__}: {error}"))
 
 
 def inputs_of(prompt: Any) -> Mapping[str, Any]:
-    """What AsyncOmni takes, for a text, token ids, messages of a chat, or that itself. Raise InvalidRequestError."""
+    """The input mapping of a text, token ids, chat messages, or a mapping. Raise InvalidRequestError."""
     if isinstance(prompt, str):
         return {"prompt": prompt}
     if isinstance(prompt, Mapping):
@@ -116,20 +113,20 @@ def inputs_of(prompt: Any) -> Mapping[str, Any]:
 
 
 _CHECK_S: Final = 0.1
-#: How often local stages are looked after.
-_TEND_S: Final = 0.5
-#: What stopping may take beside the drain of local replicas.
+#: Interval between two checks of the local stages.
+_RESTART_CHECK_S: Final = 0.5
+#: How long stopping may take in addition to the drain of local replicas.
 _STOP_S: Final = 60.0
-#: How long an interrupted batch may take to abort what it has sent.
+#: How long an interrupted batch may take to abort its requests.
 _ABORT_S: Final = 10.0
 
 
 class Omni:
-    """A hub in this process, on a thread of its own; ready when made. Use it in a ``with``, or close it.
+    """A hub in this process, on a thread of its own. The constructor returns once every stage has a replica.
 
-    ``deploy`` is a deploy YAML or a DeployConfig. ``flags`` are those of ``omni serve``, and mean the same:
+    Use it in a ``with``, or close it. ``deploy`` is a deploy YAML or a DeployConfig, ``flags`` those of ``omni serve``:
     ``["--etcd-endpoints", "10.0.0.5:2379", "--hub-only"]`` uses replicas that run elsewhere. Without any, every stage
-    runs here, beside an etcd of its own. Raise OmniError if it can't start, or not within ``ready_timeout_s``.
+    runs here, with an embedded etcd. Raise OmniError if it can't start, or not within ``ready_timeout_s``.
     """
 
     def __init__(
@@ -146,7 +143,7 @@ class Omni:
         self._max_concurrency = max_concurrency
         self._stopping = asyncio.Event()
         self._thread = LoopThread("omni-hub", uvloop.new_event_loop)
-        #: Set on the thread: the hub once every stage can take work, or what stands in the way.
+        #: Set on the thread: the hub once every stage can take work, or the error that keeps it from that.
         self._ready: concurrent.futures.Future[AsyncOmni] = concurrent.futures.Future()
         self._served = self._thread.start(self._serve())
         try:
@@ -168,9 +165,9 @@ class Omni:
 
         A prompt is a text, a list of token ids, a list of chat messages, or a mapping with ``prompt``,
         ``prompt_token_ids`` or ``messages``. ``sampling_params_list`` has one mapping for each stage, in pipeline
-        order, None for the defaults. A prompt that fails fails alone: its result has the ``error``, which reading its
-        ``text`` or ``images`` raises. ``timeout_s`` is for each prompt, from when it begins. An interrupt (Ctrl-C)
-        aborts all that runs, then goes on up. Raise RequestError for what is wrong with the call itself.
+        order, None for the defaults. A failed prompt doesn't end the others: its result has the ``error``, which
+        reading its ``text`` or ``images`` raises. ``timeout_s`` is for each prompt, from its start. An interrupt
+        (Ctrl-C) aborts all requests and is raised. Raise RequestError for an error of the call itself.
         """
         if self._served.done():
             raise RequestError("this Omni is closed, or its hub has failed")
@@ -190,7 +187,8 @@ class Omni:
         """Stop the hub and drain its local replicas. Idempotent."""
         if not self._served.done():
             self._thread.call(self._stopping.set)
-            concurrent.futures.wait([self._served], self._config.drain_timeout_s + _STOP_S)
+            drain_s = max((stage.drain_timeout_s for stage in self._config.local_stages), default=0.0)
+            concurrent.futures.wait([self._served], drain_s + _STOP_S)
         self._thread.close()
 
     def __enter__(self) -> Self:
@@ -214,12 +212,12 @@ class Omni:
 
         running = self._thread.start(run())
         try:
-            # Awake now and then: an interrupt that the kernel gives to another thread does not end a wait of this one.
+            # Wait in short steps: a signal that the kernel delivers to another thread doesn't end a wait of this one.
             while not running.done():
                 concurrent.futures.wait([running], _CHECK_S)
             return running.result()
         except BaseException:
-            # Each request that is cancelled tells its replicas before the batch has ended.
+            # The cancelled requests abort their replicas' work before the batch has ended.
             running.cancel()
             concurrent.futures.wait([ended], _ABORT_S)
             raise
@@ -238,7 +236,7 @@ class Omni:
     async def _serve(self) -> None:
         try:
             with ExitStack() as outer:
-                # On this thread, because what it starts dies with it.
+                # On this thread, because the kernel ends the processes that it starts with it.
                 endpoints = self._config.endpoints or embed_etcd(outer, self._config)
                 async with AsyncExitStack() as stack:
                     hub = RunningHub(self._config, endpoints, "", self._stopping)
@@ -255,7 +253,7 @@ class Omni:
 
     async def _until_ready(self, omni: AsyncOmni, stages: LocalStages, hub: RunningHub) -> AsyncOmni:
         while not all(stage.pickable for stage in omni.stage_status()):
-            for end in stages.tend():
+            for end in stages.restart_ended():
                 await hub.take_back_pipeline()
                 raise ConfigError(f"stage {end.stage_id} does not run here (exit code {end.code}): its log says why")
             if self._stopping.is_set():
@@ -265,22 +263,22 @@ class Omni:
 
     async def _until_stopped(self, stages: LocalStages) -> None:
         while not self._stopping.is_set():
-            stages.tend()
+            stages.restart_ended()
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._stopping.wait(), _TEND_S)
+                await asyncio.wait_for(self._stopping.wait(), _RESTART_CHECK_S)
 
 
-class _Parser(argparse.ArgumentParser):
+class _FlagParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise ConfigError(f"flags of Omni: {message}")
 
 
 def _read_flags(deploy: str | PathLike[str] | DeployConfig, flags: Sequence[str]) -> ServeConfig:
-    parser = _Parser(add_help=False)
+    parser = _FlagParser(add_help=False)
     ServeCommand().add_arguments(parser)
     if not isinstance(deploy, DeployConfig):
         deploy = load_deploy(Path(deploy))
-    # The document is here already: the flags are checked as if it had been named.
+    # The document is loaded already: the flags are checked as if it had been named.
     arguments = parser.parse_args(["--deploy-config", "given", *flags])
     if arguments.headless or arguments.model or arguments.api != "omni" or arguments.dry_run:
         raise ConfigError("flags of Omni: --headless, --api, --dry-run and a MODEL are for omni serve")
@@ -304,4 +302,4 @@ def _progress_bar(total: int, *, shown: bool) -> Iterator[Any]:
 
 class _NoBar:
     def update(self) -> None:
-        """Nobody looks."""
+        """Show nothing."""

@@ -1,4 +1,4 @@
-"""OutputQueue: what waits between the orchestrator and one client, within bounds."""
+"""OutputQueue: the bounded queue of outputs between the orchestrator and one client."""
 
 from __future__ import annotations
 
@@ -8,76 +8,84 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from hub.orchestrator.active import AbortRequest, Ended
-from hub.request.backpressure import Marks
-from hub.request.events import ClientPace
+from hub.request.backpressure import Watermarks
+from hub.request.events import ClientBackpressure
 from hub.request.outputs import OmniOutput
 from omni_discovery.errors import OverloadedError, RequestError
 
-#: Text that waits is not made longer than this: joining copies it.
+#: Texts are joined up to this length only, because joining copies them.
 _LONG_BYTES: Final = 4096
 
 
 class OutputQueue:
-    """Outputs of one request. Behind half the bound, text that waits is joined: a slow reader gets longer pieces.
+    """The outputs of one request that its client has not read.
 
-    ``on_pace`` is told when the reader falls behind, and when it has caught up.
+    From the high watermark (half of a bound) on, texts are joined: a slow reader gets longer pieces.
+    ``on_backpressure`` is called when the reader falls behind and when it has caught up.
     """
 
     def __init__(
-        self, max_outputs: int, max_bytes: int, on_pace: Callable[[ClientPace], None] = lambda _pace: None
+        self,
+        max_outputs: int,
+        max_bytes: int,
+        on_backpressure: Callable[[ClientBackpressure], None] = lambda _news: None,
     ) -> None:
         self._max_outputs = max_outputs
         self._max_bytes = max_bytes
-        self._marks = Marks(max_outputs, max_bytes)
-        self._on_pace = on_pace
-        self._outputs: deque[OmniOutput] = deque()
+        self._watermarks = Watermarks(max_outputs, max_bytes)
+        self._on_backpressure = on_backpressure
+        #: Each output with its size in bytes.
+        self._outputs: deque[tuple[OmniOutput, int]] = deque()
         self._size_bytes = 0
-        self._ended = False
+        #: Whether no output follows those that wait.
+        self.has_ended = False
         self._error: RequestError | None = None
         self._waiter: asyncio.Future[None] | None = None
 
     def put(self, output: OmniOutput) -> bool:
-        """Add an output; False, and nothing added, if the reader is too far behind."""
-        if self._size_bytes + output.size_bytes > self._max_bytes and self._outputs:
+        """Add an output; return False, and add nothing, if the queue is full."""
+        size_bytes = output.size_bytes
+        if self._size_bytes + size_bytes > self._max_bytes and self._outputs:
             return False
-        behind = len(self._outputs) >= self._marks.high_outputs
-        last = self._outputs[-1] if behind else None
-        joined = last.joined(output) if last is not None and last.size_bytes < _LONG_BYTES else None
+        joined = None
+        if len(self._outputs) >= self._watermarks.high_outputs:
+            last, last_bytes = self._outputs[-1]
+            joined = last.joined(output) if last_bytes < _LONG_BYTES else None
         if joined is not None:
-            self._outputs[-1] = joined
+            self._outputs[-1] = joined, last_bytes + size_bytes
         elif len(self._outputs) >= self._max_outputs:
             return False
         else:
-            self._outputs.append(output)
-        self._size_bytes += output.size_bytes
-        self._look_at_pace()
+            self._outputs.append((output, size_bytes))
+        self._size_bytes += size_bytes
+        self._check_watermarks()
         self._wake()
         return True
 
     def end(self, error: RequestError | None) -> None:
-        """Nothing more will come. The first end counts."""
-        if not self._ended:
-            self._ended, self._error = True, error
+        """Mark the end of the outputs, with an error or None. Does nothing after the first call."""
+        if not self.has_ended:
+            self.has_ended, self._error = True, error
             self._wake()
 
     async def get(self) -> OmniOutput | None:
-        """The next output, None at the end. Raise the request's error once its outputs are taken."""
-        while not self._outputs and not self._ended:
+        """Wait for the next output; None at the end. Raise the request's error after its last output."""
+        while not self._outputs and not self.has_ended:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
         if self._outputs:
-            output = self._outputs.popleft()
-            self._size_bytes -= output.size_bytes
-            self._look_at_pace()
+            output, size_bytes = self._outputs.popleft()
+            self._size_bytes -= size_bytes
+            self._check_watermarks()
             return output
         if self._error is not None:
             raise self._error
         return None
 
-    def _look_at_pace(self) -> None:
-        pace = None if self._ended else self._marks.crossed(len(self._outputs), self._size_bytes)
-        if pace is not None:
-            self._on_pace(pace)
+    def _check_watermarks(self) -> None:
+        backpressure = None if self.has_ended else self._watermarks.crossed(len(self._outputs), self._size_bytes)
+        if backpressure is not None:
+            self._on_backpressure(backpressure)
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
@@ -90,20 +98,20 @@ async def deliver(
     abort: Callable[[AbortRequest], None],
     failed: Callable[[RequestError], None] = lambda _error: None,
 ) -> None:
-    """Give each output to the queue of its request, for ever; ``abort`` ends those whose reader is far behind.
+    """Move each output from ``source`` to the queue of its request, for ever.
 
-    ``failed`` is told the errors that requests end with.
+    A request whose queue is full is ended by ``abort`` with OverloadedError. ``failed`` gets the errors of requests.
     """
     while True:
-        request_id, what = await source.get()
-        if isinstance(what, Ended) and what.error is not None:
-            failed(what.error)
+        request_id, output = await source.get()
+        if isinstance(output, Ended) and output.error is not None:
+            failed(output.error)
         queue = queues.get(request_id)
         if queue is None:
             continue
-        if isinstance(what, Ended):
-            queue.end(what.error)
-        elif not queue.put(what):
+        if isinstance(output, Ended):
+            queue.end(output.error)
+        elif not queue.put(output):
             error = OverloadedError("the client reads too slowly: its outputs filled the hub's bound")
             queue.end(error)
             abort(AbortRequest(request_id, error))

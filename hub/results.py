@@ -1,4 +1,4 @@
-"""What a whole request came to: its outputs put together, stage by stage. Pure."""
+"""OmniResult: the outputs of a finished request, joined stage by stage. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class StageResult:
-    """All that one final stage put out. ``timings_s`` holds seconds by name, as the replica measured them."""
+    """All output of one final stage. ``timings_s`` holds seconds by name, as the replica measured them."""
 
     stage_id: int
     modality: str
@@ -40,13 +40,13 @@ class StageResult:
 
 @dataclass(frozen=True, slots=True)
 class OmniResult:
-    """One request of a batch. A failed one has its ``error``, and what it had put out until then in ``stages``."""
+    """One request of a batch. A failed one has its ``error``, and its output until then in ``stages``."""
 
-    #: Where its prompt stands in the batch.
+    #: The position of its prompt in the batch, from 0.
     index: int
     request_id: str
     prompt: Any
-    #: The final stages that put something out or ended, in order of appearance.
+    #: The final stages that have output or ended, in order of appearance.
     stages: tuple[StageResult, ...] = ()
     #: Seconds by name for the whole pipeline.
     timings_s: Mapping[str, float] = field(default_factory=dict)
@@ -76,9 +76,10 @@ class OmniResult:
 
     @property
     def embedding(self) -> np.ndarray[Any, np.dtype[np.float32]] | None:
-        """What the first stage that pools made of the prompt, as an array; None if there is none.
+        """The embedding of the first stage that pools, as a float32 array; None if there is none.
 
-        Raise the error of a failed request, EngineFailedError for what is no array, ConfigError where numpy is missing.
+        Raise the error of a failed request, EngineFailedError for data that is no array, ConfigError where numpy is
+        missing.
         """
         self.raise_for_error()
         file = next((stage.data[0] for stage in self.stages if stage.modality == EMBEDDING and stage.data), None)
@@ -91,7 +92,7 @@ class OmniResult:
         return self.stages[0].finish_reason if self.stages else None
 
     def stage(self, stage_id: int) -> StageResult | None:
-        """What one stage put out, None if nothing."""
+        """The result of one stage, None if it has no output."""
         return next((stage for stage in self.stages if stage.stage_id == stage_id), None)
 
     def raise_for_error(self) -> None:
@@ -101,7 +102,7 @@ class OmniResult:
 
 
 class ResultBuilder:
-    """Puts the outputs of one request together."""
+    """Joins the outputs of one request."""
 
     def __init__(self, index: int, request_id: str, prompt: Any) -> None:
         self._head = (index, request_id, prompt)
@@ -110,18 +111,18 @@ class ResultBuilder:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing has come yet."""
+        """Whether no output has come yet."""
         return not self._pieces
 
     def add(self, output: OmniOutput) -> None:
-        """Take in one output."""
+        """Add one output."""
         if output.is_summary:
             self._timings_s = output.timings_s
         else:
             self._pieces.setdefault(output.stage_id, []).append(output)
 
     def result(self, error: RequestError | None = None) -> OmniResult:
-        """What has come so far, as the result of the request."""
+        """The result of the request, from the outputs so far."""
         stages = tuple(_joined(pieces) for pieces in self._pieces.values())
         return OmniResult(*self._head, stages, self._timings_s, error)
 

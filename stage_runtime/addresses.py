@@ -1,4 +1,4 @@
-"""Where a replica listens and what address it gives to hubs."""
+"""The address that a replica listens on and the one that its record gives to hubs."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _LOOPBACK: Final = {"localhost": "127.0.0.1", "ip6-localhost": "::1", "ip6-loopb
 def find_hosts(endpoints: str, replica_address: str = "") -> tuple[str, str]:
     """The host to bind and the host to advertise.
 
-    An address that the operator gave is advertised as it is, and all interfaces are listened on: it may be one that
-    this machine does not have itself. Otherwise it is the address from which this machine would talk to etcd.
-    Raise ConfigError if no endpoint has a route.
+    ``replica_address``, if the operator gave one, is advertised as it is and all interfaces are bound, because it may
+    be an address of a NAT or of a load balancer. Otherwise both are the address from which this machine reaches etcd.
+    Raise ConfigError if there is no route to any endpoint.
     """
     if replica_address:
         host = replica_address.strip("[]")
@@ -41,7 +41,7 @@ def find_hosts(endpoints: str, replica_address: str = "") -> tuple[str, str]:
 
 
 def _is_only_ipv6(host: str) -> bool:
-    """Whether others reach it by IPv6 alone. A name that nothing is known of here may be known where it is used."""
+    """Whether a host has IPv6 addresses only. False for a name that can't be resolved here: hubs may resolve it."""
     if ":" in host:
         return True
     try:

@@ -1,4 +1,8 @@
-"""``python -m stage_runtime``: the supervisor of a stage's local replicas, and, as its child, one replica."""
+"""``python -m stage_runtime``: the supervisor of a stage's local replicas, and its child processes.
+
+``--replica`` is one replica, ``--zygote`` the process that forks replicas, ``--check`` the process in which a dry run
+tries a stage. All but the zygote, which has its orders from a socket, read their settings from ``--config-fd``.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +12,9 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -20,18 +24,24 @@ from omni_discovery.commands.flags import (
     add_data_plane_options,
     check_backend,
     check_data_plane,
-    read_labels,
     warn_if_plain,
 )
-from omni_discovery.commands.main import add_security_options, configure_logging, read_security, user_runtime_dir
+from omni_discovery.commands.main import add_security_options, configure_logging, user_runtime_dir
+from omni_discovery.commands.stage_options import (
+    StageCheck,
+    StageOptions,
+    read_config,
+    read_stage_options,
+    runtime_here,
+)
 from omni_discovery.deploy.document import DeployConfig, StageConfig
 from omni_discovery.deploy.overrides import check_headless, document_here, parse_overrides
 from omni_discovery.errors import ConfigError, OmniError
 from omni_discovery.etcd.embedded_file import embedded_among
 from omni_discovery.processes import die_with_parent, raise_descriptor_limit
 from stage_runtime.addresses import find_hosts
-from stage_runtime.config import ReplicaConfig, SupervisorConfig
-from stage_runtime.status_pipe import LastWords, tell, tell_nobody
+from stage_runtime.config import ReplicaConfig, SupervisorConfig, replica_config
+from stage_runtime.status_pipe import Exiting, no_status, write_status
 from stage_runtime.supervisor.devices import Machine, device_text
 from stage_runtime.supervisor.restarts import EXIT_CONFIG, EXIT_FAILED
 
@@ -39,6 +49,8 @@ if TYPE_CHECKING:
     from omni_discovery.clients import OmniCoordClientForStage
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -81,6 +93,8 @@ def build_parser() -> argparse.ArgumentParser:
         help="the stage's 'runtime' on this host, where the pipeline in force says otherwise",
     )
     parser.add_argument("--parent-pid", type=int, default=0, metavar="PID", help="drain when this process is gone")
+    # In place of the other flags, in a supervisor that a hub or omni serve --headless has started.
+    parser.add_argument("--config-fd", type=int, help=argparse.SUPPRESS)
     add_backend_options(parser)
     add_data_plane_options(parser)
     add_security_options(parser)
@@ -90,13 +104,13 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: list[str] | None = None) -> int:
     """Run; return the exit code: 0 done, 1 failed, 2 used wrongly."""
     arguments = sys.argv[1:] if argv is None else argv
-    if arguments[:1] == ["--replica"]:
-        os._exit(_run_replica(msgspec.json.decode(sys.stdin.buffer.read(), type=ReplicaConfig)))
-    if arguments[:1] == ["--check"]:
-        return _check(int(arguments[1]))
-    if arguments[:1] == ["--zygote"]:
-        return _run_zygote(int(arguments[1]), arguments[2:])
     try:
+        if arguments[:1] == ["--replica"]:
+            os._exit(_run_replica(_read_document(arguments, ReplicaConfig)))
+        if arguments[:1] == ["--check"]:
+            return _check(_read_document(arguments, StageCheck))
+        if arguments[:1] == ["--zygote"]:
+            return _run_zygote(int(arguments[1]), arguments[2:])
         return _supervise(build_parser().parse_args(arguments))
     except ConfigError as error:
         sys.stderr.write(f"omni: {error}\n")
@@ -109,7 +123,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _devices_here(base: Mapping[str, str], stage: StageConfig, count: int, machine: Machine) -> tuple[str, ...]:
-    """What the replicas would use, said where it is doubtful. Raise ConfigError."""
+    """The devices of all local replicas; a warning for devices that may be wrong. Raise ConfigError."""
     from stage_runtime.supervisor.environment import doubtful_devices, stage_devices
 
     devices = stage_devices(base, stage, count, machine)
@@ -118,57 +132,64 @@ def _devices_here(base: Mapping[str, str], stage: StageConfig, count: int, machi
     return devices
 
 
-def _check(count: int) -> int:
-    """Whether this machine could run ``count`` replicas of the stage on standard input; says why not."""
+def _read_document(arguments: Sequence[str], kind: type[T]) -> T:
+    """The settings that the parent process hands over in ``--config-fd``. Raise ConfigError."""
+    parser = argparse.ArgumentParser(prog="stage_runtime", add_help=False)
+    parser.add_argument("--stage-id")
+    parser.add_argument("--config-fd", type=int, required=True)
+    return read_config(parser.parse_args(arguments[1:]).config_fd, kind)
+
+
+def _check(check: StageCheck) -> int:
+    """Whether this machine could run the stage; prints why not."""
     configure_logging()
     try:
         from stage_runtime.engine_loop.payloads import build_edges
         from stage_runtime.engines.base import create_engine
+        from stage_runtime.engines.capabilities import capabilities_of
         from stage_runtime.supervisor.devices import find_machine
 
-        stage, deploy = msgspec.json.decode(sys.stdin.buffer.read(), type=tuple[StageConfig, DeployConfig])
+        stage = check.stage
         engine = create_engine(stage)
-        getattr(engine, "check", lambda: None)()
+        if (check_engine := capabilities_of(engine).check) is not None:
+            check_engine()
         engine.close()
-        for edge in build_edges(deploy, stage.stage_id, "dry-run").values():
+        for edge in build_edges(check.deploy, stage.stage_id, "dry-run").values():
             edge.connector.close()
         base, machine = dict(os.environ), find_machine()
-        _devices_here(base, stage, count, machine)
+        _devices_here(base, stage, check.count, machine)
     except OmniError as error:
         sys.stderr.write(f"omni: {error}\n")
         return EXIT_CONFIG
     return 0
 
 
-def _supervise(arguments: argparse.Namespace) -> int:
-    configure_logging()
+def _read_options(arguments: argparse.Namespace) -> StageOptions:
+    """The settings of this supervisor: from ``--config-fd``, else from the flags. Raise ConfigError."""
+    if arguments.config_fd is not None:
+        return read_config(arguments.config_fd, StageOptions)
     check_data_plane(arguments)
     check_headless(parse_overrides(arguments.stage_overrides))
     check_backend(arguments)
-    # A hub that has started this process has said it already.
+    runtime = runtime_here(arguments, arguments.stage_id)
+    options = read_stage_options(arguments, arguments.stage_id, arguments.omni_dp_size_local, runtime)
+    return msgspec.structs.replace(options, stall_after_s=arguments.stall_after)
+
+
+def _supervise(arguments: argparse.Namespace) -> int:
+    configure_logging()
+    options = _read_options(arguments)
+    # A hub that starts this process has logged it already.
     if not arguments.parent_pid:
-        warn_if_plain(arguments.zmq_security)
+        warn_if_plain(options.zmq_security)
     bind_host, advertise_host = "127.0.0.1", "127.0.0.1"
-    if arguments.etcd_endpoints:
-        bind_host, advertise_host = find_hosts(arguments.etcd_endpoints, arguments.omni_replica_address)
-    replica = ReplicaConfig(
-        stage_id=arguments.stage_id,
-        endpoints=arguments.etcd_endpoints,
-        security=read_security(arguments),
-        namespace=arguments.namespace,
-        ttl_s=arguments.omni_heartbeat_timeout,
-        bind_host=bind_host,
-        advertise_host=advertise_host,
-        zmq_security=arguments.zmq_security,
-        labels=dict(read_labels(arguments.label)),
-        drain_timeout_s=arguments.drain_timeout,
-        stall_after_s=arguments.stall_after,
-        parent_pid=os.getpid(),
-    )
-    # The replicas have it in their settings; whatever else they load or start need not see it.
+    if options.endpoints:
+        bind_host, advertise_host = find_hosts(options.endpoints, options.replica_address)
+    replica = replica_config(options, bind_host, advertise_host, os.getpid())
+    # The replicas have it in their settings; the libraries and processes that they load or start need not see it.
     os.environ.pop("OMNI_ETCD_PASSWORD", None)
     _be_brief(replica)
-    config = SupervisorConfig(replica=replica, count=arguments.omni_dp_size_local, parent_pid=arguments.parent_pid)
+    config = SupervisorConfig(replica=replica, count=options.count, parent_pid=arguments.parent_pid)
 
     from omni_discovery.etcd.check import check_ttl
     from omni_discovery.etcd.config import RegistryConfig
@@ -179,11 +200,11 @@ def _supervise(arguments: argparse.Namespace) -> int:
     deploy = read_pipeline(
         replica.endpoints, replica.namespace, security=replica.security, absent_wait_s=replica.pipeline_wait_s
     )
-    deploy = document_here(deploy, arguments.stage_overrides)
+    deploy = document_here(deploy, replica.stage_id, options.runtime)
     check_ttl(RegistryConfig(replica.endpoints, replica.namespace, replica.security, ttl_s=replica.ttl_s))
-    if arguments.worker_backend == RAY:
-        return _run_on_ray(config, deploy, arguments.ray_address)
-    # Built once here, unloaded, so that what is wrong with it is said once and before any process starts.
+    if options.worker_backend == RAY:
+        return _run_on_ray(config, deploy, options.ray_address)
+    # Built once here, without loading it, so that an error in its arguments is printed once, before any process starts.
     create_engine(deploy.stage(replica.stage_id)).close()
     return _run_supervisor(config, deploy)
 
@@ -201,16 +222,16 @@ def _run_supervisor(config: SupervisorConfig, deploy: DeployConfig) -> int:
     devices = _devices_here(base, stage, config.count, machine)
     holder = Holder(pid=os.getpid(), namespace=replica.namespace, stage_id=replica.stage_id)
     locks = DeviceLocks(user_runtime_dir(), devices, holder)
-    locks.take()
+    locks.acquire()
     settings = stage_environment(stage, Path(stage.model).exists(), replica.advertise_host)
-    # On the CPU only: a process that has looked at a GPU must not be forked.
+    # On the CPU only: a process that has initialized a GPU must not be forked.
     modules = modules_to_preload(stage.engine)
     supervisor = Supervisor(
         config,
         deploy,
         ZygoteLauncher(modules) if modules and not stage.runtime.devices else SpawnLauncher(),
         lambda ordinal: replica_environment(base, stage, settings, config.count, ordinal, machine),
-        locks.leave,
+        locks.mark_leaving,
     )
     return supervisor.run()
 
@@ -241,7 +262,7 @@ def _run_zygote(parent_pid: int, modules: list[str]) -> int:
 
 
 def _be_brief(config: ReplicaConfig) -> None:
-    """Of etcd's known bugs hubs speak at length."""
+    """Have warnings of etcd's known bugs logged in short: the hubs log them in full."""
     from omni_discovery.etcd.store import EtcdKV
 
     embedded = embedded_among(user_runtime_dir(), config.namespace, config.endpoints)
@@ -262,15 +283,15 @@ def _connect_with_stories(config: ReplicaConfig) -> Callable[..., OmniCoordClien
 
 
 def _run_replica(config: ReplicaConfig) -> int:
-    """Run one replica to its end. The process has to end with ``os._exit`` of the code.
+    """Run one replica to its end; return its exit code, with which the process must end by ``os._exit``.
 
-    Everything of ours is closed by then. The libraries' own shutdown, with their threads, may crash or hang after
-    that, and the supervisor would take it for a failure of ours.
+    All parts are closed by then. The libraries' own shutdown, with their threads, may crash or hang after that, and
+    the supervisor would take it for a failure of the replica.
     """
     if config.parent_pid:
         die_with_parent(config.parent_pid, signal.SIGKILL)
     configure_logging()
-    word = tell if config.parent_pid else tell_nobody
+    write = write_status if config.parent_pid else no_status
     code = EXIT_FAILED
     try:
         from stage_runtime.replica.replica import Replica
@@ -278,10 +299,10 @@ def _run_replica(config: ReplicaConfig) -> int:
 
         _be_brief(config)
         deploy, device = deploy_for(config), device_text(os.environ)
-        code = Replica(config, deploy, _connect_with_stories(config), device=device, tell=word).run()
+        code = Replica(config, deploy, _connect_with_stories(config), device=device, write_status=write).run()
     except OmniError as error:
         code = EXIT_CONFIG if isinstance(error, ConfigError) else EXIT_FAILED
-        word(LastWords(str(error)))
+        write(Exiting(str(error)))
         sys.stderr.write(f"omni: {error}\n")
     finally:
         logging.shutdown()

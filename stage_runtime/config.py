@@ -1,13 +1,11 @@
-"""The settings of a replica and of its supervisor: frozen, complete, checked at the door.
-
-The errors of a replica, under the project's root.
+"""The settings of a replica and of its supervisor, checked when they are made; and the errors of a replica.
 
 OmniError
-├── SerializationError      the other stage: the bytes are no hand-off of ours, or hold what can't be sent
-├── PayloadError            nobody: the hand-off is gone; the stage before has to run again
-├── ControlRefusedError     whoever called: the engine has no such method, it is not allowed, or says too much
-├── NotResumableError       the client: asks anew; the answer can't be continued exactly as it was begun
-└── EngineDeadError         the operator: the engine raised; the process ends and is started anew
+├── SerializationError      the other stage: the bytes are no hand-off, or an object in it can't be sent
+├── PayloadError            the hub, by itself: the hand-off is gone; the stage before has to run again
+├── ControlRefusedError     the caller: the engine has no such method, doesn't allow it, or its answer is too long
+├── NotResumableError       the client: has to retry; the answer can't be continued exactly where it broke off
+└── EngineDeadError         the operator: the engine raised; the process ends and is restarted
 """
 
 from __future__ import annotations
@@ -17,31 +15,31 @@ from typing import Final
 
 import msgspec
 
-from omni_discovery.commands.flags import CURVE
+from omni_discovery.commands.stage_options import ReplicaOptions, StageOptions
 from omni_discovery.errors import ConfigError, OmniError
-from omni_discovery.etcd.config import RegistryConfig, RegistrySecurity
+from omni_discovery.etcd.config import RegistryConfig
 from omni_discovery.records.keys import check_namespace
 from omni_discovery.wire import MAX_ATTACHMENT_BYTES, MAX_HEAD_BYTES
 
-#: A hub that has died is gone from the registry after a TTL, plus what etcd takes to notice.
+#: A hub that has died is gone from the registry after a TTL, plus the time that etcd takes to expire its lease.
 _EXPIRY_MARGIN_S: Final = 3.0
 
 
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """The data plane of one replica. Heartbeats find a silent network in ``heartbeat_timeout_ms``."""
+    """The data plane of one replica. A connection without heartbeats is lost after ``heartbeat_timeout_ms``."""
 
     heartbeat_interval_ms: int = 1000
     heartbeat_timeout_ms: int = 3000
-    #: Requests that may wait beyond the engine's capacity.
+    #: Requests that may be queued beyond the engine's capacity.
     max_waiting: int = 256
-    #: What may wait for one hub before its requests are given up.
+    #: Messages and bytes that may be queued for one hub before its requests are aborted.
     outbox_messages: int = 8192
     outbox_bytes: int = 256 << 20
-    #: How long an unreachable hub keeps its requests running.
+    #: How long the requests of an unreachable hub go on running.
     hub_grace_s: float = 10.0
 
     def __post_init__(self) -> None:
-        """Raise ConfigError where the numbers do not fit each other."""
+        """Raise ConfigError for values that don't fit together."""
         if self.heartbeat_timeout_ms < 2 * self.heartbeat_interval_ms:
             raise ConfigError("heartbeat_timeout_ms must be at least twice heartbeat_interval_ms")
         if self.max_waiting < 0 or self.outbox_messages < 1 or self.hub_grace_s < 0:
@@ -50,42 +48,28 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError("outbox_bytes must have room for the longest message there can be")
 
 
-class ReplicaConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """One replica process. ``bind_host`` is listened on, ``advertise_host`` is what the record says."""
+class ReplicaConfig(ReplicaOptions, frozen=True, kw_only=True):
+    """One replica process. It listens on ``bind_host``; its record says ``advertise_host``."""
 
-    stage_id: int
-    endpoints: str
-    namespace: str
-    #: Travels to the replica through a pipe, never in its arguments.
-    security: RegistrySecurity = RegistrySecurity()
-    ttl_s: float = 10.0
     ordinal: int = 0
     bind_host: str = "127.0.0.1"
     advertise_host: str = "127.0.0.1"
-    #: Process id of the supervisor: the replica ends with it. 0 for none.
+    #: Process id of the supervisor, with which the replica ends; 0 for none.
     parent_pid: int = 0
-    #: ``curve``, or ``none`` for sockets that everybody can read.
-    zmq_security: str = CURVE
-    #: Where the replica is, for hubs that prefer what is near.
-    labels: dict[str, str] = {}
-    #: How long a drain waits for what is in flight.
-    drain_timeout_s: float = 60.0
-    #: How long the sockets and the engine may take to close before the process ends without that.
+    #: How long the sockets and the engine may take to close before the process ends without them.
     close_timeout_s: float = 12.0
-    #: How long the engine may stand still with work before the lease is let go.
-    stall_after_s: float = 60.0
-    #: How long loading may take before the lease is let go.
+    #: How long loading may take before the lease is no longer renewed.
     load_timeout_s: float = 1800.0
     #: How long to wait for the namespace's deploy document.
     pipeline_wait_s: float = 600.0
-    #: The deploy document as the supervisor saw it, for starts while etcd is away.
+    #: The deploy document as the supervisor read it, for a start while etcd is unreachable.
     known_pipeline: str = ""
-    #: How the process before this one ended, for the record; empty for the first.
+    #: How the previous process of this replica ended, for the record; empty for the first.
     former_end: str = ""
     server: ServerConfig = ServerConfig()
 
     def __post_init__(self) -> None:
-        """Raise ConfigError where a value is impossible."""
+        """Raise ConfigError for a value out of range."""
         check_namespace(self.namespace)
         if self.stage_id < 0:
             raise ConfigError(f"--stage-id must be 0 or more, not {self.stage_id}")
@@ -101,44 +85,50 @@ class ReplicaConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def ack_timeout_s(self) -> float:
-        """How long a drain waits for hubs to say that they know of it, whatever becomes of etcd meanwhile.
+        """How long a drain waits for the hubs' acknowledgements, also while etcd is unreachable.
 
-        Within it, a hub that lives has said so, and a hub that does not is gone from the registry.
+        By then a live hub has acknowledged, and a dead one is gone from the registry.
         """
         return self.ttl_s + _EXPIRY_MARGIN_S
 
 
+def replica_config(options: StageOptions, bind_host: str, advertise_host: str, parent_pid: int) -> ReplicaConfig:
+    """The settings that all replicas of a stage share, checked. Raise ConfigError."""
+    shared = {name: getattr(options, name) for name in ReplicaOptions.__struct_fields__}
+    return ReplicaConfig(**shared, bind_host=bind_host, advertise_host=advertise_host, parent_pid=parent_pid)
+
+
 class SupervisorConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """K local replicas of one stage. ``replica`` is what each gets, but for its ordinal."""
+    """``count`` local replicas of one stage. ``replica`` holds the settings of each, but for its ordinal."""
 
     replica: ReplicaConfig
     count: int = 1
-    #: The process that wants this supervisor; when it is gone, everything here drains. 0 for none.
+    #: Process id of the hub that started this supervisor; when it is gone, all replicas drain. 0 for none.
     parent_pid: int = 0
-    #: After a drain's own bound, how long until what is left is killed.
+    #: Replicas that still run so long after the drain's timeout are killed.
     kill_after_s: float = 20.0
 
     def __post_init__(self) -> None:
-        """Raise ConfigError where a value is impossible."""
+        """Raise ConfigError for a value out of range."""
         if not 1 <= self.count <= 1024:
             raise ConfigError(f"--omni-dp-size-local must be from 1 to 1024, not {self.count}")
 
 
 class SerializationError(OmniError, ValueError):
-    """An object can't be written as a hand-off, or bytes can't be read as one."""
+    """An object can't be encoded as a hand-off, or bytes can't be decoded as one."""
 
 
 class PayloadError(OmniError):
-    """A hand-off could not be stored or is not there any more."""
+    """A hand-off could not be stored, or is gone."""
 
 
 class NotResumableError(OmniError):
-    """What another replica has shown of an answer can't be continued here exactly; the message says why."""
+    """An answer that another replica has begun can't be continued here exactly; the message says why."""
 
 
 class ControlRefusedError(OmniError):
-    """A control call is not carried out, or what came of it can't be said; the message says why."""
+    """A control call is refused, or its result can't be sent; the message says why."""
 
 
 class EngineDeadError(OmniError):
-    """The engine raised while it worked; nothing it holds can be finished."""
+    """The engine raised while it worked; none of its requests can be finished."""

@@ -1,7 +1,4 @@
-"""The life of one replica: what it is doing, whether it takes work, whether it has stopped moving.
-
-A drain: what it waits for, and until when.
-"""
+"""The lifecycle of one replica: its stage, admission of requests, the stall check, and how long a drain waits. Pure."""
 
 from __future__ import annotations
 
@@ -14,11 +11,11 @@ from omni_discovery.wire import FailureKind
 
 
 class Stage(StrEnum):
-    """Where in its life a replica is."""
+    """The stage of a replica's life."""
 
     STARTING = "starting"
     READY = "ready"
-    #: Ready, but put to sleep by a control call, or about to be: nothing is taken. The lifecycle itself calls it READY.
+    #: Ready, but put to sleep by a control call, or about to be: no request is admitted. Lifecycle.stage stays READY.
     ASLEEP = "asleep"
     DRAINING = "draining"
     STOPPED = "stopped"
@@ -27,17 +24,17 @@ class Stage(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class EngineLoaded:
-    """The engine can take work."""
+    """The engine has loaded its model."""
 
 
 @dataclass(frozen=True, slots=True)
 class DrainAsked:
-    """The supervisor or the operator wants the replica to finish and go."""
+    """The supervisor or the operator has asked for a drain."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkFinished:
-    """Nothing is in flight any more, or the drain's bound has passed."""
+    """No request is in flight any more, or the drain's deadline has passed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +57,7 @@ class Lifecycle:
         self.reason = ""
 
     def handle(self, event: LifecycleEvent) -> bool:
-        """Apply one event; say whether anything changed. An event that does not fit changes nothing."""
+        """Apply one event; return whether the stage changed. An event that doesn't fit the stage changes nothing."""
         if self.stage in (Stage.STOPPED, Stage.FAILED):
             return False
         before = self.stage
@@ -78,14 +75,14 @@ class Lifecycle:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a request is not taken."""
+    """Why a request is not admitted."""
 
     kind: FailureKind
     reason: str
 
 
 def admit(stage: Stage, in_flight: int, limit: int) -> Refusal | None:
-    """Whether one more request may come in: None means yes. ``limit`` bounds what runs and what waits together."""
+    """Admit one more request (None), or refuse it. ``limit`` bounds running and waiting requests together."""
     match stage:
         case Stage.READY if in_flight >= limit:
             return Refusal(FailureKind.OVERLOADED, f"{in_flight} requests are in flight, the bound is {limit}")
@@ -102,7 +99,7 @@ def admit(stage: Stage, in_flight: int, limit: int) -> Refusal | None:
 
 
 def stalled(busy: bool, now_s: float, progress_at_s: float, stall_after_s: float) -> bool:
-    """Whether the replica has work and has not moved it for too long: alive is not able."""
+    """Whether a busy engine has made no progress for more than ``stall_after_s``. Moments are monotonic seconds."""
     return busy and now_s - progress_at_s > stall_after_s
 
 
@@ -117,56 +114,55 @@ _STATUS: Final = {
 
 
 def published_status(stage: Stage, is_stalled: bool) -> ReplicaStatus:
-    """What the record says; a stalled replica is not to be picked."""
+    """The status in the record; a stalled replica must not be picked, so it is ERROR."""
     return ReplicaStatus.ERROR if is_stalled else _STATUS[stage]
 
 
 _NEVER: Final = float("inf")
-#: How long a registry may say nothing of the hubs: the hubs of one that is away are told by refusals.
+#: How long a drain waits while etcd doesn't tell which hubs live: those hubs notice the drain by its refusals.
 _UNHEARD_TIMEOUT_S: Final = 1.5
 
 
 class Verdict(StrEnum):
-    """What a draining replica does now."""
+    """What a draining replica does next."""
 
     WAIT = "wait"
-    #: Nothing is in flight, and nothing more will come.
+    #: No request is in flight, and no hub will send another one.
     DONE = "done"
-    #: The drain's bound has passed while something is in flight.
+    #: The drain's deadline has passed while requests are in flight.
     GIVE_UP = "give-up"
 
 
 class Drain:
-    """Pure; moments are monotonic seconds.
+    """How long a drain waits. Moments are monotonic seconds.
 
-    A drain is done when nothing is in flight and every hub has said that it picks this replica no more. A hub that
-    says nothing is waited for at most ``ack_timeout_s`` from the begin, and not even that where the registry does not
-    say who they are; work in flight for as long as those who asked
-    for the drain have patience.
+    A drain is done when no request is in flight and every live hub has acknowledged that it no longer picks this
+    replica. Acknowledgements are awaited for at most ``ack_timeout_s`` from the start, or 1.5 s where the registry
+    doesn't tell which hubs live; requests in flight until the earliest deadline of those who asked for the drain.
     """
 
     def __init__(self, ack_timeout_s: float) -> None:
         self._ack_timeout_s = ack_timeout_s
-        #: When the first was asked for; None before.
+        #: When a drain was first asked for; None before.
         self._began_s: float | None = None
-        #: When what still runs is failed. Never, while it was the operator who asked by the control key.
+        #: When the requests in flight are failed; never for a drain by the operator's control key.
         self._until_s = _NEVER
-        #: Whether every live hub has applied that this replica is draining. May be set from any thread.
+        #: Whether every live hub has acknowledged the drain. May be set from any thread.
         self.is_acknowledged = False
 
     @property
     def is_bounded(self) -> bool:
-        """Whether somebody has asked who will not wait for ever."""
+        """Whether a drain with a deadline was asked for."""
         return self._until_s < _NEVER
 
-    def ask(self, now_s: float, patience_s: float) -> None:
-        """Drain, and fail in ``patience_s`` what runs by then. The least patient of all who asked counts."""
+    def request(self, now_s: float, timeout_s: float) -> None:
+        """Start to drain; requests in flight are failed after ``timeout_s``. The earliest deadline wins."""
         if self._began_s is None:
             self._began_s = now_s
-        self._until_s = min(self._until_s, now_s + patience_s)
+        self._until_s = min(self._until_s, now_s + timeout_s)
 
     def verdict(self, now_s: float, in_flight: int, *, knows_hubs: bool = True) -> Verdict:
-        """What is to be done, once a drain was asked for. ``knows_hubs``: the registry has said whom to wait for."""
+        """The next step of a drain. ``knows_hubs``: the registry has told which hubs must acknowledge it."""
         if in_flight:
             return Verdict.GIVE_UP if now_s >= self._until_s else Verdict.WAIT
         began_s = now_s if self._began_s is None else self._began_s

@@ -1,7 +1,7 @@
-"""What a replica tells its supervisor: lines among those that it prints, which the supervisor keeps to itself.
+"""Status messages from a replica to its supervisor, as marked lines in what the replica prints.
 
-They travel with the output because there is one pipe for it already, whichever way a replica was started, and because
-they then come before the end of the process, always.
+They share the replica's output because that pipe exists however the replica was started, and because a message then
+reaches the supervisor before the end of the process does.
 """
 
 from __future__ import annotations
@@ -14,54 +14,54 @@ from typing import Final
 
 from omni_discovery.text import one_line
 
-#: No text has it. What stands before it in its line was left unfinished by somebody else.
+#: In no text. Output before it in a line is an unfinished line of another thread or library.
 _MARK: Final = b"\x00omni "
 _STDOUT: Final = 1
-#: A write of this many bytes or fewer is never torn apart by another one.
+#: A write of at most this many bytes (PIPE_BUF) is never interleaved with another one.
 _MOST_BYTES: Final = 512
 
 
 @dataclass(frozen=True, slots=True)
-class IsUp:
-    """It takes requests from now on."""
+class Up:
+    """The replica takes requests from now on."""
 
 
 @dataclass(frozen=True, slots=True)
-class LastWords:
-    """It is about to end, and this is why."""
+class Exiting:
+    """The replica is about to end because of ``reason``."""
 
     reason: str
 
 
-Tiding = IsUp | LastWords
-Tell = Callable[[Tiding], None]
+StatusMessage = Up | Exiting
+WriteStatus = Callable[[StatusMessage], None]
 
 
-def tell(tiding: Tiding) -> None:
-    """Tell the supervisor; if it can't be told, it will find out in time."""
-    match tiding:
-        case IsUp():
+def write_status(message: StatusMessage) -> None:
+    """Write a message to standard output, cut to 512 bytes. Does nothing if the supervisor has closed the pipe."""
+    match message:
+        case Up():
             content = b"up"
-        case LastWords(reason):
+        case Exiting(reason):
             content = b"end " + one_line(reason).encode("utf-8", "replace")
     with contextlib.suppress(OSError):
         os.write(_STDOUT, _MARK + content[: _MOST_BYTES - len(_MARK) - 1] + b"\n")
 
 
-def tell_nobody(tiding: Tiding) -> None:
-    """For a replica without a supervisor."""
+def no_status(message: StatusMessage) -> None:
+    """Write nothing: for a replica without a supervisor."""
 
 
-def read(line: bytes) -> tuple[bytes, Tiding | None]:
-    """What of a line is to be printed, and what is told by the rest of it; an unknown word tells nothing."""
-    printed, mark, told = line.partition(_MARK)
+def split_line(line: bytes) -> tuple[bytes, StatusMessage | None]:
+    """Split one output line into (text to print, status message or None). Unknown messages are dropped."""
+    printed, mark, message = line.partition(_MARK)
     if not mark:
         return line, None
-    word, _, text = told.partition(b" ")
+    word, _, text = message.partition(b" ")
     match word:
         case b"up":
-            return printed, IsUp()
+            return printed, Up()
         case b"end":
-            return printed, LastWords(text.decode("utf-8", "replace"))
+            return printed, Exiting(text.decode("utf-8", "replace"))
         case _:
             return printed, None

@@ -6,7 +6,7 @@ Derive a class whose name begins with ``Test`` from ``EngineContract``; docs/eng
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, cast
 
 import pytest
 from msgspec.structs import replace
@@ -15,8 +15,8 @@ from omni_discovery.errors import InvalidRequestError
 from omni_discovery.wire import Resume
 from stage_runtime.config import NotResumableError
 from stage_runtime.connectors.serialization import serialize
-from stage_runtime.engine_loop.control import STANDARD
-from stage_runtime.engines.base import Engine, EngineOutput, StageRequest
+from stage_runtime.engines.base import CONTROL_METHODS, Engine, EngineOutput, ResumingEngine, StageRequest
+from stage_runtime.engines.capabilities import capabilities_of, misspelled_members
 
 #: Steps after which an engine that has not ended counts as one that never will.
 _MAX_STEPS: Final = 100_000
@@ -169,6 +169,9 @@ class EngineContract:
         has = {name for name in OPTIONAL if getattr(engine, name, None) is not None}
         assert has == self.offers, f"the engine has {sorted(has)}, and 'offers' of its tests is {sorted(self.offers)}"
 
+    def test_no_optional_method_is_misspelled(self, engine: Engine) -> None:
+        assert misspelled_members(engine) == []
+
     def test_more_than_the_capacity_all_end_once_and_leave_nothing(self, engine: Engine) -> None:
         said = run(engine, *(self.good_request(f"k{number}") for number in range(2 * engine.capacity + 1)))
         for outputs in said.values():
@@ -237,7 +240,7 @@ class EngineContract:
 
     def test_a_hand_off_in_pieces_is_fed(self, engine: Engine) -> None:
         feed: Callable[[str, int, Any, bool], None] = engine.feed  # type: ignore[attr-defined]
-        wants: Callable[[str, int], bool] = getattr(engine, "wants", lambda _key, _stage: True)
+        wants = capabilities_of(engine).wants or (lambda _key, _stage: True)
         engine.add(replace(self.good_request("k"), inputs={}, payloads={}, stream_from=(0,)))
         said: list[EngineOutput] = []
         for piece in self.pieces():
@@ -260,7 +263,7 @@ class EngineContract:
 
     def test_controls_have_known_names_and_sleep_can_be_told(self, engine: Engine) -> None:
         controls: Mapping[str, Callable[..., Any]] = engine.controls  # type: ignore[attr-defined]
-        assert set(controls) <= set(STANDARD), f"unknown: {sorted(set(controls) - set(STANDARD))}"
+        assert set(controls) <= set(CONTROL_METHODS), f"unknown: {sorted(set(controls) - set(CONTROL_METHODS))}"
         if "sleep" not in controls:
             return
         assert {"wake_up", "is_sleeping"} <= set(controls), "an engine that can sleep can wake up, and says which"
@@ -271,7 +274,7 @@ class EngineContract:
         _check_end(run(engine, self.good_request("k"))["k"])
 
     def test_an_answer_begun_elsewhere_goes_on_at_every_cut(self, engine: Engine) -> None:
-        obstacles = engine.not_resumable or {}
+        obstacles = cast(ResumingEngine, engine).not_resumable or {}
         assert all(name and reason for name, reason in obstacles.items()), "each obstacle has a reason"
         assert check_every_cut(engine, replace(self.good_request("k"), next_stages=(1,))) >= 1
         with pytest.raises(NotResumableError):

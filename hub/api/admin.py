@@ -1,7 +1,7 @@
-"""``--admin-api``: collective calls over HTTP, for operators. Whoever reaches it rules every replica of the pipeline.
+"""``--admin-api``: control calls to replicas over HTTP, for operators: everybody who reaches the port may make them.
 
 ``POST /admin/<method>`` with a JSON body of ``args``, ``kwargs``, ``stage_ids`` and ``timeout_s``, all optional, gives
-a JSON list with one entry for each replica; what failed is in the entries, so the status is 200 then, too.
+a JSON list with one entry for each replica; a failure is in its entry, and the status is 200 all the same.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class AdminCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
 
 def with_admin(app: ASGIApp, omni: AsyncOmni) -> ASGIApp:
-    """The web application with the operators' calls beside what it has."""
+    """Add the operators' calls to a web application."""
 
     async def respond(request: Request) -> Response:
         return await _respond(omni, request)
@@ -69,7 +69,7 @@ async def _respond(omni: AsyncOmni, request: Request) -> Response:
 
 
 async def _read(request: Request) -> AdminCall:
-    # A page in somebody's browser can send anything else to this host without being asked first.
+    # A web page in an operator's browser may send other content types to this host without a CORS preflight.
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
         raise InvalidRequestError("the Content-Type must be application/json")
     body = await read_body(request)

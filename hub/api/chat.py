@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 import uuid
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -16,13 +18,13 @@ from hub.api.chat_schema import (
     MAX_BODY_BYTES,
     MAX_DROPPED_BYTES,
     ChatRequest,
+    check_model,
     parse_chat,
     refuse_adapter_paths,
     refuse_embeddings,
     refuse_logprobs,
 )
-from hub.api.errors import BodyTooLongError, check_model, describe, error_response
-from hub.api.server import ClientLeftError, iterate_unless_left, run_unless_left
+from hub.api.errors import BodyTooLongError, describe, error_response
 from hub.orchestrator.tracing import trace_headers
 from omni_discovery.errors import InvalidRequestError, OmniError
 
@@ -33,8 +35,32 @@ if TYPE_CHECKING:
     from hub.request.outputs import OmniOutput
     from omni_discovery.deploy.document import DeployConfig
 
-#: What nginx says when the client left before the answer; nobody reads it but the access log.
+#: nginx's status for a client that closed its connection before the answer.
 _CLIENT_LEFT = 499
+
+
+class _ClientWatch:
+    """Aborts a request when its client closes the connection: no stage may work for an answer that is not read.
+
+    Its task first runs when the caller waits for an output; AsyncOmni knows the request by then.
+    """
+
+    def __init__(self, omni: AsyncOmni, request: Request, request_id: str) -> None:
+        self._omni = omni
+        self._request = request
+        self._request_id = request_id
+        self.has_left = False
+        self._task = asyncio.create_task(self._watch())
+
+    def stop(self) -> None:
+        """End the watch. Idempotent."""
+        self._task.cancel()
+
+    async def _watch(self) -> None:
+        while (await self._request.receive())["type"] != "http.disconnect":
+            pass
+        self.has_left = True
+        await self._omni.abort(self._request_id)
 
 
 class ChatCompletions:
@@ -43,32 +69,32 @@ class ChatCompletions:
     def __init__(self, omni: AsyncOmni, deploy: DeployConfig) -> None:
         self._omni = omni
         self._deploy = deploy
+        self._model = deploy.served_name
 
     async def respond(self, request: Request) -> Response:
         """Answer one request."""
-        answer = Answer(f"chatcmpl-{uuid.uuid4().hex}", self._deploy.served_name, int(time.time()))
+        answer = Answer(f"chatcmpl-{uuid.uuid4().hex}", self._model, int(time.time()))
         try:
             chat, received_s = await self._read(request)
             headers = trace_headers(request.headers) if self._omni.is_traced else None
             outputs = self._generate(chat, answer.request_id, received_s, headers)
-            if chat.stream:
-                return await self._streamed(request, chat, answer, outputs)
-            return await run_unless_left(request, self._whole(chat, answer, outputs))
-        except (ClientLeftError, ClientDisconnect):
+            respond = self._streamed if chat.stream else self._whole
+            return await respond(chat, answer, outputs, _ClientWatch(self._omni, request, answer.request_id))
+        except ClientDisconnect:
             return Response(status_code=_CLIENT_LEFT)
         except OmniError as error:
             return error_response(error, answer.request_id)
 
     async def _read(self, request: Request) -> tuple[ChatRequest, float]:
-        """What is asked, and when its last byte had come: a client that sends slowly takes none of the hub's time.
+        """The request and when its last byte had come (a slow sender doesn't count as time in the hub).
 
-        Raise InvalidRequestError; the hub never hears of such a request otherwise.
+        Raise InvalidRequestError, which is counted here: such a request never reaches the orchestrator.
         """
         try:
             body = await read_body(request)
             received_s = time.perf_counter()
             chat = parse_chat(body)
-            check_model(chat.model, self._deploy.served_name)
+            check_model(chat.model, self._model)
             refuse_embeddings(self._deploy.stages, chat.modalities)
         except InvalidRequestError as error:
             self._omni.refusals.count(error)
@@ -77,7 +103,7 @@ class ChatCompletions:
 
     def _generate(
         self, chat: ChatRequest, request_id: str, received_s: float, headers: Mapping[str, str] | None
-    ) -> AsyncIterator[OmniOutput]:
+    ) -> AsyncGenerator[OmniOutput, None]:
         return self._omni.generate(
             {"messages": chat.messages},
             request_id=request_id,
@@ -93,9 +119,17 @@ class ChatCompletions:
             trace_headers=headers,
         )
 
-    async def _whole(self, chat: ChatRequest, answer: Answer, outputs: AsyncIterator[OmniOutput]) -> Response:
-        async for output in outputs:
-            answer.add(output)
+    async def _whole(
+        self, chat: ChatRequest, answer: Answer, outputs: AsyncGenerator[OmniOutput, None], watch: _ClientWatch
+    ) -> Response:
+        try:
+            async with aclosing(outputs):
+                async for output in outputs:
+                    answer.add(output)
+        finally:
+            watch.stop()
+        if watch.has_left:
+            return Response(status_code=_CLIENT_LEFT)
         body = answer.completion(timings=chat.include_timings)
         out_s = time.perf_counter() - answer.received_at_s
         self._omni.hub_metrics.observe_out(out_s)
@@ -104,27 +138,33 @@ class ChatCompletions:
         return JSONResponse(body, headers=headers)
 
     async def _streamed(
-        self, request: Request, chat: ChatRequest, answer: Answer, outputs: AsyncIterator[OmniOutput]
+        self, chat: ChatRequest, answer: Answer, outputs: AsyncGenerator[OmniOutput, None], watch: _ClientWatch
     ) -> Response:
-        live = iterate_unless_left(request, outputs)
-        # The first output decides the status: an error before it is an ordinary error answer.
-        first = await anext(live, None)
+        try:
+            # The first output decides the status: an error before it is an ordinary error answer.
+            first = await anext(outputs, None)
+        except BaseException:
+            watch.stop()
+            raise
         usage = chat.stream_options is not None and chat.stream_options.include_usage
         return StreamingResponse(
-            _events(answer, first, live, usage=usage, timings=chat.include_timings),
+            _events(answer, first, outputs, watch, usage=usage, timings=chat.include_timings),
             media_type="text/event-stream",
             headers={"x-request-id": answer.request_id, "Cache-Control": "no-cache", **stale_header(self._omni)},
         )
 
 
 def stale_header(omni: AsyncOmni) -> dict[str, str]:
-    """What tells the client that replicas were picked by a view that is not proved fresh; empty while it is."""
+    """The header of an answer by replicas that were picked from a stale view; empty while the view is fresh."""
     stale_s = omni.view_stale_s
     return {} if stale_s is None else {"x-omni-view-stale-s": f"{stale_s:.1f}"}
 
 
 def stage_params(deploy: DeployConfig, chat: ChatRequest) -> dict[int, dict[str, Any]]:
-    """What the body asks of each stage: text sampling for text stages, the seed for all, then the explicit list."""
+    """The parameters of each stage: text sampling for text stages, the seed for all, then ``sampling_params_list``.
+
+    Raise InvalidRequestError.
+    """
     explicit = chat.sampling_params_list or []
     refuse_logprobs(deploy.stages, explicit)
     refuse_adapter_paths(explicit)
@@ -144,11 +184,11 @@ def stage_params(deploy: DeployConfig, chat: ChatRequest) -> dict[int, dict[str,
 
 
 async def read_body(request: Request) -> bytes:
-    """The whole body, bounded. Raise BodyTooLongError if it is longer."""
+    """The whole body, of at most MAX_BODY_BYTES. Raise BodyTooLongError if it is longer."""
     limit = f"the body is longer than {MAX_BODY_BYTES} bytes"
     too_long = BodyTooLongError(f"{limit}: send less in one request, or smaller pictures")
-    told, waits = request.headers.get("content-length", ""), "expect" in request.headers
-    size_bytes = int(told[:20]) if told.isdecimal() else 0
+    length, waits = request.headers.get("content-length", ""), "expect" in request.headers
+    size_bytes = int(length[:20]) if length.isdecimal() else 0
     if size_bytes > MAX_DROPPED_BYTES or (waits and size_bytes > MAX_BODY_BYTES):
         raise too_long
     body, size_bytes = bytearray(), 0
@@ -158,30 +198,37 @@ async def read_body(request: Request) -> bytes:
             body += piece
         elif size_bytes > MAX_DROPPED_BYTES:
             break
-    # Read to its end all the same: a client that is still sending would find its connection closed, and no answer.
+    # It was read to its end all the same: a client that is still sending would get no answer from a closed connection.
     if size_bytes > MAX_BODY_BYTES:
         raise too_long
     return bytes(body)
 
 
 async def _events(
-    answer: Answer, first: OmniOutput | None, rest: AsyncIterator[OmniOutput], *, usage: bool, timings: bool
+    answer: Answer,
+    first: OmniOutput | None,
+    rest: AsyncGenerator[OmniOutput, None],
+    watch: _ClientWatch,
+    *,
+    usage: bool,
+    timings: bool,
 ) -> AsyncIterator[bytes]:
     started: set[int] = set()
     output = first
     try:
-        while output is not None:
-            index = answer.add(output)
-            if index is not None and (output.text or output.data or output.finish_reason is not None):
-                yield _event(answer.chunk(output, index, first=index not in started))
-                started.add(index)
-            output = await anext(rest, None)
+        async with aclosing(rest):
+            while output is not None:
+                index = answer.add(output)
+                if index is not None and (output.text or output.data or output.finish_reason is not None):
+                    yield _event(answer.chunk(output, index, first=index not in started))
+                    started.add(index)
+                output = await anext(rest, None)
         if usage or timings:
             yield _event(answer.last_chunk(usage=usage, timings=timings))
-    except ClientLeftError:
-        return
     except OmniError as error:
         yield _event(describe(error)[1])
+    finally:
+        watch.stop()
     yield b"data: [DONE]\n\n"
 
 

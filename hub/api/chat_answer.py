@@ -13,10 +13,10 @@ from hub.media import joined_wav
 if TYPE_CHECKING:
     from hub.request.outputs import OmniOutput
 
-#: What the header of timings allows as a name, within reason.
+#: Names that the Server-Timing header allows.
 _TOKEN: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
-#: The one choice when no stage asked for had anything to put out: a picture for a question that has none.
+#: The one choice if no requested stage has output, such as a picture for a question without one.
 _NOTHING_TO_SHOW = {
     "index": 0,
     "message": {"role": "assistant", "content": None, "refusal": "nothing of what was asked for came out of this"},
@@ -29,13 +29,13 @@ class Answer:
 
     def __init__(self, request_id: str, model: str, created: int) -> None:
         self.request_id = request_id
-        #: Seconds by name, as the request's summary told them.
+        #: Seconds by name, from the request's summary.
         self.timings_s: Mapping[str, float] = {}
-        #: When the last frame of it came, on ``time.perf_counter``.
+        #: When the last frame of the answer came from a replica, on ``time.perf_counter``.
         self.received_at_s = 0.0
         self.usage = {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
         self._head: dict[str, Any] = {"id": request_id, "created": created, "model": model}
-        #: Choice index of each final stage that has put something out.
+        #: Choice index of each final stage that has output.
         self._indexes: dict[int, int] = {}
         self._texts: dict[int, list[str]] = {}
         self._images: dict[int, list[dict[str, Any]]] = {}
@@ -43,12 +43,12 @@ class Answer:
         self._finished: dict[int, str] = {}
 
     def add(self, output: OmniOutput) -> int | None:
-        """Take in one output; return its choice index, None if it belongs to no choice."""
+        """Add one output; return its choice index, None if it belongs to no choice."""
         if output.is_summary:
             self.timings_s = output.timings_s
             return None
         self.received_at_s = max(self.received_at_s, output.received_at_s)
-        # A stage that ends without having drawn anything is no choice; an empty text is one.
+        # A stage that ends without a picture or sound is no choice; an empty text is one.
         if output.stage_id not in self._indexes and not (output.text or output.data or output.modality == "text"):
             return None
         index = self._indexes.setdefault(output.stage_id, len(self._indexes))
@@ -64,16 +64,16 @@ class Answer:
         return index
 
     def completion(self, *, timings: bool = False) -> dict[str, Any]:
-        """The body of the whole answer, with its ``timings_s`` if they are wanted.
+        """The body of the whole answer, with ``timings_s`` if ``timings``.
 
-        Raise EngineFailedError for pieces of sound that don't make one.
+        Raise EngineFailedError for pieces of sound that can't be joined.
         """
         choices = [self._choice(index) for index in self._indexes.values()] or [_NOTHING_TO_SHOW]
         more = {"timings_s": shown_timings(self.timings_s)} if timings else {}
         return {**self._head, "object": "chat.completion", "choices": choices, "usage": self.usage, **more}
 
     def chunk(self, output: OmniOutput, index: int, *, first: bool) -> dict[str, Any]:
-        """One event of the stream; ``modality`` tells text from image and sound."""
+        """One event of the stream; its ``modality`` is text, image or audio."""
         delta: dict[str, Any] = {"role": "assistant"} if first else {}
         if output.data and output.modality == "audio":
             delta["audio"] = self._audio(index, output.data)
@@ -85,7 +85,7 @@ class Answer:
         return {**self._head, "object": "chat.completion.chunk", "modality": output.modality, "choices": [choice]}
 
     def last_chunk(self, *, usage: bool, timings: bool) -> dict[str, Any]:
-        """The last event when the client asked for the token counts, or for the timings."""
+        """The last event, with the token counts, the timings or both."""
         more: dict[str, Any] = {"usage": self.usage} if usage else {}
         if timings:
             more["timings_s"] = shown_timings(self.timings_s)
@@ -100,7 +100,7 @@ class Answer:
         return {"index": index, "message": message, "finish_reason": self._finished.get(index, "stop")}
 
     def _audio(self, index: int, file: bytes) -> dict[str, Any]:
-        """A WAV file as OpenAI's clients expect it. Nothing is kept here, so it has expired as it is made."""
+        """A WAV file as OpenAI's clients expect it. It is not stored here: it expires when it is made."""
         name, data = f"audio-{self.request_id}-{index}", base64.b64encode(file).decode()
         return {"id": name, "data": data, "expires_at": self._head["created"], "transcript": ""}
 
@@ -121,6 +121,6 @@ def server_timing(timings_s: Mapping[str, float]) -> str:
 
 
 def shown_timings(timings_s: Mapping[str, float]) -> dict[str, float]:
-    """Those that a client can be shown, by name."""
-    # A replica chooses the names: what is no token would end the header, or begin another one.
+    """The finite timings with names that a header may hold, sorted by name."""
+    # The names come from a replica: one with a line break would begin another header.
     return {name: timings_s[name] for name in sorted(timings_s) if _TOKEN.fullmatch(name) and isfinite(timings_s[name])}

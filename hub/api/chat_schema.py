@@ -1,12 +1,7 @@
-"""What a chat completion request may hold, checked at the door. The names are OpenAI's, and vLLM-Omni's where it adds.
+"""The body of a chat completion request, its messages and its fields, and their checks. Pure.
 
-A field that this server would have to ignore silently is refused instead, by its name.
-
-Fields of a chat completion request that this server does not serve, and what in them asks for nothing.
-
-OpenAI's clients, and many programs around them, send such values always; a request that asks for something is refused.
-
-What a message of a chat may hold: text, and pictures that come with it. Checked here, carried as it is. Pure.
+The names are OpenAI's, and vLLM-Omni's where it adds some. A field that is not served here is refused by its name
+unless it has a neutral value: OpenAI's clients, and many programs around them, always send such values.
 """
 
 from __future__ import annotations
@@ -16,6 +11,7 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
+from hub.api.errors import ModelNotFoundError
 from omni_discovery.data_urls import picture_url
 from omni_discovery.deploy.document import StageConfig
 from omni_discovery.errors import InvalidRequestError
@@ -23,7 +19,7 @@ from omni_discovery.wire import MAX_PRIORITY
 
 
 class NeutralFields(msgspec.Struct, frozen=True, kw_only=True):
-    """A base for a request. ``check_neutral`` sees to the values."""
+    """The fields that are not served here; ``check_neutral`` checks that their values are neutral."""
 
     audio: Any = None
     best_of: Any = None
@@ -49,7 +45,7 @@ class NeutralFields(msgspec.Struct, frozen=True, kw_only=True):
     web_search_options: Any = None
 
 
-#: By field, what may stand in it beside null.
+#: The neutral values of each field, in addition to null.
 _NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {
     "audio": (),
     "best_of": (1,),
@@ -77,7 +73,7 @@ _NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {
 
 
 def refuse_logprobs(stages: Sequence[StageConfig], explicit: Sequence[Mapping[str, Any] | None] | None) -> None:
-    """Raise InvalidRequestError if what is asked of a vLLM stage has no place in this API's answers."""
+    """Raise InvalidRequestError for logprobs of a vLLM stage, which this API's answers can't show."""
     for stage, params in zip(stages, explicit or (), strict=False):
         for name in ("logprobs", "prompt_logprobs"):
             if stage.engine == "vllm" and params and params.get(name) is not None:
@@ -87,14 +83,14 @@ def refuse_logprobs(stages: Sequence[StageConfig], explicit: Sequence[Mapping[st
 
 
 def refuse_adapter_paths(explicit: Sequence[Mapping[str, Any] | None] | None) -> None:
-    """Raise InvalidRequestError if a client says where an adapter is: that is the operator's to say."""
+    """Raise InvalidRequestError if a client gives the path of an adapter: only the operator may."""
     for params in explicit or ():
         if params and not isinstance(params.get("lora"), str | None):
             raise InvalidRequestError("'sampling_params_list': 'lora' is the name of an adapter")
 
 
 def refuse_embeddings(stages: Sequence[StageConfig], modalities: Sequence[str] | None) -> None:
-    """Raise InvalidRequestError if a chat would be answered with what a stage pools: a message has no place for it."""
+    """Raise InvalidRequestError if a chat would be answered with an embedding, which a message can't hold."""
     stage = next((stage for stage in stages if stage.final_output == "embedding"), None)
     if stage is not None and (modalities is None or "embedding" in modalities):
         others = sorted({each.final_output for each in stages} - {"embedding", "none"})
@@ -105,8 +101,14 @@ def refuse_embeddings(stages: Sequence[StageConfig], modalities: Sequence[str] |
         )
 
 
+def check_model(asked: str, served: str) -> None:
+    """Raise ModelNotFoundError if a request names another model than the one that is served; it may name none."""
+    if asked and asked != served:
+        raise ModelNotFoundError(asked, served)
+
+
 def check_neutral(request: NeutralFields) -> None:
-    """Raise InvalidRequestError if one of the fields asks for something."""
+    """Raise InvalidRequestError for a field with a value that is not neutral."""
     for name, values in _NEUTRAL.items():
         value = getattr(request, name)
         if value is not None and not any(_is_same(value, each) for each in values):
@@ -114,19 +116,19 @@ def check_neutral(request: NeutralFields) -> None:
 
 
 def _is_same(value: Any, other: Any) -> bool:
-    # To Python True is 1.
+    # In Python True == 1.
     return isinstance(value, bool) is isinstance(other, bool) and bool(value == other)
 
 
-#: How many pictures one request may show; how large they may be together, the longest body says.
+#: Pictures of one request; their size together is bounded by MAX_BODY_BYTES.
 MAX_PICTURES: Final = 16
 
-#: What an image_url may say.
+#: The fields of an image_url.
 _KNOWN: Final = frozenset({"url", "detail"})
 
 
 def check_messages(messages: Sequence[Mapping[str, Any]]) -> None:
-    """Raise InvalidRequestError, with its place, for what no stage would read. Pictures are not decoded here."""
+    """Raise InvalidRequestError, with the place, for content that no stage reads. Pictures are not decoded here."""
     pictures = 0
     for position, message in enumerate(messages):
         where = f"messages[{position}]"
@@ -135,12 +137,12 @@ def check_messages(messages: Sequence[Mapping[str, Any]]) -> None:
         pictures += _check_content(f"{where}.content", message.get("content"))
     if pictures > MAX_PICTURES:
         raise InvalidRequestError(f"{pictures} pictures are in 'messages'; one request may show {MAX_PICTURES}")
-    if not _says_something(messages[-1]["content"]):
+    if not _has_content(messages[-1]["content"]):
         raise InvalidRequestError("the last message is empty; write a question into its 'content'")
 
 
 def _check_content(where: str, content: Any) -> int:
-    """How many pictures are in the content of a message. Raise InvalidRequestError if it is not text and pictures."""
+    """The number of pictures in the content of a message. Raise InvalidRequestError for parts of another kind."""
     if isinstance(content, str):
         return 0
     if not isinstance(content, list):
@@ -149,7 +151,7 @@ def _check_content(where: str, content: Any) -> int:
 
 
 def _check_part(where: str, part: Any) -> bool:
-    """Whether it is a picture; if not, it is text."""
+    """Whether the part is a picture; otherwise it is text. Raise InvalidRequestError for any other part."""
     kind = part.get("type") if isinstance(part, dict) else None
     if kind == "text" and isinstance(part.get("text"), str):
         return False
@@ -168,14 +170,14 @@ def _check_part(where: str, part: Any) -> bool:
     return True
 
 
-def _says_something(content: str | list[dict[str, Any]]) -> bool:
+def _has_content(content: str | list[dict[str, Any]]) -> bool:
     if isinstance(content, str):
         return bool(content.strip())
     return any(part["type"] == "image_url" or part["text"].strip() for part in content)
 
 
-#: Longest request body that is taken, and up to which length one is read so that its sender hears why it was not. A
-#: message to a replica has to hold it (MAX_HEAD_BYTES), with what was answered already where another one goes on.
+#: Longest request body that is accepted, and longest that is read to its end so that its sender gets an error. A
+#: message to a replica has to hold the body (MAX_HEAD_BYTES), and with a resume the answer so far.
 MAX_BODY_BYTES: Final = 3 << 20
 MAX_DROPPED_BYTES: Final = 64 << 20
 
@@ -212,20 +214,20 @@ class ChatRequest(NeutralFields, frozen=True, forbid_unknown_fields=True, kw_onl
     n: Annotated[int, msgspec.Meta(ge=1, le=1)] | None = None
     sampling_params_list: list[dict[str, Any]] | None = None
     timeout: Annotated[float, msgspec.Meta(gt=0, le=86400)] | None = None
-    #: As vLLM has it: lower goes first where requests wait.
+    #: As in vLLM: of queued requests, a lower priority goes first.
     priority: Annotated[int, msgspec.Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] = 0
-    #: What runs through the first stage beside the messages, by role: a negative prompt for one.
+    #: Further prompts for the first stage, by role, such as a negative prompt.
     companions: dict[str, str] = msgspec.field(default_factory=dict)
-    #: Whether the answer is to say where its time went; a stream says it at its end.
+    #: Whether the answer has ``timings_s``; a stream has them in its last chunk.
     include_timings: bool = False
-    #: Whether stages are to work on each other's pieces; None: as the pipeline has it.
+    #: Whether stages start on pieces of each other's output; None: as the pipeline says.
     async_chunk: bool | None = None
     user: str | None = None
     metadata: dict[str, str] | None = None
     store: bool | None = None
 
     def text_params(self) -> dict[str, Any]:
-        """What the body says about sampling text, under the names that a text stage takes."""
+        """The sampling parameters of the body, by the names that a text stage takes."""
         named = {
             "temperature": self.temperature,
             "top_p": self.top_p,
@@ -246,7 +248,7 @@ def parse_chat(body: bytes) -> ChatRequest:
     try:
         request = _decoder.decode(body)
     except msgspec.ValidationError as error:
-        # The decoder names the place already; its quotes are for code.
+        # The decoder names the place already, in backquotes.
         raise InvalidRequestError(f"the body can't be used: {error}".replace("`", "'")) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidRequestError(f"the body is not JSON: {error}") from error

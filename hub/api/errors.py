@@ -1,4 +1,4 @@
-"""How an error looks over HTTP: OpenAI's shape, the right status, Retry-After where trying again makes sense."""
+"""Errors over HTTP: OpenAI's body, the status, and Retry-After where a retry makes sense."""
 
 from __future__ import annotations
 
@@ -31,12 +31,6 @@ class ModelNotFoundError(InvalidRequestError):
         super().__init__(f"the model {asked!r} is not served here; there is {served!r}")
 
 
-def check_model(asked: str, served: str) -> None:
-    """Raise ModelNotFoundError if a request names another model than the one that is served; it may name none."""
-    if asked and asked != served:
-        raise ModelNotFoundError(asked, served)
-
-
 #: Status, OpenAI's ``type`` and our ``code``, the first class that fits.
 _KINDS: tuple[tuple[type[OmniError], int, str, str], ...] = (
     (BodyTooLongError, 413, "invalid_request_error", "request_too_large"),
@@ -60,7 +54,7 @@ def describe(error: OmniError) -> tuple[int, dict[str, Any]]:
 
 
 def message_of(error: OmniError) -> str:
-    """What went wrong, and what to do next."""
+    """The error's text and what to do next."""
     steps = []
     if isinstance(error, RequestError) and error.retry_after_s is not None:
         steps.append(f"try again in {math.ceil(error.retry_after_s)} s")
@@ -81,7 +75,7 @@ def error_body(message: str, name: str, code: str, param: str | None = None) -> 
 
 
 def error_response(error: OmniError, request_id: str | None = None) -> JSONResponse:
-    """The whole answer for an error that came before any output."""
+    """The answer to a request that failed before its first output."""
     status, body = describe(error)
     headers = {} if request_id is None else {"x-request-id": request_id}
     if isinstance(error, RequestError) and error.retry_after_s is not None:

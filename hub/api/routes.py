@@ -30,7 +30,7 @@ def build_app(omni: AsyncOmni, deploy: DeployConfig, started_s: int) -> Starlett
         return JSONResponse({"object": "list", "data": [model]})
 
     async def health(_: Request) -> Response:
-        """Alive, and nothing more: a hub without replicas must not be restarted for that."""
+        """The liveness check: 200 also without replicas, because a restart of the hub would not help."""
         return JSONResponse({"status": "ok"})
 
     async def ready(_: Request) -> Response:
@@ -53,7 +53,7 @@ def build_app(omni: AsyncOmni, deploy: DeployConfig, started_s: int) -> Starlett
 
 
 def ready_response(omni: AsyncOmni) -> Response:
-    """Whether this hub can serve every stage now, and if not, why."""
+    """The readiness check: 200 if this hub can serve every stage now, else 503 with the reason."""
     stages = omni.stage_status()
     empty = [stage for stage in stages if not stage.pickable]
     body: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""Which stage of a pipeline vLLM's own server would speak for. The document alone says it."""
+"""The stage of a pipeline that ``--api vllm`` serves, by the deploy document alone."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def serving_stage(deploy: DeployConfig) -> StageConfig:
 
 
 def pools(stage: StageConfig) -> bool:
-    """Whether it makes an embedding, or other numbers, of a prompt, in place of tokens."""
+    """Whether the stage makes an embedding or scores of a prompt, instead of tokens."""
     return stage.final_output == "embedding"
 
 
 def _only_prefills(deploy: DeployConfig, stage_id: int, stage: StageConfig) -> bool:
-    """Whether a stage reads the prompts of another one for it, as one model in two stages does."""
+    """Whether a stage only prefills for another one: prefill and decode of one model in two stages."""
     before = deploy.stage(stage_id)
     is_entry = not deploy.inputs_of(stage_id)
     return is_entry and before.engine_args.get("pd") == "prefill" and before.model == stage.model

@@ -1,16 +1,12 @@
-"""Serve the routes with uvicorn on a socket that is bound before anything else starts.
-
-Notice a client that leaves, so that no stage works for nobody.
-"""
+"""The HTTP server: uvicorn on a socket that is bound before the other parts of the hub start."""
 
 from __future__ import annotations
 
 import asyncio
 import errno
 import socket
-from collections.abc import AsyncIterator, Coroutine
-from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Final, TypeVar
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final
 
 import uvicorn
 
@@ -20,19 +16,18 @@ from omni_discovery.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from starlette.requests import Request
     from starlette.types import ASGIApp
 
     from hub.async_omni import AsyncOmni
 
-#: How long open answers may go on when the hub is told to stop.
+#: How long open answers may go on when the hub stops.
 _GRACE_S: Final = 5
-#: How often, after that, the answers are ended that began meanwhile.
+#: Interval at which answers are ended after that, including those that began meanwhile.
 _LATECOMERS_S: Final = 0.5
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A listening socket; port 0 takes a free one. Raise ConfigError that says what to do."""
+    """A listening socket; port 0 takes a free one. Raise ConfigError if the address can't be bound."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -56,7 +51,7 @@ class _Server(uvicorn.Server):
 
 
 class HttpServer:
-    """The HTTP face of one hub."""
+    """The HTTP server of one hub."""
 
     def __init__(self, omni: AsyncOmni, app: ASGIApp) -> None:
         config = uvicorn.Config(
@@ -76,81 +71,23 @@ class HttpServer:
         self._hurries = asyncio.Event()
 
     def start(self, listener: socket.socket) -> None:
-        """Begin to answer on the socket; until then the kernel keeps connections waiting."""
+        """Start to serve the socket; until then connections wait in its backlog."""
         self._task = asyncio.create_task(self._server.serve(sockets=[listener]))
 
     async def stop(self) -> None:
-        """Take nothing new, let open answers end within the grace. Idempotent."""
+        """Accept nothing new; open answers may end within 5 s, then they are ended with an error. Idempotent."""
         self._server.should_exit = True
         if self._task is not None:
             hurried = asyncio.create_task(self._hurries.wait())
             await asyncio.wait({self._task, hurried}, timeout=_GRACE_S, return_when=asyncio.FIRST_COMPLETED)
             hurried.cancel()
             while not self._task.done():
-                # Each open answer ends with an error that says so, in place of in the middle of a word. The sessions
-                # stand: replicas that are stopped now wait for this hub to say that it has seen them drain.
+                # Each open answer ends with an error instead of being cut. The sessions stay open: replicas that are
+                # stopped now wait for this hub to acknowledge their drain.
                 self._omni.end_requests()
                 await asyncio.wait({self._task}, timeout=_LATECOMERS_S)
             await asyncio.gather(self._task, return_exceptions=True)
 
     def hurry(self) -> None:
-        """Have ``stop``, now or later, give open answers no time. Used on the loop."""
+        """Have ``stop``, now or later, end open answers at once. Used on the loop."""
         self._hurries.set()
-
-
-_Result = TypeVar("_Result")
-
-
-class ClientLeftError(Exception):
-    """The client closed its connection; what was under way for it has been cancelled."""
-
-
-async def run_unless_left(request: Request, work: Coroutine[None, None, _Result]) -> _Result:
-    """Await ``work``; cancel it and raise ClientLeftError when the client leaves first."""
-    task = asyncio.create_task(work)
-    left = asyncio.create_task(_left(request))
-    try:
-        await asyncio.wait({task, left}, return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            raise ClientLeftError
-        return task.result()
-    finally:
-        await _end(task, left)
-
-
-async def iterate_unless_left(request: Request, items: AsyncIterator[_Result]) -> AsyncIterator[_Result]:
-    """Yield the items; end them and raise ClientLeftError when the client leaves."""
-    left = asyncio.create_task(_left(request))
-    pending: asyncio.Task[_Result | None] | None = None
-    try:
-        while True:
-            pending = asyncio.create_task(_next(items))
-            await asyncio.wait({pending, left}, return_when=asyncio.FIRST_COMPLETED)
-            if not pending.done():
-                raise ClientLeftError
-            item = pending.result()
-            if item is None:
-                return
-            yield item
-    finally:
-        await _end(left, *([pending] if pending else []))
-        close = getattr(items, "aclose", None)
-        if close is not None:
-            await close()
-
-
-async def _next(items: AsyncIterator[_Result]) -> _Result | None:
-    return await anext(items, None)
-
-
-async def _left(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
-
-
-async def _end(*tasks: asyncio.Task[object]) -> None:
-    for task in tasks:
-        task.cancel()
-    for task in tasks:
-        with suppress(asyncio.CancelledError, Exception):
-            await task

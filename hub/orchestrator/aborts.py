@@ -1,4 +1,4 @@
-"""Cancels: which aborts are not acknowledged yet, and who waits until they are."""
+"""AbortTracker: the aborts that replicas have not acknowledged yet, and the futures that wait for them."""
 
 from __future__ import annotations
 
@@ -11,54 +11,54 @@ from dataclasses import dataclass
 class _Waiter:
     done: asyncio.Future[None]
     #: The requests that are not quiet yet.
-    left: set[str]
+    open_ids: set[str]
 
 
-class Cancels:
+class AbortTracker:
     """Part of the orchestrator's task. A request is quiet once no replica may still work on it."""
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
         #: The clients that have not acknowledged, by request.
         self._open: dict[str, set[Hashable]] = {}
-        #: Who waits for a request to be quiet, with others.
+        #: The waiters for a request to be quiet.
         self._waiters: dict[str, list[_Waiter]] = {}
 
     def __len__(self) -> int:
         return len(self._open)
 
-    def asked(self, request_id: str, client: Hashable) -> None:
-        """A replica was told to stop the request."""
+    def abort_sent(self, request_id: str, client: Hashable) -> None:
+        """A replica's client was asked to abort the request."""
         self._open.setdefault(request_id, set()).add(client)
 
-    def ended(self, request_id: str, client: Hashable) -> None:
-        """It has acknowledged, or will never. Unknown ones are fine."""
+    def acknowledged(self, request_id: str, client: Hashable) -> None:
+        """The replica has acknowledged the abort, or never will. Does nothing for unknown requests."""
         clients = self._open.get(request_id)
         if clients is None:
             return
         clients.discard(client)
         if not clients:
             del self._open[request_id]
-            self._tell(request_id)
+            self._resolve_waiters(request_id)
 
-    def gone(self, client: Hashable) -> None:
-        """There is nobody left to ask there."""
+    def client_gone(self, client: Hashable) -> None:
+        """The replica's process is gone: nothing runs there any more."""
         for request_id in [request_id for request_id, clients in self._open.items() if client in clients]:
-            self.ended(request_id, client)
+            self.acknowledged(request_id, client)
 
     def when_quiet(self, request_ids: Collection[str], done: asyncio.Future[None]) -> None:
-        """Resolve ``done`` when nothing of these runs on, or after the timeout: a silent replica can't hold us."""
+        """Resolve ``done`` when all these requests are quiet, or after the timeout, in case a replica is silent."""
         waiter = _Waiter(done, {request_id for request_id in request_ids if request_id in self._open})
-        if not waiter.left:
+        if not waiter.open_ids:
             _resolve(done)
-        for request_id in waiter.left:
+        for request_id in waiter.open_ids:
             self._waiters.setdefault(request_id, []).append(waiter)
-            asyncio.get_running_loop().call_later(self._timeout_s, self._tell, request_id)
+            asyncio.get_running_loop().call_later(self._timeout_s, self._resolve_waiters, request_id)
 
-    def _tell(self, request_id: str) -> None:
+    def _resolve_waiters(self, request_id: str) -> None:
         for waiter in self._waiters.pop(request_id, ()):
-            waiter.left.discard(request_id)
-            if not waiter.left:
+            waiter.open_ids.discard(request_id)
+            if not waiter.open_ids:
                 _resolve(waiter.done)
 
 

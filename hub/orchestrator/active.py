@@ -1,4 +1,4 @@
-"""What clients ask of the orchestrator, what it says to them, and one request under way."""
+"""The items of a client's request: what the orchestrator's queues carry, and Active, one request under way."""
 
 from __future__ import annotations
 
@@ -7,19 +7,22 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hub.request.events import ClientPace, Dispatch
+from hub.request.events import ClientBackpressure, Dispatch
 from hub.request.machine import RequestMachine
 from hub.request.plan import RequestPlan
 from omni_discovery.errors import RequestError
 
 if TYPE_CHECKING:
-    from hub.orchestrator.releases import Release
+    from hub.orchestrator.releases import DeployVersion
     from hub.pool.stage_pool import StagePool
 
 
 @dataclass(frozen=True, slots=True)
 class AddRequest:
-    """A request, checked and planned. ``request_id`` is unique in this hub for ever, ``shown_id`` is the client's."""
+    """A request, checked and planned.
+
+    ``request_id`` is unique among all requests of this hub, ``shown_id`` is the client's name for it.
+    """
 
     request_id: str
     shown_id: str
@@ -27,29 +30,30 @@ class AddRequest:
     plan: RequestPlan
     params: Mapping[int, Mapping[str, Any]]
     timeout_s: float
-    #: When the hub got it, on ``time.perf_counter``; its deadline is counted from there.
+    #: When the hub received it, on ``time.perf_counter``; ``timeout_s`` counts from there.
     received_s: float
-    #: Lower goes first where requests wait.
+    #: Lower goes first where requests wait for a slot.
     priority: int = 0
     #: Whether its input comes in segments, ``inputs`` being the first.
     segmented: bool = False
-    #: Which trace it belongs to, as the W3C's headers say it.
+    #: The W3C headers of the trace that it belongs to.
     trace_headers: Mapping[str, str] = field(default_factory=dict)
-    #: What runs through the first stage with it, by role.
+    #: The prompts that run through the first stage with it, by role.
     companions: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    #: Of a companion: the request that it belongs to, and what it is to that.
+    #: Of a companion: the request that it belongs to, and its role there.
     parent_id: str = ""
     role: str = ""
-    #: By which deploy document it goes, and what the client asked of each stage beside that; None: there is but one.
-    release: Release | None = None
+    #: The deploy document that it goes by (None: the hub has only one), and the client's own sampling parameters.
+    release: DeployVersion | None = None
     asked_params: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class UpdateRequest:
-    """The next segment of a request, None: there are no more. ``done`` gets a reason if it is refused, else none.
+    """The next segment of a request; ``inputs`` None: no more come.
 
-    It gets that when the first stage has taken the segment, or the request has ended.
+    ``done`` is resolved when the first stage has taken the segment or the request has ended, with the empty string, or
+    with the reason why the segment was refused.
     """
 
     request_id: str
@@ -59,7 +63,7 @@ class UpdateRequest:
 
 @dataclass(frozen=True, slots=True)
 class AbortRequest:
-    """Stop a request, for ``error`` if the reason is the hub's. ``done`` gets its result in any case."""
+    """Stop a request, with ``error`` if the hub and not the client ends it. ``done`` is resolved in any case."""
 
     request_id: str
     error: RequestError | None = None
@@ -67,22 +71,22 @@ class AbortRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class ClientPaced:
-    """The client of a request has fallen behind what is made for it, or has caught up."""
+class BackpressureChanged:
+    """The client of a request has fallen behind the output that is made for it, or has caught up."""
 
     request_id: str
-    pace: ClientPace
+    backpressure: ClientBackpressure
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The last thing said of a request."""
+    """The request has ended: the last item of its output, with the error if it failed."""
 
     error: RequestError | None
 
 
 class Pick(NamedTuple):
-    """A pick that waits, and for what."""
+    """A pick that waits for a slot, and the dispatch that it is for."""
 
     task: asyncio.Task[None]
     dispatch: Dispatch
@@ -94,7 +98,7 @@ class Active:
 
     request: AddRequest
     machine: RequestMachine
-    #: The pools that it is served from, by stage.
+    #: The pools that its stages are picked from, by stage.
     pools: Mapping[int, StagePool]
     #: On ``time.perf_counter``.
     deadline_s: float
@@ -104,7 +108,7 @@ class Active:
     #: Timers of stages whose session was lost and whose work waits for it, by stage.
     graces: dict[int, asyncio.TimerHandle] = field(default_factory=dict)
     first_sent: bool = False
-    #: Segments that wait for the first stage to take them.
+    #: The futures of segments that wait for the first stage to take them.
     updates: list[asyncio.Future[str]] = field(default_factory=list)
     #: The requests that its companions are, by role.
     companions: dict[str, str] = field(default_factory=dict)
@@ -113,6 +117,6 @@ class Active:
 
 
 def answer(done: asyncio.Future[str], reason: str = "") -> None:
-    """Say what became of an update, if anybody still waits for that."""
+    """Resolve an update's future, if its caller still waits for it."""
     if not done.done():
         done.set_result(reason)

@@ -26,7 +26,7 @@ from omni_discovery.wire import MAX_PRIORITY
 
 if TYPE_CHECKING:
     from hub.config import HubConfig
-    from hub.orchestrator.releases import Releases
+    from hub.orchestrator.releases import DeployVersions
 
 #: Bounds of what a client is told to wait, in seconds.
 LEAST_RETRY_S: Final = 1.0
@@ -195,7 +195,7 @@ class Asked:
 class Intake:
     """The door of one hub. ``backlog`` knows how many requests each stage has still to serve."""
 
-    def __init__(self, releases: Releases, config: HubConfig) -> None:
+    def __init__(self, releases: DeployVersions, config: HubConfig) -> None:
         self.backlog = Backlog()
         self._releases = releases
         self._config = config

@@ -21,6 +21,7 @@ from omni_discovery.errors import OverloadedError, RequestError, WireError
 if TYPE_CHECKING:
     from hub.metrics import HubMetrics
     from hub.pool.versions import Pools
+    from hub.replicas.events import ReplicaLink
     from hub.replicas.membership import Membership
     from hub.replicas.stage_client import StageClient
     from omni_discovery.records.schema import ReplicaInfo
@@ -174,7 +175,7 @@ class Collective:
         elif isinstance(event, ProcessGone):
             self.lose(event.client, "its process is gone")
 
-    def lose(self, client: StageClient, reason: str = "the registry does not list it any more") -> None:
+    def lose(self, client: ReplicaLink, reason: str = "the registry does not list it any more") -> None:
         """A replica will not answer what it was asked."""
         self._correlator.lose(client, f"ReplicaLostError: {reason}")
         self._finish()

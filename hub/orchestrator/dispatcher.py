@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from hub.config import NotConnectedError, SendFailedError
 from hub.metrics import HubMetrics
-from hub.orchestrator.aborts import Cancels
+from hub.orchestrator.aborts import AbortTracker
 from hub.orchestrator.active import Active, Pick
 from hub.orchestrator.retries import PacedRetries, RetryDue
 from hub.pool.stage_pool import StagePool
@@ -44,7 +44,7 @@ class Dispatcher:
         self,
         membership: Membership,
         metrics: HubMetrics,
-        cancels: Cancels,
+        aborts: AbortTracker,
         post: Callable[[PickEnded | RetryDue], None],
         on_wait: Callable[[], None],
     ) -> None:
@@ -52,7 +52,7 @@ class Dispatcher:
         self.retries = PacedRetries(post)
         self._membership = membership
         self._metrics = metrics
-        self._cancels = cancels
+        self._aborts = aborts
         self._post = post
         #: Called when a pick has to wait, after its task was made.
         self._on_wait = on_wait
@@ -140,7 +140,7 @@ class Dispatcher:
             return ev.DispatchRefused(action.stage_id, action.attempt, str(error))
         return None
 
-    def pass_on(self, active: Active, action: ev.Update | ev.Feed | ev.PieceRoom | ev.Pause) -> ev.Event | None:
+    def pass_on(self, active: Active, action: ev.Update | ev.FeedInput | ev.PieceRoom | ev.Pause) -> ev.Event | None:
         """Tell a replica more of what it works on; None if it left, or is said again when the session is back."""
         if isinstance(action, ev.Update):
             return self.update(active, action)
@@ -170,7 +170,7 @@ class Dispatcher:
             client = self._membership.clients.get(action.replica.input_addr)
             if client is not None:
                 client.abort_request(active.request.request_id, action.attempt)
-                self._cancels.asked(active.request.request_id, client)
+                self._aborts.abort_sent(active.request.request_id, client)
             self.release(active, action.stage_id)
         else:
             self._take_back(active, action.stage_id)
@@ -256,17 +256,17 @@ class Dispatcher:
             active.first_sent = True
             hub_in_s = time.perf_counter() - active.request.received_s
             self._metrics.observe_in(hub_in_s)
-            active.machine.state.pipeline_timings["hub_in"] = hub_in_s
+            active.machine.state.public.pipeline_timings["hub_in"] = hub_in_s
         replica = ev.ReplicaRef(info.stage_id, info.replica_id, info.epoch, info.input_addr)
         return ev.Sent(action.stage_id, action.attempt, replica)
 
 
 def _order(
-    action: ev.Feed | ev.PieceRoom | ev.Pause, epoch: int, request_id: str
+    action: ev.FeedInput | ev.PieceRoom | ev.Pause, epoch: int, request_id: str
 ) -> wire.Feed | wire.PieceRoom | wire.Pause:
     about: dict[str, Any] = {"epoch": epoch, "request_id": request_id, "attempt": action.attempt}
     match action:
-        case ev.Feed(from_stage=from_stage, number=number, payload=payload):
+        case ev.FeedInput(from_stage=from_stage, number=number, payload=payload):
             return wire.Feed(from_stage=from_stage, number=number, payload=payload, is_last=payload is None, **about)
         case ev.PieceRoom(to_stage=to_stage, number=number, again=again):
             return wire.PieceRoom(to_stage=to_stage, number=number, again=again, **about)

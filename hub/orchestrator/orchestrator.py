@@ -16,23 +16,23 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from hub.metrics import HubMetrics
-from hub.orchestrator.aborts import Cancels
-from hub.orchestrator.active import AbortRequest, AddRequest, ClientPaced, Ended, UpdateRequest, answer
+from hub.orchestrator.aborts import AbortTracker
+from hub.orchestrator.active import AbortRequest, AddRequest, BackpressureChanged, Ended, UpdateRequest, answer
 from hub.orchestrator.admission import Backlog
 from hub.orchestrator.collective import CallDue, Collective, CollectiveCall, refuse
 from hub.orchestrator.dispatcher import Dispatcher, PickEnded
 from hub.orchestrator.housekeeping import ReviewDue, Tending
 from hub.orchestrator.replica_events import ReplicaListener, ReturnDue, StillSilent
-from hub.orchestrator.requests import CompanionSaid, Requests, TimeUp
+from hub.orchestrator.requests import CompanionEnded, Requests, TimeUp
 from hub.orchestrator.retries import RetryDue
 from hub.orchestrator.rollout import Rollout
 from hub.pool.stage_pool import StagePool
 from hub.pool.versions import Pools
 from hub.replicas.events import AbortEnded, Answered, ClientEvent, ProcessGone, SessionDown, SessionUp, Unsent
-from hub.replicas.factory import Attaching, RemoteReplicaFactory
+from hub.replicas.factory import ClientAttacher, RemoteReplicaFactory
 from hub.replicas.membership import Membership, ViewChanged
 from hub.replicas.stage_client import StageClient
-from hub.request.events import ClientPace
+from hub.request.events import ClientBackpressure
 from hub.request.outputs import OmniOutput
 from hub.request.state import OrchestratorRequestState, StreamingInputState
 from omni_discovery.errors import HubUnavailableError, RequestError, StageUnavailableError
@@ -40,7 +40,7 @@ from omni_discovery.records.schema import ReplicaInfo
 
 if TYPE_CHECKING:
     from hub.config import HubConfig
-    from hub.orchestrator.releases import Releases
+    from hub.orchestrator.releases import DeployVersions
     from hub.orchestrator.tracing import Tracing
     from omni_discovery.view.table import Delta, View
 
@@ -69,8 +69,8 @@ def drain(queue: asyncio.Queue[_Item]) -> list[_Item]:
 
 
 _InboxItem: TypeAlias = (
-    "ClientEvent | PickEnded | RetryDue | ReturnDue | StillSilent | TimeUp | CompanionSaid | ClientPaced | ReviewDue"
-    " | ViewChanged | CallDue"
+    "ClientEvent | PickEnded | RetryDue | ReturnDue | StillSilent | TimeUp | CompanionEnded | BackpressureChanged"
+    " | ReviewDue | ViewChanged | CallDue"
 )
 _Request: TypeAlias = AddRequest | UpdateRequest
 _Rpc: TypeAlias = AbortRequest | CollectiveCall
@@ -98,7 +98,7 @@ class Orchestrator:
         async_chunk: bool = False,
         tracing: Tracing | None = None,
         remote_replica_factory: RemoteReplicaFactory | None = None,
-        releases: Releases | None = None,
+        releases: DeployVersions | None = None,
     ) -> None:
         self.stage_pools = list(stage_pools)
         self.num_stages = len(self.stage_pools)
@@ -112,7 +112,7 @@ class Orchestrator:
         self._inbox: deque[_InboxItem] = deque()
         self._closed = False
         self._outbox: deque[tuple[str, OmniOutput | Ended]] = deque()
-        self._cancels = Cancels(config.abort_timeout_s)
+        self._aborts = AbortTracker(config.abort_timeout_s)
         self._connect = connect
         self._membership = Membership(
             self._pools,
@@ -123,14 +123,14 @@ class Orchestrator:
             knows=(lambda _info: True) if releases is None else releases.knows,
         )
         factory, attach = remote_replica_factory, self._membership.attach
-        self._attaching = None if factory is None else Attaching(factory, attach)
+        self._attaching = None if factory is None else ClientAttacher(factory, attach)
         self._collective = Collective(self._pools, self._membership, metrics, self._post)
         self._tending = Tending(self._pools, self._membership, self._post)
-        self._dispatcher = Dispatcher(self._membership, metrics, self._cancels, self._post, self._tending.look_soon)
+        self._dispatcher = Dispatcher(self._membership, metrics, self._aborts, self._post, self._tending.look_soon)
         self._requests = Requests(
             {pool.stage_id: pool for pool in self.stage_pools},
             self._dispatcher,
-            self._cancels,
+            self._aborts,
             config,
             metrics,
             Backlog() if backlog is None else backlog,
@@ -143,11 +143,10 @@ class Orchestrator:
         metrics.watch_rollout(self._rollout.older_count, self._membership.mismatched.count, self._pools.stage_ids)
         self._listener = ReplicaListener(
             self._pools,
-            self._requests.active,
+            self._requests,
             config,
             metrics,
-            self._cancels,
-            self._requests.tell,
+            self._aborts,
             self._dispatcher.release,
             self._post,
         )
@@ -175,9 +174,13 @@ class Orchestrator:
         """Follow the registry; call it on the loop. A ``delta`` that doesn't lead from the last view is not used."""
         self._post(ViewChanged(view, delta))
 
-    def set_pace(self, request_id: str, pace: ClientPace) -> None:
+    def set_backpressure(self, request_id: str, backpressure: ClientBackpressure) -> None:
         """Take in how the client of a request keeps up. Those that have ended are fine."""
-        self._post(ClientPaced(request_id, pace))
+        self._post(BackpressureChanged(request_id, backpressure))
+
+    def stories(self) -> dict[str, list[str]]:
+        """What happened lately to each request under way: event lines by request id, for a diagnosis."""
+        return self._requests.stories()
 
     def end_all(self, reason: str = "the hub is stopping") -> None:
         """Abort every stage of every request; each ends with HubUnavailableError."""
@@ -205,15 +208,15 @@ class Orchestrator:
     def _client_for(self, info: ReplicaInfo) -> StageClient | None:
         if self._attaching is None:
             return self._connect(info, self._post)
-        self._attaching.begin(info)
+        self._attaching.make_client(info)
         return None
 
     def _let_go(self, client: StageClient) -> None:
-        self._cancels.gone(client)
+        self._aborts.client_gone(client)
         self._collective.lose(client)
 
     def _lose(self, stage_id: int, addr: str, reason: str) -> None:
-        self._listener.lose(stage_id, addr, reason)
+        self._listener.lose_replica(stage_id, addr, reason)
 
     # ---- one turn
 
@@ -247,30 +250,32 @@ class Orchestrator:
             # A bug, here or in a third party's balancer, must cost one request and not the hub.
             logger.exception("orchestrator.bug event=%s", type(item).__name__)
             request_id = item.message.request_id if isinstance(item, Answered) else getattr(item, "request_id", "")
-            self._requests.bury(request_id, RequestError(f"a bug in the hub: {error!r}"))
+            self._requests.force_end(request_id, RequestError(f"a bug in the hub: {error!r}"))
             if isinstance(item, AbortRequest | CollectiveCall):
                 _answer(item)
 
     def _follow(self, item: _Rpc | _Request | _InboxItem) -> None:
         match item:
             case AddRequest():
-                self._requests.add(item)
+                self._requests.add_request(item)
             case AbortRequest():
-                self._requests.abort(item)
-            case TimeUp() | CompanionSaid() | UpdateRequest() | ClientPaced():
-                self._requests.follow(item)
+                self._requests.abort_request(item)
+            case TimeUp() | CompanionEnded() | UpdateRequest() | BackpressureChanged():
+                self._requests.apply_item(item)
             case PickEnded():
-                self._requests.go_on(item.request_id, lambda active: self._dispatcher.pick_ended(active, item))
+                self._requests.resume_dispatch(
+                    item.request_id, lambda active: self._dispatcher.pick_ended(active, item)
+                )
             case RetryDue():
-                self._requests.go_on(item.request_id, lambda active: self._dispatcher.retry_due(active, item))
+                self._requests.resume_dispatch(item.request_id, lambda active: self._dispatcher.retry_due(active, item))
             case StillSilent() | ReturnDue():
-                self._listener.due(item)
+                self._listener.apply_item(item)
             case CollectiveCall() | CallDue():
                 self._collective.follow(item)
             case ReviewDue():
                 self._tending.review()
             case ViewChanged(view, delta):
-                self._rollout.follow(view, delta)
+                self._rollout.apply_view(view, delta)
             case _:
                 self._hear(item)
 
@@ -278,7 +283,7 @@ class Orchestrator:
         self._collective.hear(event)
         # A client that has been replaced speaks of a process that is gone.
         if self._membership.clients.get(event.client.addr) is event.client:
-            self._listener.hear(event)
+            self._listener.handle_client_event(event)
         if isinstance(event, AbortEnded | ProcessGone | Unsent):
             self._membership.close_if_unused(event.client.info.stage_id, event.client.addr)
         if isinstance(event, SessionUp | SessionDown | ProcessGone):

@@ -1,7 +1,7 @@
-"""Which deploy documents a hub serves, and by which of them a new request goes. Pure.
+"""DeployVersions: the deploy documents that a hub serves, and which of them a new request goes by. Pure.
 
 A request goes by one document from its admission to its end: the same versions of all stages. While a new document is
-rolled out, replicas of both are there.
+rolled out, replicas of both are up.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from hub.pool.versions import Pools
     from omni_discovery.records.schema import ReplicaInfo
 
-#: Documents that a hub remembers: replicas that still run an older one are known no more.
+#: How many documents a hub serves: replicas that run an older one get no requests.
 _REMEMBERED: Final = 4
 
 #: How many unfinished requests of this hub still need that version of a stage.
@@ -30,41 +30,41 @@ Backlog = Callable[[int, str], int]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Release:
-    """One deploy document as a hub serves it: its graph, and of each stage the fingerprint and the pool."""
+class DeployVersion:
+    """One deploy document as a hub serves it: its graph, and the fingerprint and pool of each stage."""
 
     graph: StageGraph
     fingerprints: Mapping[int, str]
     pools: Mapping[int, StagePool]
 
     def is_complete(self, stages: Iterable[int]) -> bool:
-        """Whether somebody can take work at each of these stages."""
+        """Whether each of these stages has a replica that can take work."""
         return all(self.pools[stage_id].pickable_count for stage_id in stages)
 
     def load(self, stages: Iterable[int], backlog: Backlog, hubs: int) -> float:
-        """What is on its way, over what runs at one time, at the tightest of these stages; infinite where none can."""
-        tightest = 0.0
+        """Unfinished requests per slot at the most loaded of these stages; infinite if one has no slot."""
+        highest = 0.0
         for stage_id in stages:
             slots = self.pools[stage_id].slots
             waiting = backlog(stage_id, self.fingerprints[stage_id]) * hubs
-            tightest = max(tightest, waiting / slots if slots else inf)
-        return tightest
+            highest = max(highest, waiting / slots if slots else inf)
+        return highest
 
 
-class Releases:
-    """The documents that were in force since the hub began, the newest last.
+class DeployVersions:
+    """The documents that were in force since the hub started, the newest last.
 
-    With ``fixed_models`` the hub knows the models themselves: it can't follow a document that changes one.
+    With ``fixed_models`` the hub has loaded parts of the models itself, and can't follow a document that changes one.
     """
 
     def __init__(self, deploy: DeployConfig, pools: Pools, *, fixed_models: bool = False) -> None:
-        #: The pools of all versions, also of those that are not served.
+        #: The pools of all versions, also of versions that are not served.
         self.every = pools
         self._fixed_models = fixed_models
         fingerprints = stage_fingerprints(deploy)
         firsts = {stage_id: pools.begin_with(stage_id, each) for stage_id, each in fingerprints.items()}
-        self._releases = [Release(StageGraph(deploy), fingerprints, firsts)]
-        #: The document that was looked at last, as it stands in the registry.
+        self._releases = [DeployVersion(StageGraph(deploy), fingerprints, firsts)]
+        #: The last document that was compared, as stored in the registry.
         self._seen = encode_deploy(deploy)
         #: The fingerprint of the document that is served.
         self.served = document_fingerprint(self._seen)
@@ -72,12 +72,12 @@ class Releases:
         self.problem = ""
 
     @property
-    def newest(self) -> Release:
-        """What the document in force, or the last that could be followed, says."""
+    def newest(self) -> DeployVersion:
+        """The version of the document in force, or of the last one that could be followed."""
         return self._releases[-1]
 
-    def follow(self, document: bytes | None) -> bool:
-        """Look at the document in force; return whether it is another than before. None: there is none, go on."""
+    def apply_document(self, document: bytes | None) -> bool:
+        """Take the document in force (None: the registry has none); return whether it has changed."""
         if document is None or document == self._seen:
             return False
         self._seen = document
@@ -92,11 +92,12 @@ class Releases:
             self._take(deploy)
         return True
 
-    def choose(self, stages: Iterable[int], backlog: Backlog, hubs: int) -> Release:
-        """By which document a new request goes that needs these stages.
+    def choose(self, stages: Iterable[int], backlog: Backlog, hubs: int) -> DeployVersion:
+        """Choose the version that a new request goes by that needs these stages.
 
-        The newest with a free slot at each of them, because an old one that is being replaced still has slots worth
-        having; where all are full the least loaded; where none is complete the newest, whose replicas are to come.
+        The newest with a free slot at each of them, because an old version that is being replaced still has slots to
+        use; if all are full, the least loaded; if none has a replica at each stage, the newest, whose replicas will
+        come up.
         """
         if len(self._releases) == 1:
             return self._releases[0]
@@ -109,11 +110,11 @@ class Releases:
 
     @property
     def has_several(self) -> bool:
-        """Whether requests may go by different documents."""
+        """Whether more than one version is served."""
         return len(self._releases) > 1
 
-    def other_than(self, release: Release, had: Iterable[int], needed: Iterable[int]) -> Release | None:
-        """The newest that can serve the stages ``needed``, and says the same as ``release`` of those ``had``."""
+    def other_than(self, release: DeployVersion, had: Iterable[int], needed: Iterable[int]) -> DeployVersion | None:
+        """The newest version that can serve ``needed`` and equals ``release`` in the stages ``had``, or None."""
         past, ahead = tuple(had), tuple(needed)
         for other in reversed(self._releases):
             is_alike = all(other.fingerprints[stage_id] == release.fingerprints[stage_id] for stage_id in past)
@@ -122,7 +123,7 @@ class Releases:
         return None
 
     def status(self) -> tuple[StageStatus, ...]:
-        """The replicas of each stage: all that are listed, and those that can take a new request's work."""
+        """The status of each stage: how many replicas are registered, and how many can take a new request's work."""
         stages = self.newest.graph.stage_ids
         complete = (release for release in reversed(self._releases) if release.is_complete(stages))
         release = next(complete, self.newest)
@@ -137,22 +138,22 @@ class Releases:
         return replace(status, registered=registered, why_absent=why)
 
     def knows(self, info: ReplicaInfo) -> bool:
-        """Whether a replica runs a document that this hub serves."""
+        """Whether a replica runs a version that this hub serves."""
         if not info.fingerprint:
             return True
         return any(release.fingerprints.get(info.stage_id) == info.fingerprint for release in self._releases)
 
     @property
     def pools(self) -> set[StagePool]:
-        """The pools that may be picked from."""
+        """The pools of all served versions."""
         return {pool for release in self._releases for pool in release.pools.values()}
 
     def _take(self, deploy: DeployConfig) -> None:
         fingerprints = stage_fingerprints(deploy)
         pools = {stage_id: self.every.get(stage_id, each) for stage_id, each in fingerprints.items()}
-        # One that comes back into force is the newest again.
+        # A document that comes back into force is the newest again.
         others = [release for release in self._releases if release.fingerprints != fingerprints]
-        self._releases = [*others[-(_REMEMBERED - 1) :], Release(StageGraph(deploy), fingerprints, pools)]
+        self._releases = [*others[-(_REMEMBERED - 1) :], DeployVersion(StageGraph(deploy), fingerprints, pools)]
 
     def _unservable(self, deploy: DeployConfig) -> str:
         ours = self.newest.graph.deploy
@@ -167,7 +168,7 @@ class Releases:
 
 
 def _graph_of(deploy: DeployConfig) -> dict[str, Any]:
-    """What the requests under way and those that come must find alike."""
+    """The parts of a document that can't change without a restart of the hub, by name."""
     ids = [stage.stage_id for stage in deploy.stages]
     return {
         "stages": ids,
@@ -180,5 +181,5 @@ def _model_of(stage: Any) -> tuple[Any, ...]:
     return stage.engine, stage.model, stage.engine_args, stage.default_sampling_params
 
 
-def _load_of(pair: tuple[float, Release]) -> float:
+def _load_of(pair: tuple[float, DeployVersion]) -> float:
     return pair[0]

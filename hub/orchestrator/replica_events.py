@@ -1,15 +1,15 @@
-"""ReplicaListener: what replicas say and how their sessions fare, told to pools and requests."""
+"""ReplicaListener: passes the events of replica connections on to the pools and to the requests in flight there."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hub.metrics import HubMetrics
-from hub.orchestrator.aborts import Cancels
+from hub.orchestrator.aborts import AbortTracker
 from hub.orchestrator.active import Active
 from hub.pool.stage_pool import StagePool
 from hub.replicas.events import (
@@ -21,6 +21,7 @@ from hub.replicas.events import (
     Granted,
     ProcessGone,
     Recalled,
+    ReplicaLink,
     SessionDown,
     SessionUp,
     Unanswered,
@@ -31,15 +32,15 @@ from omni_discovery import wire
 
 if TYPE_CHECKING:
     from hub.config import HubConfig
+    from hub.orchestrator.requests import Requests
     from hub.pool.versions import Pools
-    from hub.replicas.stage_client import StageClient
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class StillSilent:
-    """A session was lost, and its work got no answer within the grace."""
+    """A session was lost, and the attempt got no answer within ``silence_grace_s``."""
 
     request_id: str
     stage_id: int
@@ -50,100 +51,96 @@ class StillSilent:
 class ReturnDue:
     """Credits that were recalled are to be given back."""
 
-    client: StageClient
+    client: ReplicaLink
     session: int
     credits: int
 
 
 class ReplicaListener:
-    """Part of the orchestrator's task. ``tell`` feeds a request's machine, ``release`` ends a binding."""
+    """Part of the orchestrator's task.
+
+    ``release`` ends a stage's binding to its replica, ``post`` puts an item into the orchestrator's inbox.
+    """
 
     def __init__(
         self,
         pools: Pools,
-        active: Mapping[str, Active],
+        requests: Requests,
         config: HubConfig,
         metrics: HubMetrics,
-        cancels: Cancels,
-        tell: Callable[[str, ev.Event], None],
+        aborts: AbortTracker,
         release: Callable[[Active, int], None],
         post: Callable[[StillSilent | ReturnDue], None],
     ) -> None:
         self._pools = pools
-        self._active = active
+        self._requests = requests
+        self._active = requests.active
         self._config = config
         self._metrics = metrics
-        self._cancels = cancels
-        self._tell = tell
+        self._aborts = aborts
         self._release = release
         self._post = post
 
-    def hear(self, item: ClientEvent) -> None:
-        """Take in what one client has to say."""
-        match item:
+    def handle_client_event(self, event: ClientEvent) -> None:
+        """Apply one event of one replica's connection."""
+        match event:
             case Answered():
-                self._answered(item)
+                self._answered(event)
             case Unanswered():
-                self._unanswered(item)
+                self._unanswered(event)
             case SessionUp():
-                self._session_up(item)
+                self._session_up(event)
             case SessionDown():
-                self._session_down(item)
+                self._session_down(event)
             case Granted() | Recalled():
-                self._take_credits(item)
+                self._update_credits(event)
             case AbortEnded(client=client, request_id=request_id):
-                self._cancels.ended(request_id, client)
+                self._aborts.acknowledged(request_id, client)
             case ProcessGone(client=client):
-                self._cancels.gone(client)
-                self.lose(client.info.stage_id, client.addr, "its process is gone")
+                self._aborts.client_gone(client)
+                self.lose_replica(client.info.stage_id, client.addr, "its process is gone")
             case Unsent():
-                self._unsent(item)
+                self._unsent(event)
             case FrameDropped(reason=reason):
                 self._metrics.dropped.labels(reason).inc()
 
-    def _take_credits(self, item: CreditEvent) -> None:
-        client, pool = item.client, self._pools.of(item.client.info)
-        if isinstance(item, Granted):
-            pool.report(client.addr, item.queue_length)
-            pool.grant(client.addr, item.credits)
-            return
-        # A pick that waited and has just been served has spent its credit, and its request has not left yet: the
-        # replica must hear of it first. Such a pick is ahead of us in the loop's queue.
-        due = ReturnDue(client, item.session, pool.recall(client.addr, item.credits))
-        asyncio.get_running_loop().call_soon(self._post, due)
-
-    def _unsent(self, item: Unsent) -> None:
-        info, active = item.client.info, self._active.get(item.request_id)
-        if active is None or not active.machine.is_out(info.stage_id, item.attempt):
-            return
-        if active.machine.has_past(info.stage_id):
-            self._tell(item.request_id, ev.ReplicaLost(info.stage_id, item.attempt, "the send queue was full"))
-            return
-        # Before its slot is free again: nothing is to be sent there for a moment.
-        self._pools.of(info).clogged(info.input_addr)
-        # Nobody heard of it: the credit that it spent is there again.
-        self._pools.of(info).unsent(item.request_id)
-        lost = ev.ReplicaLost(info.stage_id, item.attempt, "the send queue was full", may_have_run=False)
-        self._tell(item.request_id, lost)
-
-    def lose(self, stage_id: int, addr: str, reason: str) -> None:
-        """What is in flight at an address will not be answered."""
+    def lose_replica(self, stage_id: int, addr: str, reason: str) -> None:
+        """Fail every attempt in flight at an input address: none will be answered."""
         in_flight = [request_id for pool in self._pools.of_stage(stage_id) for request_id in pool.in_flight(addr)]
         for request_id in in_flight:
             active = self._active.get(request_id)
             if active is not None:
-                self._tell(request_id, ev.ReplicaLost(stage_id, active.machine.runs[stage_id].attempt, reason))
+                self._lost(request_id, stage_id, active.machine.runs[stage_id].attempt, reason)
 
-    def due(self, item: StillSilent | ReturnDue) -> None:
-        """The grace of one request is over, or credits are to go back now."""
-        if isinstance(item, ReturnDue):
-            item.client.return_credits(item.session, item.credits)
+    def apply_item(self, item: StillSilent | ReturnDue) -> None:
+        """Apply an item that this listener has posted: a grace is over, or credits are to go back now."""
+        match item:
+            case ReturnDue(client=client, session=session, credits=credits_):
+                client.return_credits(session, credits_)
+            case StillSilent(request_id=request_id, stage_id=stage_id, attempt=attempt):
+                reason = f"its connection was lost and it said nothing for {self._config.silence_grace_s:.1f} s"
+                self._lost(request_id, stage_id, attempt, reason)
+
+    def _lost(self, request_id: str, stage_id: int, attempt: int, reason: str) -> None:
+        self._requests.apply_event(request_id, ev.ReplicaLost(stage_id, attempt, reason))
+
+    # ---- credits
+
+    def _update_credits(self, event: CreditEvent) -> None:
+        client, pool = event.client, self._pools.of(event.client.info)
+        if isinstance(event, Granted):
+            pool.report(client.addr, event.queue_length)
+            pool.grant(client.addr, event.credits)
             return
-        reason = f"its connection was lost and it said nothing for {self._config.silence_grace_s:.1f} s"
-        self._tell(item.request_id, ev.ReplicaLost(item.stage_id, item.attempt, reason))
+        # A pick that waited and has just been served has spent its credit, and its request has not left yet: the
+        # replica must receive that request first. Such a pick is ahead of this callback in the loop's queue.
+        due = ReturnDue(client, event.session, pool.recall(client.addr, event.credits))
+        asyncio.get_running_loop().call_soon(self._post, due)
 
-    def _answered(self, answer: Answered) -> None:
-        info, message = answer.client.info, answer.message
+    # ---- answers
+
+    def _answered(self, event: Answered) -> None:
+        info, message = event.client.info, event.message
         pool, active = self._pools.of(info), self._active.get(message.request_id)
         if (
             active is None
@@ -160,59 +157,75 @@ class ReplicaListener:
         if not isinstance(message, wire.Rejected | wire.StageDone | wire.StageFailed):
             pool.accepted(message.request_id)
         else:
-            self._judge(pool, active, answer)
+            self._update_health(pool, active, event)
             self._release(active, info.stage_id)
         pool.report(info.input_addr, message.queue_length)
-        self._tell(message.request_id, answer.event())
+        self._requests.apply_answer(active, info.stage_id, event)
 
-    def _judge(self, pool: StagePool, active: Active, answer: Answered) -> None:
-        """How the replica did: a request that is itself at fault says nothing about it, nor does being full."""
-        addr, message = answer.client.addr, answer.message
+    def _update_health(self, pool: StagePool, active: Active, event: Answered) -> None:
+        """Count a success or a failure of the replica: an invalid request is no failure of it, nor is a full queue."""
+        addr, message = event.client.addr, event.message
         if isinstance(message, wire.StageDone) and message.finish_reason != "abort" and not active.request.segmented:
             run = active.machine.runs[pool.stage_id]
-            # What waited for its client says nothing of how long the stage takes.
-            pool.succeeded(addr, answer.received_at_s - run.sent_at_s if run.told_paused is None else None)
+            # The time of a request that was paused for its client says nothing of how long the stage takes.
+            pool.succeeded(addr, event.received_at_s - run.sent_at_s if run.pause_sent is None else None)
         elif isinstance(message, wire.StageFailed) and message.kind is wire.FailureKind.ENGINE:
             pool.failed(addr)
 
-    def _unanswered(self, item: Unanswered) -> None:
-        info, active = item.client.info, self._active.get(item.request_id)
-        if active is None or not active.machine.is_out(info.stage_id, item.attempt):
+    def _unanswered(self, event: Unanswered) -> None:
+        info, active = event.client.info, self._active.get(event.request_id)
+        if active is None or not active.machine.is_out(info.stage_id, event.attempt):
             return
         pool = self._pools.of(info)
         run = active.machine.runs[info.stage_id]
-        if not item.is_final:
-            # Who has nowhere else to go, or one try left, is better served by waiting.
+        if not event.is_final:
+            # Without another replica to go to, or with one attempt left, it is better to wait.
             is_last = run.attempt + 1 >= self._config.attempts
             is_bound = active.machine.has_past(info.stage_id)
             if is_last or is_bound or not pool.has_free(avoid={*run.avoid, *run.slow, info.input_addr}):
                 return
         pool.failed(info.input_addr)
-        silence_s = self._config.accept_limit_s if item.is_final else self._config.accept_timeout_s
+        silence_s = self._config.accept_limit_s if event.is_final else self._config.accept_timeout_s
         reason = f"it said nothing for {silence_s:g} s after the dispatch"
         lost = ev.ReplicaLost(
-            info.stage_id, item.attempt, reason, avoid_addr=info.input_addr, is_slow=not item.is_final
+            info.stage_id, event.attempt, reason, avoid_addr=info.input_addr, is_slow=not event.is_final
         )
-        self._tell(item.request_id, lost)
+        self._requests.apply_event(event.request_id, lost)
 
-    def _session_up(self, item: SessionUp) -> None:
-        client, info, pool = item.client, item.client.info, self._pools.of(item.client.info)
-        # It may be lost again by now: only what is true at this moment is told.
+    def _unsent(self, event: Unsent) -> None:
+        info, active = event.client.info, self._active.get(event.request_id)
+        if active is None or not active.machine.is_out(info.stage_id, event.attempt):
+            return
+        if active.machine.has_past(info.stage_id):
+            self._lost(event.request_id, info.stage_id, event.attempt, "the send queue was full")
+            return
+        # Before its slot is free again, so that the next pick does not go to the same full queue.
+        self._pools.of(info).clogged(info.input_addr)
+        # The replica has not seen the dispatch: the credit that it spent is available again.
+        self._pools.of(info).unsent(event.request_id)
+        lost = ev.ReplicaLost(info.stage_id, event.attempt, "the send queue was full", may_have_run=False)
+        self._requests.apply_event(event.request_id, lost)
+
+    # ---- sessions
+
+    def _session_up(self, event: SessionUp) -> None:
+        client, info, pool = event.client, event.client.info, self._pools.of(event.client.info)
+        # The session may be lost again by now: pools and requests only learn what is true at this moment.
         if client.session_up:
             logger.info("replica.session_up stage=%d replica=%d epoch=%d", info.stage_id, info.replica_id, info.epoch)
-            pool.report(client.addr, item.queue_length)
-            pool.session_up(client.addr, gated=item.gated)
+            pool.report(client.addr, event.queue_length)
+            pool.session_up(client.addr, gated=event.gated)
             for request_id in pool.in_flight(client.addr):
                 active = self._active.get(request_id)
                 if active is not None and active.machine.must_repeat(info.stage_id):
                     attempt = active.machine.runs[info.stage_id].attempt
-                    self._tell(request_id, ev.SessionBack(info.stage_id, attempt))
+                    self._requests.apply_event(request_id, ev.SessionBack(info.stage_id, attempt))
 
-    def _session_down(self, item: SessionDown) -> None:
-        info = item.client.info
-        logger.warning("replica.session_down stage=%d replica=%d: %s", info.stage_id, info.replica_id, item.reason)
+    def _session_down(self, event: SessionDown) -> None:
+        info = event.client.info
+        logger.warning("replica.session_down stage=%d replica=%d: %s", info.stage_id, info.replica_id, event.reason)
         self._pools.of(info).session_down(info.input_addr)
-        if not item.lost:
+        if not event.lost:
             return
         self._metrics.session_losses.labels(info.stage_id).inc()
         if self._pools.of(info).in_flight(info.input_addr):
@@ -220,16 +233,16 @@ class ReplicaListener:
         for request_id in self._pools.of(info).in_flight(info.input_addr):
             active = self._active.get(request_id)
             if active is not None:
-                self._interrupt(active, info.stage_id, item.reason)
+                self._move_or_wait(active, info.stage_id, event.reason)
 
-    def _interrupt(self, active: Active, stage_id: int, reason: str) -> None:
-        """Work that can be done elsewhere moves at once; other work waits for the session, there is nothing to lose."""
+    def _move_or_wait(self, active: Active, stage_id: int, reason: str) -> None:
+        """Fail work at once that another replica can do; other work waits for the session, there is nothing to lose."""
         request_id, attempt = active.request.request_id, active.machine.runs[stage_id].attempt
         if active.machine.runs[stage_id].replica is None:
-            # A pick that waited has just got this replica: nothing has left yet, and it is made again when it ends.
+            # A pick that waited has just got this replica: nothing has left yet, and the pick is repeated when it ends.
             return
         if active.machine.can_move(stage_id):
-            self._tell(request_id, ev.ReplicaLost(stage_id, attempt, reason))
+            self._lost(request_id, stage_id, attempt, reason)
         elif stage_id not in active.graces:
             active.graces[stage_id] = asyncio.get_running_loop().call_later(
                 self._config.silence_grace_s, self._post, StillSilent(request_id, stage_id, attempt)

@@ -1,10 +1,10 @@
-"""Requests: the requests under way in one hub. Feeds their machines and carries out what these decide."""
+"""Requests: the requests under way in one hub. Passes events to their machines and carries out the actions."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
-from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -12,22 +12,27 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from hub.metrics import HubMetrics
-from hub.orchestrator.aborts import Cancels
-from hub.orchestrator.active import AbortRequest, Active, AddRequest, ClientPaced, Ended, UpdateRequest, answer
+from hub.orchestrator.aborts import AbortTracker
+from hub.orchestrator.active import AbortRequest, Active, AddRequest, BackpressureChanged, Ended, UpdateRequest, answer
 from hub.orchestrator.admission import Backlog
 from hub.orchestrator.dispatcher import Dispatcher
 from hub.request import events as ev
 from hub.request.companions import companion_plan
-from hub.request.machine import RequestBody, RequestMachine
+from hub.request.machine import RequestMachine
 from hub.request.outputs import OmniOutput, of_stage
-from hub.request.state import OrchestratorRequestState, Phase
+from hub.request.state import OrchestratorRequestState, Phase, RequestState
+from omni_discovery import wire
 from omni_discovery.errors import RequestError
 
 if TYPE_CHECKING:
     from hub.config import HubConfig
-    from hub.orchestrator.releases import Release
+    from hub.orchestrator.releases import DeployVersion
     from hub.orchestrator.tracing import Tracing
     from hub.pool.stage_pool import StagePool
+    from hub.replicas.events import Answered
+
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,49 +43,55 @@ class TimeUp:
 
 
 @dataclass(frozen=True, slots=True)
-class CompanionSaid:
-    """News of a companion for the request that it belongs to."""
+class CompanionEnded:
+    """A companion of a request is done or has failed; ``request_id`` is the parent's."""
 
     request_id: str
     companion_id: str
-    event: ev.CompanionDone | ev.CompanionFailed
+    event: ev.CompanionEvent
 
 
 class Requests:
-    """Part of the orchestrator's task. ``say`` takes what a client is to get; ``active`` and ``states`` are shared."""
+    """Part of the orchestrator's task.
+
+    ``post`` puts an item into the orchestrator's inbox, ``emit`` gives a client an output or the end of its request.
+    ``active`` and ``states`` may be read by others, and are written here only.
+    """
 
     def __init__(
         self,
         pools: Mapping[int, StagePool],
         dispatcher: Dispatcher,
-        cancels: Cancels,
+        aborts: AbortTracker,
         config: HubConfig,
         metrics: HubMetrics,
         backlog: Backlog,
-        post: Callable[[TimeUp | CompanionSaid], None],
-        say: Callable[[str, OmniOutput | Ended], None],
+        post: Callable[[TimeUp | CompanionEnded], None],
+        emit: Callable[[str, OmniOutput | Ended], None],
         tracing: Tracing | None = None,
     ) -> None:
         #: By id, until they end.
         self.active: dict[str, Active] = {}
         self.states: dict[str, OrchestratorRequestState] = {}
-        #: Where requests are served from that go by no document.
+        #: The pools of requests that go by no document.
         self._pools = pools
         self._dispatcher = dispatcher
-        self._cancels = cancels
+        self._aborts = aborts
         self._config = config
         self._metrics = metrics
         self._backlog = backlog
         self._post = post
-        self._say = say
+        self._emit = emit
         self._tracing = tracing
         self._companion_count = 0
         active = self.active
         metrics.clients_behind.set_function(lambda: sum(each.machine.is_client_behind for each in active.values()))
 
-    def add(self, request: AddRequest) -> None:
-        """Take a new request."""
-        body = RequestBody(
+    # ---- what clients ask
+
+    def add_request(self, request: AddRequest) -> None:
+        """Begin a new request."""
+        state = RequestState(
             request.request_id,
             request.inputs,
             request.plan,
@@ -93,107 +104,159 @@ class Requests:
             is_companion=bool(request.parent_id),
             segmented=request.segmented,
         )
-        machine = RequestMachine(body)
         deadline_s = request.received_s + request.timeout_s
         left_s = max(0.0, deadline_s - time.perf_counter())
         timer = asyncio.get_running_loop().call_later(left_s, self._post, TimeUp(request.request_id))
         pools = self._pools if request.release is None else request.release.pools
-        self.active[request.request_id] = Active(request, machine, pools, deadline_s, timer)
-        self.states[request.request_id] = machine.state
+        active = Active(request, RequestMachine(state), pools, deadline_s, timer)
+        self.active[request.request_id] = active
+        self.states[request.request_id] = state.public
         self._metrics.in_flight.set(len(self.active))
         if not request.parent_id:
             self._dispatcher.retries.admitted()
         if self._tracing is not None:
-            self._tracing.begin(request)
-            self.active[request.request_id].trace_of = partial(self._tracing.traceparent, request.request_id)
-        self.tell(request.request_id, ev.Submitted())
+            self._tracing.begin_request(request)
+            active.trace_of = partial(self._tracing.traceparent, request.request_id)
+        self._apply(active, ev.Submitted())
 
-    def abort(self, abort: AbortRequest) -> None:
-        """Stop a request; its ``done`` gets its result when every stage is quiet."""
+    def abort_request(self, abort: AbortRequest) -> None:
+        """Stop a request; its ``done`` gets its result when no replica works on it any more."""
         active = self.active.get(abort.request_id)
         ids = [abort.request_id, *(() if active is None else active.companions.values())]
-        self.tell(abort.request_id, ev.Cancelled(abort.error))
+        self.apply_event(abort.request_id, ev.Cancelled(abort.error))
         if abort.done is not None:
-            self._cancels.when_quiet(ids, abort.done)
+            self._aborts.when_quiet(ids, abort.done)
 
-    def follow(self, news: TimeUp | CompanionSaid | UpdateRequest | ClientPaced) -> None:
-        """Take in what was posted for one request."""
-        if isinstance(news, UpdateRequest):
-            self._update(news)
-            return
-        if isinstance(news, ClientPaced):
-            self.tell(news.request_id, news.pace)
-            return
-        if isinstance(news, TimeUp):
-            self.tell(news.request_id, ev.DeadlinePassed())
-            return
-        parent = self.active.get(news.request_id)
-        # It may have other companions by now.
-        if parent is not None and parent.companions.get(news.event.role) == news.companion_id:
-            self.tell(news.request_id, news.event)
+    def apply_item(self, item: TimeUp | CompanionEnded | UpdateRequest | BackpressureChanged) -> None:
+        """Apply an item of the orchestrator's inbox that concerns one request."""
+        match item:
+            case UpdateRequest():
+                self._add_segment(item)
+            case BackpressureChanged(request_id=request_id, backpressure=backpressure):
+                self.apply_event(request_id, backpressure)
+            case TimeUp(request_id=request_id):
+                self.apply_event(request_id, ev.DeadlinePassed())
+            case CompanionEnded(request_id=request_id, companion_id=companion_id, event=event):
+                parent = self.active.get(request_id)
+                # After a restart the parent has another companion of that role.
+                if parent is not None and parent.companions.get(event.role) == companion_id:
+                    self._apply(parent, event)
 
     def end_all(self, error: RequestError) -> None:
         """Abort every stage of every request; each ends with the error."""
         for request_id in list(self.active):
-            self.tell(request_id, ev.Cancelled(error))
+            self.apply_event(request_id, ev.Cancelled(error))
 
-    def bury(self, request_id: str, error: RequestError) -> None:
-        """End a request whatever state it is in."""
+    def force_end(self, request_id: str, error: RequestError) -> None:
+        """End a request after a bug, whatever state its machine is in."""
         with suppress(Exception):
-            self.tell(request_id, ev.Cancelled(error))
+            self.apply_event(request_id, ev.Cancelled(error))
         active = self.active.get(request_id)
         if active is not None:
             for pool in active.pools.values():
                 pool.release(request_id)
             self._finish(active, ev.Outcome.FAILED, error)
 
-    def go_on(self, request_id: str, dispatch: Callable[[Active], ev.Event | None]) -> None:
-        """Go on with a dispatch that has waited, if the request is still there."""
-        active = self.active.get(request_id)
-        event = None if active is None else dispatch(active)
-        if event is not None:
-            self.tell(request_id, event)
-
-    def tell(self, request_id: str, event: ev.Event) -> None:
-        """Feed one request's machine and carry out what it decides. Requests that have ended are left alone."""
-        active = self.active.get(request_id)
-        if active is None:
-            return
-        events = deque([event])
-        while events:
-            for action in self._handle(active, events.popleft()):
-                follows = self._carry_out(active, action)
-                if follows is not None:
-                    events.append(follows)
-        if active.updates and active.machine.segments is not None and not active.machine.segments.waits:
-            for done in active.updates:
-                answer(done)
-            active.updates.clear()
-        if isinstance(event, ev.StageDone):
-            settled = [stage_id for stage_id, run in active.machine.runs.items() if run.settled]
-            self._backlog.passed(request_id, settled)
-
-    def _handle(self, active: Active, event: ev.Event) -> list[ev.Action]:
-        machine = active.machine
-        counts = isinstance(event, ev.StageDone) and machine.is_out(event.stage_id, event.attempt)
-        actions = machine.handle(event, time.perf_counter())
-        if counts and isinstance(event, ev.StageDone) and machine.runs[event.stage_id].phase is Phase.DONE:
-            self._metrics.observe_stage(event.stage_id, of_stage(machine.state.pipeline_timings, event.stage_id))
-        if self._tracing is not None:
-            self._tracing.follow(active.request.request_id, machine, event, actions)
-        return actions
-
-    def move(self, active: Active, release: Release) -> None:
-        """Have a request go by another deploy document, which says the same of the stages that have had it."""
+    def move_request(self, active: Active, release: DeployVersion) -> None:
+        """Have a request go by another deploy document, which is the same for the stages that have run already."""
         params = release.graph.merge_params(active.request.asked_params)
         request = active.request = replace(active.request, release=release, params=params)
         active.machine.set_params(params)
         needed = [stage_id for stage_id, run in active.machine.runs.items() if not run.settled]
         self._backlog.enter(request.request_id, needed, release.fingerprints)
         for event in self._dispatcher.move(active, release.pools):
-            self.tell(request.request_id, event)
+            self.apply_event(request.request_id, event)
 
-    def _update(self, update: UpdateRequest) -> None:
+    def stories(self) -> dict[str, list[str]]:
+        """What happened lately to each request under way, by the client's name for it; see ``Story.lines``."""
+        return {
+            active.request.shown_id + (f"%{active.request.role}" if active.request.parent_id else ""): lines
+            for active in self.active.values()
+            if (lines := active.machine.story.lines())
+        }
+
+    # ---- events, answers and the actions that follow
+
+    def apply_event(self, request_id: str, event: ev.Event) -> None:
+        """Apply an event to one request and carry out the actions. Requests that have ended are left alone."""
+        active = self.active.get(request_id)
+        if active is not None:
+            self._apply(active, event)
+
+    def apply_answer(self, active: Active, stage_id: int, answered: Answered) -> None:
+        """Apply the answer of a stage's replica, and carry out the actions."""
+        message, machine = answered.message, active.machine
+        actions = machine.handle_message(
+            stage_id, message, time.perf_counter(), answered.attachments, answered.received_at_s
+        )
+        is_done = isinstance(message, wire.StageDone)
+        run = machine.runs[stage_id]
+        if is_done and run.phase is Phase.DONE and run.attempt == message.attempt:
+            self._metrics.observe_stage(stage_id, of_stage(machine.state.public.pipeline_timings, stage_id))
+        if self._tracing is not None:
+            self._tracing.follow_request(active.request.request_id, machine, stage_id, message, actions)
+        self._carry_out_all(active, actions)
+        if is_done:
+            settled = [each for each, run in machine.runs.items() if run.settled]
+            self._backlog.passed(active.request.request_id, settled)
+
+    def resume_dispatch(self, request_id: str, dispatch: Callable[[Active], ev.Event | None]) -> None:
+        """Go on with a dispatch that has waited, if the request is still there."""
+        active = self.active.get(request_id)
+        event = None if active is None else dispatch(active)
+        if active is not None and event is not None:
+            self._apply(active, event)
+
+    def _apply(self, active: Active, event: ev.Event) -> None:
+        self._carry_out_all(active, self._handle(active, event))
+
+    def _handle(self, active: Active, event: ev.Event) -> list[ev.Action]:
+        machine = active.machine
+        actions = machine.handle(event, time.perf_counter())
+        if self._tracing is not None:
+            stage_id = getattr(event, "stage_id", None)
+            self._tracing.follow_request(active.request.request_id, machine, stage_id, event, actions)
+        return actions
+
+    def _carry_out_all(self, active: Active, actions: list[ev.Action]) -> None:
+        """Carry out actions, and those of the events that come of them, breadth first."""
+        events: list[ev.Event] = []
+        while True:
+            for action in actions:
+                event = self._carry_out(active, action)
+                if event is not None:
+                    events.append(event)
+            if not events:
+                break
+            actions = self._handle(active, events.pop(0))
+        if active.updates and active.machine.segments is not None and not active.machine.segments.waits:
+            for done in active.updates:
+                answer(done)
+            active.updates.clear()
+
+    def _carry_out(self, active: Active, action: ev.Action) -> ev.Event | None:
+        match action:
+            case ev.Emit(output=output):
+                self._emit(active.request.request_id, output)
+            case ev.Dispatch():
+                return self._dispatcher.dispatch(active, action)
+            case ev.Update() | ev.FeedInput() | ev.PieceRoom() | ev.Pause():
+                return self._dispatcher.pass_on(active, action)
+            case ev.Abort():
+                self._dispatcher.abort(active, action)
+            case ev.ReleasePayload():
+                self._dispatcher.release_payload(active, action)
+            case ev.Drop(reason=reason):
+                self._metrics.dropped.labels(reason).inc()
+            case ev.Retry(stage_id=stage_id, resumed=resumed):
+                self._metrics.count_retry(stage_id, resumed=resumed)
+            case ev.StartCompanions() | ev.StopCompanions() | ev.Collected():
+                self._carry_out_for_companions(active, action)
+            case ev.Finish(outcome=outcome, error=error):
+                self._finish(active, outcome, error)
+        return None
+
+    def _add_segment(self, update: UpdateRequest) -> None:
         active = self.active.get(update.request_id)
         segments = None if active is None else active.machine.segments
         if active is None:
@@ -204,29 +267,7 @@ class Requests:
             answer(update.done, "the request was told that no more segments come")
         else:
             active.updates.append(update.done)
-            self.tell(update.request_id, ev.Segment(update.inputs))
-
-    def _carry_out(self, active: Active, action: ev.Action) -> ev.Event | None:
-        match action:
-            case ev.Dispatch():
-                return self._dispatcher.dispatch(active, action)
-            case ev.Update() | ev.Feed() | ev.PieceRoom() | ev.Pause():
-                return self._dispatcher.pass_on(active, action)
-            case ev.Abort():
-                self._dispatcher.abort(active, action)
-            case ev.ReleasePayload():
-                self._dispatcher.release_payload(active, action)
-            case ev.Emit(output=output):
-                self._say(active.request.request_id, output)
-            case ev.Drop(reason=reason):
-                self._metrics.dropped.labels(reason).inc()
-            case ev.Retry(stage_id=stage_id, resumed=resumed):
-                self._metrics.count_retry(stage_id, resumed=resumed)
-            case ev.StartCompanions() | ev.StopCompanions() | ev.Collected():
-                self._of_companions(active, action)
-            case ev.Finish(outcome=outcome, error=error):
-                self._finish(active, outcome, error)
-        return None
+            self._apply(active, ev.SegmentArrived(update.inputs))
 
     def _finish(self, active: Active, outcome: ev.Outcome, error: RequestError | None) -> None:
         request_id = active.request.request_id
@@ -238,35 +279,40 @@ class Requests:
         self._backlog.leave(request_id)
         self._metrics.in_flight.set(len(self.active))
         if self._tracing is not None:
-            self._tracing.end(request_id, outcome, error)
+            self._tracing.end_request(request_id, outcome, error)
+        if error is not None and logger.isEnabledFor(logging.DEBUG):
+            story = active.machine.story.lines()
+            logger.debug("request.story request=%s\n  %s", active.request.shown_id, "\n  ".join(story))
         if active.request.parent_id:
             reason = error or RequestError("it was aborted")
-            self._tell_parent(active.request, ev.CompanionFailed(active.request.role, reason))
+            self._notify_parent(active.request, ev.CompanionFailed(active.request.role, reason))
             return
         self._metrics.requests.labels(outcome if error is None else type(error).__name__).inc()
-        self._say(request_id, Ended(error))
+        self._emit(request_id, Ended(error))
 
     # ---- companions
 
-    def _of_companions(self, active: Active, action: ev.StartCompanions | ev.StopCompanions | ev.Collected) -> None:
+    def _carry_out_for_companions(
+        self, active: Active, action: ev.StartCompanions | ev.StopCompanions | ev.Collected
+    ) -> None:
         match action:
-            case ev.StartCompanions(given=given):
-                self._start_companions(active, given)
+            case ev.StartCompanions(prompts=prompts):
+                self._start_companions(active, prompts)
             case ev.StopCompanions():
                 self._stop_companions(active)
             case ev.Collected(payloads=payloads):
-                self._tell_parent(active.request, ev.CompanionDone(active.request.role, payloads))
+                self._notify_parent(active.request, ev.CompanionDone(active.request.role, payloads))
 
-    def _start_companions(self, active: Active, given: Mapping[str, Mapping[str, Any]]) -> None:
+    def _start_companions(self, active: Active, prompts: Mapping[str, Mapping[str, Any]]) -> None:
         request = active.request
-        for role, inputs in given.items():
-            # A number of its own: after a restart late frames must not be taken for those of its successor.
+        for role, inputs in prompts.items():
+            # A number of its own: after a restart, late frames must not be taken for those of its successor.
             self._companion_count += 1
             companion_id = f"{request.request_id}%{role}%{self._companion_count}"
             active.companions[role] = companion_id
             plan = companion_plan(request.plan)
             self._backlog.enter(companion_id, plan.stages, _fingerprints(request))
-            self.add(
+            self.add_request(
                 replace(
                     request,
                     request_id=companion_id,
@@ -282,11 +328,11 @@ class Requests:
         companion_ids = list(active.companions.values())
         active.companions.clear()
         for companion_id in companion_ids:
-            self.tell(companion_id, ev.Cancelled())
+            self.apply_event(companion_id, ev.Cancelled())
 
-    def _tell_parent(self, request: AddRequest, event: ev.CompanionDone | ev.CompanionFailed) -> None:
-        # In a turn of its own: the parent may be in the middle of what it has decided last.
-        self._post(CompanionSaid(request.parent_id, request.request_id, event))
+    def _notify_parent(self, request: AddRequest, event: ev.CompanionEvent) -> None:
+        # In a turn of its own: the parent may be in the middle of carrying out its last actions.
+        self._post(CompanionEnded(request.parent_id, request.request_id, event))
 
 
 def _fingerprints(request: AddRequest) -> Mapping[int, str]:

@@ -1,6 +1,6 @@
-"""PacedRetries: dispatches that repeat work wait here while the retry budget has nothing for them.
+"""PacedRetries and RetryBudget: how fast work that may have run already is dispatched again.
 
-How fast work that may have run is done again: a share of live traffic, so that no retry storm feeds itself.
+Retries may be a share of live traffic, so that no retry storm feeds itself; a retry beyond the budget waits here.
 """
 
 from __future__ import annotations
@@ -15,15 +15,16 @@ from typing import Final
 
 from hub.request import events as ev
 
-#: Over how long live traffic is counted: so much of it may be retried at once.
+#: The window over which live traffic is counted, in seconds.
 _WINDOW_S: Final = 10.0
 
 
 class RetryBudget:
     """Tokens for retries: ``share`` of one with each admitted request, and ``floor_per_s`` with time.
 
-    A retry beyond the budget waits its turn; as the floor is above 0, each turn comes. At most ``burst`` tokens are
-    saved up, or ``share`` of the traffic of the last seconds where that is more. All times are monotonic.
+    A retry beyond the budget waits for a token; as the floor is above 0, every retry gets one in time. At most
+    ``burst`` tokens are saved up, or ``share`` of the traffic in the window where that is more. All times are
+    monotonic. Raise ValueError for a share outside 0 to 1, a floor that is not positive or a burst under 1.
     """
 
     def __init__(self, now_s: float, share: float = 0.2, floor_per_s: float = 10.0, burst: float = 20.0) -> None:
@@ -38,22 +39,22 @@ class RetryBudget:
         self._updated_at_s = now_s
 
     def admitted(self, now_s: float) -> None:
-        """A request came in."""
+        """Count an admitted request."""
         self._advance(now_s)
         self._traffic += 1.0
         self._tokens = min(self._limit, self._tokens + self._share)
 
     def delay_s(self, now_s: float, ahead: int = 0) -> float:
-        """How long a retry has to wait while ``ahead`` others wait before it; 0.0 is now.
+        """Seconds until a retry may go while ``ahead`` others wait before it; 0.0 is now.
 
-        It may be less by then, if requests come in.
+        Requests that are admitted meanwhile make it less.
         """
         self._advance(now_s)
         missing = 1.0 + ahead - self._tokens
-        # A hair of slack, or a driver that wakes exactly then would find a token almost there, over and over.
+        # With some slack: a driver that wakes exactly then would find a token almost there, again and again.
         return 0.0 if missing <= 1e-9 else missing / self._floor_per_s
 
-    def take(self, now_s: float) -> bool:
+    def spend(self, now_s: float) -> bool:
         """Spend a token on a retry that goes now; False, and nothing is spent, if there is none."""
         if self.delay_s(now_s) > 0.0:
             return False
@@ -73,7 +74,7 @@ class RetryBudget:
 
 @dataclass(frozen=True, slots=True)
 class RetryDue:
-    """A repeated dispatch has its turn."""
+    """A dispatch that waited for the retry budget may go."""
 
     request_id: str
     dispatch: ev.Dispatch
@@ -85,7 +86,7 @@ class PacedRetries:
     def __init__(self, post: Callable[[RetryDue], None]) -> None:
         self._budget = RetryBudget(time.monotonic())
         self._post = post
-        #: By request and stage: of each, one dispatch is out at most.
+        #: By request and stage, oldest first: each has at most one dispatch.
         self._waiting: OrderedDict[tuple[str, int], RetryDue] = OrderedDict()
         self._timer: asyncio.TimerHandle | None = None
 
@@ -93,23 +94,23 @@ class PacedRetries:
         return len(self._waiting)
 
     def admitted(self) -> None:
-        """A request came in: a share of it may be spent on retries."""
+        """Count an admitted request: the budget grows by a share of it."""
         self._budget.admitted(time.monotonic())
 
     def may_go(self, request_id: str, dispatch: ev.Dispatch) -> bool:
-        """Whether a repeated dispatch may leave now; if not, it comes back through ``post``."""
-        if not self._waiting and self._budget.take(time.monotonic()):
+        """Whether a retry may leave now; if not, it is posted as RetryDue once the budget has a token for it."""
+        if not self._waiting and self._budget.spend(time.monotonic()):
             return True
         self._waiting[request_id, dispatch.stage_id] = RetryDue(request_id, dispatch)
         self._set_timer()
         return False
 
     def forget(self, request_id: str, stage_id: int) -> None:
-        """Nobody wants the stage's retry any more: it takes no turn from those behind it. Unknown ones are fine."""
+        """Drop the stage's waiting retry, so that it uses no token. Does nothing for unknown ones."""
         self._waiting.pop((request_id, stage_id), None)
 
     def close(self) -> None:
-        """Let nobody have a turn any more. Idempotent."""
+        """Drop all waiting retries. Idempotent."""
         self._waiting.clear()
         if self._timer is not None:
             self._timer.cancel()
@@ -118,10 +119,10 @@ class PacedRetries:
     def _set_timer(self) -> None:
         if self._timer is None and self._waiting:
             delay_s = self._budget.delay_s(time.monotonic())
-            self._timer = asyncio.get_running_loop().call_later(delay_s, self._give_turns)
+            self._timer = asyncio.get_running_loop().call_later(delay_s, self._post_due)
 
-    def _give_turns(self) -> None:
+    def _post_due(self) -> None:
         self._timer = None
-        while self._waiting and self._budget.take(time.monotonic()):
+        while self._waiting and self._budget.spend(time.monotonic()):
             self._post(self._waiting.popitem(last=False)[1])
         self._set_timer()

@@ -1,4 +1,4 @@
-"""Rollout: follows the deploy document in force while requests of the one before are still under way."""
+"""Rollout: switches to a new deploy document while requests of the one before are still under way."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
     from hub.orchestrator.active import Active
-    from hub.orchestrator.releases import Release, Releases
+    from hub.orchestrator.releases import DeployVersion, DeployVersions
     from hub.orchestrator.requests import Requests
     from hub.pool.stage_pool import StagePool
     from hub.pool.versions import Pools
@@ -22,14 +22,14 @@ logger = logging.getLogger(__name__)
 
 
 class Rollout:
-    """Part of the orchestrator's task. ``stage_pools`` always has the pools of the newest document.
+    """Part of the orchestrator's task. ``stage_pools`` is kept to the pools of the newest document.
 
-    Without ``releases`` there is but one document, whatever is in force.
+    Without ``releases`` the hub serves one document, whichever is in force.
     """
 
     def __init__(
         self,
-        releases: Releases | None,
+        releases: DeployVersions | None,
         pools: Pools,
         membership: Membership,
         requests: Requests,
@@ -41,10 +41,10 @@ class Rollout:
         self._requests = requests
         self._stage_pools = stage_pools
 
-    def follow(self, view: View, delta: Delta) -> None:
-        """Take in what the registry shows now, and what changed in it."""
+    def apply_view(self, view: View, delta: Delta) -> None:
+        """Apply a new view of the registry: its replicas, what changed in it, and the document in force."""
         releases = self._releases
-        is_new = releases is not None and releases.follow(view.pipeline)
+        is_new = releases is not None and releases.apply_document(view.pipeline)
         may_differ = self._membership.apply(view, delta)
         if releases is None or not (is_new or may_differ):
             return
@@ -60,38 +60,38 @@ class Rollout:
         self.move_on()
 
     def move_on(self) -> None:
-        """Have requests go by another document whose own can't be served to its end any more.
+        """Move requests to another document whose own has no replicas left for a stage that they still need.
 
-        Only where the other says the same of every stage that has had them.
+        Only to a document that is equal in every stage that has run already.
         """
         releases = self._releases
         if releases is None or not releases.has_several:
             return
         for active in list(self._requests.active.values()):
             release = active.request.release
-            # Companions go by what their parent goes by.
+            # Companions go by the document of their parent.
             if release is None or active.request.parent_id:
                 continue
             had, needed = _stages(active)
             if needed and not release.is_complete(needed):
                 other = releases.other_than(release, had, needed)
                 if other is not None:
-                    self._requests.move(active, other)
+                    self._requests.move_request(active, other)
 
     def older_count(self) -> int:
-        """How many requests go by another document than the newest."""
+        """The number of requests that go by another document than the newest."""
         if self._releases is None:
             return 0
         newest = self._releases.newest
         return sum(_is_of_other(active.request.release, newest) for active in self._requests.active.values())
 
 
-def _is_of_other(release: Release | None, newest: Release) -> bool:
+def _is_of_other(release: DeployVersion | None, newest: DeployVersion) -> bool:
     return release is not None and release.fingerprints != newest.fingerprints
 
 
 def _stages(active: Active) -> tuple[Collection[int], Collection[int]]:
-    """The stages that have had a request, and those that are still to have it."""
+    """The stages that have run a request or run it now, and the stages that it still needs."""
     had: list[int] = []
     needed: list[int] = []
     for stage_id, run in active.machine.runs.items():

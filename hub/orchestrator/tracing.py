@@ -1,7 +1,6 @@
-"""Tracing: one span for each request and one for each attempt of each of its stages, for OpenTelemetry.
+"""Tracing: OpenTelemetry spans, one for each request and one for each attempt of each of its stages.
 
-Nothing of OpenTelemetry is imported before ``connect_tracing``: a hub that is not asked to trace has neither its cost
-nor its packages.
+OpenTelemetry is imported in ``connect_tracing`` only: a hub without tracing neither pays for it nor needs its packages.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from urllib.parse import urlsplit
 from hub.request import events as ev
 from hub.request.outputs import of_stage
 from hub.request.state import Phase
-from omni_discovery import __version__
+from omni_discovery import __version__, wire
 from omni_discovery.errors import ConfigError, RequestError
 
 if TYPE_CHECKING:
@@ -26,12 +25,12 @@ if TYPE_CHECKING:
     from hub.orchestrator.active import AddRequest
     from hub.request.machine import RequestMachine
 
-#: The headers of the W3C that say which trace a request belongs to.
+#: The W3C headers that name the trace of a request.
 TRACE_HEADERS: Final = ("traceparent", "tracestate")
 
-#: Where a collector takes spans over HTTP, if the URL does not say.
+#: The path where a collector takes spans over HTTP, if the URL has none.
 _PATH: Final = "/v1/traces"
-#: How long a batch of spans may take to leave, the last one of a hub that stops included.
+#: Timeout of the export of one batch of spans, also of the last batch when the hub stops.
 _EXPORT_S: Final = 3.0
 
 
@@ -64,10 +63,10 @@ class Tracing:
         self._propagator = TraceContextTextMapPropagator()
         self._requests: dict[str, _Traced] = {}
 
-    def begin(self, request: AddRequest) -> None:
-        """A request is taken; its span begins when its bytes came, under the client's own span if it named one.
+    def begin_request(self, request: AddRequest) -> None:
+        """Begin a request's span at the time when it was received, under the client's own span if its headers name one.
 
-        That of a companion begins now, under its parent's.
+        The span of a companion begins now, under its parent's.
         """
         parent = self._requests.get(request.parent_id)
         context = self._propagator.extract(dict(request.trace_headers)) if parent is None else parent.context
@@ -86,22 +85,33 @@ class Tracing:
         )
         self._requests[request.request_id] = _Traced(span, self._trace.set_span_in_context(span), parent is not None)
 
-    def follow(self, request_id: str, machine: RequestMachine, event: ev.Event, actions: Sequence[ev.Action]) -> None:
-        """A request's machine was told something, and decided this."""
+    def follow_request(
+        self,
+        request_id: str,
+        machine: RequestMachine,
+        stage_id: int | None,
+        event: ev.Event | ev.StageMessage,
+        actions: Sequence[ev.Action],
+    ) -> None:
+        """Update the spans after a machine has taken an event or a replica's answer and returned ``actions``.
+
+        ``stage_id`` is the stage that the event is about; None: the whole request.
+        """
         traced = self._requests.get(request_id)
         if traced is None:
             return
-        _note(traced, event)
-        for stage_id, attempt in list(traced.attempts.items()):
-            if not machine.is_out(stage_id, attempt.number):
-                del traced.attempts[stage_id]
-                self._end_attempt(stage_id, attempt, machine, event)
+        if stage_id is not None:
+            _note(traced, stage_id, event)
+        for each, attempt in list(traced.attempts.items()):
+            if not machine.is_out(each, attempt.number):
+                del traced.attempts[each]
+                self._end_attempt(each, attempt, machine, event, is_cause=each == stage_id)
         for action in actions:
             if isinstance(action, ev.Dispatch):
                 traced.attempts[action.stage_id] = self._attempt(traced, action)
 
-    def end(self, request_id: str, outcome: str, error: RequestError | None) -> None:
-        """The request is over."""
+    def end_request(self, request_id: str, outcome: str, error: RequestError | None) -> None:
+        """End the spans of a request."""
         traced = self._requests.pop(request_id, None)
         if traced is None:
             return
@@ -109,14 +119,14 @@ class Tracing:
             attempt.span.set_attribute("omni.outcome", "aborted")
             attempt.span.end()
         if not traced.is_companion:
-            # A companion is always stopped by its parent, however it went.
+            # A companion is always stopped by its parent, so its outcome says nothing.
             traced.span.set_attribute("omni.outcome", outcome)
         if error is not None:
-            self._blame(traced.span, type(error).__name__, str(error))
+            self._set_error(traced.span, type(error).__name__, str(error))
         traced.span.end()
 
     def traceparent(self, request_id: str, stage_id: int) -> str:
-        """The span of a stage's present attempt as the W3C's header names it; empty if there is none."""
+        """The W3C ``traceparent`` header of the span of a stage's present attempt; empty if there is none."""
         traced = self._requests.get(request_id)
         attempt = None if traced is None else traced.attempts.get(stage_id)
         carrier: dict[str, str] = {}
@@ -125,7 +135,7 @@ class Tracing:
         return carrier.get("traceparent", "")
 
     def close(self) -> None:
-        """Send what is left, within a bound; blocks."""
+        """Export the remaining spans, within a bound; blocks."""
         self._provider.shutdown()
 
     def _attempt(self, traced: _Traced, action: ev.Dispatch) -> _Attempt:
@@ -141,31 +151,39 @@ class Tracing:
         )
         return _Attempt(action.attempt, span)
 
-    def _end_attempt(self, stage_id: int, attempt: _Attempt, machine: RequestMachine, event: ev.Event) -> None:
+    def _end_attempt(
+        self,
+        stage_id: int,
+        attempt: _Attempt,
+        machine: RequestMachine,
+        event: ev.Event | ev.StageMessage,
+        *,
+        is_cause: bool,
+    ) -> None:
         run, span = machine.runs[stage_id], attempt.span
-        concerns = getattr(event, "stage_id", None) == stage_id
         if run.phase is Phase.DONE:
             span.set_attribute("omni.outcome", "done")
-            for part, seconds in of_stage(machine.state.pipeline_timings, stage_id).items():
+            for part, seconds in of_stage(machine.state.public.pipeline_timings, stage_id).items():
                 span.set_attribute(f"omni.{part}_s", seconds)
-            if isinstance(event, ev.StageDone) and concerns:
-                span.set_attribute("omni.finish_reason", event.message.finish_reason)
-        elif concerns:
+            if isinstance(event, wire.StageDone) and is_cause:
+                span.set_attribute("omni.finish_reason", event.finish_reason)
+        elif is_cause:
             span.set_attribute("omni.outcome", "failed")
-            self._blame(span, type(event).__name__, getattr(event, "reason", "") or str(run.failure or ""))
+            self._set_error(span, type(event).__name__, getattr(event, "reason", "") or str(run.failure or ""))
         else:
             span.set_attribute("omni.outcome", "aborted")
         span.end()
 
-    def _blame(self, span: Span, kind: str, reason: str) -> None:
+    def _set_error(self, span: Span, kind: str, reason: str) -> None:
         span.set_attribute("error.type", kind)
         span.set_status(self._trace.Status(self._trace.StatusCode.ERROR, reason))
 
 
-def _note(traced: _Traced, event: ev.Event) -> None:
-    if not isinstance(event, ev.Sent | ev.Accepted | ev.Chunk):
+def _note(traced: _Traced, stage_id: int, event: ev.Event | ev.StageMessage) -> None:
+    """Note what the event says of a stage's attempt that goes on."""
+    if not isinstance(event, ev.Sent | wire.Accepted | wire.Chunk):
         return
-    attempt = traced.attempts.get(event.stage_id)
+    attempt = traced.attempts.get(stage_id)
     if attempt is None or attempt.number != event.attempt:
         return
     match event:
@@ -173,16 +191,16 @@ def _note(traced: _Traced, event: ev.Event) -> None:
             attempt.span.set_attribute("omni.replica", str(replica))
             attempt.span.set_attribute("omni.replica.epoch", replica.epoch)
             attempt.span.add_event("sent")
-        case ev.Accepted():
+        case wire.Accepted():
             attempt.span.add_event("accepted")
-        case ev.Chunk():
+        case wire.Chunk():
             if not attempt.has_output:
                 attempt.has_output = True
                 attempt.span.add_event("first output")
 
 
 def traces_url(endpoint: str) -> str:
-    """Where spans are sent to. Raise ConfigError if that can't be."""
+    """The URL that spans are sent to. Raise ConfigError for an endpoint that is no HTTP URL."""
     parts = urlsplit(endpoint)
     if parts.scheme not in {"http", "https"} or not parts.hostname:
         raise ConfigError(
@@ -193,7 +211,7 @@ def traces_url(endpoint: str) -> str:
 
 
 def connect_tracing(endpoint: str, hub_id: str) -> Tracing:
-    """Trace to a collector; it need not be there. Raise ConfigError if that can't be done here."""
+    """Trace to a collector, which need not be up. Raise ConfigError for a bad URL or if OpenTelemetry is missing."""
     url = traces_url(endpoint)
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -205,12 +223,12 @@ def connect_tracing(endpoint: str, hub_id: str) -> Tracing:
             f"--otlp-traces-endpoint needs OpenTelemetry ({error}): pip install 'omni-discovery[tracing]'"
         ) from error
     known: dict[str, Any] = {"service.name": "omni-hub", "service.version": __version__, "service.instance.id": hub_id}
-    # What the environment says of the service, by OpenTelemetry's own rules, wins.
+    # The environment's attributes of the service win, as OpenTelemetry defines it.
     provider = TracerProvider(resource=Resource(known).merge(OTELResourceDetector().detect()))
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=url, timeout=_EXPORT_S)))
     return Tracing(provider)
 
 
 def trace_headers(headers: Mapping[str, str]) -> dict[str, str]:
-    """Of a request's headers, those that tracing reads."""
+    """The headers of a request that name its trace."""
     return {name: headers[name] for name in TRACE_HEADERS if name in headers}

@@ -1,116 +1,96 @@
-"""What a StageClient tells the orchestrator."""
+"""The events of one connection to a replica process, from a StageClient to the orchestrator."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
-from hub.request import events as ev
 from omni_discovery import wire
 
 if TYPE_CHECKING:
-    from hub.replicas.stage_client import StageClient
+    from hub.request.events import StageMessage
+    from omni_discovery.records.schema import ReplicaInfo
 
-_Piece = wire.HandOffPiece | wire.PieceTaken
-Answer = wire.Accepted | wire.Rejected | wire.Chunk | _Piece | wire.StageDone | wire.SegmentDone | wire.StageFailed
+
+class ReplicaLink(Protocol):
+    """The connection that an event came from, as far as those who take the event need it; a StageClient is one."""
+
+    def __hash__(self) -> int: ...
+
+    @property
+    def info(self) -> ReplicaInfo:
+        """The replica's record as of now: its stage, id and epoch among others."""
+
+    @property
+    def addr(self) -> str:
+        """The address of its input socket, by which pools know the replica."""
+
+    @property
+    def session_up(self) -> bool:
+        """Whether the present life of the replica has welcomed this hub on both sockets."""
+
+    def return_credits(self, session: int, count: int) -> None:
+        """Answer a Recall of that session. Nothing happens if the session is over."""
 
 
 @dataclass(frozen=True, slots=True)
 class SessionUp:
-    """The replica has welcomed this hub on both sockets."""
+    """The replica has welcomed this hub on both sockets. ``gated``: it runs only what it has granted credits for."""
 
-    client: StageClient
+    client: ReplicaLink
     queue_length: int
-    #: Whether it runs only what it has granted credits for.
     gated: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Granted:
-    """The replica has free slots for this hub."""
-
-    client: StageClient
-    credits: int
-    queue_length: int
-
-
-@dataclass(frozen=True, slots=True)
-class Recalled:
-    """The replica wants unspent credits back, for others."""
-
-    client: StageClient
-    session: int
-    credits: int
-
-
-@dataclass(frozen=True, slots=True)
-class AbortEnded:
-    """Nothing of the request runs at the replica any more, or there is nobody left to ask."""
-
-    client: StageClient
-    request_id: str
-
-
-@dataclass(frozen=True, slots=True)
 class SessionDown:
-    """The replica can't be talked to. ``lost``: some of its answers to what is in flight may be lost."""
+    """The session with the replica has ended. ``lost``: its answers to requests in flight may be lost."""
 
-    client: StageClient
+    client: ReplicaLink
     reason: str
     lost: bool
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessGone:
-    """Nobody listens any more where the replica was."""
+    """No process listens at the replica's address any more."""
 
-    client: StageClient
+    client: ReplicaLink
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    """The replica has free slots for this hub."""
+
+    client: ReplicaLink
+    credits: int
+    queue_length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Recalled:
+    """The replica wants up to so many unspent credits of ``session`` back, for other hubs."""
+
+    client: ReplicaLink
+    session: int
+    credits: int
 
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """A frame about one request, with the moment (``perf_counter``) it was received."""
+    """An answer about one request, with the moment (``time.perf_counter``) its frame was received."""
 
-    client: StageClient
-    message: Answer
+    client: ReplicaLink
+    message: StageMessage
     attachments: tuple[bytes, ...]
     received_at_s: float
-
-    def event(self) -> ev.StageEvent:
-        """What it means to the request."""
-        stage_id, message = self.client.info.stage_id, self.message
-        match message:
-            case wire.Accepted():
-                return ev.Accepted(stage_id, message.attempt)
-            case wire.Rejected():
-                return ev.Rejected(stage_id, message.attempt, message.kind, message.reason)
-            case wire.Chunk():
-                return ev.Chunk(stage_id, message.attempt, message, self.attachments, self.received_at_s)
-            case wire.HandOffPiece():
-                return ev.HandOffPiece(stage_id, message.attempt, message)
-            case wire.PieceTaken():
-                return ev.PieceTaken(stage_id, message.attempt, message.from_stage, message.number)
-            case wire.StageDone():
-                return ev.StageDone(stage_id, message.attempt, message, self.received_at_s)
-            case wire.SegmentDone():
-                return ev.SegmentDone(stage_id, message.attempt, message, self.received_at_s)
-            case wire.StageFailed():
-                return ev.StageFailed(stage_id, message.attempt, message.kind, message.reason)
-
-
-@dataclass(frozen=True, slots=True)
-class Controlled:
-    """The answer to a collective call."""
-
-    client: StageClient
-    message: wire.ControlResult
 
 
 @dataclass(frozen=True, slots=True)
 class Unanswered:
-    """A dispatch was neither accepted nor rejected in time. ``is_final``: it is given up, come what may."""
+    """A dispatch was neither accepted nor rejected in time. ``is_final``: the hub gives it up in any case."""
 
-    client: StageClient
+    client: ReplicaLink
     request_id: str
     attempt: int
     is_final: bool
@@ -118,18 +98,34 @@ class Unanswered:
 
 @dataclass(frozen=True, slots=True)
 class Unsent:
-    """A dispatch that was to leave with others did not: nobody has seen it."""
+    """A dispatch that was to leave in a batch did not leave: the replica has not seen it."""
 
-    client: StageClient
+    client: ReplicaLink
     request_id: str
     attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class AbortEnded:
+    """The replica has acknowledged an abort, or its process is gone: nothing of the request runs there."""
+
+    client: ReplicaLink
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Controlled:
+    """The answer to a collective call."""
+
+    client: ReplicaLink
+    message: wire.ControlResult
 
 
 @dataclass(frozen=True, slots=True)
 class FrameDropped:
     """A frame could not be used; ``reason`` is one word."""
 
-    client: StageClient
+    client: ReplicaLink
     reason: str
 
 

@@ -1,4 +1,4 @@
-"""Attaching: clients of replicas that somebody else makes, and that takes its time."""
+"""Clients of replicas that a factory of the embedding program makes, each as a task of its own."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: Makes the client of the replica with this stage id and this replica id. What it gives has the face of a StageClient.
+#: Makes the client of the replica with this stage id and this replica id: an object with StageClient's methods.
 RemoteReplicaFactory: TypeAlias = Callable[[int, int], Awaitable[Any]]
 
-#: How long a factory may take.
+#: How long a factory may take for one client.
 _LIMIT_S: Final = 10.0
 
 
-class Attaching:
-    """Part of the orchestrator's task. ``attach`` gets each client with the record that it was made for."""
+class ClientAttacher:
+    """Has clients made, one at a time for each address; ``attach`` gets each with the record that it was made for."""
 
     def __init__(self, factory: RemoteReplicaFactory, attach: Callable[[ReplicaInfo, StageClient], None]) -> None:
         self._factory = factory
         self._attach = attach
-        #: By input address: one client is made at a time.
+        #: The factory's tasks, by input address.
         self._under_way: dict[str, asyncio.Task[None]] = {}
         self._closed = False
 
-    def begin(self, info: ReplicaInfo) -> None:
-        """Have a client made, unless that is under way."""
+    def make_client(self, info: ReplicaInfo) -> None:
+        """Begin to make the client of a replica, unless that is under way."""
         if info.input_addr not in self._under_way and not self._closed:
             self._under_way[info.input_addr] = asyncio.create_task(self._make(info))
 
     def close(self) -> None:
-        """Take nobody in any more; a client that is finished all the same is closed. Idempotent."""
+        """Cancel the factory's tasks; a client that is made all the same is closed. Idempotent."""
         self._closed = True
         for task in self._under_way.values():
             task.cancel()
@@ -47,9 +47,10 @@ class Attaching:
             async with asyncio.timeout(_LIMIT_S):
                 client = await self._factory(info.stage_id, info.replica_id)
         except Exception as error:
-            # It is tried again when the record changes, as it does with each load that is published.
-            said = (info.stage_id, info.replica_id, error)
-            logger.warning("replica.unattached stage=%d replica=%d: %r", *said, exc_info=True)
+            # The next change of the record tries again, and each load that the replica publishes is one.
+            logger.warning(
+                "replica.unattached stage=%d replica=%d: %r", info.stage_id, info.replica_id, error, exc_info=True
+            )
         finally:
             del self._under_way[info.input_addr]
         if client is None:

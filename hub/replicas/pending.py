@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from hub.config import HubConfig, SendFailedError
 from omni_discovery import wire
+from omni_discovery.log_once import LogOnce
 
 if TYPE_CHECKING:
     from hub.replicas.sockets import DealerConnection
@@ -217,20 +218,20 @@ class ConnectDiagnostics:
     def __init__(self, after_s: float, now_s: float) -> None:
         self._after_s = after_s
         self._since_s = self._called_at_s = now_s
-        #: The cause of the last warning; empty before the first.
-        self._warned_cause = ""
+        #: Remembers the cause of the last warning alone: another cause is news, also one that was there before.
+        self._log_once = LogOnce(most_keys=1)
 
     def warn_if_overdue(self, info: ReplicaInfo, connections: Collection[DealerConnection], now_s: float) -> None:
         """Called at every tick without a session; logs ``replica.no_session`` if that has lasted too long."""
         if now_s - self._called_at_s > _GAP_S:
-            self._since_s, self._warned_cause = now_s, ""
+            self._since_s = now_s
+            self._log_once.clear()
         self._called_at_s = now_s
         waited_s = now_s - self._since_s
         if waited_s < self._after_s:
             return
         cause = self._cause_of(connections, now_s)
-        if cause != self._warned_cause:
-            self._warned_cause = cause
+        if self._log_once.should(cause):
             logger.warning(
                 "replica.no_session stage=%d replica=%d addr=%s output_addr=%s after_s=%.1f: %s",
                 info.stage_id,

@@ -134,14 +134,11 @@ class StageClient:
 
     def want_credits(self, waiting: int, oldest_wait_s: float) -> None:
         """Tell the replica how many requests wait for a slot of it, 0 for none. Does nothing without a session."""
-        if self.session_up:
-            named = {"epoch": self.info.epoch, "session": self._session.number}
-            self._send("input", wire.WantCredits(**named, waiting=waiting, oldest_wait_s=oldest_wait_s))
+        self._carry_out(self._session.want_credits(waiting, oldest_wait_s))
 
     def return_credits(self, session: int, count: int) -> None:
         """Answer a Recall of that session. Does nothing if the session has ended."""
-        if self.session_up and session == self._session.number:
-            self._send("input", wire.ReturnCredits(epoch=self.info.epoch, session=session, credits=count))
+        self._carry_out(self._session.return_credits(session, count))
 
     def release_payloads(self, request_id: str) -> None:
         """Let the replica free the request's hand-offs, now or once a session is open."""
@@ -199,7 +196,7 @@ class StageClient:
         for connection in self._connections.values():
             connection.reconnect_if_due(now_s)
 
-    # ---- what the session says, and what comes in
+    # ---- the session's actions, and what the replica sends
 
     def _carry_out(self, actions: Sequence[HubAction]) -> None:
         for action in actions:
@@ -252,7 +249,7 @@ class StageClient:
             self._dispatches.resolve_dispatch((message.request_id, message.attempt))
             self._on_event(Answered(self, message, attachments, received_at_s))
 
-    # ---- what goes out
+    # ---- what is sent to the replica
 
     def _send(self, name: SocketName, message: wire.ToReplica) -> bool:
         try:

@@ -1,17 +1,11 @@
-"""What a RequestMachine is told and what it asks for: frozen events and actions. Pure.
+"""What a RequestMachine takes and what it returns: events, messages of replicas, and actions; all frozen. Pure.
 
-Every event that speaks of a dispatch carries its ``attempt``; one of an attempt that is over changes nothing.
-
-What a RequestMachine is told of pieces of a hand-off, and what it asks for. Pure.
-
-What a RequestMachine is told where its input comes in segments. Pure; part of request_events.py.
-
-What a RequestMachine is told of companions, and what it asks for. Pure; part of request_events.py.
+Each event and message about a dispatch carries its ``attempt``; one about an attempt that is over changes nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -22,128 +16,8 @@ from omni_discovery.errors import RequestError
 
 
 @dataclass(frozen=True, slots=True)
-class ClientPace:
-    """The client has fallen behind what is made for it, or has caught up."""
-
-    is_behind: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Pause:
-    """Tell the stage's replica to make no more output of the request, or with ``paused`` False to go on."""
-
-    stage_id: int
-    attempt: int
-    replica: ReplicaRef
-    paused: bool
-
-
-@dataclass(frozen=True, slots=True)
-class HandOffPiece:
-    """A stage has made a piece of its hand-off."""
-
-    stage_id: int
-    attempt: int
-    message: wire.HandOffPiece
-
-
-@dataclass(frozen=True, slots=True)
-class PieceTaken:
-    """A stage has taken all pieces of ``from_stage`` up to and with ``number``."""
-
-    stage_id: int
-    attempt: int
-    from_stage: int
-    number: int
-
-
-@dataclass(frozen=True, slots=True)
-class Feed:
-    """Pass a piece on to the stage's replica; ``payload`` None: there are no more, and this would be its number."""
-
-    stage_id: int
-    attempt: int
-    replica: ReplicaRef
-    from_stage: int
-    number: int
-    payload: wire.PayloadRef | None
-
-
-@dataclass(frozen=True, slots=True)
-class PieceRoom:
-    """Tell the stage's replica that ``to_stage`` has taken all pieces before ``number``; see wire.PieceRoom."""
-
-    stage_id: int
-    attempt: int
-    replica: ReplicaRef
-    to_stage: int
-    number: int
-    again: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Segment:
-    """The client's next segment; ``inputs`` None: there are no more."""
-
-    inputs: Mapping[str, Any] | None
-
-
-@dataclass(frozen=True, slots=True)
-class SegmentDone:
-    """A stage is through with a segment and waits for the next one."""
-
-    stage_id: int
-    attempt: int
-    message: wire.SegmentDone
-    received_at_s: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class SessionBack:
-    """What was said to the replica since its session was lost may not have come there."""
-
-    stage_id: int
-    attempt: int
-
-
-@dataclass(frozen=True, slots=True)
-class CompanionDone:
-    """A companion has run, and this is its hand-off."""
-
-    role: str
-    payloads: tuple[wire.PayloadRef, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class CompanionFailed:
-    """A companion can't be had."""
-
-    role: str
-    error: RequestError
-
-
-@dataclass(frozen=True, slots=True)
-class StartCompanions:
-    """Begin the request's companions, beside it."""
-
-    given: Mapping[str, Mapping[str, Any]]
-
-
-@dataclass(frozen=True, slots=True)
-class StopCompanions:
-    """Stop them, and free what they left."""
-
-
-@dataclass(frozen=True, slots=True)
-class Collected:
-    """A companion is done: its parent gets its hand-off, and says when that is not needed any more."""
-
-    payloads: tuple[wire.PayloadRef, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class ReplicaRef:
-    """One life of one replica, as a request remembers it."""
+    """One life of one replica: its place in the pipeline, its epoch, and the address of its input socket."""
 
     stage_id: int
     replica_id: int
@@ -154,9 +28,57 @@ class ReplicaRef:
         return f"{self.stage_id}/{self.replica_id}"
 
 
+# ---- events of the whole request
+
+
 @dataclass(frozen=True, slots=True)
 class Submitted:
     """The request is admitted: begin."""
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentArrived:
+    """The client's next segment; ``inputs`` None: no more come."""
+
+    inputs: Mapping[str, Any] | None
+
+
+@dataclass(frozen=True, slots=True)
+class ClientBackpressure:
+    """The client has fallen behind the output that is made for it, or has caught up."""
+
+    is_behind: bool
+
+
+@dataclass(frozen=True, slots=True)
+class CompanionDone:
+    """A companion of the request is done and left this hand-off."""
+
+    role: str
+    payloads: tuple[wire.PayloadRef, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CompanionFailed:
+    """A companion of the request has failed."""
+
+    role: str
+    error: RequestError
+
+
+@dataclass(frozen=True, slots=True)
+class DeadlinePassed:
+    """The request's time is over."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cancelled:
+    """The client has left or asked to stop; with ``error``, the hub ends the request for a reason of its own."""
+
+    error: RequestError | None = None
+
+
+# ---- events of one stage's attempt
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,52 +91,11 @@ class Sent:
 
 
 @dataclass(frozen=True, slots=True)
-class Accepted:
-    """The replica has the work."""
+class SessionBack:
+    """The session of the attempt's replica is up again: messages sent to it before may be lost."""
 
     stage_id: int
     attempt: int
-
-
-@dataclass(frozen=True, slots=True)
-class Rejected:
-    """The replica will not do it; nothing has run."""
-
-    stage_id: int
-    attempt: int
-    kind: wire.FailureKind
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """A piece of a stage's output, with the moment its frame was received."""
-
-    stage_id: int
-    attempt: int
-    message: wire.Chunk
-    attachments: Sequence[bytes] = ()
-    received_at_s: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class StageDone:
-    """A stage is through with the request."""
-
-    stage_id: int
-    attempt: int
-    message: wire.StageDone
-    received_at_s: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class StageFailed:
-    """A stage took the work and could not finish it."""
-
-    stage_id: int
-    attempt: int
-    kind: wire.FailureKind
-    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,8 +103,8 @@ class ReplicaLost:
     """The dispatch will not be answered.
 
     ``may_have_run`` is false if it never left this process. ``avoid_addr`` is the replica's input address where it
-    still looks reachable, so that the next pick must be kept off it; ``is_slow``: for no worse than a late answer, so
-    that it is better than nobody.
+    still looks reachable, so that the next pick must be kept off it; ``is_slow``: it was only late to answer, so it is
+    still picked if no other replica can be.
     """
 
     stage_id: int
@@ -252,44 +133,32 @@ class DispatchRefused:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class DeadlinePassed:
-    """The request's time is over."""
-
-
-@dataclass(frozen=True, slots=True)
-class Cancelled:
-    """The client has left or asked to stop; with ``error``, the hub ends the request for a reason of its own."""
-
-    error: RequestError | None = None
-
-
-StageEvent = (
-    Sent
-    | Accepted
-    | Rejected
-    | Chunk
-    | HandOffPiece
-    | PieceTaken
-    | StageDone
-    | SegmentDone
-    | SessionBack
-    | StageFailed
-    | ReplicaLost
-    | StageUnavailable
-    | DispatchRefused
+#: The answers of a stage's replica, which the machine takes as they come off the wire.
+StageMessage = (
+    wire.Chunk
+    | wire.Accepted
+    | wire.Rejected
+    | wire.HandOffPiece
+    | wire.PieceTaken
+    | wire.StageDone
+    | wire.SegmentDone
+    | wire.StageFailed
 )
-Event = Submitted | StageEvent | CompanionDone | CompanionFailed | Segment | ClientPace | DeadlinePassed | Cancelled
+StageEvent = Sent | SessionBack | ReplicaLost | StageUnavailable | DispatchRefused
+CompanionEvent = CompanionDone | CompanionFailed
+Event = Submitted | StageEvent | CompanionEvent | SegmentArrived | ClientBackpressure | DeadlinePassed | Cancelled
+
+
+# ---- actions about a stage's replica
 
 
 @dataclass(frozen=True, slots=True)
 class Dispatch:
     """Pick a replica of the stage, none of ``avoid`` (input addresses), and send it the work.
 
-    Those in ``slow`` are taken only if there is nobody else who can serve.
-
-    ``resume`` is what the client has seen of the stage's answer: the replica goes on behind it. ``is_retry``: the work
-    may have run before, so it draws on the retry budget. ``segmented``: more input may come, by Update.
+    A replica in ``slow`` is picked only if no other can be. ``resume`` is the part of the stage's answer that the
+    client has seen: the replica continues behind it. ``is_retry``: the work may have run before, so it draws on the
+    retry budget. ``segmented``: more input may come, by Update.
     """
 
     stage_id: int
@@ -310,7 +179,7 @@ class Dispatch:
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """Send a stage its next segment, to the replica that has the ones before; ``is_last``: there are no more."""
+    """Send a stage its next segment, to the replica that has the ones before; ``is_last``: no more come."""
 
     stage_id: int
     attempt: int
@@ -323,12 +192,76 @@ class Update:
 
 
 @dataclass(frozen=True, slots=True)
+class FeedInput:
+    """Send the stage's replica a piece of a hand-off; ``payload`` None: the hand-off ended before that number."""
+
+    stage_id: int
+    attempt: int
+    replica: ReplicaRef
+    from_stage: int
+    number: int
+    payload: wire.PayloadRef | None
+
+
+@dataclass(frozen=True, slots=True)
+class PieceRoom:
+    """Tell the stage's replica that ``to_stage`` has taken all pieces before ``number``; see wire.PieceRoom."""
+
+    stage_id: int
+    attempt: int
+    replica: ReplicaRef
+    to_stage: int
+    number: int
+    again: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """Tell the stage's replica to make no more output of the request, or with ``paused`` False to go on."""
+
+    stage_id: int
+    attempt: int
+    replica: ReplicaRef
+    paused: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Abort:
     """Stop the stage's work. ``replica`` None: it was still being picked."""
 
     stage_id: int
     attempt: int
     replica: ReplicaRef | None
+
+
+@dataclass(frozen=True, slots=True)
+class ReleasePayload:
+    """Tell the replica to free the request's hand-offs: no stage will fetch them any more."""
+
+    stage_id: int
+    replica: ReplicaRef
+
+
+# ---- actions about the request
+
+
+@dataclass(frozen=True, slots=True)
+class StartCompanions:
+    """Begin the request's companions, by role, beside it."""
+
+    prompts: Mapping[str, Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class StopCompanions:
+    """Stop the request's companions, and free their hand-offs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Collected:
+    """Give the hand-off of a companion that is done to its parent, which ends the companion later."""
+
+    payloads: tuple[wire.PayloadRef, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -339,23 +272,15 @@ class Emit:
 
 
 @dataclass(frozen=True, slots=True)
-class ReleasePayload:
-    """Nobody will fetch what the request left at this replica."""
-
-    stage_id: int
-    replica: ReplicaRef
-
-
-@dataclass(frozen=True, slots=True)
 class Drop:
-    """A frame was of no use; count it."""
+    """Count a frame that was of no use, by ``reason``."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """A stage's work is done again, or with ``resumed`` continued; count it."""
+    """Count that a stage's work is done again, or with ``resumed`` continued."""
 
     stage_id: int
     resumed: bool = False
@@ -383,7 +308,7 @@ Action = (
     | Abort
     | Emit
     | ReleasePayload
-    | Feed
+    | FeedInput
     | PieceRoom
     | Pause
     | StartCompanions

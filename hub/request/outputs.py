@@ -1,18 +1,16 @@
-"""What a client of a request gets. Pure.
+"""OmniOutput: the outputs that the client of a request gets, and the names of the timings in them. Pure.
 
-The names of a request's timings, and what a replica's own figures add to them. Pure.
+All timings are seconds. For the whole request: ``hub_in`` (from its arrival to the first send) and ``total``. For each
+stage, as ``stage<id>.<name>``, of the attempt whose output the client has:
 
-All are seconds. For the whole request: ``hub_in`` (from its arrival to the first send), ``total``. For each stage, as
-``stage<id>.<name>``, of the attempt that counts:
-
-    queue         it waited, in the hub for a free slot and at the replica for its engine
-    submit        from the send to the replica's word that it has the work
+    queue         the work waited, in the hub for a free slot and at the replica for its engine
+    submit        from the send to the replica's Accepted
     first_output  from the send to the first piece of output
     generate      the engine worked on it
     transfer      its hand-offs were fetched and stored
     total         from the send to the end of the stage
 
-``stage<id>.replica.<name>`` is what the replica itself said, in its own names.
+``stage<id>.replica.<name>`` are the replica's own measurements, under its own names.
 """
 
 from __future__ import annotations
@@ -30,12 +28,12 @@ from omni_discovery import wire
 if TYPE_CHECKING:
     import numpy as np
 
-#: Modality of what a stage has pooled; its data is a .npy file.
+#: Modality of an embedding; the output's data is a .npy file.
 EMBEDDING: Final = "embedding"
 #: Modality and stage id of the last record of each request: no content, only the pipeline's timings.
 SUMMARY: Final = "summary"
 NO_STAGE: Final = -1
-#: About how much memory one log probability takes.
+#: Estimated memory of one log probability, in bytes.
 _LOGPROB_BYTES: Final = 200
 
 
@@ -62,16 +60,16 @@ class OmniOutput:
     replica: str = ""
     #: When its frame was received, on ``time.perf_counter``; 0.0 if it came from no frame.
     received_at_s: float = 0.0
-    #: Where the input came in segments: to which one it belongs, from 0, and on the output that ends a segment, why.
+    #: Where the input came in segments: the segment's number, from 0, and on its last output the finish reason.
     segment: int = 0
     segment_end: str | None = None
-    #: If they were asked for, one entry for each of ``token_ids``.
+    #: If the request asked for them, one entry for each of ``token_ids``.
     logprobs: tuple[wire.TokenLogprobs, ...] = ()
-    #: Likewise: of the prompt's tokens but its first, those that follow on what came before. All come before a token.
+    #: If the request asked for them, of the prompt's tokens but its first: the next ones. All come before any token.
     prompt_logprobs: tuple[wire.TokenLogprobs, ...] = ()
-    #: On the output with the first token: what a prompt came to that pictures or other items were put into.
+    #: On the output with the first token: the tokens of a prompt that pictures or other items were put into.
     prompt_token_ids: tuple[int, ...] = ()
-    #: On a stage's last output: which of the request's stop tokens or texts ended the answer, if one did.
+    #: On a stage's last output: the request's stop token or text that ended the answer, if one did.
     stop_reason: int | str | None = None
 
     @property
@@ -81,20 +79,20 @@ class OmniOutput:
 
     @property
     def embedding(self) -> np.ndarray[Any, np.dtype[np.float32]] | None:
-        """What the stage pooled, as an array; None for any other output.
+        """The embedding as a float32 array; None for any other output.
 
-        Raise EngineFailedError for what is no such array, ConfigError where numpy is missing.
+        Raise EngineFailedError for data that is no such array, ConfigError where numpy is missing.
         """
         return array_of(self.data) if self.modality == EMBEDDING and self.data else None
 
     @property
     def size_bytes(self) -> int:
-        """About how much memory the content takes."""
-        likely = _LOGPROB_BYTES * (sum(map(len, self.logprobs)) + sum(map(len, self.prompt_logprobs)))
-        return len(self.data) + len(self.text) + 8 * len(self.token_ids + self.prompt_token_ids) + likely
+        """The estimated memory of the content, in bytes."""
+        logprobs_bytes = _LOGPROB_BYTES * (sum(map(len, self.logprobs)) + sum(map(len, self.prompt_logprobs)))
+        return len(self.data) + len(self.text) + 8 * len(self.token_ids + self.prompt_token_ids) + logprobs_bytes
 
     def joined(self, later: OmniOutput) -> OmniOutput | None:
-        """One chunk for this and the next, or None where they are no plain text of one stage and replica."""
+        """Join this chunk and the next; None unless both are plain text of one stage, replica and segment."""
         if any(each.data or each.finish_reason or each.segment_end for each in (self, later)):
             return None
         if (self.stage_id, self.modality, self.replica) != (later.stage_id, later.modality, later.replica):
@@ -120,7 +118,7 @@ def chunk_outputs(
     attachments: Sequence[bytes],
     received_at_s: float,
 ) -> list[OmniOutput]:
-    """What a chunk shows the client: one output, or one for each attachment."""
+    """The outputs of a chunk: one, or one for each attachment."""
     return [
         OmniOutput(
             request_id=request_id,
@@ -157,6 +155,28 @@ def end_output(
     )
 
 
+def segment_output(
+    request_id: str,
+    stage_id: int,
+    replica: str,
+    modality: str,
+    segment: int,
+    message: wire.SegmentDone,
+    received_at_s: float,
+) -> OmniOutput:
+    """The output that tells the client that a final stage has ended a segment."""
+    return OmniOutput(
+        request_id=request_id,
+        stage_id=stage_id,
+        modality=modality,
+        usage=message.usage,
+        replica=replica,
+        received_at_s=received_at_s,
+        segment=segment,
+        segment_end=message.finish_reason,
+    )
+
+
 def summary_output(request_id: str, finish_reason: str, timings_s: Mapping[str, float]) -> OmniOutput:
     """The record that closes a request."""
     return OmniOutput(
@@ -168,29 +188,29 @@ def summary_output(request_id: str, finish_reason: str, timings_s: Mapping[str, 
     )
 
 
-#: The timings of one stage that are exported.
+#: The timings of one stage that are exported as metrics and in traces.
 STAGE_PARTS: Final = ("queue", "submit", "first_output", "generate", "transfer")
 
 
 def name_of(stage_id: int, part: str) -> str:
-    """How a stage's timing is called among those of its request."""
+    """The name of a stage's timing among those of its request."""
     return f"stage{stage_id}.{part}"
 
 
-def with_replica(queued_s: float, said_s: Mapping[str, float]) -> dict[str, float]:
-    """A stage's timings once its replica has told its own; ``queued_s`` is how long the work waited in the hub."""
-    parts = {name: said_s[name] for name in ("generate", "transfer") if is_length(said_s.get(name))}
-    if is_length(said_s.get("queue")):
-        parts["queue"] = queued_s + said_s["queue"]
+def with_replica(queued_s: float, replica_s: Mapping[str, float]) -> dict[str, float]:
+    """A stage's timings from its replica's own, ``replica_s``; ``queued_s`` is how long the work waited in the hub."""
+    parts = {name: replica_s[name] for name in ("generate", "transfer") if is_length(replica_s.get(name))}
+    if is_length(replica_s.get("queue")):
+        parts["queue"] = queued_s + replica_s["queue"]
     return parts
 
 
 def is_length(seconds: float | None) -> bool:
-    """Whether that can be a length of time: replicas may say anything."""
+    """Whether a number from a replica is a length of time: there, finite and not negative."""
     return seconds is not None and isfinite(seconds) and seconds >= 0
 
 
 def of_stage(timings_s: Mapping[str, float], stage_id: int) -> dict[str, float]:
-    """Those of one stage that are exported, by their short names."""
-    found = {part: timings_s.get(name_of(stage_id, part)) for part in STAGE_PARTS}
-    return {part: seconds for part, seconds in found.items() if seconds is not None}
+    """The exported timings of one stage, by their short names."""
+    timings = {part: timings_s.get(name_of(stage_id, part)) for part in STAGE_PARTS}
+    return {part: seconds for part, seconds in timings.items() if seconds is not None}

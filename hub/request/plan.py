@@ -22,7 +22,7 @@ class RequestPlan:
     next_stages: Mapping[int, tuple[int, ...]]
     #: For each stage whose output the client wants, the modality of it.
     finals: Mapping[int, str]
-    #: Of the edges whose hand-offs travel in pieces: how many of these may be on their way.
+    #: For each edge whose hand-offs travel in pieces: how many pieces may be unacknowledged.
     windows: Mapping[tuple[int, int], int] = field(default_factory=dict)
 
     def pieces_to(self, stage_id: int) -> tuple[int, ...]:
@@ -46,7 +46,7 @@ class StageGraph:
 
     @property
     def modalities(self) -> tuple[str, ...]:
-        """What this pipeline can put out, in document order."""
+        """The modalities of this pipeline's outputs, in document order."""
         return tuple(dict.fromkeys(self._finals.values()))
 
     def inputs_of(self, stage_id: int) -> tuple[int, ...]:
@@ -88,9 +88,9 @@ class StageGraph:
     def params_of(
         self, params: Mapping[int, Mapping[str, Any]] | None, each: Sequence[Mapping[str, Any] | None] | None
     ) -> Mapping[int, Mapping[str, Any]] | None:
-        """Parameters by stage id: as given so, or by a list of one mapping for each stage in document order.
+        """Sampling parameters by stage id: ``params``, or those of ``each``, one for each stage in document order.
 
-        None in the list means the defaults. Raise InvalidRequestError for a list of another length, or both.
+        None in the list means the defaults. Raise InvalidRequestError for a list of another length, or for both.
         """
         if each is None:
             return params

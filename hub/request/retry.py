@@ -1,4 +1,4 @@
-"""What becomes of work that failed: one rule, one function. Pure."""
+"""The retry rule: whether failed work is repeated, continued, restarted, or fails the request. Pure."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from omni_discovery.wire import FailureKind
 
 #: How a replica's reason begins when its engine died with the request on it.
 ENGINE_DIED: Final = "the engine died"
-#: How many replicas a request may take with it: whose engine died, or that were lost while they worked on it.
+#: How many engine deaths, and how many lost replicas, one stage's work may cause before it counts as their cause.
 _MAX_ENGINE_DEATHS: Final = 2
 _MAX_LOSSES: Final = 3
-#: When a client may come back to a stage that had nobody for as long as its request waited, in seconds.
+#: Retry-After of a stage that had no replica for as long as the request waited, in seconds.
 _EMPTY_RETRY_S: Final = 5.0
-#: With one of these, an engine may refuse to go on behind what was shown.
+#: Sampling parameters with which an engine may refuse to continue an answer.
 _DOUBTFUL: Final = ("stop", "presence_penalty", "frequency_penalty", "bad_words", "structured_outputs", "extra_args")
 
 
@@ -33,24 +33,24 @@ class Shown(Enum):
     """What the client has seen of a stage's output."""
 
     NOTHING = auto()
-    #: Text with its token ids: another replica can go on behind it.
+    #: Text with its token ids: another replica can continue it.
     TOKENS = auto()
-    #: Pictures or sound, the same on every run: another replica begins anew, and what was shown is not shown again.
+    #: Pictures or sound, the same on every run: another replica begins again, and the shown pieces are dropped.
     PIECES = auto()
-    #: Anything else, text without token ids for one: nobody knows what comes behind it.
+    #: Anything else, text without token ids for example: no replica can continue it.
     OTHER = auto()
 
 
 class Verdict(Enum):
-    """What becomes of the request."""
+    """The decision on failed work."""
 
-    #: Dispatch the stage to another replica, from the hand-offs that were kept; shown pieces are dropped.
+    #: Dispatch the stage to another replica, with the hand-offs that were kept; shown pieces are dropped.
     AGAIN = auto()
-    #: Dispatch the stage to another replica, which goes on behind what was shown.
+    #: Dispatch the stage to another replica, which continues the output that was shown.
     CONTINUE = auto()
-    #: Begin the whole request anew: the hand-off is gone and only its producers can make another.
+    #: Restart the whole request: the hand-off is gone and only its producers can make another.
     RESTART = auto()
-    #: End it with the error.
+    #: End the request with the error.
     FAIL = auto()
 
 
@@ -58,25 +58,25 @@ class Verdict(Enum):
 class Loss:
     """The facts about one failed dispatch."""
 
-    #: The request itself is at fault, its time is over, or what was shown can't be continued.
+    #: The request itself is at fault, its time is over, or the shown output can't be continued.
     permanent: bool
     #: The attempts allowed for this stage are used up.
     exhausted: bool
     #: So many replicas were lost with this stage's work on them that the work itself is the likely cause.
     poison: bool
-    #: The stage takes hand-offs, and the replica said that one is not there.
+    #: The stage takes hand-offs, and the replica reported that one is not there.
     handoff_gone: bool
-    #: What the client has seen of this stage.
+    #: The kind of this stage's output that the client has seen.
     shown: Shown
     #: The client has seen output of any stage.
     request_shown: bool
-    #: The client has seen what other stages made of its first pieces, and another attempt may make others.
+    #: The client has seen output that other stages made of its first pieces, and another attempt may make other pieces.
     pieces_shown: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The verdict; ``why`` says what stands in the way where it is FAIL and the failure alone does not say it."""
+    """The verdict; ``why`` is the reason of a FAIL, empty where the failure itself says it."""
 
     verdict: Verdict
     why: str = ""
@@ -85,10 +85,10 @@ class Decision:
 def decide(loss: Loss) -> Decision:
     """The retry rule.
 
-    Hand-offs stay where they were made until the request ends, so a failed stage is done by itself, whatever the other
-    stages have shown. What the client has seen is never made twice: an answer in tokens is continued behind it, equal
-    pieces are dropped, anything else can't be saved. Only where a hand-off is gone does the request begin anew, and
-    only if nothing at all was shown.
+    Hand-offs stay where they were made until the request ends, so a failed stage is repeated by itself, whatever output
+    of other stages was shown. The client never gets an output twice: an answer in tokens is continued, equal pieces are
+    dropped, any other output fails the request. Only where a hand-off is gone is the whole request restarted, and only
+    if no output at all was shown.
     """
     if loss.permanent:
         return Decision(Verdict.FAIL)
@@ -114,23 +114,23 @@ def decide(loss: Loss) -> Decision:
 
 
 def is_poison(engine_deaths: int, losses: int) -> bool:
-    """Whether work is not to be given to yet another replica.
+    """Whether the work itself is the likely cause of its replicas' deaths, so that no other replica gets it.
 
-    ``engine_deaths`` counts replicas that said that their engine died with it, ``losses`` those that fell silent after
-    they had accepted it. One death leaves one more attempt, and so do two losses: a replica may also fall silent for
-    reasons of its own.
+    ``engine_deaths`` counts replicas that reported that their engine died with it, ``losses`` those that fell silent
+    after they had accepted it. One death leaves one more attempt, and so do two losses: a replica may also fall silent
+    for reasons of its own.
     """
     total = engine_deaths + losses
     return total >= (_MAX_ENGINE_DEATHS if engine_deaths else _MAX_LOSSES)
 
 
 def may_not_resume(params: Mapping[str, Any]) -> bool:
-    """Whether an engine may refuse to continue an answer that was made with these parameters."""
+    """Whether an engine may refuse to continue an answer that was made with these sampling parameters."""
     return params.get("seed") is not None or any(params.get(name) for name in _DOUBTFUL)
 
 
 def error_of(kind: FailureKind, stage_id: int, text: str) -> RequestError:
-    """The typed error for what a replica said."""
+    """The typed error for a failure that a replica reported."""
     match kind:
         case FailureKind.INVALID:
             return InvalidRequestError(text)
@@ -147,15 +147,15 @@ def error_of(kind: FailureKind, stage_id: int, text: str) -> RequestError:
 
 
 def unavailable_error(stage_id: int, text: str, before: RequestError | None) -> RequestError:
-    """The error when no replica was found; ``before`` is what the last one that was tried said."""
+    """The error when no replica was found; ``before`` is the failure of the last attempt, if there was one."""
     if before is None or isinstance(before, ReplicaLostError):
         error = StageUnavailableError(stage_id, text if before is None else f"{text}; before that: {before}")
-        # It has waited in here already: whoever comes at once waits in vain once more.
+        # The request has waited in the hub already: a client that retries at once would wait in vain again.
         error.retry_after_s = _EMPTY_RETRY_S
         return error
     return before
 
 
 def is_permanent(kind: FailureKind) -> bool:
-    """Whether another replica would say the same."""
+    """Whether every replica would fail in the same way."""
     return kind in (FailureKind.INVALID, FailureKind.DEADLINE, FailureKind.NOT_RESUMABLE)

@@ -1,8 +1,8 @@
-"""Segments: which part of a request's input each stage has, and gets next, where it comes segment by segment. Pure.
+"""Input in segments: which segment each stage works on, and which it gets next. Pure.
 
-Each stage takes one segment after the other, on the replica that took the first; it gets the next one when it has ended
-the one before and the stages behind it keep up. The client's segments are kept until something was shown, so that the
-whole request can begin anew.
+Each stage takes one segment after the other, on the replica that took the first. A stage gets its next segment when it
+has ended the one before and the stages behind it keep up. The client's segments are kept until output was shown, so
+that the whole request can be restarted.
 """
 
 from __future__ import annotations
@@ -20,32 +20,37 @@ from omni_discovery.wire import PayloadRef
 
 #: How many segments may wait in front of a stage.
 _MAX_AHEAD: Final = 2
-#: How much of a client's input is kept for a new beginning.
+#: How much of a client's input is kept for a restart.
 MAX_KEPT_BYTES: Final = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One segment for one stage. ``segment`` counts as the client does; ``inputs`` None: no more segments come."""
+    """One segment for one stage.
+
+    ``segment`` is its number as the client counts, from 0. ``inputs`` None: the end of the input, no more segments
+    come.
+    """
 
     segment: int
     inputs: Mapping[str, Any] | None
-    #: What the stages before left for it, by stage.
+    #: The hand-offs of the stages before for it, by stage.
     handed: Mapping[int, tuple[PayloadRef, ...]] = field(default_factory=dict)
-    #: Whether the stage has nothing to do with it.
+    #: Whether a stage before left no hand-off for it, so that this stage has nothing to do.
     is_skipped: bool = False
 
     @property
     def is_end(self) -> bool:
-        """Whether it says that no more segments come."""
+        """Whether this is the end of the input."""
         return self.inputs is None
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Give a stage its next segment; ``number`` counts what the stage has got, and of 0 it hears for the first time.
+    """Give a stage its next segment.
 
-    Its hand-offs of numbers below ``kept_from`` are needed no more.
+    ``number`` counts the segments that the stage was given: number 0 is its dispatch, any other an update. The stage's
+    hand-offs of numbers below ``kept_from`` are needed no more.
     """
 
     stage_id: int
@@ -56,34 +61,34 @@ class Step:
 
 @dataclass(slots=True)
 class _Lane:
-    """What comes to one stage."""
+    """The input of one stage: the segments that wait, and the one that it works on."""
 
     waiting: deque[Item] = field(default_factory=deque)
-    #: What the stage works on.
+    #: The segment that the stage works on.
     open: Item | None = None
-    #: How many it was given, the word that there are no more among them.
-    given: int = 0
-    #: How many of the client's segments it is through with.
+    #: How many segments it was given, the end of the input included.
+    given_count: int = 0
+    #: How many of the client's segments it has ended.
     ended: int = 0
     is_over: bool = False
-    #: The client's numbers of what it was given, from ``kept_from`` on.
+    #: The client's numbers of the segments that it was given, from ``kept_from`` on.
     segments: deque[int] = field(default_factory=deque)
     kept_from: int = 0
-    #: Hand-offs of segments that not all stages before have ended, by segment.
+    #: Hand-offs of segments that not all stages before have ended, by segment and stage.
     gathered: dict[int, dict[int, Item]] = field(default_factory=dict)
 
 
 class Segments:
-    """All segments of one request. ``first`` is the inputs of the one that it began with."""
+    """All segments of one request; ``first`` holds the inputs of its first one."""
 
     def __init__(self, plan: RequestPlan, first: Mapping[str, Any], max_kept_bytes: int = MAX_KEPT_BYTES) -> None:
         self._plan = plan
         self._max_kept_bytes = max_kept_bytes
         self._roots = tuple(stage_id for stage_id in plan.stages if not plan.inputs[stage_id])
-        #: What the client sent, from the beginning; None once that is not kept any more.
+        #: The client's segments, all of them; None once they are not kept any more.
         self._kept: list[Item] | None = []
         self._kept_bytes = 0
-        #: How many segments came, and whether that was all.
+        #: How many segments came, and whether the input has ended.
         self.arrived = 0
         self.is_complete = False
         self._lanes = {stage_id: _Lane() for stage_id in plan.stages}
@@ -92,7 +97,7 @@ class Segments:
     # ---- the client's side
 
     def add(self, inputs: Mapping[str, Any] | None) -> None:
-        """The client's next segment; None: there are no more."""
+        """Add the client's next segment; None: no more come."""
         item = Item(self.arrived, inputs)
         self.is_complete = inputs is None
         self.arrived += inputs is not None
@@ -106,21 +111,21 @@ class Segments:
 
     @property
     def waits(self) -> bool:
-        """Whether a segment of the client's waits for a first stage: it had better send no other."""
+        """Whether a segment of the client waits for a first stage: the client should send no other yet."""
         return any(self._lanes[stage_id].waiting for stage_id in self._roots)
 
     # ---- the stages' side
 
     def steps(self) -> list[Step]:
-        """What can be given to stages now; each is taken to have got it."""
-        found: list[Step] = []
-        last = -1
-        while last != len(found):
-            last = len(found)
-            # From the end: what a stage takes makes room for the one before it.
+        """Pop the segments that stages can take now; each counts as given."""
+        steps: list[Step] = []
+        count = -1
+        while count != len(steps):
+            count = len(steps)
+            # From the last stage on: a segment that a stage takes makes room for the stage before it.
             for stage_id in reversed(self._plan.stages):
-                found += self._steps_of(stage_id)
-        return found
+                steps += self._steps_of(stage_id)
+        return steps
 
     def _steps_of(self, stage_id: int) -> list[Step]:
         lane = self._lanes[stage_id]
@@ -129,14 +134,14 @@ class Segments:
             if not (item.is_skipped or item.is_end or self._has_room(stage_id)):
                 break
             lane.waiting.popleft()
-            if item.is_skipped or (item.is_end and not lane.given):
+            if item.is_skipped or (item.is_end and not lane.given_count):
                 self._pass_on(stage_id, item, ())
                 continue
             self._forget_taken(stage_id)
             lane.open = item
             lane.segments.append(item.segment)
-            lane.given += 1
-            return [Step(stage_id, lane.given - 1, item, lane.kept_from)]
+            lane.given_count += 1
+            return [Step(stage_id, lane.given_count - 1, item, lane.kept_from)]
         return []
 
     def _has_room(self, stage_id: int) -> bool:
@@ -150,7 +155,7 @@ class Segments:
             lane.kept_from += 1
 
     def ended(self, stage_id: int, payloads: Sequence[PayloadRef] = ()) -> None:
-        """A stage is through with what it was given last, and leaves this for those behind it."""
+        """A stage has ended its segment, and leaves ``payloads`` for the stages behind it."""
         lane = self._lanes[stage_id]
         item, lane.open = lane.open, None
         if item is not None:
@@ -182,16 +187,16 @@ class Segments:
     # ---- where a stage stands
 
     def is_over(self, stage_id: int) -> bool:
-        """Whether nothing more will come to the stage."""
+        """Whether the stage has got all its input."""
         return self._lanes[stage_id].is_over
 
     def is_ending(self, stage_id: int) -> bool:
-        """Whether the stage was told that no more segments come, and has to end."""
+        """Whether the stage was given the end of the input, and has to end."""
         item = self._lanes[stage_id].open
         return item is not None and item.is_end
 
     def is_idle(self, stage_id: int) -> bool:
-        """Whether the stage has nothing to do."""
+        """Whether the stage works on no segment."""
         return self._lanes[stage_id].open is None
 
     def segment_of(self, stage_id: int) -> int:
@@ -200,34 +205,34 @@ class Segments:
         return lane.open.segment if lane.open is not None and not lane.open.is_end else max(0, lane.ended - 1)
 
     def last_step(self, stage_id: int) -> Step:
-        """What the stage was given last; without its content if it is through with that."""
+        """The last segment that the stage was given; without its content if the stage has ended it."""
         lane = self._lanes[stage_id]
         item = Item(self.segment_of(stage_id), {}) if lane.open is None else lane.open
-        return Step(stage_id, max(0, lane.given - 1), item, lane.kept_from)
+        return Step(stage_id, max(0, lane.given_count - 1), item, lane.kept_from)
 
     def is_first(self, stage_id: int) -> bool:
         """Whether the stage still works on the first segment that it was given, or was given none."""
         lane = self._lanes[stage_id]
-        return not lane.given or (lane.given == 1 and lane.open is not None)
+        return not lane.given_count or (lane.given_count == 1 and lane.open is not None)
 
     def inputs_of(self, stage_id: int) -> Mapping[str, Any]:
-        """The client's part of what the stage works on."""
+        """The client's input of the segment that the stage works on."""
         item = self._lanes[stage_id].open
         return {} if item is None or item.inputs is None else item.inputs
 
-    # ---- what becomes of losses
+    # ---- losses
 
     def decide(self, stage_id: int, loss: Loss) -> Decision:
         """The retry rule where input comes in segments.
 
-        A stage that has ended a segment has a past that no other replica knows: the whole request begins anew from all
-        segments so far, if nothing was shown and they are still there, or it ends.
+        No other replica can continue a stage that has ended a segment. Then the whole request is restarted with all
+        segments so far, if no output was shown and they are still kept; otherwise it fails.
         """
-        found = decide(loss if self.is_first(stage_id) else replace(loss, shown=Shown.NOTHING))
-        if found.verdict is Verdict.FAIL:
-            return found
-        if self.is_first(stage_id) and found.verdict is not Verdict.RESTART:
-            return found
+        decision = decide(loss if self.is_first(stage_id) else replace(loss, shown=Shown.NOTHING))
+        if decision.verdict is Verdict.FAIL:
+            return decision
+        if self.is_first(stage_id) and decision.verdict is not Verdict.RESTART:
+            return decision
         if loss.request_shown:
             return Decision(
                 Verdict.FAIL, "part of the output was shown, and only that replica knew the segments before"
@@ -237,11 +242,11 @@ class Segments:
         return Decision(Verdict.RESTART)
 
     def forget_past(self) -> None:
-        """The request will not begin anew: the client's segments need not be kept."""
+        """Drop the client's segments: the request will not be restarted."""
         self._kept = None
 
     def restart(self) -> None:
-        """Begin anew with all segments so far; the first stages get the first one."""
+        """Start again with all segments so far: they wait for the first stages."""
         self._lanes = {stage_id: _Lane() for stage_id in self._plan.stages}
         for stage_id in self._roots:
             self._lanes[stage_id].waiting.extend(self._kept or ())
@@ -251,5 +256,5 @@ def _size_of(inputs: Mapping[str, Any] | None) -> int:
     try:
         return 0 if inputs is None else len(msgspec.msgpack.encode(inputs))
     except (TypeError, ValueError, OverflowError):
-        # It can't be sent either.
+        # Inputs that can't be encoded can't be sent either: the dispatch fails with the reason.
         return 0

@@ -1,27 +1,34 @@
-"""The bookkeeping of one request. Pure.
+"""The data of one request: its plan, its stages and what each has done so far. Pure.
 
-The pieces that one stage hands to another while it works: which there are, and how far the consumer has them. Pure.
-
-A relay belongs to one attempt of the producer. Pieces are kept until that ends, where they were made and by name here,
-so that another attempt of the consumer gets all of them again, from the first.
+``RequestState`` holds everything; ``StageRun`` is one stage of it. Phases are changed by ``StageRun.to`` alone, which
+only ``machine.py`` calls, and which ``ALLOWED`` limits. The other modules of this folder read the state and never write
+a phase.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import Any
+from typing import Any, Final
 
+from hub.request.companions import Companions
 from hub.request.events import Abort, Action, ReleasePayload, ReplicaRef
+from hub.request.outputs import name_of, with_replica
+from hub.request.plan import RequestPlan
 from hub.request.retry import Loss, Shown, is_permanent, is_poison
+from hub.request.segments import Segments
 from omni_discovery import wire
 from omni_discovery.errors import RequestError
 from omni_discovery.wire import PayloadRef
 
 
 class PieceRelay:
-    """At most ``window`` pieces are on their way to the consumer, and the producer is told what it has taken."""
+    """The hand-off pieces of one producer stage on their way to one consumer stage, at most ``window`` unacknowledged.
+
+    A relay belongs to one attempt of the producer. All its pieces are kept until that attempt ends, at the producer and
+    by reference here, so that a new attempt of the consumer gets all of them, from the first.
+    """
 
     def __init__(self, window: int) -> None:
         self._window = window
@@ -31,28 +38,28 @@ class PieceRelay:
         self._fed = 0
         self._taken = 0
         self._end_fed = False
-        #: How many the producer was told of.
-        self.roomed = 0
+        #: The last count of taken pieces that went to the producer.
+        self.room_sent = 0
 
     def add(self, ref: PayloadRef) -> None:
         """The producer has made another piece."""
         self._refs.append(ref)
 
     def complete(self) -> None:
-        """The producer makes no more."""
+        """The producer makes no more pieces."""
         self._is_complete = True
 
-    def begin(self) -> None:
-        """Another attempt of the consumer begins: it has nothing yet."""
+    def reset_consumer(self) -> None:
+        """Another attempt of the consumer begins: it has no piece yet."""
         self._fed = self._taken = 0
         self._end_fed = False
 
-    def again(self) -> None:
-        """What is on its way to the consumer may be lost: it is due once more."""
+    def rewind(self) -> None:
+        """Make the pieces due again that the consumer has not taken: a lost session may have lost them."""
         self._fed, self._end_fed = self._taken, False
 
     def due(self) -> list[tuple[int, PayloadRef | None]]:
-        """What is to go to the consumer now, by number; None is the end. It counts as sent from here on."""
+        """Pop the pieces that fit the window, as (number, reference); the reference None is the end of the hand-off."""
         end = min(len(self._refs), self._taken + self._window)
         due: list[tuple[int, PayloadRef | None]] = list(enumerate(self._refs[self._fed : end], self._fed))
         self._fed = max(self._fed, end)
@@ -61,28 +68,28 @@ class PieceRelay:
             due.append((self._fed, None))
         return due
 
-    def take(self, number: int) -> bool:
-        """The consumer has all up to and with that one; False if it can't have."""
+    def acknowledge(self, number: int) -> bool:
+        """The consumer has all pieces up to and with ``number``; False if that piece was never sent to it."""
         if number >= self._fed:
             return False
         self._taken = max(self._taken, number + 1)
         return True
 
-    def room(self, *, is_free: bool) -> int | None:
-        """How many of them the producer is to be told that the consumer has, if that is news to it.
+    def new_room(self, *, is_free: bool) -> int | None:
+        """The count of taken pieces to send to the producer; None if it already knows that count.
 
-        ``is_free``: the consumer needs none of them now, so that nothing is to be held up for it.
+        ``is_free``: the consumer needs no pieces now, so all of them count as taken and the producer is not held up.
         """
         count = len(self._refs) if is_free else self._taken
-        if count <= self.roomed:
+        if count <= self.room_sent:
             return None
-        self.roomed = count
+        self.room_sent = count
         return count
 
 
 @dataclass
 class StreamingInputState:
-    """Where a request stands whose input arrives in segments."""
+    """Where a request stands whose input arrives in segments; names as users of vLLM-Omni know them."""
 
     enabled: bool = False
     segment_finished: bool = False
@@ -92,7 +99,7 @@ class StreamingInputState:
 
 @dataclass
 class OrchestratorRequestState:
-    """What the orchestrator knows of one request; names as users of vLLM-Omni know them.
+    """What other parts of the hub may read of one request; names as users of vLLM-Omni know them.
 
     ``request_timestamp`` is wall-clock seconds; ``stage_submit_ts`` and ``pipeline_timings`` count on the monotonic
     clock. ``sampling_params_list`` has one entry for each stage of the request, in their order.
@@ -113,7 +120,7 @@ class OrchestratorRequestState:
     streaming: StreamingInputState = field(default_factory=StreamingInputState)
 
     def note_prefill(self, refs: Iterable[PayloadRef]) -> None:
-        """Keep where a prefill stage left its KV, as far as it says so beside the hand-off itself."""
+        """Keep where a prefill stage left its KV cache, if the metadata of its hand-off names the place."""
         for ref in refs:
             if "kv_transfer_params" in ref.metadata:
                 params = ref.metadata["kv_transfer_params"]
@@ -123,18 +130,38 @@ class OrchestratorRequestState:
 class Phase(Enum):
     """Where one stage of one request stands."""
 
+    #: Its inputs are not there yet, or its last attempt has failed.
     WAITING = auto()
+    #: An attempt was asked for: a replica is being picked, or has not answered yet.
     DISPATCHED = auto()
+    #: A replica works on it.
     ACCEPTED = auto()
+    #: A replica has done it.
     DONE = auto()
+    #: The stage before left nothing for it.
     SKIPPED = auto()
+
+    # Members are compared by identity; an Enum's own hash is that of its name, and slow.
+    __hash__ = object.__hash__
+
+
+#: Every change of a stage's phase. A failed attempt passes through WAITING, also where the next one begins at once; an
+#: output that comes before Accepted passes through ACCEPTED. A stage that is settled goes back only with the whole
+#: request.
+ALLOWED: Final[Mapping[Phase, frozenset[Phase]]] = {
+    Phase.WAITING: frozenset({Phase.DISPATCHED, Phase.SKIPPED}),
+    Phase.DISPATCHED: frozenset({Phase.ACCEPTED, Phase.WAITING}),
+    Phase.ACCEPTED: frozenset({Phase.DONE, Phase.WAITING}),
+    Phase.DONE: frozenset({Phase.WAITING}),
+    Phase.SKIPPED: frozenset({Phase.WAITING}),
+}
 
 
 @dataclass(slots=True)
 class Seen:
     """What the client has seen of one stage's output, over all attempts."""
 
-    #: How many chunks, and whether the stage's end was told.
+    #: How many chunks, and whether the stage's end was shown.
     chunks: int = 0
     ended: bool = False
     token_ids: list[int] = field(default_factory=list)
@@ -154,7 +181,7 @@ class Seen:
 
     @property
     def kind(self) -> Shown:
-        """What it was, as far as it matters for going on elsewhere."""
+        """Which kind of output it was, as the retry rule distinguishes them."""
         if not self:
             return Shown.NOTHING
         if self.token_ids:
@@ -162,37 +189,38 @@ class Seen:
         return Shown.OTHER if self.texts else Shown.PIECES
 
     def resume(self) -> wire.Resume | None:
-        """What another replica has to go on behind; None if it begins at the beginning."""
+        """The output that another replica has to continue; None if it begins at the beginning."""
         if self.kind is not Shown.TOKENS:
             return None
         return wire.Resume(token_ids=tuple(self.token_ids), text="".join(self.texts))
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)
 class StageRun:
     """One stage of one request."""
 
     stage_id: int
-    phase: Phase = Phase.WAITING
+    #: Written by ``to`` only.
+    phase: Phase = field(default=Phase.WAITING, init=False)
     #: Number of the last dispatch, -1 before the first. Frames of any other attempt are stale.
     attempt: int = -1
     #: Where this attempt was sent; None while it is being picked.
     replica: ReplicaRef | None = None
     #: Input addresses of replicas that failed this request and may look healthy.
     avoid: set[str] = field(default_factory=set)
-    #: Of those that only were late to answer.
+    #: Input addresses of replicas that were only late to answer.
     slow: set[str] = field(default_factory=set)
     #: Sequence number of the next chunk of this attempt.
     next_seq: int = 0
     #: What the client has seen of this stage, in any attempt.
     seen: Seen = field(default_factory=Seen)
-    #: Whether this attempt's replica was told last to pause; None: it was told nothing of that.
-    told_paused: bool | None = None
+    #: The last Pause that this attempt's replica was sent; None: none was sent.
+    pause_sent: bool | None = None
     #: How many chunks of this attempt the client has had from an earlier one: they are dropped.
     skip: int = 0
-    #: What the stages before left for this one, by stage.
+    #: The hand-offs that the stages before left for this one, by stage.
     handed: dict[int, tuple[PayloadRef, ...]] = field(default_factory=dict)
-    #: What comes of the stages before in pieces, by stage.
+    #: The hand-offs that come from the stages before in pieces, by stage.
     streams: dict[int, PieceRelay] = field(default_factory=dict)
     #: Number of the next piece that this attempt hands on.
     next_piece: int = 0
@@ -200,13 +228,25 @@ class StageRun:
     holders: dict[str, ReplicaRef] = field(default_factory=dict)
     #: Why the last attempt failed.
     failure: RequestError | None = None
-    #: How many replicas said that their engine died with this work, and how many fell silent after they accepted it.
+    #: How many replicas reported that their engine died with this work, and how many fell silent after they accepted
+    #: it.
     engine_deaths: int = 0
     losses: int = 0
     dispatched_at_s: float = 0.0
     sent_at_s: float = 0.0
     #: When the attempt was sent whose output the client saw first; of one that showed nothing, when it was sent.
     began_at_s: float = 0.0
+
+    def __repr__(self) -> str:
+        where = f"replica {self.replica}" if self.replica is not None else "no replica"
+        what = f"{self.phase.name}, attempt {self.attempt}, {where}, next seq {self.next_seq}"
+        return f"StageRun(stage {self.stage_id}, {what})"
+
+    def to(self, phase: Phase) -> None:
+        """Enter another phase. Raise RuntimeError for a change that ``ALLOWED`` does not list: a bug in the machine."""
+        if phase not in ALLOWED[self.phase]:
+            raise RuntimeError(f"stage {self.stage_id} can't go from {self.phase.name} to {phase.name}")
+        self.phase = phase
 
     @property
     def running(self) -> bool:
@@ -218,8 +258,19 @@ class StageRun:
         """Whether nothing more will come of this stage."""
         return self.phase in (Phase.DONE, Phase.SKIPPED)
 
+    def begin_attempt(self, now_s: float) -> wire.Resume | None:
+        """Count the next attempt and forget the last one's progress; return the output that it has to continue."""
+        resume = self.seen.resume()
+        self.replica, self.next_seq, self.next_piece, self.pause_sent = None, 0, 0, None
+        for relay in self.streams.values():
+            relay.reset_consumer()
+        self.skip = self.seen.chunks if resume is None else 0
+        self.attempt += 1
+        self.dispatched_at_s = now_s
+        return resume
+
     def sent(self, replica: ReplicaRef, now_s: float, *, hands_over: bool) -> None:
-        """The attempt has left for a replica."""
+        """The attempt has left for a replica; with ``hands_over`` that keeps a hand-off for later stages."""
         self.replica, self.sent_at_s = replica, now_s
         if not self.seen:
             self.began_at_s = now_s
@@ -234,7 +285,7 @@ class StageRun:
             permanent=kind is not None and is_permanent(kind),
             exhausted=self.attempt + 1 >= attempts,
             poison=is_poison(self.engine_deaths, self.losses),
-            # Without a hand-off of another's, it was its own that could not be stored.
+            # Without a hand-off from another stage, it was its own that could not be stored.
             handoff_gone=kind is wire.FailureKind.PAYLOAD and bool(self.handed or self.streams),
             shown=self.seen.kind,
             request_shown=request_shown,
@@ -242,13 +293,123 @@ class StageRun:
         )
 
     def stop(self) -> list[Action]:
-        """What ends the stage's work and frees what it left."""
+        """The actions that end the stage's work and free its hand-offs."""
         actions: list[Action] = [Abort(self.stage_id, self.attempt, self.replica)] if self.running else []
         # Also after it was fetched: the replica keeps it, so that the next stage can be run again. An attempt that was
-        # given up may have ended there unheard.
+        # given up may have ended there without this hub having heard of it.
         return actions + [ReleasePayload(self.stage_id, replica) for replica in self.holders.values()]
 
     def reset(self) -> None:
-        """Forget the attempt and the hand-offs; keep the counts and the replicas to avoid."""
-        self.phase, self.replica, self.next_seq, self.skip = Phase.WAITING, None, 0, 0
+        """Forget the attempt and the hand-offs; keep the phase, the counts and the replicas to avoid."""
+        self.replica, self.next_seq, self.skip = None, 0, 0
         self.handed, self.streams, self.holders = {}, {}, {}
+
+
+class RequestState:
+    """One request: what the client asked, and where each stage stands.
+
+    ``inputs`` is the client's prompt, or the first segment of it where ``segmented``. ``params`` are sampling
+    parameters by stage. ``attempts`` limits the dispatches of each stage. ``request_timestamp`` is wall-clock seconds.
+    ``shown_id`` is the client's own name for the request; ``priority``: lower goes first. ``companions`` are prompts by
+    role, and ``is_companion`` marks a request that is one: its hand-off goes to its parent.
+    """
+
+    def __init__(
+        self,
+        request_id: str,
+        inputs: Mapping[str, Any],
+        plan: RequestPlan,
+        params: Mapping[int, Mapping[str, Any]],
+        attempts: int = 3,
+        request_timestamp: float = 0.0,
+        shown_id: str = "",
+        priority: int = 0,
+        companions: Mapping[str, Mapping[str, Any]] | None = None,
+        *,
+        is_companion: bool = False,
+        segmented: bool = False,
+    ) -> None:
+        self.request_id = request_id
+        self.inputs = inputs
+        self.plan = plan
+        self.params = params
+        self.attempts = attempts
+        self.shown_id = shown_id or request_id
+        self.priority = priority
+        self.is_companion = is_companion
+        self.runs = {stage_id: StageRun(stage_id) for stage_id in plan.stages}
+        #: The input of a request that comes in segments; None for any other.
+        self.segments = Segments(plan, inputs) if segmented else None
+        self.companions = Companions(plan, companions or {})
+        #: Whether so much output waits for the client that the replicas are to make no more.
+        self.is_client_behind = False
+        #: When it was submitted, monotonic; None before.
+        self.started_at_s: float | None = None
+        #: Whether Finish was returned.
+        self.finished = False
+        self.public = OrchestratorRequestState(
+            request_id=request_id,
+            prompt=inputs,
+            sampling_params_list=[params.get(stage_id, {}) for stage_id in plan.stages],
+            final_stage_id=plan.stages[-1],
+            final_output_stage_ids=set(plan.finals),
+            request_timestamp=request_timestamp,
+            mm_features=inputs.get("mm_features"),
+            mm_processor_kwargs=inputs.get("mm_processor_kwargs"),
+            streaming=StreamingInputState(enabled=segmented),
+        )
+
+    def __repr__(self) -> str:
+        return f"RequestState({self.request_id}, {list(self.runs.values())})"
+
+    @property
+    def request_shown(self) -> bool:
+        """Whether the client has seen output of any stage."""
+        return any(run.seen for run in self.runs.values())
+
+    @property
+    def progress(self) -> str:
+        """Which stages are not finished, for the error of a deadline that has passed."""
+        open_stages = [str(run.stage_id) for run in self.runs.values() if not run.settled]
+        return f"the time is over; not finished: stage {', '.join(open_stages)}"
+
+    def set_params(self, params: Mapping[int, Mapping[str, Any]]) -> None:
+        """Replace the sampling parameters; stages that were dispatched already keep theirs."""
+        self.params = params
+        self.public.sampling_params_list = [params.get(stage_id, {}) for stage_id in self.plan.stages]
+
+    def inputs_of(self, stage_id: int) -> Mapping[str, Any]:
+        """The client's input for the stage's next dispatch."""
+        return self.inputs if self.segments is None else self.segments.inputs_of(stage_id)
+
+    def has_all_inputs(self, run: StageRun) -> bool:
+        """Whether each input of the stage is there, or has begun to come in pieces, those of companions included."""
+        count = len(run.handed) + len(run.streams)
+        return count == len(self.plan.inputs[run.stage_id]) and self.companions.ready_for(run.stage_id)
+
+    def payloads_of(self, run: StageRun) -> tuple[PayloadRef, ...]:
+        """The hand-offs that the stage's next dispatch carries."""
+        own = tuple(ref for stage_id in self.plan.inputs[run.stage_id] for ref in run.handed.get(stage_id, ()))
+        return own + self.companions.refs_for(run.stage_id)
+
+    def note(self, run: StageRun, name: str, seconds: float) -> None:
+        """Set one of the stage's timings; hub/request/outputs.py lists the names."""
+        self.public.pipeline_timings[name_of(run.stage_id, name)] = seconds
+
+    def note_end(self, run: StageRun, replica_timings_s: Mapping[str, float], now_s: float) -> None:
+        """Set the timings of a stage that is done; ``replica_timings_s`` are those that its replica measured."""
+        self.note(run, "total", now_s - run.began_at_s)
+        for name, seconds in replica_timings_s.items():
+            self.note(run, f"replica.{name}", seconds)
+        for name, seconds in with_replica(run.sent_at_s - run.dispatched_at_s, replica_timings_s).items():
+            self.note(run, name, seconds)
+
+    def note_segment(self, run: StageRun, message: wire.SegmentDone) -> None:
+        """Set what ``public.streaming`` shows of a segment that a stage has ended."""
+        streaming = self.public.streaming
+        if not self.plan.inputs[run.stage_id]:
+            streaming.segment_finished = True
+            streaming.new_prompt_len_snapshot = message.usage.get("prompt_tokens")
+        for to_stage in {ref.to_stage for ref in message.payloads} & set(self.plan.next_stages[run.stage_id]):
+            edge = f"{run.stage_id}-{to_stage}"
+            streaming.bridge_states[edge] = streaming.bridge_states.get(edge, 0) + 1

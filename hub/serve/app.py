@@ -1,7 +1,6 @@
 """One hub process: a running hub, the HTTP API in front of it, and the signals that stop both.
 
-Nothing of it is done by threads of its own: the child processes belong to the main thread, because they die with the
-thread that started them.
+All of it runs on the main thread: the kernel ends child processes with the thread that started them.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ _SUPERVISOR_CHECK_S: Final = 0.5
 
 
 def run_hub(config: ServeConfig) -> int:
-    """Serve until SIGINT or SIGTERM; return the exit code. Raise OmniError if it can't begin."""
+    """Serve until SIGINT or SIGTERM; return the exit code. Raise OmniError if the hub can't start."""
     signal.signal(signal.SIGTERM, _interrupt)
     with ExitStack() as stack:
         listener = stack.enter_context(bind(config.host, config.port))
@@ -46,7 +45,7 @@ def run_hub(config: ServeConfig) -> int:
 
 
 def _load_vllm(config: ServeConfig) -> VllmFrontend:
-    # Before the loop runs, because it takes seconds and would hold up everything on it.
+    # Before the loop runs, because importing takes seconds and would block the loop.
     logger.info("hub.loading_vllm: its server, and the config and tokenizer of the model")
     try:
         from hub.api.vllm.server import VllmFrontend
@@ -71,13 +70,13 @@ class _Hub:
         host, port = listener.getsockname()[:2]
         self._url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
         self._stopping = asyncio.Event()
-        #: What ends the waiting of those that are stopped.
-        self._to_hurry: tuple[Callable[[], None], ...] = ()
+        #: Called by the second signal: the parts that are being stopped then wait for nothing.
+        self._on_hurry: tuple[Callable[[], None], ...] = ()
 
     def _stop(self) -> None:
         if self._stopping.is_set():
-            # The second signal: whoever sends it has waited enough.
-            for hurry in self._to_hurry:
+            # The second signal.
+            for hurry in self._on_hurry:
                 hurry()
         self._stopping.set()
 
@@ -93,7 +92,7 @@ class _Hub:
                 return 130
             omni, stages = started
             server = await self._server(omni)
-            self._to_hurry = (server.hurry, stages.hurry)
+            self._on_hurry = (server.hurry, stages.hurry)
             stack.push_async_callback(server.stop)
             server.start(self._listener)
             logger.info("hub.listening url=%s etcd=%s namespace=%s", self._url, self._endpoints, config.namespace)
@@ -115,13 +114,13 @@ class _Hub:
         return HttpServer(omni, app)
 
     async def _serve(self, stages: LocalStages, omni: AsyncOmni) -> int:
-        """Look after the local stages until a signal comes; return the exit code.
+        """Restart local stages until a signal comes; return the exit code.
 
-        Raise ConfigError for a stage that never could run here; once it was up, the hub goes on without it.
-        Raise OmniError if the hub itself has failed.
+        Raise ConfigError for a stage that never was up here; the hub goes on without one that was up before.
+        Raise OmniError if the orchestrator has ended.
         """
         while not self._stopping.is_set():
-            for end in stages.tend():
+            for end in stages.restart_ended():
                 if end.is_refusal:
                     raise ConfigError(
                         f"stage {end.stage_id} can't run here: the line 'omni: ...' of its supervisor or replicas above"

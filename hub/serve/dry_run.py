@@ -1,18 +1,19 @@
-"""``omni serve --dry-run``: the plan as text. Reads etcd and writes nothing, starts nothing that stays."""
+"""``omni serve --dry-run``: the plan as text. Reads etcd and writes nothing; the processes that it starts end."""
 
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-import msgspec
-
 from hub.serve.pipeline_claim import check_pipeline
 from hub.serve.plan import StagesHere, plan_here, stages_here
 from omni_discovery.commands.flags import RAY
+from omni_discovery.commands.main import child_environment
+from omni_discovery.commands.stage_options import StageCheck, open_config, stage_command
 from omni_discovery.deploy.document import DeployConfig, decode_deploy, encode_deploy
 from omni_discovery.deploy.topology import Topology, plan
 from omni_discovery.errors import ConfigError, RegistryTlsError, RegistryUnavailableError
@@ -32,7 +33,7 @@ _CHECK_S: Final = 120.0
 
 
 def dry_run_hub(arguments: argparse.Namespace, config: ServeConfig) -> int:
-    """Print what this hub would do; return 0. Raise OmniError if it could not."""
+    """Print the plan of this hub; return 0. Raise OmniError if the hub could not start."""
     from hub.api.server import bind
 
     here, deploy = stages_here(arguments, config.deploy), config.deploy
@@ -60,7 +61,7 @@ def dry_run_hub(arguments: argparse.Namespace, config: ServeConfig) -> int:
 
 
 def dry_run_headless(arguments: argparse.Namespace, security: RegistrySecurity) -> int:
-    """Print what this supervisor would do; return 0. Raise OmniError if it could not."""
+    """Print the plan of this supervisor; return 0. Raise OmniError if the supervisor could not start."""
     ttl_s, namespace = arguments.omni_heartbeat_timeout, arguments.namespace
     registry = RegistryConfig(arguments.etcd_endpoints, namespace, security, ttl_s=ttl_s)
     in_force = check_registry(registry, _ANSWER_S)
@@ -88,12 +89,15 @@ _WAITS: Final = "none is in force yet: the replicas would wait for the first hub
 
 
 def check_here(arguments: argparse.Namespace, deploy: DeployConfig, here: StagesHere) -> None:
-    """Have each stage looked at by who would run it: engine, model, devices, connectors. Raise ConfigError."""
+    """Check engine, model, devices and connectors of each stage in a process of its own. Raise ConfigError."""
     for stage, count in () if arguments.worker_backend == RAY else here:
+        config_fd = open_config(StageCheck(stage=stage, deploy=deploy, count=count))
         try:
             ended = subprocess.run(
-                [sys.executable, "-m", "stage_runtime", "--check", str(count)],
-                input=msgspec.json.encode((stage, deploy)),
+                stage_command(config_fd, stage.stage_id, "--check"),
+                stdin=subprocess.DEVNULL,
+                pass_fds=(config_fd,),
+                env=child_environment(),
                 stderr=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 timeout=_CHECK_S,
@@ -101,14 +105,19 @@ def check_here(arguments: argparse.Namespace, deploy: DeployConfig, here: Stages
             )
         except subprocess.TimeoutExpired as error:
             raise ConfigError(f"stage {stage.stage_id}: its engine can't be imported within {_CHECK_S:g} s") from error
+        finally:
+            os.close(config_fd)
         if ended.returncode:
-            said = ended.stderr.decode("utf-8", "replace").strip().splitlines() or [f"exit code {ended.returncode}"]
-            raise ConfigError(said[-1].removeprefix("omni: "))
+            lines = ended.stderr.decode("utf-8", "replace").strip().splitlines() or [f"exit code {ended.returncode}"]
+            raise ConfigError(lines[-1].removeprefix("omni: "))
         sys.stderr.write(ended.stderr.decode("utf-8", "replace"))
 
 
 def _agree(config: ServeConfig) -> str:
-    """What becomes of the document. Raise ConfigError if another one is in force, RegistryError if etcd refuses us."""
+    """What would become of the document, as text.
+
+    Raise ConfigError if another document is in force, RegistryError if etcd refuses the login or the certificate.
+    """
     from hub.serve.running_hub import check_none_embedded
 
     if config.endpoints is None:

@@ -1,9 +1,4 @@
-"""The flags of ``omni serve``: what there is, in the order of its help, and what does not go together.
-
-The flags of ``omni serve`` that say which HTTP API a hub shows, and what it tells of its requests.
-
-The flags of ``omni serve`` that bound what a hub takes in and how long requests may last.
-"""
+"""The flags of ``omni serve``, in the order of its help, and the checks of combinations that make no sense."""
 
 from __future__ import annotations
 
@@ -26,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 
 def add_api_options(parser: argparse._ActionsContainer) -> None:
-    """Which HTTP API a hub shows."""
+    """Add the flags of the HTTP API and of tracing."""
     parser.add_argument(
         "--api",
         choices=("omni", "vllm"),
@@ -55,7 +50,7 @@ def add_api_options(parser: argparse._ActionsContainer) -> None:
 
 
 def check_api(arguments: argparse.Namespace) -> None:
-    """Refuse an API that can't be shown here. Raise ConfigError with the reason."""
+    """Raise ConfigError for an API that can't be served here, or flags of one that is not chosen."""
     if arguments.headless and arguments.admin_api:
         raise ConfigError("--headless has no HTTP API: leave out --admin-api, or give it to a hub")
     if arguments.api == "omni":
@@ -71,7 +66,7 @@ def check_api(arguments: argparse.Namespace) -> None:
 
 
 def check_tracing(arguments: argparse.Namespace) -> None:
-    """Refuse a place for spans that can't be one. Raise ConfigError with the reason."""
+    """Raise ConfigError for a collector's URL that is none."""
     if arguments.otlp_traces_endpoint is None:
         return
     if arguments.headless:
@@ -81,19 +76,19 @@ def check_tracing(arguments: argparse.Namespace) -> None:
     traces_url(arguments.otlp_traces_endpoint)
 
 
-#: The fields of HubConfig that they set, by flag.
+#: The admission flags with the fields of HubConfig that they set.
 _FLAGS: Final = {
     "--max-waiting": "max_waiting",
     "--max-in-flight": "max_in_flight",
     "--request-timeout": "request_timeout_s",
     "--pick-timeout": "pick_timeout_s",
 }
-#: Below that a request could end before a replica that hangs is given up.
+#: A shorter request could time out before a replica that hangs is given up.
 _LEAST_REQUEST_S: Final = 1.0
 
 
 def add_admission_options(parser: argparse._ActionsContainer) -> None:
-    """Bounds and times of a hub. What is not given is as in HubConfig."""
+    """Add the flags for bounds and timeouts of requests. Without a flag, HubConfig's default holds."""
     parser.add_argument(
         "--max-waiting",
         type=int,
@@ -121,7 +116,7 @@ def add_admission_options(parser: argparse._ActionsContainer) -> None:
 
 
 def check_admission(arguments: argparse.Namespace) -> None:
-    """Refuse what makes no sense. Raise ConfigError with the reason."""
+    """Raise ConfigError for bounds and timeouts out of range."""
     for flag in _FLAGS:
         value = _value(arguments, flag)
         if value is None:
@@ -136,7 +131,7 @@ def check_admission(arguments: argparse.Namespace) -> None:
 
 
 def hub_config(arguments: argparse.Namespace) -> HubConfig:
-    """The hub's times and bounds with what the flags say."""
+    """HubConfig with the values of the admission flags."""
     from hub.config import HubConfig
 
     given: dict[str, Any] = {field: value for flag, field in _FLAGS.items() if (value := _value(arguments, flag))}
@@ -157,7 +152,7 @@ _MOST_REPLICAS: Final = 1024
 
 
 def add_serve_options(parser: argparse.ArgumentParser) -> None:
-    """All of them."""
+    """Add all flags of ``omni serve``."""
     _add_pipeline_options(parser)
     _add_local_options(parser)
     add_data_plane_options(parser.add_argument_group("hubs and replicas among each other"))
@@ -227,7 +222,7 @@ def _add_ignored_options(parser: argparse.ArgumentParser) -> None:
 
 
 def check_flags(arguments: argparse.Namespace) -> None:
-    """Refuse combinations that can't be meant. Raise ConfigError with the reason."""
+    """Raise ConfigError for flags that contradict each other or are out of range."""
     _check_local_replicas(arguments)
     if arguments.headless:
         _check_headless(arguments)
@@ -244,7 +239,7 @@ def check_flags(arguments: argparse.Namespace) -> None:
     if arguments.port is not None and not 0 <= arguments.port <= 65535:
         raise ConfigError(f"--port {arguments.port} is none; take 0 to 65535")
     security = read_security(arguments)
-    # An etcd of our own grants what any other does; its endpoint is not known yet.
+    # The embedded etcd, whose endpoint is not known yet, is checked like any other.
     endpoints = arguments.etcd_endpoints or "127.0.0.1:2379"
     RegistryConfig(endpoints, arguments.namespace, security, ttl_s=arguments.omni_heartbeat_timeout)
     if not arguments.etcd_endpoints and security != RegistrySecurity():
@@ -286,7 +281,7 @@ def _check_headless(arguments: argparse.Namespace) -> None:
 
 
 def warn_of_ignored_flags(arguments: argparse.Namespace) -> None:
-    """Say once what launchers pass and nothing reads."""
+    """Log a warning for each flag that is accepted and has no effect."""
     if arguments.replica_id is not None:
         logger.warning("flag.ignored --replica-id: replica ids are claimed in etcd")
     if arguments.omni_master_address is not None or arguments.omni_master_port is not None:

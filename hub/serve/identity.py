@@ -1,7 +1,7 @@
-"""Who a hub is, kept over restarts: replicas that know it let it in again while etcd is away.
+"""A hub's identity, kept over restarts: replicas that know its key accept it again while etcd is unreachable.
 
 Each hub of a namespace on one machine has a folder of its own with its id, its CURVE secret and its saved view, all
-readable by their owner only. A lock says that the folder is taken; the kernel lets go of it however the hub ends.
+readable by their owner only. A running hub holds a lock on its folder; the kernel releases it however the hub ends.
 """
 
 from __future__ import annotations
@@ -38,41 +38,41 @@ class _Kept(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(slots=True)
 class HubIdentity:
-    """A hub's id and keys. ``view`` is where it keeps its last view; None if it keeps nothing."""
+    """A hub's id and keys. ``view`` is the file of its saved view; None if nothing is kept."""
 
     hub_id: str
     keys: KeyPair
     view: Path | None = None
-    #: Holds the lock on the folder; -1 without one.
+    #: Descriptor of the folder's lock; -1 without one.
     lock_fd: int = -1
 
     def close(self) -> None:
-        """Let another hub have the folder. Idempotent."""
+        """Release the folder for another hub. Idempotent."""
         if self.lock_fd >= 0:
             os.close(self.lock_fd)
             self.lock_fd = -1
 
 
 def new_identity(host: str) -> HubIdentity:
-    """An identity that ends with this process."""
+    """A new identity that is not kept."""
     return HubIdentity(_new_id(host), KeyPair.generate())
 
 
-def take_identity(state_dir: Path, namespace: str, endpoints: str | Sequence[str], host: str) -> HubIdentity:
-    """The first identity of this namespace and these endpoints that no living hub uses; a new one where none is kept.
+def acquire_identity(state_dir: Path, namespace: str, endpoints: str | Sequence[str], host: str) -> HubIdentity:
+    """The first kept identity of this namespace and these endpoints that no running hub uses, else a new one.
 
-    A folder that can't be used costs a warning, and the hub is a new one at each start.
+    If the folder can't be used, a warning is logged and the identity is not kept.
     """
     registry = ",".join(sorted(parse_endpoints(endpoints)))
     name = hashlib.blake2b(f"{host}\n{registry}".encode(), digest_size=6).hexdigest()
     try:
-        return _take_free(state_dir / f"{namespace}-{name}", host)
+        return _acquire_free(state_dir / f"{namespace}-{name}", host)
     except OSError as error:
         logger.warning("hub.state_unusable folder=%s reason=%s: nothing is kept over a restart", state_dir, error)
         return new_identity(host)
 
 
-def _take_free(folder: Path, host: str) -> HubIdentity:
+def _acquire_free(folder: Path, host: str) -> HubIdentity:
     for number in itertools.count():
         own = folder / f"hub-{number}"
         own.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""The stages that run beside a hub: one supervisor each, as child processes, never by import."""
+"""The local stages of a hub: one supervisor each, as child processes."""
 
 from __future__ import annotations
 
@@ -7,41 +7,32 @@ import logging
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Final
 
 from omni_discovery.backoff import RestartPauses
+from omni_discovery.commands.main import child_environment
+from omni_discovery.commands.stage_options import StageOptions, open_config, stage_command
 from omni_discovery.records.schema import ReplicaStatus
 from omni_discovery.view.table import View
 
 logger = logging.getLogger(__name__)
 
-#: A supervisor kills what has not drained in time, this much later at most; after it, it hangs itself.
+#: A supervisor kills replicas that have not drained in time; one that runs so long after the drain timeout hangs.
 _KILL_S: Final = 25.0
-#: Exit codes of a supervisor: an operator has drained all its replicas; it was given what it can't run with.
+#: Exit codes of a supervisor: an operator has drained all its replicas; its configuration is wrong.
 _DRAINED: Final = 0
-_BAD_INPUT: Final = 2
-#: How often a supervisor that is to hurry is told so: signals that come at once may reach it as one.
+_BAD_CONFIG: Final = 2
+#: Interval between signals to a supervisor that has to hurry: two at once may reach it as one.
 _HURRY_S: Final = 0.5
 _NEVER_S: Final = float("inf")
 
 
 @dataclass(frozen=True, slots=True)
-class LocalStage:
-    """One stage to run here, ``count`` replicas of it."""
-
-    stage_id: int
-    count: int
-    #: What is different about it on this host, as ``--stage-overrides`` has it.
-    overrides: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class StageEnd:
-    """A supervisor has ended that nobody had told to. ``was_up``: whether this stage could once be served from here."""
+    """A supervisor has ended by itself. ``was_up``: whether one of the stage's local replicas was up before."""
 
     stage_id: int
     code: int
@@ -49,53 +40,45 @@ class StageEnd:
 
     @property
     def is_refusal(self) -> bool:
-        """Whether this machine never could run it: the supervisor has said what is wrong."""
-        return self.code == _BAD_INPUT and not self.was_up
+        """Whether the stage can't run on this machine: its supervisor has printed why."""
+        return self.code == _BAD_CONFIG and not self.was_up
 
 
 @dataclass(slots=True)
 class _Running:
-    """One stage over all its supervisors. ``child`` is None between two of them, and behind the last."""
+    """One stage, over all its supervisors. ``child`` is None between two of them, and after the last."""
 
-    stage: LocalStage
+    stage: StageOptions
     child: subprocess.Popen[bytes] | None = None
     pauses: RestartPauses = field(default_factory=RestartPauses)
     start_at_s: float = _NEVER_S
-    #: Where the registry stood when ``child`` was started: replicas of it come into being later.
-    begun_at: int = 0
-    #: Since when one of its replicas is up; None before that.
+    #: The registry's revision when ``child`` was started: its replicas have later epochs.
+    start_revision: int = 0
+    #: Since when one of its replicas is up, monotonic seconds; None before that.
     up_since_s: float | None = None
     was_up: bool = False
 
 
 @dataclass(slots=True)
 class LocalStages:
-    """Starts and stops the supervisors. Used from one thread, the one that lives longest: children die with it."""
+    """Starts, restarts and stops the supervisors. Used from one thread: the kernel ends the children with it."""
 
-    endpoints: str
-    namespace: str
-    ttl_s: float
-    #: What is known of the registry, as of now.
+    #: The hub's current view of the registry.
     view: Callable[[], View]
-    replica_address: str | None = None
-    #: Further flags for the supervisors: how to log in to etcd, how to talk to hubs, how long to drain.
-    security_flags: tuple[str, ...] = ()
-    #: What those flags say of how long a drain may take.
-    drain_timeout_s: float = 60.0
     now: Callable[[], float] = time.monotonic
     _running: list[_Running] = field(default_factory=list)
     _hurries: bool = False
 
-    def start(self, stages: tuple[LocalStage, ...]) -> None:
+    def start(self, stages: tuple[StageOptions, ...]) -> None:
         """Start a supervisor for each stage."""
         self._running = [_Running(stage) for stage in stages]
         for each in self._running:
             self._start(each)
 
-    def tend(self) -> list[StageEnd]:
-        """Start again whose time has come; return the ends since the last call. Due about twice a second.
+    def restart_ended(self) -> list[StageEnd]:
+        """Restart supervisors after their backoff; return the ends since the last call. Call it twice a second.
 
-        One that was drained, or given what it can't run with, stays down; any other is started again.
+        A stage that was drained or has a wrong configuration stays down; any other is restarted.
         """
         ends, view = [], self.view()
         for each in self._running:
@@ -112,11 +95,11 @@ class LocalStages:
         return ends
 
     def stop(self) -> None:
-        """Let all drain at once, then make sure that they are gone. Idempotent. ``hurry`` shortens it."""
+        """Drain all stages at the same time; kill supervisors that take too long. Idempotent. ``hurry`` shortens it."""
         running, self._running = self._running, []
         children = {each.stage.stage_id: each.child for each in running if each.child is not None}
         _terminate(children.values())
-        stop_s = self.drain_timeout_s + _KILL_S
+        stop_s = max((each.stage.drain_timeout_s for each in running), default=0.0) + _KILL_S
         deadline_s = self.now() + stop_s
         for stage_id, child in children.items():
             while child.poll() is None and self.now() < deadline_s:
@@ -131,27 +114,37 @@ class LocalStages:
                 child.wait()
 
     def hurry(self) -> None:
-        """Have ``stop``, now or later, wait for nothing that still runs. From any thread."""
+        """Have ``stop``, now or later, fail the requests in flight instead of waiting for them. From any thread."""
         self._hurries = True
 
     def _start(self, each: _Running) -> None:
-        each.begun_at, each.up_since_s, each.start_at_s = self.view().revision, None, _NEVER_S
-        # In a session of its own: Ctrl-C reaches only the hub.
-        each.child = subprocess.Popen(self._command(each.stage), stdin=subprocess.DEVNULL, start_new_session=True)
+        each.start_revision, each.up_since_s, each.start_at_s = self.view().revision, None, _NEVER_S
+        config_fd = open_config(each.stage)
+        try:
+            each.child = subprocess.Popen(
+                [*stage_command(config_fd, each.stage.stage_id), "--parent-pid", str(os.getpid())],
+                stdin=subprocess.DEVNULL,
+                pass_fds=(config_fd,),
+                env=child_environment(),
+                # Ctrl-C in a terminal is for the hub, which stops its supervisors.
+                start_new_session=True,
+            )
+        finally:
+            os.close(config_fd)
         logger.info("stage.starting stage=%d replicas=%d", each.stage.stage_id, each.stage.count)
 
     def _start_again(self, each: _Running) -> None:
         try:
             self._start(each)
         except OSError as error:
-            # That the machine has no process or memory to give just now must not cost the hub.
+            # A lack of processes or memory must not end the hub: retried like any other end.
             logger.error("stage.not_started stage=%d: %s", each.stage.stage_id, error)
             each.start_at_s = self.now() + each.pauses.ended(0.0)
 
     def _ended(self, each: _Running, code: int) -> None:
         stage_id, now_s = each.stage.stage_id, self.now()
         each.child = None
-        if code in (_DRAINED, _BAD_INPUT):
+        if code in (_DRAINED, _BAD_CONFIG):
             level = logging.ERROR if code else logging.INFO
             logger.log(level, "stage.ended stage=%d exit_code=%d: no local replica of it runs any more", stage_id, code)
             return
@@ -160,26 +153,11 @@ class LocalStages:
         text = "stage.ended stage=%d exit_code=%d next_try_s=%.1f: its supervisor is started again then"
         logger.error(text, stage_id, code, pause_s)
 
-    def _command(self, stage: LocalStage) -> list[str]:
-        command = [
-            *(sys.executable, "-m", "stage_runtime"),
-            *("--stage-id", str(stage.stage_id)),
-            *("--omni-dp-size-local", str(stage.count)),
-            *("--etcd-endpoints", self.endpoints),
-            *("--namespace", self.namespace),
-            *("--omni-heartbeat-timeout", str(self.ttl_s)),
-            *("--parent-pid", str(os.getpid())),
-            *self.security_flags,
-        ]
-        if stage.overrides:
-            command += ["--stage-overrides", stage.overrides]
-        return command + (["--omni-replica-address", self.replica_address] if self.replica_address else [])
-
 
 def _is_up(each: _Running, view: View) -> bool:
-    """Whether a replica of the stage is up that came after its supervisor."""
+    """Whether a replica of the stage is up that is younger than its supervisor."""
     return any(
-        info.stage_id == each.stage.stage_id and info.status is ReplicaStatus.UP and info.epoch > each.begun_at
+        info.stage_id == each.stage.stage_id and info.status is ReplicaStatus.UP and info.epoch > each.start_revision
         for info in view.replicas.values()
     )
 

@@ -22,9 +22,10 @@ _RETRY_S: Final = 1.0
 
 
 def check_before_joining(config: RegistryConfig, deploy: DeployConfig) -> bool:
-    """Raise ConfigError for another document in force or too short a TTL, before anybody has heard of this hub.
+    """Raise ConfigError for another document in force or too short a TTL, before this hub registers.
 
-    Return whether etcd has answered; raise RegistryError if it refuses us. Blocks, as ``check_registry``.
+    Return whether etcd has answered. Raise RegistryError if it refuses the login or certificate. Blocks like
+    ``check_registry``.
     """
     try:
         in_force = check_registry(config, 0.0)
@@ -39,7 +40,7 @@ def check_before_joining(config: RegistryConfig, deploy: DeployConfig) -> bool:
 
 
 def claim_pipeline(client: OmniCoordClientForHub, deploy: DeployConfig, namespace: str) -> int:
-    """Put the document if there is none; return the revision of that, 0 if it stood there already.
+    """Put the document if there is none; return the revision of the put, 0 if there was one already.
 
     Raise ConfigError if there is another, RegistryError.
     """
@@ -60,9 +61,9 @@ def check_pipeline(in_force: bytes, deploy: DeployConfig, namespace: str) -> Non
 
 
 async def keep_pipeline(client: OmniCoordClientForHub, deploy: DeployConfig, namespace: str) -> None:
-    """Put the document back whenever the registry has none: after a wipe, or once etcd answers at last.
+    """Put the document whenever the registry has none: after a wipe, or when etcd was unreachable at the start.
 
-    It is the one that was in force last, not always the one that this hub began with. Ends only by cancellation.
+    The document is the one in force last, which an operator may have replaced. Ends only by cancellation.
     """
     in_force = encode_deploy(deploy)
     while True:
@@ -71,7 +72,7 @@ async def keep_pipeline(client: OmniCoordClientForHub, deploy: DeployConfig, nam
         if not client.is_synced or view.stale_since_s is not None:
             continue
         if view.pipeline is not None:
-            # An operator may have replaced it meanwhile; what that means for the requests is the orchestrator's part.
+            # An operator may have replaced it; the orchestrator handles that for the requests.
             in_force = view.pipeline
             continue
         try:

@@ -1,4 +1,4 @@
-"""What one ``omni serve`` is to run on its host, from its flags and the deploy document; checked before it starts."""
+"""The plan of one ``omni serve``: the stages of the deploy document that run on this host, checked before the start."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from hub.api.served_stage import serving_stage
-from hub.serve.local_stages import LocalStage
 from omni_discovery.commands.flags import RAY
+from omni_discovery.commands.stage_options import StageOptions, read_stage_options
 from omni_discovery.deploy.document import DeployConfig, StageConfig, read_deploy
 from omni_discovery.deploy.load import doubtful_engines, load_deploy
 from omni_discovery.deploy.overrides import FLAG, of_the_document, of_this_host, on_this_host, parse_overrides
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: Stages that run here, each as it runs here, with the number of its replicas.
+#: The stages that run on this host, with its overrides applied, and the number of replicas of each.
 StagesHere = Sequence[tuple[StageConfig, int]]
 
 
 def deploy_of(arguments: argparse.Namespace) -> DeployConfig:
-    """The pipeline that the flags describe. Raise ConfigError."""
+    """The deploy document of the flags: ``--deploy-config``, or one vLLM stage of MODEL. Raise ConfigError."""
     overrides = of_the_document(parse_overrides(arguments.stage_overrides))
     if arguments.deploy_config is None:
         stage = {"stage_id": 0, "engine": "vllm", "model": arguments.model, "final_output": "text"}
@@ -41,41 +41,41 @@ def deploy_of(arguments: argparse.Namespace) -> DeployConfig:
     if arguments.stage_id is not None:
         deploy.stage(arguments.stage_id)
     if arguments.api == "vllm":
-        # Here, as importing vLLM takes long.
+        # Checked here, because importing vLLM takes long.
         serving_stage(deploy)
     return deploy
 
 
 def with_overrides(deploy: DeployConfig, arguments: argparse.Namespace) -> DeployConfig:
-    """A document that is at hand already, with what ``--stage-overrides`` says of it. Raise ConfigError."""
+    """A document that is loaded already, with ``--stage-overrides`` applied. Raise ConfigError."""
     overrides = of_the_document(parse_overrides(arguments.stage_overrides))
     return read_deploy(msgspec.to_builtins(deploy), FLAG, overrides) if overrides else deploy
 
 
 def stages_here(arguments: argparse.Namespace, deploy: DeployConfig) -> StagesHere:
-    """What the flags have run on this host. Raise ConfigError."""
+    """The stages that the flags run on this host. Raise ConfigError."""
     overrides = of_this_host(parse_overrides(arguments.stage_overrides))
     for stage_id in overrides:
         deploy.stage(stage_id)
-    found = []
+    stages = []
     for stage in () if arguments.hub_only else deploy.stages:
         if arguments.stage_id in (None, stage.stage_id):
             override = overrides.get(stage.stage_id, {})
             here = on_this_host(stage, override)
-            found.append((here, replica_count(arguments, here, override)))
-    return found
+            stages.append((here, replica_count(arguments, here, override)))
+    return stages
 
 
 def replica_count(arguments: argparse.Namespace, stage: StageConfig, override: Mapping[str, Any]) -> int:
-    """How many replicas of a stage run here: one where a stage is named, else what the document says."""
-    said = stage.runtime.num_replicas
+    """The number of local replicas of a stage: the document's; with ``--stage-id`` the flag's, else 1."""
+    by_document = stage.runtime.num_replicas
     if arguments.stage_id is None:
-        return said
-    return int(arguments.omni_dp_size_local or (said if "num_replicas" in override else 1))
+        return by_document
+    return int(arguments.omni_dp_size_local or (by_document if "num_replicas" in override else 1))
 
 
 def plan_here(arguments: argparse.Namespace, deploy: DeployConfig, here: StagesHere) -> Topology:
-    """Lay it out. Raise ConfigError for what can't run here; what may be a slip is logged."""
+    """Assign devices and ports. Raise ConfigError for a stage that can't run here; log likely mistakes."""
     installed = [entry.name for entry in entry_points(group="omni_discovery.engines")]
     on_this_machine = arguments.worker_backend != RAY
     if on_this_machine:
@@ -83,8 +83,8 @@ def plan_here(arguments: argparse.Namespace, deploy: DeployConfig, here: StagesH
     for doubt in doubtful_engines(deploy.stages, installed):
         logger.warning("deploy.engine_unknown %s", doubt)
     topology = plan(deploy, here, on_this_machine=on_this_machine)
-    for told in topology.told:
-        logger.warning("deploy.devices %s", told)
+    for doubt in topology.told:
+        logger.warning("deploy.devices %s", doubt)
     return topology
 
 
@@ -96,18 +96,12 @@ def _check_stages(here: Sequence[StageConfig], installed: Sequence[str]) -> None
             raise ConfigError(f"stage {stage.stage_id}: the model folder {stage.model} does not exist; correct 'model'")
 
 
-def to_start(here: StagesHere, arguments: argparse.Namespace) -> tuple[LocalStage, ...]:
-    """What the supervisors are told of it."""
+def to_start(here: StagesHere, arguments: argparse.Namespace) -> tuple[StageOptions, ...]:
+    """The settings of the supervisors, one for each stage that runs here. Raise ConfigError."""
     overrides = of_this_host(parse_overrides(arguments.stage_overrides))
     elsewhere = sorted(set(overrides) - {stage.stage_id for stage, _ in here})
     if elsewhere:
         logger.warning("flag.ignored %s: the runtime of stages %s, which do not run here", FLAG, elsewhere)
     return tuple(
-        LocalStage(stage.stage_id, count, runtime_flag(stage.stage_id, overrides.get(stage.stage_id)))
-        for stage, count in here
+        read_stage_options(arguments, stage.stage_id, count, overrides.get(stage.stage_id, {})) for stage, count in here
     )
-
-
-def runtime_flag(stage_id: int, runtime: Mapping[str, Any] | None) -> str:
-    """``--stage-overrides`` for the supervisor of one stage; empty if there is nothing to say."""
-    return msgspec.json.encode({str(stage_id): {"runtime": runtime}}).decode("utf-8") if runtime else ""

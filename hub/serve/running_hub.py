@@ -1,4 +1,4 @@
-"""A hub without a face: its identity, the registry's view, the orchestrator and the stages that run beside it.
+"""A hub without an API: its identity, its view of the registry, the orchestrator and the local stages.
 
 ``omni serve`` puts HTTP in front of it, ``Omni`` Python calls. Start order is written once, in ``RunningHub.start``;
 the stop order is its reverse.
@@ -16,10 +16,12 @@ from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
+import msgspec
+
 from hub.async_omni import AsyncOmni
 from hub.orchestrator.tracing import connect_tracing
-from hub.serve.identity import HubIdentity, new_identity, take_identity
-from hub.serve.local_stages import LocalStage, LocalStages
+from hub.serve.identity import HubIdentity, acquire_identity, new_identity
+from hub.serve.local_stages import LocalStages
 from hub.serve.pipeline_claim import check_before_joining, claim_pipeline, keep_pipeline
 from omni_discovery import __version__
 from omni_discovery.clients import OmniCoordClientForHub
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from hub.config import HubConfig
+    from omni_discovery.commands.stage_options import StageOptions
     from omni_discovery.etcd.config import RegistrySecurity
 
 logger = logging.getLogger(__name__)
@@ -54,37 +57,33 @@ _SAVED_VIEW_AFTER_S: Final = 3.0
 
 @dataclass(frozen=True, slots=True)
 class ServeConfig:
-    """What one ``omni serve`` was asked to do. ``endpoints`` None means: an embedded etcd of our own."""
+    """The settings of one ``omni serve``. ``endpoints`` None means an embedded etcd."""
 
     deploy: DeployConfig
     hub: HubConfig
     endpoints: str | None
     security: RegistrySecurity
-    #: What the supervisors of local stages need to log in, to talk and to drain as we want it.
-    security_flags: tuple[str, ...]
     namespace: str
     ttl_s: float
     policy: str
     host: str
     port: int
-    local_stages: tuple[LocalStage, ...]
-    replica_address: str | None
+    #: The stages that run here; their ``endpoints`` are set once the embedded etcd has some.
+    local_stages: tuple[StageOptions, ...]
     runtime_dir: Path
     etcd_binary: Path | None
-    #: Where the hub's identity and last view outlive it; None keeps nothing.
+    #: Folder for the hub's identity and saved view; None keeps neither.
     state_dir: Path | None = None
     #: ``curve``, or ``none`` for a data plane that everybody can read.
     zmq_security: str = CURVE
-    #: Where this hub is: replicas that have all of these labels come first.
+    #: Labels of this hub's place: replicas that have all of them are picked first.
     labels: Mapping[str, str] = field(default_factory=dict)
-    #: How long local replicas may take to drain.
-    drain_timeout_s: float = 60.0
-    #: Which HTTP API: ``omni``, or ``vllm`` with the flags for vLLM's server.
+    #: The HTTP API: ``omni``, or ``vllm`` with the flags of vLLM's server.
     api: str = OMNI_API
     api_flags: str = ""
-    #: Whether operators may call the replicas over HTTP, and with them whoever reaches the port.
+    #: Whether control calls to replicas are served over HTTP, to everybody who reaches the port.
     admin_api: bool = False
-    #: Where spans of requests go; None: nowhere.
+    #: The collector to which spans of requests are sent; None for none.
     traces_endpoint: str | None = None
 
 
@@ -99,7 +98,7 @@ def check_none_embedded(config: ServeConfig) -> None:
 
 
 def embed_etcd(stack: ExitStack, config: ServeConfig) -> str:
-    """Start an etcd of our own and tell its endpoint, also to the other commands on this machine."""
+    """Start an embedded etcd; return its endpoint, which is also written to a file for the other commands."""
     check_none_embedded(config)
     endpoint = stack.enter_context(EmbeddedEtcd(binary=config.etcd_binary)).endpoint
     EtcdKV.version_log.be_brief(embedded=endpoint)
@@ -109,25 +108,25 @@ def embed_etcd(stack: ExitStack, config: ServeConfig) -> str:
 
 
 class RunningHub:
-    """One hub on the running loop, from its registration to its withdrawal. ``address`` is where its clients reach it.
+    """One hub on the running loop, from its registration to its withdrawal. ``address`` is the URL of its API.
 
-    The thread of the loop has to live as long as the hub: the local stages die with the thread that started them.
+    The thread of the loop has to live as long as the hub: the kernel ends the local stages with it.
     """
 
     def __init__(self, config: ServeConfig, endpoints: str, address: str, stopping: asyncio.Event) -> None:
         self._config = config
         self._endpoints = endpoints
         self._address = address
-        #: Set by whoever wants it to stop, also while it is still starting.
+        #: Set to stop the hub, also while it is starting.
         self._stopping = stopping
-        #: At which revision this hub put the deploy document; 0 if it stood there.
+        #: The revision at which this hub put the deploy document; 0 if there was one already.
         self._put_pipeline_at = 0
-        #: Whether etcd had answered before this hub joined, and nothing was wrong.
+        #: Whether etcd has answered before this hub joined and the document and TTL were checked.
         self._is_checked = False
         self._client: OmniCoordClientForHub | None = None
 
     async def start(self, stack: AsyncExitStack) -> tuple[AsyncOmni, LocalStages] | None:
-        """Start in order; leaving ``stack`` stops it in the reverse order. None if told to stop before it could serve.
+        """Start in order; leaving ``stack`` stops it in the reverse order. None if it is stopped before it serves.
 
         Raise OmniError.
         """
@@ -152,29 +151,21 @@ class RunningHub:
             fixed_models=config.api != OMNI_API,
         )
         await omni.start()
-        # Replicas may still be draining work of ours: they are stopped while the sessions stand.
+        # Closed after the local stages have stopped: replicas drain this hub's requests over its sessions.
         stack.push_async_callback(omni.close)
         self._client = client = self._register(omni, identity.view)
-        # It waits for etcd, a few seconds at most, while the loop still has aborts to send and answers to end.
+        # In a thread: it waits up to a few seconds for etcd, while the loop sends aborts and ends answers.
         stack.push_async_callback(asyncio.to_thread, client.close)
         if not await self._synced(client):
             return None
         await self._agree_on_pipeline(client, stack)
-        stages = LocalStages(
-            self._endpoints,
-            config.namespace,
-            config.ttl_s,
-            client.view,
-            config.replica_address,
-            config.security_flags,
-            config.drain_timeout_s,
-        )
+        stages = LocalStages(client.view)
         stack.push_async_callback(asyncio.to_thread, stages.stop)
-        stages.start(config.local_stages)
+        stages.start(tuple(msgspec.structs.replace(stage, endpoints=self._endpoints) for stage in config.local_stages))
         return omni, stages
 
     async def take_back_pipeline(self) -> None:
-        """What can't run here must not stand in the way of its own correction."""
+        """Delete the deploy document if this hub has put it: a wrong one must not block its correction."""
         if self._put_pipeline_at and self._client is not None:
             try:
                 await asyncio.to_thread(self._client.drop_pipeline, self._put_pipeline_at)
@@ -183,10 +174,10 @@ class RunningHub:
 
     def _identity(self) -> HubIdentity:
         config, host = self._config, socket.gethostname()
-        # An embedded etcd is another one at each start: nothing of it is worth keeping.
+        # An embedded etcd starts empty: nothing of it is worth keeping.
         if config.endpoints is None or config.state_dir is None:
             return new_identity(host)
-        return take_identity(config.state_dir, config.namespace, self._endpoints, host)
+        return acquire_identity(config.state_dir, config.namespace, self._endpoints, host)
 
     def _register(self, omni: AsyncOmni, saved_view: Path | None) -> OmniCoordClientForHub:
         record = HubRecord(
@@ -218,13 +209,13 @@ class RunningHub:
         return client
 
     async def _synced(self, client: OmniCoordClientForHub) -> bool:
-        """Whether there is a view to begin with; False if we were told to stop. Raise RegistryError.
+        """Wait for a view of the registry; return False if the hub was stopped before. Raise RegistryError.
 
-        While etcd is away, the saved view will do; not if etcd refuses us.
+        While etcd is unreachable, the saved view will do; not if etcd refuses the login or the certificate.
         """
         settled = threading.Event()
         registry = self._registry()
-        # The client only goes on trying; the check says why that is in vain.
+        # The client only retries; the check raises the reason why that is in vain.
         check = asyncio.create_task(asyncio.to_thread(check_registry, registry, _SYNC_S, settled.is_set))
         try:
             return await self._has_view(client, check)

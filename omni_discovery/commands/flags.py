@@ -62,12 +62,6 @@ def check_data_plane(arguments: argparse.Namespace) -> None:
         )
 
 
-def data_plane_flags(arguments: argparse.Namespace) -> list[str]:
-    """The same flags for a child process."""
-    flags = ["--zmq-security", arguments.zmq_security, "--drain-timeout", f"{arguments.drain_timeout:g}"]
-    return flags + [word for label in arguments.label for word in ("--label", label)]
-
-
 def read_labels(texts: Sequence[str]) -> Mapping[str, str]:
     """The labels that ``KEY=VALUE`` texts name. Raise ConfigError."""
     found: dict[str, str] = {}
@@ -144,11 +138,3 @@ def check_backend(arguments: argparse.Namespace) -> None:
             "--omni-replica-address can't be every machine's of a Ray cluster: leave it out, each replica then gives "
             "the address from which its own machine reaches etcd"
         )
-
-
-def backend_flags(arguments: argparse.Namespace) -> list[str]:
-    """The same flags for a child process."""
-    if arguments.worker_backend == PROCESSES:
-        return []
-    flags = ["--worker-backend", str(arguments.worker_backend)]
-    return [*flags, "--ray-address", arguments.ray_address] if arguments.ray_address else flags

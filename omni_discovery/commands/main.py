@@ -125,11 +125,9 @@ def _read_password(file: str) -> str:
         raise ConfigError(f"--etcd-password-file {file} can't be read: {error}") from error
 
 
-def security_flags(arguments: argparse.Namespace) -> list[str]:
-    """The same flags for a child process. A password from the environment reaches it by that."""
-    names = ("etcd_ca", "etcd_cert", "etcd_key", "etcd_server_name", "etcd_user", "etcd_password_file")
-    given = [(f"--{name.replace('_', '-')}", getattr(arguments, name)) for name in names]
-    return [word for flag, value in given if value for word in (flag, value)]
+def child_environment() -> dict[str, str]:
+    """The environment of this process for one that it starts, without the password: the settings hold that."""
+    return {name: value for name, value in os.environ.items() if name != "OMNI_ETCD_PASSWORD"}
 
 
 def user_runtime_dir() -> Path:

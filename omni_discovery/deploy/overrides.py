@@ -72,10 +72,9 @@ def on_this_host(stage: StageConfig, here: Mapping[str, Any]) -> StageConfig:
     return msgspec.structs.replace(stage, runtime=runtime)
 
 
-def document_here(deploy: DeployConfig, text: str) -> DeployConfig:
-    """The document in force with what the flag says of this host. Raise ConfigError."""
-    here = of_this_host(parse_overrides(text))
-    stages = tuple(on_this_host(stage, here.get(stage.stage_id, {})) for stage in deploy.stages)
+def document_here(deploy: DeployConfig, stage_id: int, runtime: Mapping[str, Any]) -> DeployConfig:
+    """The document in force with the ``runtime`` that one stage has on this host. Raise ConfigError."""
+    stages = tuple(on_this_host(stage, runtime) if stage.stage_id == stage_id else stage for stage in deploy.stages)
     return msgspec.structs.replace(deploy, stages=stages)
 
 

@@ -1,7 +1,7 @@
-"""Frames: how the messages between a hub and a replica are written and read.
+"""Frames: how the messages between a hub and a replica are encoded and decoded. Pure.
 
 A ZMQ multipart is a head frame, then one frame for each attachment. The head is one version byte and a msgpack map
-whose ``t`` names the message, or an array of such maps: a batch, which attaches nothing and is read from its front.
+whose ``t`` names the message, or an array of such maps: a batch, which has no attachments and is handled in order.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _VERSION_BYTE: Final = bytes([VERSION])
 
 
 def encode(message: ToReplica | FromReplica | Sequence[ToReplica | FromReplica]) -> bytes:
-    """The head frame of a message, or of a batch. Raise WireError if a value in it can't be written."""
+    """The head frame of a message, or of a batch. Raise WireError if a value in it can't be encoded."""
     try:
         head = _VERSION_BYTE + _encoder.encode(message)
     except (TypeError, OverflowError, ValueError) as error:
@@ -46,7 +46,7 @@ def encode(message: ToReplica | FromReplica | Sequence[ToReplica | FromReplica])
 
 
 def shortened(text: str, most: int = MAX_REASON) -> str:
-    """A text that a message has room for: what is too long keeps its beginning and its end."""
+    """The text, cut in its middle to at most ``most`` characters where it is longer."""
     if len(text) <= most:
         return text
     kept = most - 3
@@ -54,7 +54,7 @@ def shortened(text: str, most: int = MAX_REASON) -> str:
 
 
 def join(heads: Sequence[bytes]) -> bytes:
-    """One head frame out of those of single messages: a batch, or the only one. At most ``MAX_BATCH`` of them."""
+    """One head frame made of the head frames of at most ``MAX_BATCH`` single messages."""
     count = len(heads)
     if count == 1:
         return heads[0]
@@ -63,7 +63,7 @@ def join(heads: Sequence[bytes]) -> bytes:
 
 
 def decode_to_replica(frames: Sequence[bytes | memoryview]) -> list[ToReplica]:
-    """Read what a hub sent, in order. Raise WireError for anything else; a hub never attaches frames."""
+    """Decode a multipart of a hub: its messages in order. Raise WireError; a hub never attaches frames."""
     if len(frames) != 1:
         raise WireError(f"{len(frames)} frames where one was due")
     messages: list[ToReplica] = _decode(_to_replica, frames[0])
@@ -73,7 +73,7 @@ def decode_to_replica(frames: Sequence[bytes | memoryview]) -> list[ToReplica]:
 def decode_from_replica(
     frames: Sequence[bytes | memoryview],
 ) -> tuple[list[FromReplica], Sequence[bytes | memoryview]]:
-    """Read what a replica sent: messages in order, and the attachments of the only one. Raise WireError."""
+    """Decode a multipart of a replica: messages in order, and the attachments of a single Chunk. Raise WireError."""
     if not 1 <= len(frames) <= 1 + MAX_ATTACHMENTS:
         raise WireError(f"{len(frames)} frames")
     messages: list[FromReplica] = _decode(_from_replica, frames[0])

@@ -1,31 +1,31 @@
-"""The messages between a hub and a replica; wire.py makes frames of them.
+"""The messages between a hub and a replica; frames.py encodes them, session.py has the rules of their session. Pure.
 
-Every message carries the epoch of the replica it is meant for or comes from, so that no frame reaches another life of
-the same key. Nothing here is ever pickled.
+Every message carries the epoch of the replica that it is meant for or comes from, so that no message reaches another
+life of the same key. Nothing here is ever pickled.
 
-Input socket of the replica:   Hello, Submit, Abort, Pause, ReleasePayloads, WantCredits, ReturnCredits in; Welcome,
-                               Accepted, Rejected, Aborted out.
-Output socket of the replica:  Hello in; Welcome, Grant, Recall, Chunk, StageDone, StageFailed out.
+| subject              | hub to replica                          | replica to hub                             |
+|----------------------|-----------------------------------------|--------------------------------------------|
+| session              | Hello (both sockets)                    | Welcome (both sockets)                     |
+| requests             | Submit, Abort                           | Accepted, Rejected, Aborted (input socket) |
+| output               | Pause, ReleasePayloads                  | Chunk, StageDone, StageFailed              |
+| credits              | WantCredits, ReturnCredits              | Grant, Recall                              |
+| hand-offs in pieces  | Feed, PieceRoom                         | HandOffPiece, PieceTaken                   |
+| input in segments    | Update                                  | SegmentDone                                |
+| control calls        | Control                                 | ControlResult                              |
 
-The messages by which a stage's hand-off travels piece by piece while the stage still works (async_chunk).
+What a hub sends travels on the replica's input socket, what a replica sends on its output socket, but for those that
+name another socket above.
 
-A producer says HandOffPiece, the hub passes each on to the next stage's replica as Feed, that answers PieceTaken, and
-the hub tells the producer by PieceRoom that it may go on. The pieces themselves go through the edge's connector.
+Hand-offs in pieces (``async_chunk``): while a stage still works, its replica sends a HandOffPiece for each piece that
+it has stored, the hub passes it on to the next stage's replica as Feed, which answers PieceTaken, and the hub lets the
+producer go on by PieceRoom. The pieces themselves go through the edge's connector.
 
-Input socket of the replica:   Feed, PieceRoom in.
-Output socket of the replica:  HandOffPiece, PieceTaken out.
+Input in segments: the first segment travels in a Submit that is ``segmented``; the replica then keeps the request, and
+its slot, until an Update says that no more will come. Each segment's answer ends with SegmentDone, the request with
+StageDone.
 
-The messages of streamed input: a request whose input comes in segments, one after the other, to one replica.
-
-The first segment travels in a Submit that is ``segmented``; the replica then keeps the request, and its slot, until it
-is told that no more will come. Each segment's answer ends with SegmentDone, the request with StageDone.
-
-Input socket of the replica:   Update in; Accepted or Rejected out.
-Output socket of the replica:  SegmentDone out.
-
-The messages of collective control: what a hub asks of a replica itself, beside all requests.
-
-Arguments and results are plain values, as msgpack has them, and bounded.
+Control calls: a hub calls a method of the replica's engine, beside all requests. Arguments and results are plain
+msgpack values, and bounded.
 """
 
 from __future__ import annotations
@@ -82,9 +82,9 @@ __all__ = [
 
 VERSION: Final = 1
 
-#: Longest head frame that is looked at; prompts travel in it, tensors and images do not.
+#: Longest head frame that is decoded, in bytes; prompts travel in it, tensors and images do not.
 MAX_HEAD_BYTES: Final = 4 << 20
-#: Longest attachment, and how many one message may have.
+#: Longest attachment, in bytes, and how many attachments one message may have.
 MAX_ATTACHMENT_BYTES: Final = 64 << 20
 MAX_ATTACHMENTS: Final = 16
 #: How many messages one batch may have.
@@ -92,9 +92,9 @@ MAX_BATCH: Final = 1024
 MAX_PRIORITY: Final = 1_000_000
 #: How many log probabilities a token may have besides its own.
 MAX_LOGPROBS: Final = 20
-#: How many of its prompts one request may have in all: 6 MB between replica and hub, and a second of either's time.
+#: How many log probabilities of its prompt one request may have: 6 MB on the wire, and a second of work at each end.
 MAX_PROMPT_LOGPROBS: Final = 1 << 18
-#: Longest text, in characters, that says why something failed.
+#: Longest text, in characters, of a failure's reason.
 MAX_REASON: Final = 4096
 
 _Name = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
@@ -106,7 +106,7 @@ _Priority = Annotated[int, msgspec.Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)]
 
 
 class FailureKind(StrEnum):
-    """Why a stage did not do its work; the hub maps it to a typed error."""
+    """Why a stage refused or failed a request; the hub maps each kind to a typed error."""
 
     INVALID = "invalid"
     OVERLOADED = "overloaded"
@@ -114,14 +114,14 @@ class FailureKind(StrEnum):
     ENGINE = "engine"
     PAYLOAD = "payload"
     DEADLINE = "deadline"
-    #: The stage can't go on from what the client has seen of the request; the reason says what stands in the way.
+    #: The stage can't continue the answer from what the client has seen; the reason says why.
     NOT_RESUMABLE = "not_resumable"
 
 
 class TokenLogprob(NamedTuple):
-    """How likely a token was at one place of an answer: the natural logarithm, and its rank there, from 1.
+    """The probability of a token at one position of an answer: natural logarithm, and rank among all tokens, from 1.
 
-    ``text`` is what the token says alone; of a character that takes several tokens, the last one says it.
+    ``text`` is the token decoded alone; a character that takes several tokens is the text of the last of them.
     """
 
     token_id: _Count
@@ -130,14 +130,14 @@ class TokenLogprob(NamedTuple):
     text: str
 
 
-#: What was likely at one place: the token that was taken, then the most likely ones.
+#: The log probabilities at one position: the token that was sampled, then the most likely ones.
 TokenLogprobs = Annotated[tuple[TokenLogprob, ...], msgspec.Meta(min_length=1, max_length=MAX_LOGPROBS + 1)]
 
 
 class PayloadRef(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a stage left its hand-off: enough for the next stage's connector to fetch it.
+    """A reference to a stored hand-off, enough for the next stage's connector to fetch it.
 
-    ``role`` names the companion whose hand-off it is; empty for the request's own.
+    ``role`` names the companion that the hand-off belongs to; it is empty for the request's own.
     """
 
     from_stage: _StageId
@@ -150,16 +150,17 @@ class PayloadRef(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Resume(msgspec.Struct, frozen=True, kw_only=True):
-    """What the client has been shown of the stage's output: go on behind it, without repeating any of it."""
+    """The part of the stage's output that the client has been shown: continue behind it, repeating nothing."""
 
     token_ids: tuple[int, ...] = ()
     text: str = ""
 
 
 class Hello(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="hello"):
-    """A hub opens its session with one life of the replica.
+    """A hub opens its session with the replica under one epoch. Answered by Welcome on the same socket.
 
-    ``session`` counts the hub's sessions with this process: credits of an earlier one are void.
+    ``session`` counts the hub's sessions with this process, from 1; credits of an earlier one are void. 0: the hub
+    wants no credits.
     """
 
     hub_id: _Name
@@ -168,7 +169,7 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="hello
 
 
 class Welcome(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="welcome"):
-    """The replica is the life that Hello named, and this is its load."""
+    """The replica has the epoch that Hello named, and this load. ``session`` 0: it lends this hub no credits."""
 
     epoch: _Count
     capacity: _Count
@@ -180,13 +181,13 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="subm
     """Work for the stage.
 
     ``inputs`` holds ``messages``, ``prompt`` or ``prompt_token_ids`` as the client gave them. ``payloads`` is what the
-    stages before left for this one, ``next_stages`` who wants a hand-off. ``remaining_s`` is the time left to the
-    request's deadline: lengths survive clocks that disagree. ``attempt`` counts from 0, and each has frames of its own.
-    ``resume`` continues an answer that another replica began. ``credit`` says that the hub spends a credit of its
-    present session on it; one without is taken, too, within the replica's own bound. Lower ``priority`` goes first.
-    ``stream_to`` are those of ``next_stages`` that take pieces of the hand-off while it is made, ``stream_from`` the
-    stages whose pieces will come, by Feed. ``segmented``: more input may come, by Update. ``trace`` is the hub's span
-    of this attempt, as the W3C's ``traceparent``; empty where nothing is traced.
+    stages before left for this one, ``next_stages`` the stages that want a hand-off. ``remaining_s`` is the time left
+    to the request's deadline, in seconds: a duration, since clocks disagree. ``attempt`` counts from 0; all answers
+    name it. ``resume`` continues an answer that another replica began. ``credit`` says that the hub spends a credit of
+    its present session; a request without one is accepted, too, within the replica's own bound. Lower ``priority`` goes
+    first. ``stream_to`` are those of ``next_stages`` that take pieces of the hand-off while it is made, ``stream_from``
+    the stages whose pieces will come, by Feed. ``segmented``: more input may come, by Update. ``trace`` is the hub's
+    span of this attempt, as a W3C ``traceparent``; empty where nothing is traced.
     """
 
     epoch: _Count
@@ -207,9 +208,9 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="subm
 
 
 class Abort(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="abort"):
-    """Stop working on a request, up to and with ``attempt``. Always answered by Aborted.
+    """Stop all attempts of a request up to and with ``attempt``, the default being all. Always answered by Aborted.
 
-    What was running ends with StageDone, finish_reason ``abort``, besides.
+    An attempt that was running also ends with StageDone and finish_reason ``abort``.
     """
 
     epoch: _Count
@@ -218,10 +219,10 @@ class Abort(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="abort
 
 
 class Pause(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="pause"):
-    """The client is behind with what was made of the request: make no more of it; ``paused`` False: go on.
+    """The client is behind with the request's output: generate no more of it; with ``paused`` False, go on.
 
-    The last word counts, and it is said again after a lost session. Answered by Accepted if the request is there, else
-    not at all: it may have ended just now.
+    The last Pause counts, and is repeated after a lost session. Answered by Accepted if the replica has the request,
+    else not at all, since the request may have ended just now.
     """
 
     epoch: _Count
@@ -231,14 +232,14 @@ class Pause(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="pause
 
 
 class ReleasePayloads(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="release"):
-    """Nobody will fetch the request's hand-offs any more."""
+    """Free the request's hand-offs: no stage will fetch them any more."""
 
     epoch: _Count
     request_id: _Name
 
 
 class WantCredits(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="want"):
-    """The hub has ``waiting`` requests that this replica could serve, the oldest for ``oldest_wait_s``; 0: no more."""
+    """``waiting`` requests in the hub could run on this replica, the oldest for ``oldest_wait_s``; 0: none any more."""
 
     epoch: _Count
     session: _Count
@@ -247,7 +248,7 @@ class WantCredits(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag=
 
 
 class ReturnCredits(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="return"):
-    """The answer to a Recall: so many of the credits it named were not spent, and are the replica's again."""
+    """The answer to a Recall: so many of the recalled credits were unspent, and are the replica's again."""
 
     epoch: _Count
     session: _Count
@@ -255,7 +256,7 @@ class ReturnCredits(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", ta
 
 
 class Accepted(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="accepted"):
-    """The replica has the request and will answer it."""
+    """The replica has accepted the request, segment or pause."""
 
     epoch: _Count
     request_id: _Name
@@ -264,7 +265,7 @@ class Accepted(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="ac
 
 
 class Rejected(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="rejected"):
-    """The replica will not do it; nothing has run."""
+    """The replica refuses the request or segment; nothing of it has run."""
 
     epoch: _Count
     request_id: _Name
@@ -275,7 +276,7 @@ class Rejected(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="re
 
 
 class Aborted(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="aborted"):
-    """The Abort has arrived, and nothing of the request up to that attempt runs on; ``running``: something did."""
+    """No attempt of the request up to this one runs or will begin; ``running`` says whether one was running."""
 
     epoch: _Count
     request_id: _Name
@@ -285,7 +286,7 @@ class Aborted(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="abo
 
 
 class Grant(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="grant"):
-    """The hub may send ``credits`` more requests, each to run at once. Void if ``session`` is not its present one."""
+    """The hub may send so many more requests, each to run at once. Void if ``session`` is not its present one."""
 
     epoch: _Count
     session: _Count
@@ -294,7 +295,7 @@ class Grant(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="grant
 
 
 class Recall(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="recall"):
-    """Others wait: give up to ``credits`` unspent ones back, at once, by ReturnCredits."""
+    """Other hubs wait: return up to so many unspent credits, at once, by ReturnCredits."""
 
     epoch: _Count
     session: _Count
@@ -326,11 +327,11 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="chunk
 
 
 class StageDone(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="done"):
-    """The stage is through with the request. No payload for a next stage means that it has nothing to do.
+    """The stage has finished the request. A next stage without a payload has nothing to do.
 
     ``usage`` counts tokens, ``timings_s`` holds seconds by name (queue, first_output, generate, transfer), ``pieces``
-    is how many were said of the hand-off. ``stop_reason`` is the token or the text that ended an answer, if one did
-    that the request had named.
+    is the number of HandOffPiece messages. ``stop_reason`` is the stop token or stop text of the request that ended the
+    answer; unset if none of them did.
     """
 
     epoch: _Count
@@ -347,7 +348,7 @@ class StageDone(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="d
 
 
 class StageFailed(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="failed"):
-    """The stage accepted the request and could not finish it."""
+    """The stage had accepted the request and has failed it."""
 
     epoch: _Count
     request_id: _Name
@@ -358,10 +359,10 @@ class StageFailed(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag=
 
 
 class Feed(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="feed"):
-    """A piece for the request, of those of ``from_stage``; ``number`` counts from 0 without a gap.
+    """A piece of the hand-off of ``from_stage`` to the request; ``number`` counts from 0 without a gap.
 
-    The last one, ``is_last``, carries no payload: it says that no piece of that number will come. Pieces that came
-    before may come again.
+    The last Feed, ``is_last``, carries no payload: no piece of that number will come. Pieces may come again after a
+    lost session.
     """
 
     epoch: _Count
@@ -376,7 +377,7 @@ class Feed(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="feed")
 class PieceRoom(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="room"):
     """The next stage ``to_stage`` has taken all pieces before ``number``.
 
-    ``again``: a connection broke, and the pieces from there on may be lost; say those that were said once more.
+    ``again``: a connection broke, and HandOffPiece messages from that number on may be lost; send them once more.
     """
 
     epoch: _Count
@@ -388,7 +389,7 @@ class PieceRoom(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="r
 
 
 class HandOffPiece(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="piece"):
-    """A piece of the hand-off for the stages that Submit named in ``stream_to``; ``number`` counts from 0, no gap."""
+    """A piece of the hand-off is stored for the stages in Submit's ``stream_to``; ``number`` counts from 0, no gap."""
 
     epoch: _Count
     request_id: _Name
@@ -410,10 +411,10 @@ class PieceTaken(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="
 
 
 class Update(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="update"):
-    """The next segment of a request that this replica keeps; ``is_last``: there is none, and the request is to end.
+    """The next segment of a request that the replica keeps; with ``is_last`` there is none, and the request ends.
 
-    ``segment`` counts from 0, the one that came with Submit, without a gap. One that came before may come again, after
-    a connection was lost: it is only acknowledged. Hand-offs of segments before ``kept_from`` are needed no more.
+    ``segment`` counts without a gap from 0, the segment that came with Submit. A segment may come again after a
+    connection was lost: it is then only acknowledged. Hand-offs of segments before ``kept_from`` can be freed.
     Answered by Accepted, or by Rejected where the replica has no such request.
     """
 
@@ -430,7 +431,7 @@ class Update(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="upda
 class SegmentDone(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="segment"):
     """The answer to a segment is complete. Takes a ``seq`` of its own among the chunks of the request.
 
-    No payload for a next stage means that it has nothing to do with this segment. ``usage`` is the segment's own.
+    A next stage without a payload has nothing to do for this segment. ``usage`` is the segment's own.
     """
 
     epoch: _Count
@@ -451,8 +452,8 @@ MAX_CONTROL_BYTES: Final = 1 << 20
 class Control(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="control"):
     """Call a control method of the engine, between two steps of it. Answered by ControlResult, and never run twice.
 
-    ``call_id`` is unique to the hub's process. ``remaining_s`` is the time left until nobody waits for the answer: a
-    call that could not begin within it does not begin.
+    ``call_id`` is unique to the hub's process. ``remaining_s`` is how long the caller waits for the answer: a call
+    that could not begin within it does not begin.
     """
 
     epoch: _Count
@@ -464,7 +465,7 @@ class Control(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="con
 
 
 class ControlResult(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="controlled"):
-    """What came of a Control: ``result`` if it is ``ok``, else ``error``, which begins with the error's type."""
+    """The outcome of a Control: ``result`` if ``ok``, else ``error``, which begins with the error's type."""
 
     epoch: _Count
     call_id: _Name

@@ -43,6 +43,7 @@ from omni_discovery.wire.messages import (
     ReturnCredits,
     Submit,
     ToReplica,
+    WantCredits,
     Welcome,
 )
 
@@ -241,7 +242,7 @@ class HubSession(_Role):
         return self._lose("its connection was lost")
 
     def begin_epoch(self, epoch: int) -> Sequence[HubAction]:
-        """The registry knows the same process under another epoch, or its record was written again: greet anew.
+        """The registry knows the same process under another epoch, or its record was written again: greet again.
 
         Nothing that was on its way is lost by that.
         """
@@ -271,6 +272,19 @@ class HubSession(_Role):
         self._early_credits += message.credits
         return []
 
+    def want_credits(self, waiting: int, oldest_wait_s: float) -> Sequence[HubAction]:
+        """So many requests wait for a slot of the replica, the oldest for so long; does nothing without a session."""
+        if not self.is_open:
+            return []
+        want = WantCredits(epoch=self.epoch, session=self.number, waiting=waiting, oldest_wait_s=oldest_wait_s)
+        return [SendToReplica("input", want)]
+
+    def return_credits(self, session: int, credits_: int) -> Sequence[HubAction]:
+        """Answer a Recall of that session by so many unspent credits; does nothing if the session has ended."""
+        if not self.is_open or session != self.number:
+            return []
+        return [SendToReplica("input", ReturnCredits(epoch=self.epoch, session=session, credits=credits_))]
+
     def _receive_welcome(self, socket: SocketName, message: Welcome) -> Sequence[HubAction]:
         if message.epoch != self.epoch:
             return [MessageRefused(Flaw.EPOCH, message.epoch)]
@@ -291,10 +305,7 @@ class HubSession(_Role):
         self._remember_epoch(message.epoch)
         returns, self._early_returns = self._early_returns, []
         early, self._early_credits = self._early_credits, 0
-        actions: list[HubAction] = [
-            SendToReplica("input", ReturnCredits(epoch=self.epoch, session=self.number, credits=credits_))
-            for credits_ in returns
-        ]
+        actions = [action for credits_ in returns for action in self.return_credits(self.number, credits_)]
         actions.append(SessionOpened(message.queue_length, self.is_gated))
         if early:
             actions.append(CreditsGranted(early, message.queue_length))
@@ -395,7 +406,7 @@ class ReplicaSessions(_Role):
         return [SendWelcome("output", peer, self.epoch, 0 if known is None else known[1].session)]
 
     def give_up(self, peer: Peer, *, is_gone: bool) -> Sequence[ReplicaAction]:
-        """End the connection's session. ``is_gone``: it was lost; else it may stand, and the hub is to be told."""
+        """End the connection's session. ``is_gone``: it was lost; else it may stand, and its hub is probed."""
         for socket in SOCKETS:
             self._hellos.pop((socket, peer.name), None)
         self._given_up.pop(peer.name, None)

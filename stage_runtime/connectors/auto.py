@@ -13,7 +13,7 @@ from typing import Any, Final
 from stage_runtime.config import SerializationError
 from stage_runtime.connectors.settings import COMMON, limits_of
 from stage_runtime.connectors.shm.connector import DEFAULT_DIRECTORY, described
-from stage_runtime.connectors.shm.reader import Reader
+from stage_runtime.connectors.shm.reader import ShmReader
 from stage_runtime.connectors.store.connector import StoringConnector
 from stage_runtime.connectors.store.memory import Loan
 from stage_runtime.connectors.store.store import Kept, Store
@@ -51,7 +51,7 @@ class AutoConnector(StoringConnector):
         self._directory: Path | None = Path(self.config.get("directory", DEFAULT_DIRECTORY))
         if not self._directory.is_dir():
             self._directory = None
-        self._reader = Reader(self.namespace, str(self._directory))
+        self._reader = ShmReader(self.namespace, str(self._directory))
         return Store(self.namespace, self._directory, limits_of(self.config, None), in_memory=True)
 
     def _describe(self, kept: Kept) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""``omni demo``: from nothing to a drawn answer, in one command."""
+"""``omni demo``: starts the demo pipeline, asks it sums, shows the answers, measures, and stops it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The demo's own client of the OpenAI-compatible API, on nothing but the standard library."""
+"""The demo's client of the OpenAI-compatible API, on the standard library alone."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from omni_discovery.errors import OmniError
 
 
 class DemoError(OmniError):
-    """The demo could not go on; the message says why and what to look at."""
+    """The demo can't go on; the message says why and what to look at."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What one question brought: text, a PNG (empty if none was drawn) and how long it took, in seconds."""
+    """The answer to one question: text, a PNG (empty without a picture), and the time it took in seconds."""
 
     text: str
     png: bytes
@@ -28,7 +28,7 @@ class Reply:
 
 
 def ask(url: str, question: str, *, seed: int = 0, on_text: Callable[[str], None] | None = None) -> Reply:
-    """Ask for text and image, streaming. Raise DemoError with the server's own words."""
+    """Ask one question for text and image, streamed; ``on_text`` gets each piece of text. Raise DemoError."""
     body = {
         "messages": [{"role": "user", "content": question}],
         "modalities": ["text", "image"],
@@ -52,7 +52,7 @@ def ask(url: str, question: str, *, seed: int = 0, on_text: Callable[[str], None
 
 
 def get_text(url: str) -> tuple[int, str]:
-    """Status and body of a GET; status 0 while nobody listens."""
+    """Status and body of a GET; status 0 if the server can't be reached."""
     try:
         with urllib.request.urlopen(url, timeout=5) as response:  # noqa: S310 - the address is our own
             return response.status, response.read().decode()

@@ -1,4 +1,4 @@
-"""The demo's figures: start-up, memory, and what the hub itself adds to a request."""
+"""The demo's figures: start-up time, memory, and the hub's overhead for each request."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Numbers:
-    """One run's figures. ``hub_*_ms`` is HTTP in to stage-0 send plus last stage's receive to HTTP out."""
+    """The figures of one run. ``hub_*_ms``: HTTP in to stage 0's send, plus the last stage's receive to HTTP out."""
 
     requests: int
     ready_s: float
@@ -42,13 +42,13 @@ class Numbers:
 
 
 def measure_memory(hub_pid: int) -> tuple[float, int]:
-    """MiB of the hub and all that came from it, and how many processes that are."""
+    """Memory of the hub and all its descendants in MiB, and the number of these processes."""
     pids = descendants(hub_pid)
     return memory_bytes(pids) / (1 << 20), len(pids)
 
 
 def measure(url: str, ready_s: float, memory: tuple[float, int], requests: int) -> Numbers:
-    """Send ``requests`` sums one after the other and read what the hub says of each in ``Server-Timing``."""
+    """Send ``requests`` sums one after the other and read each answer's ``Server-Timing``."""
     overheads, wholes = [], []
     for index in range(requests):
         begin_s = time.perf_counter()

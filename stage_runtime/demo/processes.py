@@ -1,4 +1,4 @@
-"""What the demo has to know about processes: who descends from whom, and how much memory they take together (Linux)."""
+"""Descendants of a process and the memory that they take together, from /proc (Linux)."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ PROC = Path("/proc")
 
 
 def descendants(pid: int) -> list[int]:
-    """The process and all that came from it, parents first."""
+    """The process and all its descendants, parents first."""
     children: dict[int, list[int]] = {}
     for entry in PROC.iterdir():
         if entry.name.isdigit() and (parent := _parent(entry)) is not None:
             children.setdefault(parent, []).append(int(entry.name))
-    found = [pid]
-    for known in found:
-        found += children.get(known, [])
-    return found
+    pids = [pid]
+    for parent_pid in pids:
+        pids += children.get(parent_pid, [])
+    return pids
 
 
 def memory_bytes(pids: list[int]) -> int:
-    """Proportional set size of the processes together: pages that several share are counted once."""
+    """Proportional set size of the processes together: shared pages count once."""
     return sum(_pss_bytes(pid) for pid in pids)
 
 
 def alive(pids: list[int]) -> list[int]:
-    """Those of the processes that still run; a zombie does not."""
+    """The processes that still run; a zombie doesn't."""
     return [pid for pid in pids if _state(pid) not in {None, "Z", "X"}]
 
 
@@ -41,7 +41,7 @@ def _state(pid: int) -> str | None:
 
 def _stat(entry: Path) -> list[str] | None:
     try:
-        # The name in brackets may hold anything; what follows the last bracket is plain.
+        # The name in brackets may hold any character; the fields follow the last bracket.
         return (entry / "stat").read_text().rpartition(")")[2].split()
     except OSError:
         return None

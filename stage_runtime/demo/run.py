@@ -44,7 +44,7 @@ _STOP_S: Final = 90.0
 
 @dataclass(frozen=True, slots=True)
 class DemoConfig:
-    """What one ``omni demo`` was asked to do."""
+    """The settings of one ``omni demo``."""
 
     output: Path
     keep: bool
@@ -55,7 +55,7 @@ class DemoConfig:
 
 
 def run_demo(config: DemoConfig) -> int:
-    """Run it; return the exit code. Raise DemoError with the reason if it can't go on."""
+    """Run the demo; return the exit code. Raise ConfigError for the output folder, DemoError for what fails later."""
     console = Console(highlight=False)
     try:
         config.output.mkdir(parents=True, exist_ok=True)
@@ -75,7 +75,7 @@ def run_demo(config: DemoConfig) -> int:
 
 
 class _Demo:
-    """One run. The hub is a child process; all other processes are the hub's."""
+    """One run. The hub is a child process; all other processes are the hub's children."""
 
     def __init__(self, config: DemoConfig, console: Console, stack: ExitStack) -> None:
         self._config = config
@@ -87,13 +87,13 @@ class _Demo:
         self._begin_s = time.monotonic()
         self._ready_s = 0.0
         self._memory = (0.0, 0)
-        #: Processes that were killed on purpose; their records stand until their leases end.
+        #: Processes that the demo has killed; their records exist until their leases expire.
         self._killed: set[int] = set()
         self._url = ""
         self._endpoint = ""
 
     def start(self) -> None:
-        """Start ``omni serve`` in a session of its own: Ctrl-C is for us, and we stop it in order."""
+        """Start ``omni serve`` in a session of its own: Ctrl-C reaches the demo only, which stops the hub in order."""
         self._console.rule(
             "[bold]omni demo[/] · a thinker (vLLM) and a painter (diffusion), two replicas each", align="left"
         )
@@ -111,13 +111,13 @@ class _Demo:
         )
 
     def wait_until_ready(self) -> None:
-        """Show the registry while everything starts."""
+        """Show the table of replicas until all stages are ready. Raise DemoError."""
         with Live(console=self._console, refresh_per_second=8, transient=True) as live:
             live.update(Spinner("dots", text="starting an embedded etcd and the hub"))
-            while (found := read_embedded(self._config.runtime_dir, self._config.namespace)) is None:
+            while (embedded := read_embedded(self._config.runtime_dir, self._config.namespace)) is None:
                 self._check_still_starting()
                 time.sleep(0.05)
-            self._endpoint = found.endpoint
+            self._endpoint = embedded.endpoint
             client = OmniCoordClientForHub(self._endpoint, namespace=self._config.namespace)
             self._client = self._stack.enter_context(client)
             while not self._all_up():
@@ -136,7 +136,7 @@ class _Demo:
         self._console.print(f"ready after {self._ready_s:.1f} s at [bold]{self._url}[/]\n")
 
     def ask_questions(self) -> None:
-        """Ask, show, and keep the picture of the longest sum."""
+        """Ask the questions, show the answers, and save the picture of the longest sum. Raise DemoError."""
         pictures = {}
         for seed, question in enumerate(QUESTIONS, _FIRST_SEED):
             reply = self._ask(question, seed)
@@ -148,7 +148,7 @@ class _Demo:
         self._console.print(f"picture of {QUESTIONS[3]!r}: [bold]{path.resolve()}[/]\n")
 
     def lose_a_replica(self) -> None:
-        """Kill a replica of each stage without warning; the next request must not notice."""
+        """Kill a replica of each stage with SIGKILL; the next request must be answered, too. Raise DemoError."""
         for stage_id in sorted({info.stage_id for info in self._replicas()}):
             victim = next(info for info in self._replicas() if info.stage_id == stage_id)
             os.kill(victim.pid, signal.SIGKILL)
@@ -161,7 +161,7 @@ class _Demo:
         self._console.print()
 
     def show_numbers(self) -> None:
-        """Measure and print; the figures also go to a file."""
+        """Measure and print the figures, and write them to a file."""
         with self._console.status("the supervisors restart what was killed"):
             deadline_s = time.monotonic() + _RESTART_S
             while not self._all_up() and time.monotonic() < deadline_s:
@@ -174,15 +174,15 @@ class _Demo:
         self._console.print(numbers_table(numbers))
 
     def keep_serving(self) -> None:
-        """Stay until Ctrl-C, with lines to try next."""
+        """Print commands to try and serve until Ctrl-C. Raise DemoError if the hub ends."""
         self._console.print("\nserving until Ctrl-C; try in another terminal:\n")
         for line in next_steps(self._url, _omni(), _etcdctl(), self._endpoint, self._config.namespace):
             self._console.print(line + "\n", soft_wrap=True, markup=False, style="cyan")
         self._hub.wait()
-        raise DemoError(f"the hub ended by itself; {self._last_words()}")
+        raise DemoError(f"the hub ended by itself; {self._log_end()}")
 
     def stop(self) -> None:
-        """Stop the hub, which stops the rest, and look that nothing is left."""
+        """Stop the hub, which stops its children, and check that no process is left."""
         pids = descendants(self._hub.pid)
         self._hub.send_signal(signal.SIGTERM)
         with self._console.status("stopping"):
@@ -190,7 +190,7 @@ class _Demo:
                 self._hub.wait(_STOP_S)
             except (subprocess.TimeoutExpired, KeyboardInterrupt):
                 self._hub.kill()
-                # It had no time to do that itself.
+                # The killed hub can't remove its endpoint file.
                 remove_endpoint(self._config.runtime_dir, self._config.namespace, self._hub.pid)
                 self._hub.wait()
         deadline_s = time.monotonic() + 5
@@ -221,21 +221,21 @@ class _Demo:
 
     def _check_still_starting(self) -> None:
         if self._hub.poll() is not None:
-            raise DemoError(f"the hub ended while it started; {self._last_words()}")
+            raise DemoError(f"the hub ended while it started; {self._log_end()}")
         if time.monotonic() - self._begin_s > _READY_S:
-            raise DemoError(f"not ready after {_READY_S:.0f} s; {self._last_words()}")
+            raise DemoError(f"not ready after {_READY_S:.0f} s; {self._log_end()}")
 
-    def _last_words(self) -> str:
+    def _log_end(self) -> str:
         lines = self._log.read_text(encoding="utf-8", errors="replace").splitlines()
         return f"see {self._log}. Its end:\n  " + "\n  ".join(lines[-8:])
 
 
 def _omni() -> str:
-    """The command as it can be typed here: by its name where that is found, else by its path."""
+    """The ``omni`` command: its name if the shell finds it, else its path."""
     beside = Path(sys.executable).with_name("omni")
     return "omni" if shutil.which("omni") == str(beside) or not beside.exists() else str(beside)
 
 
 def _etcdctl() -> str:
-    """The etcdctl to try: the one on the path, else the one beside the embedded etcd."""
+    """The path of etcdctl: the one in PATH, else the one of the embedded etcd."""
     return shutil.which("etcdctl") or str(find_binary(None).with_name("etcdctl"))

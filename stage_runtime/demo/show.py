@@ -1,4 +1,4 @@
-"""How the demo looks in a terminal."""
+"""The demo's output in a terminal: answers with pictures, figures, next steps."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def answer_panel(question: str, reply: Reply, *, colour: bool) -> Panel:
 
 
 def numbers_table(numbers: Numbers) -> Table:
-    """What was measured, one line each."""
+    """The figures as a table, one row each."""
     table = Table(title="measured in this run", title_justify="left", show_header=False, border_style="dim")
     table.add_column(style="dim")
     table.add_column()
@@ -63,7 +63,7 @@ def numbers_table(numbers: Numbers) -> Table:
 
 
 def next_steps(url: str, omni: str, etcdctl: str, endpoint: str, namespace: str) -> Iterable[str]:
-    """Lines to copy into another terminal."""
+    """Commands to copy into another terminal."""
     yield f"""curl -s {url}/v1/chat/completions -H 'Content-Type: application/json' \\
   -d '{{"messages": [{{"role": "user", "content": "what is 26 + 48?"}}], "modalities": ["text"]}}'"""
     yield f"ETCDCTL_ENDPOINTS={endpoint} {etcdctl} get --prefix /omni/v1/"

@@ -1,4 +1,4 @@
-"""What an engine says of a request, looked at before it is believed. Pure."""
+"""Checks an engine's outputs, whose fields may hold anything, and splits them into chunks for the client. Pure."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from omni_discovery.wire import MAX_LOGPROBS, FailureKind
 from stage_runtime.engine_loop.jobs import OutputChunk
 from stage_runtime.engines.base import EngineOutput
 
-#: How many tokens of a prompt one piece tells of, always: what another attempt tells is cut at the same places. With
-#: ``MAX_LOGPROBS`` at each, that is about half a megabyte.
+#: How many prompt tokens one chunk has log probabilities of. Constant, so that another attempt cuts at the same places.
+#: With ``MAX_LOGPROBS`` at each token, a chunk is about half a megabyte.
 PROMPT_PLACES: Final = 1024
 #: Longest text, in characters, that a stop reason may be.
 MAX_STOP_REASON: Final = 256
 
-#: What may be None, and else has to be this.
+#: Optional fields, and the type of those that are not None.
 _IF_THERE: Final = {
     "image_png": bytes,
     "audio_wav": bytes,
@@ -28,7 +28,7 @@ _IF_THERE: Final = {
 
 
 def flaw_of(output: Any) -> str:
-    """What keeps an EngineOutput from being used, whose fields may hold anything; empty if nothing does."""
+    """Why an EngineOutput can't be used, in one line; empty if it can."""
     if not isinstance(output.text, str):
         return _wrong("text", output.text)
     for name, kind in _IF_THERE.items():
@@ -98,12 +98,12 @@ def _is_logprob(each: Any) -> bool:
         return False
     token_id, logprob, rank, text = each
     is_counted = type(token_id) is int and type(rank) is int and min(token_id, rank) >= 0
-    # What is no number at all can't be written as JSON.
+    # NaN can't be written as JSON.
     return is_counted and type(logprob) is float and not isnan(logprob) and isinstance(text, str)
 
 
 def pieces_of(output: EngineOutput, modality: str) -> list[OutputChunk]:
-    """What the client is to be shown."""
+    """An output as chunks for the client, in order: files, log probabilities of the prompt, then text and tokens."""
     pieces: list[OutputChunk] = []
     if output.image_png is not None:
         pieces.append(OutputChunk(output.key, "image", mime="image/png", attachment=output.image_png))
@@ -111,15 +111,15 @@ def pieces_of(output: EngineOutput, modality: str) -> list[OutputChunk]:
         pieces.append(OutputChunk(output.key, "audio", mime="audio/wav", attachment=output.audio_wav))
     if output.pooled_npy is not None:
         pieces.append(OutputChunk(output.key, "embedding", mime="application/x-npy", attachment=output.pooled_npy))
-    told = tuple(output.prompt_logprobs)
+    prompt_logprobs = tuple(output.prompt_logprobs)
     pieces += [
-        OutputChunk(output.key, modality, prompt_logprobs=told[start : start + PROMPT_PLACES])
-        for start in range(0, len(told), PROMPT_PLACES)
+        OutputChunk(output.key, modality, prompt_logprobs=prompt_logprobs[start : start + PROMPT_PLACES])
+        for start in range(0, len(prompt_logprobs), PROMPT_PLACES)
     ]
     if output.text or output.token_ids:
         token_ids, logprobs, prompt = tuple(output.token_ids), tuple(output.logprobs), tuple(output.prompt_token_ids)
-        said = OutputChunk(output.key, modality, output.text, token_ids, logprobs=logprobs, prompt_token_ids=prompt)
-        pieces.append(said)
+        chunk = OutputChunk(output.key, modality, output.text, token_ids, logprobs=logprobs, prompt_token_ids=prompt)
+        pieces.append(chunk)
     return pieces
 
 

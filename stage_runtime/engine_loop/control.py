@@ -1,14 +1,14 @@
 """Control methods of an engine, called in the engine's own thread between two steps.
 
-An engine offers them as ``controls``, a mapping from name to callable; one without that attribute has none. The names
-that hubs know are in ``STANDARD``; they mean the same with every engine that has them.
+An engine offers them as ``controls``, a mapping from name to callable; an engine without that attribute has none. The
+names that hubs know are in ``CONTROL_METHODS``, and mean the same with every engine that has them.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -16,70 +16,57 @@ import msgspec
 from omni_discovery.wire import MAX_CONTROL_BYTES, shortened
 from stage_runtime.config import ControlRefusedError
 from stage_runtime.engine_loop.jobs import SLEEP, Call, Called
-from stage_runtime.engines.base import Engine
+from stage_runtime.engines.base import CONTROL_METHODS
+from stage_runtime.engines.capabilities import Capabilities
 
 logger = logging.getLogger(__name__)
 
-#: Every control method that an engine may offer.
-STANDARD: Final = (
-    "start_profile",
-    "stop_profile",
-    SLEEP,
-    "wake_up",
-    "is_sleeping",
-    "add_lora",
-    "remove_lora",
-    "list_loras",
-    "pin_lora",
-    "reset_prefix_cache",
-    "collective_rpc",
-)
-
-#: A call that takes longer counts as standing still, whatever its caller has the patience for.
+#: A call that takes longer counts as a stalled engine, however long its caller would wait.
 _MAX_CALL_S: Final = 1800.0
 
 
 class Controls:
-    """Runs calls one after the other, in the order in which they came. ``is_idle``: no request is in the engine.
+    """Runs control calls one after the other, in the order of their arrival.
 
-    A call for sleep waits until what runs has ended, and those that came behind it wait with it: nothing new is taken
-    meanwhile, and its deadline bounds that. ``on_begin`` is told until when the engine may seem to stand still.
+    ``is_idle`` says whether no request is in the engine. A call for sleep waits until the running requests have ended,
+    and the calls behind it wait with it; its deadline bounds the wait, and no request is accepted meanwhile.
+    ``on_begin`` is called before each call, with the moment until which the engine may seem to stand still.
     """
 
     def __init__(
         self,
-        engine: Engine,
+        capabilities: Capabilities,
         is_idle: Callable[[], bool],
         clock: Callable[[], float],
         on_begin: Callable[[float], None],
     ) -> None:
         self._on_begin = on_begin
-        self._engine = engine
+        self._capabilities = capabilities
         self._is_idle = is_idle
         self._clock = clock
         self._waiting: deque[Call] = deque()
 
-    def take(self, call: Call) -> list[Called]:
-        """A call has come; what is to be said now."""
+    def accept_call(self, call: Call) -> list[Called]:
+        """Queue a call, and run what can run now; the answers of the calls that ended."""
         self._waiting.append(call)
-        return self.turn()
+        return self.run_due()
 
-    def turn(self) -> list[Called]:
-        """The engine has made a step; what is to be said now."""
-        said: list[Called] = []
+    def run_due(self) -> list[Called]:
+        """Run the queued calls that can run now; their answers. Calls past their deadline fail without running."""
+        answers: list[Called] = []
         while self._waiting:
             call = self._waiting[0]
             is_late = self._clock() >= call.deadline_s
             if call.method == SLEEP and not is_late and not self._is_idle():
                 break
             self._waiting.popleft()
-            said.append(_failed(call, _late(call)) if is_late else self._perform(call))
-        return said
+            answers.append(_failed(call, _late(call)) if is_late else self._perform(call))
+        return answers
 
-    def cancel(self, key: str) -> list[Called]:
-        """Nobody waits for a call any more. Unknown ones, and those that have run, are fine.
+    def cancel_call(self, key: str) -> list[Called]:
+        """Drop a queued call whose caller is gone; its answer. Unknown calls, and calls that have run, are ignored.
 
-        Those behind it are left to the next turn: they may be cancelled, too.
+        The calls behind it are left to the next ``run_due``: they may be cancelled, too.
         """
         for call in self._waiting:
             if call.key == key:
@@ -89,25 +76,25 @@ class Controls:
 
     def _perform(self, call: Call) -> Called:
         self._on_begin(min(call.deadline_s, self._clock() + _MAX_CALL_S))
-        return perform(self._engine, call)
+        return perform(self._capabilities, call)
 
     def fail_all(self, reason: str) -> list[Called]:
-        """The engine is gone."""
+        """The engine is gone: fail every queued call."""
         waiting, self._waiting = self._waiting, deque()
         return fail(waiting, reason)
 
 
 def fail(calls: Iterable[Call], reason: str) -> list[Called]:
-    """The answers to calls that will not run."""
+    """The answers to calls that will not run because the engine is dead."""
     return [_failed(call, f"EngineDeadError: {reason}") for call in calls]
 
 
-def perform(engine: Engine, call: Call) -> Called:
-    """Call the method. Whatever it raises, returns or is given, only this call fails."""
-    methods: Mapping[str, Callable[..., Any]] = getattr(engine, "controls", {})
+def perform(capabilities: Capabilities, call: Call) -> Called:
+    """Call a control method of the engine. Whatever it raises or returns, only this call fails."""
+    methods = capabilities.controls()
     method = methods.get(call.method)
     if method is None:
-        names = ", ".join(name for name in STANDARD if name in methods) or "none"
+        names = ", ".join(name for name in CONTROL_METHODS if name in methods) or "none"
         reason = f"this engine has no control method {call.method!r}; there are: {names}"
         return _failed(call, f"ControlRefusedError: {reason}")
     try:
@@ -123,20 +110,8 @@ def perform(engine: Engine, call: Call) -> Called:
     return msgspec.structs.replace(called, is_asleep=_is_asleep(methods))
 
 
-def allowed_rpc(names: Sequence[str], find: Callable[[str], Callable[..., Any]]) -> Callable[..., Any]:
-    """A ``collective_rpc`` that reaches only what the operator has named in ``engine_args.allow_rpc``."""
-
-    def collective_rpc(name: str, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
-        if name not in names:
-            allowed = ", ".join(names) or "nothing"
-            raise ControlRefusedError(f"engine_args.allow_rpc of this stage does not name {name!r}, but {allowed}")
-        return find(name)(*args, **(kwargs or {}))
-
-    return collective_rpc
-
-
 def _plain(result: Any) -> msgspec.Raw:
-    """The result as msgpack has it: nobody can change it any more, and it is known to fit."""
+    """The result as msgpack: immutable from here on, and known to fit. Raise ControlRefusedError beyond the limit."""
     encoded = msgspec.msgpack.encode(result)
     if len(encoded) > MAX_CONTROL_BYTES:
         raise ControlRefusedError(f"a result of {len(encoded)} bytes, where {MAX_CONTROL_BYTES} may be said")
@@ -144,7 +119,7 @@ def _plain(result: Any) -> msgspec.Raw:
 
 
 def _is_asleep(methods: Mapping[str, Callable[..., Any]]) -> bool | None:
-    # Also after a call that failed: it may have got half of the way.
+    # Also after a failed call: it may have changed the state before it raised.
     try:
         return bool(methods["is_sleeping"]()) if "is_sleeping" in methods else None
     except Exception:
@@ -153,7 +128,7 @@ def _is_asleep(methods: Mapping[str, Callable[..., Any]]) -> bool | None:
 
 
 def _failed(call: Call, error: str) -> Called:
-    # What can't be written as UTF-8 can't be said.
+    # Lone surrogates can't be encoded as UTF-8.
     return Called(call.key, ok=False, error=shortened(error).encode("utf-8", "replace").decode())
 
 

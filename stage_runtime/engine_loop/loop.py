@@ -1,4 +1,4 @@
-"""The thread that owns the engine: jobs in, steps, outcomes out.
+"""The engine loop, in the thread that owns the engine: takes jobs, steps the engine, emits outcomes.
 
 Every accepted request ends with exactly one Finished or RequestFailed, whatever the engine does.
 """
@@ -40,14 +40,15 @@ from stage_runtime.engine_loop.pieces import Pieces
 from stage_runtime.engine_loop.running import (
     Running,
     SegmentedRequest,
-    broken,
     companions_of,
     end_of,
-    kind_of,
+    failed,
     refusal_of,
     request_of,
 )
-from stage_runtime.engines.base import Engine, EngineOutput, StageRequest
+from stage_runtime.engines.base import Engine, EngineOutput
+from stage_runtime.engines.capabilities import capabilities_of, warn_of_misspelled
+from stage_runtime.engines.errors import failure_kind
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +56,7 @@ _IDLE_WAIT_S: Final = 0.5
 
 
 class Progress(msgspec.Struct, frozen=True):
-    """When the engine last got anywhere, and whether it has anything to do. Swapped whole."""
+    """When the engine last made progress, and whether it has work. Replaced as a whole, so any thread may read it."""
 
     busy: bool
     at_s: float
@@ -72,18 +73,24 @@ class EngineLoop:
         emit: Callable[[Sequence[Outcome]], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        warn_of_misspelled(engine)
         self._engine = engine
+        self._capabilities = capabilities_of(engine)
+        self._give_next_segment = self._capabilities.update or engine.add
+        self._moved_at_s = self._capabilities.moved_at_s or clock
         self._payloads = payloads
         self._defaults = defaults
         self._emit = emit
         self._clock = clock
         self._running: dict[str, Running] = {}
-        #: No deadline of those passes before this.
+        #: No deadline of a running request passes before this moment.
         self._next_deadline_s = float("inf")
-        self._controls = Controls(engine, lambda: not (self._running or engine.has_unfinished()), clock, self._grant)
-        self._pauses = Pauses(engine)
-        self._pieces = Pieces(engine, payloads, self._pauses, self._add, self._finish, clock)
-        #: Outputs of the engine that were of no use, by kind.
+        self._controls = Controls(
+            self._capabilities, lambda: not (self._running or engine.has_unfinished()), clock, self._extend_progress
+        )
+        self._pauses = Pauses(engine, self._capabilities)
+        self._pieces = Pieces(engine, self._capabilities, payloads, self._pauses, self._add, self._finish, clock)
+        #: Outputs of the engine that were discarded, by kind.
         self.counters: Counter[str] = Counter()
         self.jobs: SimpleQueue[Job] = SimpleQueue()
         self.progress = Progress(busy=False, at_s=clock())
@@ -92,9 +99,9 @@ class EngineLoop:
         return len(self._running)
 
     def turn(self) -> None:
-        """Take the jobs that wait, work for one step, say what came out; waits a moment if there is nothing to do.
+        """Take the queued jobs, step the engine once, emit the outcomes; waits for a job if there is nothing to do.
 
-        Raise EngineDeadError, after everything in flight was failed, if the engine raised.
+        Raise EngineDeadError if the engine raised; everything in flight has been failed then.
         """
         outcomes: list[Outcome] = []
         self._payloads.expire()
@@ -104,19 +111,19 @@ class EngineLoop:
             if self._engine.has_unfinished():
                 for output in self._engine.step():
                     outcomes += self._outcomes_of(output)
-            outcomes += self._of_pieces(self._pieces.feed())
-            outcomes += self._controls.turn()
+            outcomes += self._of_pieces(self._pieces.feed_waiting())
+            outcomes += self._controls.run_due()
         except Exception as error:
             logger.exception("engine.died")
             self._emit(outcomes)
             self.fail_all(FailureKind.ENGINE, f"the engine died: {type(error).__name__}: {error}")
             raise EngineDeadError(f"{type(error).__name__}: {error}") from error
-        moved_at_s: float = getattr(self._engine, "moved_at_s", self._clock)()
-        self.progress = Progress(busy=self._engine.has_unfinished() or not self.jobs.empty(), at_s=moved_at_s)
+        is_busy = self._engine.has_unfinished() or not self.jobs.empty()
+        self.progress = Progress(busy=is_busy, at_s=self._moved_at_s())
         self._emit(outcomes)
 
     def fail_all(self, kind: FailureKind, reason: str) -> None:
-        """End everything in flight and everything that waits to be taken."""
+        """Fail everything in flight and every queued job that would have an answer."""
         outcomes: list[Outcome] = [RequestFailed(key, kind, reason) for key in self._running]
         self._running.clear()
         outcomes += self._controls.fail_all(reason)
@@ -128,7 +135,7 @@ class EngineLoop:
                 outcomes += fail([job], reason)
         self._emit(outcomes)
 
-    def _grant(self, until_s: float) -> None:
+    def _extend_progress(self, until_s: float) -> None:
         self.progress = Progress(busy=True, at_s=until_s)
 
     def _take_jobs(self, outcomes: list[Outcome]) -> None:
@@ -141,7 +148,7 @@ class EngineLoop:
                 return
             self.progress = Progress(busy=True, at_s=self._clock())
             outcomes += self._do(job)
-        # Nobody else takes anything out.
+        # Only this thread takes jobs out, so a queue that is not empty stays so.
         while not self.jobs.empty():
             outcomes += self._do(self.jobs.get_nowait())
 
@@ -154,9 +161,9 @@ class EngineLoop:
             case NextSegment():
                 return self._go_on(job)
             case PieceArrived() | WindowUpdate() | Pause():
-                return self._of_pieces(self._keep_pace(job))
+                return self._of_pieces(self._update_flow(job))
             case Call():
-                return self._controls.take(job)
+                return self._controls.accept_call(job)
             case ReleasePayload(owner):
                 self._payloads.release(owner)
             case ReleaseHub(hub_id):
@@ -165,34 +172,34 @@ class EngineLoop:
                 pass
         return ()
 
-    def _keep_pace(self, job: PieceArrived | WindowUpdate | Pause) -> Sequence[Outcome]:
+    def _update_flow(self, job: PieceArrived | WindowUpdate | Pause) -> Sequence[Outcome]:
         if isinstance(job, Pause):
             is_here = job.key in self._running
-            return self._pauses.set(job.key, Behind.CLIENT, is_behind=job.paused) if is_here else ()
-        return self._pieces.take(job) if isinstance(job, PieceArrived) else self._pieces.make_room(job)
+            return self._pauses.set_behind(job.key, Behind.CLIENT, is_behind=job.paused) if is_here else ()
+        return self._pieces.accept_piece(job) if isinstance(job, PieceArrived) else self._pieces.update_window(job)
 
     def _cancel(self, key: str) -> Sequence[Outcome]:
         running = self._running.get(key)
         if running is not None:
             running.is_cancelled = True
-        self._pauses.ended(key)
+        self._pauses.request_ended(key)
         self._engine.abort(key)
-        if self._pieces.cancel(key) or (running is not None and running.is_idle):
+        if self._pieces.has_left_engine(key) or (running is not None and running.is_idle):
             return self._finish(EngineOutput(key, finish_reason="abort"))
-        return self._controls.cancel(key)
+        return self._controls.cancel_call(key)
 
     def _start(self, work: Work) -> Sequence[Outcome]:
         now_s = self._clock()
-        refusal = refusal_of(work, self._engine, now_s)
+        refusal = refusal_of(work, self._capabilities, now_s)
         if refusal is not None:
             return [refusal]
-        if self._pieces.begin(work):
+        if self._pieces.expect_pieces(work):
             return self._add(work, {})
         self._run(work, now_s)
         return ()
 
     def _go_on(self, job: NextSegment) -> Sequence[Outcome]:
-        """The next segment of a request that waits for it. Those of unknown requests are fine."""
+        """Begin the next segment of a request that waits for one. Unknown requests are ignored."""
         running = self._running.get(job.key)
         if running is None or not running.is_idle or running.segmented is None:
             return ()
@@ -216,22 +223,22 @@ class EngineLoop:
         return outcomes
 
     def _add(self, work: Work, whole: Mapping[int, Mapping[str, Any]]) -> Sequence[Outcome]:
-        """Give the engine its work; ``whole`` is what came in pieces that it does not take."""
+        """Give the engine work. ``whole`` holds hand-offs that came in pieces, for an engine without ``feed``."""
         now_s = self._clock()
         try:
             fetched = self._payloads.fetch(work.payloads, work.deadline_s - now_s)
-            companions = companions_of(work, self._engine, self._payloads, self._clock)
+            companions = companions_of(work, self._capabilities, self._payloads, self._clock)
             added_at_s = self._clock()
-            give: Callable[[StageRequest], None] = getattr(self._engine, "update" if work.segment else "add")
+            give = self._give_next_segment if work.segment else self._engine.add
             give(request_of(work, self._defaults, {**fetched, **whole}, companions))
         except Exception as error:
-            # The engine is not stepped here: what one request broke is that request's own.
-            if kind_of(error) is FailureKind.ENGINE:
+            # The engine is not in a step, so the other requests in it are unharmed.
+            if failure_kind(error) is FailureKind.ENGINE:
                 logger.exception("engine.add_failed")
             self._forget(work.key)
-            return [broken(work.key, error)]
+            return [failed(work.key, error)]
         self._run(work, added_at_s, transfer_s=added_at_s - now_s)
-        return self._of_pieces(self._pauses.began(work.key))
+        return self._of_pieces(self._pauses.request_started(work.key))
 
     def _run(self, work: Work, added_at_s: float, transfer_s: float = 0.0) -> None:
         earlier = self._running.get(work.key)
@@ -240,8 +247,8 @@ class EngineLoop:
         self._next_deadline_s = min(self._next_deadline_s, work.deadline_s)
 
     def _forget(self, key: str) -> Running | None:
-        self._pieces.close(key)
-        self._pauses.close(key)
+        self._pieces.forget_request(key)
+        self._pauses.forget_request(key)
         return self._running.pop(key, None)
 
     def _of_pieces(self, outcomes: Sequence[Outcome]) -> Sequence[Outcome]:
@@ -265,7 +272,7 @@ class EngineLoop:
         key: Any = output.key
         running = self._running.get(key) if isinstance(key, str) else None
         if running is None:
-            # Who was stopped says so, and nobody waits for that any more.
+            # An aborted request still puts out its end; its outcome was emitted already.
             self.counters["stray_outputs"] += output.finish_reason != "abort"
             return ()
         flaw = "the engine said more of it behind its end" if running.has_ended else flaw_of(output)
@@ -275,15 +282,15 @@ class EngineLoop:
         if outcomes and running.first_output_at_s is None:
             running.first_output_at_s = self._clock()
         if output.handoff_piece is not None and not running.is_cancelled:
-            outcomes += self._of_pieces(self._pieces.put(running.work, output.handoff_piece))
+            outcomes += self._of_pieces(self._pieces.send_piece(running.work, output.handoff_piece))
         if output.finished:
             running.has_ended = True
-            self._pauses.ended(output.key)
-            outcomes += () if self._pieces.hold(output) else self._finish(output)
+            self._pauses.request_ended(output.key)
+            outcomes += () if self._pieces.delay_end(output) else self._finish(output)
         return outcomes
 
     def _reject(self, key: str, flaw: str) -> Sequence[Outcome]:
-        """An output makes no sense: its request fails, and no other."""
+        """Fail the request of an invalid output, and no other."""
         self.counters["bad_outputs"] += 1
         logger.error("engine.bad_output key=%s %s", key, flaw)
         self._forget(key)
@@ -293,10 +300,10 @@ class EngineLoop:
     def _finish(self, output: EngineOutput) -> Sequence[Outcome]:
         running = self._running.get(output.key)
         if running is None:
-            self._pieces.close(output.key)
+            self._pieces.forget_request(output.key)
             return ()
         end = end_of(running, output, self._hand_over, self._clock)
-        self._pieces.close(output.key)
+        self._pieces.forget_request(output.key)
         if running.segmented is not None:
             if isinstance(end, Finished) and not running.is_cancelled:
                 return [running.segmented.end_segment(end)]

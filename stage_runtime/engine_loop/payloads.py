@@ -1,7 +1,8 @@
 """Hand-offs between this replica's stage and its neighbours, through the connector of each edge.
 
-Used by the engine's thread. What was handed over is kept until the hub releases it, so that the next stage can be run
-again; what nobody releases goes after ``keep_s``. Whatever a connector raises hurts at most the request that used it.
+Used by the engine's thread. A stored hand-off is kept until the hub releases it, so that the next stage can be run
+again; one that is never released is dropped after ``keep_s``. An exception of a connector fails only the request that
+used it.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ from stage_runtime.engine_loop.jobs import Work, owner_of
 logger = logging.getLogger(__name__)
 
 KEEP_S: Final = 900.0
-#: How long a hand-off may take to come from another host.
+#: Longest wait for a hand-off of another host.
 _FETCH_TIMEOUT_S: Final = 5.0
-#: What of a connector's health is told at its end.
+#: Counters of a connector's health that are logged when it is closed.
 _COUNTS: Final = ("puts", "gets", "failures", "segments_made", "by_shared_memory", "by_network")
 
 
@@ -49,7 +50,7 @@ class _Kept:
 
 
 class Payloads:
-    """Puts and fetches. ``edges`` holds the connectors by (from stage, to stage)."""
+    """Stores, fetches and releases hand-offs. ``edges`` holds the connectors by (from stage, to stage)."""
 
     def __init__(
         self, stage_id: int, edges: Mapping[tuple[int, int], Edge], clock: Callable[[], float], keep_s: float = KEEP_S
@@ -58,21 +59,21 @@ class Payloads:
         self._edges = edges
         self._clock = clock
         self._keep_s = keep_s
-        #: What was put and not released, by the owner of the request; oldest owner first.
+        #: Stored and not released, by the owner of the request; oldest owner first.
         self._kept: dict[str, list[_Kept]] = {}
-        #: How often a connector raised where nobody waits for its answer.
+        #: How often a connector's ``cleanup`` raised.
         self.failed_cleanups = 0
-        #: How often a hand-off could not be stored, or its producer or the store not be reached.
+        #: How often a hand-off could not be stored or fetched.
         self.failures = 0
 
     def fetch(
         self, refs: Sequence[PayloadRef], remaining_s: float = _FETCH_TIMEOUT_S, role: str = ""
     ) -> dict[int, Mapping[str, Any]]:
-        """What the stages before left for the request, or for its companion in that role, by stage.
+        """The hand-offs of earlier stages by stage: the request's, or those of its companion in ``role``.
 
-        Raise PayloadError if any of it is missing or damaged.
+        ``remaining_s`` is the time to the request's deadline. Raise PayloadError if one is missing or damaged.
         """
-        # The engine's thread waits meanwhile, and with it everybody else's request.
+        # The engine's thread waits meanwhile, and with it every other request.
         timeout_s = max(0.0, min(_FETCH_TIMEOUT_S, remaining_s))
         found: dict[int, Mapping[str, Any]] = {}
         for ref in refs:
@@ -89,7 +90,9 @@ class Payloads:
                 )
             except Exception as error:
                 self.failures += 1
-                raise PayloadError(f"the hand-off of stage {ref.from_stage} can't be read: {_told(error)}") from error
+                raise PayloadError(
+                    f"the hand-off of stage {ref.from_stage} can't be read: {_described(error)}"
+                ) from error
             if got is None:
                 raise PayloadError(f"the hand-off of stage {ref.from_stage} is not there any more")
             if not isinstance(got[0], Mapping):
@@ -98,20 +101,20 @@ class Payloads:
         return found
 
     def windows(self, to_stages: Sequence[int]) -> dict[int, int]:
-        """How many pieces of one request may be on their way to each stage."""
+        """How many pieces of one request may be in flight to each stage."""
         edges = {stage: self._edges.get((self._stage_id, stage)) for stage in to_stages}
         return {stage: DEFAULT_WINDOW if edge is None else edge.window for stage, edge in edges.items()}
 
     def endpoints(self) -> dict[str, dict[str, Any]]:
-        """Where the next stages reach this one, by edge, for the record. Raise OSError if they can't at all."""
+        """Where the next stages fetch from this one, by edge, for the record. Raise OSError if it can't listen."""
         outward = {pair: edge for pair, edge in self._edges.items() if pair[0] == self._stage_id}
         found = {pair: (edge.name, edge.connector.endpoint()) for pair, edge in outward.items()}
         return {f"{pair[0]}-{pair[1]}": {"connector": name} | where for pair, (name, where) in found.items() if where}
 
     def trouble(self) -> str:
-        """What the first connector that is not well lacks, and the stages that it joins; empty if all are well.
+        """Why the first unhealthy connector is so, and the stages that it joins; empty if all are healthy.
 
-        Raise ConfigError for one that never will be.
+        Raise ConfigError for one that can't become healthy without a change of its configuration.
         """
         for pair, edge in self._edges.items():
             try:
@@ -132,9 +135,9 @@ class Payloads:
         to_stages: Sequence[int],
         number: int | None = None,
     ) -> tuple[PayloadRef, ...]:
-        """Store what these of the next stages need: all of it, or the piece of that number.
+        """Store a hand-off for each of these next stages: all of it, or the piece of that number.
 
-        Raise PayloadError if it can't be stored.
+        Raise PayloadError if it can't be stored; then everything of the request's owner was released.
         """
         if handoff is None:
             return ()
@@ -145,24 +148,24 @@ class Payloads:
             raise
         except Exception as error:
             self.release(work.owner)
-            raise PayloadError(f"the hand-off can't be stored: {_told(error)}") from error
+            raise PayloadError(f"the hand-off can't be stored: {_described(error)}") from error
 
     def release(self, owner: str) -> None:
-        """Drop all that was handed over for one request."""
+        """Drop every hand-off of one request."""
         self._drop(owner, lambda _: True)
 
     def release_before(self, owner: str, segment: int) -> None:
-        """Drop what was handed over for the segments of a request before that one."""
+        """Drop the hand-offs of a request's segments before ``segment``."""
         self._drop(owner, lambda kept: kept.segment < segment)
 
     def release_hub(self, hub_id: str) -> None:
-        """Drop all that was handed over for one hub's requests."""
+        """Drop every hand-off of one hub's requests."""
         prefix = owner_of(hub_id, "")
         for owner in [each for each in self._kept if each.startswith(prefix)]:
             self.release(owner)
 
     def expire(self) -> None:
-        """Drop what was kept for too long."""
+        """Drop the hand-offs that were kept longer than ``keep_s``."""
         oldest_allowed_s = self._clock() - self._keep_s
         while self._kept:
             owner, kept = next(iter(self._kept.items()))
@@ -171,10 +174,10 @@ class Payloads:
             self._drop(owner, lambda each: each.put_at_s <= oldest_allowed_s)
 
     def close(self) -> None:
-        """Close all connectors, and say what they did. Idempotent."""
+        """Close all connectors, and log their counters. Idempotent."""
         for pair, edge in self._edges.items():
             try:
-                _say_what_it_did(pair, edge)
+                _log_counters(pair, edge)
             except ConfigError:
                 logger.debug("payload.never_worked connector=%s", edge.name)
             except Exception:
@@ -209,7 +212,7 @@ class Payloads:
                 f"{edge.name} could not store the hand-off for stage {to_stage}: {edge.connector.last_error}"
             )
         if not number:
-            # The first piece stands for all: what a connector drops under a key, it drops under all that begin with it.
+            # The first piece stands for all: ``cleanup`` of a key drops every key that begins with it.
             kept = _Kept(edge.connector, kept_key, self._clock(), work.segment or 0)
             self._kept.setdefault(work.owner, []).append(kept)
         return PayloadRef(
@@ -219,20 +222,20 @@ class Payloads:
             connector=edge.name,
             size_bytes=size_bytes,
             # The hand-off stays until the hub releases it: the next stage may have to run again elsewhere.
-            metadata={**(metadata or {}), **_seen_by_the_hub(handoff), "consume": False},
+            metadata={**(metadata or {}), **_hub_metadata(handoff), "consume": False},
         )
 
 
-def _seen_by_the_hub(handoff: Mapping[str, Any]) -> dict[str, Any]:
-    # Where a prefill left its KV: the hub keeps it with the request, and fetches no hand-offs.
+def _hub_metadata(handoff: Mapping[str, Any]) -> dict[str, Any]:
+    # The hub keeps with the request where a prefill left its KV cache; the hub fetches no hand-offs.
     return {name: handoff[name] for name in ("kv_transfer_params",) if name in handoff}
 
 
-def _told(error: Exception) -> str:
+def _described(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def _say_what_it_did(pair: tuple[int, int], edge: Edge) -> None:
+def _log_counters(pair: tuple[int, int], edge: Edge) -> None:
     counts = edge.connector.health()
     done = " ".join(f"{name}={counts[name]}" for name in _COUNTS if name in counts)
     logger.info("payload.closed edge=%d-%d connector=%s %s", *pair, edge.name, done)
@@ -247,7 +250,7 @@ def _key(work: Work) -> str:
 def build_edges(
     deploy: DeployConfig, stage_id: int, namespace: str, bind_host: str = "", advertise_host: str = ""
 ) -> dict[tuple[int, int], Edge]:
-    """The connectors of all edges that touch a stage. Raise ConfigError for one that can't be built."""
+    """The connectors of all edges that begin or end at a stage. Raise ConfigError for one that can't be built."""
     pairs = [(before, stage_id) for before in deploy.inputs_of(stage_id)]
     pairs += [(stage_id, stage.stage_id) for stage in deploy.stages if stage_id in deploy.inputs_of(stage.stage_id)]
     edges: dict[tuple[int, int], Edge] = {}

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from omni_discovery.errors import InvalidRequestError
 from omni_discovery.wire import FailureKind, PayloadRef
-from stage_runtime.config import NotResumableError, PayloadError
+from stage_runtime.config import PayloadError
 from stage_runtime.engine_loop.jobs import Finished, RequestFailed, SegmentEnded, Work
-from stage_runtime.engines.base import Engine, EngineOutput, StageRequest
+from stage_runtime.engines.base import EngineOutput, StageRequest
+from stage_runtime.engines.capabilities import Capabilities
+from stage_runtime.engines.errors import failure_kind
 
 if TYPE_CHECKING:
     from stage_runtime.engine_loop.payloads import Payloads
@@ -46,15 +48,15 @@ class SegmentedRequest:
 
 @dataclass(slots=True)
 class Running:
-    """Work that the engine has, or waits for its input."""
+    """Work that the engine has, or that waits for its pieces or its next segment."""
 
     work: Work
     added_at_s: float
     transfer_s: float
     first_output_at_s: float | None = None
-    #: The engine has said its last word of it, or of its present segment.
+    #: Whether the engine has put out the end of the request, or of its present segment.
     has_ended: bool = False
-    #: Nobody wants its end: what it would hand over is not kept.
+    #: Whether the hub has cancelled it: nothing is handed over any more.
     is_cancelled: bool = False
     #: Set where the request's input comes in segments.
     segmented: SegmentedRequest | None = None
@@ -83,7 +85,7 @@ def request_of(
     handed: Mapping[int, Mapping[str, Any]],
     companions: Mapping[str, Mapping[int, Mapping[str, Any]]],
 ) -> StageRequest:
-    """What the engine gets; ``handed`` is what came for it, whole, by stage."""
+    """The work as the engine gets it. ``handed`` holds the complete hand-offs by stage."""
     return StageRequest(
         key=work.key,
         request_id=work.request_id,
@@ -104,13 +106,16 @@ def request_of(
 
 
 def companions_of(
-    work: Work, engine: Engine, payloads: Payloads, clock: Callable[[], float]
+    work: Work, capabilities: Capabilities, payloads: Payloads, clock: Callable[[], float]
 ) -> Mapping[str, Mapping[int, Mapping[str, Any]]]:
-    """What was handed over for the work's companions, by role. Raise InvalidRequestError if the engine takes none."""
+    """The hand-offs of the work's companions, by role and stage.
+
+    Raise InvalidRequestError if the engine takes none, PayloadError if one is missing or damaged.
+    """
     if not work.payloads:
         return {}
     roles = dict.fromkeys(ref.role for ref in work.payloads if ref.role)
-    if roles and not getattr(engine, "takes_companions", False):
+    if roles and not capabilities.takes_companions():
         raise InvalidRequestError("this stage takes no companions; ask without them")
     return {role: payloads.fetch(work.payloads, work.deadline_s - clock(), role) for role in roles}
 
@@ -121,7 +126,7 @@ def end_of(
     hand_over: Callable[[Work, EngineOutput], tuple[PayloadRef, ...]],
     clock: Callable[[], float],
 ) -> Finished | RequestFailed:
-    """How the request ends after the engine's last word of it."""
+    """How a request ends after the engine's last output: stores the hand-off, if it is to have one."""
     if output.error is not None:
         return RequestFailed(output.key, *output.error)
     done_at_s = clock()
@@ -135,32 +140,19 @@ def end_of(
     return Finished(output.key, output.finish_reason or "stop", refs, output.usage, timings_s, output.stop_reason)
 
 
-def refusal_of(work: Work, engine: Engine, now_s: float) -> RequestFailed | None:
-    """Why the engine is not to have the work, if it is not."""
+def refusal_of(work: Work, capabilities: Capabilities, now_s: float) -> RequestFailed | None:
+    """Why the work is refused before the engine gets it; None if it is not."""
     if now_s >= work.deadline_s:
         return RequestFailed(work.key, FailureKind.DEADLINE, "the deadline passed while the request waited")
-    if work.resume is not None and getattr(engine, "not_resumable", None) is None:
-        # It would begin at the beginning, and the client would see that twice.
+    if work.resume is not None and not capabilities.can_resume():
+        # The engine would begin the answer again, and the client would see its beginning twice.
         return RequestFailed(work.key, FailureKind.NOT_RESUMABLE, "this engine can't go on behind what was shown")
-    if work.segment is not None and getattr(engine, "update", None) is None:
+    if work.segment is not None and capabilities.update is None:
         return RequestFailed(work.key, FailureKind.INVALID, "this engine takes no input in segments")
     return None
 
 
-def kind_of(error: Exception) -> FailureKind:
-    """What an error says of the request that met it while it was given to the engine."""
-    match error:
-        case InvalidRequestError():
-            return FailureKind.INVALID
-        case PayloadError():
-            return FailureKind.PAYLOAD
-        case NotResumableError():
-            return FailureKind.NOT_RESUMABLE
-        case _:
-            return FailureKind.ENGINE
-
-
-def broken(key: str, error: Exception) -> RequestFailed:
-    """The end of a request that could not be given to the engine."""
-    kind = kind_of(error)
+def failed(key: str, error: Exception) -> RequestFailed:
+    """The end of a request that an engine method refused, by raising ``error``."""
+    kind = failure_kind(error)
     return RequestFailed(key, kind, f"{type(error).__name__}: {error}" if kind is FailureKind.ENGINE else str(error))

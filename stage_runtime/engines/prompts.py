@@ -1,4 +1,4 @@
-"""What a client asked, as the token ids that a model reads."""
+"""A client's prompt or messages, as token ids or as text for a model."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from omni_discovery.errors import InvalidRequestError
 
 
 def read_prompt(tokenizer: Any, inputs: Mapping[str, Any], *, begins: bool = True, images: bool = False) -> list[int]:
-    """The token ids of ``messages``, ``prompt`` or ``prompt_token_ids``; anything else raises InvalidRequestError.
+    """The token ids of exactly one of ``messages``, ``prompt`` and ``prompt_token_ids``. Raise InvalidRequestError.
 
-    A ``prompt`` that does not begin its request gets no special tokens at its front. With ``images``, parts of
-    messages may be ``{"type": "image"}``: the model's template knows what to write in their place.
+    ``begins`` False: the ``prompt`` continues a request, so it gets no special tokens at its front. With ``images``,
+    parts of messages may be ``{"type": "image"}``, for which the model's chat template writes a placeholder.
     """
     given = [name for name in ("messages", "prompt", "prompt_token_ids") if inputs.get(name) is not None]
     if len(given) != 1:
@@ -29,9 +29,9 @@ def read_prompt(tokenizer: Any, inputs: Mapping[str, Any], *, begins: bool = Tru
 
 
 def prompt_text(inputs: Mapping[str, Any]) -> str:
-    """What a client asked, for a model that reads text: the ``prompt``, or the last of the ``messages``.
+    """The text for a model that reads text: the ``prompt``, or the content of the last of the ``messages``.
 
-    Raise InvalidRequestError if there is no text.
+    Raise InvalidRequestError if there is none.
     """
     prompt = inputs.get("prompt")
     if prompt is None and inputs.get("messages") is not None:

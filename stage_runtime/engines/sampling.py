@@ -1,7 +1,7 @@
-"""Sampling parameters by their OpenAI names, checked before they get near an engine.
+"""Sampling and pooling parameters by their OpenAI and vLLM names, checked before an engine gets them.
 
-Checked here and strictly, because a value of the wrong type may pass an engine's own check and crash a later step,
-and with it everybody else's request.
+They are checked strictly, because a value of the wrong type may pass an engine's own check and crash a later step, and
+with it every other request.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _StopText = Annotated[str, Meta(min_length=1, max_length=256)]
 _Name = Annotated[str, Meta(min_length=1, max_length=64)]
 _Extra = str | Annotated[int, Meta(ge=-(1 << 62), lt=1 << 62)] | float
 
-#: What vLLM itself reads of them: where a KV cache is, and what is told of it.
+#: Extra arguments that vLLM itself reads; the stages use them between each other.
 _NO_EXTRAS: Final = ("kv_transfer_params", "ec_transfer_params", "kv_cache_report_mode")
 
 _UNKNOWN: Final = re.compile(r"unknown field `([^`]*)`")
@@ -33,13 +33,13 @@ _PLACE: Final = re.compile(r" - at `\$\.?([^`]*)`$")
 
 _Checked = TypeVar("_Checked")
 
-#: Seeds of pictures and sounds are whole numbers below two to this.
+#: Seeds of pictures and sounds are whole numbers from 0 to two to the power of this, less one.
 SEED_BITS: Final = 63
 Seed = Annotated[int, Meta(ge=0, le=(1 << SEED_BITS) - 1)]
 
 
 class StructuredOutputs(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
-    """What form an answer must have: one of the first six, as vLLM names them, and how its JSON is written."""
+    """The form that an answer must have: one of the first six, as vLLM names them, and how its JSON is written."""
 
     json: str | dict[str, Any] | None = None
     regex: str | None = None
@@ -53,7 +53,7 @@ class StructuredOutputs(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
 
 
 class RepetitionDetection(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """When an answer that repeats itself is ended: patterns of so many tokens, so many times over."""
+    """When to end an answer that repeats itself: a pattern of so many tokens came ``min_count`` times."""
 
     max_pattern_size: Annotated[int, Meta(ge=0, lt=1 << 31)] = 0
     min_pattern_size: Annotated[int, Meta(ge=0, lt=1 << 31)] = 0
@@ -61,7 +61,7 @@ class RepetitionDetection(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
 
 
 class TokenSampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
-    """What may be asked of a stage that makes tokens. None means: as the engine has it."""
+    """The parameters of a stage that generates tokens. None means the engine's default."""
 
     temperature: Annotated[float, Meta(ge=0, le=100)] | None = None
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
@@ -89,14 +89,14 @@ class TokenSampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
     logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
     prompt_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
     watermarking: bool | None = None
-    #: Whose prompts are remembered together: nobody who says another one learns from the time what was read before.
+    #: Requests share the prefix cache only with those of the same salt, so timing tells nothing of other prompts.
     cache_salt: _Salt | None = None
     #: For logits processors of the operator's own.
     extra_args: Annotated[dict[_Name, _Extra | list[_Extra]], Meta(max_length=64)] | None = None
 
 
 def token_sampling(params: Mapping[str, Any]) -> dict[str, Any]:
-    """The parameters that were set, ready for an engine. Raise InvalidRequestError that names the bad one."""
+    """The parameters of a token request by name; None: not set. Raise InvalidRequestError that names the bad one."""
     given = {name: value for name, value in params.items() if value is not None}
     longest = given.pop("max_completion_tokens", None)
     if longest is not None:
@@ -111,24 +111,24 @@ def token_sampling(params: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class Pooling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
-    """What may be asked of a stage that pools, as vLLM names it. None means: as the engine has it."""
+    """The parameters of a stage that pools, as vLLM names them. None means the engine's default."""
 
     task: Annotated[str, Meta(max_length=64)] | None = None
     dimensions: Annotated[int, Meta(ge=1, lt=1 << 31)] | None = None
     use_activation: bool | None = None
-    #: Where the second of two texts in one prompt begins, for models that are told.
+    #: At which token the second of two texts in one prompt begins, for models that want to know.
     compressed_token_type_ids: Annotated[int, Meta(ge=0, lt=1 << 31)] | None = None
     cache_salt: _Salt | None = None
 
 
 def pooling_asked(params: Mapping[str, Any]) -> dict[str, Any]:
-    """The parameters that were set, ready for an engine. Raise InvalidRequestError that names the bad one."""
+    """The parameters of a pooling request that were set, by name. Raise InvalidRequestError that names the bad one."""
     asked = msgspec.structs.asdict(checked(params, Pooling))
     return {name: value for name, value in asked.items() if value is not None}
 
 
 def seed_of(request_id: str) -> int:
-    """The seed of a request that gives none: the same for every attempt, so that a second one makes the same."""
+    """The seed of a request that gives none: the same for every attempt, from 0 to ``2**SEED_BITS - 1``."""
     digest = hashlib.blake2b(request_id.encode("utf-8"), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> (64 - SEED_BITS)
 

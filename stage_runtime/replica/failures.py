@@ -1,4 +1,4 @@
-"""What an engine's exception means for who runs it. Pure; errors of libraries that may be absent go by their names."""
+"""Classify an engine's exception: too little memory, a broken model file, or a bug. Pure."""
 
 from __future__ import annotations
 
@@ -8,50 +8,32 @@ from omni_discovery.deploy.document import StageConfig
 from omni_discovery.errors import ConfigError
 from omni_discovery.text import one_line
 from stage_runtime.config import EngineDeadError
+from stage_runtime.engines.errors import lacks_memory
 
-#: Of torch, by the name of their class.
-_MEMORY_TYPES: Final = frozenset({"OutOfMemoryError"})
-#: What torch, CUDA, HIP, CANN and vLLM say where memory is short at the moment; vLLM does so with a plain ValueError.
-#: What it says of memory that can never suffice for the engine_args is none of these.
-_MEMORY_WORDS: Final = (
-    "out of memory",
-    "can't allocate memory",
-    "cannot allocate memory",
-    "available memory on node",
-    "free memory on device",
-)
 _MEMORY_ADVICE: Final = (
     "give the stage more or other devices, stop what else uses them, or ask less of engine_args (max_model_len, "
     "max_num_seqs, gpu_memory_utilization, a smaller dtype)"
 )
-#: Files that are cut short or are something else; starting again reads the same bytes.
+#: The file is truncated or of another format; a restart would read the same bytes.
 _BROKEN_FILE_TYPES: Final = frozenset({"SafetensorError", "UnpicklingError"})
 _MOST_CHARACTERS: Final = 400
 
 
-def lacks_memory(error: BaseException) -> bool:
-    """Whether there was too little memory, in the host or on a device, for what the engine was to do."""
-    if isinstance(error, MemoryError) or type(error).__name__ in _MEMORY_TYPES:
-        return True
-    text = str(error).lower()
-    return any(words in text for words in _MEMORY_WORDS)
-
-
 def is_known(error: BaseException) -> bool:
-    """Whether one line says all there is to say; of anything else, people want to see where it came from."""
+    """Whether one line explains the error; any other error is logged with its traceback."""
     return lacks_memory(error) or _is_broken_file(error)
 
 
 def not_loaded(stage: StageConfig, error: Exception) -> ConfigError | EngineDeadError:
-    """What is to be raised where the model could not be loaded: ConfigError if the next attempt would fail alike."""
+    """The error of a model that could not be loaded: ConfigError if a restart would fail in the same way."""
     if _is_broken_file(error):
         what = f"the model {stage.model} has a file that can't be read; fetch it anew"
-        return ConfigError(f"stage {stage.stage_id}: {what} ({told(error)})")
-    return EngineDeadError(f"could not be loaded: {told(error)}")
+        return ConfigError(f"stage {stage.stage_id}: {what} ({describe_failure(error)})")
+    return EngineDeadError(f"could not be loaded: {describe_failure(error)}")
 
 
-def told(error: BaseException) -> str:
-    """One line for the record and the log: what failed and, where that can be said, what to do."""
+def describe_failure(error: BaseException) -> str:
+    """One line of at most 400 characters for the record and the log: the error and, if known, what to do."""
     text = one_line(str(error))
     if len(text) > _MOST_CHARACTERS:
         text = text[: _MOST_CHARACTERS - 4] + " ..."

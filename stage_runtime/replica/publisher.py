@@ -1,4 +1,4 @@
-"""The thread that publishes what a replica's other threads do: its status, its queue, and that it stands still."""
+"""The thread that publishes the state of a replica in its record: status, queue length, stall."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Final, Protocol
 
 from omni_discovery.records.schema import ReplicaStatus
 from stage_runtime.lifecycle import Stage, published_status
-from stage_runtime.status_pipe import LastWords, Tell, tell_nobody
+from stage_runtime.status_pipe import Exiting, WriteStatus, no_status
 from stage_runtime.supervisor.restarts import EXIT_FAILED
 
 logger = logging.getLogger(__name__)
@@ -19,26 +19,26 @@ logger = logging.getLogger(__name__)
 _PUBLISH_INTERVAL_S: Final = 0.05
 
 
-class StageClient(Protocol):
-    """What a replica needs of its registration."""
+class RecordPublisher(Protocol):
+    """The registration of a replica, as far as the replica uses it."""
 
     def update_info(self, status: ReplicaStatus | None = None, queue_length: int | None = None) -> None:
-        """Publish a change."""
+        """Publish the status, the queue length (in requests), or both."""
 
     def describe(self, **fields: Any) -> None:
-        """Publish other fields of the record."""
+        """Publish other fields of the record, by name."""
 
     def close(self) -> None:
-        """Withdraw."""
+        """Withdraw the record."""
 
     @property
     def awaited_hubs(self) -> frozenset[str] | None:
-        """The hubs that have not said yet that they know of a drain; None while that is not known."""
+        """The live hubs that have not acknowledged the drain; None while etcd does not tell which hubs live."""
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """What is to be seen of a replica at one moment. ``is_hopeless``: it stands still beyond recovery."""
+class ReplicaSnapshot:
+    """The state of a replica at one moment. ``is_hopeless``: stalled for so long that the process has to end."""
 
     stage: Stage
     queue_length: int
@@ -47,39 +47,39 @@ class Look:
 
 
 class StatusPublisher:
-    """Looks at the replica again and again, and publishes what has changed, from ``start`` to ``stop``.
+    """Publishes changes of ``take_snapshot()``, 20 times a second, from ``start`` to ``stop``.
 
-    Whatever goes wrong on the way is logged, counted and tried again: the thread ends by ``stop`` only.
+    An error is logged, counted and retried: only ``stop`` ends the thread.
     """
 
     def __init__(
         self,
-        client: StageClient,
-        look: Callable[[], Look],
+        client: RecordPublisher,
+        take_snapshot: Callable[[], ReplicaSnapshot],
         stage_id: int,
         stall_reason: str,
         end_process: Callable[[int], object] = os._exit,
-        tell: Tell = tell_nobody,
+        write_status: WriteStatus = no_status,
     ) -> None:
         self._client = client
-        self._look = look
+        self._take_snapshot = take_snapshot
         self._stage_id = stage_id
         self._stall_reason = stall_reason
         self._end_process = end_process
-        self._tell = tell
+        self._write_status = write_status
         self._published: tuple[ReplicaStatus, int] = (ReplicaStatus.STARTING, 0)
         self._was_stalled = self._was_asleep = False
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="replica-status", daemon=True)
-        #: How often an attempt to look or to publish has failed. Written by the thread only.
+        #: Failed attempts to publish. Written by the thread only.
         self.failures = 0
 
     def start(self) -> None:
-        """Begin to publish."""
+        """Start the thread."""
         self._thread.start()
 
     def stop(self, timeout_s: float = 5.0) -> None:
-        """End the thread, if it ends within ``timeout_s``. Idempotent."""
+        """End the thread; return after ``timeout_s`` also if it has not ended. Idempotent."""
         self._stopped.set()
         if self._thread.is_alive():
             self._thread.join(timeout_s)
@@ -88,7 +88,7 @@ class StatusPublisher:
         failed_before = 0
         while not self._stopped.wait(_PUBLISH_INTERVAL_S):
             try:
-                self._publish(self._look())
+                self._publish(self._take_snapshot())
             except Exception:
                 self.failures += 1
                 if not failed_before:
@@ -99,23 +99,23 @@ class StatusPublisher:
                 logger.info("replica.published_again stage=%d failures=%d", self._stage_id, failed_before)
                 failed_before = 0
 
-    def _publish(self, look: Look) -> None:
-        if look.is_stalled is not self._was_stalled:
-            logger.warning("replica.stall stalled=%s", look.is_stalled)
-            self._client.describe(reason=self._stall_reason if look.is_stalled else "")
-            self._was_stalled = look.is_stalled
-        is_asleep = look.stage is Stage.ASLEEP
+    def _publish(self, snapshot: ReplicaSnapshot) -> None:
+        if snapshot.is_stalled is not self._was_stalled:
+            logger.warning("replica.stall stalled=%s", snapshot.is_stalled)
+            self._client.describe(reason=self._stall_reason if snapshot.is_stalled else "")
+            self._was_stalled = snapshot.is_stalled
+        is_asleep = snapshot.stage is Stage.ASLEEP
         if is_asleep is not self._was_asleep:
             logger.info("replica.sleep asleep=%s", is_asleep)
             self._client.describe(phase="asleep" if is_asleep else "ready")
             self._was_asleep = is_asleep
-        if look.is_hopeless:
+        if snapshot.is_hopeless:
             logger.error("replica.hopeless stage=%d: ending, to be started anew", self._stage_id)
-            self._tell(LastWords(self._stall_reason))
-            # The main thread, which would take everything down in order, is the one that hangs.
+            self._write_status(Exiting(self._stall_reason))
+            # The main thread, which would close everything in order, is the one that hangs.
             self._end_process(EXIT_FAILED)
-        current = published_status(look.stage, look.is_stalled), look.queue_length
-        # The last words, down or error with their reason, are the main thread's.
-        if current != self._published and look.stage not in (Stage.STOPPED, Stage.FAILED):
+        current = published_status(snapshot.stage, snapshot.is_stalled), snapshot.queue_length
+        # The final status, down or error with its reason, is published by the main thread.
+        if current != self._published and snapshot.stage not in (Stage.STOPPED, Stage.FAILED):
             self._client.update_info(status=current[0], queue_length=current[1])
             self._published = current

@@ -1,4 +1,4 @@
-"""Whether a replica's connectors reach what carries its hand-offs: waited for before it is up, told while it is."""
+"""The readiness check of a replica: its connectors must reach the stores and peers that carry its hand-offs."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from stage_runtime.engine_loop.payloads import Payloads
 
 logger = logging.getLogger(__name__)
 
-#: Longer than Yuanrong's client stays silent after a call without an answer.
+#: Pause between two checks before the replica is up. Yuanrong's client rejects calls for up to 2 s after a timeout.
 _WAIT_S: Final = 2.5
-#: Between two looks, once a hand-off has failed.
-_LOOK_EVERY_S: Final = 5.0
+#: Pause between two checks while the replica is up and hand-offs fail.
+_CHECK_EVERY_S: Final = 5.0
 
 
-class Reach:
-    """Belongs to the replica's main thread. ``describe`` puts fields into its record."""
+class ReadinessCheck:
+    """Used by the replica's main thread. ``describe`` updates fields of the replica's record."""
 
     def __init__(
         self,
@@ -32,36 +32,36 @@ class Reach:
         self._describe = describe
         self._clock = clock
         self._sleep = sleep
-        #: What the record says of it; empty while all is well.
-        self._told = ""
+        #: The trouble that the record shows now; empty while all connectors are healthy.
+        self._shown = ""
         self._failures = 0
-        self._look_at_s = clock()
-        #: Whether the replica stands still for want of that, and of nothing else. Read by any thread.
+        self._check_at_s = clock()
+        #: True while only this check keeps the replica from loading: no stall then. Read by any thread.
         self.is_waiting = False
 
-    def wait(self) -> None:
-        """Return when every connector is well. Until then the record says what is missing, and so does the log."""
+    def wait_ready(self) -> None:
+        """Block until every connector is healthy. Until then the record and the log show what is missing."""
         while trouble := self._payloads.trouble():
             self.is_waiting = True
-            self._tell(trouble, phase=WAITING_PHASE)
+            self._show(trouble, phase=WAITING_PHASE)
             self._sleep(_WAIT_S)
-        self._tell("")
+        self._show("")
         self.is_waiting = False
 
-    def look(self) -> None:
-        """Say in the record why hand-offs fail, as long as they do. Asks nobody unless one has failed."""
-        if not self._told and self._failures == self._payloads.failures:
+    def check_again(self) -> None:
+        """Show in the record why hand-offs fail, while they do. Connectors are asked only after a failed hand-off."""
+        if not self._shown and self._failures == self._payloads.failures:
             return
         now_s = self._clock()
-        if now_s >= self._look_at_s:
-            self._look_at_s = now_s + _LOOK_EVERY_S
+        if now_s >= self._check_at_s:
+            self._check_at_s = now_s + _CHECK_EVERY_S
             self._failures = self._payloads.failures
-            self._tell(self._payloads.trouble())
+            self._show(self._payloads.trouble())
 
-    def _tell(self, trouble: str, **fields: str) -> None:
-        if trouble == self._told:
+    def _show(self, trouble: str, **fields: str) -> None:
+        if trouble == self._shown:
             return
-        self._told = trouble
+        self._shown = trouble
         if trouble:
             logger.warning("replica.out_of_reach reason=%s", trouble)
         else:

@@ -1,6 +1,6 @@
-"""One replica: sockets, registration, engine, wired in this order and taken down in the reverse.
+"""One replica process: sockets, registration and engine, started in this order and closed in the reverse.
 
-How a replica's process ends: every part is closed, and none of them can keep the others or the process for ever.
+Closing is bounded: an error in one part doesn't keep the others open, and a part that hangs doesn't keep the process.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ from stage_runtime.lifecycle import (
     WorkFinished,
     stalled,
 )
-from stage_runtime.replica.failures import is_known, not_loaded, told
+from stage_runtime.replica.failures import describe_failure, is_known, not_loaded
 from stage_runtime.replica.identity import identity, model_details
-from stage_runtime.replica.publisher import Look, StageClient, StatusPublisher
-from stage_runtime.replica.readiness import Reach
+from stage_runtime.replica.publisher import RecordPublisher, ReplicaSnapshot, StatusPublisher
+from stage_runtime.replica.readiness import ReadinessCheck
 from stage_runtime.server.handshake import ReplicaState, SecurityMismatchLog
 from stage_runtime.server.server import ReplicaServer
-from stage_runtime.status_pipe import IsUp, LastWords, Tell, tell_nobody
+from stage_runtime.status_pipe import Exiting, Up, WriteStatus, no_status
 from stage_runtime.supervisor.devices import check_devices_are_seen
 from stage_runtime.supervisor.restarts import EXIT_CONFIG, EXIT_DONE, EXIT_DRAINED, EXIT_FAILED
 
@@ -53,7 +53,7 @@ logger = logging.getLogger(__name__)
 
 
 def close_part(name: str, close: Callable[[], object]) -> None:
-    """Close one part. What it raises is logged, and changes neither what comes next nor the exit code."""
+    """Close one part. An exception is logged and not raised: the next parts and the exit code stay as they are."""
     try:
         close()
     except Exception:
@@ -61,8 +61,8 @@ def close_part(name: str, close: Callable[[], object]) -> None:
 
 
 @contextmanager
-def ended_within(timeout_s: float, exit_code: int, end_process: Callable[[int], object] = os._exit) -> Iterator[None]:
-    """End the process with ``exit_code`` if the block takes longer: engines have hung in their own shutdown."""
+def exit_deadline(timeout_s: float, exit_code: int, end_process: Callable[[int], object] = os._exit) -> Iterator[None]:
+    """End the process with ``exit_code`` if the block takes longer than ``timeout_s``: engines hang in shutdown."""
 
     def end() -> None:
         logger.error("replica.close_hung after_s=%g code=%d: ending without it", timeout_s, exit_code)
@@ -79,11 +79,11 @@ def ended_within(timeout_s: float, exit_code: int, end_process: Callable[[int], 
 
 
 _FLUSH_TIMEOUT_S: Final = 2.0
-#: After so many times the bound on standing still, the process ends itself.
+#: A replica that is stalled for so many times ``stall_after_s`` ends itself, for the supervisor to restart it.
 _HOPELESS: Final = 3.0
 
 
-class _StopAsked(BaseException):
+class _StoppedWhileLoadingError(BaseException):
     """SIGTERM came while the model was loading."""
 
 
@@ -94,13 +94,13 @@ class Replica:
         self,
         config: ReplicaConfig,
         deploy: DeployConfig,
-        connect: Callable[..., StageClient] = OmniCoordClientForStage,
+        connect: Callable[..., RecordPublisher] = OmniCoordClientForStage,
         *,
         device: str = "cpu",
-        tell: Tell = tell_nobody,
+        write_status: WriteStatus = no_status,
     ) -> None:
         self._config = config
-        self._tell = tell
+        self._write_status = write_status
         self._stage: StageConfig = deploy.stage(config.stage_id)
         self._identity = identity(deploy, config.stage_id)
         self._connect = connect
@@ -115,43 +115,46 @@ class Replica:
             time.monotonic,
         )
         state = ReplicaState(lambda: self._lifecycle.stage, lambda: self._engine.capacity)
-        self._server = ReplicaServer(config.server, config.bind_host, self._keys, state, self._take_job)
+        self._server = ReplicaServer(config.server, config.bind_host, self._keys, state, self._queue_job)
         self._loop = EngineLoop(
             self._engine, self._payloads, dict(self._stage.default_sampling_params), self._server.emit
         )
-        self._begun_s = time.monotonic()
+        #: When loading started; the time spent in the readiness check doesn't count.
+        self._load_started_s = time.monotonic()
         self._drain = Drain(config.ack_timeout_s)
-        #: Whether the operator has asked for the drain; a replica that was drained stays down.
+        #: The operator has drained this replica by its control key: it stays down.
         self._drained_by_key = False
         self._security_mismatches = SecurityMismatchLog("" if self._keys is None else self._keys.public)
-        self._client: StageClient | None = None
+        self._client: RecordPublisher | None = None
         self._publisher: StatusPublisher | None = None
         self._phase = ""
-        self._reach = Reach(self._payloads, self._describe)
+        self._readiness = ReadinessCheck(self._payloads, self._describe)
 
     def run(self) -> int:
-        """Serve until told to stop; return the exit code."""
+        """Serve until a signal or a drain ends the replica; return the exit code."""
         signal.signal(signal.SIGTERM, self._on_stop_signal)
         signal.signal(signal.SIGUSR1, self._on_drain_signal)
         code = EXIT_FAILED
         try:
-            code = self._live()
+            code = self._run_to_end()
         finally:
-            self._take_down(code)
+            self._close_parts(code)
         return code
 
-    def _live(self) -> int:
-        """Everything from the registration to the end of the last request; return the exit code."""
+    def _run_to_end(self) -> int:
+        """Register, load, serve until the last request has ended; return the exit code."""
         exit_code = EXIT_DONE
         try:
             self._server.start()
             self._client = self._register()
             reason = f"no progress for {self._config.stall_after_s:g} s with work in hand"
-            self._publisher = StatusPublisher(self._client, self._look, self._config.stage_id, reason, tell=self._tell)
+            self._publisher = StatusPublisher(
+                self._client, self._take_snapshot, self._config.stage_id, reason, write_status=self._write_status
+            )
             self._publisher.start()
-            self._load()
+            self._load_engine()
             self._serve()
-        except _StopAsked:
+        except _StoppedWhileLoadingError:
             logger.info("replica.stopped_while_loading stage=%d", self._config.stage_id)
             self._describe(reason="")
         except ConfigError as error:
@@ -160,16 +163,16 @@ class Replica:
             self._fail(str(error))
         except EngineDeadError as error:
             exit_code = EXIT_FAILED
-            reason = told(error.__cause__) if error.__cause__ else str(error)
+            reason = describe_failure(error.__cause__) if error.__cause__ else str(error)
             logger.error("replica.engine_dead stage=%d reason=%s", self._config.stage_id, reason)
             self._fail(f"the engine died: {reason}")
         except Exception as error:
             exit_code = EXIT_FAILED
             logger.exception("replica.failed stage=%d", self._config.stage_id)
-            self._fail(told(error))
+            self._fail(describe_failure(error))
         return EXIT_DRAINED if self._drained_by_key else exit_code
 
-    def _register(self) -> StageClient:
+    def _register(self) -> RecordPublisher:
         config = self._config
         fields = {
             "phase": "starting",
@@ -204,13 +207,13 @@ class Replica:
             on_acknowledged=self._on_acknowledged,
         )
 
-    def _load(self) -> None:
+    def _load_engine(self) -> None:
         stage = self._stage
         logger.info("replica.loading stage=%d engine=%s model=%s", stage.stage_id, stage.engine, stage.model)
-        self._reach.wait()
-        self._begun_s = time.monotonic()
+        self._readiness.wait_ready()
+        self._load_started_s = time.monotonic()
         try:
-            self._engine.load(self._report)
+            self._engine.load(self._report_loading)
             check_devices_are_seen(stage, self._device)
         except ConfigError:
             raise
@@ -221,16 +224,16 @@ class Replica:
         known = model_details(stage.model, self._engine)
         self._describe(phase="ready", progress=1.0, reason="", capacity=self._engine.capacity, **known)
         self._lifecycle.handle(EngineLoaded())
-        self._tell(IsUp())
+        self._write_status(Up())
         self._server.state_changed()
-        took_s = time.monotonic() - self._begun_s
+        took_s = time.monotonic() - self._load_started_s
         logger.info("replica.ready stage=%d capacity=%d took_s=%.1f", stage.stage_id, self._engine.capacity, took_s)
 
     def _serve(self) -> None:
         is_draining = False
         while self._lifecycle.stage in (Stage.READY, Stage.DRAINING):
             self._loop.turn()
-            self._reach.look()
+            self._readiness.check_again()
             if self._lifecycle.stage is not Stage.DRAINING:
                 continue
             if not is_draining:
@@ -242,24 +245,24 @@ class Replica:
                     self._loop.fail_all(FailureKind.DRAINING, "the replica had to stop before the request was finished")
                     self._lifecycle.handle(WorkFinished())
                 case Verdict.DONE:
-                    self._say_who_is_silent()
+                    self._warn_of_unacknowledged_drain()
                     self._lifecycle.handle(WorkFinished())
                 case Verdict.WAIT:
                     continue
 
-    def _say_who_is_silent(self) -> None:
+    def _warn_of_unacknowledged_drain(self) -> None:
         if not self._drain.is_acknowledged and self._client is not None:
             awaited = self._client.awaited_hubs
-            named = "unknown, etcd does not say" if awaited is None else ",".join(sorted(awaited))
-            logger.warning("replica.drain_unacknowledged stage=%d hubs=%s", self._config.stage_id, named)
+            hubs = "unknown, etcd does not say" if awaited is None else ",".join(sorted(awaited))
+            logger.warning("replica.drain_unacknowledged stage=%d hubs=%s", self._config.stage_id, hubs)
 
-    def _take_down(self, exit_code: int) -> None:
-        # Withdrawn first: nobody is sent here any more when the sockets close.
+    def _close_parts(self, exit_code: int) -> None:
+        # The record is withdrawn first: when the sockets close, no hub picks this replica any more.
         if self._publisher is not None:
             close_part("publisher", self._publisher.stop)
         if self._client is not None:
             close_part("registration", self._client.close)
-        with ended_within(self._config.close_timeout_s, exit_code):
+        with exit_deadline(self._config.close_timeout_s, exit_code):
             close_part("server", lambda: self._server.close(flush_timeout_s=_FLUSH_TIMEOUT_S))
             close_part("payloads", self._payloads.close)
             close_part("engine", self._engine.close)
@@ -267,32 +270,35 @@ class Replica:
         logger.info("replica.stopped stage=%d%s", self._config.stage_id, counted)
 
     def _fail(self, reason: str) -> None:
-        self._tell(LastWords(reason))
+        self._write_status(Exiting(reason))
         self._lifecycle.handle(EngineDied(reason))
         self._loop.fail_all(FailureKind.ENGINE, reason)
         self._describe(reason=reason[:1000])
         if self._client is not None:
             self._client.update_info(status=ReplicaStatus.ERROR)
 
-    def _look(self) -> Look:
-        return Look(self._server.stage, self._server.queue_length, self._is_stalled(), self._is_stalled(_HOPELESS))
+    def _take_snapshot(self) -> ReplicaSnapshot:
+        stage, queue_length = self._server.stage, self._server.queue_length
+        return ReplicaSnapshot(stage, queue_length, self._is_stalled(), self._is_stalled(_HOPELESS))
 
-    def _take_job(self, job: Job) -> None:
+    def _queue_job(self, job: Job) -> None:
         self._loop.jobs.put(job)
 
     def _is_stalled(self, times: float = 1.0) -> bool:
         progress, now_s = self._loop.progress, time.monotonic()
         if self._lifecycle.stage is Stage.STARTING:
-            return stalled(not self._reach.is_waiting, now_s, self._begun_s, times * self._config.load_timeout_s)
+            return stalled(
+                not self._readiness.is_waiting, now_s, self._load_started_s, times * self._config.load_timeout_s
+            )
         return stalled(progress.busy, now_s, progress.at_s, times * self._config.stall_after_s)
 
     def _may_renew(self) -> bool:
         return not self._is_stalled()
 
-    def _report(self, phase: str, progress: float) -> None:
+    def _report_loading(self, phase: str, progress: float) -> None:
         if phase != self._phase:
             self._phase = phase
-            after_s = time.monotonic() - self._begun_s
+            after_s = time.monotonic() - self._load_started_s
             logger.info("replica.phase stage=%d phase=%s after_s=%.1f", self._config.stage_id, phase, after_s)
         self._describe(phase=phase, progress=max(0.0, min(1.0, progress)))
 
@@ -308,7 +314,7 @@ class Replica:
         self._server.set_epoch(epoch)
 
     def _on_lost(self, *details: object) -> None:
-        # In-flight work goes on; the client registers again by itself and says so.
+        # Requests in flight go on; the client registers again by itself and logs it.
         logger.warning("replica.registration_lost stage=%d", self._config.stage_id)
 
     def _on_drain(self) -> None:
@@ -322,16 +328,16 @@ class Replica:
 
     def _on_drain_signal(self, number: int, frame: object) -> None:
         self._drained_by_key = True
-        self._begin_drain(float("inf"))
+        self._start_drain(float("inf"))
 
     def _on_stop_signal(self, number: int, frame: object) -> None:
-        # The first waits for what runs, for a while; the second does not.
-        self._begin_drain(0.0 if self._drain.is_bounded else self._config.drain_timeout_s)
+        # The first signal waits up to drain_timeout_s for the requests in flight; the second fails them at once.
+        self._start_drain(0.0 if self._drain.is_bounded else self._config.drain_timeout_s)
 
-    def _begin_drain(self, patience_s: float) -> None:
+    def _start_drain(self, timeout_s: float) -> None:
         is_loading = self._lifecycle.stage is Stage.STARTING
         self._lifecycle.handle(DrainAsked())
         if is_loading:
-            raise _StopAsked
-        self._drain.ask(time.monotonic(), patience_s)
+            raise _StoppedWhileLoadingError
+        self._drain.request(time.monotonic(), timeout_s)
         self._loop.jobs.put(Wake())

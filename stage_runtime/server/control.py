@@ -1,6 +1,6 @@
-"""The control calls of hubs: each is passed to the engine once, and its answer to the hub that asked. Pure.
+"""Control calls of hubs: each is passed to the engine once, and its result to the hub that called.
 
-Part of the talk with all hubs (sessions.py), and like that owned by the ZMQ thread.
+Part of the sessions with all hubs (sessions.py), and like them owned by the ZMQ thread. Pure.
 """
 
 from __future__ import annotations
@@ -17,48 +17,48 @@ from stage_runtime.lifecycle import Stage
 
 #: How many calls may be open in one replica.
 _MAX_OPEN: Final = 64
-#: How many calls are remembered, so that none of them runs again when its frame comes twice.
+#: How many calls are remembered, so that a call that comes twice does not run twice.
 _MAX_SEEN: Final = 8192
 
 
 @dataclass(slots=True)
-class _Open:
+class _OpenCall:
     epoch: int
     call_id: str
     method: str
-    #: None: whoever asked was given up.
+    #: None: the connection that called was given up.
     peer: Peer | None
 
 
-class Calls:
-    """``stage`` is the replica's own, ``queue_length`` its load; ``say`` sends an answer."""
+class ControlCalls:
+    """The open calls. ``stage`` gives the replica's stage, ``queue_length`` its load; ``answer`` sends a result."""
 
     def __init__(
         self,
         stage: Callable[[], Stage],
         queue_length: Callable[[], int],
         counters: Counter[str],
-        say: Callable[[Peer, wire.ControlResult], None],
+        answer: Callable[[Peer, wire.ControlResult], None],
     ) -> None:
         self._stage = stage
         self._queue_length = queue_length
         self._counters = counters
-        self._say = say
+        self._send_answer = answer
         self._serial = 0
-        #: By key, until the engine has answered.
-        self._open: dict[str, _Open] = {}
+        #: Calls without a result, by the key of their job.
+        self._open: dict[str, _OpenCall] = {}
         self._seen: OrderedDict[tuple[str, str], None] = OrderedDict()
         self._is_asleep = False
-        #: Calls for sleep that the engine has not answered: nothing new is taken from the moment that one comes.
+        #: Open calls for sleep: the replica takes no new work from the moment that one comes.
         self._falling = 0
 
     def stage(self) -> Stage:
-        """Where in its life the replica is, and whether it sleeps. May be read by any thread."""
+        """The replica's stage, ASLEEP if it is put to sleep. May be read by any thread."""
         stage = self._stage()
         return Stage.ASLEEP if stage is Stage.READY and (self._is_asleep or self._falling) else stage
 
-    def take(self, peer: Peer, control: wire.Control, now_s: float) -> list[Call]:
-        """A call for this life of the replica has come; what the engine is to do."""
+    def accept_call(self, peer: Peer, control: wire.Control, now_s: float) -> list[Call]:
+        """A call has come; return its job, or none if it is refused (and answered so) or came before."""
         seen = peer.name, control.call_id
         if seen in self._seen:
             self._counters["replayed_calls"] += 1
@@ -74,12 +74,12 @@ class Calls:
         self._serial += 1
         # A request's key has a slash, this one has none.
         key = f"#{self._serial}"
-        self._open[key] = _Open(control.epoch, control.call_id, control.method, peer)
+        self._open[key] = _OpenCall(control.epoch, control.call_id, control.method, peer)
         self._falling += control.method == SLEEP
         return [Call(key, control.method, control.args, control.kwargs, now_s + control.remaining_s)]
 
-    def ended(self, called: Called) -> None:
-        """The engine has answered."""
+    def finish_call(self, called: Called) -> None:
+        """The engine has run a call: send the result. Does nothing for unknown calls."""
         if called.is_asleep is not None:
             self._is_asleep = called.is_asleep
         call = self._open.pop(called.key, None)
@@ -89,18 +89,18 @@ class Calls:
         if call.peer is not None:
             self._answer(call.peer, call.epoch, call.call_id, called)
 
-    def drop(self, name: str) -> list[str]:
-        """A hub's connection was given up: the keys of its calls, which need not begin any more, the last one first.
+    def drop_calls(self, name: str) -> list[str]:
+        """A connection was given up: return the keys of its open calls, to be cancelled, the last one first.
 
-        In the order of coming, each one that is cancelled would let the next begin.
+        In the order of coming, each call that is cancelled would let the next one begin.
         """
         dropped = [key for key, call in self._open.items() if call.peer is not None and call.peer.name == name]
         for key in dropped:
             self._open[key].peer = None
         return dropped[::-1]
 
-    def peers(self) -> list[Peer]:
-        """Whose calls are open."""
+    def calling_peers(self) -> list[Peer]:
+        """The connections that have open calls."""
         return [call.peer for call in self._open.values() if call.peer is not None]
 
     def _answer(self, peer: Peer, epoch: int, call_id: str, called: Called) -> None:
@@ -112,7 +112,7 @@ class Calls:
             result=called.result,
             error=called.error,
         )
-        self._say(peer, answer)
+        self._send_answer(peer, answer)
 
     def _refusal(self) -> str:
         if len(self._open) >= _MAX_OPEN:

@@ -1,8 +1,8 @@
-"""Who may send how much: the replica's slots, lent to hubs as credits before their requests come.
+"""Flow control between hubs and a replica: its slots, lent to hubs as credits before their requests come.
 
-A slot is running a request, lent to a hub as an unspent credit, or free. Events are written down as they come;
-``settle`` then decides all at once, once in a wake-up, and says what to tell which hub. Hubs are named by their routing
-ids.
+A slot is running a request, lent to a hub as an unspent credit, or free. Events are recorded as they come;
+``lend_and_recall`` then decides about all slots at once, once in each turn of the ZMQ thread, and returns the credits
+to grant and to recall. Hubs are named by the routing ids of their connections. Pure.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import Final
 
-#: A hub that has not answered a recall for so long has lost the credits.
+#: A hub that has not answered a recall for so long loses the recalled credits.
 RECALL_TIMEOUT_S: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class GrantCredits:
-    """Lend a hub so many slots more."""
+    """Lend a hub so many more slots, under that session."""
 
     peer: str
     session: int
@@ -40,22 +40,22 @@ CreditAction = GrantCredits | RecallCredits
 class _Account:
     session: int
     unspent: int = 0
-    #: Requests that wait in the hub for a credit of ours, and since when the oldest of them does.
+    #: How many requests wait in the hub for a credit of this replica, and since when the oldest of them waits.
     waiting: int = 0
     waiting_since_s: float = 0.0
-    #: Credits that were lent for what it had waiting and are on their way to be spent, taken to be so until then.
+    #: Credits that were lent for waiting requests and are about to be spent; believed until the moment below.
     pledged: int = 0
     pledged_until_s: float = 0.0
-    #: What is asked back and not answered, until when it may be, and what was lent since it was asked.
+    #: Credits in an unanswered recall, until when the answer counts, and what was lent since the recall was sent.
     recalled: int = 0
     answer_due_s: float = 0.0
     lent_since: int = 0
-    #: Recalls whose time ran out: their answers, which may still come, return nothing.
+    #: Recalls that timed out: their answers, which may still come, return nothing.
     unanswered: int = 0
 
 
 class CreditBook:
-    """The book of one replica. What runs on credit and what is unspent are together never more than the capacity."""
+    """The slots of one replica. Requests on credit and unspent credits together never exceed the capacity."""
 
     def __init__(self, recall_timeout_s: float = RECALL_TIMEOUT_S) -> None:
         self._recall_timeout_s = recall_timeout_s
@@ -64,48 +64,55 @@ class CreditBook:
         self._unspent = 0
         self._running = 0
         self._running_of: defaultdict[str, int] = defaultdict(int)
-        #: Whose requests have ended since the last settling: a slot that nobody wants goes back to them.
+        #: Requests that ended since the last settling, by hub: a slot that no hub waits for is lent to the same hub.
         self._ended: defaultdict[str, int] = defaultdict(int)
         self._wanting: set[str] = set()
         self._recalling: set[str] = set()
+        #: Whether nothing has changed since the last settling.
         self._is_settled = True
+
+    def __repr__(self) -> str:
+        return (
+            f"CreditBook(capacity={self._capacity}, running={self._running}, unspent={self._unspent}, "
+            f"hubs={len(self._accounts)}, wanting={len(self._wanting)}, recalling={len(self._recalling)})"
+        )
 
     @property
     def unspent(self) -> int:
-        """All credits that hubs hold."""
+        """The unspent credits of all hubs."""
         return self._unspent
 
     @property
     def free(self) -> int:
-        """Slots that neither run anything nor are lent; below 0 where requests came without a credit."""
+        """Slots that neither run a request nor are lent; below 0 where requests came without a credit."""
         return self._capacity - self._running - self._unspent
 
     def unspent_of(self, peer: str) -> int:
-        """What one hub holds."""
+        """The unspent credits of one hub."""
         account = self._accounts.get(peer)
         return 0 if account is None else account.unspent
 
     def holders(self) -> list[str]:
-        """The hubs that hold credits."""
+        """The hubs that hold unspent credits."""
         return [peer for peer, account in self._accounts.items() if account.unspent]
 
     def set_capacity(self, capacity: int) -> None:
-        """How many slots there are to lend; 0 while the replica takes nothing."""
+        """Set how many slots there are; 0 while the replica takes no work."""
         if capacity != self._capacity:
             self._capacity = capacity
             self._is_settled = False
 
-    def open(self, peer: str, session: int) -> None:
-        """A hub begins a session; the credits of its earlier one are void. The same session again changes nothing."""
+    def open_account(self, peer: str, session: int) -> None:
+        """A hub begins a session; credits of its earlier one are void. Does nothing for the present session."""
         account = self._accounts.get(peer)
         if account is not None and account.session == session:
             return
-        self.close(peer)
+        self.close_account(peer)
         self._accounts[peer] = _Account(session)
         self._is_settled = False
 
-    def close(self, peer: str) -> None:
-        """A hub has no session any more. Unknown ones are fine."""
+    def close_account(self, peer: str) -> None:
+        """A hub's session has ended, and its credits are void. Does nothing for unknown hubs."""
         account = self._accounts.pop(peer, None)
         if account is None:
             return
@@ -114,8 +121,8 @@ class CreditBook:
         self._recalling.discard(peer)
         self._is_settled = False
 
-    def want(self, peer: str, session: int, waiting: int, oldest_wait_s: float, now_s: float) -> bool:
-        """A hub says what it has waiting; False for another session than its present one."""
+    def record_demand(self, peer: str, session: int, waiting: int, oldest_wait_s: float, now_s: float) -> bool:
+        """A hub has so many requests waiting for a credit. Return False for another session than its present one."""
         account = self._accounts.get(peer)
         if account is None or account.session != session:
             return False
@@ -127,8 +134,8 @@ class CreditBook:
         self._is_settled = False
         return True
 
-    def give_back(self, peer: str, session: int, credits_: int) -> bool:
-        """A hub answers a recall; False for another session than its present one."""
+    def take_back(self, peer: str, session: int, credits_: int) -> bool:
+        """A hub has answered a recall. Return False for another session than its present one."""
         account = self._accounts.get(peer)
         if account is None or account.session != session:
             return False
@@ -138,22 +145,22 @@ class CreditBook:
             return True
         left = account.unspent - min(credits_, account.unspent)
         if credits_ < account.recalled:
-            # It gave all it had when we asked, so nothing is left but what was lent since then.
+            # The hub gave back all that it held when it was asked, so only what was lent since then is left.
             left = min(left, account.lent_since)
         self._set_unspent(account, left)
         account.recalled = 0
         self._recalling.discard(peer)
         return True
 
-    def began(self, peer: str, *, credit: bool) -> bool:
-        """A request was taken in; say whether it was on one of the hub's credits."""
+    def begin_request(self, peer: str, *, credit: bool) -> bool:
+        """A request was accepted. Return whether it has spent one of the hub's credits."""
         self._running += 1
         self._running_of[peer] += 1
         self._is_settled = False
-        return credit and self.spend(peer)
+        return credit and self.spend_credit(peer)
 
-    def spend(self, peer: str) -> bool:
-        """A hub has used up a credit, whatever became of its request; False if it had none."""
+    def spend_credit(self, peer: str) -> bool:
+        """A hub has spent a credit, whether its request was accepted or not. Return False if it had none."""
         account = self._accounts.get(peer)
         if account is None or not account.unspent:
             return False
@@ -163,8 +170,8 @@ class CreditBook:
         self._is_settled = False
         return True
 
-    def ended(self, peer: str) -> None:
-        """A request that was taken in has ended."""
+    def end_request(self, peer: str) -> None:
+        """An accepted request has ended, or was parked: its slot is free."""
         self._running -= 1
         self._running_of[peer] -= 1
         if not self._running_of[peer]:
@@ -172,8 +179,8 @@ class CreditBook:
         self._ended[peer] += 1
         self._is_settled = False
 
-    def settle(self, now_s: float) -> list[CreditAction]:
-        """Lend what is free, ask back what others wait for, take what was asked back in vain."""
+    def lend_and_recall(self, now_s: float) -> list[CreditAction]:
+        """Lend free slots, recall credits that other hubs wait for, take back credits whose recall was not answered."""
         if self._recalling:
             self._forfeit(now_s)
         if self._is_settled:
@@ -189,7 +196,7 @@ class CreditBook:
             GrantCredits(peer, self._accounts[peer].session, credits_) for peer, credits_ in lent.items()
         ]
         if self._wanting or self.free < 0:
-            actions += self._ask_back(now_s)
+            actions += self._recall_idle(now_s)
         return actions
 
     # ---- lending
@@ -206,7 +213,7 @@ class CreditBook:
             peer = min(self._wanting, key=lambda each: (self._accounts[each].waiting_since_s, each))
             account = self._accounts[peer]
             self._lend(lent, peer, 1)
-            # Only the oldest wait was told: the others are taken to be spread evenly behind it.
+            # Only the oldest wait is known: the others are assumed to be spread evenly behind it.
             account.waiting_since_s += max(0.0, now_s - account.waiting_since_s) / account.waiting
             account.waiting -= 1
             account.pledged, account.pledged_until_s = account.pledged + 1, now_s + self._recall_timeout_s
@@ -220,7 +227,7 @@ class CreditBook:
                 self._lend(lent, peer, min(ended, self.free))
 
     def _lend_evenly(self, lent: defaultdict[str, int]) -> None:
-        # To the one with the least, so that who comes to a free replica gets its part, and all have about the same.
+        # To the hub that holds the least, so that a new hub gets its share and all hubs hold about the same.
         answering = [peer for peer, account in self._accounts.items() if not account.unanswered]
         while answering and self.free > 0:
             self._lend(lent, min(answering, key=lambda peer: (self._held(peer), peer)), 1)
@@ -228,12 +235,12 @@ class CreditBook:
     def _held(self, peer: str) -> int:
         return self._accounts[peer].unspent + self._running_of.get(peer, 0)
 
-    # ---- asking back
+    # ---- recalling
 
-    def _ask_back(self, now_s: float) -> list[RecallCredits]:
+    def _recall_idle(self, now_s: float) -> list[RecallCredits]:
         asked = sum(self._accounts[peer].recalled for peer in self._recalling)
         if self.free < 0:
-            # Fewer slots than there were: whoever holds credits gives some back.
+            # Fewer slots than there were: hubs that hold credits have to give some back.
             needed = -self.free - asked
             idle = {peer: account.unspent for peer, account in self._accounts.items()}
         else:
@@ -251,12 +258,12 @@ class CreditBook:
         return [self._recall(peer, credits_, now_s) for peer, credits_ in taken.items()]
 
     def _idle(self, account: _Account, now_s: float) -> int:
-        """How many credits of a hub lie about while others wait."""
+        """How many credits of a hub are unused while others wait."""
         if account.waiting:
             return 0
         if not account.pledged or now_s >= account.pledged_until_s:
             return account.unspent
-        # Time alone will change that.
+        # The pledge ends by time alone, without an event: settle again in the next turn.
         self._is_settled = False
         return account.unspent - account.pledged
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from omni_discovery import wire
 from omni_discovery.commands.flags import CURVE
+from omni_discovery.log_once import LogOnce
 from omni_discovery.records.schema import HubRecord
 from omni_discovery.wire.session import (
     CloseCredits,
@@ -57,7 +58,7 @@ class Handshake:
         #: The epoch that the registry has for this replica; 0 before the first. Written by the lease's thread, and
         #: taken over by ``follow_epoch``.
         self.registered_epoch = 0
-        self._has_warned = False
+        self._log_once = LogOnce()
 
     def __repr__(self) -> str:
         return f"Handshake({self._protocol!r}, {self.credits!r})"
@@ -104,7 +105,7 @@ class Handshake:
         """Lend free slots, recall credits that other hubs wait for. A replica that takes nothing lends nothing."""
         is_ready = self._state.stage() is Stage.READY
         self.credits.set_capacity(self._state.capacity() if is_ready else 0)
-        for action in self.credits.settle(now_s):
+        for action in self.credits.lend_and_recall(now_s):
             kind = wire.Grant if isinstance(action, GrantCredits) else wire.Recall
             message = kind(
                 epoch=self._protocol.epoch,
@@ -112,7 +113,7 @@ class Handshake:
                 credits=action.credits,
                 queue_length=len(self._ledger),
             )
-            if not self._outboxes["output"].push(action.peer, wire.encode(message)):
+            if not self._outboxes["output"].push_message(action.peer, wire.encode(message)):
                 # It reads too slowly to be lent anything; its next session begins without credits.
                 self.give_up(Peer(action.peer, action.peer.partition("/")[0]))
 
@@ -122,9 +123,9 @@ class Handshake:
                 case SendWelcome():
                     self._send_welcome(action)
                 case OpenCredits(peer, session):
-                    self.credits.open(peer, session)
+                    self.credits.open_account(peer, session)
                 case CloseCredits(peer):
-                    self.credits.close(peer)
+                    self.credits.close_account(peer)
                 case MessageRefused():
                     self._count_refused(action)
 
@@ -136,15 +137,14 @@ class Handshake:
             session=action.session,
         )
         # Where the outbox is full, the hub's next Hello or our next probe makes up for it.
-        self._outboxes[action.socket].push(action.peer.name, wire.encode(message))
+        self._outboxes[action.socket].push_message(action.peer.name, wire.encode(message))
 
     def _count_refused(self, refused: MessageRefused) -> None:
         if refused.flaw is not Flaw.EPOCH:
             self._counters[refused.flaw] += 1
             return
         self._counters["wrong_epoch"] += 1
-        if not self._has_warned:
-            self._has_warned = True
+        if self._log_once.should("server.wrong_epoch"):
             ours = self._protocol.epoch
             logger.warning("server.wrong_epoch got=%d ours=%d (others are only counted)", refused.epoch, ours)
 
@@ -155,13 +155,12 @@ class SecurityMismatchLog:
     def __init__(self, public_key: str) -> None:
         #: Ours; empty where connections are not encrypted.
         self._public_key = public_key
-        self._warned: set[str] = set()
+        self._log_once = LogOnce()
 
     def warn_of_hubs(self, hubs: Mapping[str, HubRecord]) -> None:
         """Warn of those among the registered hubs, by hub id, that this replica can't talk to."""
         for hub_id, hub in hubs.items():
-            if not same_security(self._public_key, hub.curve_public_key) and hub_id not in self._warned:
-                self._warned.add(hub_id)
+            if not same_security(self._public_key, hub.curve_public_key) and self._log_once.should(hub_id):
                 theirs, ours = ("none", CURVE) if self._public_key else (CURVE, "none")
                 text = "hub.unusable hub=%s: it speaks with --zmq-security %s, this replica with %s; they must agree"
                 logger.warning(text, hub_id, theirs, ours)

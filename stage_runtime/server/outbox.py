@@ -1,6 +1,6 @@
-"""What waits for a hub: one bounded queue per connection, so that a slow or absent hub costs only itself.
+"""Send queues, one bounded queue per connection, so that a slow or absent hub affects no other hub.
 
-Messages pile up until ``flush``, and leave in as few multiparts as their sizes allow.
+Messages wait until ``flush_all``, and leave in as few ZMQ multiparts as their sizes allow.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from omni_discovery import wire
 
 Frames = Sequence[bytes]
 
-#: A batch is closed when it has grown to this, so that the other side need not wait long for its first message.
+#: A batch is closed when it has grown to this, so that the hub need not wait long for its first message.
 _BATCH_BYTES: Final = 256 << 10
 _REMEMBERED_S: Final = 10.0
 
 
 class SendResult(Enum):
-    """What became of one attempt to send."""
+    """The result of one attempt to send."""
 
     SENT = "sent"
     FULL = "full"
@@ -32,27 +32,30 @@ class SendResult(Enum):
 class _Queue:
     waiting: deque[tuple[bytes, bytes | None]] = field(default_factory=deque)
     size_bytes: int = 0
-    #: When the hub was first found unreachable; None while it can be reached.
+    #: When the connection was first found gone; None while it is there.
     gone_since_s: float | None = None
 
 
 class Outbox:
-    """Sends in order, keeps what can't be sent now, and says which hubs have fallen too far behind."""
+    """The send queues of one socket, by connection. Sends in order, and keeps what can't be sent now."""
 
     def __init__(self, send: Callable[[str, Frames], SendResult], max_messages: int, max_bytes: int) -> None:
         self._send = send
         self._max_messages = max_messages
         self._max_bytes = max_bytes
         self._queues: dict[str, _Queue] = {}
-        #: When each hub was last sent something.
+        #: When something was last sent on each connection.
         self._sent_at_s: dict[str, float] = {}
-        #: How many messages wait, over all hubs. May be read by any thread.
+        #: How many messages wait, over all connections. May be read by any thread.
         self.waiting = 0
-        #: Whose queues have grown since the last flush and are not known to be blocked, the first of them first.
+        #: Connections whose queues have grown since the last flush and are not known to be blocked, in that order.
         self._fresh: dict[str, None] = {}
 
-    def push(self, name: str, head: bytes, attachment: bytes | None = None) -> bool:
-        """Queue one message; False if the hub's queue is full, and the message is dropped."""
+    def __repr__(self) -> str:
+        return f"Outbox(connections={len(self._queues)}, waiting={self.waiting})"
+
+    def push_message(self, name: str, head: bytes, attachment: bytes | None = None) -> bool:
+        """Queue one message. Return False if the connection's queue is full; the message is then dropped."""
         queue = self._queues.get(name)
         if queue is None:
             queue = self._queues[name] = _Queue()
@@ -66,15 +69,15 @@ class Outbox:
         self.waiting += 1
         return True
 
-    def flush(self, now_s: float) -> None:
-        """Send what was queued since the last time."""
+    def flush_all(self, now_s: float) -> None:
+        """Send what was queued since the last flush."""
         while self._fresh:
             fresh, self._fresh = self._fresh, {}
             for name in fresh:
-                self.flush_one(name, now_s)
+                self.flush_peer(name, now_s)
 
-    def flush_one(self, name: str, now_s: float) -> None:
-        """Send what waits for one hub, as far as it goes."""
+    def flush_peer(self, name: str, now_s: float) -> None:
+        """Send what waits for one connection, until its send queue in ZMQ is full."""
         queue = self._queues.get(name)
         while queue is not None and queue.waiting:
             count, frames = _next_frames(queue.waiting)
@@ -95,30 +98,30 @@ class Outbox:
         if queue is not None:
             del self._queues[name]
 
-    def retry(self, now_s: float) -> None:
-        """Try all that waits again; forget who was sent nothing for long."""
+    def retry_all(self, now_s: float) -> None:
+        """Try to send everything that waits; called by a timer, for connections that were blocked or gone."""
         self._sent_at_s = {name: at_s for name, at_s in self._sent_at_s.items() if at_s > now_s - _REMEMBERED_S}
         for name in list(self._queues):
-            self.flush_one(name, now_s)
+            self.flush_peer(name, now_s)
 
     def has_waiting(self, name: str) -> bool:
-        """Whether anything waits for one hub."""
+        """Whether any message waits for one connection."""
         return name in self._queues
 
-    def has_heard(self, name: str, since_s: float) -> bool:
-        """Whether anything was sent to one hub since that moment, at most ten seconds ago."""
+    def was_sent_since(self, name: str, since_s: float) -> bool:
+        """Whether anything was sent on one connection since that moment, which is at most ten seconds ago."""
         return self._sent_at_s.get(name, float("-inf")) >= since_s
 
-    def gone_for(self, grace_s: float, now_s: float) -> list[str]:
-        """The hubs that could not be reached for longer than ``grace_s``."""
+    def unreachable_peers(self, grace_s: float, now_s: float) -> list[str]:
+        """The connections that have been gone for longer than ``grace_s`` seconds."""
         return [
             name
             for name, queue in self._queues.items()
             if queue.gone_since_s is not None and now_s - queue.gone_since_s > grace_s
         ]
 
-    def drop(self, name: str) -> int:
-        """Forget what waits for one hub; say how many messages that were."""
+    def drop_peer(self, name: str) -> int:
+        """Drop what waits for one connection. Return the number of messages."""
         queue = self._queues.pop(name, None)
         self._sent_at_s.pop(name, None)
         self._fresh.pop(name, None)
@@ -126,13 +129,13 @@ class Outbox:
         self.waiting -= dropped
         return dropped
 
-    def names(self) -> list[str]:
-        """For whom anything waits."""
+    def waiting_peers(self) -> list[str]:
+        """The connections that messages wait for."""
         return list(self._queues)
 
 
 def _next_frames(waiting: deque[tuple[bytes, bytes | None]]) -> tuple[int, Frames]:
-    """As many messages from the front as make one multipart, and its frames."""
+    """How many messages from the front of the queue make one multipart, and its frames."""
     head, attachment = waiting[0]
     if attachment is not None:
         return 1, (head, attachment)

@@ -1,12 +1,11 @@
-"""One of a replica's two ROUTER sockets: where it listens, whose frames come in, and how frames go out.
+"""One of a replica's two ROUTER sockets, and the identity of the hubs that are connected to it.
 
-Who speaks: the routing ids of one socket, and the hubs that they belong to.
-
-A hub connects as ``<hub_id>/<token>``. ZMQ lets whoever names a routing id take its connection over, so that a hub that
-comes back is not shut out by its own dead connection; the token, which no other hub can guess, keeps others from doing
-that. The key of a connection says which hub it is: no routing id is believed before its first frame has shown that both
-agree. A routing id without a token is looked at with every frame, since its connection may change hands at any time:
-nobody speaks in another's name, but output to such a one is only as safe as the registered hubs are honest.
+A hub connects under the routing id ``<hub_id>/<token>``. ZMQ hands a routing id over to the last connection that names
+it, so that a hub that reconnects is not shut out by its own dead connection; the token, which no other hub can guess,
+keeps other hubs from taking it over. The CURVE key of a connection proves the hub id: no routing id is trusted before a
+frame has shown that both agree. A routing id without a token is checked with every frame, since its connection may
+change hands at any time: no hub can then send under another's name, but output to such a routing id is only as safe as
+the registered hubs are honest.
 """
 
 from __future__ import annotations
@@ -23,26 +22,26 @@ from omni_discovery.wire.session import ForeignIdentityError, Peer
 from stage_runtime.config import ServerConfig
 from stage_runtime.server.outbox import Frames, SendResult
 
-#: Tokens shorter than that can be guessed, and count as none.
+#: Shorter tokens can be guessed, and count as none.
 _MIN_TOKEN: Final = 16
-#: How many routing ids of one hub are remembered, and over all hubs.
+#: How many proved routing ids are remembered of one hub, and of all hubs.
 _MAX_OF_HUB: Final = 16
 _MAX_KNOWN: Final = 4096
 
 
 class Peers:
-    """The routing ids of one socket. ``has_keys``: connections carry the hub id of their key, and must."""
+    """The routing ids of one socket. ``has_keys``: every connection carries the hub id that its key belongs to."""
 
     def __init__(self, *, has_keys: bool) -> None:
         self._has_keys = has_keys
         self._revoked: frozenset[str] = frozenset()
-        #: Those that were proved and can't change hands, by routing id; a frame from any of them is its hub's.
+        #: Connections whose hub id was proved and that can't change hands, by routing id.
         self.known: dict[bytes, Peer] = {}
 
-    def prove(self, routing_id: bytes, hub_of_key: Callable[[], str | None]) -> Peer | None:
-        """Whose frame it is; None for a revoked hub's. Raise ForeignIdentityError if its key is another hub's.
+    def identify_peer(self, routing_id: bytes, hub_of_key: Callable[[], str | None]) -> Peer | None:
+        """The connection that a frame came on; None for a revoked hub. Raise ForeignIdentityError for another's key.
 
-        Without keys there is nothing to compare with, and everybody is who he says.
+        ``hub_of_key`` gives the hub id of the connection's key. Without keys, the hub id in the routing id is believed.
         """
         try:
             name = routing_id.decode("utf-8")
@@ -58,14 +57,14 @@ class Peers:
             self._remember(routing_id, peer)
         return peer
 
-    def revoke(self, hub_ids: frozenset[str]) -> None:
-        """From now on these hubs, and no others, are not listened to."""
+    def revoke_hubs(self, hub_ids: frozenset[str]) -> None:
+        """From now on frames of these hubs, and of no others, are dropped."""
         self._revoked = hub_ids
-        for routing_id in [each for each, peer in self.known.items() if peer.hub_id in hub_ids]:
+        for routing_id in [key for key, peer in self.known.items() if peer.hub_id in hub_ids]:
             del self.known[routing_id]
 
     def _remember(self, routing_id: bytes, peer: Peer) -> None:
-        of_hub = [each for each, known in self.known.items() if known.hub_id == peer.hub_id]
+        of_hub = [key for key, known in self.known.items() if known.hub_id == peer.hub_id]
         if len(of_hub) >= _MAX_OF_HUB:
             del self.known[of_hub[0]]
         elif len(self.known) >= _MAX_KNOWN:
@@ -75,12 +74,12 @@ class Peers:
 
 #: From this size on, a frame is given to ZMQ as it is, without a copy.
 _ZERO_COPY_BYTES: Final = 64 << 10
-#: As a plain number, which is felt with every message.
+#: A plain int: converting zmq's own flags would cost time with every message.
 _MORE: Final = int(zmq.NOBLOCK | zmq.SNDMORE)
 
 
 class Router:
-    """Bound at once. Used by one thread."""
+    """A ROUTER socket, bound at construction to a port of ZMQ's choice. Raise ConfigError. Used by one thread."""
 
     def __init__(
         self,
@@ -102,10 +101,10 @@ class Router:
             raise ConfigError(f"can't listen on {bind_host}: {error}; see --omni-replica-address") from error
         self.port = int(self.socket.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
 
-    def receive(self) -> tuple[Peer | None, bytes]:
-        """The next message, from whom, and None for a revoked hub.
+    def receive_frame(self) -> tuple[Peer | None, bytes]:
+        """The next message and its connection, which is None for a revoked hub.
 
-        Raise zmq.Again if there is none, WireError if it has more than one frame or comes from who it is not.
+        Raise zmq.Again if no message waits, WireError if it has more than one frame or a foreign identity.
         """
         socket = self.socket
         routing_id = socket.recv(zmq.NOBLOCK)
@@ -114,13 +113,13 @@ class Router:
             head = socket.recv(zmq.NOBLOCK)
             self._check_is_last()
             return peer, head
-        # Only a frame that was not copied tells whose key its connection has.
+        # Only a frame that was received without a copy has its connection's User-Id.
         frame = socket.recv(zmq.NOBLOCK, copy=False)
         self._check_is_last()
-        return self.peers.prove(routing_id, lambda: _hub_of_key(frame)), frame.bytes
+        return self.peers.identify_peer(routing_id, lambda: _hub_of_key(frame)), frame.bytes
 
-    def send(self, name: str, frames: Frames) -> SendResult:
-        """Give frames to the connection of that name, without ever waiting."""
+    def send_frames(self, name: str, frames: Frames) -> SendResult:
+        """Send one multipart to the connection of that routing id, without ever waiting."""
         is_small = len(frames) == 1 or len(frames[1]) < _ZERO_COPY_BYTES
         try:
             # All or nothing, as the first alone can be refused.
@@ -137,7 +136,7 @@ class Router:
         return SendResult.SENT
 
     def close(self, linger_ms: int) -> None:
-        """Close, after at most so long for what is still to be sent. Idempotent."""
+        """Close; ZMQ goes on sending what is queued for at most ``linger_ms``. Idempotent."""
         self.socket.close(linger_ms)
 
     def _check_is_last(self) -> None:
@@ -151,7 +150,7 @@ class Router:
 def _configure(socket: zmq.Socket[bytes], config: ServerConfig) -> None:
     socket.linger = 0
     socket.router_mandatory = True
-    # A hub that comes back replaces its old connection, which may not have noticed yet that it is dead.
+    # A hub that reconnects replaces its old connection, which may be dead without having noticed.
     socket.router_handover = True
     socket.maxmsgsize = MAX_HEAD_BYTES
     socket.heartbeat_ivl = config.heartbeat_interval_ms

@@ -1,7 +1,7 @@
 """The ZMQ thread: two ROUTER sockets, one that hubs send requests to and one that they get output from.
 
-This thread owns the sockets, the ledger and the queues towards the hubs. The engine's thread gives it outcomes and
-gets jobs; neither ever waits for the other.
+This thread owns the sockets, the ledger and the send queues. It takes outcomes from the engine's thread and gives it
+jobs; neither ever waits for the other.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import zmq
 
 from omni_discovery.curve import Gatekeeper, KeyPair
 from omni_discovery.errors import WireError
+from omni_discovery.log_once import LogOnce
 from omni_discovery.wire.session import ForeignIdentityError, MisplacedError, Peer
 from stage_runtime.config import ServerConfig
 from stage_runtime.engine_loop.jobs import Job, Outcome
@@ -30,17 +31,17 @@ from stage_runtime.server.sessions import Sessions
 logger = logging.getLogger(__name__)
 
 _TICK_MS: Final = 100
-#: Messages taken from one socket before what the engine said gets its turn.
+#: Messages taken from one socket before the engine's outcomes get their turn.
 _RECEIVE_BATCH: Final = 64
 _ACKS_MESSAGES: Final = 4096
 _ACKS_BYTES: Final = 16 << 20
 
 
 class ReplicaServer:
-    """Binds at once, serves from ``start`` to ``close``. All methods may be called from any thread.
+    """Binds at construction, serves from ``start`` to ``close``. All methods may be called from any thread.
 
-    Without ``keys`` nothing is encrypted, anybody may connect, and a hub is whoever its routing id and its Hello say
-    it is: for networks that only friends are on.
+    Without ``keys`` connections are neither encrypted nor authenticated: the hub id in a routing id and in Hello is
+    believed. That is for trusted networks only.
     """
 
     def __init__(
@@ -59,49 +60,49 @@ class ReplicaServer:
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         #: Held around the write to and the closing of the descriptor, whose number may be given to another file.
         self._wake_lock = threading.Lock()
-        #: Whether the ZMQ thread has to be woken to see what was left for it. Set before it looks a last time.
+        #: Whether the ZMQ thread has to be woken to see new outcomes. Set before its last look at the queue.
         self._asleep = False
         self._outcomes: deque[Sequence[Outcome]] = deque()
         self._closing = threading.Event()
         self._closed = False
-        #: What was refused or lost, by name. Written by the ZMQ thread only.
+        #: Refused and lost messages, by kind. Written by the ZMQ thread only.
         self.counters: Counter[str] = Counter()
-        self._acks = Outbox(self._input.send, _ACKS_MESSAGES, _ACKS_BYTES)
-        self._replies = Outbox(self._output.send, config.outbox_messages, config.outbox_bytes)
+        self._acks = Outbox(self._input.send_frames, _ACKS_MESSAGES, _ACKS_BYTES)
+        self._replies = Outbox(self._output.send_frames, config.outbox_messages, config.outbox_bytes)
         self._sessions = Sessions(config, state, self.counters, jobs, self._acks, self._replies)
         self._revoked: frozenset[str] = frozenset()
-        #: What ``set_revoked_hubs`` said last; the ZMQ thread makes it true.
+        #: The last argument of ``set_revoked_hubs``; the ZMQ thread applies it.
         self._to_revoke: frozenset[str] = frozenset()
-        self._logged: set[str] = set()
+        self._log_once = LogOnce()
         self._thread = threading.Thread(target=self._run, name="replica-zmq", daemon=True)
 
     def start(self) -> None:
-        """Begin to serve."""
+        """Start the ZMQ thread."""
         self._thread.start()
 
     def set_epoch(self, epoch: int) -> None:
-        """The registry knows this replica under a new life."""
+        """The registry has this replica under a new epoch: hubs that greet under it are welcomed."""
         self._sessions.handshake.registered_epoch = epoch
         self._wake()
 
     def set_allowed_hubs(self, hubs_by_key: Mapping[str, str]) -> None:
-        """Who may connect from now on: hub id by public key."""
+        """Let exactly these hubs connect from now on: hub id by public key. Connections that stand are not touched."""
         if self._gate is not None:
             self._gate.allow(hubs_by_key)
 
     def set_revoked_hubs(self, hub_ids: frozenset[str]) -> None:
-        """These hubs, and no others, are cut off: nothing from or to them passes, and what they have here ends."""
+        """Revoke exactly these hubs: nothing from or to them passes, and their requests here end."""
         if self._gate is not None:
             self._gate.revoke(hub_ids)
         self._to_revoke = hub_ids
         self._wake()
 
     def state_changed(self) -> None:
-        """Look at the state at once: the replica is ready, drains, or has another capacity."""
+        """The replica is ready, drains, or has another capacity: read its state at once."""
         self._wake()
 
     def emit(self, outcomes: Sequence[Outcome]) -> None:
-        """Send what came out of the engine to the hubs that wait for it."""
+        """Send outcomes of the engine to the hubs whose requests they belong to."""
         if outcomes:
             self._outcomes.append(outcomes)
             if self._asleep:
@@ -109,21 +110,21 @@ class ReplicaServer:
 
     @property
     def queue_length(self) -> int:
-        """How many requests are accepted and not ended."""
+        """How many requests are in flight."""
         return len(self._sessions.ledger)
 
     @property
     def stage(self) -> Stage:
-        """Where in its life the replica is, as hubs are to see it: it may have been put to sleep."""
+        """The replica's stage as hubs see it: ASLEEP if it is ready and was put to sleep."""
         return self._sessions.calls.stage()
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is in flight and everything said has left."""
+        """Whether no request is in flight and no message waits to be sent."""
         return not (self.queue_length or self._outcomes or self._replies.waiting or self._acks.waiting)
 
     def close(self, flush_timeout_s: float = 0.0) -> None:
-        """Stop, after at most ``flush_timeout_s`` for what is still to be sent. Idempotent."""
+        """Stop, after at most ``flush_timeout_s`` for what is in flight and what waits to be sent. Idempotent."""
         if self._closed:
             return
         self._closed = True
@@ -134,7 +135,7 @@ class ReplicaServer:
         self._wake()
         if self._thread.is_alive():
             self._thread.join(timeout=5.0)
-        # Long enough for what was sent to leave the process; a peer that takes nothing can't hold us longer.
+        # Long enough for what was sent to leave the process; a hub that reads nothing can't delay the close longer.
         linger_ms = 200 if flush_timeout_s else 0
         self._input.close(linger_ms)
         self._output.close(linger_ms)
@@ -167,19 +168,19 @@ class ReplicaServer:
                 is_behind = self._serve(ready, now_s)
                 if now_s >= next_tick_s:
                     next_tick_s = now_s + _TICK_MS / 1000
-                    self._sessions.tick(now_s)
-                self._sessions.flush(now_s)
+                    self._sessions.run_timers(now_s)
+                self._sessions.flush_messages(now_s)
                 if self._outcomes:
-                    # The engine was as quick as we: that is not worth another look at the sockets.
+                    # The engine has answered meanwhile: send that before the sockets are polled again.
                     self._deliver_waiting()
-                    self._sessions.flush(now_s)
+                    self._sessions.flush_messages(now_s)
             except Exception:
-                # One hub's nonsense must never end the service of all others.
+                # A faulty message of one hub must not end the service of all others.
                 logger.exception("server.error")
                 self.counters["internal_errors"] += 1
 
     def _serve(self, ready: Mapping[object, int], now_s: float) -> bool:
-        """Take in what there is; True if there may be more."""
+        """Handle what is ready, at most one batch of each socket. Return whether more messages may wait."""
         if self._wake_fd in ready:
             os.eventfd_read(self._wake_fd)
         if self._gate is not None and self._gate.socket in ready:
@@ -197,13 +198,13 @@ class ReplicaServer:
         return is_behind
 
     def _deliver_waiting(self) -> None:
-        # What comes while this is done is for the next time: hubs must not wait until the engine falls silent.
+        # Outcomes that come meanwhile are left to the next turn: hubs must not wait until the engine falls silent.
         for _ in range(len(self._outcomes)):
             self._deliver(self._outcomes.popleft())
 
     def _deliver(self, outcomes: Sequence[Outcome]) -> None:
         try:
-            self._sessions.deliver(outcomes)
+            self._sessions.deliver_outcomes(outcomes)
         except Exception:
             logger.exception("server.error where=deliver")
             self.counters["internal_errors"] += 1
@@ -211,15 +212,15 @@ class ReplicaServer:
     def _revoke(self, hub_ids: frozenset[str]) -> None:
         self._revoked = hub_ids
         logger.warning("server.revoked hubs=%s", ",".join(sorted(hub_ids)) or "none")
-        self._input.peers.revoke(hub_ids)
-        self._output.peers.revoke(hub_ids)
-        self._sessions.revoke(hub_ids)
+        self._input.peers.revoke_hubs(hub_ids)
+        self._output.peers.revoke_hubs(hub_ids)
+        self._sessions.revoke_hubs(hub_ids)
 
     def _receive(self, router: Router, handle: Callable[[Peer, bytes, float], None], now_s: float) -> bool:
-        """Take a bounded batch: output must not wait until a hub stops talking. True if there may be more."""
+        """Handle a bounded batch, since output must not wait for it. Return whether more messages may wait."""
         for _ in range(_RECEIVE_BATCH):
             try:
-                peer, head = router.receive()
+                peer, head = router.receive_frame()
                 if peer is None:
                     self.counters["revoked"] += 1
                 else:
@@ -242,6 +243,5 @@ class ReplicaServer:
             case _:
                 kind = "bad_frames"
         self.counters[kind] += 1
-        if kind not in self._logged:
-            self._logged.add(kind)
+        if self._log_once.should(kind):
             logger.warning("server.%s reason=%s (others are only counted)", kind.removesuffix("s"), error)

@@ -1,9 +1,7 @@
-"""What the replica says to hubs and what it makes of what they say: admission, numbering, aborting, giving up.
+"""The replica's sessions with all hubs: admission of requests, numbering of answers, aborts, giving hubs up.
 
-Runs in the ZMQ thread, which owns everything here; sockets, clocks and threads are its caller's. What is to be said
-and done piles up until ``flush``.
-
-Outcomes of the engine as messages to the hub that asked.
+Runs in the ZMQ thread, which owns everything here; sockets, clocks and threads are its caller's. Messages and jobs wait
+until ``flush_messages``. Outcomes of the engine become messages here, to the hub whose request they belong to.
 """
 
 from __future__ import annotations
@@ -37,7 +35,7 @@ from stage_runtime.engine_loop.jobs import (
     TookPiece,
 )
 from stage_runtime.lifecycle import Refusal, admit
-from stage_runtime.server.control import Calls
+from stage_runtime.server.control import ControlCalls
 from stage_runtime.server.handshake import Handshake, ReplicaState
 from stage_runtime.server.ledger import Ledger, Ticket, work_of
 from stage_runtime.server.outbox import Outbox
@@ -47,12 +45,12 @@ logger = logging.getLogger(__name__)
 
 
 def head_of(ticket: Ticket, outcome: Report, queue_length: int) -> bytes:
-    """The head frame that says it. Raise WireError for what no message can hold."""
+    """The head frame that reports an outcome. Raise WireError for what no message can hold."""
     return wire.encode(_message(ticket, outcome, queue_length))
 
 
 def rejection_of(submit: wire.Submit, refusal: Refusal, queue_length: int) -> wire.Rejected:
-    """That a request is not taken, and why."""
+    """The message that refuses a request."""
     return wire.Rejected(
         epoch=submit.epoch,
         request_id=submit.request_id,
@@ -139,17 +137,18 @@ def _message(ticket: Ticket, outcome: Report, queue_length: int) -> wire.FromRep
             )
 
 
-#: Who heard nothing from us for so long is told our load, and how often we look for such: at least each second.
+#: A connection that was sent nothing for so long is probed with our load, and how often that is checked. Together
+#: they make sure that a hub hears from the replica at least once a second.
 _SILENT_S: Final = 0.75
 _PROBE_INTERVAL_S: Final = 0.2
-#: Why a hub is given up that is not reached any more; others are told that they were.
+#: Why a hub is given up whose connection is gone. Others are given up though their connection may stand.
 _GONE: Final = "is gone"
 #: An Abort that names no attempt names them all.
 _ALL_ATTEMPTS: Final = (1 << 53) - 1
 
 
 class Sessions:
-    """The talk with all hubs."""
+    """The sessions with all hubs, their requests in flight, and their control calls."""
 
     def __init__(
         self,
@@ -163,27 +162,30 @@ class Sessions:
         self._config = config
         self._counters = counters
         self._jobs = jobs
-        #: What the engine's thread gets at the next flush.
+        #: Jobs that the engine's thread gets at the next flush.
         self._to_do: list[Job] = []
         self._acks = acks
         self._replies = replies
         self.ledger = Ledger()
-        self.calls = Calls(state.stage, lambda: len(self.ledger), counters, self._answer_call)
+        self.calls = ControlCalls(state.stage, lambda: len(self.ledger), counters, self._answer_call)
         self._state = state = ReplicaState(self.calls.stage, state.capacity)
         self.handshake = Handshake(state, self.ledger, counters, acks, replies)
         self._credits = self.handshake.credits
         self._next_probe_s = 0.0
 
+    def __repr__(self) -> str:
+        return f"Sessions({self.handshake!r}, {self.ledger!r}, jobs={len(self._to_do)})"
+
     # ---- what comes from hubs
 
     def on_input(self, peer: Peer, head: bytes, now_s: float) -> None:
-        """Handle what a hub sent to the input socket. Raise WireError if it can't be read."""
+        """Handle one frame that a hub sent to the input socket. Raise WireError if it can't be decoded."""
         self._receive("input", peer, head, now_s)
 
     def on_output(self, peer: Peer, head: bytes, now_s: float) -> None:
-        """Handle what a hub sent to the output socket. Raise WireError for anything but Hello."""
+        """Handle one frame that a hub sent to the output socket. Raise WireError for anything but Hello."""
         self._receive("output", peer, head, now_s)
-        self._replies.flush_one(peer.name, now_s)
+        self._replies.flush_peer(peer.name, now_s)
 
     def _receive(self, socket: SocketName, peer: Peer, head: bytes, now_s: float) -> None:
         for message in wire.decode_to_replica((head,)):
@@ -197,15 +199,15 @@ class Sessions:
             case wire.Abort():
                 self._abort(peer, message)
             case wire.ReleasePayloads() | wire.Feed() | wire.PieceRoom() | wire.Pause() | wire.Update():
-                self._pass_on(peer, message)
+                self._handle_order(peer, message)
             case wire.WantCredits() | wire.ReturnCredits():
                 self._take_credits(peer, message, now_s)
             case wire.Hello():
                 self.handshake.greet(socket, peer, message)
             case wire.Control():
-                self._to_do += self.calls.take(peer, message, now_s)
+                self._to_do += self.calls.accept_call(peer, message, now_s)
 
-    def _pass_on(self, peer: Peer, order: Order) -> None:
+    def _handle_order(self, peer: Peer, order: Order) -> None:
         answer, jobs = jobs_of(self.ledger, peer, order)
         self._to_do += jobs
         if answer is not None:
@@ -214,13 +216,13 @@ class Sessions:
     def _take_credits(self, peer: Peer, message: wire.WantCredits | wire.ReturnCredits, now_s: float) -> None:
         name, session = peer.name, message.session
         if isinstance(message, wire.WantCredits):
-            is_present = self._credits.want(name, session, message.waiting, message.oldest_wait_s, now_s)
+            is_present = self._credits.record_demand(name, session, message.waiting, message.oldest_wait_s, now_s)
         else:
-            is_present = self._credits.give_back(name, session, message.credits)
+            is_present = self._credits.take_back(name, session, message.credits)
         self._counters["old_session"] += not is_present
 
     def _submit(self, peer: Peer, submit: wire.Submit, now_s: float) -> None:
-        if self.ledger.was_here(peer, submit.request_id, submit.attempt):
+        if self.ledger.has_seen_attempt(peer, submit.request_id, submit.attempt):
             self._counters["replayed"] += 1
             return
         limit = self._state.capacity() + self._config.max_waiting
@@ -228,12 +230,12 @@ class Sessions:
         if refusal is not None:
             self._reject(peer, submit, refusal)
             return
-        earlier = self.ledger.current(peer.hub_id, submit.request_id)
+        earlier = self.ledger.current_ticket(peer.hub_id, submit.request_id)
         if earlier is not None:
-            # The hub has given the earlier attempt up; its frames carry its own number and harm nobody.
+            # The hub has given the earlier attempt up, and drops its frames by their attempt's number.
             self._to_do.append(Cancel(earlier.key))
-        ticket = self.ledger.open(peer, submit.request_id, submit.attempt, submit.epoch)
-        self._credits.began(peer.name, credit=submit.credit)
+        ticket = self.ledger.open_ticket(peer, submit.request_id, submit.attempt, submit.epoch)
+        self._credits.begin_request(peer.name, credit=submit.credit)
         self._acknowledge(
             peer,
             wire.Accepted(
@@ -249,14 +251,14 @@ class Sessions:
     def _reject(self, peer: Peer, submit: wire.Submit, refusal: Refusal) -> None:
         self._counters[f"rejected_{refusal.kind}"] += 1
         if submit.credit:
-            self._credits.spend(peer.name)
+            self._credits.spend_credit(peer.name)
         self._acknowledge(peer, rejection_of(submit, refusal, len(self.ledger)))
 
     def _abort(self, peer: Peer, abort: wire.Abort) -> None:
         if abort.attempt < _ALL_ATTEMPTS:
-            # Its Submit may still be on its way, through a connection that broke meanwhile.
-            self.ledger.bar(peer, abort.request_id, abort.attempt)
-        ticket = self.ledger.current(peer.hub_id, abort.request_id)
+            # The Submit may still be on its way, through a connection that broke meanwhile.
+            self.ledger.bar_attempts(peer, abort.request_id, abort.attempt)
+        ticket = self.ledger.current_ticket(peer.hub_id, abort.request_id)
         is_running = ticket is not None and ticket.attempt <= abort.attempt
         if ticket is not None and is_running:
             self._to_do.append(Cancel(ticket.key))
@@ -272,38 +274,38 @@ class Sessions:
         )
 
     def _acknowledge(self, peer: Peer, message: wire.Accepted | wire.Rejected | wire.Aborted) -> None:
-        if not self._acks.push(peer.name, wire.encode(message)):
+        if not self._acks.push_message(peer.name, wire.encode(message)):
             self._counters["dropped_acknowledgements"] += 1
 
     # ---- what comes from the engine
 
-    def deliver(self, outcomes: Sequence[Outcome]) -> None:
-        """Number what came out of the engine and say it to the hubs that asked."""
+    def deliver_outcomes(self, outcomes: Sequence[Outcome]) -> None:
+        """Send outcomes of the engine, numbered, to the hubs whose requests they belong to."""
         tickets = self.ledger.tickets
         for outcome in outcomes:
             ticket = tickets.get(outcome.key)
             if isinstance(outcome, Called):
-                self.calls.ended(outcome)
+                self.calls.finish_call(outcome)
             elif ticket is None:
                 continue
             elif isinstance(outcome, Parked):
                 self._park(ticket, is_parked=outcome.is_parked)
             else:
-                self._say(ticket, outcome)
+                self._report(ticket, outcome)
 
     def _park(self, ticket: Ticket, *, is_parked: bool) -> None:
         # The slot of a request is free while the engine has parked it.
         ticket.is_parked = is_parked
         if is_parked:
-            self._credits.ended(ticket.peer.name)
+            self._credits.end_request(ticket.peer.name)
         else:
-            self._credits.began(ticket.peer.name, credit=False)
+            self._credits.begin_request(ticket.peer.name, credit=False)
 
     def _answer_call(self, peer: Peer, message: wire.ControlResult) -> None:
-        if not self._replies.push(peer.name, wire.encode(message)):
+        if not self._replies.push_message(peer.name, wire.encode(message)):
             self._give_up(peer, "reads too slowly")
 
-    def _say(self, ticket: Ticket, outcome: Report) -> None:
+    def _report(self, ticket: Ticket, outcome: Report) -> None:
         if isinstance(outcome, (Finished, RequestFailed)):
             self._close(ticket)
         queue_length = len(self.ledger.tickets)
@@ -319,48 +321,52 @@ class Sessions:
         ticket.is_idle = ticket.is_idle or isinstance(outcome, SegmentEnded)
         ticket.next_seq += not isinstance(outcome, (HandedPiece, TookPiece))
         ticket.pieces += isinstance(outcome, HandedPiece)
-        if not self._replies.push(ticket.peer.name, head, attachment):
+        if not self._replies.push_message(ticket.peer.name, head, attachment):
             self._give_up(ticket.peer, "reads too slowly")
 
-    # ---- what time brings
+    # ---- timers
 
-    def flush(self, now_s: float) -> None:
-        """Give the engine its jobs, hand out the credits, and send what is to be said."""
-        # First: the engine's thread takes a while to wake up, which the sending of acknowledgements hides.
+    def flush_messages(self, now_s: float) -> None:
+        """Give the engine its jobs, lend and recall credits, and send what waits."""
+        # Jobs first: the engine's thread takes a while to wake up, and the sending goes on meanwhile.
         for job in self._to_do:
             self._jobs(job)
         self._to_do.clear()
         self.handshake.settle_credits(now_s)
-        self._acks.flush(now_s)
-        self._replies.flush(now_s)
+        self._acks.flush_all(now_s)
+        self._replies.flush_all(now_s)
 
-    def tick(self, now_s: float) -> None:
-        """Try again what could not be sent; give up hubs that stay away; look whether the silent ones are there."""
-        self._acks.retry(now_s)
-        self._replies.retry(now_s)
-        for name in self._replies.gone_for(0.0, now_s):
-            # Whoever comes back begins another session.
-            self._credits.close(name)
-        for name in self._replies.gone_for(self._config.hub_grace_s, now_s):
+    def run_timers(self, now_s: float) -> None:
+        """Retry what could not be sent, give up hubs that stay unreachable, and probe connections without traffic."""
+        self._acks.retry_all(now_s)
+        self._replies.retry_all(now_s)
+        for name in self._replies.unreachable_peers(0.0, now_s):
+            # A hub that reconnects begins another session.
+            self._credits.close_account(name)
+        for name in self._replies.unreachable_peers(self._config.hub_grace_s, now_s):
             self._give_up(Peer(name, name.partition("/")[0]), _GONE)
-        for name in self._acks.gone_for(self._config.hub_grace_s, now_s):
-            self._acks.drop(name)
+        for name in self._acks.unreachable_peers(self._config.hub_grace_s, now_s):
+            self._acks.drop_peer(name)
         if now_s < self._next_probe_s:
             return
         self._next_probe_s = now_s + _PROBE_INTERVAL_S
         waiting = {ticket.peer.name: ticket.peer for ticket in self.ledger.tickets.values()}
         for name, peer in (waiting | self.handshake.probed_peers()).items():
-            if not (self._replies.has_waiting(name) or self._replies.has_heard(name, now_s - _SILENT_S)):
+            if not (self._replies.has_waiting(name) or self._replies.was_sent_since(name, now_s - _SILENT_S)):
                 self.handshake.probe(peer)
 
-    def revoke(self, hub_ids: frozenset[str]) -> None:
-        """From now on these hubs, and no others, are revoked: what they have here ends."""
+    def revoke_hubs(self, hub_ids: frozenset[str]) -> None:
+        """Revoke exactly these hubs: their requests and calls here end, and their hand-offs are freed."""
         added = self.handshake.revoke_hubs(hub_ids)
         if not added:
             return
-        names = {*self._acks.names(), *self._replies.names(), *(peer.name for peer in self.handshake.greeted_peers())}
+        names = {
+            *self._acks.waiting_peers(),
+            *self._replies.waiting_peers(),
+            *(peer.name for peer in self.handshake.greeted_peers()),
+        }
         names |= {ticket.peer.name for ticket in self.ledger.tickets.values()}
-        names |= {peer.name for peer in self.calls.peers()}
+        names |= {peer.name for peer in self.calls.calling_peers()}
         for name in sorted(names):
             peer = Peer(name, name.partition("/")[0])
             if peer.hub_id in added:
@@ -368,20 +374,20 @@ class Sessions:
         self._to_do += (ReleaseHub(hub_id) for hub_id in sorted(added))
 
     def _give_up(self, peer: Peer, why: str) -> None:
-        tickets = self.ledger.of_peer(peer.name)
+        tickets = self.ledger.tickets_of_peer(peer.name)
         self.handshake.give_up(peer, is_gone=why == _GONE)
-        self._acks.drop(peer.name)
-        self._to_do += (Cancel(key) for key in self.calls.drop(peer.name))
-        dropped = self._replies.drop(peer.name)
+        self._acks.drop_peer(peer.name)
+        self._to_do += (Cancel(key) for key in self.calls.drop_calls(peer.name))
+        dropped = self._replies.drop_peer(peer.name)
         self._counters["hubs_given_up"] += 1
         logger.warning("server.hub_given_up hub=%s %s requests=%d messages=%d", peer.hub_id, why, len(tickets), dropped)
         for ticket in tickets:
             self._close(ticket)
             self._to_do += (Cancel(ticket.key), ReleasePayload(ticket.owner))
         if not any(other.hub_id == peer.hub_id for other in self.handshake.greeted_peers()):
-            # Nobody will ask for what it left for other stages, nor say that nobody will.
+            # No connection of the hub is left to release its hand-offs by.
             self._to_do.append(ReleaseHub(peer.hub_id))
 
     def _close(self, ticket: Ticket) -> None:
-        if self.ledger.close(ticket) and not ticket.is_parked:
-            self._credits.ended(ticket.peer.name)
+        if self.ledger.close_ticket(ticket) and not ticket.is_parked:
+            self._credits.end_request(ticket.peer.name)

@@ -1,9 +1,4 @@
-"""What a hub says about a request that is here, as jobs for the engine's thread.
-
-Requests whose input comes in segments: what a replica keeps of one between two segments, and which updates it takes.
-
-Pure. The ZMQ thread answers updates by ``take``, the engine's thread has a ``Talk`` for each such request.
-"""
+"""Messages of a hub about a request that is here already, as jobs for the engine's thread. Pure."""
 
 from __future__ import annotations
 
@@ -18,7 +13,7 @@ from stage_runtime.server.ledger import Ledger, Ticket
 
 
 def refusal_of(ticket: Ticket | None, peer: Peer, update: wire.Update) -> str:
-    """Why an update can't be taken; empty if it can. ``ticket`` is the request's, if there is one."""
+    """Why the next segment of a request can't be taken; empty if it can. ``ticket`` is None for unknown requests."""
     if ticket is None or ticket.attempt != update.attempt or ticket.peer.name != peer.name:
         return "there is no such request here: it has ended, or never was"
     if ticket.segment is None:
@@ -30,22 +25,24 @@ def refusal_of(ticket: Ticket | None, peer: Peer, update: wire.Update) -> str:
     return ""
 
 
-def take(ledger: Ledger, peer: Peer, update: wire.Update) -> tuple[wire.Accepted | wire.Rejected, list[NextSegment]]:
-    """The answer to an update, and what the engine is to do for it: nothing for one that came before."""
-    ticket = ledger.current(peer.hub_id, update.request_id)
+def accept_update(
+    ledger: Ledger, peer: Peer, update: wire.Update
+) -> tuple[wire.Accepted | wire.Rejected, list[NextSegment]]:
+    """The answer to a request's next segment, and its job. One that came before is accepted again, without a job."""
+    ticket = ledger.current_ticket(peer.hub_id, update.request_id)
     reason = refusal_of(ticket, peer, update)
-    about: dict[str, Any] = {
+    named: dict[str, Any] = {
         "epoch": update.epoch,
         "request_id": update.request_id,
         "attempt": update.attempt,
         "queue_length": len(ledger),
     }
     if reason or ticket is None or ticket.segment is None:
-        return wire.Rejected(**about, kind=FailureKind.INVALID, reason=reason), []
+        return wire.Rejected(**named, kind=FailureKind.INVALID, reason=reason), []
     if update.segment <= ticket.segment:
-        return wire.Accepted(**about), []
+        return wire.Accepted(**named), []
     ticket.segment, ticket.is_idle = update.segment, False
-    return wire.Accepted(**about), [
+    return wire.Accepted(**named), [
         NextSegment(
             ticket.key,
             update.segment,
@@ -61,12 +58,12 @@ Order = wire.ReleasePayloads | wire.Feed | wire.PieceRoom | wire.Pause | wire.Up
 
 
 def jobs_of(ledger: Ledger, peer: Peer, order: Order) -> tuple[wire.Accepted | wire.Rejected | None, Sequence[Job]]:
-    """The answer, where one is due, and what is to be done. What is about requests that are not here is let go."""
+    """The answer to an order, where it has one, and its jobs. Orders about requests that are not here do nothing."""
     if isinstance(order, wire.ReleasePayloads):
         return None, [ReleasePayload(owner_of(peer.hub_id, order.request_id))]
     if isinstance(order, wire.Update):
-        return take(ledger, peer, order)
-    ticket = ledger.current(peer.hub_id, order.request_id)
+        return accept_update(ledger, peer, order)
+    ticket = ledger.current_ticket(peer.hub_id, order.request_id)
     if ticket is None or ticket.attempt != order.attempt:
         return None, []
     if isinstance(order, wire.Pause):

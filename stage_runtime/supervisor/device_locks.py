@@ -1,4 +1,4 @@
-"""Who uses a device: one lock file for each, in a folder of this user's."""
+"""Locks on devices, so that two supervisors of one user don't use the same device."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from omni_discovery.runtime_dir import is_private
 
 logger = logging.getLogger(__name__)
 
-#: A supervisor that is about to end may not have said so yet.
+#: How long a device may be held before it counts as in use: its supervisor may be about to mark it as leaving.
 _GRACE_S: Final = 2.0
-_LOOK_AGAIN_S: Final = 0.25
+_RETRY_S: Final = 0.25
 
 
 class Holder(msgspec.Struct, frozen=True, kw_only=True):
-    """Who uses a device. ``is_leaving``: it drains, and the device will be free."""
+    """The supervisor that holds a device. ``is_leaving``: it drains, and the device will be free soon."""
 
     pid: int
     namespace: str
@@ -32,16 +32,16 @@ class Holder(msgspec.Struct, frozen=True, kw_only=True):
     is_leaving: bool = False
 
     @property
-    def told(self) -> str:
-        """Which process this is, for people."""
+    def description(self) -> str:
+        """The process with its stage and namespace, for people."""
         return f"process {self.pid}, which runs stage {self.stage_id} of namespace {self.namespace!r}"
 
 
 class DeviceLocks:
     """One lock file for each device of one supervisor, in a folder of this user's.
 
-    The kernel takes the locks back however the supervisor ends. Stages of one namespace may share a device, since its
-    deploy document says so; the same stage twice, or another namespace, may not.
+    The kernel releases the locks however the supervisor ends. Stages of one namespace may share a device, as their
+    deploy document says; the same stage twice, or stages of two namespaces, may not.
     """
 
     def __init__(self, folder: Path, devices: tuple[str, ...], holder: Holder) -> None:
@@ -50,8 +50,8 @@ class DeviceLocks:
         self._holder = holder
         self._held: list[int] = []
 
-    def take(self, clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep) -> None:
-        """Take them all; wait for one that drains. Raise ConfigError that says who holds one."""
+    def acquire(self, clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep) -> None:
+        """Lock all devices; wait for a holder that drains. Raise ConfigError naming the holder of a device in use."""
         if not self._devices:
             return
         try:
@@ -60,41 +60,41 @@ class DeviceLocks:
             raise ConfigError(f"no place for lock files: {error}; set XDG_RUNTIME_DIR to a folder of yours") from error
         if not is_private(self._folder):
             raise ConfigError(f"others can write to {self._folder}: remove it, or set XDG_RUNTIME_DIR to your own")
-        until_s, told = clock() + _GRACE_S, False
-        while (found := self._try()) is not None:
-            device, other = found
-            who = "another supervisor" if other is None else other.told
+        until_s, is_logged = clock() + _GRACE_S, False
+        while (held := self._try_acquire()) is not None:
+            device, other = held
+            who = "another supervisor" if other is None else other.description
             if other is not None and other.is_leaving:
                 until_s = clock() + _GRACE_S
             elif clock() >= until_s:
                 raise ConfigError(f"device {device} is in use by {who}; stop that, or give this stage other devices")
-            if not told:
-                told = True
+            if not is_logged:
+                is_logged = True
                 logger.info("devices.waiting device=%s: in use by %s", device, who)
-            sleep(_LOOK_AGAIN_S)
+            sleep(_RETRY_S)
 
-    def leave(self) -> None:
-        """Say that the devices will be free soon."""
+    def mark_leaving(self) -> None:
+        """Write into the lock files that the devices will be free soon."""
         self._holder = msgspec.structs.replace(self._holder, is_leaving=True)
         for descriptor in self._held:
             self._write(descriptor)
 
     def close(self) -> None:
-        """Give them back. Idempotent."""
+        """Release the locks. Idempotent."""
         while self._held:
             os.close(self._held.pop())
 
-    def _try(self) -> tuple[str, Holder | None] | None:
-        """Take all; None if that went well, else a device that somebody has, and who."""
+    def _try_acquire(self) -> tuple[str, Holder | None] | None:
+        """Lock all devices and return None, or none of them and return a device in use with its holder, if known."""
         guard = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            # Two must not look at the same moment and both find it free.
+            # One supervisor at a time: two could otherwise both find a device free.
             if not _locked(guard):
                 return self._devices[0], None
             for device in self._devices:
                 for path in self._files_of(device):
-                    is_held, other = _look(path)
-                    if is_held and (other is None or self._is_in_the_way(other)):
+                    is_held, other = _read_holder(path)
+                    if is_held and (other is None or self._conflicts(other)):
                         return device, other
             self._held += [self._lock(device) for device in self._devices]
             return None
@@ -104,7 +104,7 @@ class DeviceLocks:
     def _files_of(self, device: str) -> list[Path]:
         return [path for path in self._folder.iterdir() if path.name.startswith(f"{_plain(device)}@")]
 
-    def _is_in_the_way(self, other: Holder) -> bool:
+    def _conflicts(self, other: Holder) -> bool:
         return other.namespace != self._holder.namespace or other.stage_id == self._holder.stage_id
 
     def _lock(self, device: str) -> int:
@@ -116,14 +116,14 @@ class DeviceLocks:
 
     def _write(self, descriptor: int) -> None:
         content = msgspec.json.encode(self._holder)
-        # On a full disk nobody is told who holds it; it is held all the same.
+        # On a full disk the file doesn't name the holder; the lock holds all the same.
         with contextlib.suppress(OSError):
             os.pwrite(descriptor, content, 0)
             os.ftruncate(descriptor, len(content))
 
 
-def _look(path: Path) -> tuple[bool, Holder | None]:
-    """Whether somebody holds a lock file, and who; files of those who are gone are removed."""
+def _read_holder(path: Path) -> tuple[bool, Holder | None]:
+    """Whether a lock file is locked, and by which holder, if known. A file that is not locked is removed."""
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     except FileNotFoundError:

@@ -1,9 +1,7 @@
-"""Which devices a replica is shown, and under which names. Pure.
+"""The accelerators of this machine, and the visible-devices variables that give some of them to a replica.
 
-Indices in the deploy document count what the supervisor itself was shown: under ``CUDA_VISIBLE_DEVICES=4,5``, as a
+Indices in the deploy document count the devices visible to the supervisor: under ``CUDA_VISIBLE_DEVICES=4,5``, as a
 scheduler sets it, ``devices: "0,1"`` are the machine's 4 and 5.
-
-What the machine gives to a supervisor: which accelerators it has.
 """
 
 from __future__ import annotations
@@ -20,14 +18,15 @@ from omni_discovery.errors import ConfigError
 
 
 class Platform(StrEnum):
-    """Whose devices they are; the value is what the record calls them, as torch does."""
+    """The vendor of a device; the value is torch's name for it, which the record shows."""
 
     CUDA = "cuda"
     ROCM = "rocm"
     ASCEND = "npu"
 
 
-#: What narrows a process to some devices. ROCR_VISIBLE_DEVICES is none of them: HIP counts within what that one shows.
+#: The variables that limit a process to some devices. ROCR_VISIBLE_DEVICES is not among them: HIP's indices count
+#: within the devices that it leaves.
 VARIABLES: Final = {
     Platform.CUDA: "CUDA_VISIBLE_DEVICES",
     Platform.ROCM: "HIP_VISIBLE_DEVICES",
@@ -37,21 +36,18 @@ VARIABLES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """How many devices of each platform there are. ``has_others``: something is there that may be one, too."""
+    """The number of devices by platform. ``has_others``: there are device files that may be accelerators, too."""
 
     counts: Mapping[Platform, int]
     has_others: bool = False
 
 
-#: Nobody has looked; every index may be there.
+#: A machine that was not examined; every index may exist.
 UNKNOWN: Final = Machine({}, has_others=True)
 
 
 def resolve(stage_id: int, names: tuple[str, ...], environment: Mapping[str, str], machine: Machine) -> tuple[str, ...]:
-    """The devices of a document by the names that the machine has for them.
-
-    Raise ConfigError for an index that is not there, where that can be known.
-    """
+    """Translate the document's device names to the machine's. Raise ConfigError for an index known not to exist."""
     for variable in VARIABLES.values():
         if variable in environment:
             return tuple(_shown(stage_id, name, variable, environment[variable]) for name in names)
@@ -61,7 +57,7 @@ def resolve(stage_id: int, names: tuple[str, ...], environment: Mapping[str, str
 
 
 def environment_of(names: tuple[str, ...], environment: Mapping[str, str], machine: Machine) -> dict[str, str]:
-    """What narrows a replica to devices by their machine's names; none of them leaves it the CPU."""
+    """The variables that limit a replica to the devices ``names`` (the machine's names); to the CPU if it is empty."""
     listed = ",".join(names)
     return {
         variable: listed
@@ -71,7 +67,7 @@ def environment_of(names: tuple[str, ...], environment: Mapping[str, str], machi
 
 
 def device_text(environment: Mapping[str, str]) -> str:
-    """How a replica's record names its devices: ``cuda:0,1``, ``npu:0`` or ``cpu``."""
+    """The devices as the replica's record shows them: ``cuda:0,1``, ``npu:0`` or ``cpu``."""
     if listed := environment.get(VARIABLES[Platform.ASCEND]):
         return f"{Platform.ASCEND}:{listed}"
     # torch calls AMD's devices cuda, too.
@@ -110,7 +106,7 @@ def _count(number: int) -> str:
     return {0: "none", 1: "1 device"}.get(number, f"{number} devices")
 
 
-#: What may be an accelerator of a kind that is not counted here.
+#: Device files that may be accelerators of a kind that is not counted here.
 _OTHERS: Final = (
     *("dev/dxg", "dev/nvidiactl", "dev/nvgpu", "dev/nvhost-*"),
     *("dev/accel*", "dev/dri/renderD*", "dev/vfio/[0-9]*"),
@@ -120,7 +116,7 @@ _CARD_VENDORS: Final = frozenset({0x10DE, 0x1002, 0x19E5})
 
 
 def find_machine(root: Path = Path("/")) -> Machine:
-    """The accelerators that the kernel shows, found without loading any driver."""
+    """Count the accelerators in /dev and /sys, without loading a driver."""
     counts = {
         Platform.CUDA: len([path for path in root.glob("dev/nvidia*") if path.name.removeprefix("nvidia").isdigit()]),
         Platform.ROCM: len([path for path in root.glob("sys/class/kfd/kfd/topology/nodes/*/gpu_id") if _number(path)]),
@@ -142,9 +138,9 @@ def _number(path: Path) -> int:
 
 
 def check_devices_are_seen(stage: StageConfig, device: str) -> None:
-    """Raise ConfigError if a replica was given devices, but its engine, which is loaded by now, found none to work on.
+    """Raise ConfigError if a replica has devices and torch, which its engine has imported by now, sees none of them.
 
-    ``device`` is what the replica's record says.
+    ``device`` is the text of ``device_text``.
     """
     torch = sys.modules.get("torch")
     if stage.engine == "echo" or device == "cpu" or torch is None:

@@ -1,4 +1,4 @@
-"""What a replica process finds in its environment: its devices, its ports, and what its engine wants to be told."""
+"""The environment of a replica process: its devices, its ports, and the variables that its engine reads."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def replica_environment(
     ordinal: int,
     machine: Machine = UNKNOWN,
 ) -> dict[str, str]:
-    """The environment of one replica. What the operator set wins over ``settings``, but not over the devices."""
+    """The environment of one replica. ``base``, the operator's, wins over ``settings`` but not over the devices."""
     narrowed = environment_of(replica_devices(base, stage, count, ordinal, machine), base, machine)
     return placed_environment(base, stage, settings, ordinal) | narrowed
 
@@ -27,7 +27,7 @@ def replica_environment(
 def placed_environment(
     base: Mapping[str, str], stage: StageConfig, settings: Mapping[str, str], ordinal: int
 ) -> dict[str, str]:
-    """The environment of one replica whose devices are those of ``base``."""
+    """The environment of one replica with the devices that ``base`` gives it."""
     return {
         **settings,
         **base,
@@ -42,18 +42,18 @@ def replica_devices(
 ) -> tuple[str, ...]:
     """The devices of one replica by the machine's names for them. Raise ConfigError if one is not there."""
     names = devices_of(stage, count, ordinal)
-    # The echo engine uses none, and shows what a document would give to others.
+    # The echo engine uses no device; its record shows the devices that another engine would get.
     return names if stage.engine == "echo" else resolve(stage.stage_id, names, base, machine)
 
 
 def stage_devices(base: Mapping[str, str], stage: StageConfig, count: int, machine: Machine) -> tuple[str, ...]:
     """All devices that ``count`` local replicas will use. Raise ConfigError as ``replica_devices`` does."""
-    found = [replica_devices(base, stage, count, ordinal, machine) for ordinal in range(count)]
-    return () if stage.engine == "echo" else tuple(dict.fromkeys(name for names in found for name in names))
+    devices = [replica_devices(base, stage, count, ordinal, machine) for ordinal in range(count)]
+    return () if stage.engine == "echo" else tuple(dict.fromkeys(name for names in devices for name in names))
 
 
 def doubtful_devices(base: Mapping[str, str], stage: StageConfig, count: int, machine: Machine) -> str:
-    """What another engine would be refused for; empty if all is well, and for engines that are refused."""
+    """Of a stage of the echo engine, the error that another engine's devices would be; empty otherwise."""
     if stage.engine != "echo":
         return ""
     try:
@@ -65,7 +65,7 @@ def doubtful_devices(base: Mapping[str, str], stage: StageConfig, count: int, ma
 
 
 def stage_environment(stage: StageConfig, model_is_local: bool, advertise_host: str = "") -> dict[str, str]:
-    """What an engine's process needs to find in its environment, before anything is imported."""
+    """The variables that an engine and its libraries read when they are imported."""
     if stage.engine == "echo":
         return {}
     environment = {"OMP_NUM_THREADS": "1"}
@@ -87,7 +87,7 @@ def stage_environment(stage: StageConfig, model_is_local: bool, advertise_host: 
 
 
 def _kv_ports(base: Mapping[str, str], stage: StageConfig, ordinal: int) -> dict[str, str]:
-    """Where a replica is asked for its KV: counted up from what the operator set, else a free port."""
+    """Ports on which other replicas fetch its KV cache: counted up from the operator's variable, else free ports."""
     if not stage.engine_args.get("kv_transfer_config"):
         return {}
     return {name: str(int(base[name]) + ordinal if base.get(name) else _free_port()) for name in KV_PORTS}

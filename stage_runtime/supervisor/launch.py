@@ -1,4 +1,4 @@
-"""How a replica process comes to be: a fresh interpreter each, or a fork of one that has the imports behind it."""
+"""Launchers of replica processes: a new interpreter for each (spawn), or forks of a zygote."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from omni_discovery.commands.stage_options import open_config, stage_command
 from omni_discovery.processes import end_group, has_ended
 from stage_runtime.config import ReplicaConfig
 from stage_runtime.supervisor.restarts import EXIT_FAILED
@@ -29,7 +30,7 @@ class SpawnedChild:
     def poll(self) -> int | None:
         """See Child."""
         if self._process.returncode is None and has_ended(self._process.pid):
-            # While it is not reaped, its number is nobody else's: what its engine started and left behind goes, too.
+            # Until it is reaped, its process id can't be reused: processes that its engine left behind are killed here.
             end_group(self._process.pid)
         return self._process.poll()
 
@@ -45,27 +46,27 @@ class SpawnLauncher:
 
     def start(self, config: ReplicaConfig, environment: dict[str, str]) -> Child:
         """See Launcher."""
-        output_fd, write_fd = os.pipe()
+        config_fd = open_config(config)
         try:
-            process = subprocess.Popen(
-                [sys.executable, "-u", "-m", "stage_runtime", "--replica"],
-                stdin=subprocess.PIPE,
-                stdout=write_fd,
-                stderr=write_fd,
-                env=environment,
-                # Ctrl-C in a terminal is for the supervisor, which drains.
-                start_new_session=True,
-            )
-        except OSError:
-            os.close(output_fd)
-            raise
+            output_fd, write_fd = os.pipe()
+            try:
+                process = subprocess.Popen(
+                    stage_command(config_fd, config.stage_id, "--replica"),
+                    stdin=subprocess.DEVNULL,
+                    stdout=write_fd,
+                    stderr=write_fd,
+                    pass_fds=(config_fd,),
+                    env=environment,
+                    # Ctrl-C in a terminal is for the supervisor, which drains.
+                    start_new_session=True,
+                )
+            except OSError:
+                os.close(output_fd)
+                raise
+            finally:
+                os.close(write_fd)
         finally:
-            os.close(write_fd)
-        # If the child died at once, its end is noticed like any other.
-        with contextlib.suppress(BrokenPipeError):
-            if process.stdin is not None:
-                process.stdin.write(msgspec.json.encode(config))
-                process.stdin.close()
+            os.close(config_fd)
         return SpawnedChild(process, output_fd)
 
     def close(self) -> None:
@@ -73,7 +74,7 @@ class SpawnLauncher:
 
 
 class ForkedChild:
-    """A replica started by ZygoteLauncher; ``pid`` is 0 until the zygote has come round to it."""
+    """A replica started by ZygoteLauncher; ``pid`` is 0 until the zygote has forked it."""
 
     def __init__(self, launcher: ZygoteLauncher, token: int, output_fd: int) -> None:
         self._launcher = launcher
@@ -84,16 +85,16 @@ class ForkedChild:
 
     def poll(self) -> int | None:
         """See Child."""
-        self._launcher.listen()
+        self._launcher.read_notices()
         return self.code
 
     def send_signal(self, number: int) -> None:
         """See Child."""
-        self._launcher.signal(self, number)
+        self._launcher.signal_child(self, number)
 
 
 class ZygoteLauncher:
-    """Starts replicas as forks of one process that has imported ``modules``; starts that process when needed."""
+    """Starts replicas as forks of a zygote that has imported ``modules``; starts the zygote when needed."""
 
     def __init__(self, modules: Sequence[str]) -> None:
         self._modules = modules
@@ -104,8 +105,8 @@ class ZygoteLauncher:
 
     def start(self, config: ReplicaConfig, environment: dict[str, str]) -> Child:
         """See Launcher."""
-        self.listen()
-        zygote_pid, orders = self._running(environment)
+        self.read_notices()
+        zygote_pid, orders = self._ensure_zygote(environment)
         output_fd, write_fd = os.pipe()
         self._tokens += 1
         child = ForkedChild(self, self._tokens, output_fd)
@@ -119,18 +120,18 @@ class ZygoteLauncher:
             os.close(write_fd)
         return child
 
-    def signal(self, child: ForkedChild, number: int) -> None:
-        """Have the zygote, which alone knows whether the process still is the same, send a signal."""
-        self.listen()
+    def signal_child(self, child: ForkedChild, number: int) -> None:
+        """Have the zygote send a signal: it reaps its children, so it can't hit a reused process id."""
+        self.read_notices()
         if child.code is not None:
             return
         if self._zygote is not None and not any(other.pid for other in self._children.values()):
-            # It is still importing, would not read the order for a while, and has nobody to take care of.
+            # The zygote is still importing: it would not read the order for a while, and has no children.
             self._zygote.kill()
         self._send(Signal(child.token, number))
 
-    def listen(self) -> None:
-        """Take in what the zygote has said; if it is dead, so are its children."""
+    def read_notices(self) -> None:
+        """Read what the zygote has sent. If the zygote has ended, its children have, too."""
         while self._orders is not None:
             try:
                 content = self._orders.recv(MAX_MESSAGE_BYTES, socket.MSG_DONTWAIT)
@@ -139,7 +140,7 @@ class ZygoteLauncher:
             except OSError:
                 content = b""
             if not content:
-                self._bury()
+                self._reap_zygote()
                 return
             notice: Notice = msgspec.json.decode(content, type=Notice)
             match notice:
@@ -151,9 +152,9 @@ class ZygoteLauncher:
     def close(self) -> None:
         """See Launcher. The zygote ends with its socket, and its children with it."""
         if self._orders is not None:
-            self._bury()
+            self._reap_zygote()
 
-    def _running(self, environment: dict[str, str]) -> tuple[int, socket.socket]:
+    def _ensure_zygote(self, environment: dict[str, str]) -> tuple[int, socket.socket]:
         if self._zygote is None or self._orders is None:
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             with theirs:
@@ -175,7 +176,7 @@ class ZygoteLauncher:
             if self._orders is not None:
                 self._orders.send(msgspec.json.encode(order))
 
-    def _bury(self) -> None:
+    def _reap_zygote(self) -> None:
         if self._orders is not None:
             self._orders.close()
             self._orders = None

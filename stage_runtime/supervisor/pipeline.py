@@ -1,4 +1,4 @@
-"""The deploy document in force, as replicas and their supervisor get it from the registry."""
+"""The deploy document in force, read from etcd by a supervisor and by its replicas."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ async def _read(
     key = pipeline_key(namespace)
     kv = EtcdKV(endpoints, security=security)
     begun_s = answered_s = time.monotonic()
-    told = ""
+    logged = ""
     try:
         while True:
             failure: RegistryError | None = None
@@ -71,8 +71,8 @@ async def _read(
                         f"{key} is not in etcd; start a hub with 'omni serve --deploy-config FILE' in this namespace"
                     )
             reason = "no etcd answers" if failure is not None else "no hub has written it yet"
-            if reason != told:
-                told = reason
+            if reason != logged:
+                logged = reason
                 logger.info("pipeline.waiting key=%s reason=%s", key, reason)
             await asyncio.sleep(_RETRY_S)
     finally:
@@ -80,7 +80,10 @@ async def _read(
 
 
 def deploy_for(config: ReplicaConfig) -> DeployConfig:
-    """The document in force, or, while etcd is away, the one that the supervisor saw last."""
+    """The document in force; while etcd is unreachable, the one that the supervisor has read.
+
+    Raise what ``read_pipeline`` raises.
+    """
     try:
         wait_s = 3.0 if config.known_pipeline else 30.0
         return read_pipeline(

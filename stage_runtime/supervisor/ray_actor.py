@@ -1,4 +1,7 @@
-"""What runs on a machine of a Ray cluster: the parent of one replica process."""
+"""The Ray actor on a machine of the cluster: the parent of one replica process.
+
+Ray imports this module by name on that machine, without the launcher's.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +22,13 @@ from stage_runtime.supervisor.launch import SpawnLauncher
 from stage_runtime.supervisor.restarts import EXIT_CONFIG, EXIT_FAILED
 from stage_runtime.supervisor.supervisor import Child
 
-#: How much of what a replica prints is kept for a supervisor that is slow to fetch it.
+#: Bound of the output that is buffered for a supervisor that is slow to fetch it.
 _MOST_OUTPUT_BYTES: Final = 1 << 20
-_LOOK_S: Final = 0.1
+_POLL_S: Final = 0.1
 
 
 class ReplicaActor:
-    """Starts one replica process, hands on what it prints, and tells its end. Methods may run at the same time."""
+    """Starts one replica process, buffers its output, and knows its exit code. Methods may run at the same time."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -34,14 +37,14 @@ class ReplicaActor:
         self._child: Child | None = None
 
     def start(self, content: bytes) -> None:
-        """Start the replica with a ReplicaConfig as JSON, listening where this machine would talk to etcd from."""
-        # A thread of its own, which stays until the replica has ended: the kernel ends a child with the thread that
-        # has started it, and nobody promises how long Ray's threads live.
+        """Start the replica with a ReplicaConfig as JSON. It binds the address from which this machine reaches etcd."""
+        # On a thread that lives until the replica has ended: the kernel ends a child with the thread that started it,
+        # and Ray's threads may end at any time.
         config = msgspec.json.decode(content, type=ReplicaConfig)
-        threading.Thread(target=self._live, args=(config,), name="replica", daemon=True).start()
+        threading.Thread(target=self._run_replica, args=(config,), name="replica", daemon=True).start()
 
-    def follow(self, timeout_s: float) -> tuple[bytes, int | None]:
-        """What was printed since the last call, and the exit code; waits a while until there is any of it."""
+    def follow_output(self, timeout_s: float) -> tuple[bytes, int | None]:
+        """The output since the last call and the exit code, or None; waits up to ``timeout_s`` for either."""
         with self._changed:
             self._changed.wait_for(lambda: self._output or self._code is not None, timeout_s)
             output = bytes(self._output)
@@ -50,13 +53,13 @@ class ReplicaActor:
             return output, self._code
 
     def signal(self, number: int) -> None:
-        """Send the replica a signal; nothing happens if it has ended."""
+        """Send the replica a signal. Does nothing if the replica has ended."""
         with self._changed:
             self._changed.wait_for(lambda: self._child is not None or self._code is not None, 10.0)
         if self._child is not None:
             self._child.send_signal(number)
 
-    def _live(self, config: ReplicaConfig) -> None:
+    def _run_replica(self, config: ReplicaConfig) -> None:
         code = EXIT_FAILED
         try:
             bind_host, advertise_host = find_hosts(config.endpoints)
@@ -85,7 +88,7 @@ class ReplicaActor:
         try:
             while (code := child.poll()) is None:
                 if not self._forward(child.output_fd):
-                    time.sleep(_LOOK_S)
+                    time.sleep(_POLL_S)
             while self._forward(child.output_fd):
                 pass
             return code
@@ -93,7 +96,7 @@ class ReplicaActor:
             os.close(child.output_fd)
 
     def _forward(self, output_fd: int) -> bool:
-        """Hand on some of what was printed; whether there was any."""
+        """Move some output from the pipe to the buffer; return whether there was any."""
         try:
             content = os.read(output_fd, 65536)
         except BlockingIOError:
@@ -109,7 +112,7 @@ class ReplicaActor:
 
 
 def _environment(config: ReplicaConfig) -> dict[str, str]:
-    """What Ray has set for the actor, its devices among it, and what the engine wants to be told."""
+    """The environment that Ray has set for the actor, with its devices, and the engine's settings."""
     stage = decode_deploy(config.known_pipeline.encode(), "the pipeline").stage(config.stage_id)
     settings = stage_environment(stage, Path(stage.model).expanduser().exists(), config.advertise_host)
     return placed_environment(dict(os.environ), stage, settings, config.ordinal)

@@ -31,7 +31,7 @@ _CALLS: Final = 8
 
 
 class RayChild:
-    """A replica on the cluster; a thread here follows it."""
+    """A replica on the cluster; a thread here fetches its output and exit code."""
 
     def __init__(self, ray: Any, actor: Any, content: bytes) -> None:
         self._ray = ray
@@ -61,11 +61,11 @@ class RayChild:
             self._is_placed = True
             ended: int | None = None
             while ended is None:
-                output, ended = self._ray.get(self._actor.follow.remote(_FOLLOW_S))
+                output, ended = self._ray.get(self._actor.follow_output.remote(_FOLLOW_S))
                 self._print(output)
             code = ended
         except self._ray.exceptions.RayActorError:
-            # The machine is lost, or we have ended it ourselves.
+            # The machine is lost, or this launcher has killed the actor.
             code = EXIT_FAILED if self._is_placed else EXIT_DONE
             self._print(b"omni: the Ray actor of this replica has ended\n")
         except self._ray.exceptions.RayError as error:
@@ -77,7 +77,7 @@ class RayChild:
                 self._ray.kill(self._actor)
 
     def _print(self, content: bytes) -> None:
-        # The supervisor closes its end only after it has seen the code.
+        # The supervisor closes the read end only after it has seen the exit code.
         while content:
             content = content[os.write(self._write_fd, content) :]
 
@@ -86,7 +86,7 @@ class RayLauncher:
     """Starts replicas in the bundles of one placement group."""
 
     def __init__(self, stage: StageConfig, count: int, address: str, wait_s: float) -> None:
-        """Join the cluster and have it set the bundles aside. Raise ConfigError if it can't within ``wait_s``."""
+        """Connect to the cluster and reserve the bundles. Raise ConfigError if it has no room within ``wait_s``."""
         self._ray = _import_ray()
         self._demand = bundle_of(stage)
         try:
@@ -104,8 +104,8 @@ class RayLauncher:
         self._group = placing.placement_group([self._demand] * count, strategy=stage.runtime.on_ray.strategy)
         if self._group.wait(1):
             return
-        asked = f"{count} x {_told(self._demand)} ({stage.runtime.on_ray.strategy})"
-        has = _told({name: size for name, size in self._ray.cluster_resources().items() if ":" not in name})
+        asked = f"{count} x {_resources_text(self._demand)} ({stage.runtime.on_ray.strategy})"
+        has = _resources_text({name: size for name, size in self._ray.cluster_resources().items() if ":" not in name})
         logger.warning("ray.waiting stage=%d wants=%s cluster_has=%s", stage.stage_id, asked, has)
         if not self._group.wait(wait_s):
             self.close()
@@ -115,7 +115,7 @@ class RayLauncher:
             )
 
     def start(self, config: ReplicaConfig, environment: dict[str, str]) -> Child:
-        """See Launcher. The environment is that of the actor's machine; nothing of this one's goes there."""
+        """See Launcher. The replica gets the environment of the actor's machine; ``environment`` is not used."""
         strategies = importlib.import_module("ray.util.scheduling_strategies")
         options = {
             "num_cpus": self._demand.get("CPU", 0),
@@ -138,7 +138,7 @@ class RayLauncher:
 
 
 def bundle_of(stage: StageConfig) -> dict[str, float]:
-    """What one replica takes of the cluster, in Ray's words."""
+    """The resources of one replica, by Ray's names. Raise ConfigError if they are none."""
     asked = stage.runtime.on_ray
     gpus = asked.num_gpus
     if gpus is None:
@@ -159,5 +159,5 @@ def _import_ray() -> Any:
         raise ConfigError(f"--worker-backend ray needs Ray: pip install 'omni-discovery[ray]' ({error})") from error
 
 
-def _told(resources: dict[str, float]) -> str:
+def _resources_text(resources: dict[str, float]) -> str:
     return " ".join(f"{name}={size:g}" for name, size in sorted(resources.items())) or "nothing"

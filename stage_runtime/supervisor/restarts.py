@@ -1,4 +1,4 @@
-"""Whether and when a replica that ended by itself is started again."""
+"""Restart policy: whether and when a replica that has ended is restarted. Pure."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from omni_discovery.backoff import RestartPauses
 EXIT_DONE = 0
 EXIT_FAILED = 1
 EXIT_CONFIG = 2
-#: To the supervisor only: the operator has drained it by its control key.
+#: For the supervisor only: the operator has drained the replica by its control key.
 EXIT_DRAINED = 3
 
 
 @dataclass(frozen=True, slots=True)
 class RestartPolicy:
-    """``stable_s``: who served for that long has a clean slate. ``loop_after`` quick ends in a row are a crash loop."""
+    """A replica that was up for ``stable_s`` starts over; ``loop_after`` quick ends in a row are a crash loop."""
 
     first_delay_s: float = 0.5
     most_delay_s: float = 30.0
@@ -26,7 +26,7 @@ class RestartPolicy:
 
 @dataclass(frozen=True, slots=True)
 class StartAgain:
-    """Start it anew after ``delay_s``. ``why_hopeless`` says why that will hardly help; empty where it may."""
+    """Restart the replica after ``delay_s``. ``why_hopeless``: why that is expected to fail; empty otherwise."""
 
     delay_s: float
     why_hopeless: str = ""
@@ -34,22 +34,22 @@ class StartAgain:
 
 @dataclass(frozen=True, slots=True)
 class LeaveDown:
-    """An operator has drained it: it stays down."""
+    """Don't restart the replica: an operator has drained it."""
 
 
 class Restarts:
-    """The record of one replica's ends."""
+    """The ends of one replica's processes, and what follows from each."""
 
     def __init__(self, policy: RestartPolicy | None = None) -> None:
         self._policy = policy or RestartPolicy()
         self._pauses = RestartPauses(self._policy.first_delay_s, self._policy.most_delay_s, self._policy.stable_s)
-        #: What the supervisor ends with if none of its replicas can be kept up; None as long as this one may be.
+        #: The supervisor's exit code if no replica can be kept up; None while this one may come up.
         self.hopeless_code: int | None = None
 
-    def ended(self, exit_code: int, served_for_s: float) -> StartAgain | LeaveDown:
-        """Decide after an end that nobody asked for.
+    def record_end(self, exit_code: int, served_for_s: float) -> StartAgain | LeaveDown:
+        """Decide what follows the end of a process that the supervisor has not stopped.
 
-        ``exit_code`` is negative for a signal; ``served_for_s`` counts from when it was up, 0 if it never was.
+        ``exit_code`` is negative for a signal; ``served_for_s`` is 0 for a process that never was up.
         """
         if exit_code == EXIT_DRAINED:
             self.hopeless_code = EXIT_DONE

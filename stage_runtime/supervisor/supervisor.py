@@ -1,7 +1,7 @@
 """The supervisor: K local replicas of one stage, each in a process of its own.
 
-One thread, one selector: the replicas' output, the signals, and the clock. What a replica prints comes out line by line
-with its stage and ordinal before it. Whoever ends is started again; all end when none of them can be kept up.
+One thread, one selector: the replicas' output, the signals, and the clock. Output is copied line by line, prefixed with
+the replica's stage and ordinal. A replica that ends is restarted; the supervisor ends when no replica can be kept up.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import msgspec
 
 from omni_discovery.deploy.document import DeployConfig, encode_deploy
 from stage_runtime.config import ReplicaConfig, SupervisorConfig
-from stage_runtime.status_pipe import IsUp, LastWords, read
+from stage_runtime.status_pipe import Exiting, Up, split_line
 from stage_runtime.supervisor.restarts import EXIT_DONE, EXIT_FAILED, LeaveDown, Restarts, StartAgain
 
 logger = logging.getLogger(__name__)
@@ -31,7 +31,7 @@ _TICK_S: Final = 0.25
 
 
 class Child(Protocol):
-    """One replica process. ``output_fd`` is the reading end of what it prints."""
+    """One replica process. ``output_fd`` is the read end of the pipe of its standard output and standard error."""
 
     output_fd: int
 
@@ -39,44 +39,44 @@ class Child(Protocol):
         """The exit code, negative for a signal; None while it runs."""
 
     def send_signal(self, number: int) -> None:
-        """Send a signal; nothing happens if it has ended."""
+        """Send a signal. Does nothing if the process has ended."""
 
 
 class Launcher(Protocol):
     """Starts replica processes."""
 
     def start(self, config: ReplicaConfig, environment: dict[str, str]) -> Child:
-        """Start one."""
+        """Start one replica. Raise OSError if the machine has no process, file or memory left."""
 
     def close(self) -> None:
-        """Give back what starting needs. Idempotent."""
+        """Free the resources of the launcher. Idempotent."""
 
 
 @dataclass(slots=True)
 class _Slot:
-    """One of the K replicas over all its processes."""
+    """One of the K replicas, over all its processes."""
 
     ordinal: int
     restarts: Restarts
     child: Child | None = None
-    #: Since when the process that runs takes requests; None before that.
+    #: Since when the current process takes requests; None before that.
     up_since_s: float | None = None
-    #: When to start it; infinity for never.
+    #: When to start the next process; infinity for never.
     start_at_s: float = 0.0
     unfinished_line: bytes = b""
-    #: Why the process that runs is about to end, in its own words.
-    last_words: str = ""
-    #: How the one before it ended.
+    #: The reason of the current process's Exiting message; empty without one.
+    exit_reason: str = ""
+    #: How the previous process ended.
     former_end: str = ""
 
     @property
     def is_hopeless(self) -> bool:
-        """Whether nothing runs, and what will be started will hardly do better."""
+        """Whether no process runs and a restart is expected to fail, too."""
         return self.child is None and self.restarts.hopeless_code is not None
 
 
 class Supervisor:
-    """Built and run in the main thread."""
+    """Made and run in the main thread, which has the signal handlers."""
 
     def __init__(
         self,
@@ -88,15 +88,15 @@ class Supervisor:
     ) -> None:
         self._config = config
         self._on_stop = on_stop
-        known = encode_deploy(deploy).decode("utf-8")
+        known_pipeline = encode_deploy(deploy).decode("utf-8")
         self._replica_config = msgspec.structs.replace(
-            config.replica, known_pipeline=known, parent_pid=config.replica.parent_pid or os.getpid()
+            config.replica, known_pipeline=known_pipeline, parent_pid=config.replica.parent_pid or os.getpid()
         )
         self._launcher = launcher
         self._environment_of = environment_of
         self._slots = [_Slot(ordinal, Restarts()) for ordinal in range(config.count)]
         self._selector = selectors.DefaultSelector()
-        #: When what is left is killed; None while nobody asked us to stop.
+        #: When the remaining replicas are killed; None until this supervisor is stopped.
         self._kill_at_s: float | None = None
 
     def run(self) -> int:
@@ -150,15 +150,15 @@ class Supervisor:
 
     def _start(self, slot: _Slot, now_s: float) -> None:
         config = msgspec.structs.replace(self._replica_config, ordinal=slot.ordinal, former_end=slot.former_end)
-        slot.up_since_s, slot.last_words = None, ""
+        slot.up_since_s, slot.exit_reason = None, ""
         slot.start_at_s = float("inf")
         try:
             slot.child = self._launcher.start(config, self._environment_of(slot.ordinal))
         except OSError as error:
-            # That the machine has no process, file or memory to give just now must not cost the replicas that run.
+            # A lack of processes, files or memory must not cost the replicas that run: retried like any other end.
             logger.error("supervisor.not_started stage=%d ordinal=%d: %s", config.stage_id, slot.ordinal, error)
-            slot.last_words = f"it could not be started: {error}"
-            self._ended(slot, EXIT_FAILED)
+            slot.exit_reason = f"it could not be started: {error}"
+            self._handle_end(slot, EXIT_FAILED)
             return
         os.set_blocking(slot.child.output_fd, False)
         self._selector.register(slot.child.output_fd, selectors.EVENT_READ, slot)
@@ -171,23 +171,23 @@ class Supervisor:
             return
         self._forward(slot)
         if slot.unfinished_line:
-            self._take_line(slot, slot.unfinished_line)
+            self._handle_line(slot, slot.unfinished_line)
             slot.unfinished_line = b""
-        self._ignore(child.output_fd)
+        self._unregister(child.output_fd)
         os.close(child.output_fd)
         slot.child = None
-        self._ended(slot, code)
+        self._handle_end(slot, code)
 
-    def _ended(self, slot: _Slot, code: int) -> None:
+    def _handle_end(self, slot: _Slot, code: int) -> None:
         stage_id = self._config.replica.stage_id
         if self._kill_at_s is not None:
             logger.info("supervisor.ended stage=%d ordinal=%d code=%d", stage_id, slot.ordinal, code)
             return
         now_s = time.monotonic()
         served_for_s = 0.0 if slot.up_since_s is None else now_s - slot.up_since_s
-        slot.former_end = slot.last_words or how_it_ended(code)
-        # An end that nobody asked for is one, also with code 0.
-        match slot.restarts.ended(code, served_for_s):
+        slot.former_end = slot.exit_reason or how_it_ended(code)
+        # Exit code 0 counts, too: this supervisor has not stopped the replica.
+        match slot.restarts.record_end(code, served_for_s):
             case StartAgain(delay_s, ""):
                 slot.start_at_s = now_s + delay_s
                 text = "supervisor.restarting stage=%d ordinal=%d code=%d in_s=%.1f: %s"
@@ -207,7 +207,7 @@ class Supervisor:
             self._kill_at_s = now_s + self._config.replica.drain_timeout_s + self._config.kill_after_s
             self._on_stop()
             logger.info("supervisor.draining stage=%d", self._config.replica.stage_id)
-        # A second signal is passed on too: the replicas then end at once.
+        # A second signal is passed on, too: the replicas then fail their requests and end.
         for slot in self._slots:
             if slot.child is not None:
                 slot.child.send_signal(signal.SIGTERM)
@@ -224,24 +224,24 @@ class Supervisor:
             except BlockingIOError:
                 return
             if not content:
-                # It closed its output and may run on: the selector would call this ready for ever.
-                self._ignore(slot.child.output_fd)
+                # It has closed its output and may run on: the selector would report it as readable for ever.
+                self._unregister(slot.child.output_fd)
                 return
             *lines, slot.unfinished_line = (slot.unfinished_line + content).split(b"\n")
             for line in lines:
-                self._take_line(slot, line)
+                self._handle_line(slot, line)
 
-    def _ignore(self, output_fd: int) -> None:
+    def _unregister(self, output_fd: int) -> None:
         with contextlib.suppress(KeyError):
             self._selector.unregister(output_fd)
 
-    def _take_line(self, slot: _Slot, line: bytes) -> None:
-        line, tiding = read(line)
-        match tiding:
-            case IsUp():
+    def _handle_line(self, slot: _Slot, line: bytes) -> None:
+        line, message = split_line(line)
+        match message:
+            case Up():
                 slot.up_since_s = time.monotonic()
-            case LastWords(reason):
-                slot.last_words = reason
+            case Exiting(reason):
+                slot.exit_reason = reason
             case None:
                 self._print(slot, line)
                 return
@@ -250,14 +250,14 @@ class Supervisor:
 
     def _print(self, slot: _Slot, line: bytes) -> None:
         prefix = f"[stage {self._config.replica.stage_id} #{slot.ordinal}] ".encode()
-        # On a full disk, or once nobody reads it, a line is lost and nothing else.
+        # On a full disk or a closed pipe the line is lost; the replicas run on.
         with contextlib.suppress(OSError, ValueError):
             sys.stderr.buffer.write(prefix + line + b"\n")
             sys.stderr.buffer.flush()
 
 
 def how_it_ended(code: int) -> str:
-    """What an exit code says, for people; negative for a signal."""
+    """Describe an exit code for people; it is negative for a signal."""
     if code >= 0:
         return f"it ended with code {code}"
     try:
@@ -268,7 +268,7 @@ def how_it_ended(code: int) -> str:
 
 
 class _SignalPipe:
-    """Signals as bytes on a socket, so that a selector can wait for them."""
+    """Signals as bytes on a socket, for a selector to wait for."""
 
     def __init__(self, numbers: tuple[signal.Signals, ...]) -> None:
         self._numbers = numbers
@@ -289,7 +289,7 @@ class _SignalPipe:
         self._sender.close()
 
     def drain(self) -> bytes:
-        """The numbers of the signals that came."""
+        """The numbers of the signals received since the last call."""
         try:
             return self.receiver.recv(4096)
         except BlockingIOError:

@@ -1,7 +1,7 @@
-"""A process that imports an engine's heavy modules once, alone, and then forks a replica whenever it is asked.
+"""The zygote: a process that imports an engine's heavy modules once and then forks replicas.
 
-It has one thread and touches no device, no socket library and no etcd, so a fork of it is as good as a fresh start,
-only ready sooner, and what was imported is shared memory. Orders and answers are JSON messages on one socket.
+It has one thread and opens no device, no ZMQ or etcd connection, so a fork of it behaves like a new process, starts
+sooner, and shares the memory of the imported modules. Orders and notices are JSON messages on one socket.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import msgspec
 from omni_discovery.processes import end_group, has_ended
 from stage_runtime.config import ReplicaConfig
 
-#: Longest message; the deploy document travels in an order.
+#: Longest message: a Start order holds the deploy document.
 MAX_MESSAGE_BYTES: Final = 1 << 20
 _TICK_S: Final = 0.1
 
@@ -30,7 +30,7 @@ Token = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class Start(msgspec.Struct, frozen=True, tag_field="t", tag="start"):
-    """Fork a replica; the descriptor that comes along is where it prints."""
+    """Fork a replica. The message carries the descriptor of its standard output and standard error."""
 
     token: Token
     config: ReplicaConfig
@@ -38,14 +38,14 @@ class Start(msgspec.Struct, frozen=True, tag_field="t", tag="start"):
 
 
 class Signal(msgspec.Struct, frozen=True, tag_field="t", tag="signal"):
-    """Send a signal to a replica; nothing happens if it has ended."""
+    """Send a signal to a replica. Does nothing if the replica has ended."""
 
     token: Token
     number: int
 
 
 class Started(msgspec.Struct, frozen=True, tag_field="t", tag="started"):
-    """The replica runs."""
+    """The replica was forked."""
 
     token: Token
     pid: int
@@ -61,12 +61,12 @@ class Ended(msgspec.Struct, frozen=True, tag_field="t", tag="ended"):
 Order = Start | Signal
 Notice = Started | Ended
 
-#: What a forked replica runs: its settings and environment in, its exit code out.
+#: Runs a forked replica with its settings and environment; returns its exit code.
 RunReplica = Callable[[ReplicaConfig, dict[str, str]], int]
 
 
 class Zygote:
-    """Serves orders until the socket closes; then kills what it started."""
+    """Serves orders until the socket closes; then kills its replicas."""
 
     def __init__(self, orders: socket.socket, run_replica: RunReplica) -> None:
         self._orders = orders
@@ -74,10 +74,10 @@ class Zygote:
         self._tokens: dict[int, int] = {}
 
     def serve(self, modules: Sequence[str]) -> None:
-        """Import, then fork on demand."""
+        """Import the modules, then fork replicas on demand."""
         for module in modules:
             importlib.import_module(module)
-        # What is there by now stays for good: the collector must not write to its pages in every child.
+        # The imported objects live for ever: the garbage collector must not write to their pages in each child.
         gc.collect()
         gc.freeze()
         while self._turn():
@@ -108,7 +108,7 @@ class Zygote:
             self._become_replica(order, output_fd)
         os.close(output_fd)
         self._tokens[pid] = order.token
-        self._say(Started(order.token, pid))
+        self._send(Started(order.token, pid))
 
     def _become_replica(self, order: Start, output_fd: int) -> None:
         code = 1
@@ -119,7 +119,7 @@ class Zygote:
                 os.dup2(output_fd, standard)
             os.close(output_fd)
             code = self._run_replica(order.config, order.environment)
-        except BaseException:  # noqa: BLE001 - nobody above us would print it
+        except BaseException:  # noqa: BLE001 - os._exit below would hide it
             traceback.print_exc()
         finally:
             # A child must never return into the zygote's loop.
@@ -130,9 +130,9 @@ class Zygote:
             if has_ended(pid):
                 end_group(pid)
                 _, status = os.waitpid(pid, 0)
-                self._say(Ended(self._tokens.pop(pid), os.waitstatus_to_exitcode(status)))
+                self._send(Ended(self._tokens.pop(pid), os.waitstatus_to_exitcode(status)))
 
-    def _say(self, notice: Notice) -> None:
-        # Who asked may be gone; then the next read says so.
+    def _send(self, notice: Notice) -> None:
+        # The supervisor may be gone; the next read then returns nothing.
         with contextlib.suppress(OSError):
             self._orders.send(msgspec.json.encode(notice))

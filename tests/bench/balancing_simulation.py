@@ -232,7 +232,7 @@ class SimulatedReplica:
         if self._world.mode.credits:
             self.book.set_capacity(setting.slots)
             for name in self._hubs:
-                self.book.open(name, 1)
+                self.book.open_account(name, 1)
             self._settle()
         self._world.after(setting.report_s * self.info.replica_id / setting.replicas, self._publish)
 
@@ -240,19 +240,19 @@ class SimulatedReplica:
         """A request comes."""
         self._waiting.append((sender, waiter))
         if self._world.mode.credits:
-            self.book.began(sender.name, credit=credit)
+            self.book.begin_request(sender.name, credit=credit)
         self._world.send(sender.on_accepted, self.addr, waiter.request_id, self.queue_length)
         self._start()
         self._settle()
 
     def on_want(self, sender: SimulatedHub, waiting: int, oldest_wait_s: float) -> None:
         """A hub has requests that wait."""
-        self.book.want(sender.name, 1, waiting, oldest_wait_s, self._world.now_s)
+        self.book.record_demand(sender.name, 1, waiting, oldest_wait_s, self._world.now_s)
         self._settle()
 
     def on_return(self, sender: SimulatedHub, session: int, credits_: int) -> None:
         """A hub answers a recall."""
-        self.book.give_back(sender.name, session, credits_)
+        self.book.take_back(sender.name, session, credits_)
         self._settle()
 
     def _start(self) -> None:
@@ -268,7 +268,7 @@ class SimulatedReplica:
     def _finish(self, sender: SimulatedHub, request_id: str) -> None:
         self.running -= 1
         if self._world.mode.credits:
-            self.book.ended(sender.name)
+            self.book.end_request(sender.name)
         self._world.send(sender.on_done, self.addr, request_id, self.queue_length)
         self._start()
         self._settle()
@@ -276,7 +276,7 @@ class SimulatedReplica:
     def _settle(self) -> None:
         if not self._world.mode.credits:
             return
-        for action in self.book.settle(self._world.now_s):
+        for action in self.book.lend_and_recall(self._world.now_s):
             hub_ = self._hubs[action.peer]
             if isinstance(action, GrantCredits):
                 self._world.send(hub_.on_grant, self.addr, action.credits, self.queue_length)

@@ -17,6 +17,7 @@ from PIL import Image
 from omni_discovery.errors import ConfigError, InvalidRequestError
 from omni_discovery.wire import FailureKind
 from stage_runtime.engines.base import Engine, EngineOutput, StageRequest, create_engine
+from stage_runtime.engines.capabilities import capabilities_of
 from stage_runtime.testing import EngineContract
 from tests.support.engines import as_the_supervisor_has_it, run
 from tests.support.pipelines import EMBEDS_SIZE, SAVE, embeds, stage_of
@@ -192,7 +193,7 @@ def test_a_companion_is_what_a_picture_is_guided_away_from(load: Callable[..., E
     """Of other lengths than the prompt, too: where a pipeline wants them equal they are filled up."""
     for name, args in (("qwen", {}), ("pixart", {"leave_out": ["text_encoder", "tokenizer"]})):
         engine = load(name, **args)
-        assert engine.takes_companions
+        assert capabilities_of(engine).takes_companions()
         plain = replace(ask(name, "plain"), inputs={}, payloads={0: {"hidden_states": embeds(0)}})
         others = [
             replace(plain, key=f"k{length}", companions={"negative": {0: {"prompt_embeds": embeds(9, length)[None]}}})
@@ -353,14 +354,14 @@ def test_code_that_came_with_the_model_is_not_run(
 
 
 def test_a_pipeline_that_needs_a_picture_is_not_served() -> None:
-    from stage_runtime.engines.diffusers.pipeline import Source, traits_of
+    from stage_runtime.engines.diffusers.pipeline import PipelineSource, traits_of
 
     class Brightener:
         def __call__(self, image: Any, prompt: str = "") -> Any:
             raise AssertionError("it is never called")
 
     with pytest.raises(ConfigError, match="stage 1: Brightener takes image; stages draw prompts"):
-        traits_of(Brightener(), Source(where="stage 1", model="x"), {}, 64)
+        traits_of(Brightener(), PipelineSource(where="stage 1", model="x"), {}, 64)
 
 
 def test_arguments_that_the_pipeline_has_not_are_named(folders: dict[str, Path]) -> None:

@@ -17,9 +17,10 @@ from safetensors.torch import load_file, save_file
 
 from omni_discovery.deploy.document import DeployConfig, StageConfig
 from omni_discovery.errors import ConfigError, InvalidRequestError
-from stage_runtime.engine_loop.control import STANDARD, perform
+from stage_runtime.engine_loop.control import perform
 from stage_runtime.engine_loop.jobs import Call, Called
-from stage_runtime.engines.base import Engine, StageRequest, create_engine
+from stage_runtime.engines.base import CONTROL_METHODS, Engine, StageRequest, create_engine
+from stage_runtime.engines.capabilities import capabilities_of
 from stage_runtime.engines.vllm.engine import VllmEngine
 from stage_runtime.testing import drain, run
 from tests.support.engines import DEMO, THINKER, as_the_supervisor_has_it, skip_without_vllms_server
@@ -37,7 +38,7 @@ class Scene:
     profiles: Path
 
     def call(self, method: str, *args: Any) -> Called:
-        return perform(self.engine, Call("#1", method, args, {}, 1e9))
+        return perform(capabilities_of(self.engine), Call("#1", method, args, {}, 1e9))
 
     def value(self, method: str, *args: Any) -> Any:
         called = self.call(method, *args)
@@ -92,7 +93,7 @@ def adapter(tmp_path: Path) -> Path:
 
 
 def test_it_has_all_methods_there_are(scene: Scene) -> None:
-    assert set(scene.engine.controls) == set(STANDARD)  # type: ignore[attr-defined]
+    assert set(scene.engine.controls) == set(CONTROL_METHODS)  # type: ignore[attr-defined]
 
 
 def test_an_adapter_is_loaded_listed_pinned_and_unloaded(scene: Scene, adapter: Path) -> None:

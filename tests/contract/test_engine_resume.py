@@ -19,6 +19,7 @@ from omni_discovery.wire.session import Peer
 from stage_runtime.config import NotResumableError
 from stage_runtime.engine_loop.check_output import pieces_of
 from stage_runtime.engines.base import Engine, EngineOutput, StageRequest, create_engine
+from stage_runtime.engines.capabilities import capabilities_of
 from stage_runtime.engines.echo import speech
 from stage_runtime.engines.prompts import read_prompt
 from stage_runtime.engines.sampling import token_sampling
@@ -173,7 +174,7 @@ def test_what_another_model_said_is_not_continued(engine: Engine) -> None:
 
 def test_a_picture_is_not_continued_and_says_so_by_declaring_nothing() -> None:
     """It is drawn again instead, and tests elsewhere show that it comes out the same."""
-    assert load("diffusion").not_resumable is None
+    assert not capabilities_of(load("diffusion")).can_resume()
     drawing = create_engine(msgspec.structs.replace(ECHO, engine_args={"modality": "image"}))
     with pytest.raises(NotResumableError, match="a picture"):
         drawing.add(replace(ask("draw"), resume=Resume(token_ids=(1,), text="draw")))

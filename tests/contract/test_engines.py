@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from PIL import Image
 from omni_discovery.deploy.document import StageConfig
 from omni_discovery.errors import ConfigError, InvalidRequestError
 from omni_discovery.wire import FailureKind
-from stage_runtime.engines.base import Engine, StageRequest, create_engine
+from stage_runtime.engines.base import Engine, StageRequest, create_engine, modules_to_preload
 from stage_runtime.testing import OPTIONAL, EngineContract
 from tests.support.engines import ECHO, PAINTER, THINKER, as_the_supervisor_has_it, run
 
@@ -152,6 +153,16 @@ class TestThinkerKeepsTheContract(EngineContract):
 
     def pieces(self) -> Sequence[Mapping[str, Any]]:
         return [{"token_ids": torch.tensor([DIGIT_0 + 30, DIGIT_0 + 31])}, {"token_ids": torch.tensor([DIGIT_0 + 32])}]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("engine", ["diffusion", pytest.param("vllm", marks=pytest.mark.vllm)])
+def test_each_module_that_is_imported_before_a_fork_is_there(engine: str) -> None:
+    """A wrong name would only make every start of a replica slow, with a line in the log."""
+    modules = modules_to_preload(engine)
+    assert modules
+    for name in modules:
+        assert importlib.import_module(name).__name__ == name
 
 
 @pytest.mark.parametrize("engine_args", [{"no_such_argument": 1}])

@@ -87,7 +87,7 @@ class TestPoolingKeepsTheContract(EngineContract):
     @pytest.fixture
     def engine(self, embedder: VllmPoolingEngine) -> Engine:
         assert not embedder.has_unfinished(), "the test before has left something to do"
-        return embedder  # type: ignore[return-value]
+        return embedder
 
     def good_request(self, key: str) -> StageRequest:
         return ask(key)

@@ -46,7 +46,8 @@ def test_a_hub_and_stages_of_both_kinds_serve_over_it_and_no_password_is_on_show
 ) -> None:
     """1. the hub has its password from the environment and runs stage 0 beside it
     2. stage 1 is headless and has it from a file
-    3. a request goes through both; no argument list and no line of any log holds the password
+    3. a request goes through both; no argument list, no environment but the hub's own, which a person has set, and
+       no line of any log holds the password
     """
     _, flags = secured
     password_file = tmp_path / "password"
@@ -72,6 +73,8 @@ def test_a_hub_and_stages_of_both_kinds_serve_over_it_and_no_password_is_on_show
         assert len(processes) >= 5
         for pid in processes:
             assert SECRET.encode() not in Path(f"/proc/{pid}/cmdline").read_bytes()
+            if pid != hub.process.pid:
+                assert SECRET.encode() not in Path(f"/proc/{pid}/environ").read_bytes()
     finally:
         left = [*hub.stop(), *headless.stop()]
     assert not left

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
+
+import msgspec
 
 from hub.request import events as ev
-from hub.request.machine import RequestBody, RequestMachine
+from hub.request.machine import RequestMachine
 from hub.request.plan import StageGraph
+from hub.request.state import RequestState
 from omni_discovery import wire
 from omni_discovery.deploy.document import parse_deploy
 from omni_discovery.wire import FailureKind
@@ -20,6 +23,21 @@ stages:
   - {stage_id: 2, engine: e, input_from: [0]}
   - {stage_id: 3, engine: e, input_from: [1, 2], final_output: audio}
 """
+
+
+class Heard(NamedTuple):
+    """An answer of a stage's replica, as it comes off the wire."""
+
+    stage_id: int
+    message: ev.StageMessage
+    attachments: Sequence[bytes] = ()
+
+
+def apply(machine: RequestMachine, event: ev.Event | Heard, now_s: float) -> list[ev.Action]:
+    """Tell a machine of an event, or of what a replica says."""
+    if isinstance(event, Heard):
+        return machine.handle_message(event.stage_id, event.message, now_s, event.attachments)
+    return machine.handle(event, now_s)
 
 
 class Walk:
@@ -37,14 +55,14 @@ class Walk:
         graph = StageGraph(parse_deploy(deploy, "test.yaml"))
         plan = graph.plan(modalities)
         merged = graph.merge_params({0: {"seed": 1} if params is None else params})
-        body = RequestBody("r1", {"prompt": "hi"}, plan, merged, attempts, priority=priority, companions=companions)
-        self.machine = RequestMachine(body)
+        state = RequestState("r1", {"prompt": "hi"}, plan, merged, attempts, priority=priority, companions=companions)
+        self.machine = RequestMachine(state)
         self.now_s = 0.0
         self.actions: list[ev.Action] = []
 
-    def tell(self, event: ev.Event) -> list[ev.Action]:
+    def tell(self, event: ev.Event | Heard) -> list[ev.Action]:
         self.now_s += 1.0
-        actions = self.machine.handle(event, self.now_s)
+        actions = apply(self.machine, event, self.now_s)
         self.actions += actions
         return actions
 
@@ -57,7 +75,7 @@ class Walk:
 
     def accepted(self, stage_id: int, replica_id: int = 0) -> list[ev.Action]:
         self.sent(stage_id, replica_id)
-        return self.tell(ev.Accepted(stage_id, self.attempt(stage_id)))
+        return self.tell(accepted(stage_id, self.attempt(stage_id)))
 
     def chunk(
         self,
@@ -69,7 +87,7 @@ class Walk:
         attachments: Sequence[bytes] = (),
     ) -> list[ev.Action]:
         number = self.attempt(stage_id) if attempt is None else attempt
-        return self.tell(ev.Chunk(stage_id, number, chunk(seq, text, token_ids), attachments))
+        return self.tell(heard(stage_id, number, chunk(seq, text, token_ids), attachments))
 
     def words(self, stage_id: int, *words: str) -> list[ev.Action]:
         """Each word is one chunk with one token id: its length."""
@@ -81,16 +99,42 @@ class Walk:
         ]
 
     def done(self, stage_id: int, seq: int, to: Sequence[int] = (), reason: str = "stop") -> list[ev.Action]:
-        return self.tell(ev.StageDone(stage_id, self.attempt(stage_id), done(stage_id, seq, to, reason)))
+        return self.tell(heard(stage_id, self.attempt(stage_id), done(stage_id, seq, to, reason)))
 
     def lost(self, stage_id: int, **more: Any) -> list[ev.Action]:
         return self.tell(ev.ReplicaLost(stage_id, self.attempt(stage_id), "it died", **more))
 
     def failed(self, stage_id: int, kind: FailureKind, reason: str = "it broke") -> list[ev.Action]:
-        return self.tell(ev.StageFailed(stage_id, self.attempt(stage_id), kind, reason))
+        return self.tell(failed(stage_id, self.attempt(stage_id), kind, reason))
 
     def rejected(self, stage_id: int, kind: FailureKind) -> list[ev.Action]:
-        return self.tell(ev.Rejected(stage_id, self.attempt(stage_id), kind, "no"))
+        return self.tell(rejected(stage_id, self.attempt(stage_id), kind, "no"))
+
+
+def heard(stage_id: int, attempt: int, message: ev.StageMessage, attachments: Sequence[bytes] = ()) -> Heard:
+    """A message as an answer to that attempt."""
+    return Heard(stage_id, msgspec.structs.replace(message, attempt=attempt), attachments)
+
+
+def accepted(stage_id: int, attempt: int) -> Heard:
+    return Heard(stage_id, wire.Accepted(epoch=7, request_id="r1", queue_length=0, attempt=attempt))
+
+
+def rejected(stage_id: int, attempt: int, kind: FailureKind, reason: str) -> Heard:
+    message = wire.Rejected(epoch=7, request_id="r1", kind=kind, reason=reason, queue_length=0, attempt=attempt)
+    return Heard(stage_id, message)
+
+
+def failed(stage_id: int, attempt: int, kind: FailureKind, reason: str) -> Heard:
+    message = wire.StageFailed(epoch=7, request_id="r1", kind=kind, reason=reason, queue_length=0, attempt=attempt)
+    return Heard(stage_id, message)
+
+
+def taken(stage_id: int, attempt: int, from_stage: int, number: int) -> Heard:
+    message = wire.PieceTaken(
+        epoch=7, request_id="r1", attempt=attempt, from_stage=from_stage, number=number, queue_length=0
+    )
+    return Heard(stage_id, message)
 
 
 def chunk(seq: int, text: str = "x", token_ids: Sequence[int] = ()) -> wire.Chunk:

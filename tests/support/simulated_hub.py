@@ -15,6 +15,7 @@ from hub.request.machine import RequestMachine
 from hub.request.outputs import OmniOutput
 from omni_discovery import wire
 from omni_discovery.balancing.policies import build_load_balancer_factory
+from tests.support.request_walk import Heard, apply
 from tests.support.simulated_replica import Life, VirtualClock
 
 ACCEPT_TIMEOUT_S, ACCEPT_LIMIT_S, GRACE_S, PICK_TIMEOUT_S = 0.1, 1.0, 1.0, 10.0
@@ -65,22 +66,23 @@ class Hub:
 
     def submit(self, machine: RequestMachine, deadline_s: float) -> None:
         """A request is admitted."""
-        active = Active(machine, machine.state.request_id, deadline_s)
+        active = Active(machine, machine.state.public.request_id, deadline_s)
         self.requests[active.request_id] = active
         self._budget.admitted(self.clock.now_s)
         self.clock.after(deadline_s - self.clock.now_s, self.tell, active, ev.DeadlinePassed())
         self.tell(active, ev.Submitted())
 
-    def tell(self, active: Active, event: ev.Event) -> None:
+    def tell(self, active: Active, event: ev.Event | Heard) -> None:
         """Feed a machine and carry out what it decides."""
-        events = deque([event])
+        events: deque[ev.Event | Heard] = deque([event])
         while events:
             event = events.popleft()
-            actions = active.machine.handle(event, self.clock.now_s)
+            actions = apply(active.machine, event, self.clock.now_s)
             retried = {action.stage_id for action in actions if isinstance(action, ev.Retry)}
             stopped = {action.stage_id for action in actions if isinstance(action, ev.Abort)}
             if retried:
-                fallen = {event.stage_id} if isinstance(event, ev.StageFailed) else set()
+                has_failed = isinstance(event, Heard) and isinstance(event.message, wire.StageFailed)
+                fallen = {event.stage_id} if isinstance(event, Heard) and has_failed else set()
                 active.withdrawn += len((stopped | fallen) - retried)
                 self._count("withdrawn", len((stopped | fallen) - retried))
             for action in actions:
@@ -205,7 +207,7 @@ class Hub:
             if isinstance(message, wire.StageFailed) and message.kind is wire.FailureKind.ENGINE:
                 pool.failed(life.addr, self.clock.now_s)
             pool.release(message.request_id)
-        self.tell(active, _event_of(stage_id, message, attachments))
+        self.tell(active, Heard(stage_id, message, attachments))
         self._serve(stage_id)
 
     def _still_silent(self, active: Active, stage_id: int, attempt: int) -> None:
@@ -236,7 +238,7 @@ class Hub:
                 self.pools[stage_id].release(active.request_id)
                 self._say(replica, wire.Abort, active, attempt=attempt)
                 self._serve(stage_id)
-            case ev.Feed() | ev.PieceRoom() | ev.Pause():
+            case ev.FeedInput() | ev.PieceRoom() | ev.Pause():
                 self._pass_on(active, action)
             case ev.ReleasePayload(replica=replica):
                 self._say(replica, wire.ReleasePayloads, active)
@@ -250,13 +252,13 @@ class Hub:
                 active.finishes.append((self.clock.now_s, action))
         return None
 
-    def _pass_on(self, active: Active, action: ev.Feed | ev.PieceRoom | ev.Pause) -> None:
+    def _pass_on(self, active: Active, action: ev.FeedInput | ev.PieceRoom | ev.Pause) -> None:
         if isinstance(action, ev.Pause):
             self._count("paused", action.paused)
             self._say(action.replica, wire.Pause, active, attempt=action.attempt, paused=action.paused)
             return
         about: dict[str, Any] = {"attempt": action.attempt, "number": action.number}
-        if isinstance(action, ev.Feed):
+        if isinstance(action, ev.FeedInput):
             self._count("feed")
             about |= {"from_stage": action.from_stage, "payload": action.payload, "is_last": action.payload is None}
             self._say(action.replica, wire.Feed, active, **about)
@@ -271,7 +273,7 @@ class Hub:
             shown = [output for output in active.shown if output.stage_id == action.stage_id]
             assert action.resume.text == "".join(output.text for output in shown)
             assert action.resume.token_ids == tuple(number for output in shown for number in output.token_ids)
-        if action.is_retry and (self._paced or not self._budget.take(self.clock.now_s)):
+        if action.is_retry and (self._paced or not self._budget.spend(self.clock.now_s)):
             self._count("paced")
             self._paced.append((active, action))
             if len(self._paced) == 1:
@@ -280,7 +282,7 @@ class Hub:
         return self._pick(active, action)
 
     def _give_turns(self) -> None:
-        while self._paced and self._budget.take(self.clock.now_s):
+        while self._paced and self._budget.spend(self.clock.now_s):
             active, action = self._paced.popleft()
             event = self._pick(active, action) if active.machine.is_out(action.stage_id, action.attempt) else None
             if event is not None:
@@ -376,23 +378,3 @@ class Hub:
 
     def _count(self, what: str, times: int = 1) -> None:
         self.counts[what] = self.counts.get(what, 0) + times
-
-
-def _event_of(stage_id: int, message: wire.FromReplica, attachments: list[bytes]) -> ev.Event:
-    match message:
-        case wire.Accepted():
-            return ev.Accepted(stage_id, message.attempt)
-        case wire.Rejected():
-            return ev.Rejected(stage_id, message.attempt, message.kind, message.reason)
-        case wire.Chunk():
-            return ev.Chunk(stage_id, message.attempt, message, attachments)
-        case wire.HandOffPiece():
-            return ev.HandOffPiece(stage_id, message.attempt, message)
-        case wire.PieceTaken():
-            return ev.PieceTaken(stage_id, message.attempt, message.from_stage, message.number)
-        case wire.StageDone():
-            return ev.StageDone(stage_id, message.attempt, message)
-        case wire.StageFailed():
-            return ev.StageFailed(stage_id, message.attempt, message.kind, message.reason)
-        case _:
-            raise AssertionError(f"{type(message).__name__} is no answer to a dispatch")

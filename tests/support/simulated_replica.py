@@ -151,7 +151,7 @@ class Life:
         """A new session; what was not sent is sent now, late."""
         self.connected, self.session = True, self.session + 1
         if self.gated:
-            self.book.open("hub", self.session)
+            self.book.open_account("hub", self.session)
         unsent, self._unsent = self._unsent, []
         for socket, frame in unsent:
             self._send(socket, frame)
@@ -184,7 +184,7 @@ class Life:
         elif isinstance(message, wire.ReleasePayloads):
             self.kept.pop(message.request_id, None)
         elif isinstance(message, wire.ReturnCredits):
-            self.book.give_back("hub", message.session, message.credits)
+            self.book.take_back("hub", message.session, message.credits)
             self._lend()
 
     def _submit(self, submit: wire.Submit) -> None:
@@ -197,7 +197,7 @@ class Life:
         elif self.rng.random() < 0.015:
             refusal = self.rng.choice([FailureKind.OVERLOADED, FailureKind.ENGINE])
         if refusal is not None:
-            assert not submit.credit or self.book.spend("hub"), "a credit was spent that was not lent"
+            assert not submit.credit or self.book.spend_credit("hub"), "a credit was spent that was not lent"
             said = wire.Rejected(kind=refusal, reason="no", **self._common(submit))
             self._send("input", said)
             self._lend()
@@ -206,7 +206,7 @@ class Life:
             assert submit.attempt > running.submit.attempt
             self._finish(running, self._done(running, "abort"))
         job = self.jobs[submit.request_id] = Job(submit)
-        took = self.book.began("hub", credit=submit.credit)
+        took = self.book.begin_request("hub", credit=submit.credit)
         assert took == submit.credit, "a credit was spent that was not lent"
         if took:
             self.on_credit.add(submit.request_id)
@@ -380,7 +380,7 @@ class Life:
         if self.jobs.get(request_id) is job:
             del self.jobs[request_id]
             self.on_credit.discard(request_id)
-            self.book.ended("hub")
+            self.book.end_request("hub")
         self._send("output", (last, []))
         self._lend()
 
@@ -388,7 +388,7 @@ class Life:
         self.book.set_capacity(0 if self.draining else self.capacity)
         if not (self.gated and self.connected):
             return
-        for action in self.book.settle(self.clock.now_s):
+        for action in self.book.lend_and_recall(self.clock.now_s):
             kind = wire.Grant if isinstance(action, GrantCredits) else wire.Recall
             head = {"epoch": self.epoch, "session": action.session, "queue_length": len(self.jobs)}
             self._send("output", kind(credits=action.credits, **head))

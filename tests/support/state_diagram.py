@@ -13,17 +13,18 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
+from unittest import mock
 
 import msgspec
 
 from hub.request import events as ev
-from hub.request.machine import RequestBody, RequestMachine
+from hub.request.machine import RequestMachine
 from hub.request.plan import StageGraph
-from hub.request.state import Phase, StageRun
+from hub.request.state import Phase, RequestState, StageRun
 from omni_discovery import wire
 from omni_discovery.deploy.document import parse_deploy
 from omni_discovery.errors import EngineFailedError
-from tests.support.request_walk import PAIR, chunk, done
+from tests.support.request_walk import PAIR, Heard, accepted, apply, chunk, done, failed, heard, rejected, taken
 
 PAGE: Final = Path(__file__).resolve().parents[2] / "docs" / "architecture.md"
 BEGIN: Final = "<!-- the state diagram: written by python -m tests.support.state_diagram -->"
@@ -31,7 +32,7 @@ END: Final = "<!-- the end of the state diagram -->"
 
 _OVER: Final = "OVER"
 _ALL_SETTLED: Final = "the last stage is done or skipped"
-_ENDS: Final = {"Cancelled", "CompanionFailed", "DeadlinePassed"}
+ENDS: Final = {"Cancelled", "CompanionFailed", "DeadlinePassed"}
 _LOSSES: Final = {
     "Rejected",
     "ReplicaLost",
@@ -44,12 +45,12 @@ _LOSSES: Final = {
 _PLAIN_ENDS: Final = {"StageDone", "StageDone without hand-off"}
 
 Edges = dict[tuple[str, str], set[str]]
-Said = tuple[str, ev.Event]
+Said = tuple[str, ev.Event | Heard]
 
 
 def kinds_of_events() -> set[type[Any]]:
-    """Every class of event that a machine takes."""
-    return set(_flat(ev.Event))
+    """Every class of event, and of answers of replicas, that a machine takes."""
+    return set(_flat(ev.Event)) | set(_flat(ev.StageMessage))
 
 
 def _flat(union: Any) -> Iterator[type[Any]]:
@@ -73,26 +74,26 @@ def said_of_stage(machine: RequestMachine, run: StageRun) -> list[Said]:
         ]
     seq, to, kinds = run.next_seq, [stage_id + 1], wire.FailureKind
     said: list[Said] = [
-        ("Accepted", ev.Accepted(stage_id, attempt)),
-        ("Rejected", ev.Rejected(stage_id, attempt, kinds.OVERLOADED, "full")),
-        ("Rejected", ev.Rejected(stage_id, attempt, kinds.INVALID, "wrong")),
-        ("Chunk", ev.Chunk(stage_id, attempt, chunk(seq, "x", [1]))),
-        ("Chunk", ev.Chunk(stage_id, attempt, chunk(seq, ""), [b"PNG"])),
-        ("a gap in the output", ev.Chunk(stage_id, attempt, chunk(seq + 1))),
-        ("StageDone", ev.StageDone(stage_id, attempt, _done(run, seq, to))),
-        ("StageDone without hand-off", ev.StageDone(stage_id, attempt, _done(run, seq))),
-        ("StageDone, given up", ev.StageDone(stage_id, attempt, _done(run, seq, reason="abort"))),
-        ("StageFailed", ev.StageFailed(stage_id, attempt, kinds.INVALID, "wrong")),
-        ("StageFailed", ev.StageFailed(stage_id, attempt, kinds.PAYLOAD, "no hand-off")),
+        ("Accepted", accepted(stage_id, attempt)),
+        ("Rejected", rejected(stage_id, attempt, kinds.OVERLOADED, "full")),
+        ("Rejected", rejected(stage_id, attempt, kinds.INVALID, "wrong")),
+        ("Chunk", heard(stage_id, attempt, chunk(seq, "x", [1]))),
+        ("Chunk", heard(stage_id, attempt, chunk(seq, ""), [b"PNG"])),
+        ("a gap in the output", heard(stage_id, attempt, chunk(seq + 1))),
+        ("StageDone", heard(stage_id, attempt, _done(run, seq, to))),
+        ("StageDone without hand-off", heard(stage_id, attempt, _done(run, seq))),
+        ("StageDone, given up", heard(stage_id, attempt, _done(run, seq, reason="abort"))),
+        ("StageFailed", failed(stage_id, attempt, kinds.INVALID, "wrong")),
+        ("StageFailed", failed(stage_id, attempt, kinds.PAYLOAD, "no hand-off")),
         ("ReplicaLost", ev.ReplicaLost(stage_id, attempt, "it died")),
         ("SessionBack", ev.SessionBack(stage_id, attempt)),
     ]
     if machine.segments is not None:
-        said.append(("SegmentDone", ev.SegmentDone(stage_id, attempt, _segment_done(run))))
+        said.append(("SegmentDone", heard(stage_id, attempt, _segment_done(run))))
     if run.stage_id == 0:
-        said.append(("HandOffPiece", ev.HandOffPiece(stage_id, attempt, _piece(run))))
+        said.append(("HandOffPiece", heard(stage_id, attempt, _piece(run))))
     elif run.streams:
-        said.append(("PieceTaken", ev.PieceTaken(stage_id, attempt, stage_id - 1, 0)))
+        said.append(("PieceTaken", taken(stage_id, attempt, stage_id - 1, 0)))
     return said
 
 
@@ -132,9 +133,9 @@ def said_of_request() -> list[Said]:
     """All that can be said of a request as a whole."""
     return [
         ("Submitted", ev.Submitted()),
-        ("Segment", ev.Segment({"prompt": "y"})),
-        ("the last Segment", ev.Segment(None)),
-        ("ClientPace", ev.ClientPace(is_behind=True)),
+        ("Segment", ev.SegmentArrived({"prompt": "y"})),
+        ("the last Segment", ev.SegmentArrived(None)),
+        ("ClientBackpressure", ev.ClientBackpressure(is_behind=True)),
         ("CompanionDone", ev.CompanionDone("negative", (_ref(0),))),
         ("CompanionFailed", ev.CompanionFailed("negative", EngineFailedError("it broke"))),
         ("DeadlinePassed", ev.DeadlinePassed()),
@@ -148,7 +149,7 @@ def machines() -> list[RequestMachine]:
 
     def machine(*modalities: str, in_pieces: bool = False, attempts: int = 2, **more: Any) -> RequestMachine:
         plan = graph.plan(modalities or None, in_pieces)
-        return RequestMachine(RequestBody("r1", {"prompt": "x"}, plan, graph.merge_params(None), attempts, **more))
+        return RequestMachine(RequestState("r1", {"prompt": "x"}, plan, graph.merge_params(None), attempts, **more))
 
     with_companion = machine("image", companions={"negative": {"prompt": ""}})
     return [
@@ -157,7 +158,7 @@ def machines() -> list[RequestMachine]:
     ]
 
 
-def _key(machine: RequestMachine) -> tuple[Any, ...]:
+def key_of(machine: RequestMachine) -> tuple[Any, ...]:
     """Machines of equal keys go on alike, as far as phases are concerned."""
     return tuple(
         (
@@ -182,34 +183,51 @@ def kinds_told() -> set[type[Any]]:
     return _walk()[1]
 
 
+def steps() -> set[tuple[Phase, Phase]]:
+    """Every change of a phase that the machines ask ``StageRun.to`` for: one event may ask for several."""
+    return _walk()[2]
+
+
 def edges() -> Edges:
     """Every change of a stage's phase, and what brought it about."""
     return _walk()[0]
 
 
 @functools.cache
-def _walk() -> tuple[Edges, set[type[Any]]]:
+def _walk() -> tuple[Edges, set[type[Any]], set[tuple[Phase, Phase]]]:
+    asked: set[tuple[Phase, Phase]] = set()
+    to = StageRun.to
+
+    def noted(run: StageRun, phase: Phase) -> None:
+        asked.add((run.phase, phase))
+        to(run, phase)
+
+    with mock.patch.object(StageRun, "to", noted):
+        return *_drive(), asked
+
+
+def _drive() -> tuple[Edges, set[type[Any]]]:
     found: Edges = defaultdict(set)
     told: set[type[Any]] = set()
     for start in machines():
-        seen, left = {_key(start)}, [start]
+        seen, left = {key_of(start)}, [start]
         while left:
             machine = left.pop()
             for name, event in said_of(machine):
-                after = _copy(machine)
-                actions = after.handle(event, 1.0)
-                told.add(type(event))
+                after = copy_of(machine)
+                actions = apply(after, event, 1.0)
+                told.add(type(event.message if isinstance(event, Heard) else event))
                 _note(found, machine, after, (name, event), actions)
-                if not after.finished and _key(after) not in seen:
-                    seen.add(_key(after))
+                if not after.finished and key_of(after) not in seen:
+                    seen.add(key_of(after))
                     left.append(after)
     return found, told
 
 
-def _copy(machine: RequestMachine) -> RequestMachine:
+def copy_of(machine: RequestMachine) -> RequestMachine:
     """Another one that stands where this one does; what never changes is shared, or this would take long."""
-    plan, state = machine._plan, machine.state
-    shared = [plan, machine._body.params, state.prompt, state.sampling_params_list, *_refs(machine)]
+    plan, state = machine.state.plan, machine.state.public
+    shared = [plan, machine.story, machine.state.params, state.prompt, state.sampling_params_list, *_refs(machine)]
     return copy.deepcopy(machine, {id(each): each for each in shared})
 
 
@@ -236,7 +254,7 @@ def _note(found: Edges, before: RequestMachine, after: RequestMachine, said: Sai
     for stage_id, run in before.runs.items():
         now, is_own = after.runs[stage_id], of_stage == stage_id
         if ends and ends[0].outcome is not ev.Outcome.OK:
-            found[run.phase.name, _OVER].add(name if name in _ENDS or is_own else "the request fails")
+            found[run.phase.name, _OVER].add(name if name in ENDS or is_own else "the request fails")
             continue
         is_news = name == "Chunk" or run.attempt != now.attempt
         if run.phase is not now.phase or (is_news and is_own):

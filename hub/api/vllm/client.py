@@ -1,4 +1,4 @@
-"""The hub as vLLM's own server sees it: an engine client whose engine is a stage with all of its replicas."""
+"""The engine client of vLLM's own server, whose engine is one stage with all of its replicas."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from vllm.v1.engine.input_processor import InputProcessor
 
 from hub.api.vllm.control import StageAdapters, StageControl
 from hub.api.vllm.errors import OmniHttpError, as_vllm_error
-from hub.api.vllm.fan_out import ask, merged, turn
-from hub.api.vllm.params import Logprobs, PromptLogprobs, check_prompt_logprobs, params_of_choices, tellers
+from hub.api.vllm.fan_out import announce, in_flight, merged
+from hub.api.vllm.params import Logprobs, PromptLogprobs, answers_with_prompt, check_prompt_logprobs, params_of_choices
 from hub.api.vllm.pictures import split
 from omni_discovery.errors import InvalidRequestError, OmniError, StageUnavailableError
 
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
     from hub.async_omni import AsyncOmni
     from hub.request.outputs import OmniOutput
 
-#: What a stage that makes tokens can be asked to do.
+#: The tasks of a stage that makes tokens.
 TASKS: Final = ("generate",)
 
 _MAX_ID: Final = 128
 
 
 class OmniEngineClient(StageControl, EngineClient):
-    """As much of vLLM's engine protocol as its server needs; the rest raises NotImplementedError, which is a 501."""
+    """The part of vLLM's engine protocol that its server needs; the rest raises NotImplementedError, a 501."""
 
     def __init__(self, omni: AsyncOmni, stage_id: int, vllm_config: Any, renderer: Any) -> None:
         super().__init__(omni, stage_id)
@@ -44,27 +44,27 @@ class OmniEngineClient(StageControl, EngineClient):
         #: The only modality of requests that come this way.
         self._modality = omni.graph.deploy.stage(stage_id).final_output
         self._numbers = itertools.count()
-        #: The hub's ids of each unfinished request, one for each of its answers.
+        #: The hub's ids of each request in flight, one for each of its ``n`` answers.
         self._running: dict[str, list[str]] = {}
 
     @property
     def is_running(self) -> bool:
-        """Whether requests are taken."""
+        """Whether requests are accepted."""
         return self._omni.is_running
 
     @property
     def is_stopped(self) -> bool:
-        """Whether nothing is served any more."""
+        """Whether the hub has stopped."""
         return not self._omni.is_running
 
     @property
     def errored(self) -> bool:
-        """Whether nothing can be served, whatever the replicas do."""
+        """Whether the hub can't serve any request, with whatever replicas."""
         return self._trouble() is not None
 
     @property
     def dead_error(self) -> BaseException:
-        """What a client is told while ``errored``."""
+        """The error of requests while ``errored``."""
         return OmniHttpError(self._trouble() or StageUnavailableError(self._stage_id, "the hub is stopping"))
 
     def generate(
@@ -80,17 +80,16 @@ class OmniEngineClient(StageControl, EngineClient):
         kv_hints: Any = None,
         **_: Any,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Begin a request. Raise VLLMError here and now where it can't be asked, so that a stream, too, gets a status.
+        """Start a request. Raise VLLMError for a wrong one at once, so that a stream gets a status, too.
 
-        Of what is not looked at, the session id and what is known of reasoning only save an engine work, and the text
-        of the prompt says nothing that its tokens do not.
+        The session id and the state of reasoning are not passed on: they only save an engine work.
         """
         with vllm_errors():
             prompt, pictures = split(prompt)
-            refuse_what_no_stage_takes(prompt, data_parallel_rank, kv_hints)
-            # First, because vLLM's own check below fills in what it works out.
+            check_prompt(prompt, data_parallel_rank, kv_hints)
+            # First, because vLLM's own check below fills in fields.
             choices = params_of_choices(sampling_params)
-            ask(len(choices))
+            announce(len(choices))
             token_ids = self._checked_tokens(request_id, prompt, sampling_params, TASKS, lora_request)
             check_prompt_logprobs(sampling_params, len(token_ids))
         answer = _Answer(request_id, prompt.get("prompt"), token_ids, sampling_params)
@@ -105,7 +104,7 @@ class OmniEngineClient(StageControl, EngineClient):
         choices: list[dict[int, Mapping[str, Any]]],
         more: Mapping[str, Any],
     ) -> AsyncGenerator[RequestOutput, None]:
-        with self._under_way(answer.request_id, len(choices)) as ids, vllm_errors():
+        with self._registered(answer.request_id, len(choices)) as ids, vllm_errors():
             each = zip(ids, choices, strict=True)
             streams = [self._stage_outputs(inner_id, inputs, params, more) for inner_id, params in each]
             async with aclosing(merged(streams)) as outputs:
@@ -121,10 +120,10 @@ class OmniEngineClient(StageControl, EngineClient):
         return list(checked.prompt_token_ids)
 
     @contextmanager
-    def _under_way(self, request_id: str, count: int) -> Iterator[list[str]]:
-        """The hub's ids of a request's answers, which ``abort`` stops in here."""
+    def _registered(self, request_id: str, count: int) -> Iterator[list[str]]:
+        """The hub's ids of a request's answers, which ``abort`` finds while the block runs."""
         number = next(self._numbers)
-        # The client may name two requests alike; the hub must not.
+        # Two requests of clients may have the same id; the hub's ids must differ.
         self._running[f"{request_id}#{number}"] = ids = [
             f"{request_id[:_MAX_ID]}-{number}-{index}" for index in range(count)
         ]
@@ -143,13 +142,13 @@ class OmniEngineClient(StageControl, EngineClient):
             params=params,
             **more,
         )
-        async with turn(), aclosing(outputs):
+        async with in_flight(), aclosing(outputs):
             async for output in outputs:
                 if output.stage_id == self._stage_id:
                     yield output
 
     async def abort(self, request_id: str | Iterable[str]) -> None:
-        """Stop requests, by the ids that ``generate`` was given. Unknown ids are fine."""
+        """Abort requests, by the ids that ``generate`` got. Does nothing for unknown ids."""
         wanted = {request_id} if isinstance(request_id, str) else set(request_id)
         for key, ids in list(self._running.items()):
             if key.rpartition("#")[0] in wanted:
@@ -157,12 +156,12 @@ class OmniEngineClient(StageControl, EngineClient):
                     await self._omni.abort(each)
 
     async def check_health(self) -> None:
-        """Raise EngineDeadError if nothing can be served; a stage without replicas is no reason to restart a hub."""
+        """Raise EngineDeadError if the hub can't serve; a stage without replicas is no reason to restart a hub."""
         if self.errored:
             raise EngineDeadError
 
     async def get_supported_tasks(self) -> tuple[Any, ...]:
-        """What vLLM's server may offer."""
+        """The tasks that vLLM's server may serve."""
         return TASKS
 
     async def get_tokenizer(self) -> Any:
@@ -170,32 +169,32 @@ class OmniEngineClient(StageControl, EngineClient):
         return self.renderer.get_tokenizer()
 
     def encode(self, *_: Any, **__: Any) -> Any:
-        """Raise NotImplementedError: the stage makes tokens. One that pools has a client of its own."""
+        """Raise NotImplementedError: the stage makes tokens; PoolingClient is for stages that pool."""
         raise NotImplementedError("this pipeline's stage makes no embeddings")
 
     async def notify_kv_transfer_request_rejected(self, *_: Any, **__: Any) -> None:
-        """Nothing is held here for a request that was not admitted."""
+        """Do nothing: no KV cache is kept for a request that was not admitted."""
 
     async def is_tracing_enabled(self) -> bool:
         """Whether vLLM's server should pass trace headers on."""
         return self._omni.is_traced
 
     async def add_lora(self, lora_request: Any) -> bool:
-        """Have an adapter that requests may then name. Raise VLLMError where a replica can't load it."""
+        """Load an adapter for requests to name. Raise VLLMError if a replica can't load it."""
         return await self.adapters.add(lora_request)
 
     async def do_log_stats(self) -> None:
-        """Each replica counts for itself."""
+        """Do nothing: each replica logs its own statistics."""
 
     async def reset_mm_cache(self) -> None:
-        """The hub keeps no such cache."""
+        """Do nothing: the hub has no such cache."""
 
     async def is_paused(self) -> bool:
-        """Whether the stage was paused from here: it can't be."""
+        """Whether the stage was paused: False, because a hub can't pause it."""
         return False
 
     def shutdown(self, timeout: float | None = None) -> None:
-        """Nothing to do: the hub stops, and its replicas drain, by themselves."""
+        """Do nothing: the hub stops by its own signals, and its replicas drain."""
 
     async def _not_here(self, *_: Any, **__: Any) -> NoReturn:
         raise NotImplementedError("this hub speaks for many replicas, which have no such call")
@@ -211,7 +210,7 @@ class OmniEngineClient(StageControl, EngineClient):
 
 
 class _Answer:
-    """What one request has said so far, in the pieces that the server wants."""
+    """The answers of one request so far, in the pieces that vLLM's server wants."""
 
     def __init__(self, request_id: str, prompt: str | None, token_ids: list[int], params: Any) -> None:
         self.request_id = request_id
@@ -219,19 +218,19 @@ class _Answer:
         self._prompt = prompt
         self._kind = params.output_kind
         self._with_text = params.detokenize
-        self._said: list[CompletionOutput] = [_completion(index) for index in range(params.n)]
-        #: The lists that are in them.
-        self._token_ids: list[list[int]] = [[] for _ in self._said]
-        for said, token_ids in zip(self._said, self._token_ids, strict=True):
-            said.token_ids = token_ids
-        self._logprobs = [Logprobs() for _ in self._said] if params.logprobs is not None else None
+        self._answers: list[CompletionOutput] = [_completion(index) for index in range(params.n)]
+        #: Their lists of token ids, by answer.
+        self._token_ids: list[list[int]] = [[] for _ in self._answers]
+        for so_far, token_ids in zip(self._answers, self._token_ids, strict=True):
+            so_far.token_ids = token_ids
+        self._logprobs = [Logprobs() for _ in self._answers] if params.logprobs is not None else None
+        with_prompt = range(answers_with_prompt(params)) if params.prompt_logprobs is not None else ()
         #: By answer.
-        told = range(tellers(params)) if params.prompt_logprobs is not None else ()
-        self._of_prompt = {index: PromptLogprobs() for index in told}
+        self._of_prompt = {index: PromptLogprobs() for index in with_prompt}
         self._open = set(range(params.n))
 
     def add(self, index: int, output: OmniOutput) -> RequestOutput | None:
-        """Take in one output of an answer; return what the server is to see of it now, if anything."""
+        """Add one output of an answer; return the output for vLLM's server, None if it waits for more."""
         if output.finish_reason is not None:
             self._open.discard(index)
         if output.prompt_token_ids:
@@ -245,16 +244,16 @@ class _Answer:
             piece.logprobs, piece.cumulative_logprob = logprobs.add(output, self._kind), logprobs.total
         if self._kind == RequestOutputKind.DELTA:
             return self._made(index, [piece])
-        said = self._said[index]
+        so_far = self._answers[index]
         if logprobs is not None:
-            said.logprobs, said.cumulative_logprob = logprobs.places, logprobs.total
-        said.text += piece.text
+            so_far.logprobs, so_far.cumulative_logprob = logprobs.places, logprobs.total
+        so_far.text += piece.text
         self._token_ids[index].extend(piece.token_ids)
-        said.finish_reason, said.stop_reason = piece.finish_reason, piece.stop_reason
+        so_far.finish_reason, so_far.stop_reason = piece.finish_reason, piece.stop_reason
         if self._kind == RequestOutputKind.CUMULATIVE:
-            shown = said.logprobs[:] if said.logprobs is not None else None
-            return self._made(index, [replace(said, token_ids=said.token_ids[:], logprobs=shown)])
-        return None if self._open else self._made(index, self._said)
+            shown = so_far.logprobs[:] if so_far.logprobs is not None else None
+            return self._made(index, [replace(so_far, token_ids=so_far.token_ids[:], logprobs=shown)])
+        return None if self._open else self._made(index, self._answers)
 
     def _made(self, index: int, outputs: list[CompletionOutput]) -> RequestOutput:
         of_prompt = self._of_prompt.get(index) or self._of_prompt.get(0)
@@ -281,8 +280,8 @@ def _completion(
     )
 
 
-def refuse_what_no_stage_takes(prompt: Any, data_parallel_rank: Any, kv_hints: Any) -> None:
-    """Raise InvalidRequestError for what a request may hold beside tokens and sampling parameters."""
+def check_prompt(prompt: Any, data_parallel_rank: Any, kv_hints: Any) -> None:
+    """Raise InvalidRequestError for fields of a request that no stage takes."""
     if isinstance(prompt, dict) and prompt.get("type") == "multimodal":
         raise InvalidRequestError(
             "what the model would read of items can't be told to a stage; give pictures in messages"
@@ -297,7 +296,7 @@ def refuse_what_no_stage_takes(prompt: Any, data_parallel_rank: Any, kv_hints: A
 
 @contextmanager
 def vllm_errors() -> Iterator[None]:
-    """Inside, our errors are vLLM's."""
+    """Raise the hub's errors as vLLM's."""
     try:
         yield
     except OmniError as error:

@@ -1,9 +1,7 @@
-"""What vLLM's server asks of a whole engine, asked of every replica of the stage.
+"""Control calls and LoRA adapters of vLLM's server, passed on to every replica of the stage.
 
-The LoRA adapters that vLLM's server knows by name, as the stage gets them.
-
-A request says its adapter's name and path, and a replica that has not loaded it yet does so before it begins. So
-nothing has to be told to a replica that joins or is restarted, and hubs need not agree on what there is. The path is
+A request carries its adapter's name and path, and a replica that has not loaded the adapter does so before it starts
+the request. So a replica that joins or restarts needs no list of adapters, and hubs need not agree on one. The path is
 one on the replicas' machines.
 """
 
@@ -20,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class StageControl:
-    """Each method reaches every replica of the stage, or raises VLLMError that names one that failed."""
+    """Each method calls every replica of the stage. Raise VLLMError that names a replica on which it failed."""
 
     def __init__(self, omni: AsyncOmni, stage_id: int) -> None:
         self._omni = omni
@@ -33,7 +31,7 @@ class StageControl:
         kwargs: Mapping[str, Any] | None = None,
         timeout_s: float | None = None,
     ) -> list[Any]:
-        """What each replica answered."""
+        """The result of each replica. Raise VLLMError."""
         try:
             results = await self._omni.collective(method, args, kwargs, [self._stage_id], timeout_s or 60.0)
             if not results:
@@ -47,35 +45,35 @@ class StageControl:
         return [result.result for result in results]
 
     async def sleep(self, level: int = 1, mode: str = "abort") -> None:
-        """Give memory back, once what runs has ended: ``mode`` has to be ``wait``."""
+        """Free memory once the requests in flight have ended: ``mode`` has to be ``wait``."""
         if mode != "wait":
             raise as_vllm_error(InvalidRequestError("a stage sleeps once what runs has ended: say mode=wait"))
         await self.call("sleep", [level])
 
     async def wake_up(self, tags: list[str] | None = None) -> bool:
-        """Take work again; whether every replica does."""
+        """Wake the stage up; return whether every replica is awake."""
         await self.call("wake_up", [tags])
         return not await self.is_sleeping()
 
     async def is_sleeping(self) -> bool:
-        """Whether one of the replicas is."""
+        """Whether any replica sleeps."""
         return any(await self.call("is_sleeping"))
 
     async def start_profile(self, profile_prefix: str | None = None, **bounds: int | None) -> None:
-        """Begin to trace."""
+        """Start to record a profile."""
         given = {name: value for name, value in bounds.items() if value is not None}
         await self.call("start_profile", [] if profile_prefix is None else [profile_prefix], given)
 
     async def stop_profile(self) -> None:
-        """End the trace."""
+        """End the profile."""
         await self.call("stop_profile")
 
     async def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
-        """Forget the prefixes; whether every replica could."""
+        """Clear the prefix cache; return whether every replica did."""
         return all(await self.call("reset_prefix_cache", [reset_running_requests, reset_connector]))
 
     async def scale_elastic_ep(self, *_: Any, **__: Any) -> NoReturn:
-        """Raise ValueError, which vLLM's server takes for the client's mistake: replicas come and go by themselves."""
+        """Raise ValueError, which vLLM's server answers as the client's mistake: a hub doesn't scale replicas."""
         raise ValueError("this hub has no part in how many replicas there are: start and stop them with omni serve")
 
     async def collective_rpc(
@@ -85,39 +83,39 @@ class StageControl:
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> list[Any]:
-        """Call a method of every worker that ``engine_args.allow_rpc`` names: one list for each replica."""
+        """Call a worker method that ``engine_args.allow_rpc`` names on all workers: one list for each replica."""
         return await self.call("collective_rpc", [method, list(args), kwargs or {}], timeout_s=timeout)
 
 
 _LOAD_S: Final = 120.0
-#: How the result of a replica begins that was not asked at all: it loads the adapter with the first request for it.
+#: Errors of a replica that the call did not reach: it loads the adapter with the first request for it.
 _NOT_ASKED: Final = ("NotConnectedError: ", "ReplicaLostError: ")
 
 
 class StageAdapters:
-    """Of one stage, and of the stages that prefill for it. ``takes``: whether they take adapters."""
+    """The adapters of one stage and of the stages that prefill for it. ``takes``: whether they take adapters."""
 
     def __init__(self, omni: AsyncOmni, stage_id: int, *, takes: bool) -> None:
         self._omni = omni
         self._stage_id = stage_id
         self._stage_ids = (*omni.graph.deploy.inputs_of(stage_id), stage_id)
         self._takes = takes
-        #: Whether replicas load an adapter as it is added. Not while the hub starts: there need not be any yet.
+        #: Whether an added adapter is loaded at once. Not while the hub starts: there may be no replica yet.
         self.loads = False
 
     def params(self, params: Mapping[str, Any], adapter: Any, salt: str | None = None) -> dict[int, Mapping[str, Any]]:
-        """What a request with that LoRARequest, or with None, asks of each stage; ``salt`` is its cache_salt."""
-        told: dict[str, Any] = {} if adapter is None else {"lora": _described(adapter)}
+        """The parameters of each stage for a request with a LoRARequest or None; ``salt`` is its cache_salt."""
+        shared: dict[str, Any] = {} if adapter is None else {"lora": _described(adapter)}
         if salt:
-            told["cache_salt"] = salt
-        if not told:
+            shared["cache_salt"] = salt
+        if not shared:
             return {self._stage_id: params}
-        return dict.fromkeys(self._stage_ids, told) | {self._stage_id: {**params, **told}}
+        return dict.fromkeys(self._stage_ids, shared) | {self._stage_id: {**params, **shared}}
 
     async def add(self, adapter: Any) -> bool:
-        """Have the replicas load it, to see that they can. Raise VLLMError that names one that could not.
+        """Load the adapter on all replicas, as a check. Raise VLLMError that names a replica that can't load it.
 
-        Who has no session with this hub does it later, unless weights change in place: all have to do that now.
+        A replica without a session loads it later, unless weights change in place: all replicas have to do that now.
         """
         in_place = bool(getattr(adapter, "load_inplace", False))
         more = _described(adapter)

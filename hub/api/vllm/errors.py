@@ -1,4 +1,4 @@
-"""Our errors as vLLM's server tells them: the same statuses and headers as over the hub's own API."""
+"""Errors of the hub in vLLM's server: the same statuses and headers as in the hub's own API."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ if TYPE_CHECKING:
 
     from hub.async_omni import AsyncOmni
 
-#: Of the HTTP request under way: in how many seconds to try again, as its errors said.
+#: The ``retry_after_s`` of the errors of the current HTTP request.
 _retry_after_s: Final[ContextVar[list[float] | None]] = ContextVar("retry_after_s", default=None)
 
 
 class OmniHttpError(GracefulHTTPError):
-    """A request that could not be served, with the status that says whose turn it is."""
+    """A request that could not be served, with its HTTP status."""
 
     def __init__(self, error: OmniError) -> None:
         super().__init__(str(error), HTTPStatus(describe(error)[0]))
-        told = _retry_after_s.get()
-        if told is not None and isinstance(error, RequestError) and error.retry_after_s is not None:
-            told.append(error.retry_after_s)
+        retry_after_s = _retry_after_s.get()
+        if retry_after_s is not None and isinstance(error, RequestError) and error.retry_after_s is not None:
+            retry_after_s.append(error.retry_after_s)
 
 
 def as_vllm_error(error: OmniError) -> VLLMError:
@@ -44,8 +44,8 @@ def as_vllm_error(error: OmniError) -> VLLMError:
     return OmniHttpError(error)
 
 
-class ToldErrors(logging.Filter):
-    """Leaves of what vLLM's server logs of our errors one line: clients were told them, and no code is to blame."""
+class AnsweredErrors(logging.Filter):
+    """Cuts vLLM's log records of the hub's errors to one line: they are answered to clients and are no bugs."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         """See logging."""
@@ -57,9 +57,9 @@ class ToldErrors(logging.Filter):
 
 
 class HubHeaders:
-    """Adds what the hub's own API tells in headers, and vLLM's server has no words for. ASGI middleware.
+    """ASGI middleware that adds the headers of the hub's own API: a stale view, Retry-After.
 
-    A body of more than ``MAX_DROPPED_BYTES`` is not read: 413. vLLM's server would hold one of any length.
+    A body of more than ``MAX_DROPPED_BYTES`` is answered with 413; vLLM's server would read one of any length.
     """
 
     def __init__(self, app: ASGIApp, omni: AsyncOmni) -> None:
@@ -68,22 +68,22 @@ class HubHeaders:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See ASGI."""
-        told: list[float] = []
-        _retry_after_s.set(told)
-        fan_out.begin()
+        retry_after_s: list[float] = []
+        _retry_after_s.set(retry_after_s)
+        fan_out.start_http_request()
         body, has_begun = _Body(scope, receive), False
 
         async def send_more(message: Message) -> None:
             nonlocal has_begun
             if body.is_too_long and not has_begun:
-                # The server takes it for a body that it can't read; what is wrong is told below.
+                # vLLM's server answers that it can't read the body; the answer with the reason is sent below.
                 return
             has_begun = True
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
                 headers.update(stale_header(self._omni))
-                if told and message["status"] >= HTTPStatus.BAD_REQUEST:
-                    headers["Retry-After"] = str(math.ceil(max(told)))
+                if retry_after_s and message["status"] >= HTTPStatus.BAD_REQUEST:
+                    headers["Retry-After"] = str(math.ceil(max(retry_after_s)))
             await send(message)
 
         await self._app(scope, body.receive, send_more)
@@ -93,21 +93,21 @@ class HubHeaders:
 
 
 class _Body:
-    """The body of a request, as far as it is read."""
+    """The body of a request with a bound on its length."""
 
     def __init__(self, scope: Scope, receive: Receive) -> None:
-        told = Headers(scope=scope).get("content-length", "") if scope["type"] == "http" else ""
+        length = Headers(scope=scope).get("content-length", "") if scope["type"] == "http" else ""
         self._receive = receive
-        self._told_bytes = int(told[:20]) if told.isdecimal() else 0
+        self._announced_bytes = int(length[:20]) if length.isdecimal() else 0
         self._read_bytes = 0
 
     @property
     def is_too_long(self) -> bool:
-        """Whether no more of it is read."""
-        return max(self._told_bytes, self._read_bytes) > MAX_DROPPED_BYTES
+        """Whether the body is longer than is read."""
+        return max(self._announced_bytes, self._read_bytes) > MAX_DROPPED_BYTES
 
     async def receive(self) -> Message:
-        """See ASGI. Raise HTTPException, to end whatever waits for the rest, if it is too long."""
+        """See ASGI. Raise HTTPException if the body is too long."""
         message = {} if self.is_too_long else await self._receive()
         self._read_bytes += len(message.get("body", b""))
         if self.is_too_long:

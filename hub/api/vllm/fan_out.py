@@ -1,9 +1,7 @@
-"""How much one HTTP request may have replicas do, and how much of that is under way at once.
+"""Fan-out of one HTTP request into many requests to replicas: how many in all, how many at once, their outputs merged.
 
-vLLM's server asks its engine for all texts, or prompts, of a request at the same time, and has it queue them. A hub
-would turn away what comes beyond its bounds, and with it the whole request, however often it is sent again.
-
-Several streams as one.
+vLLM's server sends all texts, or prompts, of a request to its engine at the same time, and has the engine queue them. A
+hub would refuse those beyond its bounds, and with them the whole request, however often it is retried.
 """
 
 from __future__ import annotations
@@ -17,50 +15,50 @@ from typing import Final, TypeVar
 
 from omni_discovery.errors import InvalidRequestError
 
-#: How many requests to replicas an HTTP request may have under way. A hub that has nothing else to do takes as many.
+#: Requests to replicas that one HTTP request may have in flight; an idle hub admits as many.
 MAX_AT_ONCE: Final = 1024
-#: How many it may have asked: those that wait for the others take memory, too.
+#: Requests of one HTTP request in all: those that wait take memory, too.
 MAX_IN_ALL: Final = 16384
 
 
 @dataclass(slots=True)
-class _Turns:
+class _Budget:
     free: asyncio.Semaphore
-    #: How many were asked that have not ended.
-    asked: int = 0
+    #: Requests that were announced and have not ended.
+    announced: int = 0
 
 
-_turns: Final[ContextVar[_Turns | None]] = ContextVar("turns", default=None)
+_budget: Final[ContextVar[_Budget | None]] = ContextVar("budget", default=None)
 
 
-def begin() -> None:
-    """An HTTP request begins, and all that is done in its context is its own."""
-    _turns.set(_Turns(asyncio.Semaphore(MAX_AT_ONCE)))
+def start_http_request() -> None:
+    """Give the current context, that of one HTTP request, a budget of its own."""
+    _budget.set(_Budget(asyncio.Semaphore(MAX_AT_ONCE)))
 
 
-def ask(requests: int) -> None:
-    """It asks for so many requests more. Raise InvalidRequestError if those are too many with the ones before."""
-    turns = _turns.get()
-    if turns is not None:
-        turns.asked += requests
-        if turns.asked > MAX_IN_ALL:
+def announce(requests: int) -> None:
+    """Announce requests to replicas. Raise InvalidRequestError if the HTTP request then has too many in all."""
+    budget = _budget.get()
+    if budget is not None:
+        budget.announced += requests
+        if budget.announced > MAX_IN_ALL:
             raise InvalidRequestError(
                 f"one request may come to {MAX_IN_ALL} texts, or prompts with 'n' answers each; send several requests"
             )
 
 
 @asynccontextmanager
-async def turn() -> AsyncIterator[None]:
-    """What to hold while one of the requests that were asked is under way. Waits until it may be."""
-    turns = _turns.get()
-    if turns is None:
+async def in_flight() -> AsyncIterator[None]:
+    """Wait until one more announced request may be sent; hold this while it is in flight."""
+    budget = _budget.get()
+    if budget is None:
         yield
         return
     try:
-        async with turns.free:
+        async with budget.free:
             yield
     finally:
-        turns.asked -= 1
+        budget.announced -= 1
 
 
 _Item = TypeVar("_Item")
@@ -72,9 +70,9 @@ class _End:
 
 
 async def merged(streams: Sequence[AsyncGenerator[_Item, None]]) -> AsyncGenerator[tuple[int, _Item], None]:
-    """Give the items of all streams as they come, each with its stream's position.
+    """Yield the items of all streams as they come, each with its stream's position.
 
-    The first error ends all, and so does closing this one early. A slow reader holds the streams back.
+    The first error ends all streams, and so does closing this generator. A slow reader holds the streams back.
     """
     items: asyncio.Queue[tuple[int, _Item] | _End] = asyncio.Queue(2 * len(streams))
     tasks = [asyncio.create_task(_pump(position, stream, items)) for position, stream in enumerate(streams)]

@@ -1,8 +1,6 @@
-"""What vLLM's server asks of its engine, as the parameters of a stage. Needs no vLLM itself.
+"""Sampling parameters of vLLM's server as parameters of a stage, and logprobs of a stage in vLLM's form.
 
-A field that no stage takes is refused by its name, also one that a later vLLM adds: nothing is ever left out silently.
-
-How likely the tokens of an answer, and those of its prompt, were, in vLLM's own form.
+A field that no stage takes is refused by its name, also one that a later vLLM adds: none is dropped silently.
 """
 
 from __future__ import annotations
@@ -23,12 +21,12 @@ if TYPE_CHECKING:
     from hub.request.outputs import OmniOutput
     from omni_discovery.wire import TokenLogprobs
 
-#: How many answers one request may want: each of them is a request of its own to the replicas.
+#: Answers (``n``) of one request: each is a request of its own to the replicas.
 MAX_ANSWERS: Final = 1024
 
-#: The server has worked these out from the request, the model and the deploy document, so they are always said.
+#: Always sent: vLLM's server has settled them by the request, the model and the deploy document.
 _SETTLED: Final = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_tokens")
-#: Said only where they differ from vLLM's defaults, so that the deploy document's own defaults stand otherwise.
+#: Sent only where they differ from vLLM's defaults, so that the deploy document's defaults hold otherwise.
 _CARRIED: Final = (
     "presence_penalty",
     "frequency_penalty",
@@ -52,14 +50,14 @@ _CARRIED: Final = (
     "watermarking",
     "extra_args",
 )
-#: What the hub does itself, and what vLLM keeps there for its own use.
+#: Handled by the hub, or for vLLM's internal use.
 _OURS: Final = frozenset(
     {"n", "output_kind", "detokenize", "skip_clone", "output_text_buffer_length", "skip_reading_prefix_cache"}
 )
 
 
 def stage_params(asked: Any) -> dict[str, Any]:
-    """The parameters of one answer. Raise InvalidRequestError that names a field which no stage takes."""
+    """The parameters of one answer. Raise InvalidRequestError that names a field that no stage takes."""
     usual = type(asked)()
     params: dict[str, Any] = {}
     for name in asked.__struct_fields__:
@@ -77,9 +75,9 @@ def stage_params(asked: Any) -> dict[str, Any]:
 
 
 def params_of_choices(asked: Any) -> list[dict[str, Any]]:
-    """The parameters of each of ``n`` answers: a seed counts up from one to the next, as vLLM has it.
+    """The parameters of each of ``n`` answers; a seed is incremented from one to the next, as in vLLM.
 
-    Raise InvalidRequestError if those are too many.
+    Raise InvalidRequestError if ``n`` is too large.
     """
     if asked.n > MAX_ANSWERS:
         raise InvalidRequestError(
@@ -91,21 +89,21 @@ def params_of_choices(asked: Any) -> list[dict[str, Any]]:
     seed = params.get("seed")
     more = ({} if seed is None else {"seed": seed + index} for index in range(asked.n))
     choices = [{**params, **each} for each in more]
-    for choice in choices[tellers(asked) :]:
+    for choice in choices[answers_with_prompt(asked) :]:
         choice.pop("prompt_logprobs", None)
     return choices
 
 
-def tellers(asked: Any) -> int:
-    """How many answers, from the first on, are asked of their prompt: one is enough where all go out together."""
+def answers_with_prompt(asked: Any) -> int:
+    """How many answers have prompt logprobs: the first one if all answers are sent together, else all."""
     return 1 if asked.output_kind.name == "FINAL_ONLY" else int(asked.n)
 
 
 def check_prompt_logprobs(asked: Any, prompt_tokens: int) -> None:
-    """Raise InvalidRequestError if all answers together would tell more of their prompt than a request may have."""
+    """Raise InvalidRequestError if all answers together would have too many prompt logprobs."""
     if asked.prompt_logprobs is None:
         return
-    each, answers = prompt_tokens * (asked.prompt_logprobs + 1), tellers(asked)
+    each, answers = prompt_tokens * (asked.prompt_logprobs + 1), answers_with_prompt(asked)
     if each * answers > MAX_PROMPT_LOGPROBS:
         times = f", for each of {answers} answers," if answers > 1 else ""
         raise InvalidRequestError(
@@ -115,15 +113,15 @@ def check_prompt_logprobs(asked: Any, prompt_tokens: int) -> None:
 
 
 def default_overrides(document: Mapping[str, Any]) -> dict[str, Any]:
-    """A stage's defaults of the deploy document, as the generation config that vLLM's server takes its own from."""
-    # Not max_tokens: vLLM would cut every answer to it, also where a request asks for more.
+    """A stage's defaults in the deploy document, as a generation config for vLLM's server."""
+    # Without max_tokens: vLLM would take it as an upper bound for every request.
     return {name: document[name] for name in _SETTLED if document.get(name) is not None and name != "max_tokens"}
 
 
 def _same(value: Any, usual: Any) -> bool:
     if isinstance(value, dict | list) and not value:
         return not usual
-    # An array has no single truth; none of the defaults is one.
+    # Types first: an array has no truth value; no default is an array.
     return value is usual or (type(value) is type(usual) and bool(value == usual))
 
 
@@ -138,17 +136,17 @@ def _plain(value: Any) -> Any:
 
 
 class Logprobs:
-    """Those of one answer so far: what its tokens add up to and, unless they go out as they come, each of them."""
+    """The logprobs of one answer so far: their sum and, unless outputs are deltas, each of them."""
 
     def __init__(self) -> None:
         self.places: list[dict[int, Logprob]] = []
         self.total = 0.0
 
     def add(self, output: OmniOutput, kind: RequestOutputKind) -> list[dict[int, Logprob]]:
-        """One entry for each new token, which comes first in it. Raise EngineFailedError if some are missing."""
-        told, due = len(output.logprobs), len(output.token_ids)
-        if told != due:
-            raise EngineFailedError(f"stage {output.stage_id} gave logprobs of {told} tokens where there are {due}")
+        """One entry for each new token, with that token first. Raise EngineFailedError if some are missing."""
+        count, due = len(output.logprobs), len(output.token_ids)
+        if count != due:
+            raise EngineFailedError(f"stage {output.stage_id} gave logprobs of {count} tokens where there are {due}")
         new = _in_vllms_form(output.logprobs)
         self.total += sum(place[0].logprob for place in output.logprobs)
         if kind != RequestOutputKind.DELTA:
@@ -157,27 +155,27 @@ class Logprobs:
 
 
 class PromptLogprobs:
-    """Those of the prompt of one answer: they come before the answer, in several outputs where there are many."""
+    """The prompt logprobs of one answer: they come before its tokens, in several outputs if they are many."""
 
     def __init__(self) -> None:
-        #: None for the first token, which nothing comes before.
+        #: None for the first token of the prompt.
         self._places: list[dict[int, Logprob] | None] = [None]
-        self._is_told = False
+        self._is_complete = False
 
     def add(self, output: OmniOutput, prompt_tokens: int) -> bool:
-        """Take in those of an output; whether the answer has begun. Raise EngineFailedError if it has without them."""
+        """Add those of an output; return whether the answer has begun. Raise EngineFailedError if some are missing."""
         self._places += _in_vllms_form(output.prompt_logprobs)
-        if self._is_told or not (output.token_ids or output.finish_reason):
-            return self._is_told
-        # One that was aborted may have had none of them.
+        if self._is_complete or not (output.token_ids or output.finish_reason):
+            return self._is_complete
+        # An aborted answer may have had none of them.
         if len(self._places) != prompt_tokens and output.finish_reason != "abort":
-            told = f"stage {output.stage_id} gave logprobs of {len(self._places) - 1} tokens"
-            raise EngineFailedError(f"{told} of a prompt that has {prompt_tokens - 1} behind its first")
-        self._is_told = True
+            given = f"stage {output.stage_id} gave logprobs of {len(self._places) - 1} tokens"
+            raise EngineFailedError(f"{given} of a prompt that has {prompt_tokens - 1} behind its first")
+        self._is_complete = True
         return True
 
     def shown(self, kind: RequestOutputKind) -> list[dict[int, Logprob] | None]:
-        """What the server gets of them now: all each time, but where it gets pieces, once."""
+        """The prompt logprobs for one output: in each output, but with deltas in the first only."""
         places = self._places
         if kind == RequestOutputKind.DELTA:
             self._places = []

@@ -1,7 +1,7 @@
-"""Pictures in the conversations of vLLM's server: files for the stage, beside a prompt with places for them.
+"""Pictures in chats of vLLM's server: their files are sent to the stage, beside a prompt with placeholders for them.
 
-vLLM's server would make of them what the model reads, and send an engine that. Here the replica does so, as it does
-with every prompt: the hub has the template leave the places, and passes on what came, or what was fetched.
+vLLM's server would turn pictures into the model's input tensors itself. Here the replica does that: the hub renders the
+template with placeholders and passes on the files that came in the request or were fetched.
 """
 
 from __future__ import annotations
@@ -23,29 +23,29 @@ from vllm.tokenizers.registry import tokenizer_args_from_config
 from omni_discovery.data_urls import MAX_PIXELS
 from omni_discovery.errors import InvalidRequestError
 
-#: How large the pictures of one request may be together: a message to a replica has to hold them.
+#: Bound of the pictures of one request together: one message to a replica has to hold them.
 MAX_PICTURES_BYTES: Final = 3 << 20
 
-#: What no stage takes, and is refused before anything is fetched.
+#: Modalities that no stage takes; refused before anything is fetched.
 _OTHERS: Final = ("audio", "video", "vision_chunk")
-#: What the names of parts that are no text have in them.
+#: Substrings in the names of message parts that are not text.
 _NOT_TEXT: Final = ("image", "audio", "video", "vision", "file")
-#: No host has such a name; whoever names another one is told it.
+#: Not a host name: no link is allowed, and vLLM's error message shows this text.
 _NO_DOMAIN: Final = "none: give the picture itself as a data: URL"
 
 
 class Pictures(dict[str, Any]):
-    """In a prompt's ``mm_kwargs``, what stands for the pictures: their files, as a list ``image``."""
+    """The pictures in a prompt's ``mm_kwargs``: a list ``image`` of their files."""
 
 
 def picture_args(engine_args: Mapping[str, Any], *, taken: bool) -> dict[str, Any]:
-    """What vLLM's front is to do with pictures, as engine arguments over those of the stage.
+    """Engine arguments of vLLM's server for pictures, which override those of the stage.
 
-    Nothing is fetched but from hosts that ``allowed_media_domains`` names, where vLLM's own default are all.
+    Links are fetched only from hosts in ``allowed_media_domains``; vLLM's own default is all hosts.
     """
     nothing_is_fetched = {"allowed_media_domains": [_NO_DOMAIN], "allowed_local_media_path": ""}
     if not taken:
-        # Not enough by itself: where it pools, vLLM's server fetches before it looks whether the model takes anything.
+        # Not enough by itself: for a pooling model vLLM's server fetches links before it checks the model.
         return {"language_model_only": True, **nothing_is_fetched}
     limits = {name: each for name, each in (engine_args.get("limit_mm_per_prompt") or {}).items() if name == "image"}
     named = engine_args.get("allowed_media_domains")
@@ -60,14 +60,14 @@ def picture_args(engine_args: Mapping[str, Any], *, taken: bool) -> dict[str, An
 
 
 def renderer_of(config: Any) -> Any:
-    """The renderer of vLLM for a model, which leaves pictures as they are."""
+    """VLLM's renderer for a model, with pictures left as files."""
     mode, *_ = tokenizer_args_from_config(config.model_config)
     kind = RENDERER_REGISTRY.load_renderer_cls(mode)
     return type(kind.__name__, (_LeavesPictures, kind), {})(config, cached_tokenizer_from_config(config.model_config))
 
 
 def split(prompt: Any) -> tuple[Any, tuple[bytes, ...]]:
-    """A prompt without its pictures, and their files. Raise InvalidRequestError if they are too large together."""
+    """Split a prompt into tokens and picture files. Raise InvalidRequestError if the files are too large together."""
     pictures = prompt.get("mm_kwargs") if isinstance(prompt, dict) else None
     if not isinstance(pictures, Pictures):
         return prompt, ()
@@ -82,13 +82,13 @@ def split(prompt: Any) -> tuple[Any, tuple[bytes, ...]]:
 
 
 class _LeavesPictures:
-    """The renderer's last step, in which it would make of pictures what the model reads."""
+    """Overrides the renderer's last step, which would turn pictures into the model's input tensors."""
 
     #: The renderer's own.
     model_config: Any
 
     def render_messages(self, messages: Any, params: Any) -> Any:
-        """See vLLM, which goes this way where the model pools, and would unpack whatever comes, or fetch it."""
+        """See vLLM, which uses this method for pooling models, and would decode or fetch any part."""
         parent: Any = super()
         if self.model_config.runner_type == "pooling":
             _refuse_all_but_text(messages)
@@ -106,7 +106,7 @@ class _LeavesPictures:
     async def process_for_engine_async(
         self, prompt: Any, arrival_time: float, *, skip_mm_cache: bool = False, tok_params: Any = None
     ) -> Any:
-        """See vLLM. Raise VLLMValidationError for what goes with pictures and does not reach a stage."""
+        """See vLLM. Raise VLLMValidationError for options that can't be combined with pictures."""
         if not prompt.get("multi_modal_data"):
             parent: Any = super()
             return await parent.process_for_engine_async(
@@ -127,14 +127,14 @@ class _LeavesPictures:
         return {**rendered, "arrival_time": arrival_time}
 
     def warmup_mm(self) -> None:
-        """Nothing of the kind is done here."""
+        """Do nothing: the hub processes no pictures."""
 
 
 def _check_pixels(messages: Iterable[Any]) -> None:
-    """Raise VLLMValidationError if what the pictures claim to be is too large together. None is unpacked for that.
+    """Raise VLLMValidationError if the pictures have too many pixels together, by their headers.
 
-    vLLM unpacks all of a request at once, and looks how many they are only then. Of those behind links it is the host,
-    which the operator has named, that keeps them small.
+    vLLM decodes all pictures of a request before it counts them. Pictures behind links are not checked: their hosts
+    are named by the operator.
     """
     pixels = 0
     for part in _parts_of(messages):
@@ -159,14 +159,14 @@ def _parts_of(messages: Iterable[Any]) -> Iterator[Mapping[str, Any]]:
 
 
 def _pixels_of(part: Any) -> int:
-    # vLLM takes more for a data: URL than we do elsewhere; the file is what matters.
+    # vLLM accepts more forms of data: URLs than the hub's own API; only the file matters here.
     try:
         shown = part["image_url"]
         url = shown["url"] if isinstance(shown, Mapping) else shown
         width, height = open_image(BytesIO(b64decode(url.partition(",")[2]))).size
     except DecompressionBombError:
         return MAX_PIXELS + 1
-    except Exception:  # noqa: BLE001 - what is no picture, vLLM says
+    except Exception:  # noqa: BLE001 - vLLM refuses files that are no pictures
         return 0
     return int(width * height)
 
@@ -176,7 +176,7 @@ def _no_files() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        # So vLLM says that it was not told of a folder that it may read: the client is to blame.
+        # vLLM's error for a file: URL without an allowed folder: the client's mistake.
         if "local files" not in str(error):
             raise
         raise VLLMValidationError("a picture comes as a data: URL, not as a file of the server's") from error

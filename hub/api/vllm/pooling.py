@@ -1,4 +1,4 @@
-"""A stage that pools, as vLLM's own server sees it: embeddings, odds of classes and scores in place of tokens."""
+"""The engine client of vLLM's own server for a stage that pools: embeddings, classes and scores, no tokens."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from vllm.outputs import PoolingOutput, PoolingRequestOutput
 from vllm.utils.serial_utils import binary2tensor
 
 from hub.api.errors import error_response
-from hub.api.vllm.client import TASKS, OmniEngineClient, refuse_what_no_stage_takes, vllm_errors
-from hub.api.vllm.fan_out import ask
+from hub.api.vllm.client import TASKS, OmniEngineClient, check_prompt, vllm_errors
+from hub.api.vllm.fan_out import announce
 from omni_discovery.errors import EngineFailedError, InvalidRequestError
 
 if TYPE_CHECKING:
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 
     from hub.async_omni import AsyncOmni
 
-#: What goes to the stage under vLLM's own name; defaults of the document for it, vLLM keeps in its pooler's config.
+#: Sent to the stage by vLLM's names; the document's defaults for them are kept in vLLM's pooler config.
 _CARRIED: Final = ("task", "dimensions", "use_activation")
-#: What each replica's vLLM works out for itself, the last two from the ``pooler_config`` of the stage.
+#: Settled by each replica's vLLM itself, the last two by the stage's ``pooler_config``.
 _OURS: Final = frozenset(
     {"output_kind", "requires_token_ids", "skip_reading_prefix_cache", "step_tag_id", "returned_token_ids"}
 )
-#: What of ``extra_kwargs`` goes to the stage.
+#: The entry of ``extra_kwargs`` that is sent to the stage.
 _TYPES: Final = "compressed_token_type_ids"
-#: Where somebody may look for what only a stage that makes tokens has, and for what only one that pools has.
+#: Routes that only a stage that makes tokens serves, and routes that only one that pools serves.
 _OF_TOKENS: Final[tuple[str, ...]] = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages")
 _OF_NUMBERS: Final[tuple[str, ...]] = (
     "/v1/embeddings",
@@ -44,14 +44,14 @@ _OF_NUMBERS: Final[tuple[str, ...]] = (
 
 
 class PoolingClient(OmniEngineClient):
-    """The same for a stage that pools; ``generate`` raises NotImplementedError."""
+    """The engine client for a stage that pools; ``generate`` raises NotImplementedError."""
 
     def __init__(self, omni: AsyncOmni, stage_id: int, vllm_config: Any, renderer: Any) -> None:
         super().__init__(omni, stage_id, vllm_config, renderer)
         self._tasks: tuple[Any, ...] = tasks_of(vllm_config.model_config)
 
     async def get_supported_tasks(self) -> tuple[Any, ...]:
-        """What vLLM's server may offer."""
+        """The tasks that vLLM's server may serve."""
         return self._tasks
 
     def generate(self, *_: Any, **__: Any) -> NoReturn:
@@ -69,13 +69,13 @@ class PoolingClient(OmniEngineClient):
         tokenization_kwargs: Any = None,
         reasoning_ended: Any = None,
     ) -> AsyncGenerator[PoolingRequestOutput, None]:
-        """Begin a request, whose one output is what the stage pooled. Raise VLLMError where it can't be asked.
+        """Start a request with one output, the pooled array. Raise VLLMError for a wrong one.
 
-        The last two say nothing here: the prompt is tokens already, and what pools has no answer to think of.
+        The last two parameters have no effect: the prompt is tokens already, and a stage that pools does not reason.
         """
         with vllm_errors():
-            refuse_what_no_stage_takes(prompt, None, None)
-            ask(1)
+            check_prompt(prompt, None, None)
+            announce(1)
             token_ids = self._checked_tokens(request_id, prompt, pooling_params, self._tasks, lora_request)
             params = self.adapters.params(stage_params(pooling_params), lora_request, prompt.get("cache_salt"))
         more = {"priority": priority, "trace_headers": trace_headers}
@@ -86,16 +86,16 @@ class PoolingClient(OmniEngineClient):
     ) -> AsyncGenerator[PoolingRequestOutput, None]:
         inputs = {"prompt_token_ids": token_ids}
         made, reason = None, None
-        with self._under_way(request_id, 1) as (inner_id,), vllm_errors():
+        with self._registered(request_id, 1) as (inner_id,), vllm_errors():
             async with aclosing(self._stage_outputs(inner_id, inputs, params, more)) as outputs:
                 async for output in outputs:
                     made = output.embedding if output.data else made
                     reason = output.finish_reason
-            # One that was aborted has no end.
+            # An aborted request has no output.
             if made is None and reason not in (None, "abort"):
                 raise EngineFailedError(f"stage {self._stage_id} pooled nothing")
         if made is not None:
-            # No bytes: torch warns of what may not be written to.
+            # A bytearray: torch warns of memory that is read-only.
             numbers: Any = bytearray(made)
             yield PoolingRequestOutput(
                 request_id=request_id,
@@ -107,14 +107,14 @@ class PoolingClient(OmniEngineClient):
 
 
 def tasks_of(model_config: Any) -> tuple[str, ...]:
-    """What a model can pool, told without its weights. The stage has the last word on what it is asked.
+    """The pooling tasks of a model by its config, without its weights. The stage may refuse one.
 
-    ``pooler_config: {task: ...}`` of the stage's engine_args says it for a model that is not what it looks like.
+    ``pooler_config: {task: ...}`` in the stage's engine_args overrides it.
     """
-    said = model_config.pooler_config.task if model_config.pooler_config is not None else None
+    task = model_config.pooler_config.task if model_config.pooler_config is not None else None
     names = " ".join(model_config.architectures)
-    if said is not None:
-        return (said,)
+    if task is not None:
+        return (task,)
     if "ForTokenClassification" in names or (model_config.convert_type == "none" and "Reward" in names):
         return ("token_classify",)
     if model_config.convert_type == "classify" or "Classification" in names:
@@ -139,22 +139,20 @@ def stage_params(asked: Any) -> dict[str, Any]:
 
 
 def set_defaults(model_config: Any, document: Mapping[str, Any]) -> None:
-    """Have vLLM's server take a stage's ``default_sampling_params`` for what a request does not say.
-
-    Raise ValueError for what vLLM does not take.
-    """
-    said = {name: document[name] for name in _CARRIED if document.get(name) is not None}
-    model_config.pooler_config = replace(model_config.pooler_config, **said)
+    """Make a stage's ``default_sampling_params`` the defaults of vLLM's server. Raise ValueError."""
+    defaults = {name: document[name] for name in _CARRIED if document.get(name) is not None}
+    model_config.pooler_config = replace(model_config.pooler_config, **defaults)
 
 
 def refusing_routes(tasks: tuple[str, ...]) -> list[Route]:
-    """What says, where tokens are asked of a stage that pools, or the reverse, what there is in their place."""
+    """Routes of the tasks that the stage has not: they answer with the routes of those that it has."""
     if tasks == TASKS:
-        paths, told = _OF_NUMBERS, "makes text and no embeddings or scores: ask /v1/chat/completions or /v1/completions"
+        paths = _OF_NUMBERS
+        reason = "makes text and no embeddings or scores: ask /v1/chat/completions or /v1/completions"
     else:
         there = ["/v1/embeddings"] if "embed" in tasks else ["/classify"] if "classify" in tasks else []
-        paths, told = _OF_TOKENS, f"makes no text, it pools: ask {' or '.join([*there, '/pooling'])}"
-    error = InvalidRequestError(f"this pipeline {told}")
+        paths, reason = _OF_TOKENS, f"makes no text, it pools: ask {' or '.join([*there, '/pooling'])}"
+    error = InvalidRequestError(f"this pipeline {reason}")
 
     async def refuse(_: Request) -> Response:
         return error_response(error)

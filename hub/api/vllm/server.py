@@ -1,7 +1,7 @@
 """``--api vllm``: vLLM's own OpenAI server in front of the hub, with all that ``vllm serve`` offers for a text stage.
 
-What takes long (importing vLLM, reading the model's config and tokenizer) is done by ``VllmFrontend`` before the hub's
-loop runs; no weights are loaded here, and no device is needed.
+Importing vLLM and reading the model's config and tokenizer take long: ``VllmFrontend`` does both before the hub's loop
+runs. No weights are loaded here, and no device is needed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from vllm.v1.metrics.prometheus import get_prometheus_registry
 from hub.api.routes import ready_response
 from hub.api.served_stage import pools, serving_stage
 from hub.api.vllm.client import OmniEngineClient
-from hub.api.vllm.errors import HubHeaders, ToldErrors
+from hub.api.vllm.errors import AnsweredErrors, HubHeaders
 from hub.api.vllm.params import default_overrides
 from hub.api.vllm.pictures import picture_args, renderer_of
 from hub.api.vllm.pooling import PoolingClient, refusing_routes, set_defaults
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 if not hasattr(AsyncEngineArgs, "create_structured_outputs_config"):
     raise ImportError("the server of the installed vLLM is an older one")
 
-#: Flags of vLLM's server that say how it listens, which is the hub's own affair, or that only its own engine obeys.
+#: Flags of vLLM's server for its listening socket, which the hub opens itself, or for its own engine.
 _NOT_HERE: Final = frozenset(
     {
         "host",
@@ -66,12 +66,12 @@ _NOT_HERE: Final = frozenset(
 _NOT_HERE_PREFIXES: Final = ("ssl_", "enable_ssl", "data_parallel_", "dp_")
 
 
-#: One of them: a handler has it once, however many applications are built.
-_TOLD_ERRORS: Final = ToldErrors()
+#: A single one: a log handler must not have it twice if several applications are built.
+_ANSWERED_ERRORS: Final = AnsweredErrors()
 
 
 class VllmFrontend:
-    """The server of vLLM, ready to be put in front of a hub. Raise ConfigError if pipeline or flags don't fit it."""
+    """vLLM's server with its flags and model config. Raise ConfigError if the pipeline or the flags don't fit it."""
 
     def __init__(self, deploy: DeployConfig, flags: str) -> None:
         self._stage = serving_stage(deploy)
@@ -82,9 +82,9 @@ class VllmFrontend:
             raise ConfigError("--api-args: --lora-modules needs enable_lora: true in the stage's engine_args")
         self._arguments.model = self._stage.model
         self._arguments.served_model_name = [deploy.served_name]
-        # A replica would remember the query, and the texts to compare with it may go to others.
+        # It would need the same replica for a query and for the texts that are compared with it.
         self._arguments.enable_flash_late_interaction = False
-        # One place says how reasoning is read: the stage's engine_args.
+        # The reasoning parser is set by the stage's engine_args only.
         self._arguments.structured_outputs_config = self._config.structured_outputs_config
         try:
             validate_api_server_args(self._arguments)  # type: ignore[no-untyped-call, unused-ignore]
@@ -100,7 +100,7 @@ class VllmFrontend:
         root = logging.getLogger()
         level = root.level
         app = build_app(self._arguments, tasks, self._config.model_config)
-        # One of the routers turns the whole program's log down.
+        # One of vLLM's routers raises the level of the root logger.
         root.setLevel(level)
 
         async def ready(_: Request) -> Response:
@@ -117,12 +117,12 @@ class VllmFrontend:
             raise ConfigError(f"--api-args: {essence(error)}") from error
         client.adapters.loads = True
         for handler in root.handlers:
-            handler.addFilter(_TOLD_ERRORS)
+            handler.addFilter(_ANSWERED_ERRORS)
         return HubHeaders(app, omni)
 
     def _read_model(self) -> Any:
         stage = self._stage
-        # Where the KV cache goes is the engine's affair, and may need a device.
+        # The KV transfer concerns the engine only, and its check may need a device.
         known = AsyncEngineArgs.__dataclass_fields__.keys() - {"kv_transfer_config"}
         given = {name: value for name, value in stage.engine_args.items() if name in known}
         of_document = default_overrides(stage.default_sampling_params)
@@ -134,11 +134,11 @@ class VllmFrontend:
         try:
             arguments = AsyncEngineArgs(**{**given, "disable_log_stats": True})
             model = arguments.create_model_config()
-            # As vLLM's own server without an engine has it: nothing is computed here.
+            # As in vLLM's own server without an engine: nothing is computed here.
             model.quantization = None
             if pools(stage):
                 set_defaults(model, stage.default_sampling_params)
-            # Of the adapters themselves a hub has to know no more than what it says of them to replicas.
+            # The hub needs only the adapters' names and paths, which it sends to replicas.
             adapters = LoRAConfig(default_mm_loras=arguments.default_mm_loras) if arguments.enable_lora else None
             return VllmConfig(
                 model_config=model,
@@ -146,13 +146,13 @@ class VllmFrontend:
                 lora_config=adapters,
             )
         except (TypeError, ValueError, OSError) as error:
-            told = f"vLLM can't read the model {stage.model}: {essence(error)}"
-            raise ConfigError(f"stage {stage.stage_id}: {told}") from error
+            reason = f"vLLM can't read the model {stage.model}: {essence(error)}"
+            raise ConfigError(f"stage {stage.stage_id}: {reason}") from error
 
 
 def parse_flags(flags: str) -> Namespace:
     """The flags for vLLM's server, as ``vllm serve`` takes them. Raise ConfigError."""
-    parser = make_arg_parser(_Parser(prog="--api-args", add_help=False))  # type: ignore[no-untyped-call, unused-ignore]
+    parser = make_arg_parser(_ApiArgsParser(prog="--api-args", add_help=False))  # type: ignore[no-untyped-call, unused-ignore]
     try:
         usual: Namespace = parser.parse_args([])
         arguments: Namespace = parser.parse_args(shlex.split(flags))
@@ -181,6 +181,6 @@ def check_flags(arguments: Namespace, usual: Namespace) -> None:
             raise ConfigError(f"--api-args: {flag} is the engine's: say it in the stage's engine_args")
 
 
-class _Parser(FlexibleArgumentParser):  # type: ignore[misc, unused-ignore]
+class _ApiArgsParser(FlexibleArgumentParser):  # type: ignore[misc, unused-ignore]
     def error(self, message: str) -> Any:
         raise ConfigError(f"--api-args: {message}")

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from stage_runtime.connectors.errors import TransferError
-from stage_runtime.connectors.store.registered import STAMP_BYTES, Block, ManagedPiece, ManagedPool
+from stage_runtime.connectors.store.registered import STAMP_BYTES, Block, ManagedPool, PoolBlock
 from stage_runtime.connectors.store.store import Kept, Store
 from stage_runtime.connectors.tcp.client import Fetch, left_s, receive_into
 from stage_runtime.connectors.tcp.frames import ANSWER_BYTES, RECEIVED, Status, pack_request, parse_answer
@@ -60,7 +60,7 @@ class Offer:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class FetchRequest:
     """What a consumer shows, and the size that it was told of; None if it was told of none."""
 
     generation: bytes
@@ -101,7 +101,7 @@ class OfferServer(PayloadServer):
 
     def _content(self, kept: Kept) -> memoryview:
         piece = kept.segment
-        assert isinstance(piece, ManagedPiece)  # noqa: S101 - for the type checker
+        assert isinstance(piece, PoolBlock)  # noqa: S101 - for the type checker
         return memoryview(Offer(self._session, piece.address, piece.block.stamp, piece.is_raw).pack())
 
     def _all_sent(self, connection: Connection) -> None:
@@ -120,10 +120,10 @@ class OfferServer(PayloadServer):
         self._close(connection, how, consumed=received and connection.consume)
 
 
-def take(
+def receive_offered(
     connection: socket.socket,
     fetching: Fetch,
-    asked: Asked,
+    asked: FetchRequest,
     deadline_s: float,
     pool: ManagedPool,
     read: Read,

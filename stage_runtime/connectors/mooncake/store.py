@@ -51,7 +51,7 @@ _FETCHED: Final = "-fetched"
 _NOBODY: Final = "omni-nobody"
 
 
-class _Object:
+class _StoredObject:
     """One hand-off in the store. Its name is chance: who was not told can't ask for it."""
 
     path: str | None = None
@@ -63,35 +63,35 @@ class _Object:
         self.name = f"omni-{os.urandom(_NAME_BYTES).hex()}"
 
     def fill(self, parts: Sequence[Buffer], size_bytes: int, generation: bytes, key_digest: bytes) -> None:
-        """See Piece."""
+        """See MemoryBlock."""
         self._client.put(self.name, parts, time.monotonic() + self._timeout_s)
 
     def publish(self, path: str) -> None:
-        """See Piece. Nobody finds it by a path."""
+        """See MemoryBlock. Nobody finds it by a path."""
 
     def hide(self) -> bool:
-        """See Piece."""
+        """See MemoryBlock."""
         return True
 
     def note_fetched(self) -> None:
-        """See Piece. Consumers note it in the store."""
+        """See MemoryBlock. Consumers note it in the store."""
 
     def view(self, size_bytes: int) -> memoryview:
-        """See Piece. Nobody reads it here."""
+        """See MemoryBlock. Nobody reads it here."""
         return memoryview(b"")
 
     @property
     def fetched(self) -> bool:
-        """See Piece."""
+        """See MemoryBlock."""
         return self._is_there(self.name + _FETCHED) or self.consumed
 
     @property
     def consumed(self) -> bool:
-        """See Piece."""
+        """See MemoryBlock."""
         return not self._is_there(self.name, unknown=True)
 
     def drop(self) -> None:
-        """See Piece. What can't be removed now goes with its owner's segment, when this process ends."""
+        """See MemoryBlock. What can't be removed now goes with its owner's segment, when this process ends."""
         try:
             for name in (self.name, self.name + _FETCHED):
                 self._client.remove(name, time.monotonic() + _SHORT_S)
@@ -105,7 +105,7 @@ class _Object:
             return unknown
 
 
-class _Objects:
+class _ObjectPool:
     """The Mooncake store as memory of a store of ours."""
 
     free_bytes = 0
@@ -117,24 +117,24 @@ class _Objects:
         self._there = 0
         self.made = 0
 
-    def take(self, size_bytes: int) -> _Object:
-        """See Memory."""
+    def take_block(self, size_bytes: int) -> _StoredObject:
+        """See BlockPool."""
         with self._lock:
             self._there += 1
             self.made = max(self.made, self._there)
-        return _Object(self._client, self._timeout_s)
+        return _StoredObject(self._client, self._timeout_s)
 
     def give_back(self, segment: Any) -> None:
-        """See Memory."""
+        """See BlockPool."""
         segment.drop()
         with self._lock:
             self._there -= 1
 
     def trim(self) -> None:
-        """See Memory."""
+        """See BlockPool."""
 
     def close(self) -> None:
-        """See Memory."""
+        """See BlockPool."""
 
 
 class MooncakeStoreConnector(StoringConnector):
@@ -168,7 +168,7 @@ class MooncakeStoreConnector(StoringConnector):
         self._fetches = Fetches()
 
     def _make_store(self) -> Store:
-        memory = _Objects(self._client, self._timeout_s)
+        memory = _ObjectPool(self._client, self._timeout_s)
         return Store(self.namespace, None, limits_of(self.config, None), in_memory=False, memory=memory)
 
     def _describe(self, kept: Kept) -> dict[str, Any]:

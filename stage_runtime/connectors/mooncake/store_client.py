@@ -200,7 +200,7 @@ def _copy(store: Any, name: str, memory: ReceivePool) -> PooledBuffer | None:
     if handle is None:
         return None
     size_bytes = handle.size()
-    buffer = memory.take(size_bytes)
+    buffer = memory.take_buffer(size_bytes)
     content = (ctypes.c_uint8 * size_bytes).from_address(handle.ptr())
     np.copyto(buffer, np.frombuffer(content, np.uint8))
     return buffer

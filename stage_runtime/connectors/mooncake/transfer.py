@@ -13,12 +13,12 @@ from typing import Any, ClassVar, Final
 from omni_discovery.errors import ConfigError
 from stage_runtime.connectors.errors import TransferError
 from stage_runtime.connectors.mooncake.engine import EngineEnd, check_devices, check_host, check_protocol
-from stage_runtime.connectors.mooncake.offers import Asked, OfferServer, take
+from stage_runtime.connectors.mooncake.offers import FetchRequest, OfferServer, receive_offered
 from stage_runtime.connectors.settings import COMMON, limits_of, number
 from stage_runtime.connectors.store.connector import StoringConnector
 from stage_runtime.connectors.store.layout import TOKEN_BYTES, key_digest
 from stage_runtime.connectors.store.memory import Loan
-from stage_runtime.connectors.store.registered import ManagedBuffer, ManagedMemory, ManagedPiece, flat_tensor
+from stage_runtime.connectors.store.registered import ManagedBlockPool, ManagedBuffer, PoolBlock, flat_tensor
 from stage_runtime.connectors.store.store import Kept, Store
 from stage_runtime.connectors.tcp.client import converse
 from stage_runtime.connectors.tcp.connector import TCP_SETTINGS, TcpEnd
@@ -67,14 +67,16 @@ class _OfferEnd(TcpEnd):
         deadline_s = self._deadline_s(metadata)
         pool = self._engine.pool
         announced = metadata.get("data_size")
-        asked = Asked(*shown, bool(metadata.get("consume", True)), announced if isinstance(announced, int) else None)
+        asked = FetchRequest(
+            *shown, bool(metadata.get("consume", True)), announced if isinstance(announced, int) else None
+        )
         with self._fetches.under_way(key) as fetching:
             taken = converse(
                 address,
                 fetching,
                 deadline_s,
                 None if self._tls is None else self._tls.client,
-                lambda connection: take(connection, fetching, asked, deadline_s, pool, self._engine.read),
+                lambda connection: receive_offered(connection, fetching, asked, deadline_s, pool, self._engine.read),
             )
         if taken is None:
             return None
@@ -136,11 +138,11 @@ class MooncakeTransferEngineConnector(StoringConnector):
         return EngineEnd(self.host, self.protocol, self.device_name, self.pool_size, self.pool_device)
 
     def _make_store(self) -> Store:
-        self._memory = ManagedMemory(lambda: self._engine.pool)
+        self._memory = ManagedBlockPool(lambda: self._engine.pool)
         return Store(self.namespace, None, limits_of(self.config, None), in_memory=False, memory=self._memory)
 
     def _describe(self, kept: Kept) -> dict[str, Any]:
-        assert isinstance(kept.segment, ManagedPiece)  # noqa: S101 - for the type checker
+        assert isinstance(kept.segment, PoolBlock)  # noqa: S101 - for the type checker
         return self._offers.offer(kept) | {"is_fast_path": kept.segment.is_raw}
 
     @property
@@ -176,7 +178,7 @@ class MooncakeTransferEngineConnector(StoringConnector):
         raw = _raw(data)
         if raw is None:
             return super().put(from_stage, to_stage, put_key, data)
-        piece: ManagedPiece | None = None
+        piece: PoolBlock | None = None
         try:
             piece, size_bytes = self._piece(raw)
             metadata = self._described(self._store.put((from_stage, to_stage, put_key), (), size_bytes, piece))
@@ -188,13 +190,13 @@ class MooncakeTransferEngineConnector(StoringConnector):
             self._puts += 1
         return True, size_bytes, metadata
 
-    def _piece(self, raw: Any) -> tuple[ManagedPiece, int]:
+    def _piece(self, raw: Any) -> tuple[PoolBlock, int]:
         pool = self._engine.pool
         if isinstance(raw, ManagedBuffer) and raw.pool is pool:
-            return ManagedPiece(pool, raw.retain().hand_on(), is_raw=True), raw.size
+            return PoolBlock(pool, raw.retain().hand_on(), is_raw=True), raw.size
         tensor = raw.tensor if isinstance(raw, ManagedBuffer) else raw
         size_bytes = len(tensor)
-        piece = ManagedPiece(pool, pool.allocate(size_bytes), is_raw=True)
+        piece = PoolBlock(pool, pool.allocate(size_bytes), is_raw=True)
         pool.slice(piece.block, size_bytes).copy_(tensor)
         return piece, size_bytes
 

@@ -7,18 +7,18 @@ from pathlib import Path
 from typing import Any, Final
 
 from stage_runtime.connectors.settings import COMMON, limits_of
-from stage_runtime.connectors.shm.reader import Reader, View
+from stage_runtime.connectors.shm.reader import ShmReader, ShmView
 from stage_runtime.connectors.store.connector import StoringConnector
-from stage_runtime.connectors.store.memory import Piece
-from stage_runtime.connectors.store.segments import Segment
+from stage_runtime.connectors.store.memory import MemoryBlock
+from stage_runtime.connectors.store.shm_blocks import ShmBlock
 from stage_runtime.connectors.store.store import Kept, Store
 
 DEFAULT_DIRECTORY: Final = "/dev/shm"  # noqa: S108 - files there are made with O_EXCL, and only ours are read
 
 
-def described(segment: Piece) -> dict[str, Any]:
+def described(segment: MemoryBlock) -> dict[str, Any]:
     """Where readers of this host find it, for the metadata; empty if they can't."""
-    if segment.path is None or not isinstance(segment, Segment):
+    if segment.path is None or not isinstance(segment, ShmBlock):
         return {}
     return {"shm": segment.name, "segment": segment.id}
 
@@ -34,13 +34,13 @@ class SharedMemoryConnector(StoringConnector):
 
     def _make_store(self) -> Store:
         self._directory = Path(self.config.get("directory", DEFAULT_DIRECTORY))
-        self._reader = Reader(self.namespace, str(self._directory))
+        self._reader = ShmReader(self.namespace, str(self._directory))
         return Store(self.namespace, self._directory, limits_of(self.config, self._directory), in_memory=False)
 
     def _describe(self, kept: Kept) -> dict[str, Any]:
         return {"generation": kept.generation, **described(kept.segment)}
 
-    def _fetch(self, edge: tuple[str, str, str], metadata: dict[str, Any]) -> tuple[View, memoryview] | None:
+    def _fetch(self, edge: tuple[str, str, str], metadata: dict[str, Any]) -> tuple[ShmView, memoryview] | None:
         self._store.tidy()
         view = self._reader.read(edge, metadata)
         return None if view is None else (view, view.payload())

@@ -124,11 +124,11 @@ KEPT_MAPPED: Final = 32
 _claims = itertools.count()
 
 
-class View(np.ndarray[Any, np.dtype[np.uint8]]):
+class ShmView(np.ndarray[Any, np.dtype[np.uint8]]):
     """A payload. Tensors made of it keep it alive; with the last of them the segment is let go."""
 
     mapped: Mapped | None = None
-    reader: Reader
+    reader: ShmReader
     locked: bool
     _is_ending = staticmethod(sys.is_finalizing)
 
@@ -148,7 +148,7 @@ class View(np.ndarray[Any, np.dtype[np.uint8]]):
             self.reader.take_back(self.mapped, self.size)
 
 
-class Reader:
+class ShmReader:
     """Finds payloads below ``directory``, and keeps the segments mapped that it has seen. Used by any thread."""
 
     def __init__(self, namespace: str, directory: str) -> None:
@@ -159,7 +159,7 @@ class Reader:
         self._known: OrderedDict[str, Mapped] = OrderedDict()
         self._keep = KEPT_MAPPED
 
-    def read(self, edge: tuple[str, str, str], metadata: dict[str, Any]) -> View | None:
+    def read(self, edge: tuple[str, str, str], metadata: dict[str, Any]) -> ShmView | None:
         """A payload; None if it is not there, or not the one that the metadata mean. Consumes it if they say so.
 
         Raise SerializationError if the file is none of ours.
@@ -194,7 +194,7 @@ class Reader:
             with contextlib.suppress(KeyError):
                 self._known.popitem(last=False)[1].close()
 
-    def _enter_again(self, mapped: Mapped, generation: bytes, consume: bool) -> View | None:
+    def _enter_again(self, mapped: Mapped, generation: bytes, consume: bool) -> ShmView | None:
         try:
             fcntl.flock(mapped.descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
             if mapped.is_whole():
@@ -215,12 +215,12 @@ class Reader:
         mapped.close()
         return None
 
-    def _view(self, mapped: Mapped, size_bytes: int) -> View:
-        view = View(size_bytes, np.uint8, mapped.map, HEADER_BYTES)
+    def _view(self, mapped: Mapped, size_bytes: int) -> ShmView:
+        view = ShmView(size_bytes, np.uint8, mapped.map, HEADER_BYTES)
         view.reader, view.locked, view.mapped = self, True, mapped
         return view
 
-    def _attach(self, digest: bytes, generation: bytes | None, consume: bool) -> View | None:
+    def _attach(self, digest: bytes, generation: bytes | None, consume: bool) -> ShmView | None:
         self._trim(max(self._keep - 1, 0))
         path = payload_path(self._directory, digest)
         for _ in range(_TRIES):

@@ -99,7 +99,7 @@ class StoringConnector(OmniConnectorBase):
                 return None
             loan, content = fetched
             got = self._open(content), len(content)
-            self._lent.note(got[0], loan)
+            self._lent.note_loan(got[0], loan)
         with self._lock:
             self._gets += 1
         return got

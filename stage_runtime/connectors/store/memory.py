@@ -19,10 +19,10 @@ from typing import Any, Final, Protocol
 import numpy as np
 
 from stage_runtime.connectors.serialization import Buffer
-from stage_runtime.connectors.store.segments import KEPT_FROM_BYTES, size_class
+from stage_runtime.connectors.store.shm_blocks import KEPT_FROM_BYTES, size_class
 
 
-class Piece(Protocol):
+class MemoryBlock(Protocol):
     """Memory of one hand-off. ``pins`` counts who reads it right now; only the store changes that, under its lock."""
 
     pins: int
@@ -60,7 +60,7 @@ class Piece(Protocol):
         """Give the memory back."""
 
 
-class Memory(Protocol):
+class BlockPool(Protocol):
     """Where pieces come from. Used by any thread."""
 
     @property
@@ -71,7 +71,7 @@ class Memory(Protocol):
     def free_bytes(self) -> int:
         """How much is kept for what comes next."""
 
-    def take(self, size_bytes: int) -> Piece:
+    def take_block(self, size_bytes: int) -> MemoryBlock:
         """A piece for so many bytes. Raise OSError if there is none."""
 
     def give_back(self, segment: Any) -> None:
@@ -109,7 +109,7 @@ class ReceivePool:
         #: Blocks that went back. The garbage collector may add to it at any moment, so that takes no lock.
         self._returned: deque[mmap.mmap] = deque()
 
-    def take(self, size_bytes: int) -> PooledBuffer:
+    def take_buffer(self, size_bytes: int) -> PooledBuffer:
         """Memory for so many bytes. Raise OSError if there is none."""
         capacity = size_class(size_bytes)
         with self._lock:
@@ -167,7 +167,7 @@ class Lent:
         self._loans: dict[int, weakref.ref[Any]] = {}
         self._look_at = _GONE_AT_MOST
 
-    def note(self, obj: Any, loan: Loan) -> None:
+    def note_loan(self, obj: Any, loan: Loan) -> None:
         """Remember the memory of an object."""
         with self._lock:
             self._loans[id(obj)] = weakref.ref(loan)

@@ -254,7 +254,7 @@ class ManagedBuffer:
         self.release()
 
 
-class ManagedPiece:
+class PoolBlock:
     """A hand-off of a store in a block. ``is_raw``: it is bytes or a tensor as they are, and no serialized object."""
 
     path: str | None = None
@@ -276,31 +276,31 @@ class ManagedPiece:
         return self.pool.address + self.block.offset
 
     def fill(self, parts: Sequence[Buffer], size_bytes: int, generation: bytes, key_digest: bytes) -> None:
-        """See Piece."""
+        """See MemoryBlock."""
         self.pool.write(self.block, parts)
 
     def publish(self, path: str) -> None:
-        """See Piece. Nobody finds it by a path."""
+        """See MemoryBlock. Nobody finds it by a path."""
 
     def hide(self) -> bool:
-        """See Piece."""
+        """See MemoryBlock."""
         return True
 
     def note_fetched(self) -> None:
-        """See Piece."""
+        """See MemoryBlock."""
         self.fetched = True
 
     def view(self, size_bytes: int) -> memoryview:
-        """See Piece."""
+        """See MemoryBlock."""
         self.pool.retain(self.block)
         return self.pool.view(self.block, size_bytes).payload()
 
     def drop(self) -> None:
-        """See Piece. Who reads it now still holds it."""
+        """See MemoryBlock. Who reads it now still holds it."""
         self._give_back()
 
 
-class ManagedMemory:
+class ManagedBlockPool:
     """The pool as a store sees it; ``pool`` has it made when it is needed first."""
 
     def __init__(self, pool: Callable[[], ManagedPool]) -> None:
@@ -308,33 +308,33 @@ class ManagedMemory:
         self._lock = threading.Lock()
         self._used: ManagedPool | None = None
         #: Not wanted any more, but read by somebody right now.
-        self._leaving: list[ManagedPiece] = []
+        self._leaving: list[PoolBlock] = []
 
     @property
     def made(self) -> int:
-        """See Memory."""
+        """See BlockPool."""
         return 0 if self._used is None else self._used.made
 
     @property
     def free_bytes(self) -> int:
-        """See Memory."""
+        """See BlockPool."""
         self.trim()
         return 0 if self._used is None else self._used.free_bytes
 
-    def take(self, size_bytes: int) -> ManagedPiece:
-        """See Memory."""
+    def take_block(self, size_bytes: int) -> PoolBlock:
+        """See BlockPool."""
         self.trim()
         self._used = self._pool()
-        return ManagedPiece(self._used, self._used.allocate(size_bytes))
+        return PoolBlock(self._used, self._used.allocate(size_bytes))
 
     def give_back(self, segment: Any) -> None:
-        """See Memory. It stays until nobody reads it."""
+        """See BlockPool. It stays until nobody reads it."""
         with self._lock:
             self._leaving.append(segment)
         self.trim()
 
     def trim(self) -> None:
-        """See Memory."""
+        """See BlockPool."""
         with self._lock:
             done = [piece for piece in self._leaving if not piece.pins]
             self._leaving = [piece for piece in self._leaving if piece.pins]
@@ -342,5 +342,5 @@ class ManagedMemory:
             piece.drop()
 
     def close(self) -> None:
-        """See Memory."""
+        """See BlockPool."""
         self.trim()

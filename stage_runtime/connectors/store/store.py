@@ -25,8 +25,8 @@ from stage_runtime.connectors.store.layout import (
     payload_path,
     sweep,
 )
-from stage_runtime.connectors.store.memory import Memory, Piece
-from stage_runtime.connectors.store.segments import SegmentPool
+from stage_runtime.connectors.store.memory import BlockPool, MemoryBlock
+from stage_runtime.connectors.store.shm_blocks import ShmBlockPool
 
 logger = logging.getLogger(__name__)
 
@@ -56,8 +56,8 @@ class Kept:
     """One payload. ``generation`` is new for each one; who shows ``token`` may fetch it over the network."""
 
     edge: Edge
-    pool: Memory
-    segment: Piece
+    pool: BlockPool
+    segment: MemoryBlock
     size_bytes: int
     generation: bytes
     token: bytes
@@ -82,20 +82,20 @@ class Store:
         *,
         in_memory: bool,
         clock: Callable[[], float] = time.monotonic,
-        memory: Memory | None = None,
+        memory: BlockPool | None = None,
     ) -> None:
         self._namespace = namespace
         self._directory = directory
         self._folder = str(directory)
         self._limits = limits
         self._clock = clock
-        self._pools: list[Memory] = []
+        self._pools: list[BlockPool] = []
         if directory is not None:
-            self._pools.append(SegmentPool(directory, limits.pool_bytes, counted=limits.window_size is not None))
+            self._pools.append(ShmBlockPool(directory, limits.pool_bytes, counted=limits.window_size is not None))
         if memory is not None:
             self._pools.append(memory)
         if in_memory:
-            self._pools.append(SegmentPool(None, limits.pool_bytes))
+            self._pools.append(ShmBlockPool(None, limits.pool_bytes))
         self._lock = threading.Lock()
         #: Oldest first.
         self._kept: dict[Edge, Kept] = {}
@@ -107,7 +107,7 @@ class Store:
         self._sweep_at_s = clock()
         self.tidy()
 
-    def put(self, edge: Edge, parts: Sequence[Buffer], size_bytes: int, filled: Piece | None = None) -> Kept:
+    def put(self, edge: Edge, parts: Sequence[Buffer], size_bytes: int, filled: MemoryBlock | None = None) -> Kept:
         """Keep a payload. Raise EdgeFullError beyond the limits, OSError if there is no memory.
 
         With ``filled``, a piece of the first memory, it lies there already; the store has that from then on.
@@ -248,13 +248,15 @@ class Store:
             self._count += 1
             self._bytes += size_bytes
 
-    def _fill(self, parts: Sequence[Buffer], size_bytes: int, generation: bytes, digest: bytes) -> tuple[Memory, Piece]:
+    def _fill(
+        self, parts: Sequence[Buffer], size_bytes: int, generation: bytes, digest: bytes
+    ) -> tuple[BlockPool, MemoryBlock]:
         failure = OSError("no pool")
         # Twice each: what a pool keeps for later payloads may be what this one lacks.
         for pool in [pool for pool in self._pools for _ in range(2)]:
             segment = None
             try:
-                segment = pool.take(size_bytes)
+                segment = pool.take_block(size_bytes)
                 segment.fill(parts, size_bytes, generation, digest)
             except BaseException as error:
                 if segment is not None:

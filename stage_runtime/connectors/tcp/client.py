@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class PayloadAddress:
     """Where a hand-off lies and what opens it."""
 
     host: str
@@ -99,7 +99,7 @@ class Fetches:
 
 
 def fetch(
-    source: Source,
+    source: PayloadAddress,
     fetching: Fetch,
     deadline_s: float,
     *,
@@ -173,7 +173,7 @@ def _connect(where: tuple[str, int], fetching: Fetch, deadline_s: float) -> sock
 
 def _receive(
     connection: socket.socket,
-    source: Source,
+    source: PayloadAddress,
     deadline_s: float,
     *,
     consume: bool,

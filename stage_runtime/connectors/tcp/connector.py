@@ -20,7 +20,7 @@ from stage_runtime.connectors.settings import COMMON, limits_of, number
 from stage_runtime.connectors.store.connector import StoringConnector
 from stage_runtime.connectors.store.memory import Loan, PooledBuffer, ReceivePool
 from stage_runtime.connectors.store.store import Kept, Store
-from stage_runtime.connectors.tcp.client import Fetches, Source, fetch
+from stage_runtime.connectors.tcp.client import Fetches, PayloadAddress, fetch
 from stage_runtime.connectors.tcp.server import PayloadServer, ServerLimits
 
 
@@ -130,7 +130,7 @@ class TcpEnd:
                 self._deadline_s(metadata),
                 consume=bool(metadata.get("consume", True)),
                 tls=None if self._tls is None else self._tls.client,
-                memory=self._memory.take,
+                memory=self._memory.take_buffer,
             )
 
     def _check_tls(self, metadata: dict[str, Any]) -> None:
@@ -164,12 +164,12 @@ class TcpEnd:
         self._memory.close()
 
 
-def source_of(metadata: dict[str, Any]) -> Source | None:
+def source_of(metadata: dict[str, Any]) -> PayloadAddress | None:
     """Where a hand-off lies, as ``offer`` said it; None if the metadata does not say all of it."""
     wanted = {"source_host": str, "source_port": int, "generation": bytes, "token": bytes, "data_size": int}
     if any(not isinstance(metadata.get(name), kind) for name, kind in wanted.items()):
         return None
-    return Source(*(metadata[name] for name in wanted))
+    return PayloadAddress(*(metadata[name] for name in wanted))
 
 
 class TcpConnector(StoringConnector):

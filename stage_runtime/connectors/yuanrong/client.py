@@ -99,7 +99,7 @@ class YuanrongClient:
 
         self._call(go)
 
-    def note(self, name: str, ttl_s: int) -> bool:
+    def put_mark(self, name: str, ttl_s: int) -> bool:
         """Keep a mark of that name; False if it is there already. Of several that try, one succeeds."""
         only_new = self._package.ExistenceOpt.NX
         try:

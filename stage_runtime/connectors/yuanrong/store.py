@@ -62,13 +62,13 @@ def claim_name(payload: str) -> str:
     return f"{payload}-claimed"
 
 
-class YuanrongPiece:
+class YuanrongBlock:
     """One hand-off in the datasystem. What became of it is what its producer last heard."""
 
     path: str | None = None
     name = ""
 
-    def __init__(self, memory: YuanrongMemory) -> None:
+    def __init__(self, memory: YuanrongBlockPool) -> None:
         self._memory = memory
         self.pins = 0
         self.fetched = False
@@ -82,31 +82,31 @@ class YuanrongPiece:
         return payload_name(self.digest, self.generation)
 
     def fill(self, parts: Sequence[Buffer], size_bytes: int, generation: bytes, key_digest: bytes) -> None:
-        """See Piece."""
+        """See MemoryBlock."""
         self.digest, self.generation = key_digest, generation
         self._memory.write(self, parts)
 
     def publish(self, path: str) -> None:
-        """See Piece. Nobody finds it by a path."""
+        """See MemoryBlock. Nobody finds it by a path."""
 
     def hide(self) -> bool:
-        """See Piece. Nobody fetches it from its producer."""
+        """See MemoryBlock. Nobody fetches it from its producer."""
         return False
 
     def note_fetched(self) -> None:
-        """See Piece."""
+        """See MemoryBlock."""
         self.fetched = True
 
     def view(self, size_bytes: int) -> memoryview:
-        """See Piece. Nobody fetches it from its producer."""
+        """See MemoryBlock. Nobody fetches it from its producer."""
         raise TransferError("the hand-off is in the datasystem, not here")
 
     def drop(self) -> None:
-        """See Piece."""
+        """See MemoryBlock."""
         self._memory.give_back(self)
 
 
-class YuanrongMemory:
+class YuanrongBlockPool:
     """The datasystem as a store sees it. What can't be dropped in it goes there at the end of its time to live."""
 
     free_bytes = 0
@@ -115,16 +115,16 @@ class YuanrongMemory:
         self._client = client
         self._ttl_s = whole_seconds(ttl_s)
         self._lock = threading.Lock()
-        self._pieces: dict[str, YuanrongPiece] = {}
+        self._pieces: dict[str, YuanrongBlock] = {}
         #: The generation that was last stored under a key's digest.
         self._meant: dict[bytes, bytes] = {}
         self.made = 0
 
-    def take(self, size_bytes: int) -> YuanrongPiece:
-        """See Memory."""
-        return YuanrongPiece(self)
+    def take_block(self, size_bytes: int) -> YuanrongBlock:
+        """See BlockPool."""
+        return YuanrongBlock(self)
 
-    def write(self, piece: YuanrongPiece, parts: Sequence[Buffer]) -> None:
+    def write(self, piece: YuanrongBlock, parts: Sequence[Buffer]) -> None:
         """Store a hand-off, and that its key means it. Raise TransferError."""
         with self._lock:
             self._pieces[piece.payload] = piece
@@ -134,8 +134,8 @@ class YuanrongMemory:
             self._meant[piece.digest] = piece.generation
 
     def give_back(self, segment: Any) -> None:
-        """See Memory."""
-        piece: YuanrongPiece = segment
+        """See BlockPool."""
+        piece: YuanrongBlock = segment
         names = [piece.payload, fetched_name(piece.payload), claim_name(piece.payload)]
         with self._lock:
             if self._pieces.pop(piece.payload, None) is None:
@@ -167,10 +167,10 @@ class YuanrongMemory:
             piece.fetched = fetched or piece.consumed
 
     def trim(self) -> None:
-        """See Memory."""
+        """See BlockPool."""
 
     def close(self) -> None:
-        """See Memory."""
+        """See BlockPool."""
         self._client.close()
 
 
@@ -180,7 +180,7 @@ class YuanrongStore(Store):
     def __init__(
         self, namespace: str, client: YuanrongClient, limits: Limits, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._memory = YuanrongMemory(client, limits.ttl_s)
+        self._memory = YuanrongBlockPool(client, limits.ttl_s)
         self._ask_at_s = clock() + _ASK_EVERY_S
         super().__init__(namespace, None, limits, in_memory=False, clock=clock, memory=self._memory)
 
@@ -258,7 +258,7 @@ class YuanrongConnector(StoringConnector):
                 return None
             payload = payload_name(digest, generation)
             consume = bool(metadata.get("consume", True))
-            if consume and not self._datasystem.note(claim_name(payload), CLAIM_S):
+            if consume and not self._datasystem.put_mark(claim_name(payload), CLAIM_S):
                 return None
             buffer = self._datasystem.read(payload, self._copy)
         if buffer is None:
@@ -279,7 +279,7 @@ class YuanrongConnector(StoringConnector):
             fetching.check()
 
     def _copy(self, view: memoryview) -> PooledBuffer:
-        buffer = self._memory.take(len(view))
+        buffer = self._memory.take_buffer(len(view))
         np.copyto(buffer, np.frombuffer(view, np.uint8))
         return buffer
 
@@ -288,7 +288,7 @@ class YuanrongConnector(StoringConnector):
             # The claim stays behind: who comes now must not take the hand-off for one that may be had.
             self._datasystem.delete([payload])
         elif watched:
-            self._datasystem.note(fetched_name(payload), whole_seconds(self._limits.ttl_s))
+            self._datasystem.put_mark(fetched_name(payload), whole_seconds(self._limits.ttl_s))
 
     def cancel(self, get_key: str) -> None:
         """See OmniConnectorBase."""

@@ -29,7 +29,7 @@ class Operation(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ThinkerAnswer:
     """What the thinker says, and the digits it hands to the painter ("" when it asks for no picture)."""
 
     text: str
@@ -41,23 +41,23 @@ class Question:
     """A question as a user would type it, with the one right answer."""
 
     text: str
-    answer: Answer
+    answer: ThinkerAnswer
 
 
-REFUSED = Answer(REFUSAL, "")
+REFUSED = ThinkerAnswer(REFUSAL, "")
 
 
-def answer_sum(first: int, operation: Operation, second: int) -> Answer:
+def answer_sum(first: int, operation: Operation, second: int) -> ThinkerAnswer:
     """Return the answer to `first operation second`: a refusal where an operand or the result is not in 0..99."""
     result = first + second if operation is Operation.ADD else first - second
     if not all(0 <= number <= LARGEST for number in (first, second, result)):
         return REFUSED
-    return Answer(f"{first} {operation.value} {second} = {result}", str(result))
+    return ThinkerAnswer(f"{first} {operation.value} {second} = {result}", str(result))
 
 
-def answer_draw(number: int) -> Answer:
+def answer_draw(number: int) -> ThinkerAnswer:
     """Return the answer to "draw this number": a refusal outside 0..99."""
-    return Answer(f"Here is {number}", str(number)) if 0 <= number <= LARGEST else REFUSED
+    return ThinkerAnswer(f"Here is {number}", str(number)) if 0 <= number <= LARGEST else REFUSED
 
 
 def held_out_pairs(operation: Operation) -> frozenset[tuple[int, int]]:

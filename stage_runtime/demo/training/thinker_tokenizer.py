@@ -15,7 +15,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from transformers import PreTrainedTokenizerFast
 
 from stage_runtime.demo.training.junk import refusable
-from stage_runtime.demo.training.questions import Answer, training_question
+from stage_runtime.demo.training.questions import ThinkerAnswer, training_question
 
 VOCAB_SIZE = 640
 CORPUS_SEED = 7
@@ -117,7 +117,7 @@ class AnswerEncoder:
         self._raw = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
         self._raw.normalizer = normalizers.Sequence([])
 
-    def encode(self, answer: Answer) -> list[int]:
+    def encode(self, answer: ThinkerAnswer) -> list[int]:
         """Return the ids of the text, the paint tokens where there are digits, and the end."""
         marks = PAINT + "".join(DIGITS[int(digit)] for digit in answer.digits) if answer.digits else ""
         ids: list[int] = self._raw.encode(answer.text + marks + END).ids

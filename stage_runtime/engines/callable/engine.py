@@ -1,9 +1,9 @@
-"""Any callable or torch module as a stage: what it takes is a struct, what it returns is shown or handed over.
+"""``engine: torch``: any callable or torch module as a stage.
 
-Plain functions run one at a time, generators take turns piece by piece, a batching callable gets all that is there.
-What user code raises fails its own request. Which code is called stands in the operator's deploy document alone.
-
-What a callable returns or yields, as output of its stage: by its type and by what the stage shows.
+A plain function runs for one request at a time, generators take turns value by value, a batching callable gets all
+running requests at once. What is returned or yielded becomes output or hand-off by its type and by the stage's
+``final_output``. An exception of user code fails its own request. Which code is called is set in the operator's deploy
+document only.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from omni_discovery.errors import InvalidRequestError
 from omni_discovery.wire import FailureKind
 from stage_runtime.engines.base import EngineOutput, Report, StageRequest, checked_args
 from stage_runtime.engines.callable.target import Target, TorchArgs, check_target, find_target, load_target, source_hash
-from stage_runtime.engines.files import npy_of, wav_of
-from stage_runtime.replica.identity import code
+from stage_runtime.engines.files import code_version, npy_of, wav_of
 
 logger = logging.getLogger(__name__)
 
 _PNG: Final = b"\x89PNG\r\n\x1a\n"
 
 
-class Speaker:
-    """Reads what comes out of one stage. ``shows`` is its final_output: text, image, audio, embedding or none."""
+class ValueReader:
+    """Turns values of user code into outputs. ``shows`` is the stage's final_output, e.g. ``text`` or ``none``."""
 
     def __init__(self, shows: str, sample_rate_hz: int) -> None:
         self._shows = shows
         self._sample_rate_hz = sample_rate_hz
 
     def read(self, key: str, value: Any) -> Iterator[EngineOutput | Mapping[str, Any]]:
-        """One value as outputs, and as mappings for the next stages. Raise TypeError or ValueError for what is neither.
+        """One value as outputs for the client, and as mappings for the next stages.
 
-        A tuple is all of its parts, None is nothing.
+        A tuple stands for all of its parts, None for nothing. Raise TypeError for a value of a type that this stage
+        does not show, ValueError for an array of the wrong shape.
         """
         if value is None:
             return
@@ -116,26 +116,26 @@ class _Task:
 
     request: StageRequest
     #: The callable's argument.
-    given: Any
+    argument: Any
     #: What a generator function returned.
     pieces: Iterator[Any] | None = None
     #: What is to be handed over at the end.
     handed: list[_Handed] = field(default_factory=list)
     is_paused: bool = False
-    #: A batch that it was in has failed: it is tried by itself.
+    #: A batch with this request has failed: it is called alone.
     is_alone: bool = False
 
 
 class TorchEngine:
-    """See docs/engines.md."""
+    """``engine: torch``, see docs/engines.md. The constructor raises ConfigError for wrong ``engine_args``."""
 
     def __init__(self, stage: StageConfig) -> None:
         self._stage = stage
         self._args = checked_args(stage, TorchArgs)
         check_target(stage, self._args)
-        self._speaker = Speaker(stage.final_output, self._args.sample_rate_hz)
+        self._value_reader = ValueReader(stage.final_output, self._args.sample_rate_hz)
         self._target: Target | None = None
-        #: By request key: at most ``capacity`` under way, in the order of their turns; the others wait.
+        #: By request key: at most ``capacity`` running, in the order of their turns; the others wait.
         self._running: dict[str, _Task] = {}
         self._waiting: dict[str, _Task] = {}
         self._said: list[EngineOutput] = []
@@ -153,7 +153,7 @@ class TorchEngine:
 
     @property
     def not_resumable(self) -> None:
-        """See Engine. Nobody knows what user code would say behind what was shown."""
+        """See Engine. How user code would continue an answer is not known."""
         return None
 
     @property
@@ -163,11 +163,11 @@ class TorchEngine:
 
     @property
     def model_details(self) -> Mapping[str, str]:
-        """See DescribedEngine. The code is the target's file, too; what that imports is not looked at."""
-        return {"code": f"{self._args.target}+{source_hash(self._args)}; {code()}"}
+        """See DescribedEngine. ``code`` covers the target's own file, not the modules that it imports."""
+        return {"code": f"{self._args.target}+{source_hash(self._args)}; {code_version()}"}
 
     def check(self) -> None:
-        """See CheckedEngine. User code is imported, and not called."""
+        """See CheckedEngine. User code is imported, not called."""
         find_target(self._stage, self._args)
 
     def load(self, report: Report) -> None:
@@ -182,7 +182,7 @@ class TorchEngine:
         self._waiting[request.key] = _Task(request, self._loaded.takes.read(request))
 
     def update(self, request: StageRequest) -> None:
-        """See SegmentEngine. Each segment is worked on by itself."""
+        """See SegmentEngine. Each segment is a call of its own."""
         self.add(request)
 
     def pause(self, key: str, paused: bool) -> None:
@@ -227,18 +227,18 @@ class TorchEngine:
         return self._target
 
     def _ready(self) -> list[_Task]:
-        """Those under way that have something to do; who waits comes under way as there is room."""
+        """The running requests that are not paused; waiting ones start running first, as there is room."""
         for key in list(islice(self._waiting, max(0, self._args.capacity - len(self._running)))):
             self._running[key] = self._waiting.pop(key)
         return [task for task in self._running.values() if not task.is_paused]
 
     def _take_turn(self, task: _Task) -> list[EngineOutput]:
         key = task.request.key
-        # To the end of the turns.
+        # To the end of the line.
         self._running[key] = self._running.pop(key)
         try:
             if task.pieces is None:
-                made = self._loaded.call(task.given)
+                made = self._loaded.call(task.argument)
                 if not isinstance(made, Iterator):
                     return self._end(task, made)
                 task.pieces = made
@@ -246,14 +246,14 @@ class TorchEngine:
                 piece = next(task.pieces)
             except StopIteration as end:
                 return self._end(task, end.value)
-            return self._say(task, piece)
+            return self._outputs_of(task, piece)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - user code may raise anything, at its request's cost
             return self._fail(task, error)
 
     def _call_batch(self, ready: list[_Task]) -> list[EngineOutput]:
         tasks = [task for task in ready if task.is_alone][:1] or ready
         try:
-            made = self._loaded.call([task.given for task in tasks])
+            made = self._loaded.call([task.argument for task in tasks])
             if made is None or isinstance(made, str | bytes | Mapping):
                 raise TypeError(f"a {type(made).__name__} came back, not a list of results")
             results = list(made)
@@ -270,7 +270,7 @@ class TorchEngine:
         return [output for task, result in zip(tasks, results, strict=True) for output in self._end_alone(task, result)]
 
     def _end_alone(self, task: _Task, result: Any) -> list[EngineOutput]:
-        """The result of one of a batch; an exception among the results is that one's."""
+        """End one request of a batch. An exception in place of its result fails it alone."""
         try:
             if isinstance(result, Exception):
                 raise result
@@ -278,10 +278,10 @@ class TorchEngine:
         except Exception as error:  # noqa: BLE001 - as above
             return self._fail(task, error)
 
-    def _say(self, task: _Task, value: Any) -> list[EngineOutput]:
-        """One piece of a generator."""
+    def _outputs_of(self, task: _Task, value: Any) -> list[EngineOutput]:
+        """The outputs of one value. A mapping goes to the next stages now; to those that take no pieces, at the end."""
         request, outputs = task.request, []
-        for made in self._speaker.read(request.key, value):
+        for made in self._value_reader.read(request.key, value):
             if isinstance(made, EngineOutput):
                 outputs.append(made)
                 continue
@@ -292,12 +292,12 @@ class TorchEngine:
         return outputs
 
     def _end(self, task: _Task, value: Any) -> list[EngineOutput]:
-        """The last value; all that was not handed over in pieces goes now."""
+        """End a request with its last value; everything not handed over in pieces is handed over now."""
         request = task.request
         if task.pieces is not None:
-            outputs = self._say(task, value)
+            outputs = self._outputs_of(task, value)
         else:
-            made = list(self._speaker.read(request.key, value))
+            made = list(self._value_reader.read(request.key, value))
             outputs = [each for each in made if isinstance(each, EngineOutput)]
             task.handed += [each for each in made if not isinstance(each, EngineOutput)]
         handoff: _Handed | None = None
@@ -308,7 +308,7 @@ class TorchEngine:
         return [*outputs, replace(last, finish_reason="stop", handoff=handoff)]
 
     def _fail(self, task: _Task, error: BaseException) -> list[EngineOutput]:
-        """User code has failed. Raise, which ends the engine, only if the device is lost."""
+        """Fail the request whose user code raised. Raise, which ends the engine, only if the device is lost."""
         key = task.request.key
         self._running.pop(key, None)
         if isinstance(error, InvalidRequestError):
@@ -320,7 +320,7 @@ class TorchEngine:
 
 
 def _close(task: _Task) -> None:
-    """End a generator. What its ``finally`` raises is only logged: nobody waits for it any more."""
+    """Close a generator. What its ``finally`` raises is only logged, as its request has ended."""
     close = getattr(task.pieces, "close", None)
     if close is not None:
         try:

@@ -52,12 +52,12 @@ class BatchQueue(Generic[_Item]):
         self._waiting = [each for each in self._waiting if each.key != key]
         return len(self._waiting) < before
 
-    def again(self, failed: list[Waiting[_Item]]) -> None:
+    def requeue_alone(self, failed: list[Waiting[_Item]]) -> None:
         """Put the requests of a batch that failed back to their places, each to be drawn alone."""
         for each in failed:
             insort(self._waiting, replace(each, is_alone=True))
 
-    def take(self, capacity: int) -> list[Waiting[_Item]]:
+    def pop_batch(self, capacity: int) -> list[Waiting[_Item]]:
         """Take out the next batch: whoever is first, and the next ones that are alike; empty if nobody waits."""
         if not self._waiting:
             return []

@@ -19,7 +19,15 @@ from omni_discovery.errors import ConfigError, InvalidRequestError
 from stage_runtime.engines.base import EngineOutput, Report, StageRequest, check_model_folder, checked_args
 from stage_runtime.engines.diffusers.batches import BatchQueue, Waiting
 from stage_runtime.engines.diffusers.request import Embeds, Picture, Traits, read_picture
-from stage_runtime.engines.diffusers.thread import Batch, Drawn, Event, Failed, PipelineThread, Stepped, Stopped
+from stage_runtime.engines.diffusers.thread import (
+    Batch,
+    BatchDrawn,
+    BatchFailed,
+    BatchStepped,
+    BatchStopped,
+    Event,
+    PipelineThread,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -97,10 +105,17 @@ class DiffusersEngine:
         report("importing diffusers", 0.1)
         import torch
 
-        from stage_runtime.engines.diffusers.pipeline import Pipeline, Source, fetch, load, revision_of, traits_of
+        from stage_runtime.engines.diffusers.pipeline import (
+            Pipeline,
+            PipelineSource,
+            fetch,
+            load,
+            revision_of,
+            traits_of,
+        )
 
         device = self._args.device or ("cuda" if torch.cuda.is_available() else "cpu")
-        source = Source(
+        source = PipelineSource(
             where=self._where,
             model=self._stage.model,
             revision=self._args.revision,
@@ -155,7 +170,7 @@ class DiffusersEngine:
         thread = self._begin()
         for event in thread.events(0.0 if outputs or self._batch is None else _LISTEN_S):
             self._moved_at_s = time.monotonic()
-            outputs += self._hear(event)
+            outputs += self._outputs_of(event)
         self._begin()
         return outputs
 
@@ -173,40 +188,40 @@ class DiffusersEngine:
         if self._thread is None:
             raise RuntimeError("the engine is not loaded")
         if self._batch is None and len(self._queue):
-            members = self._queue.take(self._args.capacity)
+            members = self._queue.pop_batch(self._args.capacity)
             self._members = [*members]
             self._batch, self._moved_at_s = Batch([member.item for member in members]), time.monotonic()
             self._thread.start(self._batch)
         return self._thread
 
-    def _hear(self, event: Event) -> list[EngineOutput]:
+    def _outputs_of(self, event: Event) -> list[EngineOutput]:
         """What an event is for those who still want their pictures. Raise RuntimeError if the device is lost."""
-        if isinstance(event, Stepped):
+        if isinstance(event, BatchStepped):
             usage = {"steps": event.steps}
             return [EngineOutput(member.key, usage=usage) for member in self._members if member is not None]
         members, self._members, self._batch = self._members, [], None
         wanted = [member for member in members if member is not None]
         match event:
-            case Drawn(pngs, steps):
+            case BatchDrawn(pngs, steps):
                 return [
                     EngineOutput(member.key, image_png=png, finish_reason="stop", usage={"steps": steps})
                     for member, png in zip(members, pngs, strict=True)
                     if member is not None
                 ]
-            case Stopped():
+            case BatchStopped():
                 return []
-            case Failed(is_lost=True):
+            case BatchFailed(is_lost=True):
                 raise RuntimeError(f"{event.reason}; the device does not work any more")
-            case Failed() if len(members) > 1:
+            case BatchFailed() if len(members) > 1:
                 # One of them, or their number, was too much. Those who left may have been it.
                 logger.warning("diffusers.batch_failed pictures=%d reason=%s", len(members), event.reason)
-                self._queue.again(wanted)
+                self._queue.requeue_alone(wanted)
                 return []
-            case Failed():
+            case BatchFailed():
                 return [EngineOutput(member.key, error=(event.kind, _reason(event, member))) for member in wanted]
 
 
-def _reason(event: Failed, member: Waiting[Picture]) -> str:
+def _reason(event: BatchFailed, member: Waiting[Picture]) -> str:
     prompt = member.item.prompt
     shape = f", drawing embeddings of shape {tuple(prompt.rows.shape)}" if isinstance(prompt, Embeds) else ""
     return event.reason + shape

@@ -29,7 +29,7 @@ _OWN: Final = frozenset(
 )
 
 
-class Source(msgspec.Struct, frozen=True, kw_only=True):
+class PipelineSource(msgspec.Struct, frozen=True, kw_only=True):
     """Where a pipeline comes from and what of it is used. ``where`` begins what is said of it."""
 
     where: str
@@ -41,7 +41,7 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str = "float32"
 
 
-def fetch(source: Source) -> Path:
+def fetch(source: PipelineSource) -> Path:
     """The pipeline's folder, got from the model hub where it is not on this machine. Raise ConfigError."""
     folder = Path(source.model).expanduser()
     if folder.is_dir():
@@ -57,7 +57,7 @@ def fetch(source: Source) -> Path:
     return Path(found)
 
 
-def check_index(folder: Path, source: Source) -> list[str]:
+def check_index(folder: Path, source: PipelineSource) -> list[str]:
     """Read what a pipeline is made of; return the components to do without. Raise ConfigError for code of its own."""
     where = f"{source.where}: {folder / INDEX}"
     try:
@@ -85,7 +85,7 @@ def revision_of(folder: Path) -> str:
     return folder.name if folder.parent.name == "snapshots" else ""
 
 
-def load(folder: Path, source: Source) -> Any:
+def load(folder: Path, source: PipelineSource) -> Any:
     """The pipeline, on its device. Raise ConfigError where the operator must act."""
     from diffusers import DiffusionPipeline
     from diffusers.utils import logging as said
@@ -113,7 +113,7 @@ def load(folder: Path, source: Source) -> Any:
     return pipe.to(source.device)
 
 
-def traits_of(pipe: Any, source: Source, call_args: Mapping[str, Any], max_side_px: int) -> Traits:
+def traits_of(pipe: Any, source: PipelineSource, call_args: Mapping[str, Any], max_side_px: int) -> Traits:
     """What the pipeline takes. Raise ConfigError for one that no stage can serve, and arguments that it has not."""
     name = type(pipe).__name__
     parameters = inspect.signature(pipe.__call__).parameters
@@ -144,7 +144,7 @@ def traits_of(pipe: Any, source: Source, call_args: Mapping[str, Any], max_side_
 class Pipeline:
     """A loaded pipeline; used by one thread."""
 
-    def __init__(self, pipe: Any, traits: Traits, source: Source, call_args: Mapping[str, Any]) -> None:
+    def __init__(self, pipe: Any, traits: Traits, source: PipelineSource, call_args: Mapping[str, Any]) -> None:
         self._pipe = pipe
         self._traits = traits
         self._device = torch.device(source.device)
@@ -154,7 +154,7 @@ class Pipeline:
     def draw(self, pictures: Sequence[Picture], heard: Callable[[int], None]) -> list[bytes]:
         """Draw pictures that are alike, calling ``heard`` after each step; whatever that raises ends it."""
         call = {**self._call_args, **self._arguments(pictures), **pictures[0].params}
-        # Drawn on the CPU whatever the model runs on: a seed means the same noise everywhere.
+        # BatchDrawn on the CPU whatever the model runs on: a seed means the same noise everywhere.
         generators = [torch.Generator("cpu").manual_seed(picture.seed) for picture in pictures]
         with self._hearing(heard) as more:
             images = self._pipe(**call, **more, generator=generators, output_type="pil").images

@@ -30,14 +30,14 @@ class Batch(Generic[_Item]):
 
 
 @dataclass(frozen=True, slots=True)
-class Stepped:
+class BatchStepped:
     """So many steps are done."""
 
     steps: int
 
 
 @dataclass(frozen=True, slots=True)
-class Drawn:
+class BatchDrawn:
     """The batch is done, in so many steps: a PNG each."""
 
     pngs: Sequence[bytes]
@@ -45,12 +45,12 @@ class Drawn:
 
 
 @dataclass(frozen=True, slots=True)
-class Stopped:
+class BatchStopped:
     """Nobody wanted it any more."""
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class BatchFailed:
     """The pipeline raised. ``is_lost``: and the device with it, so that nothing can be drawn here any more."""
 
     kind: FailureKind
@@ -58,7 +58,7 @@ class Failed:
     is_lost: bool = False
 
 
-Event = Stepped | Drawn | Stopped | Failed
+Event = BatchStepped | BatchDrawn | BatchStopped | BatchFailed
 
 
 class UnwantedError(Exception):
@@ -78,7 +78,7 @@ class PipelineThread(Generic[_Item]):
         self._draw = draw
         self._is_lost = is_lost
         self._batches: SimpleQueue[Batch[_Item] | None] = SimpleQueue()
-        #: What becomes of the batch under way; the last is no Stepped. Read by the thread that made this.
+        #: What becomes of the batch under way; the last is no BatchStepped. Read by the thread that made this.
         self._events: SimpleQueue[Event] = SimpleQueue()
         # Not waited for at the end of the process: a device that hangs must not keep it.
         self._thread = threading.Thread(target=self._run, name="diffusers", daemon=True)
@@ -113,14 +113,16 @@ class PipelineThread(Generic[_Item]):
         def heard(steps: int) -> None:
             nonlocal steps_done
             steps_done = steps
-            self._events.put(Stepped(steps))
+            self._events.put(BatchStepped(steps))
             if batch.is_unwanted.is_set():
                 raise UnwantedError
 
         try:
-            return Stopped() if batch.is_unwanted.is_set() else Drawn(self._draw(batch.items, heard), steps_done)
+            return (
+                BatchStopped() if batch.is_unwanted.is_set() else BatchDrawn(self._draw(batch.items, heard), steps_done)
+            )
         except UnwantedError:
-            return Stopped()
+            return BatchStopped()
         except Exception as error:  # noqa: BLE001 - whatever a pipeline raises is its batch's end, not the thread's
             reason = f"{type(error).__name__}: {' '.join(str(error).split()):.300}"
             # What a pipeline refuses before its first step is what it was given.
@@ -128,5 +130,5 @@ class PipelineThread(Generic[_Item]):
         # Looked at when the error is gone: its frames hold the batch's tensors.
         is_lost = self._is_lost()
         if is_refusal:
-            return Failed(FailureKind.INVALID, f"the pipeline refuses this: {reason}", is_lost)
-        return Failed(FailureKind.ENGINE, f"the pipeline raised {reason}", is_lost)
+            return BatchFailed(FailureKind.INVALID, f"the pipeline refuses this: {reason}", is_lost)
+        return BatchFailed(FailureKind.ENGINE, f"the pipeline raised {reason}", is_lost)

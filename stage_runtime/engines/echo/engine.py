@@ -1,9 +1,7 @@
-"""The echo engine: says back what it was told, one word a step. For tests and benchmarks; needs no model.
+"""The echo engine: puts out its prompt again, one word a step. For tests and benchmarks; needs no model.
 
-As a later stage it says, or draws, what the stage before handed over. The words of ``engine_args`` that make it fail
-are there so that every kind of failure can be tried without a GPU.
-
-The control methods of the echo engine: what they would change is only remembered.
+As a later stage it puts out, or draws, the text of the hand-off. The words of ``engine_args`` that make it fail are
+there so that every kind of failure can be tried without a GPU. Its control methods only remember what they were asked.
 """
 
 from __future__ import annotations
@@ -23,8 +21,7 @@ from omni_discovery.deploy.document import StageConfig
 from omni_discovery.errors import InvalidRequestError
 from omni_discovery.wire import FailureKind
 from stage_runtime.config import NotResumableError
-from stage_runtime.engine_loop.control import allowed_rpc
-from stage_runtime.engines.base import EngineOutput, Report, StageRequest, checked_args
+from stage_runtime.engines.base import EngineOutput, Report, StageRequest, allowed_rpc, checked_args
 from stage_runtime.engines.echo.speech import (
     NOT_RESUMABLE,
     Speech,
@@ -37,7 +34,7 @@ from stage_runtime.engines.echo.speech import (
 
 
 class EchoControls:
-    """``delay_s`` is what each call takes, ``allow_rpc`` those of ``pid``, ``say`` and ``fail`` that may be called."""
+    """Control methods without effect. Each call takes ``delay_s``; ``allow_rpc`` are names out of pid, say and fail."""
 
     def __init__(self, allow_rpc: Sequence[str] = (), delay_s: float = 0.0) -> None:
         self._delay_s = delay_s
@@ -106,31 +103,31 @@ class EchoArgs(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
     capacity: Annotated[int, Meta(ge=1)] = 8
     modality: Literal["text", "image"] = "text"
-    #: Between two words.
+    #: Seconds between two words.
     delay_s: Annotated[float, Meta(ge=0)] = 0.0
-    #: What loading pretends to take.
+    #: How long loading pretends to take.
     load_s: Annotated[float, Meta(ge=0)] = 0.0
-    #: Zeros that go with the hand-off, to try large ones.
+    #: Zero bytes that are added to each hand-off, to try large ones.
     payload_bytes: Annotated[int, Meta(ge=0)] = 0
-    #: A request that holds this text fails; crashes the engine; makes it stand still for ever.
+    #: A request with this text in it fails; crashes the engine; makes it hang for ever.
     fail_on: str = ""
     crash_on: str = ""
     hang_on: str = ""
     #: With this set, only answers that hold it are handed over.
     handoff_on: str = ""
-    #: What a control call takes, and which custom ones are allowed.
+    #: How long a control call takes, and which methods ``collective_rpc`` may call.
     control_delay_s: Annotated[float, Meta(ge=0)] = 0.0
     allow_rpc: tuple[str, ...] = ()
 
 
 class EchoEngine:
-    """Deterministic: the same request gets the same words, token ids and picture everywhere."""
+    """Deterministic: the same request gets the same words, token ids and picture in every process."""
 
     def __init__(self, stage: StageConfig) -> None:
         self._args = checked_args(stage, EchoArgs)
-        #: By request key, oldest first; the first ``capacity`` that are not paused speak, the others wait.
+        #: By request key, oldest first; the first ``capacity`` that are not paused run, the others wait.
         self._speeches: dict[str, Speech] = {}
-        self._said: list[EngineOutput] = []
+        self._due: list[EngineOutput] = []
         self._controls = EchoControls(self._args.allow_rpc, self._args.control_delay_s)
 
     @property
@@ -150,7 +147,7 @@ class EchoEngine:
 
     @property
     def takes_companions(self) -> bool:
-        """See Engine. It says theirs after its own."""
+        """See Engine. The texts of the companions come after the request's own."""
         return True
 
     @property
@@ -174,46 +171,46 @@ class EchoEngine:
         if request.resume is not None and self._args.modality == "image":
             raise NotResumableError(f"a picture: {NOT_RESUMABLE['a picture']}")
         speech = Speech(request, max_tokens, time.monotonic() + self._args.delay_s, owed=set(request.stream_from))
-        speech.hear(text)
+        speech.add_text(text)
         self._speeches[request.key] = speech
 
     def feed(self, key: str, from_stage: int, piece: Mapping[str, Any] | None, is_last: bool) -> None:
         """See PieceEngine."""
         speech = self._speeches.get(key)
         if speech is not None and piece is not None:
-            speech.hear(text_handed(piece))
+            speech.add_text(text_handed(piece))
         elif speech is not None and is_last:
-            speech.heard_all(from_stage)
+            speech.stage_ended(from_stage)
 
     def wants(self, key: str, from_stage: int) -> bool:
-        """See PieceEngine. A picture is drawn when all is heard."""
+        """See PieceEngine. A picture is drawn when all pieces are there, so it takes them at once."""
         del from_stage
         speech = self._speeches.get(key)
         return speech is None or self._args.modality == "image" or speech.wants_more
 
     def pause(self, key: str, paused: bool) -> bool:
-        """See PieceEngine. Others may have its turn."""
+        """See PieceEngine. A paused request leaves its place to others."""
         if key in self._speeches:
             self._speeches[key].is_paused = paused
         return True
 
     def update(self, request: StageRequest) -> None:
-        """See SegmentEngine. Each segment is said by itself."""
+        """See SegmentEngine. Each segment is echoed by itself."""
         self.add(request)
 
     def abort(self, key: str) -> None:
         """See Engine."""
         speech = self._speeches.pop(key, None)
         if speech is not None:
-            self._said.append(EngineOutput(key, finish_reason="abort", usage=_usage(speech)))
+            self._due.append(EngineOutput(key, finish_reason="abort", usage=_usage(speech)))
 
     def has_unfinished(self) -> bool:
         """See Engine."""
-        return bool(self._said) or any(self._speaking())
+        return bool(self._due) or any(self._speaking())
 
     def step(self) -> list[EngineOutput]:
         """See Engine."""
-        outputs, self._said = self._said, []
+        outputs, self._due = self._due, []
         now_s = time.monotonic()
         speaking = list(self._speaking())
         for speech in speaking:
@@ -229,7 +226,7 @@ class EchoEngine:
         self._speeches.clear()
 
     def _speaking(self) -> Iterator[Speech]:
-        """Those who have their turn and something to say."""
+        """The running requests that have a word to put out, or an end."""
         waits_for_all = self._args.modality == "image"
         awake = (speech for speech in self._speeches.values() if not speech.is_paused)
         for speech in islice(awake, self._args.capacity):
@@ -289,7 +286,7 @@ class EchoEngine:
 
 
 def draw_png(text: str, size_px: int = 16) -> bytes:
-    """A small grey picture that depends on the text alone."""
+    """A grey PNG of ``size_px`` by ``size_px`` pixels that depends on the text alone."""
     seed = zlib.crc32(text.encode("utf-8"))
     rows = b"".join(b"\0" + bytes((seed >> (x * y % 24)) & 0xFF for x in range(size_px)) for y in range(size_px))
     header = struct.pack(">IIBBBBB", size_px, size_px, 8, 0, 0, 0, 0)

@@ -1,4 +1,4 @@
-"""One answer of the echo engine: what it has heard, what it has said of that, and what it has handed on."""
+"""One answer of the echo engine: the text that has come, the words that were put out, the part that was handed over."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from stage_runtime.engines.base import StageRequest
 
 _WORD = re.compile(r"\s*\S+\s*$|\s*\S+\s")
 
-#: How many words it holds of what a stage before says, before it wants no more.
+#: How many words an answer may have ready before it wants no more pieces.
 _AHEAD: Final = 2
 
 #: See Engine.not_resumable.
@@ -30,27 +30,28 @@ NOT_RESUMABLE: Final[Mapping[str, str]] = {
 
 @dataclass(slots=True)
 class Speech:
-    """Grows while stages before it speak; a word is said once it was heard to its end."""
+    """Grows while pieces of earlier stages come in; a word is put out once its end has come."""
 
     request: StageRequest
     max_tokens: int | None
     next_at_s: float
-    #: All that was heard, and of how many words it is, however many are to be said.
+    #: All text that has come, and its number of words, whatever ``max_tokens`` is.
     text: str = ""
     word_count: int = 0
-    #: Still to be said.
+    #: Words that are still to be put out.
     words: deque[str] = field(default_factory=deque)
+    #: Token ids of the words that were put out.
     said: list[int] = field(default_factory=list)
-    #: Which stages have not told all yet.
+    #: Stages that have pieces left to send.
     owed: set[int] = field(default_factory=set)
     #: The next stages or the client are behind.
     is_paused: bool = False
-    #: How much of the text was handed on.
+    #: How many characters of the text were handed over.
     handed: int = 0
     _shown: str = ""
 
-    def hear(self, text: str) -> None:
-        """More to say. Raise NotResumableError if it does not begin with what was shown elsewhere."""
+    def add_text(self, text: str) -> None:
+        """Append text. Raise NotResumableError if the answer does not begin with what another replica has shown."""
         words = _WORD.findall(text)
         self.text += text
         self.word_count += len(words)
@@ -58,14 +59,14 @@ class Speech:
         self.words += words if self.max_tokens is None else words[: max(0, self.max_tokens - planned)]
         self._skip_shown()
 
-    def heard_all(self, from_stage: int) -> None:
-        """That stage says no more. Raise NotResumableError if less came than was shown elsewhere."""
+    def stage_ended(self, from_stage: int) -> None:
+        """A stage has sent its last piece. Raise NotResumableError if less came than another replica has shown."""
         self.owed.discard(from_stage)
         self._skip_shown()
 
     @property
     def wants_more(self) -> bool:
-        """Whether it will soon have nothing to say."""
+        """Whether it has few words left to put out."""
         return len(self.words) < _AHEAD
 
     @property
@@ -74,7 +75,7 @@ class Speech:
         return not self.owed or (self.max_tokens is not None and len(self.said) + len(self.words) >= self.max_tokens)
 
     def next_piece(self, word: str, *, is_last: bool) -> str:
-        """What goes to the next stages with this word: all that they do not have yet, up to its end."""
+        """The text that goes to the next stages with this word: all that they do not have yet, up to its end."""
         start = self.handed
         behind = sum(map(len, self.words))
         self.handed = len(self.text) if is_last else max(start + len(word), len(self.text) - behind)
@@ -96,12 +97,12 @@ class Speech:
 
 
 def token_id(word: str) -> int:
-    """A stable number for a word."""
+    """The token id of a word, below 50000; the same in every process."""
     return zlib.crc32(word.encode("utf-8")) % 50_000
 
 
 def handoff_of(text: str, filler_bytes: int) -> dict[str, Any]:
-    """What the next stage gets of a text."""
+    """The hand-off of a text: ``token_ids``, int64 of shape [bytes], its UTF-8 bytes; ``filler``, zero bytes."""
     encoded = np.frombuffer(text.encode("utf-8"), dtype=np.uint8).astype(np.int64)
     return {"token_ids": encoded, "filler": np.zeros(filler_bytes, dtype=np.uint8)}
 
@@ -115,7 +116,7 @@ def text_handed(payload: Mapping[str, Any]) -> str:
 
 
 def text_of(request: StageRequest) -> str:
-    """What a request has it say from the beginning. Raise InvalidRequestError if that is nothing."""
+    """The text that a request begins with; empty if its pieces are yet to come. Raise InvalidRequestError."""
     payload = request.payload
     if payload is not None:
         return text_handed(payload)
@@ -134,7 +135,7 @@ def text_of(request: StageRequest) -> str:
 
 
 def companions_of(request: StageRequest) -> str:
-    """What it says for the request's companions."""
+    """The texts of the request's companions, each behind its role."""
     if not request.companions:
         return ""
     heard = {role: handed for role, by_stage in request.companions.items() for handed in by_stage.values()}
@@ -148,7 +149,7 @@ def _content_of(content: Any) -> Any:
 
 
 def _said_of(part: Mapping[str, Any]) -> str:
-    """A text, or one word that tells a picture from every other."""
+    """The text of a part of a message; of a picture, one word with its size and checksum."""
     if part.get("type") != "image_url":
         return str(part.get("text", ""))
     mime, file = read_picture(part.get("image_url"))

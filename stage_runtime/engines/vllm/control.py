@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from omni_discovery.errors import InvalidRequestError
 from stage_runtime.config import ControlRefusedError
-from stage_runtime.engine_loop.control import allowed_rpc
+from stage_runtime.engines.base import allowed_rpc
 
 __all__ = ["Adapters", "vllm_controls"]
 

@@ -7,7 +7,7 @@ and GPU builds; ``engine_args`` go to vLLM as they are, but for ``handoff``, ``p
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from msgspec.structs import replace
@@ -16,73 +16,48 @@ from omni_discovery.deploy.document import StageConfig
 from omni_discovery.errors import ConfigError, InvalidRequestError
 from omni_discovery.wire import FailureKind
 from stage_runtime.config import NotResumableError
-from stage_runtime.engine_loop.running import kind_of
 from stage_runtime.engines.base import EngineOutput, Report, StageRequest, checked_args
+from stage_runtime.engines.errors import failure_kind
 from stage_runtime.engines.sampling import token_sampling
 from stage_runtime.engines.vllm import prompt_logprobs, resume
-from stage_runtime.engines.vllm.control import Adapters, vllm_controls
+from stage_runtime.engines.vllm.base import LlmStage, failed_output
 from stage_runtime.engines.vllm.handoff import Answer, HandoffArgs, Handoffs, HiddenStates
 from stage_runtime.engines.vllm.interrupt import can_pause, rest_of, take_over
-from stage_runtime.engines.vllm.load import (
-    Model,
-    check_model,
-    describe_model,
-    details_of,
-    id_of_token,
-    load_llm,
-    rendezvous_removed,
-    take_allow_rpc,
-    usual_capacity,
-)
-from stage_runtime.engines.vllm.output import said
+from stage_runtime.engines.vllm.load import id_of_token
+from stage_runtime.engines.vllm.output import new_output
 from stage_runtime.engines.vllm.params import sampling_params
 from stage_runtime.engines.vllm.prefill_decode import PrefillDecode
 from stage_runtime.engines.vllm.prompt import Prompt, checked_prompt, read_request, salt_of
-from stage_runtime.engines.vllm.read_ahead import Growing, Reader
+from stage_runtime.engines.vllm.read_ahead import PartialPrompt, ReadAhead
 from stage_runtime.engines.vllm.resume import NOT_RESUMABLE
-from stage_runtime.engines.vllm.runs import Runs
 
 logger = logging.getLogger(__name__)
 
 
-class VllmEngine:
+class VllmEngine(LlmStage):
     """A stage that makes tokens. Hands over ``token_ids``, all ids of the answer, special ones included, and ``text``.
 
     Takes the client's prompt or what the stages before handed over, see ``vllm_inputs``.
     """
 
     def __init__(self, stage: StageConfig) -> None:
-        self._stage = stage
-        self._args = dict(stage.engine_args)
-        self._handoff = checked_args(stage, HandoffArgs, self._args.pop("handoff", {}), "engine_args.handoff")
-        self._allow_rpc = take_allow_rpc(stage, self._args)
-        self._pd = PrefillDecode(stage, self._args)
+        arguments = dict(stage.engine_args)
+        self._handoff = checked_args(stage, HandoffArgs, arguments.pop("handoff", {}), "engine_args.handoff")
+        self._pd = PrefillDecode(stage, arguments)
         self._where = f"stage {stage.stage_id}: engine_args.handoff"
         if self._handoff.hidden_states and self._pd.role is not None:
             raise ConfigError(f"{self._where}.hidden_states: a stage that is split into prefill and decode has not all")
-        check_model(stage)
-        self._capacity = usual_capacity(self._args)
-        self._llm: Any = None
-        # The next five are there once the engine has loaded.
-        self._model: Model
-        self._runs: Runs
-        self._reader: Reader
-        self._adapters: Adapters
+        super().__init__(stage, arguments)
+        # The next two are there once the engine has loaded.
+        self._read_ahead: ReadAhead
         self._handoffs: Handoffs
         self._hidden: HiddenStates | None = None
         #: What is in the engine, paused or not, by request key.
         self._answers: dict[str, Answer] = {}
         #: What waits for the rest of its prompt.
-        self._growing: dict[str, Growing] = {}
+        self._partial: dict[str, PartialPrompt] = {}
         #: What was asked and answered so far of requests that come in segments, by key.
-        self._talks: dict[str, list[int]] = {}
-        #: Ends that vLLM has no part in.
-        self._said: list[EngineOutput] = []
-
-    @property
-    def capacity(self) -> int:
-        """See Engine."""
-        return self._capacity
+        self._earlier: dict[str, list[int]] = {}
 
     @property
     def modality(self) -> str:
@@ -94,34 +69,20 @@ class VllmEngine:
         """See Engine. What one replica shows and another continues is what one alone would have said."""
         return NOT_RESUMABLE
 
-    @property
-    def controls(self) -> Mapping[str, Callable[..., Any]]:
-        """See ControlEngine."""
-        return {} if self._llm is None else vllm_controls(self._llm, self._allow_rpc, self._adapters)
-
     def load(self, report: Report) -> None:
         """See Engine."""
-        report("importing vllm", 0.05)
-        import vllm  # noqa: F401
-
-        report("loading the model", 0.4)
-        self._llm = load_llm(self._stage, {**self._args, **self._pd.engine_args()})
-        self._capacity = int(self._llm.vllm_config.scheduler_config.max_num_seqs)
-        tokenizer = self._llm.get_tokenizer()
-        self._model, self.model_details = describe_model(self._llm, tokenizer, self._args), details_of(self._llm)
+        self._load(report, {**self._args, **self._pd.engine_args()})
         self._pd.loaded(self._llm.vllm_config)
-        required = id_of_token(tokenizer, self._handoff.require_token, f"{self._where}.require_token")
+        required = id_of_token(self._model.tokenizer, self._handoff.require_token, f"{self._where}.require_token")
         self._handoffs = Handoffs(required)
         if self._handoff.hidden_states:
             self._hidden = HiddenStates(self._llm, f"{self._where}.hidden_states")
-        self._runs, self._adapters = Runs(self._llm, self._hidden), Adapters(self._llm)
-        self._reader = Reader(self._runs, self._model)
-        report("warming up", 0.9)
-        self._runs.warm_up(sampling_params({"max_tokens": 1, "temperature": 0.0}))
+        self._warm_up(report, sampling_params({"max_tokens": 1, "temperature": 0.0}), self._hidden)
+        self._read_ahead = ReadAhead(self._runs, self._model)
 
     def add(self, request: StageRequest) -> None:
         """See Engine."""
-        if request.key in self._answers or request.key in self._growing:
+        if request.key in self._answers or request.key in self._partial:
             raise InvalidRequestError("the request is running already")
         asked = dict(request.params)
         lora = self._adapters.named(asked.pop("lora", None))
@@ -129,29 +90,29 @@ class VllmEngine:
         is_split, keeps_rows = self._pd.role is not None, self._hidden is not None
         prompt_logprobs.settle(params, request, self._llm.vllm_config, is_split=is_split, keeps_rows=keeps_rows)
         if request.stream_from:
-            self._growing[request.key] = Growing.of(request, params, lora)
+            self._partial[request.key] = PartialPrompt.of(request, params, lora)
         else:
             self._begin(request, params, lora)
 
     def feed(self, key: str, from_stage: int, piece: Mapping[str, Any] | None, is_last: bool) -> None:
         """See PieceEngine."""
-        growing = self._growing.get(key)
-        if growing is None:
+        partial = self._partial.get(key)
+        if partial is None:
             return
-        growing.hear(from_stage, piece, self._model, is_last=is_last)
-        whole = growing.whole()
+        partial.add_piece(from_stage, piece, self._model, is_last=is_last)
+        whole = partial.whole()
         if whole is None:
-            self._reader.read_ahead(growing)
+            self._read_ahead.read_ahead(partial)
             return
-        self._reader.stop(key)
-        del self._growing[key]
-        self._begin(whole, growing.params, growing.lora, is_paused=growing.is_paused)
+        self._read_ahead.stop(key)
+        del self._partial[key]
+        self._begin(whole, partial.params, partial.lora, is_paused=partial.is_paused)
 
     def pause(self, key: str, paused: bool) -> bool:
         """See PieceEngine. What can't be interrupted so that nobody notices is not."""
-        growing, answer = self._growing.get(key), self._answers.get(key)
-        if growing is not None:
-            growing.is_paused = paused
+        partial, answer = self._partial.get(key), self._answers.get(key)
+        if partial is not None:
+            partial.is_paused = paused
         if answer is None or answer.is_paused == paused:
             return answer is not None and paused
         if not paused:
@@ -167,40 +128,31 @@ class VllmEngine:
 
     def abort(self, key: str) -> None:
         """See Engine."""
-        growing, answer = self._growing.get(key), self._answers.get(key)
+        partial, answer = self._partial.get(key), self._answers.get(key)
         self._drop(key)
-        if growing is not None or answer is not None:
+        if partial is not None or answer is not None:
             # vLLM itself says nothing any more about what it was told to stop.
             usage = {"prompt_tokens": 0, "completion_tokens": 0} if answer is None else answer.usage
-            self._said.append(EngineOutput(key, finish_reason="abort", usage=usage))
+            self._due.append(EngineOutput(key, finish_reason="abort", usage=usage))
 
     def has_unfinished(self) -> bool:
         """See Engine."""
-        return bool(self._runs or self._said) or self._pd.has_more(self._llm)
-
-    def step(self) -> list[EngineOutput]:
-        """See Engine."""
-        outputs, self._said = self._said, []
-        if self._runs or self._pd.wait_for_more(self._llm):
-            for made in self._llm.step():
-                output = self._read(made)
-                if output is not None:
-                    outputs.append(output)
-        return outputs
+        return super().has_unfinished() or self._pd.has_more(self._llm)
 
     def close(self) -> None:
         """See Engine."""
-        llm, self._llm = self._llm, None
-        if llm is not None:
-            self._answers.clear()
-            if self._hidden is not None:
-                self._hidden.close()
-            with rendezvous_removed():
-                llm.engine_core.shutdown()
+        self._answers.clear()
+        hidden, self._hidden = self._hidden, None
+        if hidden is not None:
+            hidden.close()
+        super().close()
+
+    def _has_work(self) -> bool:
+        return super()._has_work() or self._pd.wait_for_more(self._llm)
 
     def _begin(self, request: StageRequest, params: Any, lora: Any, *, is_paused: bool = False) -> None:
         """Take a request, all of which is there. Raise what ``add`` raises."""
-        earlier = self._talks.get(request.key, [])
+        earlier = self._earlier.get(request.key, [])
         handed = self._pd.prompt_of(request)
         if request.segment is not None and (self._pd.is_prefill or handed is not None):
             raise InvalidRequestError("a stage that is split into prefill and decode takes no input in segments")
@@ -221,7 +173,7 @@ class VllmEngine:
         """Take over what another replica showed; whether there is anything left to say. Raise NotResumableError."""
         last = take_over(answer, self._model)
         if last is not None:
-            self._said.append(self._end_of(answer, last))
+            self._due.append(self._end_of(answer, last))
         return last is None
 
     def _start(self, answer: Answer) -> None:
@@ -243,16 +195,16 @@ class VllmEngine:
             self._start(answer)
         except (InvalidRequestError, NotResumableError) as error:
             self._drop(answer.request.key)
-            self._said.append(EngineOutput(answer.request.key, error=(kind_of(error), str(error))))
+            self._due.append(EngineOutput(answer.request.key, error=(failure_kind(error), str(error))))
 
     def _drop(self, key: str) -> None:
-        for known in (self._talks, self._growing, self._answers):
+        for known in (self._earlier, self._partial, self._answers):
             known.pop(key, None)
         self._runs.stop(key)
-        self._reader.stop(key)
+        self._read_ahead.stop(key)
 
-    def _read(self, made: Any) -> EngineOutput | None:
-        if self._reader.took(made):
+    def _read_output(self, made: Any) -> EngineOutput | None:
+        if self._read_ahead.consume_output(made):
             return None
         try:
             return self._output_of(made)
@@ -260,7 +212,7 @@ class VllmEngine:
             # vLLM is done with its step: what one output broke is that request's own.
             logger.exception("engine.output_failed")
             self._drop(made.request_id)
-            return EngineOutput(made.request_id, error=(FailureKind.ENGINE, f"{type(error).__name__}: {error}"))
+            return failed_output(made.request_id, error)
 
     def _output_of(self, made: Any) -> EngineOutput | None:
         answer = self._answers.get(made.request_id)
@@ -273,14 +225,14 @@ class VllmEngine:
             answer.item_tokens = len(made.prompt_token_ids) - answer.given - len(answer.prompt)
         if made.finished:
             del self._answers[made.request_id]
-            self._runs.ended(made.request_id)
+            self._runs.run_ended(made.request_id)
         if piece.finish_reason == "error":
             reason = str(getattr(made, "error", None) or "the engine could not finish this request")
             return EngineOutput(made.request_id, error=(FailureKind.ENGINE, reason))
         if self._pd.is_prefill:
             return self._prefilled(answer, made) if made.finished else None
         finish_reason = (piece.finish_reason or "stop") if made.finished else None
-        output = said(answer, made, token_ids, finish_reason, self._model)
+        output = new_output(answer, made, token_ids, finish_reason, self._model)
         if made.finished:
             return self._end_of(answer, output)
         handed = self._handoffs.piece(answer, is_last=False)
@@ -295,6 +247,6 @@ class VllmEngine:
 
     def _end_of(self, answer: Answer, last: EngineOutput) -> EngineOutput:
         if answer.request.segment is not None:
-            self._talks[last.key] = [*answer.prompt.token_ids, *answer.token_ids]
+            self._earlier[last.key] = [*answer.prompt.token_ids, *answer.token_ids]
         piece = self._handoffs.piece(answer, is_last=True)
         return replace(last, handoff=self._handoffs.whole(answer), handoff_piece=piece, usage=answer.usage)

@@ -21,7 +21,7 @@ import msgspec
 from omni_discovery.errors import ConfigError
 from stage_runtime.engines.base import StageRequest
 from stage_runtime.engines.vllm.prompt import Prompt
-from stage_runtime.engines.vllm.resume import Wording
+from stage_runtime.engines.vllm.resume import ResumableDetokenizer
 
 
 class Rows:
@@ -78,15 +78,15 @@ class HiddenStates:
             ) from error
         self._rows: dict[str, Rows] = {}
 
-    def follow(self, vllm_id: str) -> None:
+    def record_rows(self, vllm_id: str) -> None:
         """Keep those of a request from now on."""
         self._rows[vllm_id] = Rows()
 
-    def of(self, vllm_id: str) -> Rows:
+    def rows_of(self, vllm_id: str) -> Rows:
         """Those of a request that is followed."""
         return self._rows[vllm_id]
 
-    def forget(self, vllm_id: str) -> None:
+    def drop_rows(self, vllm_id: str) -> None:
         """Drop them. Unknown requests are fine."""
         self._rows.pop(vllm_id, None)
 
@@ -133,7 +133,7 @@ class Answer:
     token_ids: list[int] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
     #: Makes the text of an answer that was begun elsewhere or interrupted; vLLM itself makes that of the others.
-    wording: Wording | None = None
+    detokenizer: ResumableDetokenizer | None = None
     is_paused: bool = False
     #: How many tokens vLLM has put into the prompt for its items, and how much of the answer it got with the prompt.
     item_tokens: int = 0

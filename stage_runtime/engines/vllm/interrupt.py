@@ -26,10 +26,12 @@ def can_pause(answer: Answer, model: Model) -> bool:
         vllm_resume.check(answer.params, model)
         if answer.prompt.embeds is not None:
             return False
-        if answer.wording is None:
-            wording = vllm_resume.Wording(answer.request.key, answer.prompt.token_ids, answer.params, model)
-            wording.replay(Resume(token_ids=tuple(answer.token_ids), text=answer.text), stopped=False)
-            answer.wording = wording
+        if answer.detokenizer is None:
+            detokenizer = vllm_resume.ResumableDetokenizer(
+                answer.request.key, answer.prompt.token_ids, answer.params, model
+            )
+            detokenizer.replay(Resume(token_ids=tuple(answer.token_ids), text=answer.text), stopped=False)
+            answer.detokenizer = detokenizer
     except NotResumableError:
         return False
     return True
@@ -51,8 +53,8 @@ def take_over(answer: Answer, model: Model) -> EngineOutput | None:
     ended = vllm_resume.end_of(resume.token_ids, len(answer.prompt), params, model)
     if ended is not None and params.skip_reading_prefix_cache:
         raise vllm_resume.refusal("hidden_states")
-    answer.wording = vllm_resume.Wording(answer.request.key, answer.prompt.token_ids, params, model)
-    answer.wording.replay(resume, stopped=ended == "stop")
+    answer.detokenizer = vllm_resume.ResumableDetokenizer(answer.request.key, answer.prompt.token_ids, params, model)
+    answer.detokenizer.replay(resume, stopped=ended == "stop")
     if ended is None:
         return None
     stop_reason = vllm_resume.stop_reason_of(resume.token_ids, params, model) if ended == "stop" else None
@@ -63,6 +65,6 @@ def rest_of(answer: Answer) -> tuple[dict[str, Any], Any]:
     """The prompt and the sampling parameters of what is left to say. Raise InvalidRequestError as ``ask`` does."""
     params = answer.params.clone()
     prompt_logprobs.ask(params, answer)
-    if answer.wording is not None:
+    if answer.detokenizer is not None:
         vllm_resume.shorten(params, len(answer.token_ids))
     return answer.prompt.with_answer(answer.token_ids), params

@@ -20,8 +20,8 @@ from omni_discovery.deploy.document import StageConfig
 from omni_discovery.errors import ConfigError
 from omni_discovery.text import essence
 from stage_runtime.engines.base import check_model_folder, checked_args
+from stage_runtime.engines.errors import lacks_memory
 from stage_runtime.engines.files import check_model_files
-from stage_runtime.replica.failures import lacks_memory
 
 #: What vLLM runs at once when ``max_num_seqs`` is not given.
 _USUAL_CAPACITY: Final = 256

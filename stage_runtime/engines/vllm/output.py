@@ -16,7 +16,7 @@ _BROKEN: Final = "\ufffd"
 _PARTS: Final = 3
 
 
-def said(
+def new_output(
     answer: Answer, made: Any, token_ids: tuple[int, ...], finish_reason: str | None, model: Model
 ) -> EngineOutput:
     """What is new of an answer, whose ``token_ids`` have the new ones at their end; its text is kept there, too.
@@ -24,7 +24,7 @@ def said(
     ``made`` is vLLM's RequestOutput.
     """
     piece = made.outputs[0]
-    text = piece.text if answer.wording is None else answer.wording.text_of(token_ids, finish_reason)
+    text = piece.text if answer.detokenizer is None else answer.detokenizer.text_of(token_ids, finish_reason)
     answer.texts.append(text)
     logprobs = plain_logprobs(piece.logprobs, answer.token_ids, len(token_ids), model.tokenizer)
     # Of the prompt's first token, which nothing comes before, vLLM says None.

@@ -6,7 +6,6 @@ replica can always do the same again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -19,21 +18,10 @@ from omni_discovery.wire import MAX_ATTACHMENT_BYTES, FailureKind
 from stage_runtime.engines.base import EngineOutput, Report, StageRequest
 from stage_runtime.engines.files import npy_of
 from stage_runtime.engines.sampling import pooling_asked
-from stage_runtime.engines.vllm.control import Adapters, vllm_controls
+from stage_runtime.engines.vllm.base import LlmStage, failed_output
 from stage_runtime.engines.vllm.engine import VllmEngine
-from stage_runtime.engines.vllm.load import (
-    Model,
-    check_model,
-    describe_model,
-    details_of,
-    load_llm,
-    rendezvous_removed,
-    take_allow_rpc,
-    usual_capacity,
-)
 from stage_runtime.engines.vllm.params import pooling_params
 from stage_runtime.engines.vllm.prompt import read_request
-from stage_runtime.engines.vllm.runs import Runs
 
 #: Arguments of a stage that makes tokens, which mean nothing here.
 _NOT_HERE: Final = ("handoff", "pd")
@@ -62,66 +50,38 @@ class _Asked:
     hands_over: bool
 
 
-class VllmPoolingEngine:
+class VllmPoolingEngine(LlmStage):
     """Puts out one array of float32 for each request, and hands it over as ``pooled``, a tensor.
 
     Takes a prompt, or what the stages before handed over, see ``vllm_inputs``.
     """
 
     def __init__(self, stage: StageConfig) -> None:
-        self._stage = stage
-        self._args = {**stage.engine_args, "runner": "pooling"}
-        self._allow_rpc = take_allow_rpc(stage, self._args)
         for name in _NOT_HERE:
-            if name in self._args:
+            if name in stage.engine_args:
                 raise ConfigError(f"stage {stage.stage_id}: engine_args.{name}: a stage that pools has none")
-        check_model(stage)
-        self._capacity = usual_capacity(self._args)
-        self._llm: Any = None
-        # The next five are there once the engine has loaded.
-        self._model: Model
-        self._runs: Runs
-        self._adapters: Adapters
+        super().__init__(stage, {**stage.engine_args, "runner": "pooling"})
+        # The next two are there once the engine has loaded.
         #: What is done where a request does not say; one of vLLM's.
         self._usual_task: str
         #: Whether the model reads small letters only.
         self._lowers: bool
         #: What is in the engine, by request key.
         self._asked: dict[str, _Asked] = {}
-        #: Ends that vLLM has no part in.
-        self._said: list[EngineOutput] = []
-
-    @property
-    def capacity(self) -> int:
-        """See Engine."""
-        return self._capacity
 
     @property
     def modality(self) -> str:
         """See Engine."""
         return "embedding"
 
-    @property
-    def controls(self) -> Mapping[str, Callable[..., Any]]:
-        """See ControlEngine."""
-        return {} if self._llm is None else vllm_controls(self._llm, self._allow_rpc, self._adapters)
-
     def load(self, report: Report) -> None:
         """See Engine."""
-        report("importing vllm", 0.05)
-        import vllm  # noqa: F401
-
-        report("loading the model", 0.4)
-        self._llm = load_llm(self._stage, self._args)
-        config = self._llm.vllm_config
-        self._capacity = int(config.scheduler_config.max_num_seqs)
-        described = describe_model(self._llm, self._llm.get_tokenizer(), self._args)
-        self._model, self.model_details = replace(described, least_answer=0), details_of(self._llm)
-        self._lowers = bool((config.model_config.encoder_config or {}).get("do_lower_case"))
-        self._usual_task = self._find_task(config.model_config)
-        self._runs, self._adapters = Runs(self._llm), Adapters(self._llm)
-        report("warming up", 0.9)
-        self._runs.warm_up(pooling_params({}, self._usual_task))
+        self._load(report, self._args)
+        self._model = replace(self._model, least_answer=0)
+        model_config = self._llm.vllm_config.model_config
+        self._lowers = bool((model_config.encoder_config or {}).get("do_lower_case"))
+        self._usual_task = self._find_task(model_config)
+        self._warm_up(report, pooling_params({}, self._usual_task))
 
     def add(self, request: StageRequest) -> None:
         """See Engine."""
@@ -138,30 +98,19 @@ class VllmPoolingEngine:
         """See Engine."""
         if self._asked.pop(key, None) is not None:
             self._runs.stop(key)
-            self._said.append(EngineOutput(key, finish_reason="abort", usage=_usage(0)))
-
-    def has_unfinished(self) -> bool:
-        """See Engine."""
-        return bool(self._runs or self._said)
-
-    def step(self) -> list[EngineOutput]:
-        """See Engine."""
-        outputs, self._said = self._said, []
-        if self._runs:
-            for made in self._llm.step():
-                asked = self._asked.pop(made.request_id, None)
-                if asked is not None:
-                    self._runs.ended(made.request_id)
-                    outputs.append(_output_of(made, asked))
-        return outputs
+            self._due.append(EngineOutput(key, finish_reason="abort", usage=_usage(0)))
 
     def close(self) -> None:
         """See Engine."""
-        llm, self._llm = self._llm, None
-        if llm is not None:
-            self._asked.clear()
-            with rendezvous_removed():
-                llm.engine_core.shutdown()
+        self._asked.clear()
+        super().close()
+
+    def _read_output(self, made: Any) -> EngineOutput | None:
+        asked = self._asked.pop(made.request_id, None)
+        if asked is None:
+            return None
+        self._runs.run_ended(made.request_id)
+        return _output_of(made, asked)
 
     def _find_task(self, model_config: Any) -> str:
         tasks = self._llm.get_supported_tasks()
@@ -195,8 +144,7 @@ def _output_of(made: Any, asked: _Asked) -> EngineOutput:
         pooled = made.outputs.data
         file = npy_of(pooled)
     except (AttributeError, TypeError, ValueError) as error:
-        # vLLM is done with its step: what one output broke is that request's own.
-        return EngineOutput(made.request_id, error=(FailureKind.ENGINE, f"{type(error).__name__}: {error}"))
+        return failed_output(made.request_id, error)
     if len(file) > MAX_ATTACHMENT_BYTES:
         told = f"{len(file)} bytes were pooled, where an answer may have {MAX_ATTACHMENT_BYTES}: send a shorter prompt"
         return EngineOutput(made.request_id, error=(FailureKind.INVALID, told))

@@ -26,7 +26,7 @@ _Handed = Mapping[str, Any]
 
 
 @dataclass(slots=True)
-class Growing:
+class PartialPrompt:
     """A request whose prompt is not whole yet."""
 
     request: StageRequest
@@ -43,13 +43,13 @@ class Growing:
     known: list[int] = field(default_factory=list)
 
     @classmethod
-    def of(cls, request: StageRequest, params: Any, lora: Any) -> Growing:
+    def of(cls, request: StageRequest, params: Any, lora: Any) -> PartialPrompt:
         """Begin with what came whole."""
         stages = sorted({*request.payloads, *request.stream_from})
         parts = {stage: [request.payloads[stage]] if stage in request.payloads else [] for stage in stages}
         return cls(request, params, lora, parts, set(request.stream_from))
 
-    def hear(self, from_stage: int, piece: _Handed | None, model: Model, *, is_last: bool) -> None:
+    def add_piece(self, from_stage: int, piece: _Handed | None, model: Model, *, is_last: bool) -> None:
         """The next piece of a stage, or that there is no more. Raise InvalidRequestError for what is no prompt."""
         if from_stage not in self.owed:
             return
@@ -91,16 +91,16 @@ class Growing:
         return known
 
 
-class Reader:
+class ReadAhead:
     """Reads ahead, one run at a time for each request."""
 
     def __init__(self, runs: Runs, model: Model) -> None:
         self._runs = runs
         self._model = model
         #: Whose prompt is being read, by the run's name.
-        self._reading: dict[str, Growing] = {}
+        self._reading: dict[str, PartialPrompt] = {}
 
-    def read_ahead(self, growing: Growing) -> None:
+    def read_ahead(self, growing: PartialPrompt) -> None:
         """Have what is new of a prompt read, if that is worth a run."""
         request, name = growing.request, _name(growing.request.key)
         # Who reads no cache has nothing of it.
@@ -115,14 +115,14 @@ class Reader:
             self._runs.start(name, prompt.with_answer(()), asked, request.priority, growing.lora)
             self._reading[name] = growing
 
-    def took(self, made: Any) -> bool:
+    def consume_output(self, made: Any) -> bool:
         """Whether what vLLM has made is of a run of this one's; its token is nobody's."""
         growing = self._reading.get(made.request_id)
         if growing is None:
             return False
         if made.finished:
             del self._reading[made.request_id]
-            self._runs.ended(made.request_id)
+            self._runs.run_ended(made.request_id)
             self.read_ahead(growing)
         return True
 

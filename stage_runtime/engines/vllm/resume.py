@@ -90,7 +90,7 @@ def shorten(params: Any, shown: int) -> None:
     params.detokenize = False
 
 
-class Wording:
+class ResumableDetokenizer:
     """The text of an answer, token by token as vLLM makes it: characters that take several tokens come when whole."""
 
     def __init__(self, key: str, prompt_token_ids: Sequence[int], params: Any, model: Model) -> None:

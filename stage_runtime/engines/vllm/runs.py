@@ -28,7 +28,7 @@ class Runs:
         self.start("warm-up", {"prompt_token_ids": [0, 0]}, params)
         while self._llm.has_unfinished_requests():
             self._llm.step()
-        self.ended("warm-up")
+        self.run_ended("warm-up")
 
     def start(
         self, name: str, prompt: Mapping[str, Any], params: Any, priority: int = 0, lora: Any = None, trace: str = ""
@@ -50,17 +50,17 @@ class Runs:
         # Who wants the hidden states of all tokens reads no prefix cache; what nobody takes goes with the request.
         if self._hidden is None or not params.skip_reading_prefix_cache:
             return None
-        self._hidden.follow(vllm_name)
-        return self._hidden.of(vllm_name)
+        self._hidden.record_rows(vllm_name)
+        return self._hidden.rows_of(vllm_name)
 
     def stop(self, name: str) -> None:
         """Have vLLM forget it. Unknown ones are fine."""
         if name in self._names:
             self._llm.abort_request([name])
-            self.ended(name)
+            self.run_ended(name)
 
-    def ended(self, name: str) -> None:
+    def run_ended(self, name: str) -> None:
         """VLLM is done with it."""
         vllm_name = self._names.pop(name, None)
         if self._hidden is not None and vllm_name is not None:
-            self._hidden.forget(vllm_name)
+            self._hidden.drop_rows(vllm_name)

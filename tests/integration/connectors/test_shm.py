@@ -27,7 +27,7 @@ from stage_runtime.connectors.store.layout import (
     payload_path,
     sweep,
 )
-from stage_runtime.connectors.store.segments import KEPT_FROM_BYTES, size_class
+from stage_runtime.connectors.store.shm_blocks import KEPT_FROM_BYTES, size_class
 from tests.support.connector_peer import Peer, intact, payload
 
 Make = Callable[..., SharedMemoryConnector]
@@ -173,7 +173,7 @@ def test_a_segment_that_was_read_before_is_read_again_without_opening_it(
     assert intact(value)
     value["tensor"][100:] = 0
     del value
-    monkeypatch.setattr("stage_runtime.connectors.shm.reader.Reader._attach", lambda *_: None)
+    monkeypatch.setattr("stage_runtime.connectors.shm.reader.ShmReader._attach", lambda *_: None)
     for seed in (2, 3, 4):
         value = fetch(seed)
         assert intact(value)

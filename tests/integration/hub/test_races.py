@@ -97,10 +97,10 @@ async def test_acknowledgements_that_come_together_are_all_heard() -> None:
         for reader in readers:
             reader.cancel()
         await until(lambda: len({abort.request_id for abort in replica.of(wire.Abort)}) == 5)
-        assert len(inside(omni)._cancels) == 5
+        assert len(inside(omni)._aborts) == 5
         replica.kill()
         await until(lambda: not inside(omni)._membership.clients)
-        assert len(inside(omni)._cancels) == 0
+        assert len(inside(omni)._aborts) == 0
 
 
 async def test_of_two_records_with_one_address_the_newer_is_served() -> None:

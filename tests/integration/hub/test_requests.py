@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 
 import pytest
 
@@ -111,3 +112,35 @@ async def test_a_thousand_requests_at_once_all_get_their_own_text() -> None:
     async with running_hub(*replicas) as omni:
         answers = await asyncio.gather(*(collect(omni.generate({"prompt": f"n{number}"})) for number in range(1000)))
         assert [text_of(outputs) for outputs in answers] == [f"n{number} " for number in range(1000)]
+
+
+async def test_the_story_of_a_request_can_be_read_while_it_runs_and_is_logged_when_it_fails(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """1. a request works, and its story says where; 2. its engine fails for good, and the log has all of it
+    3. a request that ends well leaves no story behind
+    """
+    caplog.set_level(logging.DEBUG, logger="hub.orchestrator.requests")
+    submits: list[wire.Submit] = []
+
+    def accept(replica: FakeReplica, submit: wire.Submit) -> None:
+        submits.append(submit)
+        replica.accept(submit)
+
+    replica = FakeReplica(accept)
+    async with running_hub(replica) as omni:
+        outputs = asyncio.ensure_future(collect(omni.generate({"prompt": "a secret"}, request_id="r1")))
+        await until(lambda: any("Accepted" in line for line in omni._running_orchestrator().stories().get("r1", [])))
+        replica.fail(submits[0], wire.FailureKind.INVALID)
+        with pytest.raises(InvalidRequestError):
+            await outputs
+        assert omni._running_orchestrator().stories() == {}
+        (story,) = [record.getMessage() for record in caplog.records if "request.story" in record.getMessage()]
+        assert story.startswith("request.story request=r1\n")
+        assert [line.split()[1] for line in story.splitlines()[1:]] == ["Submitted", "Sent", "Accepted", "StageFailed"]
+        assert story.endswith("-> Finish")
+        assert "secret" not in story
+        replica.script = echo
+        caplog.clear()
+        await collect(omni.generate({"prompt": "hi"}))
+    assert not [record for record in caplog.records if "request.story" in record.getMessage()]

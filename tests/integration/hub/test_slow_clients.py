@@ -93,7 +93,8 @@ async def test_work_that_waits_for_its_client_and_can_not_move_outlives_a_lost_s
         first = await anext(slow)
         await until(lambda: len(replica.of(wire.Pause)) == 1)
         (client,) = omni._running_orchestrator()._membership.clients.values()
-        client._lose("input", "the test cut it")
+        client.connection_lost("input")
+        client.connection_made("input")
         await until(lambda: len(replica.of(wire.Pause)) == 2)
         replica.accept(submits[0])
         await asyncio.sleep(1.3)
@@ -129,7 +130,7 @@ async def test_another_replica_that_goes_on_for_a_client_that_does_not_read_stan
             slow = omni.generate({"prompt": TEXT})
             outputs = [await anext(slow)]
             (active,) = omni._running_orchestrator()._requests.active.values()
-            await until(lambda: active.machine.runs[0].told_paused is True, 20.0)
+            await until(lambda: active.machine.runs[0].pause_sent is True, 20.0)
             show(omni, doomed.info, second.info)
             await until(lambda: omni.stage_status()[0].pickable == 2, 20.0)
             doomed.kill()

@@ -335,7 +335,8 @@ async def test_an_update_that_was_lost_with_its_connection_is_said_again() -> No
         assert omni._orchestrator is not None
         client = next(iter(omni._orchestrator._membership.clients.values()))
         replica.greets = False
-        client._lose("input", "the test cut it")
+        client.connection_lost("input")
+        client.connection_made("input")
         await asyncio.sleep(0.05)
         await omni.update("talk", {"prompt": "two"})
         assert replica.of(wire.Update) == []

@@ -82,7 +82,7 @@ def test_a_device_that_another_supervisor_uses_is_refused_with_its_process(deplo
     deployment = deploy(painter(runtime={"devices": "GPU-0123abcd"}))
     holder = Holder(pid=os.getpid(), namespace=deployment.namespace, stage_id=0)
     first = DeviceLocks(tmp_path / "omni", ("GPU-0123abcd",), holder)
-    first.take()
+    first.acquire()
     try:
         line = refusal(deployment, tmp_path)
     finally:

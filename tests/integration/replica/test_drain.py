@@ -228,9 +228,9 @@ def _end_of(hub: Any) -> Any:
 def test_a_close_that_hangs_ends_the_process_with_the_code_of_its_real_end() -> None:
     program = """
         import logging, time
-        from stage_runtime.replica.replica import ended_within
+        from stage_runtime.replica.replica import exit_deadline
         logging.basicConfig()
-        with ended_within(0.2, 3):
+        with exit_deadline(0.2, 3):
             time.sleep(60)
     """
     command = [sys.executable, "-c", textwrap.dedent(program)]

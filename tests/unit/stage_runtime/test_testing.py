@@ -105,6 +105,13 @@ class Modest(EchoEngine):
     pause = None  # type: ignore[assignment]
 
 
+class Misspelling(EchoEngine):
+    """One of its attributes is read by nothing."""
+
+    def moved_at(self) -> float:
+        return 0.0
+
+
 class EchoContract(EngineContract):
     offers = frozenset(OPTIONAL)
 
@@ -134,7 +141,8 @@ RESUMED = OPTIONAL["not_resumable"]
         (EchoEngine, set()),
         (Deaf, {"test_an_abort_ends_a_running_request_and_touches_no_other", "test_a_request_that_waits_can_be_aborted",
                 OPTIONAL["pause"]}),
-        (Doubtful, set(TESTS) - {"test_all_that_it_offers_is_tested", "test_loading_says_how_far_it_is"}),
+        (Doubtful, set(TESTS) - {"test_all_that_it_offers_is_tested", "test_loading_says_how_far_it_is",
+                                 "test_no_optional_method_is_misspelled"}),
         (Careless, {"test_a_key_that_runs_is_refused_and_goes_on"}),
         (Polite, {"test_a_bad_request_is_refused_at_the_door_and_leaves_nothing"}),
         (Restless, {OPTIONAL["pause"]}),
@@ -146,6 +154,7 @@ RESUMED = OPTIONAL["not_resumable"]
                  "test_a_finished_request_may_come_again_under_its_key_and_is_answered_the_same"}),
         (Backward, {"test_loading_says_how_far_it_is"}),
         (Modest, {"test_all_that_it_offers_is_tested", OPTIONAL["pause"]}),
+        (Misspelling, {"test_no_optional_method_is_misspelled"}),
     ],
 )  # fmt: skip
 def test_each_way_to_break_the_contract_is_found_by_the_tests_of_it(kind: type[EchoEngine], found_by: set[str]) -> None:

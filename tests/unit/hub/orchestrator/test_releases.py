@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from hub.orchestrator.releases import Release, Releases
+from hub.orchestrator.releases import DeployVersion, DeployVersions
 from hub.pool.stage_pool import PoolOptions
 from hub.pool.versions import Pools, make_pools
 from omni_discovery.balancing.policies import LeastLoadBalancer
@@ -31,16 +31,16 @@ class Scene:
 
     def __init__(self, **options: Any) -> None:
         self.pools: Pools = make_pools((0, 1), LeastLoadBalancer, PoolOptions())
-        self.releases = Releases(document(), self.pools, **options)
+        self.releases = DeployVersions(document(), self.pools, **options)
         self.first = self.releases.newest
         self.backlog: Counter[tuple[int, str]] = Counter()
         self.ports = 0
 
-    def follow(self, deploy: DeployConfig) -> Release:
-        assert self.releases.follow(encode_deploy(deploy))
+    def follow(self, deploy: DeployConfig) -> DeployVersion:
+        assert self.releases.apply_document(encode_deploy(deploy))
         return self.releases.newest
 
-    def start(self, release: Release, *stages: int, capacity: int = 2) -> None:
+    def start(self, release: DeployVersion, *stages: int, capacity: int = 2) -> None:
         """One replica more of each of these stages is up and answers."""
         for stage_id in stages:
             self.ports += 1
@@ -52,7 +52,7 @@ class Scene:
         address, up = f"tcp://h:{self.ports}", ReplicaStatus.UP
         return ReplicaInfo(address, "o", stage_id, up, 0, 0.0, 0.0, capacity=capacity, fingerprint=fingerprint)
 
-    def goes_by(self, *stages: int) -> Release:
+    def goes_by(self, *stages: int) -> DeployVersion:
         """What a new request goes by that needs these stages, all if none is named."""
         return self.releases.choose(stages or (0, 1), lambda *key: self.backlog[key], 1)
 
@@ -107,8 +107,8 @@ def test_a_request_moves_only_to_what_says_the_same_of_the_stages_that_have_had_
 
 def test_the_same_document_again_or_none_changes_nothing_and_a_former_one_is_the_newest_again() -> None:
     scene = Scene()
-    assert not scene.releases.follow(encode_deploy(document()))
-    assert not scene.releases.follow(None)
+    assert not scene.releases.apply_document(encode_deploy(document()))
+    assert not scene.releases.apply_document(None)
     scene.follow(document("b"))
     again = scene.follow(document())
     assert again.fingerprints == scene.first.fingerprints
@@ -123,7 +123,7 @@ def test_another_graph_is_not_followed_and_serving_goes_on() -> None:
     assert "restart" in scene.releases.problem
     assert "stages" in scene.releases.problem
     assert scene.releases.served == served
-    assert scene.releases.follow(b"{")
+    assert scene.releases.apply_document(b"{")
     assert "omni pipeline apply" in scene.releases.problem
     assert scene.follow(document("b")) is not scene.first
     assert scene.releases.problem == ""

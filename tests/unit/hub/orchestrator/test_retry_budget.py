@@ -11,7 +11,7 @@ from hub.orchestrator.retries import RetryBudget
 
 def spend_all(budget: RetryBudget, now_s: float) -> int:
     taken = 0
-    while budget.take(now_s):
+    while budget.spend(now_s):
         taken += 1
     return taken
 
@@ -21,8 +21,8 @@ def test_a_burst_goes_at_once_and_the_next_waits_for_the_floor() -> None:
     assert spend_all(budget, 100.0) == 20
     assert budget.delay_s(100.0) == pytest.approx(0.1)
     assert budget.delay_s(100.0, ahead=4) == pytest.approx(0.5)
-    assert not budget.take(100.05)
-    assert budget.take(100.1)
+    assert not budget.spend(100.05)
+    assert budget.spend(100.1)
 
 
 def test_each_admitted_request_brings_a_fifth() -> None:
@@ -45,8 +45,8 @@ def test_much_traffic_may_be_retried_in_proportion_at_once() -> None:
 def test_a_clock_that_does_not_move_and_one_that_goes_back_bring_nothing() -> None:
     budget = RetryBudget(10.0)
     spend_all(budget, 10.0)
-    assert not budget.take(10.0)
-    assert not budget.take(5.0)
+    assert not budget.spend(10.0)
+    assert not budget.spend(5.0)
     assert budget.delay_s(5.0) == pytest.approx(0.1)
 
 
@@ -70,6 +70,6 @@ def test_never_more_than_the_share_the_floor_and_the_burst_and_each_delay_is_kep
         delay_s = budget.delay_s(now_s)
         assert delay_s <= 0.1 + 1e-6
         now_s += delay_s
-        assert budget.take(now_s)
+        assert budget.spend(now_s)
         taken += 1
         assert taken <= 20 + 0.2 * admitted + 10 * now_s + 1e-3

@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import replace
 
 from hub.config import HubConfig
-from hub.orchestrator.aborts import Cancels
+from hub.orchestrator.aborts import AbortTracker
 from hub.orchestrator.retries import PacedRetries, RetryDue
 from hub.replicas.pending import PendingAborts, PendingDispatches
 from hub.request.events import Dispatch
@@ -76,27 +76,27 @@ def test_an_abort_is_open_until_the_attempt_that_was_meant_is_acknowledged() -> 
 
 
 async def test_a_cancel_is_done_when_the_last_replica_has_acknowledged() -> None:
-    cancels = Cancels(timeout_s=5.0)
+    aborts = AbortTracker(timeout_s=5.0)
     done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    cancels.asked("r", "one")
-    cancels.asked("r", "two")
-    cancels.when_quiet(["r"], done)
-    cancels.ended("r", "one")
-    cancels.ended("other", "two")
+    aborts.abort_sent("r", "one")
+    aborts.abort_sent("r", "two")
+    aborts.when_quiet(["r"], done)
+    aborts.acknowledged("r", "one")
+    aborts.acknowledged("other", "two")
     assert not done.done()
-    cancels.gone("two")
+    aborts.client_gone("two")
     assert done.done()
-    assert not len(cancels)
+    assert not len(aborts)
 
 
 async def test_a_replica_that_never_acknowledges_holds_a_cancel_no_longer_than_the_timeout() -> None:
-    cancels = Cancels(timeout_s=0.02)
+    aborts = AbortTracker(timeout_s=0.02)
     done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    cancels.asked("r", "silent")
-    cancels.when_quiet(["r"], done)
+    aborts.abort_sent("r", "silent")
+    aborts.when_quiet(["r"], done)
     await asyncio.wait_for(done, 1.0)
     nobody: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    cancels.when_quiet(["nobody works on it"], nobody)
+    aborts.when_quiet(["nobody works on it"], nobody)
     assert nobody.done()
 
 

@@ -8,13 +8,13 @@ import pytest
 
 from hub.output_queue import OutputQueue
 from hub.request import events as ev
-from hub.request.backpressure import Marks
-from hub.request.events import ClientPace
+from hub.request.backpressure import Watermarks
+from hub.request.events import ClientBackpressure
 from hub.request.outputs import OmniOutput
 from omni_discovery.wire import FailureKind
 from tests.support.request_walk import Walk, at_picture, finish_of, of
 
-BEHIND, CAUGHT_UP = ClientPace(is_behind=True), ClientPace(is_behind=False)
+BEHIND, CAUGHT_UP = ClientBackpressure(is_behind=True), ClientBackpressure(is_behind=False)
 HIDDEN_FIRST = "stages: [{stage_id: 0, engine: e}, {stage_id: 1, engine: e, final_output: text}]"
 
 
@@ -37,13 +37,13 @@ def running(deploy: str = "stages: [{stage_id: 0, engine: e, final_output: text}
 
 def test_each_crossing_is_told_once_and_only_far_below_it_the_next() -> None:
     """Half of the bound makes it behind; it has caught up with a quarter: in between nothing is new."""
-    marks = Marks(8, 1000)
+    marks = Watermarks(8, 1000)
     seen = [marks.crossed(outputs, 0) for outputs in (3, 4, 5, 4, 3, 2, 1, 3, 4, 0)]
     assert seen == [None, BEHIND, None, None, None, CAUGHT_UP, None, None, BEHIND, CAUGHT_UP]
 
 
 def test_either_bound_makes_it_behind_and_both_must_be_low_again() -> None:
-    marks = Marks(8, 1000)
+    marks = Watermarks(8, 1000)
     assert marks.crossed(1, 500) == BEHIND
     assert marks.crossed(3, 250) is None
     assert marks.crossed(2, 251) is None
@@ -51,7 +51,7 @@ def test_either_bound_makes_it_behind_and_both_must_be_low_again() -> None:
 
 
 def test_with_a_bound_of_one_whatever_waits_is_too_much() -> None:
-    marks = Marks(1, 1)
+    marks = Watermarks(1, 1)
     assert (marks.crossed(1, 0), marks.crossed(0, 0)) == (BEHIND, CAUGHT_UP)
 
 
@@ -59,7 +59,7 @@ async def test_a_queue_tells_what_its_reader_does_until_its_request_has_ended() 
     """1. four of eight places are taken; 2. text is joined meanwhile, which is no news; 3. the reader takes two
     4. it falls behind again; what it reads after the end is nobody's business
     """
-    paces: list[ClientPace] = []
+    paces: list[ClientBackpressure] = []
     queue = OutputQueue(8, 1000, paces.append)
     for number in range(6):
         assert queue.put(OmniOutput("r", 0, "text", text=f"{number} "))

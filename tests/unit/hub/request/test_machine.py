@@ -9,7 +9,7 @@ from omni_discovery.errors import (
     OverloadedError,
     ReplicaLostError,
 )
-from tests.support.request_walk import BRANCHING, Walk, at_picture, chunk, finish_of, of
+from tests.support.request_walk import BRANCHING, Walk, accepted, at_picture, chunk, finish_of, heard, of
 
 # ---- forward
 
@@ -94,7 +94,7 @@ def test_output_may_overtake_the_acceptance() -> None:
     walk.tell(ev.Submitted())
     walk.sent(0)
     assert of(walk.chunk(0, 0), ev.Emit)
-    assert walk.tell(ev.Accepted(0, 0)) == []
+    assert walk.tell(accepted(0, 0)) == []
 
 
 def test_the_timings_of_each_stage_and_of_the_whole_are_kept() -> None:
@@ -113,7 +113,7 @@ def test_the_timings_of_each_stage_and_of_the_whole_are_kept() -> None:
 
 
 def test_the_state_has_the_names_that_users_know() -> None:
-    state = Walk().machine.state
+    state = Walk().machine.state.public
     assert isinstance(state, OrchestratorRequestState)
     assert (state.request_id, state.prompt, state.final_stage_id) == ("r1", {"prompt": "hi"}, 1)
     assert state.final_output_stage_ids == {0, 1}
@@ -161,7 +161,7 @@ def test_frames_of_an_earlier_attempt_change_nothing() -> None:
     walk.accepted(0, replica_id=1)
     assert walk.chunk(0, 0, attempt=0) == [ev.Drop("stale")]
     assert walk.tell(ev.ReplicaLost(0, 0, "again")) == []
-    assert walk.tell(ev.Chunk(9, 0, chunk(0))) == [ev.Drop("stale")]
+    assert walk.tell(heard(9, 0, chunk(0))) == [ev.Drop("stale")]
 
 
 # ---- the end

@@ -13,7 +13,7 @@ from hub.request.state import PieceRelay
 from omni_discovery import wire
 from omni_discovery.errors import ReplicaLostError
 from omni_discovery.wire import FailureKind
-from tests.support.request_walk import Walk, done, finish_of, of
+from tests.support.request_walk import Walk, done, finish_of, heard, of, taken
 
 EDGES = "edges: [{from: 0, to: 1, window_size: 2}]"
 PAIR = f"""
@@ -47,14 +47,14 @@ class Flow(Walk):
         message = wire.HandOffPiece(
             epoch=7, request_id="r1", attempt=0, number=number, payloads=done(stage_id, 0, to).payloads, queue_length=0
         )
-        return self.tell(ev.HandOffPiece(stage_id, self.attempt(stage_id), message))
+        return self.tell(heard(stage_id, self.attempt(stage_id), message))
 
     def taken(self, stage_id: int, number: int, from_stage: int = 0) -> list[ev.Action]:
-        return self.tell(ev.PieceTaken(stage_id, self.attempt(stage_id), from_stage, number))
+        return self.tell(taken(stage_id, self.attempt(stage_id), from_stage, number))
 
     def end(self, stage_id: int, seq: int, pieces: int, to: Sequence[int] = ()) -> list[ev.Action]:
         message = msgspec.structs.replace(done(stage_id, seq, to), pieces=pieces)
-        return self.tell(ev.StageDone(stage_id, self.attempt(stage_id), message))
+        return self.tell(heard(stage_id, self.attempt(stage_id), message))
 
 
 def begun(deploy: str = PAIR, attempts: int = 3) -> Flow:
@@ -70,7 +70,7 @@ def begun(deploy: str = PAIR, attempts: int = 3) -> Flow:
 
 def fed(actions: Sequence[ev.Action]) -> list[tuple[int, int, bool]]:
     """Stage, number and whether it is the last, of what is passed on."""
-    return [(action.stage_id, action.number, action.payload is None) for action in of(actions, ev.Feed)]
+    return [(action.stage_id, action.number, action.payload is None) for action in of(actions, ev.FeedInput)]
 
 
 def rooms(actions: Sequence[ev.Action]) -> list[tuple[int, int]]:
@@ -256,8 +256,8 @@ def test_pieces_of_an_attempt_that_was_given_up_change_nothing() -> None:
     stale = wire.HandOffPiece(
         epoch=7, request_id="r1", attempt=0, number=1, payloads=done(0, 0, [1]).payloads, queue_length=0
     )
-    assert not of(flow.tell(ev.HandOffPiece(0, 0, stale)), ev.Dispatch, ev.Feed)
-    assert not of(flow.tell(ev.PieceTaken(1, 0, 0, 0)), ev.Feed, ev.PieceRoom)
+    assert not of(flow.tell(heard(0, 0, stale)), ev.Dispatch, ev.FeedInput)
+    assert not of(flow.tell(taken(1, 0, 0, 0)), ev.FeedInput, ev.PieceRoom)
 
 
 def test_what_was_on_its_way_when_a_session_broke_is_said_again() -> None:
@@ -297,12 +297,12 @@ def test_a_relay_says_everything_once_and_in_order_whatever_the_window(window: i
         said += relay.due()
         assert len(said) <= number + 1
         if number % 3 == 0 and said:
-            assert relay.take(said[-1][0])
-            rooms_.append(relay.room(is_free=False))
+            assert relay.acknowledge(said[-1][0])
+            rooms_.append(relay.new_room(is_free=False))
             said += relay.due()
     relay.complete()
     while said[-1][1] is not None:
-        assert relay.take(said[-1][0])
+        assert relay.acknowledge(said[-1][0])
         said += relay.due()
     assert [number for number, _ in said] == list(range(21))
     assert [ref is None for _, ref in said] == [False] * 20 + [True]

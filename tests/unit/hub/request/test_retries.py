@@ -19,7 +19,21 @@ from omni_discovery.errors import (
     StageUnavailableError,
 )
 from omni_discovery.wire import FailureKind
-from tests.support.request_walk import BRANCHING, PAIR, Walk, at_picture, chunk, done, finish_of, of
+from tests.support.request_walk import (
+    BRANCHING,
+    PAIR,
+    Heard,
+    Walk,
+    accepted,
+    at_picture,
+    chunk,
+    done,
+    failed,
+    finish_of,
+    heard,
+    of,
+    rejected,
+)
 
 # ---- loss
 
@@ -201,7 +215,7 @@ def events(draw: st.DrawFn) -> tuple[str, int, int, Any]:
     return name, draw(_stages), draw(_attempts), detail
 
 
-def piece_of(walk: Walk, stage_id: int, attempt: int, seq: int, style: str) -> ev.Chunk:
+def piece_of(walk: Walk, stage_id: int, attempt: int, seq: int, style: str) -> Heard:
     """A piece of the only output that the stage's model knows: its pieces are their own numbers."""
     resumed = [
         len(action.resume.token_ids)
@@ -210,11 +224,11 @@ def piece_of(walk: Walk, stage_id: int, attempt: int, seq: int, style: str) -> e
     ]
     number = seq + sum(resumed)
     if style == "picture":
-        return ev.Chunk(stage_id, attempt, chunk(seq, ""), [str(number).encode()])
-    return ev.Chunk(stage_id, attempt, chunk(seq, str(number), [number] if style == "tokens" else ()))
+        return heard(stage_id, attempt, chunk(seq, ""), [str(number).encode()])
+    return heard(stage_id, attempt, chunk(seq, str(number), [number] if style == "tokens" else ()))
 
 
-def event_of(walk: Walk, step: tuple[str, int, int, Any], style: str) -> ev.Event:
+def event_of(walk: Walk, step: tuple[str, int, int, Any], style: str) -> ev.Event | Heard:
     name, stage_id, back, detail = step
     run = walk.machine.runs.get(stage_id)
     attempt = (run.attempt if run else 0) + back
@@ -223,16 +237,16 @@ def event_of(walk: Walk, step: tuple[str, int, int, Any], style: str) -> ev.Even
         case "sent":
             return ev.Sent(stage_id, attempt, ev.ReplicaRef(stage_id, attempt, 7, f"tcp://{stage_id}-{attempt}:1"))
         case "accepted":
-            return ev.Accepted(stage_id, attempt)
+            return accepted(stage_id, attempt)
         case "chunk":
             return piece_of(walk, stage_id, attempt, seq, style)
         case "done":
             targets = [1, 2, 3] if detail >= 0 else [1]
-            return ev.StageDone(stage_id, attempt, done(stage_id, seq, targets))
+            return heard(stage_id, attempt, done(stage_id, seq, targets))
         case "rejected":
-            return ev.Rejected(stage_id, attempt, detail, "no")
+            return rejected(stage_id, attempt, detail, "no")
         case "failed":
-            return ev.StageFailed(stage_id, attempt, detail, "broke")
+            return failed(stage_id, attempt, detail, "broke")
         case "lost":
             return ev.ReplicaLost(stage_id, attempt, "died", may_have_run=detail == 0)
         case _:
@@ -297,10 +311,10 @@ def test_whatever_befell_a_request_its_error_names_stage_replica_and_cause_once(
                 lost = ev.ReplicaLost(0, number, reason, cause != "unsent", f"tcp://0-{number}:1", cause == "slow")
                 actions = walk.tell(lost)
             case "overloaded":
-                actions = walk.tell(ev.Rejected(0, number, FailureKind.OVERLOADED, reason))
+                actions = walk.tell(rejected(0, number, FailureKind.OVERLOADED, reason))
             case _:
                 kind = FailureKind.PAYLOAD if cause == "payload" else FailureKind.ENGINE
-                actions = walk.tell(ev.StageFailed(0, number, kind, reason))
+                actions = walk.tell(failed(0, number, kind, reason))
         finishes = of(actions, ev.Finish)
         if finishes:
             finished = finishes[0]

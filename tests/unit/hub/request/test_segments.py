@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 
 from hub.request import events as ev
-from hub.request.machine import RequestBody, RequestMachine
+from hub.request.machine import RequestMachine
 from hub.request.outputs import OmniOutput
 from hub.request.plan import StageGraph
 from hub.request.segments import Segments
-from hub.request.state import Phase
+from hub.request.state import Phase, RequestState
 from omni_discovery import wire
 from omni_discovery.deploy.document import parse_deploy
 from omni_discovery.errors import InvalidRequestError, ReplicaLostError
 from omni_discovery.wire import FailureKind
-from tests.support.request_walk import BRANCHING, PAIR, Walk, finish_of, of
+from tests.support.request_walk import BRANCHING, PAIR, Walk, finish_of, heard, of
 
 SILENT = "stages: [{stage_id: 0, engine: e}, {stage_id: 1, engine: e, final_output: text}]"
 
@@ -28,12 +28,12 @@ class Talk(Walk):
     def __init__(self, deploy: str = PAIR, attempts: int = 3) -> None:
         super().__init__(deploy)
         graph = StageGraph(parse_deploy(deploy, "test.yaml"))
-        body = RequestBody("r1", {"prompt": "s0"}, graph.plan(), graph.merge_params(None), attempts, segmented=True)
-        self.machine = RequestMachine(body)
+        state = RequestState("r1", {"prompt": "s0"}, graph.plan(), graph.merge_params(None), attempts, segmented=True)
+        self.machine = RequestMachine(state)
         self.tell(ev.Submitted())
 
     def segment(self, text: str | None) -> list[ev.Action]:
-        return self.tell(ev.Segment(None if text is None else {"prompt": text}))
+        return self.tell(ev.SegmentArrived(None if text is None else {"prompt": text}))
 
     def ended(self, stage_id: int, to: Sequence[int] = (), seq: int | None = None) -> list[ev.Action]:
         run = self.machine.runs[stage_id]
@@ -52,7 +52,7 @@ class Talk(Walk):
             payloads=payloads,
             usage={"prompt_tokens": 3},
         )
-        return self.tell(ev.SegmentDone(stage_id, run.attempt, message))
+        return self.tell(heard(stage_id, run.attempt, message))
 
 
 def updates(actions: Sequence[ev.Action]) -> list[tuple[int, int, str | None]]:
@@ -248,7 +248,7 @@ def test_what_was_said_last_is_said_again_when_the_session_is_back() -> None:
 
 def test_the_state_tells_how_the_streaming_stands() -> None:
     talk = Talk()
-    streaming = talk.machine.state.streaming
+    streaming = talk.machine.state.public.streaming
     assert (streaming.enabled, streaming.segment_finished, streaming.new_prompt_len_snapshot) == (True, False, None)
     talk.accepted(0)
     talk.ended(0, to=[1])

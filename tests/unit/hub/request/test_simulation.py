@@ -11,8 +11,9 @@ import pytest
 
 from hub.orchestrator.retries import RetryBudget
 from hub.request import events as ev
-from hub.request.machine import RequestBody, RequestMachine
+from hub.request.machine import RequestMachine
 from hub.request.plan import RequestPlan, StageGraph
+from hub.request.state import RequestState
 from omni_discovery.balancing.policies import LoadBalancingPolicy
 from omni_discovery.deploy.document import parse_deploy
 from omni_discovery.errors import DeadlineExceededError, RequestError
@@ -81,7 +82,7 @@ class World:
         inputs = {"poison": rng.random() < 0.03, "stubborn": rng.random() < 0.1, "styles": self.styles}
         params: dict[int, dict[str, Any]] = {0: {"stop": ["x"]} if inputs["stubborn"] and rng.random() < 0.5 else {}}
         machine = RequestMachine(
-            RequestBody(request_id, inputs, plan, params, ATTEMPTS, priority=rng.choice([0, 0, -1, 5]))
+            RequestState(request_id, inputs, plan, params, ATTEMPTS, priority=rng.choice([0, 0, -1, 5]))
         )
         self.hub.submit(machine, self.clock.now_s + (rng.uniform(0.01, 1.0) if rng.random() < 0.1 else LONGEST_S))
         active = self.hub.requests[request_id]
@@ -92,7 +93,7 @@ class World:
             # Its client does not read for a while.
             for is_behind in (True, False):
                 at_s += self._paces.uniform(0.0, 0.3)
-                self.clock.after(at_s, self.hub.tell, active, ev.ClientPace(is_behind))
+                self.clock.after(at_s, self.hub.tell, active, ev.ClientBackpressure(is_behind))
 
     # ---- what goes wrong
 

@@ -7,8 +7,8 @@ import typing
 from typing import Any
 
 from hub.orchestrator.orchestrator import OrchestratorRequestState, StreamingInputState
-from hub.request.machine import RequestBody
 from hub.request.plan import StageGraph
+from hub.request.state import RequestState
 from omni_discovery.deploy.document import parse_deploy
 from tests.support.request_walk import PAIR, Walk
 
@@ -70,12 +70,12 @@ def test_two_requests_share_nothing() -> None:
 def test_what_a_prompt_says_of_pictures_and_sounds_is_in_the_state() -> None:
     graph = StageGraph(parse_deploy(PAIR, "test.yaml"))
     inputs = {"prompt_token_ids": [1], "mm_features": ["a picture"], "mm_processor_kwargs": {"fps": 2}}
-    state = RequestBody("r1", inputs, graph.plan(), graph.merge_params(None)).state
+    state = RequestState("r1", inputs, graph.plan(), graph.merge_params(None)).public
     assert (state.mm_features, state.mm_processor_kwargs) == (["a picture"], {"fps": 2})
 
 
 def test_a_request_fills_in_what_is_known_of_it() -> None:
-    state = Walk().machine.state
+    state = Walk().machine.state.public
     assert (state.request_id, state.prompt, state.final_stage_id) == ("r1", {"prompt": "hi"}, 1)
     assert (state.final_output_stage_ids, state.finished_final_output_stage_ids) == ({0, 1}, set())
     assert state.sampling_params_list == [{"seed": 1}, {}]

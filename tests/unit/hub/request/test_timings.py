@@ -5,7 +5,7 @@ from __future__ import annotations
 from hub.request import events as ev
 from hub.request.outputs import STAGE_PARTS, of_stage, with_replica
 from omni_discovery import wire
-from tests.support.request_walk import Walk, of
+from tests.support.request_walk import Walk, heard, of
 
 
 def done(seq: int, **timings_s: float) -> wire.StageDone:
@@ -21,13 +21,13 @@ def test_a_stage_that_is_done_has_all_five_parts() -> None:
     walk.accepted(0)
     walk.chunk(0, 0)
     message = done(1, queue=0.5, generate=0.75, transfer=0.25, first_output=9.0)
-    actions = walk.tell(ev.StageDone(0, 0, message))
+    actions = walk.tell(heard(0, 0, message))
     timings_s = of(actions, ev.Emit)[-1].output.timings_s
     parts = {"queue": 1.5, "submit": 1.0, "first_output": 2.0, "generate": 0.75, "transfer": 0.25}
     assert of_stage(timings_s, 0) == parts
     assert tuple(parts) == STAGE_PARTS
     assert timings_s["stage0.replica.queue"] == 0.5
-    assert walk.machine.state.pipeline_timings == timings_s
+    assert walk.machine.state.public.pipeline_timings == timings_s
 
 
 def test_what_can_be_no_length_of_time_is_not_believed() -> None:
@@ -46,7 +46,7 @@ def test_a_stage_that_was_done_again_tells_of_the_attempt_that_counts() -> None:
     walk.lost(0)
     walk.accepted(0, replica_id=1)
     walk.chunk(0, 0)
-    timings_s = of(walk.tell(ev.StageDone(0, 1, done(1, queue=0.0, generate=1.0, transfer=0.0))), ev.Emit)[-1]
+    timings_s = of(walk.tell(heard(0, 1, done(1, queue=0.0, generate=1.0, transfer=0.0))), ev.Emit)[-1]
     assert of_stage(timings_s.output.timings_s, 0) == {
         "queue": 1.0,
         "submit": 1.0,

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from hub.serve.identity import HubIdentity, new_identity, take_identity
+from hub.serve.identity import HubIdentity, acquire_identity, new_identity
 
 
 def take(folder: Path, endpoints: str = "e:1", host: str = "host") -> HubIdentity:
-    return take_identity(folder, "default", endpoints, host)
+    return acquire_identity(folder, "default", endpoints, host)
 
 
 def test_a_hub_that_is_restarted_is_the_same_one(tmp_path: Path) -> None:

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from hub.serve import local_stages
-from hub.serve.local_stages import LocalStage, LocalStages, StageEnd
+from hub.serve.local_stages import LocalStages, StageEnd
 from omni_discovery.backoff import RestartPauses
+from omni_discovery.commands.stage_options import StageOptions
 from omni_discovery.records.schema import ReplicaInfo, ReplicaStatus
 from omni_discovery.view.table import View
 
@@ -42,8 +43,8 @@ class Bench:
         self.now_s, self.view = 100.0, View(revision=7)
         self.children: list[FakeChild] = []
         monkeypatch.setattr(local_stages.subprocess, "Popen", self.spawn)
-        self.stages = LocalStages("e:1", "test", 5.0, lambda: self.view, now=lambda: self.now_s)
-        self.stages.start((LocalStage(0, 2),))
+        self.stages = LocalStages(lambda: self.view, now=lambda: self.now_s)
+        self.stages.start((StageOptions(stage_id=0, count=2, endpoints="e:1"),))
 
     def spawn(self, command: list[str], **options: Any) -> FakeChild:
         assert options["start_new_session"]
@@ -55,13 +56,13 @@ class Bench:
 
     def end(self, code: int) -> list[StageEnd]:
         self.children[-1].code = code
-        return self.stages.tend()
+        return self.stages.restart_ended()
 
     def pause_s(self) -> float:
         """How long it takes until the next one is started."""
         began_s, before = self.now_s, len(self.children)
         while len(self.children) == before:
-            assert self.stages.tend() == []
+            assert self.stages.restart_ended() == []
             self.now_s += 0.25
             assert self.now_s < began_s + 100.0
         return self.now_s - 0.25 - began_s
@@ -84,7 +85,7 @@ def test_a_supervisor_that_was_killed_or_failed_is_started_again_after_growing_p
     assert pauses == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0]
     assert {tuple(child.command) for child in bench.children} == {tuple(bench.children[0].command)}
     bench.list(replace(UP, epoch=9))
-    assert bench.stages.tend() == []
+    assert bench.stages.restart_ended() == []
     bench.now_s += 61.0
     assert bench.end(code) == [StageEnd(0, code, was_up=True)]
     assert bench.pause_s() == 0.5
@@ -96,18 +97,18 @@ def test_a_supervisor_that_was_killed_or_failed_is_started_again_after_growing_p
 @pytest.mark.parametrize("code", [0, 2])
 def test_one_that_was_drained_or_is_misconfigured_stays_down(bench: Bench, code: int) -> None:
     bench.list(UP)
-    bench.stages.tend()
+    bench.stages.restart_ended()
     (end,) = bench.end(code)
     assert not end.is_refusal
     bench.now_s += 3600.0
-    assert bench.stages.tend() == []
+    assert bench.stages.restart_ended() == []
     assert len(bench.children) == 1
 
 
 def test_only_what_never_was_up_here_is_a_refusal(bench: Bench) -> None:
     """A replica of the stage that is older than our supervisor is another host's; a newer one is another stage's."""
     bench.list(replace(UP, epoch=7))
-    assert bench.stages.tend() == []
+    assert bench.stages.restart_ended() == []
     bench.list(replace(UP, stage_id=1, epoch=9))
     (end,) = bench.end(2)
     assert end.is_refusal
@@ -121,7 +122,7 @@ def test_a_start_that_the_machine_refuses_is_tried_again(bench: Bench, monkeypat
 
     monkeypatch.setattr(local_stages.subprocess, "Popen", refuse)
     bench.now_s += 1.0
-    assert bench.stages.tend() == []
+    assert bench.stages.restart_ended() == []
     monkeypatch.setattr(local_stages.subprocess, "Popen", bench.spawn)
     assert bench.pause_s() == 1.0
 
@@ -146,8 +147,8 @@ def test_whoever_is_to_hurry_is_told_so_again(monkeypatch: pytest.MonkeyPatch) -
 
     popen = subprocess.Popen
     monkeypatch.setattr(local_stages.subprocess, "Popen", spawn)
-    stages = LocalStages("e:1", "test", 5.0, View)
-    stages.start((LocalStage(0, 1),))
+    stages = LocalStages(View)
+    stages.start((StageOptions(stage_id=0, endpoints="e:1"),))
     assert spawned[0].stdout is not None
     with spawned[0].stdout as output:
         output.readline()

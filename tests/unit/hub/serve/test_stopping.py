@@ -68,7 +68,7 @@ class FakeStages:
         self.ends = list(ends)
         self.looks = 0
 
-    def tend(self) -> list[StageEnd]:
+    def restart_ended(self) -> list[StageEnd]:
         self.looks += 1
         ends, self.ends = self.ends, []
         return ends
@@ -109,7 +109,7 @@ async def test_the_first_signal_stops_and_only_the_second_hurries() -> None:
         listener.bind(("127.0.0.1", 0))
         hub = app._Hub(cast("Any", None), "", listener, None)
         hub._stop()
-        hub._to_hurry = (lambda: hurried.append("http"), lambda: hurried.append("stages"))
+        hub._on_hurry = (lambda: hurried.append("http"), lambda: hurried.append("stages"))
         assert hub._stopping.is_set()
         assert hurried == []
         hub._stop()

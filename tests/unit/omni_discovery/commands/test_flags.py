@@ -11,7 +11,6 @@ from omni_discovery.commands.flags import (
     add_data_plane_options,
     check_data_plane,
     check_host,
-    data_plane_flags,
     read_labels,
     warn_if_plain,
 )
@@ -60,13 +59,6 @@ def test_a_host_or_an_ip_address_can_be_advertised(right: str) -> None:
 def test_anything_else_is_refused_with_what_would_be_right(wrong: str) -> None:
     with pytest.raises(ConfigError, match="right would be a host name or an IP address"):
         check_host("--omni-replica-address", wrong)
-
-
-def test_a_child_process_gets_the_same_flags() -> None:
-    given = parsed("--zmq-security", "none", "--label", "a=1", "--label", "b=2 3", "--drain-timeout", "7.5")
-    again = parsed(*data_plane_flags(given))
-    assert (again.zmq_security, again.label, again.drain_timeout) == ("none", ["a=1", "b=2 3"], 7.5)
-    assert parsed(*data_plane_flags(parsed())) == parsed()
 
 
 @pytest.mark.parametrize(

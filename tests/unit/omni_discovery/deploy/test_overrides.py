@@ -56,9 +56,9 @@ def test_runtime_holds_for_this_host_and_is_in_nobodys_document(pair: str) -> No
     (first, count), (second, _) = stages_here(arguments, deploy)
     assert (first.runtime.devices, count, second.runtime.devices) == ("4", 2, "")
     started = to_start([(first, count), (second, 1)], arguments)
-    assert [each.overrides for each in started] == ['{"0":{"runtime":{"devices":"4"}}}', ""]
+    assert [each.runtime for each in started] == [{"devices": "4"}, {}]
     # That is what the supervisor makes of it.
-    assert document_here(deploy, started[0].overrides).stage(0).runtime == first.runtime
+    assert document_here(deploy, 0, started[0].runtime).stage(0).runtime == first.runtime
 
 
 def test_a_file_may_leave_to_the_flag_what_it_lacks(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from omni_discovery.clients import OmniCoordClientForHub
-from omni_discovery.commands.main import add_security_options, read_security, security_flags
+from omni_discovery.commands.main import add_security_options, read_security
 from omni_discovery.errors import ConfigError
 from omni_discovery.etcd.config import RegistryConfig, RegistrySecurity, RegistryTls
 from stage_runtime.config import ReplicaConfig
@@ -96,17 +96,15 @@ def test_the_password_comes_from_the_environment_or_a_file_and_never_from_a_flag
     assert read_security(parsed("--etcd-user", "u")).password == "from-environment"
     by_file = parsed("--etcd-user", "u", "--etcd-password-file", str(file))
     assert read_security(by_file).password == "from file "
-    assert security_flags(by_file) == ["--etcd-user", "u", "--etcd-password-file", str(file)]
     with pytest.raises(ConfigError, match="--etcd-password-file /nowhere can't be read"):
         read_security(parsed("--etcd-user", "u", "--etcd-password-file", "/nowhere"))
     with pytest.raises(ConfigError, match="--etcd-password-file p can't be read"):
         read_security(parsed("--etcd-user", "u", "--etcd-password", "p"))
 
 
-def test_the_flags_for_a_child_say_the_same_again(pem: Certificates) -> None:
+def test_the_flags_name_the_files_of_tls(pem: Certificates) -> None:
     flags = ["--etcd-ca", pem.ca, "--etcd-cert", pem.client_cert, "--etcd-key", pem.client_key]
     flags += ["--etcd-server-name", "etcd.example"]
-    assert security_flags(parsed(*flags)) == flags
     assert read_security(parsed(*flags)).tls == RegistryTls(
         ca_file=pem.ca, cert_file=pem.client_cert, key_file=pem.client_key, server_name="etcd.example"
     )

@@ -142,6 +142,18 @@ def test_a_recall_that_comes_before_the_session_is_up_is_answered_once_it_is() -
     assert session.receive("output", recall(1, 4)) == [CreditsRecalled(1, 4)]
 
 
+def test_credits_are_wanted_and_returned_in_the_present_session_only() -> None:
+    session = new()
+    assert session.want_credits(3, 0.5) == session.return_credits(1, 1) == []
+    session = opened()
+    want = wire.WantCredits(epoch=7, session=1, waiting=3, oldest_wait_s=0.5)
+    assert session.want_credits(3, 0.5) == [SendToReplica("input", want)]
+    returned = wire.ReturnCredits(epoch=7, session=1, credits=2)
+    assert session.return_credits(1, 2) == [SendToReplica("input", returned)]
+    session.disconnected("input")
+    assert session.return_credits(1, 2) == session.want_credits(1, 0.0) == []
+
+
 def test_a_loss_is_news_once_and_also_after_a_change_of_epoch() -> None:
     session = opened()
     first, *_ = session.begin_epoch(8)
@@ -538,8 +550,8 @@ def test_a_half_open_session_is_found_out_by_the_probe() -> None:
 
 
 def test_a_probe_that_crosses_a_hello_is_not_taken_for_its_answer() -> None:
-    """1. the replica has given the hub up, which greets again; 2. the next probe, with number 0, comes before the answer
-    to Hello on that socket; 3. the session opens by the answer, as one whose replica lends credits
+    """1. the replica has given the hub up, which greets again; 2. the next probe, with number 0, comes before the
+    answer to Hello on that socket; 3. the session opens by the answer, as one whose replica lends credits
     """
     session = opened()
     session.receive("output", welcome(session=0))

@@ -133,7 +133,7 @@ def test_what_the_engine_puts_aside_for_its_client_rests(bench: Bench) -> None:
     (end,) = bench.put_out(EngineOutput("a", finish_reason="stop"))
     assert isinstance(end, Finished)
     pauses = bench.loop._pauses
-    assert (pauses._aside, pauses._resting, pauses._reasons, pauses._in_engine) == (set(), set(), {}, {})
+    assert (pauses._set_aside, pauses._parked_keys, pauses._reasons, pauses._in_engine) == (set(), set(), {}, {})
 
 
 def test_what_the_engine_does_not_put_aside_keeps_its_slot(bench: Bench) -> None:

@@ -15,12 +15,14 @@ import pytest
 from omni_discovery import wire
 from omni_discovery.deploy.document import StageConfig
 from omni_discovery.wire.session import Peer
-from stage_runtime.engine_loop.control import STANDARD, Controls, fail, perform
+from stage_runtime.engine_loop.control import Controls, fail, perform
 from stage_runtime.engine_loop.jobs import Call, Called
+from stage_runtime.engines.base import CONTROL_METHODS
+from stage_runtime.engines.capabilities import capabilities_of
 from stage_runtime.engines.echo.engine import EchoEngine
 from stage_runtime.engines.vllm.control import Adapters, vllm_controls
 from stage_runtime.lifecycle import Stage, admit, published_status
-from stage_runtime.server.control import Calls
+from stage_runtime.server.control import ControlCalls
 from tests.support.replica_engine import ScriptedEngine
 
 HUB, OTHER = Peer("hub-1/aaa", "hub-1"), Peer("hub-2/bbb", "hub-2")
@@ -46,11 +48,11 @@ class Desk:
         self.own = Stage.READY
         self.counters: Counter[str] = Counter()
         self.said: list[tuple[Peer, wire.ControlResult]] = []
-        self.calls = Calls(lambda: self.own, lambda: 3, self.counters, lambda *what: self.said.append(what))
+        self.calls = ControlCalls(lambda: self.own, lambda: 3, self.counters, lambda *what: self.said.append(what))
 
     def take(self, call_id: str, method: str = "list_loras", peer: Peer = HUB) -> list[Call]:
         control = wire.Control(epoch=7, call_id=call_id, method=method, args=(1,), kwargs={"a": 2}, remaining_s=5.0)
-        return self.calls.take(peer, control, 10.0)
+        return self.calls.accept_call(peer, control, 10.0)
 
 
 # ---- the ZMQ thread
@@ -64,12 +66,12 @@ def test_a_call_is_passed_on_once_and_its_answer_goes_to_who_asked() -> None:
     (other,) = desk.take("c~1", peer=OTHER)
     assert other.key != job.key
     assert desk.counters["replayed_calls"] == 1
-    desk.calls.ended(Called(job.key, ok=True, result=[5]))
-    desk.calls.ended(Called(job.key, ok=True, result=[6]))
+    desk.calls.finish_call(Called(job.key, ok=True, result=[5]))
+    desk.calls.finish_call(Called(job.key, ok=True, result=[6]))
     answer = wire.ControlResult(epoch=7, call_id="c~1", ok=True, queue_length=3, result=[5])
     assert desk.said == [(HUB, answer)]
     assert desk.take("c~1") == []
-    assert desk.calls.peers() == [OTHER]
+    assert desk.calls.calling_peers() == [OTHER]
 
 
 def test_nothing_is_taken_from_the_call_for_sleep_until_the_engine_says_that_it_is_awake() -> None:
@@ -79,18 +81,18 @@ def test_nothing_is_taken_from_the_call_for_sleep_until_the_engine_says_that_it_
     desk = Desk()
     (first,), (second,) = desk.take("a", "sleep"), desk.take("b", "sleep")
     assert desk.calls.stage() is Stage.ASLEEP
-    desk.calls.ended(Called(second.key, ok=False, error="no", is_asleep=False))
+    desk.calls.finish_call(Called(second.key, ok=False, error="no", is_asleep=False))
     assert desk.calls.stage() is Stage.ASLEEP
-    desk.calls.ended(Called(first.key, ok=True, is_asleep=True))
+    desk.calls.finish_call(Called(first.key, ok=True, is_asleep=True))
     assert desk.calls.stage() is Stage.ASLEEP
     (wake,) = desk.take("c", "wake_up")
-    desk.calls.ended(Called(wake.key, ok=True, is_asleep=False))
+    desk.calls.finish_call(Called(wake.key, ok=True, is_asleep=False))
     assert desk.calls.stage() is Stage.READY
     (again,) = desk.take("d", "sleep")
-    desk.calls.ended(Called(again.key, ok=False, error="late"))
+    desk.calls.finish_call(Called(again.key, ok=False, error="late"))
     assert desk.calls.stage() is Stage.READY
     (half,) = desk.take("e", "sleep")
-    desk.calls.ended(Called(half.key, ok=False, error="no", is_asleep=True))
+    desk.calls.finish_call(Called(half.key, ok=False, error="no", is_asleep=True))
     assert desk.calls.stage() is Stage.ASLEEP
     desk.own = Stage.DRAINING
     assert desk.calls.stage() is Stage.DRAINING
@@ -122,7 +124,7 @@ def test_open_calls_are_bounded() -> None:
         assert len(desk.take(f"c{number}")) == 1
     assert desk.take("one more") == []
     assert "64 calls are open" in desk.said[-1][1].error
-    desk.calls.ended(Called("#1", ok=True))
+    desk.calls.finish_call(Called("#1", ok=True))
     assert len(desk.take("now")) == 1
 
 
@@ -130,10 +132,10 @@ def test_a_hub_that_is_given_up_gets_no_answers_and_its_sleep_counts_until_the_e
     desk = Desk()
     (job,), (behind,) = desk.take("c", "sleep"), desk.take("e")
     desk.take("d", peer=OTHER)
-    assert desk.calls.drop(HUB.name) == [behind.key, job.key]
-    assert desk.calls.peers() == [OTHER]
+    assert desk.calls.drop_calls(HUB.name) == [behind.key, job.key]
+    assert desk.calls.calling_peers() == [OTHER]
     assert desk.calls.stage() is Stage.ASLEEP
-    desk.calls.ended(Called(job.key, ok=False, error="nobody waits"))
+    desk.calls.finish_call(Called(job.key, ok=False, error="nobody waits"))
     assert desk.calls.stage() is Stage.READY
     assert desk.said == []
 
@@ -143,9 +145,9 @@ def test_a_hub_that_is_given_up_gets_no_answers_and_its_sleep_counts_until_the_e
 
 def test_what_a_method_gives_back_is_said_as_msgpack_has_it() -> None:
     engine = echo(allow_rpc=["say"])
-    assert value(perform(engine, call("add_lora", "mine", 3, path="/l"))) is True
-    assert value(perform(engine, call("list_loras"))) == [3]
-    said = perform(engine, call("collective_rpc", "say", [1, b"\0"], {"a": None}))
+    assert value(perform(capabilities_of(engine), call("add_lora", "mine", 3, path="/l"))) is True
+    assert value(perform(capabilities_of(engine), call("list_loras"))) == [3]
+    said = perform(capabilities_of(engine), call("collective_rpc", "say", [1, b"\0"], {"a": None}))
     assert value(said) == [[1, b"\0"], {"a": None}]
     frame = wire.encode(wire.ControlResult(epoch=1, call_id="c", ok=True, queue_length=0, result=said.result))
     (read,), _ = wire.decode_from_replica([frame])
@@ -154,19 +156,19 @@ def test_what_a_method_gives_back_is_said_as_msgpack_has_it() -> None:
 
 
 def test_an_unknown_method_is_answered_with_those_that_there_are() -> None:
-    assert perform(echo(), call("fly")).error == (
+    assert perform(capabilities_of(echo()), call("fly")).error == (
         "ControlRefusedError: this engine has no control method 'fly'; there are: start_profile, stop_profile, sleep, "
         "wake_up, is_sleeping, add_lora, remove_lora, list_loras, collective_rpc"
     )
-    assert perform(ScriptedEngine(), call("sleep")).error.endswith("'sleep'; there are: none")
-    assert set(echo().controls) <= set(STANDARD)
+    assert perform(capabilities_of(ScriptedEngine()), call("sleep")).error.endswith("'sleep'; there are: none")
+    assert set(echo().controls) <= set(CONTROL_METHODS)
 
 
 def test_only_what_the_operator_has_named_can_be_called() -> None:
-    assert perform(echo(), call("collective_rpc", "pid")).error == (
+    assert perform(capabilities_of(echo()), call("collective_rpc", "pid")).error == (
         "ControlRefusedError: engine_args.allow_rpc of this stage does not name 'pid', but nothing"
     )
-    called = perform(echo(allow_rpc=["say", "fail"]), call("collective_rpc", "pid"))
+    called = perform(capabilities_of(echo(allow_rpc=["say", "fail"])), call("collective_rpc", "pid"))
     assert called.error.endswith("does not name 'pid', but say, fail")
 
 
@@ -184,7 +186,7 @@ def test_only_what_the_operator_has_named_can_be_called() -> None:
 def test_whatever_a_method_raises_or_returns_is_that_calls_error(
     method: str, args: tuple[Any, ...], error: str
 ) -> None:
-    called = perform(echo(allow_rpc=["say", "fail"]), call(method, *args))
+    called = perform(capabilities_of(echo(allow_rpc=["say", "fail"])), call(method, *args))
     assert not called.ok
     assert called.error.startswith(error)
     wire.encode(wire.ControlResult(epoch=1, call_id="c", ok=False, queue_length=0, error=called.error))
@@ -193,11 +195,11 @@ def test_whatever_a_method_raises_or_returns_is_that_calls_error(
 
 def test_sleep_and_waking_say_what_the_engine_is_now_and_other_calls_say_nothing() -> None:
     engine = echo()
-    assert perform(engine, call("list_loras")).is_asleep is None
-    assert perform(engine, call("sleep", 9)).is_asleep is False
-    assert perform(engine, call("sleep")).is_asleep is True
-    assert perform(engine, call("wake_up", "badly")).is_asleep is True
-    assert perform(engine, call("wake_up")).is_asleep is False
+    assert perform(capabilities_of(engine), call("list_loras")).is_asleep is None
+    assert perform(capabilities_of(engine), call("sleep", 9)).is_asleep is False
+    assert perform(capabilities_of(engine), call("sleep")).is_asleep is True
+    assert perform(capabilities_of(engine), call("wake_up", "badly")).is_asleep is True
+    assert perform(capabilities_of(engine), call("wake_up")).is_asleep is False
 
 
 def test_a_vllm_stage_that_was_not_made_for_it_says_which_argument_is_missing() -> None:
@@ -210,10 +212,10 @@ def test_a_vllm_stage_that_was_not_made_for_it_says_which_argument_is_missing() 
         ("remove_lora", (1,)),
         ("pin_lora", (1,)),
     ):
-        assert perform(engine, call(method, *args)).error == (
+        assert perform(capabilities_of(engine), call(method, *args)).error == (
             "ControlRefusedError: adapters are only taken where engine_args.enable_lora is true"
         )
-    assert "engine_args.enable_sleep_mode" in perform(engine, call("sleep")).error
+    assert "engine_args.enable_sleep_mode" in perform(capabilities_of(engine), call("sleep")).error
     llm.sleep.assert_not_called()
 
 
@@ -224,7 +226,9 @@ class Turns:
         self.idle, self.now_s = False, 0.0
         self.engine = echo()
         self.granted: list[float] = []
-        self.controls = Controls(self.engine, lambda: self.idle, lambda: self.now_s, self.granted.append)
+        self.controls = Controls(
+            capabilities_of(self.engine), lambda: self.idle, lambda: self.now_s, self.granted.append
+        )
 
     def keys(self, said: list[Called]) -> list[str]:
         return [called.key for called in said]
@@ -232,52 +236,52 @@ class Turns:
 
 def test_sleep_waits_until_the_engine_is_idle_and_what_came_behind_it_waits_with_it() -> None:
     turns = Turns()
-    assert turns.keys(turns.controls.take(call("list_loras", key="#1"))) == ["#1"]
-    assert turns.controls.take(call("sleep", key="#2")) == []
-    assert turns.controls.take(call("is_sleeping", key="#3")) == []
-    assert turns.controls.turn() == []
+    assert turns.keys(turns.controls.accept_call(call("list_loras", key="#1"))) == ["#1"]
+    assert turns.controls.accept_call(call("sleep", key="#2")) == []
+    assert turns.controls.accept_call(call("is_sleeping", key="#3")) == []
+    assert turns.controls.run_due() == []
     turns.idle = True
-    slept, asked = turns.controls.turn()
+    slept, asked = turns.controls.run_due()
     assert (slept.key, slept.is_asleep, asked.key, value(asked)) == ("#2", True, "#3", True)
 
 
 def test_a_call_whose_time_is_over_does_not_begin() -> None:
     turns = Turns()
-    turns.controls.take(call("sleep", key="#1", deadline_s=5.0))
-    turns.controls.take(call("is_sleeping", key="#2", deadline_s=50.0))
+    turns.controls.accept_call(call("sleep", key="#1", deadline_s=5.0))
+    turns.controls.accept_call(call("is_sleeping", key="#2", deadline_s=50.0))
     turns.now_s = 5.0
-    late, asked = turns.controls.turn()
+    late, asked = turns.controls.run_due()
     assert late.error == "DeadlineExceededError: the deadline passed before 'sleep' could begin"
     assert value(asked) is False
-    (late,) = turns.controls.take(call("sleep", key="#3", deadline_s=4.0))
+    (late,) = turns.controls.accept_call(call("sleep", key="#3", deadline_s=4.0))
     assert not late.ok
 
 
 def test_a_call_may_stand_still_until_its_deadline_but_not_for_ever() -> None:
     turns = Turns()
     turns.now_s = 10.0
-    turns.controls.take(call("list_loras", deadline_s=70.0))
-    turns.controls.take(call("list_loras", deadline_s=1e9))
-    turns.controls.take(call("list_loras", deadline_s=9.0))
+    turns.controls.accept_call(call("list_loras", deadline_s=70.0))
+    turns.controls.accept_call(call("list_loras", deadline_s=1e9))
+    turns.controls.accept_call(call("list_loras", deadline_s=9.0))
     assert turns.granted == [70.0, 1810.0]
 
 
 def test_a_call_that_is_cancelled_while_it_waits_lets_the_others_pass() -> None:
     turns = Turns()
-    turns.controls.take(call("sleep", key="#1"))
-    turns.controls.take(call("is_sleeping", key="#2"))
-    (cancelled,) = turns.controls.cancel("#1")
-    (asked,) = turns.controls.turn()
+    turns.controls.accept_call(call("sleep", key="#1"))
+    turns.controls.accept_call(call("is_sleeping", key="#2"))
+    (cancelled,) = turns.controls.cancel_call("#1")
+    (asked,) = turns.controls.run_due()
     assert (cancelled.key, cancelled.ok, value(asked)) == ("#1", False, False)
-    assert turns.controls.cancel("#2") == []
+    assert turns.controls.cancel_call("#2") == []
 
 
 def test_an_engine_that_dies_answers_what_waits() -> None:
     turns = Turns()
-    turns.controls.take(call("sleep", key="#1"))
+    turns.controls.accept_call(call("sleep", key="#1"))
     (failed,) = turns.controls.fail_all("it died")
     assert failed.error == "EngineDeadError: it died"
-    assert turns.controls.turn() == []
+    assert turns.controls.run_due() == []
     assert turns.keys(fail([call("sleep", key="#2")], "x")) == ["#2"]
 
 
@@ -287,5 +291,5 @@ def test_the_echo_engine_takes_as_long_as_it_is_told(method: str) -> None:
     controls: dict[str, Callable[..., Any]] = dict(engine.controls)
     controls["start_profile"]()
     before_s = time.monotonic()
-    perform(engine, call(method))
+    perform(capabilities_of(engine), call(method))
     assert time.monotonic() - before_s >= 0.05

@@ -10,8 +10,9 @@ from omni_discovery.deploy.document import StageConfig
 from omni_discovery.errors import ConfigError
 from stage_runtime import status_pipe
 from stage_runtime.config import EngineDeadError
-from stage_runtime.replica.failures import is_known, lacks_memory, not_loaded, told
-from stage_runtime.status_pipe import IsUp, LastWords, read
+from stage_runtime.engines.errors import lacks_memory
+from stage_runtime.replica.failures import describe_failure, is_known, not_loaded
+from stage_runtime.status_pipe import Exiting, Up, split_line
 
 
 class OutOfMemoryError(RuntimeError):
@@ -36,7 +37,7 @@ class SafetensorError(Exception):
 )
 def test_too_little_memory_is_called_that_with_what_to_do(error: Exception) -> None:
     assert lacks_memory(error)
-    text = told(error)
+    text = describe_failure(error)
     assert text.startswith(f"too little memory: {type(error).__name__}")
     assert "devices" in text
     assert "max_num_seqs" in text
@@ -46,12 +47,12 @@ def test_other_errors_are_not() -> None:
     """Nor what vLLM says of engine_args that no free memory could satisfy."""
     error = ValueError("To serve at least one request with the model's max seq len (9), (2 GiB KV cache is needed")
     assert not lacks_memory(error)
-    assert told(error) == f"ValueError: {error}"
-    assert told(KeyError()) == "KeyError"
+    assert describe_failure(error) == f"ValueError: {error}"
+    assert describe_failure(KeyError()) == "KeyError"
 
 
 def test_what_is_told_is_one_line_of_a_bounded_length() -> None:
-    text = told(RuntimeError("a\n  b\n" + "c" * 10_000))
+    text = describe_failure(RuntimeError("a\n  b\n" + "c" * 10_000))
     assert text.startswith("RuntimeError: a b c")
     assert len(text) < 500
 
@@ -72,21 +73,21 @@ def test_the_supervisor_reads_what_it_is_told_among_what_is_printed(monkeypatch:
     reading, writing = os.pipe()
     monkeypatch.setattr(status_pipe, "_STDOUT", writing)
     os.write(writing, b"plain\nunfinished")
-    status_pipe.tell(IsUp())
-    status_pipe.tell(LastWords("it is\nover"))
-    status_pipe.tell(LastWords("x" * 10_000))
+    status_pipe.write_status(Up())
+    status_pipe.write_status(Exiting("it is\nover"))
+    status_pipe.write_status(Exiting("x" * 10_000))
     os.close(writing)
     with os.fdopen(reading, "rb") as lines:
-        found = [read(line.rstrip(b"\n")) for line in lines]
-    assert found[:3] == [(b"plain", None), (b"unfinished", IsUp()), (b"", LastWords("it is over"))]
-    assert isinstance(found[3][1], LastWords)
+        found = [split_line(line.rstrip(b"\n")) for line in lines]
+    assert found[:3] == [(b"plain", None), (b"unfinished", Up()), (b"", Exiting("it is over"))]
+    assert isinstance(found[3][1], Exiting)
     assert 300 < len(found[3][1].reason) < 512
-    assert read(b"\x00omni something else") == (b"", None)
+    assert split_line(b"\x00omni something else") == (b"", None)
 
 
 def test_a_supervisor_that_is_gone_is_told_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     reading, writing = os.pipe()
     os.close(reading)
     monkeypatch.setattr(status_pipe, "_STDOUT", writing)
-    status_pipe.tell(IsUp())
+    status_pipe.write_status(Up())
     os.close(writing)

@@ -10,7 +10,7 @@ from stage_runtime.config import PayloadError
 from stage_runtime.connectors import OmniConnectorBase
 from stage_runtime.engine_loop.jobs import Work
 from stage_runtime.engine_loop.payloads import Edge, Payloads
-from stage_runtime.replica.readiness import Reach
+from stage_runtime.replica.readiness import ReadinessCheck
 
 
 class Store(OmniConnectorBase):
@@ -52,10 +52,12 @@ class World:
         self.record: list[dict[str, str]] = []
         self.naps = 0
         self.payloads = Payloads(0, {(0, 1): Edge("Store", store)}, lambda: self.now_s)
-        self.reach = Reach(self.payloads, lambda **said: self.record.append(said), lambda: self.now_s, self.sleep)
+        self.readiness = ReadinessCheck(
+            self.payloads, lambda **said: self.record.append(said), lambda: self.now_s, self.sleep
+        )
 
     def sleep(self, seconds: float) -> None:
-        assert self.reach.is_waiting
+        assert self.readiness.is_waiting
         self.now_s += seconds
         self.naps += 1
         if self.naps == 3:
@@ -72,40 +74,40 @@ class World:
 
 def test_it_waits_until_the_service_is_there_and_says_so_once() -> None:
     world = World(Store("no master at m:1"))
-    world.reach.wait()
+    world.readiness.wait_ready()
     told = "stage 0 can't hand over to 1: no master at m:1"
     assert world.record == [{"reason": told, "phase": "waiting"}, {"reason": ""}]
-    assert (world.naps, world.reach.is_waiting) == (3, False)
+    assert (world.naps, world.readiness.is_waiting) == (3, False)
 
 
 def test_a_replica_that_lacks_nothing_says_nothing_and_asks_once() -> None:
     """Also where a connector of others can't be asked."""
     for store in (Store(), Store("raises")):
         world = World(store)
-        world.reach.wait()
+        world.readiness.wait_ready()
         world.hand_over() if not store.reason else None
         for _ in range(10):
             world.now_s += 10
-            world.reach.look()
+            world.readiness.check_again()
         assert (world.record, world.naps, store.asked) == ([], 0, 1)
 
 
 def test_a_service_that_goes_is_told_with_the_first_failed_hand_off_until_it_is_back() -> None:
     """1. nothing fails: nobody is asked; 2. hand-offs fail: asked every 5 s at most; 3. it is back: told, too"""
     world = World(Store())
-    world.reach.wait()
+    world.readiness.wait_ready()
     world.store.reason = "gone"
-    world.reach.look()
+    world.readiness.check_again()
     assert (world.record, world.store.asked) == ([], 1)
     for _ in range(40):
         world.hand_over()
-        world.reach.look()
+        world.readiness.check_again()
         world.now_s += 0.25
     assert world.record == [{"reason": "stage 0 can't hand over to 1: gone"}]
     assert world.store.asked == 3
     world.store.reason = ""
     world.now_s += 5
-    world.reach.look()
+    world.readiness.check_again()
     assert world.record[1:] == [{"reason": ""}]
 
 
@@ -113,7 +115,7 @@ def test_a_failure_that_was_the_requests_own_is_not_told() -> None:
     world = World(Store("full"))
     world.hand_over()
     world.store.reason = ""
-    world.reach.look()
+    world.readiness.check_again()
     assert (world.record, world.store.asked) == ([], 1)
 
 

@@ -12,7 +12,7 @@ from omni_discovery.records.schema import ReplicaStatus
 from stage_runtime.config import ReplicaConfig
 from stage_runtime.engines.echo.engine import EchoEngine
 from stage_runtime.replica.replica import Replica
-from stage_runtime.status_pipe import IsUp, LastWords, Tiding
+from stage_runtime.status_pipe import Exiting, StatusMessage, Up
 from stage_runtime.supervisor.restarts import EXIT_FAILED
 from tests.support.hub_fakes import ONE_STAGE, deploy_of
 
@@ -46,17 +46,17 @@ def _signals_as_before() -> Iterator[None]:
         signal.signal(number, handler)
 
 
-def run(**config: str) -> tuple[int, _Registration, list[Tiding]]:
+def run(**config: str) -> tuple[int, _Registration, list[StatusMessage]]:
     """A replica's life: its exit code, its record, and what it told its supervisor."""
     made: list[_Registration] = []
-    told: list[Tiding] = []
+    told: list[StatusMessage] = []
 
     def connect(*places: Any, **named: Any) -> _Registration:
         made.append(_Registration(*places, **named))
         return made[-1]
 
     settings = ReplicaConfig(stage_id=0, endpoints="127.0.0.1:1", namespace="default", **config)
-    code = Replica(settings, deploy_of(ONE_STAGE), connect, tell=told.append).run()
+    code = Replica(settings, deploy_of(ONE_STAGE), connect, write_status=told.append).run()
     return code, made[0], told
 
 
@@ -75,7 +75,7 @@ def test_too_little_memory_while_loading_is_in_the_record_with_what_to_do(
     now = registration.now
     assert now["status"] is ReplicaStatus.ERROR
     assert now["reason"].startswith("the engine died: could not be loaded: too little memory: MemoryError: 9 GiB; give")
-    assert told == [LastWords(now["reason"])]
+    assert told == [Exiting(now["reason"])]
     assert "Traceback" not in caplog.text
     assert now["phase"] == "loading"
 
@@ -95,7 +95,7 @@ def test_an_engine_that_raises_in_a_step_says_so_in_the_record(
     now = registration.now
     assert now["status"] is ReplicaStatus.ERROR
     assert now["reason"].startswith("the engine died: too little memory: RuntimeError: CUDA out of memory. Tried")
-    assert told == [IsUp(), LastWords(now["reason"])]
+    assert told == [Up(), Exiting(now["reason"])]
     assert "Traceback" in caplog.text
 
 

@@ -16,54 +16,54 @@ def book(capacity: int, *peers: str) -> CreditBook:
     made = CreditBook(recall_timeout_s=0.5)
     made.set_capacity(capacity)
     for peer in peers:
-        made.open(peer, 1)
-        made.settle(0.0)
+        made.open_account(peer, 1)
+        made.lend_and_recall(0.0)
     return made
 
 
 def test_the_only_hub_gets_all_and_the_next_what_is_free() -> None:
     """1. a gets all 8, and b nothing; 2. a session ends with 4 of them unspent: b gets those, and c nothing."""
     one = book(8)
-    one.open("a", 1)
-    assert one.settle(0.0) == [GrantCredits("a", 1, 8)]
-    one.open("b", 1)
-    assert one.settle(0.0) == []
+    one.open_account("a", 1)
+    assert one.lend_and_recall(0.0) == [GrantCredits("a", 1, 8)]
+    one.open_account("b", 1)
+    assert one.lend_and_recall(0.0) == []
     for _ in range(4):
-        one.began("a", credit=True)
-    one.close("a")
-    assert one.settle(0.0) == [GrantCredits("b", 1, 4)]
-    one.open("c", 1)
-    assert one.settle(0.0) == []
+        one.begin_request("a", credit=True)
+    one.close_account("a")
+    assert one.lend_and_recall(0.0) == [GrantCredits("b", 1, 4)]
+    one.open_account("c", 1)
+    assert one.lend_and_recall(0.0) == []
 
 
 def test_hubs_that_were_there_before_the_replica_was_ready_share_alike() -> None:
     """1. three hubs greet a replica that loads its model; 2. it is ready with 8 slots: nobody gets more than 3."""
     loading = book(0, "a", "b", "c")
     loading.set_capacity(8)
-    granted = {action.peer: action.credits for action in loading.settle(0.0)}
+    granted = {action.peer: action.credits for action in loading.lend_and_recall(0.0)}
     assert sum(granted.values()) == 8
     assert max(granted.values()) == 3
 
 
 def test_a_slot_that_nobody_wants_goes_back_to_the_hub_whose_request_ended() -> None:
     shared = book(2, "a", "b")
-    assert shared.began("a", credit=True)
-    assert shared.settle(0.0) == []
-    shared.ended("a")
-    assert shared.settle(0.0) == [GrantCredits("a", 1, 1)]
+    assert shared.begin_request("a", credit=True)
+    assert shared.lend_and_recall(0.0) == []
+    shared.end_request("a")
+    assert shared.lend_and_recall(0.0) == [GrantCredits("a", 1, 1)]
 
 
 def test_a_freed_slot_goes_to_the_hub_that_waits_longest_and_then_to_the_next() -> None:
     """1. a has all 4 slots running; b waits for 1 s with two requests, c for 2 s with one; 2. slots come free."""
     busy = book(4, "a", "b", "c")
     for _ in range(4):
-        assert busy.began("a", credit=True)
-    busy.want("b", 1, 2, 1.0, now_s=10.0)
-    busy.want("c", 1, 1, 2.0, now_s=10.0)
+        assert busy.begin_request("a", credit=True)
+    busy.record_demand("b", 1, 2, 1.0, now_s=10.0)
+    busy.record_demand("c", 1, 1, 2.0, now_s=10.0)
     granted = []
     for _ in range(4):
-        busy.ended("a")
-        granted += [(action.peer, action.credits) for action in busy.settle(10.0)]
+        busy.end_request("a")
+        granted += [(action.peer, action.credits) for action in busy.lend_and_recall(10.0)]
     assert granted == [("c", 1), ("b", 1), ("b", 1), ("a", 1)]
 
 
@@ -71,108 +71,108 @@ def test_hubs_with_many_waiting_take_turns_by_how_long_each_request_has_waited()
     """Both queues are taken to be evenly filled since their oldest came: the longer one does not shut the other out."""
     busy = book(8, "a", "b", "c")
     for _ in range(8):
-        busy.began("a", credit=True)
-    busy.want("b", 1, 100, 1.02, now_s=10.0)
-    busy.want("c", 1, 4, 1.0, now_s=10.0)
+        busy.begin_request("a", credit=True)
+    busy.record_demand("b", 1, 100, 1.02, now_s=10.0)
+    busy.record_demand("c", 1, 4, 1.0, now_s=10.0)
     for _ in range(8):
-        busy.ended("a")
-    granted = {action.peer: action.credits for action in busy.settle(10.0)}
+        busy.end_request("a")
+    granted = {action.peer: action.credits for action in busy.lend_and_recall(10.0)}
     assert set(granted) == {"b", "c"}
 
 
 def test_credits_that_lie_idle_are_asked_back_for_a_hub_that_waits() -> None:
     """1. a holds all 4; b wants 3; 2. a has spent one meanwhile and gives 2 back; 3. b gets those, and asks a again."""
     one = book(4, "a", "b")
-    one.want("b", 1, 3, 0.1, now_s=1.0)
-    assert one.settle(1.0) == [RecallCredits("a", 1, 3)]
-    assert one.settle(1.1) == []
+    one.record_demand("b", 1, 3, 0.1, now_s=1.0)
+    assert one.lend_and_recall(1.0) == [RecallCredits("a", 1, 3)]
+    assert one.lend_and_recall(1.1) == []
     for _ in range(2):
-        assert one.began("a", credit=True)
-    assert one.give_back("a", 1, 2)
-    assert one.settle(1.2) == [GrantCredits("b", 1, 2)]
+        assert one.begin_request("a", credit=True)
+    assert one.take_back("a", 1, 2)
+    assert one.lend_and_recall(1.2) == [GrantCredits("b", 1, 2)]
     assert (one.unspent_of("a"), one.free) == (0, 0)
 
 
 def test_hubs_that_want_themselves_are_not_asked() -> None:
     one = book(4, "a", "b")
-    one.want("a", 1, 1, 0.0, now_s=1.0)
-    one.want("b", 1, 1, 0.0, now_s=1.0)
-    assert one.settle(1.0) == []
+    one.record_demand("a", 1, 1, 0.0, now_s=1.0)
+    one.record_demand("b", 1, 1, 0.0, now_s=1.0)
+    assert one.lend_and_recall(1.0) == []
 
 
 def test_a_recall_without_an_answer_forfeits_and_the_late_answer_takes_nothing_more() -> None:
     """1. a does not answer for 0.5 s: b gets what was asked for; 2. a's answer comes: it keeps the rest."""
     one = book(4, "a", "b")
-    one.want("b", 1, 2, 0.0, now_s=1.0)
-    assert one.settle(1.0) == [RecallCredits("a", 1, 2)]
-    assert one.settle(1.4) == []
-    assert one.settle(1.5) == [GrantCredits("b", 1, 2)]
-    assert one.give_back("a", 1, 2)
+    one.record_demand("b", 1, 2, 0.0, now_s=1.0)
+    assert one.lend_and_recall(1.0) == [RecallCredits("a", 1, 2)]
+    assert one.lend_and_recall(1.4) == []
+    assert one.lend_and_recall(1.5) == [GrantCredits("b", 1, 2)]
+    assert one.take_back("a", 1, 2)
     assert (one.unspent_of("a"), one.unspent_of("b")) == (2, 2)
 
 
 def test_a_hub_that_left_a_recall_unanswered_is_lent_nothing_it_did_not_ask_for() -> None:
     one = book(2, "a", "b")
-    one.began("a", credit=True)
-    one.want("b", 1, 1, 0.0, now_s=1.0)
-    one.settle(1.0)
-    one.settle(2.0)
-    one.ended("a")
-    assert one.settle(2.0) == [GrantCredits("b", 1, 1)]
+    one.begin_request("a", credit=True)
+    one.record_demand("b", 1, 1, 0.0, now_s=1.0)
+    one.lend_and_recall(1.0)
+    one.lend_and_recall(2.0)
+    one.end_request("a")
+    assert one.lend_and_recall(2.0) == [GrantCredits("b", 1, 1)]
 
 
 def test_credits_that_only_we_believe_in_are_gone_after_a_recall() -> None:
     """A hub that has lost count gives back less than was asked: so it has nothing left but what came since."""
     one = book(4, "a", "b")
-    one.want("b", 1, 3, 0.0, now_s=1.0)
-    one.settle(1.0)
-    one.give_back("a", 1, 1)
+    one.record_demand("b", 1, 3, 0.0, now_s=1.0)
+    one.lend_and_recall(1.0)
+    one.take_back("a", 1, 1)
     assert one.unspent_of("a") == 0
-    assert one.settle(1.1) == [GrantCredits("b", 1, 3), GrantCredits("a", 1, 1)]
+    assert one.lend_and_recall(1.1) == [GrantCredits("b", 1, 3), GrantCredits("a", 1, 1)]
 
 
 def test_a_new_session_voids_what_the_old_one_held_and_the_same_again_changes_nothing() -> None:
     one = book(4, "a")
-    one.open("a", 1)
-    assert one.settle(0.0) == []
-    one.open("a", 2)
-    assert one.settle(0.0) == [GrantCredits("a", 2, 4)]
-    assert not one.give_back("a", 1, 4)
-    assert not one.want("a", 1, 1, 0.0, 0.0)
+    one.open_account("a", 1)
+    assert one.lend_and_recall(0.0) == []
+    one.open_account("a", 2)
+    assert one.lend_and_recall(0.0) == [GrantCredits("a", 2, 4)]
+    assert not one.take_back("a", 1, 4)
+    assert not one.record_demand("a", 1, 1, 0.0, 0.0)
     assert one.unspent_of("a") == 4
 
 
 def test_what_a_lost_hub_held_goes_to_the_others() -> None:
     one = book(4, "a", "b")
-    one.close("a")
-    one.close("a")
-    assert one.settle(0.0) == [GrantCredits("b", 1, 4)]
+    one.close_account("a")
+    one.close_account("a")
+    assert one.lend_and_recall(0.0) == [GrantCredits("b", 1, 4)]
 
 
 def test_work_without_a_credit_takes_a_slot_all_the_same() -> None:
     """1. two requests come without a credit while all 4 slots are lent; 2. as much less is lent until they end."""
     one = book(4, "a")
-    assert not one.began("x", credit=False)
-    assert not one.began("x", credit=True)
+    assert not one.begin_request("x", credit=False)
+    assert not one.begin_request("x", credit=True)
     for _ in range(2):
-        one.began("a", credit=True)
-    one.settle(0.0)
+        one.begin_request("a", credit=True)
+    one.lend_and_recall(0.0)
     for _ in range(2):
-        one.ended("a")
+        one.end_request("a")
     assert one.free == 0
-    one.ended("x")
-    one.ended("x")
-    assert one.settle(0.0) == [GrantCredits("a", 1, 2)]
+    one.end_request("x")
+    one.end_request("x")
+    assert one.lend_and_recall(0.0) == [GrantCredits("a", 1, 2)]
 
 
 def test_a_replica_that_takes_nothing_lends_nothing_and_asks_everything_back() -> None:
     draining = book(4, "a")
-    draining.began("a", credit=True)
+    draining.begin_request("a", credit=True)
     draining.set_capacity(0)
-    assert draining.settle(1.0) == [RecallCredits("a", 1, 3)]
-    draining.give_back("a", 1, 3)
-    draining.ended("a")
-    assert draining.settle(1.1) == []
+    assert draining.lend_and_recall(1.0) == [RecallCredits("a", 1, 3)]
+    draining.take_back("a", 1, 3)
+    draining.end_request("a")
+    assert draining.lend_and_recall(1.1) == []
     assert draining.unspent == 0
 
 
@@ -195,7 +195,7 @@ class AnyOrder(RuleBasedStateMachine):
     def settle(self) -> None:
         before = len(self.on_credit) + self.book.unspent
         granted = 0
-        for action in self.book.settle(self.now_s):
+        for action in self.book.lend_and_recall(self.now_s):
             assert action.session == self.sessions[action.peer]
             assert action.credits > 0
             if isinstance(action, GrantCredits):
@@ -206,41 +206,43 @@ class AnyOrder(RuleBasedStateMachine):
     @rule(peer=peers, session=st.integers(1, 3))
     def hello(self, peer: str, session: int) -> None:
         self.sessions[peer] = session
-        self.book.open(peer, session)
+        self.book.open_account(peer, session)
 
     @rule(peer=peers)
     def lose(self, peer: str) -> None:
         self.sessions.pop(peer, None)
-        self.book.close(peer)
+        self.book.close_account(peer)
 
     @rule(peer=peers, session=st.integers(1, 3), waiting=st.integers(0, 5), wait_s=st.floats(0, 10))
     def want(self, peer: str, session: int, waiting: int, wait_s: float) -> None:
-        assert self.book.want(peer, session, waiting, wait_s, self.now_s) == (self.sessions.get(peer) == session)
+        assert self.book.record_demand(peer, session, waiting, wait_s, self.now_s) == (
+            self.sessions.get(peer) == session
+        )
 
     @rule(peer=peers, session=st.integers(1, 3), count=st.integers(0, 9))
     def give_back(self, peer: str, session: int, count: int) -> None:
-        self.book.give_back(peer, session, count)
+        self.book.take_back(peer, session, count)
 
     @rule(peer=peers, credit=st.booleans())
     def submit(self, peer: str, credit: bool) -> None:
         had = self.book.unspent_of(peer)
-        spent = self.book.began(peer, credit=credit)
+        spent = self.book.begin_request(peer, credit=credit)
         assert spent == (credit and had > 0)
         (self.on_credit if spent else self.uncredited).append(peer)
 
     @rule(peer=peers)
     def refuse(self, peer: str) -> None:
-        self.book.spend(peer)
+        self.book.spend_credit(peer)
 
     @precondition(lambda self: self.on_credit)
     @rule()
     def end_credited(self) -> None:
-        self.book.ended(self.on_credit.pop())
+        self.book.end_request(self.on_credit.pop())
 
     @precondition(lambda self: self.uncredited)
     @rule()
     def end_uncredited(self) -> None:
-        self.book.ended(self.uncredited.pop())
+        self.book.end_request(self.uncredited.pop())
 
     @rule(capacity=st.integers(0, 6))
     def resize(self, capacity: int) -> None:
@@ -281,16 +283,16 @@ def test_who_wants_gets_all_that_others_let_lie_in_bounded_steps(scene: tuple[in
     capacity, running, wanted, they_answer = scene
     shared = book(0, "a", "b")
     shared.set_capacity(capacity)
-    shared.settle(0.0)
-    began = sum(shared.began(peer, credit=True) for peer, count in running.items() for _ in range(count))
+    shared.lend_and_recall(0.0)
+    began = sum(shared.begin_request(peer, credit=True) for peer, count in running.items() for _ in range(count))
     idle = capacity - sum(running.values())
-    shared.open("c", 1)
-    shared.want("c", 1, wanted, 0.0, 0.0)
+    shared.open_account("c", 1)
+    shared.record_demand("c", 1, wanted, 0.0, 0.0)
     now_s, got = 0.0, 0
     for _ in range(5):
-        for action in shared.settle(now_s):
+        for action in shared.lend_and_recall(now_s):
             if isinstance(action, RecallCredits) and they_answer:
-                shared.give_back(action.peer, 1, min(action.credits, shared.unspent_of(action.peer)))
+                shared.take_back(action.peer, 1, min(action.credits, shared.unspent_of(action.peer)))
             elif isinstance(action, GrantCredits) and action.peer == "c":
                 got += action.credits
         now_s += 0.6

@@ -41,13 +41,13 @@ def test_what_can_not_be_sent_waits_and_leaves_in_order() -> None:
     outbox = Outbox(line.send, 10, 1000)
     line.state["a"] = SendResult.FULL
     for number in (1, 2):
-        assert outbox.push("a", head(number))
-        assert outbox.push("b", head(number))
-        outbox.flush(0.0)
+        assert outbox.push_message("a", head(number))
+        assert outbox.push_message("b", head(number))
+        outbox.flush_all(0.0)
     assert line.sent == [("b", [1]), ("b", [2])]
     line.state.clear()
-    outbox.push("a", head(3))
-    outbox.retry(1.0)
+    outbox.push_message("a", head(3))
+    outbox.retry_all(1.0)
     assert line.sent[2:] == [("a", [1, 2, 3])]
     assert outbox.waiting == 0
 
@@ -57,8 +57,8 @@ def test_what_goes_to_one_hub_goes_together_and_attachments_alone() -> None:
     line = Line()
     outbox = Outbox(line.send, 10, 10_000)
     for number, attachment in ((1, None), (2, None), (3, b"png"), (4, None), (5, None)):
-        outbox.push("a", head(number), attachment)
-    outbox.flush(0.0)
+        outbox.push_message("a", head(number), attachment)
+    outbox.flush_all(0.0)
     assert line.sent == [("a", [1, 2]), ("a", [3]), ("a", [4, 5])]
     assert line.attachments == [b"png"]
     assert outbox.waiting == 0
@@ -68,10 +68,10 @@ def test_a_batch_is_bounded_by_count_and_by_size() -> None:
     line = Line()
     outbox = Outbox(line.send, 5000, 64 << 20)
     for number in range(2500):
-        outbox.push("a", head(number))
+        outbox.push_message("a", head(number))
     for number in range(4):
-        outbox.push("b", head(number, 150_000))
-    outbox.flush(0.0)
+        outbox.push_message("b", head(number, 150_000))
+    outbox.flush_all(0.0)
     assert [len(numbers) for name, numbers in line.sent if name == "a"] == [1024, 1024, 452]
     assert [number for name, numbers in line.sent if name == "a" for number in numbers] == list(range(2500))
     assert [numbers for name, numbers in line.sent if name == "b"] == [[0], [1], [2], [3]]
@@ -92,9 +92,9 @@ def test_both_bounds_hold_and_only_for_the_hub_that_fills_them() -> None:
     line = Line()
     outbox = Outbox(line.send, 2, 1000)
     line.state = dict.fromkeys(("a", "b"), SendResult.FULL)
-    assert [outbox.push("a", head(1)) for _ in range(3)] == [True, True, False]
-    assert [outbox.push("b", head(1, 600)) for _ in range(2)] == [True, False]
-    assert outbox.push("c", head(1, 600))
+    assert [outbox.push_message("a", head(1)) for _ in range(3)] == [True, True, False]
+    assert [outbox.push_message("b", head(1, 600)) for _ in range(2)] == [True, False]
+    assert outbox.push_message("c", head(1, 600))
     assert outbox.waiting == 4
 
 
@@ -102,24 +102,24 @@ def test_absence_is_counted_from_the_first_failure_and_ends_with_a_send() -> Non
     line = Line()
     outbox = Outbox(line.send, 10, 1000)
     line.state["a"] = SendResult.GONE
-    outbox.push("a", head(1))
-    outbox.flush(100.0)
-    outbox.retry(109.0)
-    assert outbox.gone_for(10.0, 109.0) == []
-    assert outbox.gone_for(10.0, 110.5) == ["a"]
+    outbox.push_message("a", head(1))
+    outbox.flush_all(100.0)
+    outbox.retry_all(109.0)
+    assert outbox.unreachable_peers(10.0, 109.0) == []
+    assert outbox.unreachable_peers(10.0, 110.5) == ["a"]
     line.state.clear()
-    outbox.retry(111.0)
-    assert outbox.gone_for(10.0, 200.0) == []
+    outbox.retry_all(111.0)
+    assert outbox.unreachable_peers(10.0, 200.0) == []
 
 
 def test_a_dropped_hub_is_forgotten() -> None:
     line = Line()
     outbox = Outbox(line.send, 10, 1000)
     line.state["a"] = SendResult.GONE
-    outbox.push("a", head(1))
-    assert outbox.drop("a") == 1
-    assert outbox.drop("a") == 0
-    outbox.flush(0.0)
+    outbox.push_message("a", head(1))
+    assert outbox.drop_peer("a") == 1
+    assert outbox.drop_peer("a") == 0
+    outbox.flush_all(0.0)
     assert (outbox.has_waiting("a"), outbox.waiting, line.sent) == (False, 0, [])
 
 
@@ -140,14 +140,14 @@ def test_whatever_the_line_does_each_hub_gets_its_messages_once_and_in_order(ste
     for step in steps:
         if step[0] == "push":
             _, name, has_attachment = step
-            assert outbox.push(name, head(len(pushed[name])), b"attached" if has_attachment else None)
+            assert outbox.push_message(name, head(len(pushed[name])), b"attached" if has_attachment else None)
             pushed[name].append(len(pushed[name]))
         else:
             line.state = {"a": step[1], "b": step[2]}
-            outbox.flush(0.0)
-            outbox.retry(0.0)
+            outbox.flush_all(0.0)
+            outbox.retry_all(0.0)
     line.state.clear()
-    outbox.retry(0.0)
+    outbox.retry_all(0.0)
     for name in "ab":
         assert [number for to, numbers in line.sent if to == name for number in numbers] == pushed[name]
     assert outbox.waiting == 0

@@ -13,14 +13,14 @@ TOKEN = "0123456789abcdef"
 def test_a_routing_id_with_a_token_is_proved_once() -> None:
     peers = Peers(has_keys=True)
     routing_id = f"a/{TOKEN}".encode()
-    assert peers.prove(routing_id, lambda: "a") == Peer(f"a/{TOKEN}", "a")
+    assert peers.identify_peer(routing_id, lambda: "a") == Peer(f"a/{TOKEN}", "a")
     assert peers.known == {routing_id: Peer(f"a/{TOKEN}", "a")}
 
 
 @pytest.mark.parametrize("routing_id", [b"a", b"a/", b"a/short"])
 def test_one_that_others_could_guess_is_proved_with_every_frame(routing_id: bytes) -> None:
     peers = Peers(has_keys=True)
-    peer = peers.prove(routing_id, lambda: "a")
+    peer = peers.identify_peer(routing_id, lambda: "a")
     assert peer is not None
     assert (peer.hub_id, peers.known) == ("a", {})
 
@@ -32,35 +32,35 @@ def test_one_that_others_could_guess_is_proved_with_every_frame(routing_id: byte
 def test_what_the_key_does_not_prove_is_refused_and_not_remembered(routing_id: bytes, hub_of_key: str | None) -> None:
     peers = Peers(has_keys=True)
     with pytest.raises(ForeignIdentityError):
-        peers.prove(routing_id, lambda: hub_of_key)
+        peers.identify_peer(routing_id, lambda: hub_of_key)
     assert peers.known == {}
 
 
 def test_without_keys_everybody_is_who_he_says() -> None:
     peers = Peers(has_keys=False)
-    assert peers.prove(f"a/{TOKEN}".encode(), lambda: None) == Peer(f"a/{TOKEN}", "a")
+    assert peers.identify_peer(f"a/{TOKEN}".encode(), lambda: None) == Peer(f"a/{TOKEN}", "a")
     with pytest.raises(ForeignIdentityError):
-        peers.prove(b"", lambda: None)
+        peers.identify_peer(b"", lambda: None)
 
 
 def test_a_revoked_hub_is_not_heard_until_it_is_revoked_no_more() -> None:
     """1. a and b speak; 2. a is revoked: it is forgotten and not let in; 3. that is taken back: it is proved anew."""
     peers = Peers(has_keys=True)
     a, b = (f"{hub}/{TOKEN}".encode() for hub in "ab")
-    peers.prove(a, lambda: "a")
-    peers.prove(b, lambda: "b")
-    peers.revoke(frozenset("a"))
+    peers.identify_peer(a, lambda: "a")
+    peers.identify_peer(b, lambda: "b")
+    peers.revoke_hubs(frozenset("a"))
     assert list(peers.known) == [b]
-    assert peers.prove(a, lambda: "a") is None
-    peers.revoke(frozenset())
-    assert peers.prove(a, lambda: "a") is not None
+    assert peers.identify_peer(a, lambda: "a") is None
+    peers.revoke_hubs(frozenset())
+    assert peers.identify_peer(a, lambda: "a") is not None
 
 
 def test_what_is_remembered_of_one_hub_is_bounded() -> None:
     peers = Peers(has_keys=True)
-    peers.prove(f"b/{TOKEN}".encode(), lambda: "b")
+    peers.identify_peer(f"b/{TOKEN}".encode(), lambda: "b")
     for number in range(100):
-        peers.prove(f"a/{TOKEN}{number}".encode(), lambda: "a")
+        peers.identify_peer(f"a/{TOKEN}{number}".encode(), lambda: "a")
     assert len(peers.known) == 17
     assert f"b/{TOKEN}".encode() in peers.known
     assert f"a/{TOKEN}99".encode() in peers.known

@@ -263,7 +263,7 @@ def test_a_revoked_hub_loses_its_work_its_credits_its_hand_offs_and_what_waits_f
     replica.reachable = SendResult.FULL
     replica.delivers(OutputChunk(work.key, "text", text="secret"))
     replica.reachable = SendResult.SENT
-    replica.sessions.revoke(frozenset("a"))
+    replica.sessions.revoke_hubs(frozenset("a"))
     replica.tick(1.0)
     replica.delivers(RequestFailed(work.key, FailureKind.ENGINE, "x"))
     assert all(job in replica.jobs for job in (Cancel(work.key), ReleaseHub("a")))
@@ -285,3 +285,15 @@ def test_the_hand_offs_of_a_hub_stay_while_another_connection_of_it_lives() -> N
     replica.tick(120.0)
     replica.tick(131.0)
     assert replica.jobs[-1] == ReleaseHub("h")
+
+
+def test_what_a_debugger_shows() -> None:
+    replica = Replica()
+    replica.hears_on_output("h", hello())
+    replica.submit(credit=True)
+    assert repr(replica.sessions.ledger) == "Ledger(in_flight=1, ended=0, accepted=1)"
+    book = "CreditBook(capacity=2, running=1, unspent=1, hubs=1, wanting=0, recalling=0)"
+    assert repr(replica.sessions.handshake.credits) == book
+    handshake = f"Handshake(ReplicaSessions(epoch=7, connections=1, given_up=0, revoked=0), {book})"
+    assert repr(replica.sessions.handshake) == handshake
+    assert repr(replica.sessions) == f"Sessions({handshake}, Ledger(in_flight=1, ended=0, accepted=1), jobs=0)"

@@ -66,30 +66,30 @@ class Replica:
     def set_epoch(self, epoch: int) -> None:
         self.sessions.handshake.registered_epoch = epoch
         self.sessions.handshake.follow_epoch()
-        self.sessions.flush(0.0)
+        self.sessions.flush_messages(0.0)
 
     def hears(self, hub_id: str, message: wire.ToReplica, now_s: float = 0.0) -> list[wire.FromReplica]:
         """Give it a frame on the input socket; return what it says to that."""
         before = len(self.said)
         self.sessions.on_input(Peer(hub_id, hub_id.partition("/")[0]), wire.encode(message), now_s)
-        self.sessions.flush(now_s)
+        self.sessions.flush_messages(now_s)
         return [said[2] for said in self.said[before:]]
 
     def hears_on_output(self, hub_id: str, message: wire.ToReplica, now_s: float = 0.0) -> list[wire.FromReplica]:
         """Give it a frame on the output socket; return what it says to that."""
         before = len(self.said)
         self.sessions.on_output(Peer(hub_id, hub_id.partition("/")[0]), wire.encode(message), now_s)
-        self.sessions.flush(now_s)
+        self.sessions.flush_messages(now_s)
         return [said[2] for said in self.said[before:]]
 
     def delivers(self, *outcomes: Outcome, now_s: float = 0.0) -> None:
         """The engine has said these."""
-        self.sessions.deliver(outcomes)
-        self.sessions.flush(now_s)
+        self.sessions.deliver_outcomes(outcomes)
+        self.sessions.flush_messages(now_s)
 
     def tick(self, now_s: float) -> None:
-        self.sessions.tick(now_s)
-        self.sessions.flush(now_s)
+        self.sessions.run_timers(now_s)
+        self.sessions.flush_messages(now_s)
 
     def submit(self, request_id: str = "r", hub_id: str = "h", epoch: int = 7, **fields: Any) -> list[wire.FromReplica]:
         return self.hears(hub_id, wire.Submit(epoch=epoch, request_id=request_id, **fields))

@@ -8,7 +8,7 @@ import sys
 import msgspec
 import pytest
 
-from omni_discovery.commands.flags import add_backend_options, backend_flags, check_backend
+from omni_discovery.commands.flags import add_backend_options, check_backend
 from omni_discovery.deploy.document import StageConfig, parse_deploy
 from omni_discovery.errors import ConfigError
 from stage_runtime.supervisor.ray_launcher import RayLauncher, bundle_of
@@ -54,12 +54,6 @@ def test_a_wrong_word_in_the_document_is_told(wrong: str) -> None:
 
 def test_a_document_that_does_not_speak_of_ray_is_written_as_ever() -> None:
     assert b"ray" not in msgspec.json.encode(stage())
-
-
-def test_the_flags_travel_to_the_supervisor_as_they_are() -> None:
-    words = ["--worker-backend", "ray", "--ray-address", "10.0.0.1:6379"]
-    assert backend_flags(parsed(*words)) == words
-    assert backend_flags(parsed()) == []
 
 
 def test_flags_that_contradict_each_other_are_refused() -> None:

@@ -122,7 +122,7 @@ def _supervisor(launcher: _Launcher | _Ending, count: int = 1) -> Supervisor:
 def test_each_end_is_told_for_what_it_is(caplog: pytest.LogCaptureFixture, code: int, told: str, level: int) -> None:
     caplog.set_level(logging.INFO)
     supervisor = _supervisor(_Launcher())
-    supervisor._ended(supervisor._slots[0], code)
+    supervisor._handle_end(supervisor._slots[0], code)
     (record,) = caplog.records
     assert (record.getMessage().split()[0], record.levelno) == (told, level)
 

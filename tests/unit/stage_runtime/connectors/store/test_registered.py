@@ -14,8 +14,8 @@ from stage_runtime.connectors.mooncake.offers import OFFER_BYTES, Offer
 from stage_runtime.connectors.store.registered import (
     STAMP_BYTES,
     BufferAllocator,
+    ManagedBlockPool,
     ManagedBuffer,
-    ManagedMemory,
     ManagedPool,
 )
 
@@ -91,8 +91,8 @@ def test_a_full_pool_says_what_to_do_and_a_device_that_is_not_there_too() -> Non
 
 def test_a_hand_off_that_somebody_reads_stays_after_it_was_dropped() -> None:
     pool = ManagedPool(SIZE)
-    memory = ManagedMemory(lambda: pool)
-    piece = memory.take(100)
+    memory = ManagedBlockPool(lambda: pool)
+    piece = memory.take_block(100)
     piece.fill([b"a" * 60, b"", b"b" * 40], 100, b"", b"")
     piece.pins += 1
     memory.give_back(piece)

@@ -13,7 +13,7 @@ def queue_of(*asked: tuple[str, str, int]) -> BatchQueue[str]:
 
 
 def keys(queue: BatchQueue[str], capacity: int = 4) -> list[str]:
-    return [each.key for each in queue.take(capacity)]
+    return [each.key for each in queue.pop_batch(capacity)]
 
 
 def test_whoever_is_first_is_drawn_with_those_behind_that_are_alike() -> None:
@@ -41,9 +41,9 @@ def test_the_one_that_waits_longest_is_never_passed_by() -> None:
 
 def test_those_of_a_batch_that_failed_are_drawn_alone_at_their_old_places() -> None:
     queue = queue_of(*((key, "", 0) for key in "abcd"))
-    failed = queue.take(3)
+    failed = queue.pop_batch(3)
     queue.add("e", "E", "")
-    queue.again(failed)
+    queue.requeue_alone(failed)
     assert [keys(queue) for _ in range(4)] == [["a"], ["b"], ["c"], ["d", "e"]]
 
 

@@ -20,7 +20,7 @@ from stage_runtime.config import PayloadError
 from stage_runtime.connectors.serialization import deserialize, serialize
 from stage_runtime.engines.base import StageRequest
 from stage_runtime.engines.vllm.prefill_decode import PrefillDecode
-from tests.support.request_walk import PAIR, Walk, done
+from tests.support.request_walk import PAIR, Walk, done, heard
 
 NIXL_SAID = {
     "do_remote_prefill": True,
@@ -193,8 +193,8 @@ def test_the_hub_keeps_where_the_prefill_left_its_kv() -> None:
     walk = Walk(PAIR)
     walk.tell(ev.Submitted())
     walk.accepted(0)
-    assert walk.machine.state.pd_prefill_multimodal_output is None
+    assert walk.machine.state.public.pd_prefill_multimodal_output is None
     message = done(0, 0, [1])
     ref = msgspec.structs.replace(message.payloads[0], metadata={"kv_transfer_params": NIXL_SAID})
-    walk.tell(ev.StageDone(0, 0, msgspec.structs.replace(message, payloads=(ref,))))
-    assert walk.machine.state.pd_prefill_multimodal_output == {"stage_id": 0, "kv_transfer_params": NIXL_SAID}
+    walk.tell(heard(0, 0, msgspec.structs.replace(message, payloads=(ref,))))
+    assert walk.machine.state.public.pd_prefill_multimodal_output == {"stage_id": 0, "kv_transfer_params": NIXL_SAID}

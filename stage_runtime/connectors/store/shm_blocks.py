@@ -59,7 +59,7 @@ def size_class(size_bytes: int) -> int:
     return -(-size_bytes // step) * step
 
 
-class Segment:
+class ShmBlock:
     """One piece of memory. Whoever got it from a pool may fill and publish it; ``pins`` counts who sends from it.
 
     Readers that do not consume only say that they were there if it is ``counted``.
@@ -109,7 +109,7 @@ class Segment:
 
         Nobody sees half of it: until the end it has the name of its home, and the lock.
         """
-        # Asked of the kernel first: where it can't be had, that is an error here and no bus error while copying.
+        # FetchRequest of the kernel first: where it can't be had, that is an error here and no bus error while copying.
         self._allocate(HEADER_BYTES + size_bytes)
         small: list[Buffer] = []
         place = HEADER_BYTES
@@ -235,7 +235,7 @@ class Segment:
                     os.unlink(path)  # noqa: PTH108
 
 
-class SegmentPool:
+class ShmBlockPool:
     """Segments that are free, at most ``keep_bytes`` of them. Used by any thread."""
 
     def __init__(self, directory: Path | None, keep_bytes: int, *, counted: bool = True) -> None:
@@ -243,12 +243,12 @@ class SegmentPool:
         self._directory = None if directory is None else str(directory)
         self._keep_bytes = keep_bytes
         self._lock = threading.Lock()
-        self._free: dict[int, list[Segment]] = {}
+        self._free: dict[int, list[ShmBlock]] = {}
         self._free_bytes = 0
         self._closed = False
         self.made = 0
 
-    def take(self, size_bytes: int) -> Segment:
+    def take_block(self, size_bytes: int) -> ShmBlock:
         """A segment for a payload of that size that nobody looks at. Raise OSError if there is no memory."""
         capacity = size_class(size_bytes)
         with self._lock:
@@ -258,14 +258,14 @@ class SegmentPool:
                 if free[position].try_lock() and free[position].is_whole():
                     self._free_bytes -= capacity
                     return free.pop(position)
-        segment = Segment(self._directory, capacity, counted=self._counted)
+        segment = ShmBlock(self._directory, capacity, counted=self._counted)
         if not segment.try_lock():
             segment.drop()
             raise OSError(errno.EBUSY, "a new segment is locked by somebody else")
         self.made += 1
         return segment
 
-    def give_back(self, segment: Segment) -> None:
+    def give_back(self, segment: ShmBlock) -> None:
         """Keep a segment for the next payload, or drop it."""
         if segment.withdraw() and segment.capacity >= KEPT_FROM_BYTES:
             segment.try_lock()

@@ -1,0 +1,123 @@
+"""The settings of one stage's local replicas: one definition for a hub, for a supervisor and for each replica.
+
+A process that starts another one hands them over as one JSON document in memory, whose file descriptor stands in the
+child's arguments: no setting is turned back into flags, and no secret is in an argument list or an environment, which
+other users of the machine can read.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import msgspec
+
+from omni_discovery.commands.flags import CURVE, PROCESSES, read_labels
+from omni_discovery.commands.main import read_security
+from omni_discovery.deploy.document import DeployConfig, StageConfig
+from omni_discovery.deploy.overrides import of_this_host, parse_overrides
+from omni_discovery.errors import ConfigError
+from omni_discovery.etcd.config import RegistrySecurity
+
+T = TypeVar("T")
+
+
+class ReplicaOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What a supervisor and each of its replicas have to know. Not checked: ReplicaConfig does that."""
+
+    stage_id: int
+    #: The etcd cluster, as ``parse_endpoints`` reads it; empty while the hub's embedded etcd has not started.
+    endpoints: str = ""
+    namespace: str = "default"
+    security: RegistrySecurity = RegistrySecurity()
+    #: TTL of the replica's lease.
+    ttl_s: float = 10.0
+    #: ``curve``, or ``none`` for sockets that everybody can read.
+    zmq_security: str = CURVE
+    #: Where the replica is, for hubs that prefer what is near.
+    labels: dict[str, str] = {}
+    #: How long a drain waits for the requests in flight.
+    drain_timeout_s: float = 60.0
+    #: How long the engine may make no progress on its requests before the lease is no longer renewed.
+    stall_after_s: float = 60.0
+
+
+class StageOptions(ReplicaOptions, frozen=True, kw_only=True):
+    """What one supervisor runs: ``count`` replicas of one stage."""
+
+    count: int = 1
+    #: The address that the replicas publish; empty for the one from which this machine reaches etcd.
+    replica_address: str = ""
+    #: Keys of the stage's ``runtime`` that differ on this host from the deploy document.
+    runtime: dict[str, Any] = {}
+    #: Processes of this machine, or actors of the Ray cluster at ``ray_address`` (empty for the one of this machine).
+    worker_backend: str = PROCESSES
+    ray_address: str = ""
+
+
+class StageCheck(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether this machine could run ``count`` replicas of ``stage``: what ``--dry-run`` asks a process of its own."""
+
+    stage: StageConfig
+    deploy: DeployConfig
+    count: int
+
+
+def read_stage_options(
+    arguments: argparse.Namespace, stage_id: int, count: int, runtime: Mapping[str, Any]
+) -> StageOptions:
+    """The settings in the flags that ``omni serve`` and ``python -m stage_runtime`` share. Raise ConfigError."""
+    return StageOptions(
+        stage_id=stage_id,
+        count=count,
+        runtime=dict(runtime),
+        endpoints=arguments.etcd_endpoints or "",
+        namespace=arguments.namespace,
+        security=read_security(arguments),
+        ttl_s=arguments.omni_heartbeat_timeout,
+        replica_address=arguments.omni_replica_address or "",
+        zmq_security=arguments.zmq_security,
+        labels=dict(read_labels(arguments.label)),
+        drain_timeout_s=arguments.drain_timeout,
+        worker_backend=arguments.worker_backend,
+        ray_address=arguments.ray_address,
+    )
+
+
+def runtime_here(arguments: argparse.Namespace, stage_id: int) -> Mapping[str, Any]:
+    """The stage's ``runtime`` in ``--stage-overrides``; empty without any. Raise ConfigError."""
+    return of_this_host(parse_overrides(arguments.stage_overrides)).get(stage_id, {})
+
+
+def stage_command(config_fd: int, stage_id: int, *flags: str) -> list[str]:
+    """The command of a process of ``stage_runtime`` with its settings in ``config_fd``.
+
+    ``flags`` come first and choose the kind of process. The stage id is for whoever reads the process list; the
+    process takes it from its settings.
+    """
+    words = ["-u", "-m", "stage_runtime", *flags, "--stage-id", str(stage_id), "--config-fd", str(config_fd)]
+    return [sys.executable, *words]
+
+
+def open_config(config: msgspec.Struct) -> int:
+    """Encode ``config`` as JSON into anonymous memory; return its file descriptor, for the caller to close.
+
+    The descriptor is not inheritable by itself: give it to ``pass_fds`` of subprocess.
+    """
+    config_fd = os.memfd_create("omni-config", os.MFD_CLOEXEC)
+    with os.fdopen(os.dup(config_fd), "wb") as file:
+        file.write(msgspec.json.encode(config))
+    os.lseek(config_fd, 0, os.SEEK_SET)
+    return config_fd
+
+
+def read_config(config_fd: int, kind: type[T]) -> T:
+    """Read the document of ``open_config`` and close the descriptor. Raise ConfigError if it is no ``kind``."""
+    try:
+        with os.fdopen(config_fd, "rb") as file:
+            return msgspec.json.decode(file.read(), type=kind)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"--config-fd {config_fd} holds no settings that this version can read: {error}") from error

@@ -1,0 +1,45 @@
+"""What an exception out of an engine means: for the request that met it, and for who runs the replica. Pure.
+
+Errors of libraries that may be absent are known by the names of their classes and by their words.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from omni_discovery.errors import InvalidRequestError
+from omni_discovery.wire import FailureKind
+from stage_runtime.config import NotResumableError, PayloadError
+
+#: Of torch, by the name of their class.
+_MEMORY_TYPES: Final = frozenset({"OutOfMemoryError"})
+#: What torch, CUDA, HIP, CANN and vLLM say where memory is short at the moment; vLLM does so with a plain ValueError.
+#: What it says of memory that can never suffice for the engine_args is none of these.
+_MEMORY_WORDS: Final = (
+    "out of memory",
+    "can't allocate memory",
+    "cannot allocate memory",
+    "available memory on node",
+    "free memory on device",
+)
+
+
+def failure_kind(error: Exception) -> FailureKind:
+    """The kind of failure to report for a request whose ``add``, ``update``, ``feed`` or ``pause`` raised ``error``."""
+    match error:
+        case InvalidRequestError():
+            return FailureKind.INVALID
+        case PayloadError():
+            return FailureKind.PAYLOAD
+        case NotResumableError():
+            return FailureKind.NOT_RESUMABLE
+        case _:
+            return FailureKind.ENGINE
+
+
+def lacks_memory(error: BaseException) -> bool:
+    """Whether there was too little memory, in the host or on a device, for what the engine was to do."""
+    if isinstance(error, MemoryError) or type(error).__name__ in _MEMORY_TYPES:
+        return True
+    text = str(error).lower()
+    return any(words in text for words in _MEMORY_WORDS)

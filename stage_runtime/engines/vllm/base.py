@@ -1,0 +1,106 @@
+"""What a vLLM stage that makes tokens and one that pools have in common: loading, control methods, outputs, the end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from omni_discovery.deploy.document import StageConfig
+from omni_discovery.wire import FailureKind
+from stage_runtime.engines.base import EngineOutput, Report
+from stage_runtime.engines.vllm.control import Adapters, vllm_controls
+from stage_runtime.engines.vllm.handoff import HiddenStates
+from stage_runtime.engines.vllm.load import (
+    Model,
+    check_model,
+    describe_model,
+    details_of,
+    load_llm,
+    rendezvous_removed,
+    take_allow_rpc,
+    usual_capacity,
+)
+from stage_runtime.engines.vllm.runs import Runs
+
+
+class LlmStage:
+    """One LLMEngine in this process, stepped by the thread that owns it.
+
+    A subclass checks its own arguments first and then calls ``__init__``, which raises ConfigError for a model folder
+    that can't be loaded. ``_load`` has to come before everything else.
+    """
+
+    def __init__(self, stage: StageConfig, arguments: dict[str, Any]) -> None:
+        self._stage = stage
+        #: ``engine_args`` without those that are this project's own.
+        self._args = arguments
+        self._allow_rpc = take_allow_rpc(stage, self._args)
+        check_model(stage)
+        self._capacity = usual_capacity(self._args)
+        #: The LLMEngine; None before ``load`` and after ``close``.
+        self._llm: Any = None
+        # The next three are there once the engine has loaded.
+        self._model: Model
+        self._runs: Runs
+        self._adapters: Adapters
+        #: Outputs for the next step that vLLM has no part in: aborts, and answers that were over already.
+        self._due: list[EngineOutput] = []
+
+    @property
+    def capacity(self) -> int:
+        """See Engine. ``max_num_seqs`` of vLLM, once it is loaded."""
+        return self._capacity
+
+    @property
+    def controls(self) -> Mapping[str, Callable[..., Any]]:
+        """See ControlEngine. Empty before ``load``."""
+        return {} if self._llm is None else vllm_controls(self._llm, self._allow_rpc, self._adapters)
+
+    def has_unfinished(self) -> bool:
+        """See Engine."""
+        return bool(self._runs or self._due)
+
+    def step(self) -> list[EngineOutput]:
+        """See Engine. One step of vLLM's, if it has anything to work on."""
+        outputs, self._due = self._due, []
+        if self._has_work():
+            outputs += [output for made in self._llm.step() if (output := self._read_output(made)) is not None]
+        return outputs
+
+    def close(self) -> None:
+        """See Engine."""
+        llm, self._llm = self._llm, None
+        if llm is not None:
+            with rendezvous_removed():
+                llm.engine_core.shutdown()
+
+    def _load(self, report: Report, arguments: Mapping[str, Any]) -> None:
+        """Load the LLMEngine with these arguments and read what its model is. Raise ConfigError."""
+        report("importing vllm", 0.05)
+        import vllm  # noqa: F401
+
+        report("loading the model", 0.4)
+        self._llm = load_llm(self._stage, arguments)
+        self._capacity = int(self._llm.vllm_config.scheduler_config.max_num_seqs)
+        self._model = describe_model(self._llm, self._llm.get_tokenizer(), self._args)
+        #: See DescribedEngine.
+        self.model_details = details_of(self._llm)
+
+    def _warm_up(self, report: Report, params: Any, hidden: HiddenStates | None = None) -> None:
+        """Be ready to start runs, and send one through the whole engine."""
+        self._runs, self._adapters = Runs(self._llm, hidden), Adapters(self._llm)
+        report("warming up", 0.9)
+        self._runs.warm_up(params)
+
+    def _has_work(self) -> bool:
+        """Whether vLLM is to be stepped now."""
+        return bool(self._runs)
+
+    def _read_output(self, made: Any) -> EngineOutput | None:
+        """What one of vLLM's outputs is for its request; None if it is nothing to put out."""
+        raise NotImplementedError
+
+
+def failed_output(key: str, error: Exception) -> EngineOutput:
+    """The end of a request of which an output could not be read: vLLM is done with its step, so no other is hurt."""
+    return EngineOutput(key, error=(FailureKind.ENGINE, f"{type(error).__name__}: {error}"))

@@ -1,0 +1,141 @@
+"""The settings of local replicas: what the flags mean, and how a child process gets them without showing them."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from hub.serve.flags import add_serve_options
+from omni_discovery.commands.main import child_environment
+from omni_discovery.commands.stage_options import (
+    StageOptions,
+    open_config,
+    read_config,
+    read_stage_options,
+    runtime_here,
+    stage_command,
+)
+from omni_discovery.errors import ConfigError
+from omni_discovery.etcd.config import RegistrySecurity
+from stage_runtime.cli import build_parser
+from stage_runtime.config import ReplicaConfig, replica_config
+
+SECRET = "hush-hush"
+OPTIONS = StageOptions(
+    stage_id=1,
+    count=3,
+    endpoints="10.0.0.5:2379",
+    namespace="team-a",
+    security=RegistrySecurity(user="u", password=SECRET),
+    ttl_s=5.0,
+    replica_address="10.0.0.9",
+    zmq_security="none",
+    labels={"zone": "a", "rack": "7 b"},
+    drain_timeout_s=7.125,
+    runtime={"devices": "0,1"},
+)
+FLAGS = [
+    *("--etcd-endpoints", "10.0.0.5:2379", "--namespace", "team-a", "--etcd-user", "u"),
+    *("--omni-heartbeat-timeout", "5", "--omni-replica-address", "10.0.0.9", "--zmq-security", "none"),
+    *("--label", "zone=a", "--label", "rack=7 b", "--drain-timeout", "7.125"),
+    *("--stage-id", "1", "--omni-dp-size-local", "3", "--stage-overrides", '{"1": {"devices": "0,1"}}'),
+]
+
+
+@pytest.mark.parametrize("program", ["omni serve", "stage_runtime"])
+def test_both_programs_read_the_same_flags_alike(program: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMNI_ETCD_PASSWORD", SECRET)
+    parser = build_parser()
+    if program == "omni serve":
+        parser = argparse.ArgumentParser()
+        add_serve_options(parser)
+    arguments = parser.parse_args(FLAGS)
+    runtime = runtime_here(arguments, arguments.stage_id)
+    assert read_stage_options(arguments, 1, arguments.omni_dp_size_local, runtime) == OPTIONS
+
+
+def test_ray_is_part_of_them() -> None:
+    arguments = build_parser().parse_args(["--stage-id", "0", "--worker-backend", "ray", "--ray-address", "h:6379"])
+    options = read_stage_options(arguments, 0, 1, {})
+    assert (options.worker_backend, options.ray_address) == ("ray", "h:6379")
+
+
+def test_the_document_is_read_as_it_was_written_however_long_it_is() -> None:
+    """A deploy document in it can be longer than what a pipe holds."""
+    config = msgspec.structs.replace(
+        replica_config(OPTIONS, "0.0.0.0", "10.0.0.9", 1),
+        known_pipeline="x" * 500_000,
+    )
+    config_fd = open_config(config)
+    assert not os.get_inheritable(config_fd)
+    assert read_config(config_fd, ReplicaConfig) == config
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(config_fd)
+
+
+def test_every_setting_of_the_stage_reaches_its_replicas() -> None:
+    replica = replica_config(OPTIONS, "0.0.0.0", "10.0.0.9", 1)
+    for name in set(StageOptions.__struct_fields__) & set(ReplicaConfig.__struct_fields__):
+        assert getattr(replica, name) == getattr(OPTIONS, name), name
+    assert replica.drain_timeout_s == 7.125
+
+
+def test_a_child_shows_its_stage_and_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its arguments and environment are those that every process of this user can read."""
+    monkeypatch.setenv("OMNI_ETCD_PASSWORD", SECRET)
+    config_fd = open_config(OPTIONS)
+    try:
+        command = stage_command(config_fd, 1, "--replica")
+        shown = [sys.executable, "-c", "import time; time.sleep(600)", *command[1:]]
+        child = subprocess.Popen(shown, pass_fds=(config_fd,), env=child_environment())
+    finally:
+        os.close(config_fd)
+    try:
+        words = Path(f"/proc/{child.pid}/cmdline").read_bytes().split(b"\0")
+        assert words[words.index(b"--stage-id") + 1] == b"1"
+        environment = Path(f"/proc/{child.pid}/environ").read_bytes()
+        assert b"PATH=" in environment
+        assert SECRET.encode() not in b"".join(words) + environment
+    finally:
+        child.kill()
+        child.wait()
+
+
+@pytest.mark.parametrize(
+    ("document", "reason"),
+    [
+        (b"", "truncated"),
+        (b"{]", "malformed"),
+        (b'{"stage_id": "one", "security": {"user": "u", "password": "hush-hush"}}', r"Expected `int`.*stage_id"),
+        (b'{"stage_id": 0, "endpoints": "a:1", "drain_timeout_s": -1}', "--drain-timeout must be"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["--replica", "--check", "supervisor"])
+def test_a_bad_document_ends_the_child_with_one_clear_line(document: bytes, reason: str, kind: str) -> None:
+    config_fd = os.memfd_create("bad")
+    os.write(config_fd, document)
+    os.lseek(config_fd, 0, os.SEEK_SET)
+    flags = () if kind == "supervisor" else (kind,)
+    try:
+        command = stage_command(config_fd, 0, *flags)
+        ended = subprocess.run(command, pass_fds=(config_fd,), capture_output=True, text=True, timeout=60, check=False)
+    finally:
+        os.close(config_fd)
+    assert ended.returncode == 2
+    (line,) = ended.stderr.splitlines()
+    assert line.startswith("omni: ")
+    assert SECRET not in line
+    if kind == "--replica":
+        assert re.search(reason, line), line
+
+
+def test_a_descriptor_that_is_none_is_named() -> None:
+    with pytest.raises(ConfigError, match="--config-fd 9999 holds no settings"):
+        read_config(9999, StageOptions)
