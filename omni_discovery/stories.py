@@ -30,8 +30,8 @@ _MOST_CHARACTERS: Final = 500
 #: Files of processes that a folder keeps, and the size of one that is read.
 _MOST_FILES: Final = 50
 _MOST_BYTES: Final = 2 << 20
-#: Many requests may fail at once: the file is written this long after the first, with all of them.
-_WRITE_AFTER_S: Final = 0.2
+#: Many requests may fail at once: the file is written this long after the first, with the first of them.
+_WRITE_AFTER_S: Final = 1.0
 
 
 class Story(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,15 +59,26 @@ class Stories:
         self._lock = threading.Lock()
         #: Guarded by the lock, as are the two below.
         self._stories: deque[Story] = deque(maxlen=_MOST_STORIES)
+        #: How many of them are not written yet.
+        self._unwritten = 0
         self._timer: threading.Timer | None = None
+        #: Held while the file is written; guards ``_log_once``.
+        self._file_lock = threading.Lock()
         self._log_once = LogOnce()
 
-    def write(self, kind: str, name: str, lines: Iterable[str]) -> None:
-        """Keep what happened to one lease or request that just failed. Returns at once; the file follows soon."""
-        kept = tuple(line[:_MOST_CHARACTERS] for line in deque(lines, maxlen=_MOST_LINES))
-        story = Story(kind=kind, name=name, pid=os.getpid(), at_s=self._wall_s(), lines=kept)
+    def write(self, kind: str, name: str, read_lines: Callable[[], Iterable[str]]) -> None:
+        """Keep what happened to one lease or request that just failed. Returns at once; the file follows in a second.
+
+        ``read_lines`` is called at once, but not for a story that is dropped: of those within one second, the first
+        few are kept.
+        """
         with self._lock:
+            if self._unwritten >= _MOST_STORIES:
+                return
+            kept = tuple(line[:_MOST_CHARACTERS] for line in deque(read_lines(), maxlen=_MOST_LINES))
+            story = Story(kind=kind, name=name, pid=os.getpid(), at_s=self._wall_s(), lines=kept)
             self._stories.append(story)
+            self._unwritten += 1
             if self._timer is None:
                 self._timer = threading.Timer(_WRITE_AFTER_S, self.flush)
                 self._timer.daemon = True
@@ -75,13 +86,15 @@ class Stories:
 
     def flush(self) -> None:
         """Write what is not written yet. Blocks for the file; a file that can't be written is logged once."""
-        with self._lock:
-            timer, self._timer = self._timer, None
+        with self._file_lock:
+            with self._lock:
+                timer, self._timer = self._timer, None
+                stories, self._unwritten = tuple(self._stories), 0
             if timer is None:
                 return
             timer.cancel()
             try:
-                self._replace_file(msgspec.json.encode(tuple(self._stories)))
+                self._replace_file(msgspec.json.encode(stories))
             except OSError as error:
                 if self._log_once.should():
                     logger.warning("stories.not_written folder=%s reason=%s", self._folder, error)

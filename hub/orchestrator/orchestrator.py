@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from hub.config import HubConfig
     from hub.orchestrator.releases import DeployVersions
     from hub.orchestrator.tracing import Tracing
+    from omni_discovery.stories import Stories
     from omni_discovery.view.table import Delta, View
 
 __all__ = ["Orchestrator", "OrchestratorRequestState", "RemoteReplicaFactory", "StreamingInputState"]
@@ -99,6 +100,7 @@ class Orchestrator:
         tracing: Tracing | None = None,
         remote_replica_factory: RemoteReplicaFactory | None = None,
         releases: DeployVersions | None = None,
+        stories: Stories | None = None,
     ) -> None:
         self.stage_pools = list(stage_pools)
         self.num_stages = len(self.stage_pools)
@@ -137,6 +139,7 @@ class Orchestrator:
             self._post,
             self._say,
             tracing,
+            stories,
         )
         self.request_states = self._requests.states
         self._rollout = Rollout(releases, self._pools, self._membership, self._requests, self.stage_pools)

@@ -124,6 +124,8 @@ class RunningHub:
         #: Whether etcd has answered before this hub joined and the document and TTL were checked.
         self._is_checked = False
         self._client: OmniCoordClientForHub | None = None
+        #: Receives what happened to requests that failed and to a lost lease, for ``omni doctor``.
+        self._stories = Stories(config.runtime_dir, config.namespace)
 
     async def start(self, stack: AsyncExitStack) -> tuple[AsyncOmni, LocalStages] | None:
         """Start in order; leaving ``stack`` stops it in the reverse order. None if it is stopped before it serves.
@@ -149,7 +151,9 @@ class RunningHub:
             tracing,
             # vLLM's server has the config and tokenizer of the model.
             fixed_models=config.api != OMNI_API,
+            stories=self._stories,
         )
+        stack.callback(self._stories.flush)
         await omni.start()
         # Closed after the local stages have stopped: replicas drain this hub's requests over its sessions.
         stack.push_async_callback(omni.close)
@@ -205,7 +209,7 @@ class RunningHub:
                 serves=lambda: omni.releases.served,
             ),
         )
-        client.keep_stories(Stories(self._config.runtime_dir, self._config.namespace))
+        client.keep_stories(self._stories)
         return client
 
     async def _synced(self, client: OmniCoordClientForHub) -> bool:

@@ -88,7 +88,7 @@ class RegistryClient(abc.ABC):
 
     def _on_lease_change(self, state: LeaseState) -> None:
         if self._stories is not None and self._registrar is not None and state in _FAILED:
-            self._stories.write("lease", self._registrar.name, self._registrar.story_lines())
+            self._stories.write("lease", self._registrar.name, self._registrar.story_lines)
 
     def close(self) -> None:
         """Withdraw the record, wait a bounded time for etcd, end the thread. A second call raises RuntimeError."""
@@ -115,6 +115,8 @@ class RegistryClient(abc.ABC):
         except (concurrent.futures.TimeoutError, RuntimeError) as error:
             logger.warning("client.close_incomplete thread=%s reason=%r", self._thread.name, error)
         self._thread.close()
+        if self._stories is not None:
+            self._stories.flush()
         return True
 
     async def _close_on_loop(self) -> None:
