@@ -116,13 +116,11 @@ class Orchestrator:
         self._outbox: deque[tuple[str, OmniOutput | Ended]] = deque()
         self._aborts = AbortTracker(config.abort_timeout_s)
         self._connect = connect
+        self._releases = releases
         self._membership = Membership(
             self._pools,
-            self._client_for,
-            self._lose,
+            self,
             config.registry_ttl_s,
-            on_closed=self._let_go,
-            knows=(lambda _info: True) if releases is None else releases.knows,
         )
         factory, attach = remote_replica_factory, self._membership.attach
         self._attaching = None if factory is None else ClientAttacher(factory, attach)
@@ -208,17 +206,24 @@ class Orchestrator:
             raise StageUnavailableError(stage_id, f"the registry shows no replica {stage_id}/{replica_id}")
         return self._connect(info, self._post)
 
-    def _client_for(self, info: ReplicaInfo) -> StageClient | None:
+    def connect_replica_of(self, info: ReplicaInfo) -> StageClient | None:
+        """See MembershipOwner."""
         if self._attaching is None:
             return self._connect(info, self._post)
         self._attaching.make_client(info)
         return None
 
-    def _let_go(self, client: StageClient) -> None:
+    def client_closed(self, client: StageClient) -> None:
+        """See MembershipOwner."""
         self._aborts.client_gone(client)
         self._collective.lose(client)
 
-    def _lose(self, stage_id: int, addr: str, reason: str) -> None:
+    def serves_document(self, info: ReplicaInfo) -> bool:
+        """See MembershipOwner."""
+        return self._releases is None or self._releases.knows(info)
+
+    def replica_lost(self, stage_id: int, addr: str, reason: str) -> None:
+        """See MembershipOwner."""
         self._listener.lose_replica(stage_id, addr, reason)
 
     # ---- one turn

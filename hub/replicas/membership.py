@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from hub.replicas.refused import MismatchedReplicas
 from omni_discovery.errors import ConfigError
@@ -46,40 +46,49 @@ def is_same_process(ours: ReplicaInfo, info: ReplicaInfo) -> bool:
     return mine == (info.input_addr, info.output_addr, info.curve_public_key, info.stage_id)
 
 
+class MembershipOwner(Protocol):
+    """What Membership needs of the orchestrator."""
+
+    def connect_replica_of(self, info: ReplicaInfo) -> StageClient | None:
+        """Make the client of a listed replica; None if ``Membership.attach`` will bring it. Raise ConfigError."""
+
+    def client_closed(self, client: StageClient) -> None:
+        """A client was closed: its last acknowledgements will not arrive."""
+
+    def replica_lost(self, stage_id: int, addr: str, reason: str) -> None:
+        """The requests in flight on a replica will not be answered."""
+
+    def serves_document(self, info: ReplicaInfo) -> bool:
+        """Whether the replica runs a deploy document that this hub serves."""
+
+
 class Membership:
-    """Owns the client of every replica process, by its input address.
+    """Keeps the client of every replica process, by its input address.
 
     A replica whose key is gone is not picked any more, except in a mass loss; its client stays until nothing is in
-    flight there. ``connect`` returns None where ``attach`` will bring the client later. ``on_lost(stage_id, addr,
-    reason)``: the requests in flight on a replica will not be answered. ``on_closed(client)``: a client was closed.
-    ``knows(record)``: whether this hub serves the replica's deploy document. ``ttl_s`` is that of the leases.
+    flight there. ``ttl_s`` is that of the leases, ``now`` returns monotonic seconds.
     """
 
     def __init__(
         self,
         pools: Pools,
-        connect: Callable[[ReplicaInfo], StageClient | None],
-        on_lost: Callable[[int, str, str], None],
+        owner: MembershipOwner,
         ttl_s: float = 10.0,
-        on_closed: Callable[[StageClient], None] = lambda _client: None,
         now: Callable[[], float] = time.monotonic,
-        knows: Callable[[ReplicaInfo], bool] = lambda _info: True,
     ) -> None:
         #: Replicas that are not picked because of what they run.
-        self.mismatched = MismatchedReplicas(pools, knows)
+        self.mismatched = MismatchedReplicas(pools, owner.serves_document)
         self.clients: dict[str, StageClient] = {}
         #: How many hubs share the replicas, this one included.
         self.live_hubs = 1
         self._pools = pools
-        self._connect = connect
-        self._on_lost = on_lost
+        self._owner = owner
         #: The records of the last view.
         self._records: Mapping[ReplicaId, ReplicaInfo] = {}
         #: Of these, the newest record of each input address, for the stages of the pipeline.
         self._listed: dict[str, ReplicaInfo] = {}
         #: (history, cluster id, revision) of the last view.
         self._version = (0, 0, 0)
-        self._on_closed = on_closed
         self._now = now
         self._mass_loss: MassLossGuard[int, str] = MassLossGuard(ttl_s)
         #: Replicas that vanished lately, by stage and input address: a mass loss may keep them in service.
@@ -224,7 +233,7 @@ class Membership:
             del self.clients[addr]
             client.close()
             # Its last acknowledgements may arrive at a listener that has no such client any more.
-            self._on_closed(client)
+            self._owner.client_closed(client)
 
     def attach(self, info: ReplicaInfo, client: StageClient) -> None:
         """Add a client that a factory made for the record ``info``; close it if its replica is gone by now."""
@@ -284,19 +293,19 @@ class Membership:
         else:
             self._attach(info)
         if info.status is ReplicaStatus.ERROR:
-            self._on_lost(info.stage_id, addr, f"it reports an error: {info.reason or 'no reason given'}")
+            self._owner.replica_lost(info.stage_id, addr, f"it reports an error: {info.reason or 'no reason given'}")
 
     def _replace(self, client: StageClient) -> None:
         stage_id, addr = client.info.stage_id, client.addr
         del self.clients[addr]
         client.close()
-        self._on_closed(client)
+        self._owner.client_closed(client)
         self._pools.of(client.info).session_down(addr)
-        self._on_lost(stage_id, addr, "another process has taken its address")
+        self._owner.replica_lost(stage_id, addr, "another process has taken its address")
 
     def _attach(self, info: ReplicaInfo) -> None:
         try:
-            client = self._connect(info)
+            client = self._owner.connect_replica_of(info)
         except ConfigError as error:
             self._pools.of(info).unusable(info.input_addr, str(error))
             if self._log_once.should(info.input_addr):

@@ -41,13 +41,20 @@ class Scene:
         self.known = {"known"}
         self.pools: Pools = make_pools((0,), RoundRobinBalancer, PoolOptions())
         self.pools.begin_with(0, "known")
-        self.membership = Membership(
-            self.pools,
-            lambda info: cast(StageClient, Client(info, [])),
-            lambda *_lost: None,
-            knows=lambda info: info.fingerprint in self.known,
-        )
+        self.membership = Membership(self.pools, self)
         self.revision = 0
+
+    def connect_replica_of(self, info: ReplicaInfo) -> StageClient:
+        return cast(StageClient, Client(info, []))
+
+    def client_closed(self, client: StageClient) -> None:
+        """It makes no difference here."""
+
+    def replica_lost(self, stage_id: int, addr: str, reason: str) -> None:
+        """It makes no difference here."""
+
+    def serves_document(self, info: ReplicaInfo) -> bool:
+        return info.fingerprint in self.known
 
     def show(self, *infos: ReplicaInfo) -> None:
         self.revision += 1
