@@ -168,7 +168,7 @@ class Membership:
         for addr, info in self._listed.items():
             old = before.get(addr)
             if old is not None and old.stage_id == info.stage_id and old.fingerprint != info.fingerprint:
-                self._pools.of(old).remove(addr)
+                self._pools.of(old).core.remove(addr, self._now())
             if old is not info and old != info:
                 self._upsert(info)
 
@@ -207,14 +207,14 @@ class Membership:
             info.replica_id,
             info.epoch,
         )
-        if pool.get(addr) is None:
+        if pool.core.members.get(addr) is None:
             # The first replica of a mass loss is removed before it can be known that it is one.
-            pool.upsert(info)
+            pool.core.upsert(info, self._now())
             if addr in self.clients:
                 self.clients[addr].renew(info, afresh=True)
         if addr not in self.clients:
             self._attach(info)
-        pool.hold(addr)
+        pool.core.hold(addr, self._now())
 
     def members(self, stage_ids: Collection[int]) -> list[ReplicaInfo]:
         """The replicas of some stages: those that the registry lists, and those kept in service without a record."""
@@ -275,7 +275,7 @@ class Membership:
 
     def _remove(self, info: ReplicaInfo) -> None:
         logger.info("replica.removed stage=%d replica=%d epoch=%d", info.stage_id, info.replica_id, info.epoch)
-        self._pools.of(info).remove(info.input_addr)
+        self._pools.of(info).core.remove(info.input_addr, self._now())
         self.close_if_unused(info.stage_id, info.input_addr)
 
     def _upsert(self, info: ReplicaInfo) -> None:
@@ -285,8 +285,8 @@ class Membership:
             self._replace(client)
             client = None
         # The client of a removed replica may have stayed for its aborts: the pool has no session of it.
-        afresh = pool.get(addr) is None
-        pool.upsert(info)
+        afresh = pool.core.members.get(addr) is None
+        pool.core.upsert(info, self._now())
         self.mismatched.replica_entered(pool, addr)
         if client is not None:
             client.renew(info, afresh=afresh)
@@ -300,14 +300,14 @@ class Membership:
         del self.clients[addr]
         client.close()
         self._owner.client_closed(client)
-        self._pools.of(client.info).session_down(addr)
+        self._pools.of(client.info).core.session_down(addr, self._now())
         self._owner.replica_lost(stage_id, addr, "another process has taken its address")
 
     def _attach(self, info: ReplicaInfo) -> None:
         try:
             client = self._owner.connect_replica_of(info)
         except ConfigError as error:
-            self._pools.of(info).unusable(info.input_addr, str(error))
+            self._pools.of(info).core.unusable(info.input_addr, str(error))
             if self._log_once.should(info.input_addr):
                 logger.warning("replica.unusable stage=%d replica=%d: %s", info.stage_id, info.replica_id, error)
             return

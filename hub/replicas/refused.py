@@ -31,12 +31,13 @@ class MismatchedReplicas:
         before, self._mismatched = self._mismatched, {info.input_addr: (info, why) for info, why in found}
         for addr in before.keys() - self._mismatched.keys():
             for pool in self._pools.of_stage(before[addr][0].stage_id):
-                pool.refuse(addr, "")
+                pool.core.refuse(addr, "", pool.now())
             if addr in listed:
                 info = listed[addr]
                 logger.info("replica.not_refused stage=%d replica=%d", info.stage_id, info.replica_id)
         for addr, (info, why) in self._mismatched.items():
-            self._pools.of(info).refuse(addr, why)
+            pool = self._pools.of(info)
+            pool.core.refuse(addr, why, pool.now())
             if addr not in before or before[addr][1] != why:
                 text = "replica.refused stage=%d replica=%d host=%s fingerprint=%s: %s; see omni doctor"
                 logger.warning(text, info.stage_id, info.replica_id, info.host, info.fingerprint or "-", why)
@@ -44,7 +45,7 @@ class MismatchedReplicas:
     def replica_entered(self, pool: StagePool, addr: str) -> None:
         """A replica was added to ``pool``: refuse it there if it is mismatched."""
         if addr in self._mismatched:
-            pool.refuse(addr, self._mismatched[addr][1])
+            pool.core.refuse(addr, self._mismatched[addr][1], pool.now())
 
     def count(self, stage_id: int) -> int:
         """How many replicas of a stage are refused."""
