@@ -21,9 +21,9 @@ from hub.config import HubConfig
 from hub.engine_control import CollectiveCalls
 from hub.metrics import HubMetrics
 from hub.orchestrator.active import AbortRequest, UpdateRequest
-from hub.orchestrator.admission import Asked, Intake
+from hub.orchestrator.admission import Admission, RequestParts
 from hub.orchestrator.orchestrator import Orchestrator
-from hub.orchestrator.rejections import Refusals, log_revocation
+from hub.orchestrator.rejections import RejectionLog, log_revocation
 from hub.orchestrator.releases import DeployVersions
 from hub.output_queue import OutputQueue, deliver
 from hub.pool.stage_pool import PoolOptions, StageStatus
@@ -32,7 +32,7 @@ from hub.replicas.sockets import make_context
 from hub.replicas.stage_client import StageClient
 from hub.request.outputs import OmniOutput
 from hub.request.plan import StageGraph
-from omni_discovery.balancing.policies import build_load_balancer_factory
+from omni_discovery.balancing.policies import DEFAULT_POLICY, build_load_balancer_factory
 from omni_discovery.curve import KeyPair
 from omni_discovery.deploy.document import DeployConfig
 from omni_discovery.errors import HubUnavailableError, InvalidRequestError, RequestError
@@ -130,7 +130,7 @@ class AsyncOmni(CollectiveCalls):
         hub_id: str,
         key_pair: KeyPair | None,
         config: HubConfig | None = None,
-        policy: str = "least-load",
+        policy: str = DEFAULT_POLICY,
         labels: Mapping[str, str] | None = None,
         tracing: Tracing | None = None,
         *,
@@ -139,7 +139,7 @@ class AsyncOmni(CollectiveCalls):
         self.hub_id = hub_id
         self.graph = StageGraph(deploy)
         self.hub_metrics = HubMetrics()
-        self.refusals = Refusals(self.hub_metrics)
+        self.rejections = RejectionLog(self.hub_metrics)
         self._key_pair = key_pair
         self._config = config or HubConfig()
         self._tracing = tracing
@@ -153,7 +153,7 @@ class AsyncOmni(CollectiveCalls):
         pools = make_pools(self.graph.stage_ids, build_load_balancer_factory(policy), options)
         #: The versions of the deploy document that have requests or take them.
         self.releases = DeployVersions(deploy, pools, fixed_models=fixed_models)
-        self._intake = Intake(self.releases, self._config)
+        self._admission = Admission(self.releases, self._config)
         self._tasks: list[asyncio.Task[None]] = []
         self._orchestrator: Orchestrator | None = None
         #: Guards the next two, which the registry's thread uses, too.
@@ -202,12 +202,12 @@ class AsyncOmni(CollectiveCalls):
             lambda info, on_event: StageClient(info, self.hub_id, self._key_pair, config, self._context, on_event),
             config,
             self.hub_metrics,
-            self._intake.backlog,
+            self._admission.backlog,
             async_chunk=self.graph.deploy.async_chunk,
             tracing=self._tracing,
             releases=self.releases,
         )
-        delivering = deliver(self._orchestrator.output_async_queue, self._queues, self._ask, self.refusals.failed)
+        delivering = deliver(self._orchestrator.output_async_queue, self._queues, self._ask, self.rejections.failed)
         self._tasks = [loop.create_task(self._orchestrator.run()), loop.create_task(delivering)]
         for task in self._tasks:
             task.add_done_callback(self._end_queues)
@@ -276,7 +276,7 @@ class AsyncOmni(CollectiveCalls):
         segment, and ``update`` sends the others.
         """
         feeder = SegmentFeeder(inputs)
-        asked = Asked(
+        parts = RequestParts(
             await feeder.first(),
             request_id,
             modalities,
@@ -291,12 +291,12 @@ class AsyncOmni(CollectiveCalls):
         )
         orchestrator = self._running_orchestrator()
         live_hubs = orchestrator.live_hubs
-        with self.refusals.counted():
-            if asked.request_id in self._inner_ids:
-                raise InvalidRequestError(f"a request with the id {asked.request_id!r} is already running")
-            request = self._intake.check(asked, live_hubs)
+        with self.rejections.counted():
+            if parts.request_id in self._inner_ids:
+                raise InvalidRequestError(f"a request with the id {parts.request_id!r} is already running")
+            request = self._admission.check(parts, live_hubs)
             self.check_health()
-            self._intake.admit(request, len(self._queues), live_hubs)
+            self._admission.admit(request, len(self._queues), live_hubs)
         orchestrator.request_async_queue.put_nowait(request)
         self._inner_ids[request.shown_id] = request.request_id
         updates, inner_id = orchestrator.request_async_queue, request.request_id
@@ -346,7 +346,7 @@ class AsyncOmni(CollectiveCalls):
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         self._context.destroy(linger=0)
-        self.refusals.close()
+        self.rejections.close()
         logger.info("hub.closed hub=%s", self.hub_id)
 
     # ---- inside

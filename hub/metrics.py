@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
+    from hub.pool.core import Pool
     from hub.pool.stage_pool import StagePool
     from hub.pool.versions import Pools
 
@@ -129,12 +130,16 @@ class HubMetrics:
         """Read the gauges of each stage from its pools, all versions together, whenever metrics are collected."""
         for stage_id in pools.stage_ids:
             of_stage = partial(pools.of_stage, stage_id)
-            self.registered.labels(stage_id).set_function(partial(_sum, of_stage, "registered_count"))
-            self.pickable.labels(stage_id).set_function(partial(_sum, of_stage, "pickable_count"))
-            self.held.labels(stage_id).set_function(partial(_sum, of_stage, "held_count"))
-            self.waiting.labels(stage_id).set_function(partial(_sum, of_stage, "waiting_count"))
-            self.ejected.labels(stage_id).set_function(partial(_sum, of_stage, "ejected_count"))
-            self.slots.labels(stage_id).set_function(partial(_sum, of_stage, "slots"))
+            self.registered.labels(stage_id).set_function(
+                partial(_sum, of_stage, lambda pool: pool.members.registered_count)
+            )
+            self.pickable.labels(stage_id).set_function(
+                partial(_sum, of_stage, lambda pool: pool.members.pickable_count)
+            )
+            self.held.labels(stage_id).set_function(partial(_sum, of_stage, lambda pool: pool.members.held_count))
+            self.waiting.labels(stage_id).set_function(partial(_sum, of_stage, lambda pool: len(pool.queue)))
+            self.ejected.labels(stage_id).set_function(partial(_sum, of_stage, lambda pool: len(pool.outliers)))
+            self.slots.labels(stage_id).set_function(partial(_sum, of_stage, lambda pool: pool.members.slots))
 
     def watch_rollout(
         self,
@@ -176,5 +181,5 @@ class HubMetrics:
         self._overhead.labels("out").observe(seconds)
 
 
-def _sum(pools: Callable[[], Collection[StagePool]], name: str) -> float:
-    return float(sum(getattr(pool, name) for pool in pools()))
+def _sum(pools: Callable[[], Collection[StagePool]], count: Callable[[Pool], int]) -> float:
+    return float(sum(count(pool.core) for pool in pools()))

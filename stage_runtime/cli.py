@@ -26,7 +26,8 @@ from omni_discovery.commands.flags import (
     check_data_plane,
     warn_if_plain,
 )
-from omni_discovery.commands.main import add_security_options, configure_logging, user_runtime_dir
+from omni_discovery.commands.output import configure_logging
+from omni_discovery.commands.registry import add_security_options, user_runtime_dir
 from omni_discovery.commands.stage_options import (
     StageCheck,
     StageOptions,

@@ -97,7 +97,7 @@ class ChatCompletions:
             check_model(chat.model, self._model)
             refuse_embeddings(self._deploy.stages, chat.modalities)
         except InvalidRequestError as error:
-            self._omni.refusals.count(error)
+            self._omni.rejections.count(error)
             raise
         return chat, received_s
 

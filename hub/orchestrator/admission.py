@@ -1,11 +1,8 @@
-"""Whether one more request may come in, and when to come back if not.
+"""Admission: validates and plans a new request, and admits it or rejects it with the time to retry.
 
-The tightest stage of the request's path decides: what is still to pass through it, for the share of its slots that is
-this hub's, at the pace at which it has served lately.
-
-Intake: checks what a client asks, plans it, and takes it or turns it away.
-
-Backlog: how many unfinished requests still have to pass through each stage, of each version of it.
+The tightest stage of the request's path decides: its backlog, beside this hub's share of its slots and its mean service
+time. ``Backlog`` counts the unfinished requests that each stage, in each version, has still to serve. Pure but for
+``Admission``, which reads the clock and makes ids.
 """
 
 from __future__ import annotations
@@ -28,29 +25,29 @@ if TYPE_CHECKING:
     from hub.config import HubConfig
     from hub.orchestrator.releases import DeployVersions
 
-#: Bounds of what a client is told to wait, in seconds.
+#: Bounds of the Retry-After of a rejected request, in seconds.
 LEAST_RETRY_S: Final = 1.0
 MOST_RETRY_S: Final = 600.0
-#: What a request is taken to need of a stage that has not served any yet.
+#: The assumed service time of a stage that has not served any request yet.
 _UNKNOWN_SERVICE_S: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class StageLoad:
-    """One stage of the path, as this hub sees it."""
+    """The load of one stage of a request's path."""
 
     stage_id: int
     #: Unfinished requests of this hub that still need the stage.
     backlog: int
     #: The slots of all its replicas that can take work.
     slots: int
-    #: How long it works on one request; None before the first.
+    #: Its mean service time; None before the first request.
     mean_service_s: float | None
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What one hub lets in. ``live_hubs`` share the slots of every stage."""
+    """The limits of one hub. ``live_hubs`` share the slots of every stage."""
 
     max_waiting: int
     max_in_flight: int
@@ -58,53 +55,53 @@ class Bounds:
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
-    """Why a request is not taken. ``retry_after_s`` is when one like it probably would be."""
+class Rejection:
+    """Why a request is not admitted. After ``retry_after_s`` seconds it probably would be."""
 
     reason: str
     retry_after_s: float
     #: The stage that is full; None where it is the hub.
     stage_id: int | None = None
-    #: Where a queue is full: how long until it has room for one more after that, and until all of it is served.
+    #: Where a queue is full: the seconds until it has one more free place after that, and until all of it is served.
     seconds_each: float = 0.0
     most_s: float = MOST_RETRY_S
 
 
-class Returns:
-    """Tells each client that is turned away when there will be room for it, behind those that were told before it."""
+class RetryTimes:
+    """Spreads the retries of rejected clients: each gets a place in the queue behind those rejected before it."""
 
     def __init__(self) -> None:
-        #: When there will be room for the one that was told last, by stage; None is the hub itself.
-        self._told_s: dict[int | None, float] = {}
+        #: The place of the client that was rejected last, monotonic, by stage; None is the hub's own limit.
+        self._last_place_s: dict[int | None, float] = {}
 
-    def retry_after_s(self, refused: Refusal, now_s: float) -> float:
-        """The time to wait, in seconds."""
-        if not refused.seconds_each:
-            return refused.retry_after_s
-        stage_id, soonest_s = refused.stage_id, now_s + refused.retry_after_s
-        at_s = max(soonest_s, self._told_s.get(stage_id, soonest_s) + refused.seconds_each)
-        # Some of those that were told never come back, and by then all that waits now will have been served.
-        at_s = self._told_s[stage_id] = min(at_s, max(soonest_s, now_s + refused.most_s))
+    def retry_after_s(self, rejection: Rejection, now_s: float) -> float:
+        """The Retry-After of a rejection, in seconds."""
+        if not rejection.seconds_each:
+            return rejection.retry_after_s
+        stage_id, soonest_s = rejection.stage_id, now_s + rejection.retry_after_s
+        at_s = max(soonest_s, self._last_place_s.get(stage_id, soonest_s) + rejection.seconds_each)
+        # Some clients never retry, and after ``most_s`` all requests that wait now will have been served.
+        at_s = self._last_place_s[stage_id] = min(at_s, max(soonest_s, now_s + rejection.most_s))
         return _bounded(at_s - now_s)
 
 
-def refusal(stages: Iterable[StageLoad], bounds: Bounds, in_flight: int, timeout_s: float) -> Refusal | None:
-    """Decide on one request with ``timeout_s`` to its deadline; None lets it in.
+def find_rejection(stages: Iterable[StageLoad], bounds: Bounds, in_flight: int, timeout_s: float) -> Rejection | None:
+    """Check the limits for one request with ``timeout_s`` to its deadline; None admits it.
 
-    A stage without any slot refuses nobody: its replicas may be starting, and the pick waits for them.
+    A stage without any slot rejects no request: its replicas may be starting, and the pick waits for them.
     """
     path = tuple(stages)
-    worst = max((_of_stage(stage, bounds, timeout_s) for stage in path), key=_retry, default=None)
+    worst = max((_of_stage(stage, bounds, timeout_s) for stage in path), key=_retry_after_s, default=None)
     if worst is not None:
         return worst
     if in_flight >= bounds.max_in_flight:
         each_s = max((_seconds_each(stage, bounds) for stage in path if stage.slots), default=0.0)
         reason = f"{in_flight} requests are in flight, which is the bound of this hub"
-        return Refusal(reason, LEAST_RETRY_S, None, each_s, in_flight * each_s)
+        return Rejection(reason, LEAST_RETRY_S, None, each_s, in_flight * each_s)
     return None
 
 
-def _of_stage(stage: StageLoad, bounds: Bounds, timeout_s: float) -> Refusal | None:
+def _of_stage(stage: StageLoad, bounds: Bounds, timeout_s: float) -> Rejection | None:
     if not stage.slots:
         return None
     share = stage.slots / max(1, bounds.live_hubs)
@@ -113,22 +110,22 @@ def _of_stage(stage: StageLoad, bounds: Bounds, timeout_s: float) -> Refusal | N
         reason = f"{stage.backlog} requests are on their way to stage {stage.stage_id}, which runs {share:g} at a time"
         each_s = _seconds_each(stage, bounds)
         retry_s = _bounded((waiting - bounds.max_waiting + 1) * each_s)
-        return Refusal(reason, retry_s, stage.stage_id, each_s, waiting * each_s)
+        return Rejection(reason, retry_s, stage.stage_id, each_s, waiting * each_s)
     expected_s = waiting * (stage.mean_service_s or 0.0) / share
     if expected_s > timeout_s:
         reason = f"stage {stage.stage_id} would begin in about {expected_s:.0f} s, after the request's {timeout_s:g} s"
-        return Refusal(reason, _bounded(expected_s - timeout_s))
+        return Rejection(reason, _bounded(expected_s - timeout_s))
     return None
 
 
 def _seconds_each(stage: StageLoad, bounds: Bounds) -> float:
-    """How long until this hub's share of the slots has served one more."""
+    """The mean seconds between two ends of service at this hub's share of the slots."""
     mean_s = _UNKNOWN_SERVICE_S if stage.mean_service_s is None else stage.mean_service_s
     return mean_s * max(1, bounds.live_hubs) / stage.slots
 
 
-def _retry(found: Refusal | None) -> float:
-    return -1.0 if found is None else found.retry_after_s
+def _retry_after_s(rejection: Rejection | None) -> float:
+    return -1.0 if rejection is None else rejection.retry_after_s
 
 
 def _bounded(seconds: float) -> float:
@@ -139,10 +136,10 @@ _NO_VERSIONS: Final[Mapping[int, str]] = MappingProxyType({})
 
 
 class Backlog:
-    """Counted from admission to the end of each stage's work, so that what is upstream is seen downstream."""
+    """Counts requests from admission to the end of each stage's work, so that downstream stages see upstream ones."""
 
     def __init__(self) -> None:
-        #: The stages that each unfinished request still needs, with the fingerprint of the version that it needs.
+        #: The stages that each unfinished request still needs, each with the fingerprint of its version.
         self._needs: dict[str, dict[int, str]] = {}
         self._counts: Counter[tuple[int, str]] = Counter()
 
@@ -150,24 +147,24 @@ class Backlog:
         return len(self._needs)
 
     def of(self, stage_id: int, fingerprint: str = "") -> int:
-        """How many unfinished requests still need that version of the stage."""
+        """The number of unfinished requests that still need that version of the stage."""
         return self._counts[stage_id, fingerprint]
 
     def enter(self, request_id: str, stages: Iterable[int], fingerprints: Mapping[int, str] = _NO_VERSIONS) -> None:
-        """A request was admitted, or moved to other versions, that needs these stages."""
+        """Count a request that needs these stages; it was admitted, or moved to other versions."""
         self.leave(request_id)
         needs = self._needs[request_id] = {stage_id: fingerprints.get(stage_id, "") for stage_id in stages}
         self._counts.update(needs.items())
 
     def passed(self, request_id: str, stages: Iterable[int]) -> None:
-        """The request needs these stages no more. Unknown requests and stages are fine."""
+        """Count these stages of a request as done. Unknown requests and stages are fine."""
         needs = self._needs.get(request_id, {})
         for stage_id in stages:
             if stage_id in needs:
                 self._counts[stage_id, needs.pop(stage_id)] -= 1
 
     def leave(self, request_id: str) -> None:
-        """The request has ended. Unknown ones are fine."""
+        """Count a request no more: it has ended. Unknown ones are fine."""
         self._counts.subtract(self._needs.pop(request_id, {}).items())
 
 
@@ -176,8 +173,8 @@ _MAX_TIMEOUT_S: Final = 30 * 86400
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """What a client asks, as it came; None means the default. See AsyncOmni.generate."""
+class RequestParts:
+    """A client's request before validation; None means the default. See AsyncOmni.generate."""
 
     inputs: Mapping[str, Any]
     request_id: str | None = None
@@ -192,67 +189,67 @@ class Asked:
     async_chunk: bool | None = None
 
 
-class Intake:
-    """The door of one hub. ``backlog`` knows how many requests each stage has still to serve."""
+class Admission:
+    """Decides for one hub which requests come in. ``backlog`` counts what each stage has still to serve."""
 
     def __init__(self, releases: DeployVersions, config: HubConfig) -> None:
         self.backlog = Backlog()
         self._releases = releases
         self._config = config
         self._numbers = itertools.count()
-        self._returns = Returns()
+        self._retry_times = RetryTimes()
 
-    def check(self, asked: Asked, live_hubs: int) -> AddRequest:
-        """Plan what was asked, by the deploy document that it will go by to its end. Raise InvalidRequestError."""
-        shown_id = uuid.uuid4().hex if asked.request_id is None else asked.request_id
-        timeout_s = self._config.request_timeout_s if asked.timeout_s is None else asked.timeout_s
-        # Companions and segments hand over as a whole.
-        async_chunk = False if asked.companions or asked.segmented else asked.async_chunk
+    def check(self, parts: RequestParts, live_hubs: int) -> AddRequest:
+        """Validate a request and plan it by the newest deploy document that serves it. Raise InvalidRequestError."""
+        shown_id = uuid.uuid4().hex if parts.request_id is None else parts.request_id
+        timeout_s = self._config.request_timeout_s if parts.timeout_s is None else parts.timeout_s
+        # Requests with companions or segments hand over complete outputs only.
+        async_chunk = False if parts.companions or parts.segmented else parts.async_chunk
         release = self._releases.newest
-        plan = release.graph.plan(asked.modalities, async_chunk)
+        plan = release.graph.plan(parts.modalities, async_chunk)
         if self._releases.has_several:
-            # Which stages are needed is the same by all documents.
+            # All documents need the same stages.
             release = self._releases.choose(plan.stages, self.backlog.of, live_hubs)
-            plan = release.graph.plan(asked.modalities, async_chunk)
-        params = release.graph.merge_params(asked.params)
+            plan = release.graph.plan(parts.modalities, async_chunk)
+        params = release.graph.merge_params(parts.params)
         if not 1 <= len(shown_id) <= _MAX_ID_LENGTH:
             raise InvalidRequestError(f"a request id has 1 to {_MAX_ID_LENGTH} characters")
         if not 0 < timeout_s <= _MAX_TIMEOUT_S:
             raise InvalidRequestError(f"a timeout of {timeout_s} s; it must be above 0 and at most {_MAX_TIMEOUT_S} s")
-        if not abs(asked.priority) <= MAX_PRIORITY:
+        if not abs(parts.priority) <= MAX_PRIORITY:
             raise InvalidRequestError(
-                f"a priority of {asked.priority}; it must be from -{MAX_PRIORITY} to {MAX_PRIORITY}"
+                f"a priority of {parts.priority}; it must be from -{MAX_PRIORITY} to {MAX_PRIORITY}"
             )
-        check_companions(plan, asked.companions)
-        if asked.segmented and asked.companions:
+        check_companions(plan, parts.companions)
+        if parts.segmented and parts.companions:
             raise InvalidRequestError("a request whose input comes in segments has no companions")
         return AddRequest(
-            # A number of its own keeps late frames of an aborted request off one that reuses its id.
+            # Frames that come late for an aborted request must not reach one that reuses its id.
             request_id=f"{shown_id}~{next(self._numbers)}",
             shown_id=shown_id,
-            inputs=asked.inputs,
+            inputs=parts.inputs,
             plan=plan,
             params=params,
             timeout_s=timeout_s,
-            received_s=time.perf_counter() if asked.received_s is None else asked.received_s,
-            priority=asked.priority,
-            segmented=asked.segmented,
-            companions=asked.companions,
-            trace_headers=asked.trace_headers,
+            received_s=time.perf_counter() if parts.received_s is None else parts.received_s,
+            priority=parts.priority,
+            segmented=parts.segmented,
+            companions=parts.companions,
+            trace_headers=parts.trace_headers,
             release=release,
-            asked_params=asked.params or {},
+            asked_params=parts.params or {},
         )
 
     def admit(self, request: AddRequest, in_flight: int, live_hubs: int) -> None:
-        """Count the request in. Raise OverloadedError with the time to come back where its stages have too much."""
+        """Count the request in. Raise OverloadedError, with the time to retry, where a limit is reached."""
         config, release = self._config, request.release or self._releases.newest
         loads = []
         for stage_id in request.plan.stages:
-            pool, backlog = release.pools[stage_id], self.backlog.of(stage_id, release.fingerprints[stage_id])
-            loads.append(StageLoad(stage_id, backlog, pool.slots, pool.mean_service_s))
-        found = refusal(
+            pool, backlog = release.pools[stage_id].core, self.backlog.of(stage_id, release.fingerprints[stage_id])
+            loads.append(StageLoad(stage_id, backlog, pool.members.slots, pool.mean_service_s))
+        rejection = find_rejection(
             loads, Bounds(config.max_waiting, config.max_in_flight, live_hubs), in_flight, request.timeout_s
         )
-        if found is not None:
-            raise OverloadedError(found.reason, self._returns.retry_after_s(found, time.monotonic()))
+        if rejection is not None:
+            raise OverloadedError(rejection.reason, self._retry_times.retry_after_s(rejection, time.monotonic()))
         self.backlog.enter(request.request_id, request.plan.stages, release.fingerprints)

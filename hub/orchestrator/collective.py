@@ -1,8 +1,7 @@
-"""Collective: one call to every replica of some stages, with a deadline, and whatever answers came by then.
+"""Collective calls: one RPC to every replica of some stages, with a deadline and one result for each replica.
 
-Part of the orchestrator's task. One replica's failure is that replica's entry in the results, never the call's.
-
-Correlator: which replicas have still to answer which collective call, and what the others said.
+A replica that fails or does not answer in time is an entry with an error; the call itself does not fail. ``Correlator``
+keeps which replicas still have to answer which call, ``Collective`` sends the calls and their results.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from hub.config import SendFailedError
-from hub.replicas.events import ClientEvent, Controlled, ProcessGone, SessionDown
+from hub.replicas.events import Controlled, ProcessGone, SessionDown
 from omni_discovery import wire
 from omni_discovery.errors import OverloadedError, RequestError, WireError
 
@@ -31,19 +30,19 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ReplicaResult:
-    """What one replica answered, or in its place why it did not; ``error`` begins with the error's type."""
+    """The result of one replica, or why there is none; ``error`` begins with the error's type."""
 
     stage_id: int
     replica_id: int
     ok: bool
-    #: Plain values, as msgpack has them.
+    #: Built of the types that msgpack has.
     result: Any = None
     error: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """One replica that is called. ``session`` is what its answer will come by."""
+    """One replica that is called. ``session`` identifies where its answer will come from."""
 
     stage_id: int
     replica_id: int
@@ -53,8 +52,8 @@ class Target:
 @dataclass(slots=True)
 class _Call:
     call_id: str
-    #: By session, who has still to answer.
-    awaited: dict[Hashable, Target]
+    #: The targets that have not answered, by session.
+    pending: dict[Hashable, Target]
     results: list[ReplicaResult] = field(default_factory=list)
 
 
@@ -63,14 +62,14 @@ class Correlator:
 
     def __init__(self) -> None:
         self._serial = 0
-        #: By their ids on the wire, which are never used twice.
+        #: By wire id, which is never used twice.
         self._calls: dict[str, _Call] = {}
 
     def __len__(self) -> int:
         return len(self._calls)
 
     def begin(self, call_id: str, targets: Sequence[Target]) -> str:
-        """A call begins; return its id on the wire. Raise RuntimeError if one of that ``call_id`` is open."""
+        """Open a call; return its wire id. Raise RuntimeError if one of that ``call_id`` is open."""
         if any(call.call_id == call_id for call in self._calls.values()):
             raise RuntimeError(f"a collective call with the id {call_id!r} is already open")
         self._serial += 1
@@ -79,36 +78,36 @@ class Correlator:
         return wire_id
 
     def settle(self, wire_id: str, session: Hashable, *, ok: bool = False, result: Any = None, error: str = "") -> bool:
-        """One target's result; False, and nothing changes, if none is awaited from there any more."""
+        """Store one target's result; return False, and change nothing, if none is pending from that session."""
         call = self._calls.get(wire_id)
-        target = None if call is None else call.awaited.pop(session, None)
+        target = None if call is None else call.pending.pop(session, None)
         if call is None or target is None:
             return False
         call.results.append(ReplicaResult(target.stage_id, target.replica_id, ok, result, error))
         return True
 
     def lose(self, session: Hashable, error: str) -> None:
-        """Nothing will be answered there any more."""
+        """Store the error for all calls that are pending at a session."""
         for wire_id in self._calls:
             self.settle(wire_id, session, error=error)
 
     def expire(self, wire_id: str, error: str) -> None:
-        """Who has not answered has not, and the call is done. Calls that are done already are left alone."""
+        """Store the error for all targets of a call that have not answered. Calls that are done are left alone."""
         call = self._calls.get(wire_id)
-        for session in [] if call is None else list(call.awaited):
+        for session in [] if call is None else list(call.pending):
             self.settle(wire_id, session, error=error)
 
     def open(self) -> list[str]:
-        """The ids on the wire of all calls that are not done, or whose results were not taken."""
+        """The wire ids of all calls whose results were not taken with ``take_done``."""
         return list(self._calls)
 
     def take_done(self) -> list[tuple[str, list[ReplicaResult]]]:
-        """The calls that are done, each once: id on the wire and results, by stage and replica."""
-        done = [wire_id for wire_id, call in self._calls.items() if not call.awaited]
-        return [(wire_id, sorted(self._calls.pop(wire_id).results, key=_place)) for wire_id in done]
+        """Remove the calls that are done; return their wire ids and results, sorted by stage and replica."""
+        done = [wire_id for wire_id, call in self._calls.items() if not call.pending]
+        return [(wire_id, sorted(self._calls.pop(wire_id).results, key=_replica_key)) for wire_id in done]
 
 
-def _place(result: ReplicaResult) -> tuple[int, int]:
+def _replica_key(result: ReplicaResult) -> tuple[int, int]:
     return result.stage_id, result.replica_id
 
 
@@ -118,7 +117,7 @@ _STOPPING: Final = "the hub is stopping"
 
 @dataclass(frozen=True, slots=True)
 class CollectiveCall:
-    """A call, checked. ``done`` gets its results, or an error, in any case."""
+    """A validated call. ``done`` gets its results or an error in any case."""
 
     call_id: str
     method: str
@@ -137,7 +136,7 @@ class CallDue:
 
 
 class Collective:
-    """Sends calls and collects their answers. ``post`` brings what is due back into the task."""
+    """Sends calls and collects their answers, in the orchestrator's task; ``post`` brings deadlines there."""
 
     def __init__(
         self,
@@ -151,58 +150,58 @@ class Collective:
         self._metrics = metrics
         self._post = post
         self._correlator = Correlator()
-        #: By id on the wire.
+        #: By wire id.
         self._calls: dict[str, CollectiveCall] = {}
         self._timers: dict[str, asyncio.TimerHandle] = {}
 
-    def follow(self, item: CollectiveCall | CallDue) -> None:
-        """Begin a call, of which ``done`` is told whatever goes wrong; or end one whose time is over."""
+    def handle_call(self, item: CollectiveCall | CallDue) -> None:
+        """Send a call, whose ``done`` gets an error of the start as well; or end one whose deadline has passed."""
         if isinstance(item, CallDue):
-            self._due(item)
-            return
-        try:
-            self._begin(item)
-        except Exception as error:  # noqa: BLE001 - whoever waits gets it
-            _resolve(item, error)
-        self._finish()
+            self._end(item)
+        else:
+            try:
+                self._start(item)
+            except Exception as error:  # noqa: BLE001 - the caller gets it
+                _resolve(item, error)
+        self._finish_done()
 
-    def hear(self, event: ClientEvent) -> None:
-        """Take in what one client has to say, so far as it is about calls."""
+    def handle_client_event(self, event: Controlled | SessionDown | ProcessGone) -> None:
+        """Apply an event of one replica's connection to the calls that are pending there."""
         if isinstance(event, Controlled):
-            self._answered(event)
+            self._settle(event)
         elif isinstance(event, SessionDown) and event.lost:
-            self.lose(event.client, event.reason)
+            self.lose_replica(event.client, event.reason)
         elif isinstance(event, ProcessGone):
-            self.lose(event.client, "its process is gone")
+            self.lose_replica(event.client, "its process is gone")
 
-    def lose(self, client: ReplicaLink, reason: str = "the registry does not list it any more") -> None:
-        """A replica will not answer what it was asked."""
+    def lose_replica(self, client: ReplicaLink, reason: str = "the registry does not list it any more") -> None:
+        """End what is pending at a replica that will not answer any more."""
         self._correlator.lose(client, f"ReplicaLostError: {reason}")
-        self._finish()
+        self._finish_done()
 
     def close(self) -> None:
-        """The hub stops: every call ends with what it has. Idempotent."""
+        """End every call with the results that it has: the hub stops. Idempotent."""
         for wire_id in self._correlator.open():
             self._correlator.expire(wire_id, f"RequestError: {_STOPPING}")
-        self._finish()
+        self._finish_done()
 
-    def _answered(self, item: Controlled) -> None:
-        message, client = item.message, item.client
-        self._pools.of(client.info).report(client.addr, message.queue_length)
-        awaited = self._correlator.settle(
+    def _settle(self, event: Controlled) -> None:
+        message, client = event.message, event.client
+        pool = self._pools.of(client.info)
+        pool.core.report(client.addr, message.queue_length, pool.now())
+        was_pending = self._correlator.settle(
             message.call_id, client, ok=message.ok, result=message.result, error=message.error
         )
-        if not awaited:
+        if not was_pending:
             self._metrics.dropped.labels("late").inc()
-        self._finish()
+        self._finish_done()
 
-    def _due(self, item: CallDue) -> None:
-        call = self._calls.get(item.wire_id)
+    def _end(self, due: CallDue) -> None:
+        call = self._calls.get(due.wire_id)
         if call is not None:
-            self._correlator.expire(item.wire_id, f"DeadlineExceededError: no answer within {call.timeout_s:g} s")
-            self._finish()
+            self._correlator.expire(due.wire_id, f"DeadlineExceededError: no answer within {call.timeout_s:g} s")
 
-    def _begin(self, call: CollectiveCall) -> None:
+    def _start(self, call: CollectiveCall) -> None:
         if len(self._correlator) >= _MAX_OPEN:
             raise OverloadedError(f"{_MAX_OPEN} collective calls are open in this hub, and no more may be")
         replicas = self._membership.members(call.stage_ids)
@@ -218,14 +217,14 @@ class Collective:
                 self._correlator.settle(wire_id, target.session, error=error)
 
     def _session(self, info: ReplicaInfo) -> StageClient | tuple[int, str]:
-        """What the replica's answer comes by; who has no session is not asked."""
+        """The key of the replica's answer: its client, or a mere name if there is no session to ask it by."""
         client = self._membership.clients.get(info.input_addr)
         if client is not None and client.info.stage_id == info.stage_id and client.session_up:
             return client
         return info.stage_id, info.input_addr
 
     def _send(self, wire_id: str, call: CollectiveCall, session: object) -> str:
-        """Ask one replica; return what stands in the way, if anything does."""
+        """Send the call to one replica; return the error if that fails, else an empty text."""
         if isinstance(session, tuple):
             return "NotConnectedError: this hub has no session with the replica"
         client: Any = session
@@ -243,7 +242,7 @@ class Collective:
             return f"{type(error).__name__}: {error}"
         return ""
 
-    def _finish(self) -> None:
+    def _finish_done(self) -> None:
         for wire_id, results in self._correlator.take_done():
             self._timers.pop(wire_id).cancel()
             call = self._calls.pop(wire_id)
@@ -252,16 +251,16 @@ class Collective:
             _resolve(call, results)
 
 
-def refuse(call: CollectiveCall) -> None:
-    """The hub has stopped before it came to the call."""
+def reject_call(call: CollectiveCall) -> None:
+    """Answer a call that was not started before the hub stopped."""
     _resolve(call, RequestError(_STOPPING))
 
 
-def _resolve(call: CollectiveCall, what: list[ReplicaResult] | Exception) -> None:
-    # Whoever asked may have gone.
+def _resolve(call: CollectiveCall, outcome: list[ReplicaResult] | Exception) -> None:
+    # The caller may have been cancelled.
     if call.done.done():
         return
-    if isinstance(what, Exception):
-        call.done.set_exception(what)
+    if isinstance(outcome, Exception):
+        call.done.set_exception(outcome)
     else:
-        call.done.set_result(what)
+        call.done.set_result(outcome)

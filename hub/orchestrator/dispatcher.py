@@ -1,4 +1,4 @@
-"""Dispatcher: carries out what concerns replicas: pick and send, abort, release."""
+"""Dispatcher: carries out the actions of request machines that concern replicas: pick, send, abort, release."""
 
 from __future__ import annotations
 
@@ -14,31 +14,32 @@ from hub.metrics import HubMetrics
 from hub.orchestrator.aborts import AbortTracker
 from hub.orchestrator.active import Active, Pick
 from hub.orchestrator.retries import PacedRetries, RetryDue
+from hub.pool.entry import Binding, BindingEnd
 from hub.pool.stage_pool import StagePool
 from hub.replicas.membership import Membership
 from hub.request import events as ev
 from omni_discovery import wire
 from omni_discovery.errors import StageUnavailableError, WireError
-from omni_discovery.records.schema import ReplicaInfo
 
 if TYPE_CHECKING:
-    from omni_discovery.balancing.policies import Task
+    from omni_discovery.balancing.base import Task
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class PickEnded:
-    """A pick that had to wait is over."""
+    """A pick that had to wait has ended."""
 
     request_id: str
     dispatch: ev.Dispatch
     task: asyncio.Task[None] | None
-    found: ReplicaInfo | StageUnavailableError
+    #: The binding of the request to the replica that was picked, or why there is none.
+    result: Binding | StageUnavailableError
 
 
 class Dispatcher:
-    """Part of the orchestrator's task. Each dispatch ends as exactly one event, at once or through ``post``."""
+    """Part of the orchestrator's task. Each dispatch ends as one event: returned at once, or through ``post``."""
 
     def __init__(
         self,
@@ -46,75 +47,71 @@ class Dispatcher:
         metrics: HubMetrics,
         aborts: AbortTracker,
         post: Callable[[PickEnded | RetryDue], None],
-        on_wait: Callable[[], None],
     ) -> None:
-        #: How fast work is repeated.
+        #: The retry budget, and retries that wait for it.
         self.retries = PacedRetries(post)
         self._membership = membership
         self._metrics = metrics
         self._aborts = aborts
         self._post = post
-        #: Called when a pick has to wait, after its task was made.
-        self._on_wait = on_wait
 
     def dispatch(self, active: Active, action: ev.Dispatch) -> ev.Event | None:
-        """Pick and send; None if the pick, or a retry before it, has to wait."""
+        """Pick a replica and send the work; None while the pick, or the retry budget, makes it wait."""
         if action.is_retry and not self.retries.may_go(active.request.request_id, action):
             return None
         return self._dispatch(active, action)
 
     def retry_due(self, active: Active, due: RetryDue) -> ev.Event | None:
-        """Go on with a retry that has waited; None if nobody wants it any more, or the pick has to wait."""
+        """Dispatch a retry that has waited for the budget; None if it is obsolete, or the pick has to wait."""
         action = due.dispatch
         return self._dispatch(active, action) if active.machine.is_out(action.stage_id, action.attempt) else None
 
     def _dispatch(self, active: Active, action: ev.Dispatch) -> ev.Event | None:
         pool, request_id = active.pools[action.stage_id], active.request.request_id
+        task, affinity_request_id = _task(active, action), active.request.parent_id or None
         try:
-            task = _task(active, action)
-            near = active.request.parent_id or None
-            found = pool.try_pick(request_id, task, near, avoid=_avoid(action, pool), priority=action.priority)
-            while found is not None and self._is_lost(active, action, found):
-                found = pool.try_pick(request_id, task, near, avoid=_avoid(action, pool), priority=action.priority)
+            binding = pool.core.try_pick(request_id, task, affinity_request_id, _avoid(action, pool))
+            while binding is not None and self._is_lost(pool, binding):
+                binding = pool.core.try_pick(request_id, task, affinity_request_id, _avoid(action, pool))
         except StageUnavailableError as error:
             return ev.StageUnavailable(action.stage_id, action.attempt, str(error))
-        if found is not None:
-            return self._send(active, action, found)
-        waiting = asyncio.create_task(self._pick(active, action, pool))
+        if binding is not None:
+            return self._send(active, action, pool, binding)
+        waiting = asyncio.create_task(self._pick(active, action, pool, task))
         active.picks[action.stage_id] = Pick(waiting, action)
-        self._on_wait()
         return None
 
     def pick_ended(self, active: Active, ended: PickEnded) -> ev.Event | None:
-        """Go on with a pick that has waited; None if nobody wants it any more."""
+        """Send the work of a pick that has waited; None if the pick is obsolete, or has to wait again."""
         action = ended.dispatch
         pick = active.picks.get(action.stage_id)
         if pick is None or pick.task is not ended.task:
             return None
         del active.picks[action.stage_id]
-        if isinstance(ended.found, StageUnavailableError):
-            return ev.StageUnavailable(action.stage_id, action.attempt, str(ended.found))
-        if self._is_lost(active, action, ended.found):
+        if isinstance(ended.result, StageUnavailableError):
+            return ev.StageUnavailable(action.stage_id, action.attempt, str(ended.result))
+        pool = active.pools[action.stage_id]
+        if self._is_lost(pool, ended.result):
             return self._dispatch(active, action)
-        return self._send(active, action, ended.found)
+        return self._send(active, action, pool, ended.result)
 
     def move(self, active: Active, pools: Mapping[int, StagePool]) -> list[ev.Event]:
-        """Have a request served from other pools from now on; its picks that wait are made anew there."""
-        before, active.pools = active.pools, pools
+        """Move a request to other pools; picks that wait are repeated there. Return the events of those that ended."""
+        old_pools, active.pools = active.pools, pools
         events = []
         for stage_id, pick in list(active.picks.items()):
-            if pools[stage_id] is not before[stage_id]:
+            if pools[stage_id] is not old_pools[stage_id]:
                 del active.picks[stage_id]
                 pick.task.cancel()
                 # It may have been served a moment ago.
-                self._take_back(active, stage_id, before[stage_id])
+                self._release_unsent(active, old_pools[stage_id])
                 params = active.request.params.get(stage_id, {})
                 event = self._dispatch(active, replace(pick.dispatch, params=params))
                 events += [] if event is None else [event]
         return events
 
     def update(self, active: Active, action: ev.Update) -> ev.Event | None:
-        """Send a stage's next segment to its replica; None if it left, or is said again when the session is back."""
+        """Send a stage's next segment to its replica; None if it was sent, or will be repeated in the next session."""
         addr = "" if action.replica is None else action.replica.input_addr
         client = self._membership.clients.get(addr)
         try:
@@ -141,25 +138,25 @@ class Dispatcher:
         return None
 
     def pass_on(self, active: Active, action: ev.Update | ev.FeedInput | ev.PieceRoom | ev.Pause) -> ev.Event | None:
-        """Tell a replica more of what it works on; None if it left, or is said again when the session is back."""
+        """Send a replica a message about its work; None if it was sent, or will be repeated in the next session."""
         if isinstance(action, ev.Update):
             return self.update(active, action)
         client = self._membership.clients.get(action.replica.input_addr)
         try:
             if client is None:
                 raise SendFailedError("its record was removed")
-            client.send_message(_order(action, client.info.epoch, active.request.request_id))
+            client.send_message(_message(action, client.info.epoch, active.request.request_id))
         except NotConnectedError:
             return None
         except (SendFailedError, WireError) as error:
             if isinstance(action, ev.Pause) and action.paused:
-                # It goes on, and what waits for the client is bounded all the same.
+                # The replica goes on; what waits for the client is bounded in the hub, too.
                 return None
             return ev.ReplicaLost(action.stage_id, action.attempt, f"it can't be told to go on: {error}")
         return None
 
     def abort(self, active: Active, action: ev.Abort) -> None:
-        """Stop an attempt that was sent, or whose replica is still being picked."""
+        """Abort an attempt that was sent, or cancel its pick."""
         pick, grace = active.picks.pop(action.stage_id, None), active.graces.pop(action.stage_id, None)
         if pick is not None:
             pick.task.cancel()
@@ -173,55 +170,61 @@ class Dispatcher:
                 self._aborts.abort_sent(active.request.request_id, client)
             self.release(active, action.stage_id)
         else:
-            self._take_back(active, action.stage_id)
+            self._release_unsent(active, active.pools[action.stage_id])
 
     def release(self, active: Active, stage_id: int) -> None:
-        """A stage's work is over: its binding ends."""
-        addr = active.pools[stage_id].release(active.request.request_id)
-        if addr is not None:
-            self._membership.close_if_unused(stage_id, addr)
+        """End the binding of a stage's work that is over."""
+        binding = active.pools[stage_id].core.binding(active.request.request_id)
+        if binding is not None:
+            self._end(stage_id, binding, BindingEnd.DONE)
 
-    def _is_lost(self, active: Active, action: ev.Dispatch, info: ReplicaInfo) -> bool:
-        """Whether the session of a replica that was just picked is lost; then the pick is undone."""
-        client = self._membership.clients.get(info.input_addr)
+    def _is_lost(self, pool: StagePool, binding: Binding) -> bool:
+        """Whether the session of a replica that was just picked is lost; the pick is undone if so."""
+        client = self._membership.clients.get(binding.entry.addr)
         if client is not None and client.session_up:
             return False
-        # The pool is told in a later turn; until then one lost replica after the other would use up the attempts.
-        self._take_back(active, action.stage_id)
-        active.pools[action.stage_id].session_down(info.input_addr)
+        # The event comes in a later turn; until then picks of lost replicas would use up the request's attempts.
+        self._undo_pick(pool, binding)
+        pool.core.session_down(binding.addr, pool.now())
         return True
 
-    def _take_back(self, active: Active, stage_id: int, pool: StagePool | None = None) -> None:
-        """A replica was picked and nothing was sent to it."""
-        addr = (pool or active.pools[stage_id]).unsent(active.request.request_id)
-        if addr is not None:
-            self._membership.close_if_unused(stage_id, addr)
+    def _undo_pick(self, pool: StagePool, binding: Binding) -> None:
+        """Release the binding of a pick of which nothing was sent."""
+        self._end(pool.stage_id, binding, BindingEnd.UNSENT)
+
+    def _end(self, stage_id: int, binding: Binding, end: BindingEnd) -> None:
+        # The connection to a replica that is listed is kept in any case.
+        if binding.release(end) and not binding.entry.listed:
+            self._membership.close_if_unused(stage_id, binding.addr)
+
+    def _release_unsent(self, active: Active, pool: StagePool) -> None:
+        """End the binding of a pick that may have been served a moment ago; nothing was sent."""
+        binding = pool.core.binding(active.request.request_id)
+        if binding is not None:
+            self._undo_pick(pool, binding)
 
     def release_payload(self, active: Active, action: ev.ReleasePayload) -> None:
-        """Let a replica forget what it holds for the request."""
+        """Have a replica drop the payloads that it keeps for the request."""
         client = self._membership.clients.get(action.replica.input_addr)
         if client is not None:
             client.release_payloads(active.request.request_id)
 
-    async def _pick(self, active: Active, action: ev.Dispatch, pool: StagePool) -> None:
-        found: ReplicaInfo | StageUnavailableError
+    async def _pick(self, active: Active, action: ev.Dispatch, pool: StagePool, task: Task) -> None:
+        request_id, affinity_request_id = active.request.request_id, active.request.parent_id or None
+        result: Binding | StageUnavailableError
         try:
-            found = await pool.pick(
-                active.request.request_id,
-                _task(active, action),
-                active.request.parent_id or None,
-                avoid=action.avoid,
-                priority=action.priority,
+            result = await pool.acquire(
+                request_id, task, affinity_request_id, avoid=action.avoid, priority=action.priority
             )
         except StageUnavailableError as error:
-            found = error
+            result = error
         except Exception as error:
             logger.exception("pick.bug stage=%d", action.stage_id)
-            found = StageUnavailableError(action.stage_id, f"a bug while picking a replica: {error!r}")
-        self._post(PickEnded(active.request.request_id, action, asyncio.current_task(), found))
+            result = StageUnavailableError(action.stage_id, f"a bug while picking a replica: {error!r}")
+        self._post(PickEnded(request_id, action, asyncio.current_task(), result))
 
-    def _send(self, active: Active, action: ev.Dispatch, info: ReplicaInfo) -> ev.Event:
-        now_s = time.perf_counter()
+    def _send(self, active: Active, action: ev.Dispatch, pool: StagePool, binding: Binding) -> ev.Event:
+        now_s, info = time.perf_counter(), binding.entry.info
         client = self._membership.clients.get(info.input_addr)
         message = wire.Submit(
             epoch=info.epoch,
@@ -231,7 +234,7 @@ class Dispatcher:
             params=dict(action.params),
             payloads=action.payloads,
             next_stages=action.next_stages,
-            credit=active.pools[action.stage_id].spent_credit(active.request.request_id),
+            credit=binding.spent_credit,
             remaining_s=max(0.0, active.deadline_s - now_s),
             resume=action.resume,
             priority=action.priority,
@@ -245,12 +248,12 @@ class Dispatcher:
                 raise SendFailedError("its record was removed while it was picked")
             client.submit(message)
         except WireError as error:
-            self._take_back(active, action.stage_id)
+            self._undo_pick(pool, binding)
             return ev.DispatchRefused(action.stage_id, action.attempt, str(error))
         except SendFailedError as error:
-            # The way to the replica is full, for whoever wants to send now; that says nothing of the replica.
-            active.pools[action.stage_id].clogged(info.input_addr)
-            self._take_back(active, action.stage_id)
+            # The send queue is full for all requests, and the replica is not to blame.
+            pool.core.send_queue_full(info.input_addr, pool.now())
+            self._undo_pick(pool, binding)
             return ev.ReplicaLost(action.stage_id, action.attempt, str(error), may_have_run=False)
         if not active.first_sent:
             active.first_sent = True
@@ -261,23 +264,23 @@ class Dispatcher:
         return ev.Sent(action.stage_id, action.attempt, replica)
 
 
-def _order(
+def _message(
     action: ev.FeedInput | ev.PieceRoom | ev.Pause, epoch: int, request_id: str
 ) -> wire.Feed | wire.PieceRoom | wire.Pause:
-    about: dict[str, Any] = {"epoch": epoch, "request_id": request_id, "attempt": action.attempt}
+    head: dict[str, Any] = {"epoch": epoch, "request_id": request_id, "attempt": action.attempt}
     match action:
         case ev.FeedInput(from_stage=from_stage, number=number, payload=payload):
-            return wire.Feed(from_stage=from_stage, number=number, payload=payload, is_last=payload is None, **about)
+            return wire.Feed(from_stage=from_stage, number=number, payload=payload, is_last=payload is None, **head)
         case ev.PieceRoom(to_stage=to_stage, number=number, again=again):
-            return wire.PieceRoom(to_stage=to_stage, number=number, again=again, **about)
+            return wire.PieceRoom(to_stage=to_stage, number=number, again=again, **head)
         case ev.Pause(paused=paused):
-            return wire.Pause(paused=paused, **about)
+            return wire.Pause(paused=paused, **head)
 
 
 def _avoid(action: ev.Dispatch, pool: StagePool) -> frozenset[str]:
-    """Whom the pick is kept off: one that was only slow is better than to wait."""
+    """The replicas that a pick must avoid; those that were only slow are avoided while another has a free slot."""
     with_slow = action.avoid | action.slow
-    return with_slow if action.slow and pool.has_free(avoid=with_slow) else action.avoid
+    return with_slow if action.slow and pool.core.has_free(with_slow) else action.avoid
 
 
 def _task(active: Active, action: ev.Dispatch) -> Task:

@@ -1,78 +1,101 @@
-"""Tending: what the orchestrator does for its pools unasked: it asks for slots, and reviews them when time is due."""
+"""Housekeeping: requests credits for waiting picks, and runs the timers of each pool and of the membership."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
 
-from hub.pool.stage_pool import StagePool
-from hub.replicas.membership import Membership
+if TYPE_CHECKING:
+    from hub.pool.stage_pool import StagePool
+    from hub.pool.versions import Pools
+    from hub.replicas.membership import Membership
 
 
 @dataclass(frozen=True, slots=True)
-class ReviewDue:
-    """The moment has come at which time alone changes who is served."""
+class TimersDue:
+    """The deadline of a pool has come; of the membership if ``pool`` is None."""
+
+    pool: StagePool | None
 
 
-class Tending:
-    """Part of the orchestrator's task."""
+class Housekeeping:
+    """Part of the orchestrator's task. A pool announces its own deadlines: none is looked at without a reason.
 
-    def __init__(self, pools: Iterable[StagePool], membership: Membership, post: Callable[[ReviewDue], None]) -> None:
-        self._pools = pools
+    ``post`` brings what is due back into the task.
+    """
+
+    def __init__(self, pools: Pools, membership: Membership, post: Callable[[TimersDue], None]) -> None:
         self._membership = membership
         self._post = post
-        self._look_is_due = False
-        self._timer: asyncio.TimerHandle | None = None
-        #: When the timer is due, monotonic.
-        self._due_s: float | None = None
+        #: One timer at most for each pool, and one of the membership under None.
+        self._timers: dict[StagePool | None, asyncio.TimerHandle] = {}
+        #: When the membership's timer is due, monotonic.
+        self._membership_due_s: float | None = None
+        #: The pools whose credit requests are due, in the order in which they said so.
+        self._credit_pools: dict[StagePool, None] = {}
+        self._closed = False
+        pools.watch_pools(self._watch_pool)
 
-    def review(self) -> None:
-        """Time has passed, or a session has changed."""
+    def run_timers(self, due: TimersDue) -> None:
+        """Do what time has made due."""
+        if due.pool is None:
+            self._membership_due_s = None
+            self.review_membership()
+        else:
+            due.pool.core.run_timers(time.monotonic())
+            self._request_credits(due.pool)
+
+    def review_membership(self) -> None:
+        """A session has changed, or time has passed: replicas that are served without a record may have to go."""
         self._membership.review()
-        now_s = time.monotonic()
-        for pool in self._pools:
-            pool.review(now_s)
+        self.follow_membership()
 
-    def look(self) -> None:
-        """A turn is over: ask for slots where requests wait, and see to it that the next review comes in time."""
-        moments_s = [self._membership.next_review_s]
-        for pool in self._pools:
-            self._ask_for_credits(pool)
-            moments_s += (pool.next_review_s, pool.next_wants_s)
-        due_s = min((moment_s for moment_s in moments_s if moment_s is not None), default=None)
-        if due_s == self._due_s:
-            return
-        self.close()
-        self._due_s = due_s
-        if due_s is not None:
-            delay_s = max(0.0, due_s - time.monotonic())
-            self._timer = asyncio.get_running_loop().call_later(delay_s, self._time_out)
-
-    def look_soon(self) -> None:
-        """A pick is about to wait: look once it does."""
-        if not self._look_is_due:
-            self._look_is_due = True
-            asyncio.get_running_loop().call_soon(self._look_now)
+    def follow_membership(self) -> None:
+        """A view or a review may have changed when the membership is to be reviewed next."""
+        due_s = self._membership.next_review_s
+        if due_s != self._membership_due_s:
+            self._membership_due_s = due_s
+            self._set_timer(None, due_s)
 
     def close(self) -> None:
-        """No review comes any more. Idempotent."""
-        self._due_s = None
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        """Cancel all timers, and set none any more. Idempotent."""
+        self._closed = True
+        for timer in self._timers.values():
+            timer.cancel()
+        self._timers.clear()
 
-    def _ask_for_credits(self, pool: StagePool) -> None:
-        for want in pool.wants(time.monotonic()):
-            client = self._membership.clients.get(want.addr)
+    def _watch_pool(self, pool: StagePool) -> None:
+        pool.core.watch_pool(partial(self._set_timer, pool), partial(self._want_credits, pool))
+
+    def _set_timer(self, pool: StagePool | None, due_s: float | None) -> None:
+        timer = self._timers.pop(pool, None)
+        if timer is not None:
+            timer.cancel()
+        if due_s is not None and not self._closed:
+            delay_s = max(0.0, due_s - time.monotonic())
+            self._timers[pool] = asyncio.get_running_loop().call_later(delay_s, self._post, TimersDue(pool))
+
+    def _want_credits(self, pool: StagePool) -> None:
+        """Request credits once all picks of this turn wait."""
+        if self._closed:
+            return
+        if not self._credit_pools:
+            asyncio.get_running_loop().call_soon(self._request_wanted_credits)
+        self._credit_pools[pool] = None
+
+    def _request_wanted_credits(self) -> None:
+        pools, self._credit_pools = list(self._credit_pools), {}
+        if self._closed:
+            return
+        for pool in pools:
+            self._request_credits(pool)
+
+    def _request_credits(self, pool: StagePool) -> None:
+        for request in pool.core.credit_requests(time.monotonic()):
+            client = self._membership.clients.get(request.addr)
             if client is not None:
-                client.want_credits(want.waiting, want.oldest_wait_s)
-
-    def _look_now(self) -> None:
-        self._look_is_due = False
-        self.look()
-
-    def _time_out(self) -> None:
-        self._timer = self._due_s = None
-        self._post(ReviewDue())
+                client.want_credits(request.waiting, request.oldest_wait_s)

@@ -1,10 +1,8 @@
-"""Orchestrator: the one task that owns every request of a hub.
+"""Orchestrator: the one task that owns every request of a hub, its pools and its connections to replicas.
 
-It takes what clients ask, what replicas answer and what the registry says from queues, feeds the machines of the
-requests and carries out what they decide. It waits for nothing but those queues: a pick that has to wait is a task of
-its own, which ends as one event.
-
-Queues that share one event: a task can wait for all of them at once.
+Its inputs are queues: requests and RPCs of clients, and one inbox for answers of replicas, views of the registry and
+timers. In each turn it hands every item to the part that handles it. It waits for nothing but its queues: a pick that
+has to wait is a task of its own, which ends as one item of the inbox.
 """
 
 from __future__ import annotations
@@ -19,16 +17,25 @@ from hub.metrics import HubMetrics
 from hub.orchestrator.aborts import AbortTracker
 from hub.orchestrator.active import AbortRequest, AddRequest, BackpressureChanged, Ended, UpdateRequest, answer
 from hub.orchestrator.admission import Backlog
-from hub.orchestrator.collective import CallDue, Collective, CollectiveCall, refuse
+from hub.orchestrator.collective import CallDue, Collective, CollectiveCall, reject_call
 from hub.orchestrator.dispatcher import Dispatcher, PickEnded
-from hub.orchestrator.housekeeping import ReviewDue, Tending
+from hub.orchestrator.housekeeping import Housekeeping, TimersDue
 from hub.orchestrator.replica_events import ReplicaListener, ReturnDue, StillSilent
 from hub.orchestrator.requests import CompanionEnded, Requests, TimeUp
 from hub.orchestrator.retries import RetryDue
 from hub.orchestrator.rollout import Rollout
 from hub.pool.stage_pool import StagePool
 from hub.pool.versions import Pools
-from hub.replicas.events import AbortEnded, Answered, ClientEvent, ProcessGone, SessionDown, SessionUp, Unsent
+from hub.replicas.events import (
+    AbortEnded,
+    Answered,
+    ClientEvent,
+    Controlled,
+    ProcessGone,
+    SessionDown,
+    SessionUp,
+    Unsent,
+)
 from hub.replicas.factory import ClientAttacher, RemoteReplicaFactory
 from hub.replicas.membership import Membership, ViewChanged
 from hub.replicas.stage_client import StageClient
@@ -52,7 +59,7 @@ _Item = TypeVar("_Item")
 
 
 class WakingQueue(asyncio.Queue[_Item]):
-    """A bounded queue that sets an event whenever something is put in."""
+    """A bounded queue that sets an event with each item, so that one task can wait for several queues."""
 
     def __init__(self, maxsize: int, wake: asyncio.Event) -> None:
         super().__init__(maxsize)
@@ -64,13 +71,13 @@ class WakingQueue(asyncio.Queue[_Item]):
 
 
 def drain(queue: asyncio.Queue[_Item]) -> list[_Item]:
-    """Everything that is in the queue now."""
+    """Remove and return all items that are in the queue now."""
     return [queue.get_nowait() for _ in range(queue.qsize())]
 
 
 _InboxItem: TypeAlias = (
     "ClientEvent | PickEnded | RetryDue | ReturnDue | StillSilent | TimeUp | CompanionEnded | BackpressureChanged"
-    " | ReviewDue | ViewChanged | CallDue"
+    " | TimersDue | ViewChanged | CallDue"
 )
 _Request: TypeAlias = AddRequest | UpdateRequest
 _Rpc: TypeAlias = AbortRequest | CollectiveCall
@@ -78,13 +85,12 @@ _Connect = Callable[[ReplicaInfo, Callable[[ClientEvent], None]], StageClient]
 
 
 class Orchestrator:
-    """Give ``run`` a task of its own; everything else is called on the same loop.
+    """``run`` needs a task of its own; all other methods are called on the same loop.
 
-    ``request_async_queue`` takes AddRequest and UpdateRequest, ``rpc_async_queue`` CollectiveCall, and AbortRequest,
-    which is served first (but for a request that came in the same turn);
-    ``output_async_queue`` gives (request id, OmniOutput or Ended) and must be read, or the orchestrator waits.
-    ``remote_replica_factory`` is asked for the client of each replica that the registry comes to show, once for each
-    process, in place of ``connect``; ``connect_replica`` is one.
+    ``request_async_queue`` takes AddRequest and UpdateRequest, ``rpc_async_queue`` CollectiveCall and AbortRequest.
+    Aborts are handled first, but for those of a request that came in the same turn. ``output_async_queue`` gives
+    (request id, OmniOutput or Ended); the orchestrator waits while it is full. ``remote_replica_factory`` makes the
+    client of each new replica process in place of ``connect``; ``connect_replica`` has the form of one.
     """
 
     def __init__(
@@ -108,7 +114,7 @@ class Orchestrator:
         self.rpc_async_queue: asyncio.Queue[_Rpc] = WakingQueue(4 * config.max_in_flight, self._wake)
         self.output_async_queue: asyncio.Queue[tuple[str, OmniOutput | Ended]] = asyncio.Queue(4 * config.max_in_flight)
         self._pools = Pools(self.stage_pools) if releases is None else releases.every
-        #: Emptied on each turn of the task; what fills it reads sockets in bounded batches between two turns.
+        #: Emptied in each turn. Bounded, because sockets are read in bounded batches between two turns.
         self._inbox: deque[_InboxItem] = deque()
         self._closed = False
         self._outbox: deque[tuple[str, OmniOutput | Ended]] = deque()
@@ -117,16 +123,16 @@ class Orchestrator:
         self._membership = Membership(
             self._pools,
             self._client_for,
-            self._lose,
+            self._on_replica_lost,
             config.registry_ttl_s,
-            on_closed=self._let_go,
+            on_closed=self._on_client_closed,
             knows=(lambda _info: True) if releases is None else releases.knows,
         )
         factory, attach = remote_replica_factory, self._membership.attach
         self._attaching = None if factory is None else ClientAttacher(factory, attach)
         self._collective = Collective(self._pools, self._membership, metrics, self._post)
-        self._tending = Tending(self._pools, self._membership, self._post)
-        self._dispatcher = Dispatcher(self._membership, metrics, self._aborts, self._post, self._tending.look_soon)
+        self._housekeeping = Housekeeping(self._pools, self._membership, self._post)
+        self._dispatcher = Dispatcher(self._membership, metrics, self._aborts, self._post)
         self._requests = Requests(
             {pool.stage_id: pool for pool in self.stage_pools},
             self._dispatcher,
@@ -135,7 +141,7 @@ class Orchestrator:
             metrics,
             Backlog() if backlog is None else backlog,
             self._post,
-            self._say,
+            self._emit_output,
             tracing,
         )
         self.request_states = self._requests.states
@@ -162,7 +168,7 @@ class Orchestrator:
                     await self.output_async_queue.put(self._outbox.popleft())
         finally:
             self._closed = True
-            self._tending.close()
+            self._housekeeping.close()
             if self._attaching is not None:
                 self._attaching.close()
             self.end_all()
@@ -175,11 +181,11 @@ class Orchestrator:
         self._post(ViewChanged(view, delta))
 
     def set_backpressure(self, request_id: str, backpressure: ClientBackpressure) -> None:
-        """Take in how the client of a request keeps up. Those that have ended are fine."""
+        """Note whether the client of a request keeps up with its output. Requests that have ended are fine."""
         self._post(BackpressureChanged(request_id, backpressure))
 
     def stories(self) -> dict[str, list[str]]:
-        """What happened lately to each request under way: event lines by request id, for a diagnosis."""
+        """The latest events of each request under way, as lines of text by request id; for a diagnosis."""
         return self._requests.stories()
 
     def end_all(self, reason: str = "the hub is stopping") -> None:
@@ -187,18 +193,18 @@ class Orchestrator:
         self._requests.end_all(HubUnavailableError(self.stage_pools[0].stage_id, reason))
 
     def _end_rpcs(self) -> None:
-        """Nobody may wait for ever for what was asked: every rpc is answered."""
+        """Answer every RPC and update that is still queued, so that no caller waits for ever."""
         self._collective.close()
         for request in drain(self.request_async_queue):
             if isinstance(request, UpdateRequest):
                 answer(request.done, "the hub is stopping")
         for rpc in drain(self.rpc_async_queue):
-            _answer(rpc)
+            _answer_rpc(rpc)
 
     async def connect_replica(self, stage_id: int, replica_id: int) -> StageClient:
-        """Make a client for a replica that the registry shows: what a RemoteReplicaFactory can build on.
+        """Make a client for a replica that the registry lists; a RemoteReplicaFactory can build on it.
 
-        Raise StageUnavailableError if it shows none of that name, ConfigError if its record can't be used.
+        Raise StageUnavailableError if none is listed under these ids, ConfigError if its record can't be used.
         """
         info = self._membership.record_of(stage_id, replica_id)
         if info is None:
@@ -211,11 +217,11 @@ class Orchestrator:
         self._attaching.make_client(info)
         return None
 
-    def _let_go(self, client: StageClient) -> None:
+    def _on_client_closed(self, client: StageClient) -> None:
         self._aborts.client_gone(client)
-        self._collective.lose(client)
+        self._collective.lose_replica(client)
 
-    def _lose(self, stage_id: int, addr: str, reason: str) -> None:
+    def _on_replica_lost(self, stage_id: int, addr: str, reason: str) -> None:
         self._listener.lose_replica(stage_id, addr, reason)
 
     # ---- one turn
@@ -230,31 +236,30 @@ class Orchestrator:
         new = {request.request_id for request in requests}
         for rpc in rpcs:
             if isinstance(rpc, AbortRequest) and rpc.request_id not in new:
-                self._take(rpc)
-        # Before new requests: sessions that were lost are not to be picked any more.
+                self._handle(rpc)
+        # Before new requests, so that replicas whose session was lost are not picked for them.
         for _ in range(len(self._inbox)):
-            self._take(self._inbox.popleft())
+            self._handle(self._inbox.popleft())
         for request in requests:
-            self._take(request)
+            self._handle(request)
         for rpc in rpcs:
             if isinstance(rpc, CollectiveCall) or rpc.request_id in new:
-                self._take(rpc)
-        self._tending.look()
+                self._handle(rpc)
         if self._inbox:
             self._wake.set()
 
-    def _take(self, item: _Rpc | _Request | _InboxItem) -> None:
+    def _handle(self, item: _Rpc | _Request | _InboxItem) -> None:
         try:
-            self._follow(item)
+            self._route(item)
         except Exception as error:
             # A bug, here or in a third party's balancer, must cost one request and not the hub.
             logger.exception("orchestrator.bug event=%s", type(item).__name__)
             request_id = item.message.request_id if isinstance(item, Answered) else getattr(item, "request_id", "")
             self._requests.force_end(request_id, RequestError(f"a bug in the hub: {error!r}"))
             if isinstance(item, AbortRequest | CollectiveCall):
-                _answer(item)
+                _answer_rpc(item)
 
-    def _follow(self, item: _Rpc | _Request | _InboxItem) -> None:
+    def _route(self, item: _Rpc | _Request | _InboxItem) -> None:
         match item:
             case AddRequest():
                 self._requests.add_request(item)
@@ -271,26 +276,28 @@ class Orchestrator:
             case StillSilent() | ReturnDue():
                 self._listener.apply_item(item)
             case CollectiveCall() | CallDue():
-                self._collective.follow(item)
-            case ReviewDue():
-                self._tending.review()
+                self._collective.handle_call(item)
+            case TimersDue():
+                self._housekeeping.run_timers(item)
             case ViewChanged(view, delta):
                 self._rollout.apply_view(view, delta)
+                self._housekeeping.follow_membership()
             case _:
-                self._hear(item)
+                self._handle_client_event(item)
 
-    def _hear(self, event: ClientEvent) -> None:
-        self._collective.hear(event)
-        # A client that has been replaced speaks of a process that is gone.
-        if self._membership.clients.get(event.client.addr) is event.client:
+    def _handle_client_event(self, event: ClientEvent) -> None:
+        if isinstance(event, Controlled | SessionDown | ProcessGone):
+            self._collective.handle_client_event(event)
+        # The process of a client that was replaced is gone.
+        if self._membership.clients.get(event.client.info.input_addr) is event.client:
             self._listener.handle_client_event(event)
         if isinstance(event, AbortEnded | ProcessGone | Unsent):
             self._membership.close_if_unused(event.client.info.stage_id, event.client.addr)
         if isinstance(event, SessionUp | SessionDown | ProcessGone):
-            self._tending.review()
+            self._housekeeping.review_membership()
             self._rollout.move_on()
 
-    # ---- who is served
+    # ---- state
 
     @property
     def live_hubs(self) -> int:
@@ -299,19 +306,19 @@ class Orchestrator:
 
     @property
     def applied_revision(self) -> int:
-        """The registry's revision that picks go by."""
+        """The registry revision of the view that picks are made by."""
         return self._membership.applied_revision
 
-    # ---- what is said
+    # ---- output
 
-    def _say(self, request_id: str, what: OmniOutput | Ended) -> None:
-        self._outbox.append((request_id, what))
+    def _emit_output(self, request_id: str, output: OmniOutput | Ended) -> None:
+        self._outbox.append((request_id, output))
         self._wake.set()
 
 
-def _answer(rpc: _Rpc) -> None:
-    """Nothing more will be done for it, and whoever asked must not wait for ever."""
+def _answer_rpc(rpc: _Rpc) -> None:
+    """Resolve the future of an RPC that will not be carried out."""
     if isinstance(rpc, CollectiveCall):
-        refuse(rpc)
+        reject_call(rpc)
     elif rpc.done is not None and not rpc.done.done():
         rpc.done.set_result(None)

@@ -1,4 +1,4 @@
-"""Refusals: requests that were turned away before they began leave a count, and now and then a line in the log."""
+"""RejectionLog: counts requests that were rejected before they began, and logs each kind of rejection now and then."""
 
 from __future__ import annotations
 
@@ -16,32 +16,32 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: How often at most one kind of error is told.
+#: The least time between two log lines about one kind of error.
 _QUIET_S: Final = 5.0
 
 
 def log_revocation(hub_id: str, *, before: bool, now: bool) -> None:
-    """Say when an operator has shut this hub out, and when it is let in again."""
+    """Log that an operator has revoked this hub, or has allowed it again; nothing if that did not change."""
     if now and not before:
         logger.error("hub.revoked hub=%s: no replica listens to it; omni hub allow lets it in again", hub_id)
     elif before and not now:
         logger.warning("hub.allowed hub=%s: replicas listen to it again", hub_id)
 
 
-class Refusals:
-    """Lives on the hub's loop."""
+class RejectionLog:
+    """Lives on the hub's loop. The first rejection of a kind is logged at once, later ones as a count each 5 s."""
 
     def __init__(self, metrics: HubMetrics, quiet_s: float = _QUIET_S) -> None:
         self._metrics = metrics
         self._quiet_s = quiet_s
-        #: What has come since the last line, by what the line is about; the last one says why.
-        self._untold: Counter[str] = Counter()
+        #: Rejections since the last line, by the text that the line begins with; and the last error of each.
+        self._unlogged: Counter[str] = Counter()
         self._reasons: dict[str, Exception] = {}
         self._timers: dict[str, asyncio.TimerHandle] = {}
 
     @contextmanager
     def counted(self) -> Iterator[None]:
-        """Count the request whose admission fails inside."""
+        """Count the RequestError that is raised inside, and raise it again."""
         try:
             yield
         except RequestError as error:
@@ -49,40 +49,39 @@ class Refusals:
             raise
 
     def count(self, error: RequestError) -> None:
-        """A request never began."""
+        """Count a request that was rejected for this error."""
         self._metrics.requests.labels(type(error).__name__).inc()
         self._note(f"hub.refused error={type(error).__name__}", error)
 
     def failed(self, error: Exception) -> None:
-        """A request has failed that was taken: only a stage that has nobody is worth a line."""
+        """Log the failure of a request that was admitted, if its stage had no replica."""
         if isinstance(error, StageUnavailableError):
             self._note(f"hub.stage_unavailable stage={error.stage_id}", error)
 
     def close(self) -> None:
-        """Tell what is left to be told. Idempotent."""
-        for what, timer in self._timers.items():
+        """Log the counts that are not logged yet. Idempotent."""
+        for event, timer in self._timers.items():
             timer.cancel()
-            self._tell(what)
+            self._log(event)
         self._timers.clear()
 
-    def _note(self, what: str, error: Exception) -> None:
-        self._untold[what] += 1
-        self._reasons[what] = error
-        if what not in self._timers:
-            # The first at once, and the count of those that follow when the time is over.
-            self._again(what)
+    def _note(self, event: str, error: Exception) -> None:
+        self._unlogged[event] += 1
+        self._reasons[event] = error
+        if event not in self._timers:
+            self._log_and_wait(event)
 
-    def _again(self, what: str) -> None:
-        self._timers.pop(what, None)
-        if self._tell(what):
+    def _log_and_wait(self, event: str) -> None:
+        self._timers.pop(event, None)
+        if self._log(event):
             loop = asyncio.get_running_loop()
-            self._timers[what] = loop.call_later(self._quiet_s, self._again, what)
+            self._timers[event] = loop.call_later(self._quiet_s, self._log_and_wait, event)
 
-    def _tell(self, what: str) -> bool:
-        count = self._untold.pop(what, 0)
+    def _log(self, event: str) -> bool:
+        count = self._unlogged.pop(event, 0)
         if count:
-            reason = self._reasons[what]
-            # A client's own mistake is its own affair; the others are the operator's.
+            reason = self._reasons[event]
+            # The operator can't change a client's mistake; all other rejections concern the operator.
             level = logging.INFO if isinstance(reason, InvalidRequestError) else logging.WARNING
-            logger.log(level, "%s count=%d: %s", what, count, str(reason)[:300])
+            logger.log(level, "%s count=%d: %s", event, count, str(reason)[:300])
         return bool(count)

@@ -39,13 +39,13 @@ class DeployVersion:
 
     def is_complete(self, stages: Iterable[int]) -> bool:
         """Whether each of these stages has a replica that can take work."""
-        return all(self.pools[stage_id].pickable_count for stage_id in stages)
+        return all(self.pools[stage_id].core.members.pickable_count for stage_id in stages)
 
     def load(self, stages: Iterable[int], backlog: Backlog, hubs: int) -> float:
         """Unfinished requests per slot at the most loaded of these stages; infinite if one has no slot."""
         highest = 0.0
         for stage_id in stages:
-            slots = self.pools[stage_id].slots
+            slots = self.pools[stage_id].core.members.slots
             waiting = backlog(stage_id, self.fingerprints[stage_id]) * hubs
             highest = max(highest, waiting / slots if slots else inf)
         return highest
@@ -130,8 +130,8 @@ class DeployVersions:
         return tuple(self._status(release.pools[stage_id]) for stage_id in stages)
 
     def _status(self, pool: StagePool) -> StageStatus:
-        status, others = pool.status, [each for each in self.every.of_stage(pool.stage_id) if each is not pool]
-        registered = status.registered + sum(other.registered_count for other in others)
+        status, others = pool.core.status, [each for each in self.every.of_stage(pool.stage_id) if each is not pool]
+        registered = status.registered + sum(other.core.members.registered_count for other in others)
         if registered == status.registered or not status.why_absent:
             return replace(status, registered=registered)
         why = f"{status.why_absent}; {registered - status.registered} run another version of it"

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from hub.metrics import HubMetrics
 from hub.orchestrator.aborts import AbortTracker
 from hub.orchestrator.active import Active
+from hub.pool.entry import BindingEnd
 from hub.pool.stage_pool import StagePool
 from hub.replicas.events import (
     AbortEnded,
@@ -106,7 +107,9 @@ class ReplicaListener:
 
     def lose_replica(self, stage_id: int, addr: str, reason: str) -> None:
         """Fail every attempt in flight at an input address: none will be answered."""
-        in_flight = [request_id for pool in self._pools.of_stage(stage_id) for request_id in pool.in_flight(addr)]
+        in_flight = [
+            request_id for pool in self._pools.of_stage(stage_id) for request_id in pool.core.members.in_flight(addr)
+        ]
         for request_id in in_flight:
             active = self._active.get(request_id)
             if active is not None:
@@ -127,14 +130,15 @@ class ReplicaListener:
     # ---- credits
 
     def _update_credits(self, event: CreditEvent) -> None:
-        client, pool = event.client, self._pools.of(event.client.info)
+        client, info = event.client, event.client.info
+        pool = self._pools.of(info)
         if isinstance(event, Granted):
-            pool.report(client.addr, event.queue_length)
-            pool.grant(client.addr, event.credits)
+            pool.core.report(info.input_addr, event.queue_length, pool.now())
+            pool.core.grant(info.input_addr, event.credits)
             return
         # A pick that waited and has just been served has spent its credit, and its request has not left yet: the
         # replica must receive that request first. Such a pick is ahead of this callback in the loop's queue.
-        due = ReturnDue(client, event.session, pool.recall(client.addr, event.credits))
+        due = ReturnDue(client, event.session, pool.core.recall(info.input_addr, event.credits))
         asyncio.get_running_loop().call_soon(self._post, due)
 
     # ---- answers
@@ -142,12 +146,14 @@ class ReplicaListener:
     def _answered(self, event: Answered) -> None:
         info, message = event.client.info, event.message
         pool, active = self._pools.of(info), self._active.get(message.request_id)
+        binding = pool.core.binding(message.request_id)
         if (
             active is None
             or not active.machine.is_out(info.stage_id, message.attempt)
-            or pool.bound(message.request_id) != info.input_addr
+            or binding is None
+            or binding.entry.addr != info.input_addr
         ):
-            pool.report(info.input_addr, message.queue_length)
+            pool.core.report(info.input_addr, message.queue_length, pool.now())
             if not isinstance(message, wire.Accepted | wire.Rejected):
                 self._metrics.dropped.labels("stale").inc()
             return
@@ -155,22 +161,23 @@ class ReplicaListener:
         if grace is not None:
             grace.cancel()
         if not isinstance(message, wire.Rejected | wire.StageDone | wire.StageFailed):
-            pool.accepted(message.request_id)
+            binding.accept()
         else:
             self._update_health(pool, active, event)
             self._release(active, info.stage_id)
-        pool.report(info.input_addr, message.queue_length)
+        pool.core.report(info.input_addr, message.queue_length, pool.now())
         self._requests.apply_answer(active, info.stage_id, event)
 
     def _update_health(self, pool: StagePool, active: Active, event: Answered) -> None:
         """Count a success or a failure of the replica: an invalid request is no failure of it, nor is a full queue."""
-        addr, message = event.client.addr, event.message
+        addr, message = event.client.info.input_addr, event.message
         if isinstance(message, wire.StageDone) and message.finish_reason != "abort" and not active.request.segmented:
             run = active.machine.runs[pool.stage_id]
             # The time of a request that was paused for its client says nothing of how long the stage takes.
-            pool.succeeded(addr, event.received_at_s - run.sent_at_s if run.pause_sent is None else None)
+            service_s = event.received_at_s - run.sent_at_s if run.pause_sent is None else None
+            pool.core.succeeded(addr, service_s, pool.now())
         elif isinstance(message, wire.StageFailed) and message.kind is wire.FailureKind.ENGINE:
-            pool.failed(addr)
+            pool.core.failed(addr, pool.now())
 
     def _unanswered(self, event: Unanswered) -> None:
         info, active = event.client.info, self._active.get(event.request_id)
@@ -182,9 +189,9 @@ class ReplicaListener:
             # Without another replica to go to, or with one attempt left, it is better to wait.
             is_last = run.attempt + 1 >= self._config.attempts
             is_bound = active.machine.has_past(info.stage_id)
-            if is_last or is_bound or not pool.has_free(avoid={*run.avoid, *run.slow, info.input_addr}):
+            if is_last or is_bound or not pool.core.has_free({*run.avoid, *run.slow, info.input_addr}):
                 return
-        pool.failed(info.input_addr)
+        pool.core.failed(info.input_addr, pool.now())
         silence_s = self._config.accept_limit_s if event.is_final else self._config.accept_timeout_s
         reason = f"it said nothing for {silence_s:g} s after the dispatch"
         lost = ev.ReplicaLost(
@@ -200,9 +207,10 @@ class ReplicaListener:
             self._lost(event.request_id, info.stage_id, event.attempt, "the send queue was full")
             return
         # Before its slot is free again, so that the next pick does not go to the same full queue.
-        self._pools.of(info).clogged(info.input_addr)
+        pool = self._pools.of(info)
+        pool.core.send_queue_full(info.input_addr, pool.now())
         # The replica has not seen the dispatch: the credit that it spent is available again.
-        self._pools.of(info).unsent(event.request_id)
+        pool.core.release(event.request_id, BindingEnd.UNSENT)
         lost = ev.ReplicaLost(info.stage_id, event.attempt, "the send queue was full", may_have_run=False)
         self._requests.apply_event(event.request_id, lost)
 
@@ -213,9 +221,9 @@ class ReplicaListener:
         # The session may be lost again by now: pools and requests only learn what is true at this moment.
         if client.session_up:
             logger.info("replica.session_up stage=%d replica=%d epoch=%d", info.stage_id, info.replica_id, info.epoch)
-            pool.report(client.addr, event.queue_length)
-            pool.session_up(client.addr, gated=event.gated)
-            for request_id in pool.in_flight(client.addr):
+            pool.core.report(client.addr, event.queue_length, pool.now())
+            pool.core.session_up(client.addr, pool.now(), uses_credits=event.gated)
+            for request_id in pool.core.members.in_flight(client.addr):
                 active = self._active.get(request_id)
                 if active is not None and active.machine.must_repeat(info.stage_id):
                     attempt = active.machine.runs[info.stage_id].attempt
@@ -224,13 +232,15 @@ class ReplicaListener:
     def _session_down(self, event: SessionDown) -> None:
         info = event.client.info
         logger.warning("replica.session_down stage=%d replica=%d: %s", info.stage_id, info.replica_id, event.reason)
-        self._pools.of(info).session_down(info.input_addr)
+        pool = self._pools.of(info)
+        pool.core.session_down(info.input_addr, pool.now())
         if not event.lost:
             return
         self._metrics.session_losses.labels(info.stage_id).inc()
-        if self._pools.of(info).in_flight(info.input_addr):
-            self._pools.of(info).failed(info.input_addr)
-        for request_id in self._pools.of(info).in_flight(info.input_addr):
+        in_flight = pool.core.members.in_flight(info.input_addr)
+        if in_flight:
+            pool.core.failed(info.input_addr, pool.now())
+        for request_id in in_flight:
             active = self._active.get(request_id)
             if active is not None:
                 self._move_or_wait(active, info.stage_id, event.reason)

@@ -1,4 +1,4 @@
-"""Why replicas of a stage can't take work, in words for whoever has to do something about it. Pure."""
+"""StageStatus: how many replicas of a stage can take work, and why the others can't. Pure."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from omni_discovery.records.schema import ReplicaStatus
 if TYPE_CHECKING:
     from hub.pool.entry import Entry
 
-#: Characters of what a replica says of itself.
-_MOST_REASON: Final = 200
+#: Characters that are shown of the reason in a replica's record.
+_REASON_CHARS: Final = 200
 #: The phase of a replica whose engine sleeps.
 _ASLEEP: Final = "asleep"
 
 
 @dataclass(frozen=True, slots=True)
 class StageStatus:
-    """How many replicas a stage has: listed by the registry, and able to take work now."""
+    """The counts of a stage's replicas: listed by the registry, and able to take work now."""
 
     stage_id: int
     registered: int
     pickable: int
-    #: What keeps those back that can't take work; empty if nothing does.
+    #: Why the others can't take work; empty if all can.
     why_absent: str = ""
 
 
 def why_absent(entries: Iterable[Entry]) -> str:
-    """How many replicas are registered, and what keeps those back that can't be picked; empty if nothing does."""
+    """The number of registered replicas and the causes why some can't take work; empty if all can."""
     listed = [entry for entry in entries if entry.listed]
     causes = Counter(_cause(entry) for entry in listed if not entry.pickable)
     if not listed:
@@ -43,11 +43,11 @@ def why_absent(entries: Iterable[Entry]) -> str:
 def _cause(entry: Entry) -> str:
     info = entry.info
     if info.status is not ReplicaStatus.UP:
-        said = {ReplicaStatus.ERROR: "with an error", ReplicaStatus.DOWN: "going down"}
-        # A sleeping replica is up again once it is awake; until then its record says that it is starting.
+        names = {ReplicaStatus.ERROR: "with an error", ReplicaStatus.DOWN: "going down"}
+        # The record of a sleeping replica has the status STARTING until it is awake.
         is_asleep = info.status is ReplicaStatus.STARTING and info.phase == _ASLEEP
-        text = _ASLEEP if is_asleep else said.get(info.status, str(info.status))
-        return f"{text} ({info.reason[:_MOST_REASON]})" if info.reason else text
+        text = _ASLEEP if is_asleep else names.get(info.status, str(info.status))
+        return f"{text} ({info.reason[:_REASON_CHARS]})" if info.reason else text
     if entry.refused:
         return f"refused ({entry.refused})"
     if info.cordoned:

@@ -10,24 +10,28 @@ from hub.pool.stage_pool import StagePool
 
 if TYPE_CHECKING:
     from hub.config import PoolOptions
-    from omni_discovery.balancing.policies import LoadBalancer
+    from omni_discovery.balancing.base import LoadBalancer
     from omni_discovery.records.schema import ReplicaInfo
 
 
 class Pools:
-    """``firsts`` has one pool for each stage: what a replica that tells no fingerprint belongs to.
+    """``firsts`` has one pool for each stage, for replicas whose record has no fingerprint.
 
-    A replica that tells one belongs to the pool of that, which ``new_pool`` makes when it is first heard of; without
-    ``new_pool`` all versions are one.
+    All other replicas belong to the pool of their fingerprint, which ``new_pool`` makes when it is first seen; without
+    ``new_pool`` all versions share the first pool.
     """
 
     def __init__(self, firsts: Sequence[StagePool], new_pool: Callable[[int], StagePool] | None = None) -> None:
         self._new_pool = new_pool
         self._firsts = {pool.stage_id: pool for pool in firsts}
-        #: By stage and fingerprint. A pool may stand under several names.
-        self._named = {(pool.stage_id, ""): pool for pool in firsts}
+        #: By stage and fingerprint. A pool may have several fingerprints.
+        self._by_version = {(pool.stage_id, ""): pool for pool in firsts}
         self._by_stage: dict[int, tuple[StagePool, ...]] = {pool.stage_id: (pool,) for pool in firsts}
         self._live_hubs = 1
+        self._watch: Callable[[StagePool], None] = _ignore
+
+    def __repr__(self) -> str:
+        return f"Pools({', '.join(f'stage {stage_id}: {len(pools)}' for stage_id, pools in self._by_stage.items())})"
 
     def __iter__(self) -> Iterator[StagePool]:
         return chain.from_iterable(self._by_stage.values())
@@ -40,59 +44,70 @@ class Pools:
         """The stages of the pipeline."""
         return self._by_stage.keys()
 
+    def watch_pools(self, watch: Callable[[StagePool], None]) -> None:
+        """Call ``watch`` for every pool, now and whenever one is made."""
+        self._watch = watch
+        for pool in self:
+            watch(pool)
+
     def begin_with(self, stage_id: int, fingerprint: str) -> StagePool:
-        """The stage's first pool, which is that version's from now on."""
-        pool = self._named[stage_id, fingerprint] = self._firsts[stage_id]
+        """Return the stage's first pool, and make it the pool of that fingerprint as well."""
+        pool = self._by_version[stage_id, fingerprint] = self._firsts[stage_id]
         return pool
 
     def get(self, stage_id: int, fingerprint: str) -> StagePool:
-        """The pool of a version of a stage. Raise KeyError for a stage that is not there."""
-        pool = self._named.get((stage_id, fingerprint))
+        """The pool of a version of a stage, made if needed. Raise KeyError for an unknown stage."""
+        pool = self._by_version.get((stage_id, fingerprint))
         if pool is None:
             pool = self._firsts[stage_id] if self._new_pool is None else self._new_pool(stage_id)
-            self._named[stage_id, fingerprint] = pool
+            self._by_version[stage_id, fingerprint] = pool
             if pool not in self._by_stage[stage_id]:
-                pool.set_live_hubs(self._live_hubs)
+                pool.core.set_live_hubs(self._live_hubs)
                 self._by_stage[stage_id] += (pool,)
+                self._watch(pool)
         return pool
 
     def of(self, info: ReplicaInfo) -> StagePool:
-        """The pool that a replica belongs to. Raise KeyError if its stage is not there."""
-        pool = self._named.get((info.stage_id, info.fingerprint))
+        """The pool that a replica belongs to. Raise KeyError for an unknown stage."""
+        pool = self._by_version.get((info.stage_id, info.fingerprint))
         return self.get(info.stage_id, info.fingerprint) if pool is None else pool
 
     def of_stage(self, stage_id: int) -> tuple[StagePool, ...]:
-        """All versions of a stage."""
+        """The pools of all versions of a stage."""
         return self._by_stage[stage_id]
 
     def record(self, stage_id: int, addr: str) -> ReplicaInfo | None:
-        """The replica of the stage at that address, listed or with work still in flight."""
-        found = (pool.get(addr) for pool in self._by_stage[stage_id])
-        return next((info for info in found if info is not None), None)
+        """The record of the stage's replica at an address, listed or with work in flight; None for an unknown one."""
+        infos = (pool.core.members.get(addr) for pool in self._by_stage[stage_id])
+        return next((info for info in infos if info is not None), None)
 
     def set_live_hubs(self, count: int) -> None:
-        """So many hubs share the replicas, this one included."""
+        """Set how many hubs share the replicas, this one included."""
         self._live_hubs = count
         for pool in self:
-            pool.set_live_hubs(count)
+            pool.core.set_live_hubs(count)
 
     def answers(self, stage_id: int, addr: str) -> bool:
-        """Whether a replica of the stage at that address answers, listed or not."""
-        return any(pool.answers(addr) for pool in self._by_stage[stage_id])
+        """Whether the stage's replica at an address answers, listed or not."""
+        return any(pool.core.members.answers(addr) for pool in self._by_stage[stage_id])
 
     def forget_unused(self, kept: Collection[StagePool]) -> None:
-        """Let go of pools that are not to be kept, where nobody is in them and nobody waits."""
+        """Drop the pools that have neither a replica nor a waiting pick, but for first pools and those in ``kept``."""
         for stage_id, pools in self._by_stage.items():
             first = self._firsts[stage_id]
             self._by_stage[stage_id] = tuple(
-                pool for pool in pools if pool is first or pool in kept or not pool.is_unused
+                pool for pool in pools if pool is first or pool in kept or not pool.core.is_unused
             )
         left = set(self)
-        self._named = {name: pool for name, pool in self._named.items() if pool in left}
+        self._by_version = {name: pool for name, pool in self._by_version.items() if pool in left}
+
+
+def _ignore(_pool: StagePool) -> None:
+    """No driver watches the pools."""
 
 
 def make_pools(stage_ids: Sequence[int], new_balancer: Callable[[], LoadBalancer], options: PoolOptions) -> Pools:
-    """The pools of a hub, each with a balancer of its own."""
+    """Make the pools of a hub; each gets a balancer of its own from ``new_balancer``."""
 
     def new_pool(stage_id: int) -> StagePool:
         return StagePool(stage_id, new_balancer(), options)

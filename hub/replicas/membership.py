@@ -160,7 +160,7 @@ class Membership:
         for addr, info in self._listed.items():
             old = before.get(addr)
             if old is not None and old.stage_id == info.stage_id and old.fingerprint != info.fingerprint:
-                self._pools.of(old).remove(addr)
+                self._pools.of(old).core.remove(addr, self._now())
             if old is not info and old != info:
                 self._upsert(info)
 
@@ -199,14 +199,14 @@ class Membership:
             info.replica_id,
             info.epoch,
         )
-        if pool.get(addr) is None:
+        if pool.core.members.get(addr) is None:
             # The first of a mass disappearance is let go of before anybody can know that it is one.
-            pool.upsert(info)
+            pool.core.upsert(info, self._now())
             if addr in self.clients:
                 self.clients[addr].renew(info, afresh=True)
         if addr not in self.clients:
             self._attach(info)
-        pool.hold(addr)
+        pool.core.hold(addr, self._now())
 
     def members(self, stage_ids: Collection[int]) -> list[ReplicaInfo]:
         """The replicas of some stages: those that the registry lists, and those that are served on all the same."""
@@ -267,7 +267,7 @@ class Membership:
 
     def _remove(self, info: ReplicaInfo) -> None:
         logger.info("replica.removed stage=%d replica=%d epoch=%d", info.stage_id, info.replica_id, info.epoch)
-        self._pools.of(info).remove(info.input_addr)
+        self._pools.of(info).core.remove(info.input_addr, self._now())
         self.close_if_unused(info.stage_id, info.input_addr)
 
     def _upsert(self, info: ReplicaInfo) -> None:
@@ -277,8 +277,8 @@ class Membership:
             self._replace(client)
             client = None
         # The client of one that was let go of may have stayed for its aborts: the pool knows nothing of its session.
-        afresh = pool.get(addr) is None
-        pool.upsert(info)
+        afresh = pool.core.members.get(addr) is None
+        pool.core.upsert(info, self._now())
         self.refused.entered(pool, addr)
         if client is not None:
             client.renew(info, afresh=afresh)
@@ -292,14 +292,14 @@ class Membership:
         del self.clients[addr]
         client.close()
         self._on_closed(client)
-        self._pools.of(client.info).session_down(addr)
+        self._pools.of(client.info).core.session_down(addr, self._now())
         self._on_lost(stage_id, addr, "another process has taken its address")
 
     def _attach(self, info: ReplicaInfo) -> None:
         try:
             client = self._connect(info)
         except ConfigError as error:
-            self._pools.of(info).unusable(info.input_addr, str(error))
+            self._pools.of(info).core.unusable(info.input_addr, str(error))
             if self._log_once.should(info.input_addr):
                 logger.warning("replica.unusable stage=%d replica=%d: %s", info.stage_id, info.replica_id, error)
             return

@@ -31,12 +31,13 @@ class RefusedReplicas:
         before, self._refused = self._refused, {info.input_addr: (info, why) for info, why in found}
         for addr in before.keys() - self._refused.keys():
             for pool in self._pools.of_stage(before[addr][0].stage_id):
-                pool.refuse(addr, "")
+                pool.core.refuse(addr, "", pool.now())
             if addr in listed:
                 info = listed[addr]
                 logger.info("replica.not_refused stage=%d replica=%d", info.stage_id, info.replica_id)
         for addr, (info, why) in self._refused.items():
-            self._pools.of(info).refuse(addr, why)
+            pool = self._pools.of(info)
+            pool.core.refuse(addr, why, pool.now())
             if addr not in before or before[addr][1] != why:
                 text = "replica.refused stage=%d replica=%d host=%s fingerprint=%s: %s; see omni doctor"
                 logger.warning(text, info.stage_id, info.replica_id, info.host, info.fingerprint or "-", why)
@@ -44,7 +45,7 @@ class RefusedReplicas:
     def entered(self, pool: StagePool, addr: str) -> None:
         """A replica has come into its pool, perhaps for the first time."""
         if addr in self._refused:
-            pool.refuse(addr, self._refused[addr][1])
+            pool.core.refuse(addr, self._refused[addr][1], pool.now())
 
     def count(self, stage_id: int) -> int:
         """How many of a stage are refused."""

@@ -1,65 +1,32 @@
-"""The policies by which a replica is chosen, and how they go by name; third parties add theirs by entry points."""
+"""The built-in load balancing policies, and the lookup of a policy by name, third parties' policies included."""
 
 from __future__ import annotations
 
 import random
 import threading
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from enum import StrEnum
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint
 from math import inf
-from typing import Any, Final, TypedDict
+from typing import Any, Final
 
-from omni_discovery.balancing.base import ListIndex, Member, PoolIndex
+from omni_discovery.balancing.base import LoadBalancer, Member, PoolIndex, Task
 from omni_discovery.balancing.prefix import PrefixIndex
 from omni_discovery.balancing.weighted import (
     KeyedIndex,
     StrideIndex,
     TwoChoicesIndex,
-    nothing,
+    no_key,
     per_capacity,
     reported_per_weight,
 )
 from omni_discovery.errors import ConfigError
+from omni_discovery.plugins import POLICY_GROUPS, find_plugins
 from omni_discovery.records.schema import ReplicaInfo
-
-#: An installed package names here what returns a LoadBalancer.
-ENTRY_POINT_GROUP: Final = "omni_discovery.policies"
-
-
-class Task(TypedDict, total=False):
-    """What is known of a request when a replica is chosen; any part may be missing."""
-
-    request_id: str
-    engine_inputs: Any
-    sampling_params: Any
-
-
-class LoadBalancer(ABC):
-    """Chooses one of several replicas."""
-
-    @abstractmethod
-    def select(self, task: Task, replicas: list[ReplicaInfo]) -> int:
-        """Return the index of the chosen replica; the list stays as it is. Raise ValueError if it is empty."""
-
-    def index(self) -> PoolIndex:
-        """Return what picks from one pool without looking at all of it; here one that shows ``select`` the list."""
-        return ListIndex(self)
-
-
-def index_of(balancer: LoadBalancer) -> PoolIndex:
-    """The balancer's index, unless a derived class has a ``select`` of its own and says nothing of an index."""
-    for kind in type(balancer).__mro__:
-        if "index" in kind.__dict__:
-            break
-        if "select" in kind.__dict__:
-            return ListIndex(balancer)
-    return balancer.index()
 
 
 class LoadBalancingPolicy(StrEnum):
-    """The names of the policies, as users give them."""
+    """The names of the built-in policies, as users write them."""
 
     RANDOM = "random"
     ROUND_ROBIN = "round-robin"
@@ -69,16 +36,16 @@ class LoadBalancingPolicy(StrEnum):
     PREFIX_HASH = "prefix-hash"
 
 
-#: What picks go by where nobody says otherwise.
+#: The policy of a hub without the flag.
 DEFAULT_POLICY: Final = LoadBalancingPolicy.LEAST_LOAD
 
 
 class RandomBalancer(LoadBalancer):
-    """Any replica, each as likely as its weight."""
+    """Any replica at random, with a probability proportional to its weight."""
 
     def select(self, task: Task, replicas: list[ReplicaInfo]) -> int:
         """See LoadBalancer."""
-        _check_some(replicas)
+        _check_not_empty(replicas)
         weights = [replica.weight for replica in replicas]
         if min(weights) == max(weights):
             return random.randrange(len(replicas))
@@ -86,13 +53,13 @@ class RandomBalancer(LoadBalancer):
 
     def index(self) -> PoolIndex:
         """See LoadBalancer."""
-        return KeyedIndex(nothing, random.random)
+        return KeyedIndex(no_key, random.random)
 
 
 class RoundRobinBalancer(LoadBalancer):
-    """One after the other, as often as it weighs. Thread-safe.
+    """One replica after the other, in proportion to their weights. Thread-safe.
 
-    Of a list it goes by position, and one that changes may skip or repeat a replica; of a pool by replica id.
+    ``select`` goes by position, so that a list that changes may skip or repeat a replica; in a pool it goes by id.
     """
 
     def __init__(self, start_index: int = 0) -> None:
@@ -105,7 +72,7 @@ class RoundRobinBalancer(LoadBalancer):
 
     def select(self, task: Task, replicas: list[ReplicaInfo]) -> int:
         """See LoadBalancer."""
-        _check_some(replicas)
+        _check_not_empty(replicas)
         count = len(replicas)
         with self._lock:
             if len({replica.weight for replica in replicas}) > 1:
@@ -129,20 +96,20 @@ class RoundRobinBalancer(LoadBalancer):
 
 
 class LeastQueueLengthBalancer(LoadBalancer):
-    """The shortest reported queue for its weight; among equals any, each as likely as its weight.
+    """The least reported queue length divided by weight; among equals at random by weight.
 
-    All replicas weigh 1 unless an operator says otherwise: then it is the shortest queue, and all equals are alike.
+    All replicas weigh 1 unless an operator changes that: then it is the shortest queue.
     """
 
     def select(self, task: Task, replicas: list[ReplicaInfo]) -> int:
         """See LoadBalancer. Raise ValueError also if any queue length is negative."""
-        _check_some(replicas)
+        _check_not_empty(replicas)
         lengths = [replica.queue_length for replica in replicas]
         shortest = min(lengths)
         if shortest < 0:
             raise ValueError(f"queue_length must not be negative, but {replicas[lengths.index(shortest)]} says so")
         weights = [replica.weight for replica in replicas]
-        # Nobody is left out when all weigh nothing: a list holds only those that may be chosen.
+        # A list holds only replicas that may be chosen: where all weigh 0 they are alike.
         if not any(weights):
             weights = [1.0] * len(weights)
         loads = [length / weight if weight > 0 else inf for length, weight in zip(lengths, weights, strict=True)]
@@ -156,16 +123,16 @@ class LeastQueueLengthBalancer(LoadBalancer):
 
 
 class _IndexedBalancer(LoadBalancer):
-    """A policy that is written as an index; a list is put into one first."""
+    """A policy that is defined by its index; ``select`` puts the list into one first."""
 
     def select(self, task: Task, replicas: list[ReplicaInfo]) -> int:
         """See LoadBalancer."""
-        _check_some(replicas)
-        some_weigh = any(replica.weight > 0 for replica in replicas)
+        _check_not_empty(replicas)
+        has_weights = any(replica.weight > 0 for replica in replicas)
         index, positions = self.index(), dict[Member, int]()
         for position, replica in enumerate(replicas):
             member = Member(replica)
-            if not some_weigh:
+            if not has_weights:
                 member.weight = 1.0
             if member.weight > 0:
                 positions[member] = position
@@ -177,7 +144,7 @@ class _IndexedBalancer(LoadBalancer):
 
 
 class LeastLoadBalancer(_IndexedBalancer):
-    """The least estimated load for capacity and weight; among equals any, each as likely as its weight."""
+    """The least estimated load divided by capacity and weight; among equals at random by weight."""
 
     def index(self) -> PoolIndex:
         """See LoadBalancer."""
@@ -185,7 +152,7 @@ class LeastLoadBalancer(_IndexedBalancer):
 
 
 class PowerOfTwoBalancer(_IndexedBalancer):
-    """Of two replicas drawn by weight the one with the lesser estimated load for capacity and weight."""
+    """Of two replicas drawn by weight the one with the lesser estimated load divided by capacity and weight."""
 
     def index(self) -> PoolIndex:
         """See LoadBalancer."""
@@ -193,14 +160,14 @@ class PowerOfTwoBalancer(_IndexedBalancer):
 
 
 class PrefixHashBalancer(_IndexedBalancer):
-    """Prompts with the same leading blocks to the same replica, for its cache, unless that is overloaded."""
+    """Prompts with the same leading blocks go to the same replica, for its prefix cache, unless it is overloaded."""
 
     def index(self) -> PoolIndex:
         """See LoadBalancer."""
         return PrefixIndex(random.random)
 
 
-def _check_some(replicas: list[ReplicaInfo]) -> None:
+def _check_not_empty(replicas: list[ReplicaInfo]) -> None:
     if not replicas:
         raise ValueError("replicas must not be empty")
 
@@ -216,15 +183,15 @@ _FACTORIES: Final[Mapping[LoadBalancingPolicy, Callable[[], LoadBalancer]]] = {
 
 
 def build_load_balancer_factory(policy: str) -> Callable[[], LoadBalancer]:
-    """Return what makes one balancer per stage for a policy's name.
+    """Return a factory of LoadBalancers, of which each pool needs its own, for a policy's name.
 
-    Raise ConfigError, a ValueError, for no policy and for one of a third party that does not work.
+    Raise ConfigError, a ValueError, for an unknown name and for a third party's policy that can't be loaded.
     """
     try:
         return _FACTORIES[LoadBalancingPolicy(policy)]
     except ValueError:
         pass
-    third_party = {point.name: point for point in entry_points(group=ENTRY_POINT_GROUP)}
+    third_party = find_plugins(POLICY_GROUPS)
     if policy in third_party:
         return _load(third_party[policy])
     valid = ", ".join([*(known.value for known in LoadBalancingPolicy), *sorted(third_party)])
@@ -234,13 +201,13 @@ def build_load_balancer_factory(policy: str) -> Callable[[], LoadBalancer]:
 def _load(point: EntryPoint) -> Callable[[], LoadBalancer]:
     try:
         factory: Any = point.load()
-        made = factory()
+        balancer = factory()
     except Exception as error:
         raise ConfigError(f"the load balancing policy {point.name!r} ({point.value}) is broken: {error!r}") from error
-    if not isinstance(made, LoadBalancer):
+    if not isinstance(balancer, LoadBalancer):
         raise ConfigError(
             f"the load balancing policy {point.name!r} ({point.value}) is broken: it returns a"
-            f" {type(made).__name__}, not a LoadBalancer"
+            f" {type(balancer).__name__}, not a LoadBalancer"
         )
     checked: Callable[[], LoadBalancer] = factory
     return checked

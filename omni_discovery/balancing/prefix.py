@@ -1,4 +1,4 @@
-"""Equal prefixes of prompts to the same replica, by a ring of hashes, as long as it isn't overloaded. Pure."""
+"""Consistent hashing with bounded loads: equal prefixes of prompts go to the same replica. Pure."""
 
 from __future__ import annotations
 
@@ -9,43 +9,42 @@ from math import ceil
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from omni_discovery.balancing.base import Member
-    from omni_discovery.balancing.policies import Task
+    from omni_discovery.balancing.base import Member, Task
 
-#: A replica may have this much more than its share of the load.
+#: A replica may have so many times its share of the load.
 _BOUND: Final = 1.25
 _DIGESTS: Final = 6
-_POINTS_OF_ONE: Final = 8
-#: How far a pick looks along the ring before it takes anybody.
-_FAR: Final = 256
+_POINTS_OF_A_DIGEST: Final = 8
+#: How many points of the ring a pick looks at before it takes the better of two random members.
+_MAX_STEPS: Final = 256
 _CHARS_OF_A_BLOCK: Final = 64
 _TOKENS_OF_A_BLOCK: Final = 16
 _BLOCKS: Final = 16
 
 
 class PrefixIndex:
-    """A ring with bounded load. Who joins or leaves moves its share of the prefixes and no others.
+    """A hash ring with bounded loads. A member that joins or leaves moves its share of the prefixes and no others.
 
-    The ring keeps who is removed, for it mostly comes back soon; it is made anew when somebody joins.
+    The ring keeps the points of removed members, for most come back soon; it is sorted again when a new one joins.
     """
 
     def __init__(self, chance: Callable[[], float]) -> None:
         self._chance = chance
         self._points: list[int] = []
         self._owners: list[Member] = []
-        #: Members with points on the ring, here or not; and those who have none yet.
+        #: Members with points on the ring, removed ones as well; and members that are to get theirs at the next pick.
         self._on_ring: dict[Member, None] = {}
         self._joining: list[Member] = []
-        #: Those who may be picked; a member's ``spot`` is its position.
-        self._here: list[Member] = []
-        #: What is counted of each in the sums below: load, and worth.
+        #: The members that may be picked, each at its ``position``.
+        self._members: list[Member] = []
+        #: What of each member is in the sums below: its load, and capacity * weight.
         self._counted: dict[Member, tuple[int, float]] = {}
-        self._load, self._worth = 0, 0.0
+        self._total_load, self._total_worth = 0, 0.0
 
     def add(self, member: Member) -> None:
         """See PoolIndex."""
-        member.spot = len(self._here)
-        self._here.append(member)
+        member.position = len(self._members)
+        self._members.append(member)
         self._count(member)
         if member not in self._on_ring:
             self._on_ring[member] = None
@@ -58,52 +57,52 @@ class PrefixIndex:
 
     def remove(self, member: Member) -> None:
         """See PoolIndex."""
-        last = self._here.pop()
+        last = self._members.pop()
         if last is not member:
-            self._here[member.spot] = last
-            last.spot = member.spot
+            self._members[member.position] = last
+            last.position = member.position
         self._discount(member)
 
     def pick(self, task: Task) -> Member | None:
         """See PoolIndex."""
-        if not self._here:
+        if not self._members:
             return None
         if self._joining:
             self._join()
-        owners, count, here = self._owners, len(self._owners), self._counted
+        owners, count, counted = self._owners, len(self._owners), self._counted
         start = bisect_left(self._points, prefix_hash(task))
-        most = _BOUND * (self._load + 1) / self._worth
-        for step in range(start, start + min(count, _FAR)):
+        most = _BOUND * (self._total_load + 1) / self._total_worth
+        for step in range(start, start + min(count, _MAX_STEPS)):
             member = owners[step % count]
-            if member in here and member.load < ceil(most * member.capacity * member.weight):
+            if member in counted and member.load < ceil(most * member.capacity * member.weight):
                 return member
-        return self._anybody()
+        return self._pick_random()
 
-    def _anybody(self) -> Member:
-        one, other = (self._here[int(self._chance() * len(self._here))] for _ in range(2))
+    def _pick_random(self) -> Member:
+        one, other = (self._members[int(self._chance() * len(self._members))] for _ in range(2))
         return min(one, other, key=lambda member: member.load / (member.capacity * member.weight))
 
     def _count(self, member: Member) -> None:
         load, worth = member.load, member.capacity * member.weight
         self._counted[member] = (load, worth)
-        self._load += load
-        self._worth += worth
+        self._total_load += load
+        self._total_worth += worth
 
     def _discount(self, member: Member) -> None:
         load, worth = self._counted.pop(member)
-        self._load -= load
-        # With nobody left nothing is left of what rounding has added up.
-        self._worth = self._worth - worth if self._counted else 0.0
+        self._total_load -= load
+        # Without members no rounding error may be left.
+        self._total_worth = self._total_worth - worth if self._counted else 0.0
 
     def _join(self) -> None:
-        if len(self._on_ring) > 2 * len(self._here) + _POINTS_OF_ONE:
+        if len(self._on_ring) > 2 * len(self._members) + _POINTS_OF_A_DIGEST:
             self._on_ring = dict.fromkeys(member for member in self._on_ring if member in self._counted)
             ring = [(point, member.addr, member) for member in self._on_ring for point in _points(member)]
         else:
             ring = [(point, owner.addr, owner) for point, owner in zip(self._points, self._owners, strict=True)] + [
                 (point, member.addr, member) for member in self._joining for point in _points(member)
             ]
-        # Two lives of one replica have the same points and are told apart by their addresses.
+        # Two processes of one replica id have the same points; their addresses give them an order.
         ring.sort(key=lambda item: item[:2])
         self._points = [point for point, _, _ in ring]
         self._owners = [owner for _, _, owner in ring]
@@ -111,30 +110,30 @@ class PrefixIndex:
 
 
 def _points(member: Member) -> Iterator[int]:
-    """Where a replica stands on the ring: the same in every hub, and again after a restart under the same id."""
+    """The points of a replica on the ring: the same in every hub, and after a restart under the same id."""
     replica_id = member.info.replica_id
     name = str(replica_id) if replica_id >= 0 else member.addr
     for number in range(_DIGESTS):
         digest = blake2b(f"{number}/{name}".encode()).digest()
-        for start in range(0, 8 * _POINTS_OF_ONE, 8):
+        for start in range(0, 8 * _POINTS_OF_A_DIGEST, 8):
             yield int.from_bytes(digest[start : start + 8], "big")
 
 
 def prefix_hash(task: Task) -> int:
-    """Where a request belongs on the ring, by the leading blocks of its prompt; by its id if it has no prompt.
+    """The 64-bit hash of a request's prefix: the leading blocks of its prompt, or its id if it has no prompt.
 
-    Of token ids the first 256 count and of text the first 1024 characters, in whole blocks of 16 and 64; a shorter
-    prompt than one block counts as it is. Of a conversation all counts up to the first thing that its user says, so
-    that its later turns come to where the first one was.
+    The first 256 token ids count, or the first 1024 characters, in whole blocks of 16 and 64; a prompt shorter than one
+    block counts as it is. Of a conversation everything up to the first message of the user counts, so that its later
+    turns go to the same replica.
     """
     inputs = task.get("engine_inputs")
     prefix = _prefix(inputs) if isinstance(inputs, Mapping) else inputs if isinstance(inputs, str) else None
     if not prefix:
         raw = b"id:" + str(task.get("request_id", "")).encode(errors="replace")
     elif isinstance(prefix, str):
-        raw = b"text:" + _whole(prefix, _CHARS_OF_A_BLOCK).encode(errors="replace")
+        raw = b"text:" + _whole_blocks(prefix, _CHARS_OF_A_BLOCK).encode(errors="replace")
     else:
-        raw = b"ids:" + ",".join(map(str, _whole(prefix, _TOKENS_OF_A_BLOCK))).encode()
+        raw = b"ids:" + ",".join(map(str, _whole_blocks(prefix, _TOKENS_OF_A_BLOCK))).encode()
     return int.from_bytes(blake2b(raw, digest_size=8).digest(), "big")
 
 
@@ -148,15 +147,15 @@ def _prefix(inputs: Mapping[str, Any]) -> str | Sequence[int] | None:
 
 
 def _opening(messages: Sequence[Any]) -> str:
-    said: list[str] = []
+    texts: list[str] = []
     for message in messages:
         if isinstance(message, Mapping):
-            said.append(f"{message.get('role', '')}\n{message.get('content', '')}\n")
+            texts.append(f"{message.get('role', '')}\n{message.get('content', '')}\n")
             if message.get("role") == "user":
                 break
-    return "".join(said)
+    return "".join(texts)
 
 
-def _whole(prefix: Any, block: int) -> Any:
+def _whole_blocks(prefix: Any, block: int) -> Any:
     length = min(len(prefix), block * _BLOCKS)
     return prefix[: length - length % block] if length >= block else prefix

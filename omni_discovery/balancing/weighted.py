@@ -1,4 +1,4 @@
-"""Indices that draw by weight: the least key first, two at random, or one after the other. Pure: chance comes in."""
+"""Indices that draw by weight: the least key, the better of two at random, or in turn; ``chance`` comes in. Pure."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from math import frexp, inf, ldexp, nan
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from omni_discovery.balancing.base import Member
-    from omni_discovery.balancing.policies import Task
+    from omni_discovery.balancing.base import Member, Task
 
     _Turn = tuple[float, int, str, int, Member]
 
@@ -18,9 +17,9 @@ _DRAWS: Final = 8
 
 
 class _Group:
-    """Members whose weights are within a factor of two, by key; the keys in a heap.
+    """Members whose weights are within a factor of two, in buckets by key; the keys in a heap.
 
-    A list that has run empty keeps its key in the heap until that is the least.
+    The key of a bucket that has run empty stays in the heap until it is the least.
     """
 
     __slots__ = ("bound", "buckets", "count", "keys", "weight")
@@ -34,25 +33,25 @@ class _Group:
         #: The weight of every member; nan once they differ.
         self.weight = weight
 
-    def put(self, member: Member, key: float) -> None:
+    def insert(self, member: Member, key: float) -> None:
         bucket = self.buckets.get(key)
         if bucket is None:
             self.buckets[key] = [member]
-            member.spot = 0
+            member.position = 0
             heappush(self.keys, key)
             if len(self.keys) > 2 * self.count + 64:
-                self.forget_empty()
+                self.drop_empty()
         else:
-            member.spot = len(bucket)
+            member.position = len(bucket)
             bucket.append(member)
         member.key = key
 
-    def take(self, member: Member) -> None:
+    def discard(self, member: Member) -> None:
         bucket = self.buckets[member.key]
         last = bucket.pop()
         if last is not member:
-            bucket[member.spot] = last
-            last.spot = member.spot
+            bucket[member.position] = last
+            last.position = member.position
 
     def least(self) -> float:
         """The least key of a member; there must be one."""
@@ -61,25 +60,25 @@ class _Group:
             del buckets[heappop(keys)]
         return keys[0]
 
-    def forget_empty(self) -> None:
+    def drop_empty(self) -> None:
         self.buckets = {key: bucket for key, bucket in self.buckets.items() if bucket}
         self.keys = list(self.buckets)
         heapify(self.keys)
 
 
 class KeyedIndex:
-    """Picks the least key; among equals each as likely as its weight. O(log n).
+    """Picks the least key; among equals at random by weight. O(log n).
 
-    Weights are grouped by powers of two: a member is drawn from its group evenly, and then kept with a chance of its
-    weight to the group's bound, which is never below a half.
+    Weights are grouped by powers of two. A member is drawn evenly from its group and accepted with the probability of
+    its weight divided by the group's bound, which is never below a half.
     """
 
     def __init__(self, key: Callable[[Member], float], chance: Callable[[], float]) -> None:
         self._key = key
         self._chance = chance
-        #: By the exponent of the weight. None is empty.
+        #: By the exponent of the weight. No group is empty.
         self._groups: dict[int, _Group] = {}
-        #: The only group, if there is but one.
+        #: The group, if there is exactly one.
         self._only: _Group | None = None
 
     def add(self, member: Member) -> None:
@@ -92,25 +91,25 @@ class KeyedIndex:
         elif group.weight != member.weight:
             group.weight = nan
         group.count += 1
-        member.place = group
-        group.put(member, self._key(member))
+        member.index_state = group
+        group.insert(member, self._key(member))
 
     def update(self, member: Member) -> None:
         """See PoolIndex."""
-        group: _Group = member.place
+        group: _Group = member.index_state
         if group.weight != member.weight:
             self.remove(member)
             self.add(member)
             return
         key = self._key(member)
         if key != member.key:
-            group.take(member)
-            group.put(member, key)
+            group.discard(member)
+            group.insert(member, key)
 
     def remove(self, member: Member) -> None:
         """See PoolIndex."""
-        group: _Group = member.place
-        group.take(member)
+        group: _Group = member.index_state
+        group.discard(member)
         group.count -= 1
         if not group.count:
             self._groups = {exponent: left for exponent, left in self._groups.items() if left is not group}
@@ -148,17 +147,17 @@ class KeyedIndex:
 
 
 def per_capacity(member: Member) -> float:
-    """The estimated load for what the replica is worth."""
+    """The estimated load, divided by capacity and weight."""
     return member.load / (member.capacity * member.weight)
 
 
 def reported_per_weight(member: Member) -> float:
-    """What the replica said of itself, for its weight."""
+    """The reported queue length, divided by weight."""
     return member.reported / member.weight
 
 
-def nothing(_: Member) -> float:
-    """All are equal."""
+def no_key(_: Member) -> float:
+    """The same key for all members."""
     return 0.0
 
 
@@ -166,13 +165,13 @@ class TwoChoicesIndex(KeyedIndex):
     """Draws two by weight and takes the one with the lesser estimated load. O(1)."""
 
     def __init__(self, chance: Callable[[], float]) -> None:
-        super().__init__(nothing, chance)
+        super().__init__(no_key, chance)
 
     def pick(self, task: Task) -> Member | None:
         """See PoolIndex."""
         group = self._only
         if group is None or group.weight != group.weight:
-            return self._unevenly(task)
+            return self._pick_weighted(task)
         members = group.buckets[0.0]
         count = len(members)
         if count == 1:
@@ -183,7 +182,7 @@ class TwoChoicesIndex(KeyedIndex):
         second = members[other + (other >= position)]
         return second if second.load * first.capacity < first.load * second.capacity else first
 
-    def _unevenly(self, task: Task) -> Member | None:
+    def _pick_weighted(self, task: Task) -> Member | None:
         first = super().pick(task)
         if first is None:
             return None
@@ -195,12 +194,12 @@ class TwoChoicesIndex(KeyedIndex):
 
 
 class StrideIndex:
-    """One after the other by replica id; who weighs twice as much has its turn twice as often. O(log n)."""
+    """One member after the other by replica id; one of twice the weight has its turn twice as often. O(log n)."""
 
     def __init__(self, start_index: int = 0) -> None:
         self._start_index = start_index
-        #: Turns: (moment, replica id, address, number, member). One that is not its member's ``place`` is void. The
-        #: number tells void and valid ones of one address apart, so that members are never compared.
+        #: Turns: (moment, replica id, address, number, member). A turn that is not its member's ``index_state`` is
+        #: void. The number differs between void and valid turns of one address, so that members are never compared.
         self._heap: list[_Turn] = []
         self._count = 0
         self._number = 0
@@ -208,19 +207,19 @@ class StrideIndex:
         self._last: tuple[float, int, str] = (0.0, -(1 << 62), "")
 
     def add(self, member: Member) -> None:
-        """See PoolIndex. Who comes back keeps its turn, if that is not over."""
+        """See PoolIndex. A member that is added again keeps its turn, if that is not over."""
         moment, name = self._last[0], (member.info.replica_id, member.addr)
         if name <= self._last[1:]:
             moment += 1.0 / member.weight
-        if member.place is self:
+        if member.index_state is self:
             moment = max(moment, member.key)
         self._number += 1
         turn = (moment, *name, self._number, member)
-        member.place = turn
+        member.index_state = turn
         self._count += 1
         heappush(self._heap, turn)
         if len(self._heap) > 2 * self._count + 64:
-            self._heap = [turn for turn in self._heap if turn[4].place is turn]
+            self._heap = [turn for turn in self._heap if turn[4].index_state is turn]
             heapify(self._heap)
 
     def update(self, member: Member) -> None:
@@ -228,8 +227,8 @@ class StrideIndex:
 
     def remove(self, member: Member) -> None:
         """See PoolIndex."""
-        member.key = member.place[0]
-        member.place = self
+        member.key = member.index_state[0]
+        member.index_state = self
         self._count -= 1
 
     def pick(self, task: Task) -> Member | None:
@@ -241,12 +240,12 @@ class StrideIndex:
             for _ in range(skipped):
                 self.pick(task)
         heap = self._heap
-        while heap[0][4].place is not heap[0]:
+        while heap[0][4].index_state is not heap[0]:
             heappop(heap)
         turn: _Turn = heap[0]
         moment, replica_id, addr, number, member = turn
         following = (moment + 1.0 / member.weight, replica_id, addr, number, member)
-        member.place = following
+        member.index_state = following
         heapreplace(heap, following)
         self._last = moment, replica_id, addr
         return member

@@ -16,13 +16,16 @@ from unittest.mock import patch
 
 import hub.pool.members
 from hub.config import PoolOptions
-from hub.pool.core import PoolCore
+from hub.pool.core import Pool
+from hub.pool.credits import CreditRequester
 from hub.pool.entry import Entry
-from hub.pool.wait_queue import Asking, Waiter, WaitingLine
-from omni_discovery.balancing.policies import LoadBalancer, build_load_balancer_factory
+from hub.pool.wait_queue import PriorityQueue, Waiter
+from omni_discovery.balancing.base import LoadBalancer
+from omni_discovery.balancing.policies import build_load_balancer_factory
 from omni_discovery.records.schema import ReplicaInfo, ReplicaStatus
 from stage_runtime.server.credits import CreditBook, GrantCredits
 from tests.bench.balancing_arrivals import MESSAGE_S, Arrival, Setting
+from tests.support.pools import accept, spent_credit
 
 #: After the last arrival; far more than the longest queue takes.
 _PATIENCE_S: Final = 10_000.0
@@ -111,9 +114,9 @@ class SimulatedHub:
     def __init__(self, world: Simulation, number: int, balancer: LoadBalancer) -> None:
         self._world = world
         self.name = f"hub-{number}"
-        self.pool = PoolCore(balancer, PoolOptions())
-        self._line: WaitingLine[Arrival] = WaitingLine()
-        self._asking = Asking()
+        self.pool = Pool(0, balancer, PoolOptions())
+        self._line: PriorityQueue[Arrival] = PriorityQueue()
+        self._asking = CreditRequester()
         self._look_due_s: float | None = None
 
     def join(self) -> None:
@@ -121,7 +124,7 @@ class SimulatedHub:
         world = self._world
         for replica in world.replicas:
             self.pool.upsert(replica.info, world.now_s)
-            self.pool.session_up(replica.addr, world.now_s, gated=world.mode.credits)
+            self.pool.session_up(replica.addr, world.now_s, uses_credits=world.mode.credits)
         if world.mode.knows_hubs:
             self.pool.set_live_hubs(world.setting.hubs)
 
@@ -139,7 +142,7 @@ class SimulatedHub:
 
     def on_accepted(self, addr: str, request_id: str, queue_length: int) -> None:
         """The replica has taken a request."""
-        self.pool.accepted(request_id)
+        accept(self.pool, request_id)
         self._report(addr, queue_length)
         self._serve()
 
@@ -175,8 +178,8 @@ class SimulatedHub:
         found = self.pool.pick(waiter.request_id, waiter.task)
         if found is None:
             return False
-        credit = self.pool.spent_credit(waiter.request_id)
-        self._world.send(self._world.replicas[found.replica_id].on_submit, self, waiter, credit)
+        credit = spent_credit(self.pool, waiter.request_id)
+        self._world.send(self._world.replicas[found.info.replica_id].on_submit, self, waiter, credit)
         return True
 
     def _look(self) -> None:
@@ -184,10 +187,10 @@ class SimulatedHub:
         if not self._world.mode.credits:
             return
         now_s, waiting = self._world.now_s, len(self._line)
-        for want in self._asking.due(now_s, waiting, self._line.oldest_wait_s(now_s), self.pool.givers()):
-            replica = self._world.replicas[self.pool.get(want.addr).replica_id]  # type: ignore[union-attr]
+        for want in self._asking.due(now_s, waiting, self._line.oldest_wait_s(now_s), self.pool.credit_replicas()):
+            replica = self._world.replicas[self.pool.members.get(want.addr).replica_id]  # type: ignore[union-attr]
             self._world.send(replica.on_want, self, want.waiting, want.oldest_wait_s)
-        due_s = self._asking.next_s(len(self._line), len(self.pool.givers()))
+        due_s = self._asking.next_s(len(self._line), len(self.pool.credit_replicas()))
         if due_s is not None and due_s != self._look_due_s:
             self._look_due_s = due_s
             self._world.after(max(0.0, due_s - now_s), self._time_out)

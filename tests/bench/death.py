@@ -28,7 +28,7 @@ import uvloop
 
 from hub.async_omni import AsyncOmni
 from hub.config import HubConfig
-from hub.pool.core import PoolCore
+from hub.pool.core import Pool
 from omni_discovery.curve import KeyPair
 from omni_discovery.deploy.document import parse_deploy
 from omni_discovery.view.table import Delta, View
@@ -54,19 +54,19 @@ class Watch:
     @contextlib.contextmanager
     def on(self) -> Iterator[None]:
         """Look at all pools of this process."""
-        pick, session_down = PoolCore.pick, PoolCore.session_down
+        pick, session_down = Pool.pick, Pool.session_down
 
-        def picked(pool: PoolCore, *arguments: Any, **named: Any) -> Any:
+        def picked(pool: Pool, *arguments: Any, **named: Any) -> Any:
             found = pick(pool, *arguments, **named)
             if found is not None:
                 self.last_pick_s[found.input_addr] = now_s()
             return found
 
-        def went_down(pool: PoolCore, addr: str) -> None:
+        def went_down(pool: Pool, addr: str) -> None:
             self.session_down_s.setdefault(addr, now_s())
             session_down(pool, addr)
 
-        with patch.object(PoolCore, "pick", picked), patch.object(PoolCore, "session_down", went_down):
+        with patch.object(Pool, "pick", picked), patch.object(Pool, "session_down", went_down):
             yield
 
 

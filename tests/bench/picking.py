@@ -22,8 +22,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from hub.pool.stage_pool import StagePool
-from omni_discovery.balancing.policies import LoadBalancingPolicy, Task, build_load_balancer_factory
+from omni_discovery.balancing.base import Task
+from omni_discovery.balancing.policies import LoadBalancingPolicy, build_load_balancer_factory
 from omni_discovery.records.schema import ReplicaInfo, ReplicaStatus
+from tests.support.pools import accept
 
 _SIZES: Final = (4, 64, 1000, 5000)
 _TURNS: Final = 20_000
@@ -41,9 +43,9 @@ def full_pool(policy: str, size: int, weights: tuple[float, ...], gated: bool) -
     pool = StagePool(0, build_load_balancer_factory(policy)())
     for number in range(size):
         info = replica(number, weights[number % len(weights)])
-        pool.upsert(info)
-        pool.session_up(info.input_addr, gated=gated)
-        pool.grant(info.input_addr, 2)
+        pool.core.upsert(info, pool.now())
+        pool.core.session_up(info.input_addr, pool.now(), uses_credits=gated)
+        pool.core.grant(info.input_addr, 2)
     return pool
 
 
@@ -67,22 +69,22 @@ def measure(policy: str, size: int, weights: tuple[float, ...] = (1.0,), gated: 
     for turn in range(size + _TURNS):
         request_id, task = f"r{turn}", tasks[turn % 1000]
         before = clock()
-        found = pool.try_pick(request_id, task)
+        found = pool.core.try_pick(request_id, task)
         took = clock() - before
         assert found is not None
-        pool.accepted(request_id)
-        busy.append((request_id, found.input_addr))
+        accept(pool.core, request_id)
+        busy.append((request_id, found.addr))
         if turn < size:
             continue
         picks.append(took)
         busy.rotate(chance.randrange(-8, 8))
         done, addr = busy.popleft()
-        left = len(pool.in_flight(addr)) - 1
+        left = len(pool.core.members.in_flight(addr)) - 1
         before = clock()
         pool.release(done)
-        pool.report(addr, left)
+        pool.core.report(addr, left, pool.now())
         if gated:
-            pool.grant(addr, 1)
+            pool.core.grant(addr, 1)
         releases.append(clock() - before)
     gc.enable()
     return {"pick_bind": quantiles(picks), "release_report": quantiles(releases)}

@@ -8,13 +8,15 @@ from typing import Any
 
 from hub.config import PoolOptions
 from hub.orchestrator.retries import RetryBudget
-from hub.pool.core import PoolCore
-from hub.pool.wait_queue import Waiter, WaitingLine
+from hub.pool.core import Pool
+from hub.pool.entry import BindingEnd
+from hub.pool.wait_queue import PriorityQueue, Waiter
 from hub.request import events as ev
 from hub.request.machine import RequestMachine
 from hub.request.outputs import OmniOutput
 from omni_discovery import wire
 from omni_discovery.balancing.policies import build_load_balancer_factory
+from tests.support.pools import accept, spent_credit
 from tests.support.request_walk import Heard, apply
 from tests.support.simulated_replica import Life, VirtualClock
 
@@ -48,8 +50,8 @@ class Hub:
     ) -> None:
         self.clock, self.counts = clock, counts
         new_balancer = build_load_balancer_factory(policy)
-        self.pools = {stage_id: PoolCore(new_balancer(), PoolOptions(slow_start_s=0.5)) for stage_id in stage_ids}
-        self._lines: dict[int, WaitingLine[ev.Dispatch]] = {stage_id: WaitingLine() for stage_id in stage_ids}
+        self.pools = {stage_id: Pool(stage_id, new_balancer(), PoolOptions(slow_start_s=0.5)) for stage_id in stage_ids}
+        self._lines: dict[int, PriorityQueue[ev.Dispatch]] = {stage_id: PriorityQueue() for stage_id in stage_ids}
         #: Whom we talk to, by address, and those whose session is up, with its number.
         self.clients: dict[str, Life] = {}
         self.sessions: dict[Life, int] = {}
@@ -101,10 +103,10 @@ class Hub:
         if before is not None and before is not life:
             self.lose(before, "another process has its address")
             self.sessions.pop(before, None)
-            pool.session_down(life.addr)
+            pool.session_down(life.addr, self.clock.now_s)
         self.clients[life.addr], self.listed[life.addr] = life, life.epoch
         pool.upsert(life.info(), self.clock.now_s)
-        if life in self.sessions and not pool.answers(life.addr):
+        if life in self.sessions and not pool.members.answers(life.addr):
             # It had been forgotten meanwhile: another connection is made.
             del self.sessions[life]
             self.clock.after(0.003, self.session_up, life)
@@ -114,7 +116,7 @@ class Hub:
         """The registry does not show it any more. A process that is gone loses what it had."""
         if self.listed.get(life.addr) == life.epoch:
             del self.listed[life.addr]
-            self.pools[life.stage_id].remove(life.addr)
+            self.pools[life.stage_id].remove(life.addr, self.clock.now_s)
             if not life.alive:
                 self.lose(life, "its record and its process are gone")
             self._serve(life.stage_id)
@@ -125,12 +127,12 @@ class Hub:
             return
         self.sessions[life] = life.session + 1
         pool = self.pools[life.stage_id]
-        pool.session_up(life.addr, self.clock.now_s, gated=life.gated)
+        pool.session_up(life.addr, self.clock.now_s, uses_credits=life.gated)
         life.connect()
         owed, self._owed = self._owed, []
         for each, message in owed:
             self._send(each, message)
-        for request_id in pool.in_flight(life.addr):
+        for request_id in pool.members.in_flight(life.addr):
             active = self.requests[request_id]
             if active.machine.must_repeat(life.stage_id):
                 attempt = active.machine.runs[life.stage_id].attempt
@@ -142,8 +144,8 @@ class Hub:
         if self.sessions.pop(life, None) is None or self.clients.get(life.addr) is not life:
             return
         stage_id, pool = life.stage_id, self.pools[life.stage_id]
-        pool.session_down(life.addr)
-        for request_id in pool.in_flight(life.addr):
+        pool.session_down(life.addr, self.clock.now_s)
+        for request_id in pool.members.in_flight(life.addr):
             active = self.requests[request_id]
             attempt = active.machine.runs[stage_id].attempt
             if active.machine.can_move(stage_id):
@@ -156,7 +158,7 @@ class Hub:
     def lose(self, life: Life, reason: str) -> None:
         """Nothing that is in flight there will be answered."""
         if self.clients.get(life.addr) is life:
-            for request_id in self.pools[life.stage_id].in_flight(life.addr):
+            for request_id in self.pools[life.stage_id].members.in_flight(life.addr):
                 active = self.requests[request_id]
                 attempt = active.machine.runs[life.stage_id].attempt
                 self.tell(active, ev.ReplicaLost(life.stage_id, attempt, reason))
@@ -202,7 +204,7 @@ class Hub:
         newest = max(each.attempt for each in active.dispatches if each.stage_id == stage_id)
         assert message.attempt == newest, "a frame of an attempt that was given up counts"
         if isinstance(message, wire.Accepted | wire.Chunk | wire.HandOffPiece | wire.PieceTaken):
-            pool.accepted(message.request_id)
+            accept(pool, message.request_id)
         else:
             if isinstance(message, wire.StageFailed) and message.kind is wire.FailureKind.ENGINE:
                 pool.failed(life.addr, self.clock.now_s)
@@ -308,7 +310,7 @@ class Hub:
         action = waiter.token
         if active.waiters.get(action.stage_id) is not waiter:
             return
-        if self.pools[action.stage_id].pickable_count():
+        if self.pools[action.stage_id].members.pickable_count:
             self.clock.after(PICK_TIMEOUT_S, self._waited, active, waiter)
             return
         del active.waiters[action.stage_id]
@@ -317,8 +319,8 @@ class Hub:
 
     def _serve(self, stage_id: int) -> None:
         pool, line = self.pools[stage_id], self._lines[stage_id]
-        for waiter in list(line.choosy.values()):
-            if waiter.waits and pool.all_avoided(waiter.avoid):
+        for waiter in list(line.avoiding.values()):
+            if waiter.is_waiting and pool.all_avoided(waiter.avoid):
                 line.discard(waiter)
                 active, action = self.requests[waiter.request_id], waiter.token
                 del active.waiters[stage_id]
@@ -340,17 +342,17 @@ class Hub:
         pool, stage_id = self.pools[action.stage_id], action.stage_id
         addr = pool.bound(active.request_id)
         assert addr is not None
-        info = pool.get(addr)
+        info = pool.members.get(addr)
         assert info is not None
         assert self.listed.get(addr) == info.epoch, "dispatched to a replica that the registry does not show"
         life = self.clients[addr]
         if life not in self.sessions or not life.rng.random() > 0.003:
-            pool.release(active.request_id, unsent=True)
+            pool.release(active.request_id, BindingEnd.UNSENT)
             return ev.ReplicaLost(stage_id, action.attempt, "it can't be sent", may_have_run=False, avoid_addr=addr)
         submit = wire.Submit(
             epoch=info.epoch, request_id=active.request_id, attempt=action.attempt, inputs=dict(action.inputs),
             payloads=action.payloads, next_stages=action.next_stages, resume=action.resume,
-            credit=pool.spent_credit(active.request_id), stream_from=action.stream_from, stream_to=action.stream_to,
+            credit=spent_credit(pool, active.request_id), stream_from=action.stream_from, stream_to=action.stream_to,
         )  # fmt: skip
         self._send(life, submit)
         self.clock.after(ACCEPT_TIMEOUT_S, lambda: self._unanswered(active, life, action.attempt, is_final=False))

@@ -73,7 +73,7 @@ async def ask(omni: AsyncOmni, text: str, priority: int = 0) -> str:
 def held(omni: AsyncOmni, addr: str) -> int:
     """The unspent credits that a hub has of a replica."""
     assert omni._orchestrator is not None
-    return omni._orchestrator.stage_pools[0].credits(addr)
+    return omni._orchestrator.stage_pools[0].core.members.credits(addr)
 
 
 @pytest.mark.parametrize("hubs", [1, 3])

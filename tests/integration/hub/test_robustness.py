@@ -112,8 +112,8 @@ async def test_a_hub_that_has_served_more_than_its_bounds_still_serves() -> None
     async with running_hub(FakeReplica(), config=config) as omni:
         for number in range(60):
             assert await ask(omni, f"q{number}") == f"q{number} "
-        assert len(omni._intake.backlog) == 0
-        assert omni._intake.backlog.of(0) == 0
+        assert len(omni._admission.backlog) == 0
+        assert omni._admission.backlog.of(0) == 0
 
 
 async def test_replicas_that_come_and_go_all_the_time_leave_no_request_hanging() -> None:
@@ -243,7 +243,7 @@ async def test_records_that_lead_nowhere_leave_nothing_behind_when_they_go() -> 
     async with listening(_say_nothing) as port, running_hub(FakeReplica()) as omni:
         good = omni._orchestrator
         assert good is not None
-        fine = next(iter(good.stage_pools[0]._core._entries.values())).info
+        fine = next(iter(good.stage_pools[0].core.members.entries.values())).info
         assert await ask(omni) == "hello "
         before = open_files()
         for turn in range(4):

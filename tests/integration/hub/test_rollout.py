@@ -208,7 +208,7 @@ async def test_requests_that_wait_for_their_first_replica_move_to_the_new_versio
         registry.infos[first.info.input_addr] = replace(registry.infos[first.info.input_addr], weight=0.0)
         registry.show()
         waiting = asyncio.create_task(collect(registry.omni.generate({"prompt": "two"})))
-        await until(lambda: first_pool.waiting_count == 1)
+        await until(lambda: len(first_pool.core.queue) == 1)
         registry.apply(NEW)
         await registry.add_serving(newer.info, NEW)
         await registry.add_serving(painter.info, NEW)
@@ -301,7 +301,7 @@ async def test_a_request_that_moves_in_the_moment_in_which_it_is_served_holds_no
         free, registry.infos[first.info.input_addr] = registry.infos[first.info.input_addr], full
         registry.show()
         waiting = asyncio.create_task(collect(registry.omni.generate({"prompt": "two"})))
-        await until(lambda: pool.waiting_count == 1)
+        await until(lambda: len(pool.core.queue) == 1)
         registry.apply(NEW)
         await registry.add_serving(newer.info, NEW)
         await registry.add_serving(painter.info, NEW)
@@ -310,5 +310,5 @@ async def test_a_request_that_moves_in_the_moment_in_which_it_is_served_holds_no
         registry.show()
         outputs = await waiting
         assert {output.replica for output in outputs if output.replica} == {"0/10", "1/10"}
-        assert pool.in_flight(first.info.input_addr) == []
+        assert pool.core.members.in_flight(first.info.input_addr) == []
         assert first.of(wire.Submit) == []

@@ -161,7 +161,7 @@ async def test_a_request_that_waits_for_a_stage_holds_up_neither_others_nor_its_
     thinker, painter = FakeReplica(echo), FakeReplica(picture, stage_id=1)
     async with running_hub(thinker, deploy=PAIR, config=PATIENT) as omni:
         stuck = asyncio.create_task(collect(omni.generate({"prompt": "stuck"})))
-        await until(lambda: orchestrator_of(omni).stage_pools[1].waiting_count == 1)
+        await until(lambda: len(orchestrator_of(omni).stage_pools[1].core.queue) == 1)
         begun_s = time.monotonic()
         answers = await asyncio.gather(*(ask(omni, f"n{number}", modalities=["text"]) for number in range(50)))
         assert answers == [f"n{number} " for number in range(50)]

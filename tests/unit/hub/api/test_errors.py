@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hub.api.errors import describe, error_response
-from hub.orchestrator.admission import Bounds, StageLoad, refusal
+from hub.orchestrator.admission import Bounds, StageLoad, find_rejection
 from omni_discovery.errors import (
     DeadlineExceededError,
     EngineFailedError,
@@ -38,7 +38,7 @@ def test_a_message_ends_with_what_to_do_next(error: OmniError, status: int, next
 
 
 def test_a_client_that_is_refused_for_load_reads_the_same_time_in_the_text_and_in_the_header() -> None:
-    found = refusal([StageLoad(0, backlog=50, slots=2, mean_service_s=1.5)], Bounds(10, 100), 50, 600.0)
+    found = find_rejection([StageLoad(0, backlog=50, slots=2, mean_service_s=1.5)], Bounds(10, 100), 50, 600.0)
     assert found is not None
     error = OverloadedError(found.reason, found.retry_after_s)
     seconds = int(error_response(error).headers["Retry-After"])

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from hub.orchestrator.admission import MOST_RETRY_S, Backlog, Bounds, Returns, StageLoad, refusal
+from hub.orchestrator.admission import MOST_RETRY_S, Backlog, Bounds, RetryTimes, StageLoad, find_rejection
 
 BOUNDS = Bounds(max_waiting=4, max_in_flight=100)
 
 
 def test_what_the_slots_can_run_is_never_refused() -> None:
-    assert refusal([StageLoad(0, 8, 8, 10.0)], BOUNDS, in_flight=8, timeout_s=1.0) is None
+    assert find_rejection([StageLoad(0, 8, 8, 10.0)], BOUNDS, in_flight=8, timeout_s=1.0) is None
 
 
 def test_a_full_queue_says_when_there_will_be_room() -> None:
     """8 slots work 2 s each, so one frees each 0.25 s; 14 on their way are 6 too many for a queue of 4: 3 x 0.25 s."""
-    found = refusal([StageLoad(0, 14, 8, 2.0)], BOUNDS, in_flight=14, timeout_s=60.0)
+    found = find_rejection([StageLoad(0, 14, 8, 2.0)], BOUNDS, in_flight=14, timeout_s=60.0)
     assert found is not None
     assert "stage 0" in found.reason
     assert found.retry_after_s == 1.0
-    found = refusal([StageLoad(0, 14, 8, 20.0)], BOUNDS, in_flight=14, timeout_s=600.0)
+    found = find_rejection([StageLoad(0, 14, 8, 20.0)], BOUNDS, in_flight=14, timeout_s=600.0)
     assert found is not None
     assert found.retry_after_s == 7.5
 
@@ -29,9 +29,9 @@ def test_those_that_are_turned_away_together_are_told_to_come_back_one_after_the
     4. an hour later nobody is told of that any more
     """
     bounds, load = Bounds(max_waiting=2048, max_in_flight=4096), StageLoad(0, 2056, 8, 0.6)
-    found = refusal([load], bounds, in_flight=2056, timeout_s=600.0)
+    found = find_rejection([load], bounds, in_flight=2056, timeout_s=600.0)
     assert found is not None
-    returns = Returns()
+    returns = RetryTimes()
     told_s = [returns.retry_after_s(found, 50.0) for _ in range(447)]
     assert told_s == sorted(told_s)
     assert 1.0 <= told_s[0] < 1.1
@@ -42,7 +42,7 @@ def test_those_that_are_turned_away_together_are_told_to_come_back_one_after_the
 
 
 def test_a_full_queue_before_anything_was_served_is_taken_to_need_a_second_for_each() -> None:
-    found = refusal([StageLoad(0, 14, 1, None)], BOUNDS, in_flight=14, timeout_s=600.0)
+    found = find_rejection([StageLoad(0, 14, 1, None)], BOUNDS, in_flight=14, timeout_s=600.0)
     assert found is not None
     assert found.retry_after_s == 10.0
 
@@ -50,36 +50,36 @@ def test_a_full_queue_before_anything_was_served_is_taken_to_need_a_second_for_e
 def test_the_tightest_stage_of_the_path_decides() -> None:
     """A wide first stage and a narrow second one: what has yet to reach the second counts there already."""
     wide, narrow = StageLoad(0, 20, 64, 0.1), StageLoad(1, 20, 2, 30.0)
-    found = refusal([wide, narrow], BOUNDS, in_flight=20, timeout_s=3600.0)
+    found = find_rejection([wide, narrow], BOUNDS, in_flight=20, timeout_s=3600.0)
     assert found is not None
     assert "stage 1" in found.reason
     assert found.retry_after_s == (18 - 4 + 1) * 15.0
-    assert refusal([wide], BOUNDS, in_flight=20, timeout_s=3600.0) is None
+    assert find_rejection([wide], BOUNDS, in_flight=20, timeout_s=3600.0) is None
 
 
 def test_a_deadline_that_can_not_be_met_is_refused_at_once() -> None:
     load = StageLoad(0, 11, 8, 40.0)
-    found = refusal([load], BOUNDS, in_flight=11, timeout_s=10.0)
+    found = find_rejection([load], BOUNDS, in_flight=11, timeout_s=10.0)
     assert found is not None
     assert "would begin in about 15 s" in found.reason
-    assert refusal([load], BOUNDS, in_flight=11, timeout_s=20.0) is None
+    assert find_rejection([load], BOUNDS, in_flight=11, timeout_s=20.0) is None
 
 
 def test_hubs_share_the_slots() -> None:
     load = StageLoad(0, 8, 8, 100.0)
-    assert refusal([load], Bounds(4, 100, live_hubs=2), in_flight=8, timeout_s=3600.0) is not None
-    assert refusal([load], Bounds(4, 100, live_hubs=1), in_flight=8, timeout_s=3600.0) is None
+    assert find_rejection([load], Bounds(4, 100, live_hubs=2), in_flight=8, timeout_s=3600.0) is not None
+    assert find_rejection([load], Bounds(4, 100, live_hubs=1), in_flight=8, timeout_s=3600.0) is None
 
 
 def test_a_stage_without_replicas_refuses_nobody_and_the_hub_has_its_own_bound() -> None:
-    assert refusal([StageLoad(0, 50, 0, None)], BOUNDS, in_flight=50, timeout_s=1.0) is None
-    found = refusal([StageLoad(0, 50, 0, None)], BOUNDS, in_flight=100, timeout_s=1.0)
+    assert find_rejection([StageLoad(0, 50, 0, None)], BOUNDS, in_flight=50, timeout_s=1.0) is None
+    found = find_rejection([StageLoad(0, 50, 0, None)], BOUNDS, in_flight=100, timeout_s=1.0)
     assert found is not None
     assert "bound of this hub" in found.reason
 
 
 def test_the_wait_that_is_told_is_bounded() -> None:
-    found = refusal([StageLoad(0, 10_000, 1, 60.0)], BOUNDS, in_flight=9, timeout_s=1e6)
+    found = find_rejection([StageLoad(0, 10_000, 1, 60.0)], BOUNDS, in_flight=9, timeout_s=1e6)
     assert found is not None
     assert found.retry_after_s == MOST_RETRY_S
 

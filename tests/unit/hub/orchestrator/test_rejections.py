@@ -9,7 +9,7 @@ import pytest
 
 from hub.api.errors import BodyTooLongError, ModelNotFoundError
 from hub.metrics import HubMetrics
-from hub.orchestrator.rejections import Refusals, log_revocation
+from hub.orchestrator.rejections import RejectionLog, log_revocation
 from omni_discovery.errors import EngineFailedError, InvalidRequestError, OverloadedError, StageUnavailableError
 
 
@@ -27,12 +27,12 @@ async def test_refusals_are_counted_by_type_and_told_now_and_then(caplog: pytest
     """
     caplog.set_level(logging.INFO)
     metrics = HubMetrics()
-    refusals = Refusals(metrics, quiet_s=0.1)
+    rejections = RejectionLog(metrics, quiet_s=0.1)
     for number in range(400):
-        with pytest.raises(OverloadedError), refusals.counted():
+        with pytest.raises(OverloadedError), rejections.counted():
             raise OverloadedError(f"full: {number}")
     for _ in range(2):
-        refusals.count(InvalidRequestError("n is 2"))
+        rejections.count(InvalidRequestError("n is 2"))
     assert (counted(metrics, "OverloadedError"), counted(metrics, "InvalidRequestError")) == (400, 2)
     first = [
         "hub.refused error=OverloadedError count=1: full: 0",
@@ -44,17 +44,17 @@ async def test_refusals_are_counted_by_type_and_told_now_and_then(caplog: pytest
         "hub.refused error=OverloadedError count=399: full: 399",
         "hub.refused error=InvalidRequestError count=1: n is 2",
     ]
-    refusals.count(OverloadedError("again"))
+    rejections.count(OverloadedError("again"))
     assert len(lines(caplog)) == 5
 
 
 async def test_a_clients_own_mistake_has_a_public_name_and_is_no_warning(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     metrics = HubMetrics()
-    refusals = Refusals(metrics)
-    refusals.count(ModelNotFoundError("gpt", "mine"))
-    refusals.count(BodyTooLongError("too long"))
-    refusals.count(OverloadedError("full"))
+    rejections = RejectionLog(metrics)
+    rejections.count(ModelNotFoundError("gpt", "mine"))
+    rejections.count(BodyTooLongError("too long"))
+    rejections.count(OverloadedError("full"))
     assert [record.levelno for record in caplog.records] == [logging.INFO, logging.INFO, logging.WARNING]
     reason = "the model 'gpt' is not served here; there is 'mine'"
     assert lines(caplog)[0] == f"hub.refused error=ModelNotFoundError count=1: {reason}"
@@ -64,12 +64,12 @@ async def test_a_clients_own_mistake_has_a_public_name_and_is_no_warning(caplog:
 async def test_an_empty_stage_is_told_and_other_failures_are_not(caplog: pytest.LogCaptureFixture) -> None:
     """What requests that were taken end with is counted elsewhere; what is untold when the hub closes is told then."""
     metrics = HubMetrics()
-    refusals = Refusals(metrics)
-    refusals.failed(EngineFailedError("it broke"))
+    rejections = RejectionLog(metrics)
+    rejections.failed(EngineFailedError("it broke"))
     for _ in range(3):
-        refusals.failed(StageUnavailableError(1, "nobody"))
-    refusals.close()
-    refusals.close()
+        rejections.failed(StageUnavailableError(1, "nobody"))
+    rejections.close()
+    rejections.close()
     text = "hub.stage_unavailable stage=1 count={}: nobody"
     assert lines(caplog) == [text.format(1), text.format(2)]
     assert counted(metrics, "StageUnavailableError") is None

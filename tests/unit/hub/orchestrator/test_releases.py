@@ -45,8 +45,9 @@ class Scene:
         for stage_id in stages:
             self.ports += 1
             info = self.info(stage_id, release.fingerprints[stage_id], capacity)
-            self.pools.of(info).upsert(info)
-            self.pools.of(info).session_up(info.input_addr)
+            pool = self.pools.of(info)
+            pool.core.upsert(info, pool.now())
+            pool.core.session_up(info.input_addr, pool.now())
 
     def info(self, stage_id: int, fingerprint: str, capacity: int = 2) -> ReplicaInfo:
         address, up = f"tcp://h:{self.ports}", ReplicaStatus.UP
@@ -149,10 +150,10 @@ def test_pools_that_nobody_serves_or_uses_are_forgotten() -> None:
     scene = Scene()
     stray = scene.info(0, "stray")
     pool = scene.pools.of(stray)
-    pool.upsert(stray)
+    pool.core.upsert(stray, pool.now())
     scene.pools.forget_unused(scene.releases.pools)
     assert scene.pools.of(stray) is pool
-    pool.remove(stray.input_addr)
+    pool.core.remove(stray.input_addr, pool.now())
     scene.pools.forget_unused(scene.releases.pools)
     assert scene.pools.of_stage(0) == (scene.first.pools[0],)
     assert scene.pools.of(stray) is not pool
@@ -177,10 +178,10 @@ def test_a_stage_without_anybody_says_how_many_run_another_version() -> None:
     new = scene.follow(document("b"))
     assert [status.pickable for status in scene.releases.status()] == [1, 1]
     (pool,) = [pool for pool in scene.pools.of_stage(0) if pool is scene.first.pools[0]]
-    pool.remove("tcp://h:1")
+    pool.core.remove("tcp://h:1", pool.now())
     stray = scene.info(0, "stray")
-    scene.pools.of(stray).upsert(stray)
+    scene.pools.of(stray).core.upsert(stray, pool.now())
     (first, _) = scene.releases.status()
     assert (first.registered, first.pickable) == (1, 0)
     assert "1 run another version" in first.why_absent
-    assert new.pools[0].registered_count == 0
+    assert new.pools[0].core.members.registered_count == 0

@@ -14,28 +14,34 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hub.config import PoolOptions
-from hub.pool.core import PoolCore
+from hub.pool.core import Pool
 from omni_discovery.balancing.policies import LeastLoadBalancer, LeastQueueLengthBalancer, RandomBalancer
 from omni_discovery.records.schema import ReplicaInfo, ReplicaStatus
+from tests.support.pools import accept
 
 
 def info(name: str = "a", queue_length: int = 0, status: ReplicaStatus = ReplicaStatus.UP) -> ReplicaInfo:
     return ReplicaInfo(f"tcp://{name}:1", f"tcp://{name}:2", 0, status, queue_length, 0.0, 0.0)
 
 
-def core_with(*names: str) -> PoolCore:
-    core = PoolCore(RandomBalancer(), PoolOptions(slow_start_s=0.0))
+def core_with(*names: str) -> Pool:
+    core = Pool(0, RandomBalancer(), PoolOptions(slow_start_s=0.0))
     for name in names:
         core.upsert(info(name), 0.0)
         core.session_up(f"tcp://{name}:1", 0.0)
     return core
 
 
-def addresses(core: PoolCore, *avoid: str) -> list[str]:
+def addresses(core: Pool, *avoid: str) -> list[str]:
     return [each.input_addr for each in core.candidates(avoid)]
 
 
-def load(core: PoolCore, name: str = "a") -> int:
+def picked(core: Pool, request_id: str) -> ReplicaInfo | None:
+    binding = core.pick(request_id, {})
+    return None if binding is None else binding.info
+
+
+def load(core: Pool, name: str = "a") -> int:
     return next(each.queue_length for each in core.candidates() if each.input_addr == f"tcp://{name}:1")
 
 
@@ -46,7 +52,7 @@ def test_up_without_a_session_and_a_session_without_up_are_not_picked() -> None:
     core.upsert(info("starting", status=ReplicaStatus.STARTING), 0.0)
     core.session_up("tcp://starting:1", 0.0)
     assert addresses(core) == ["tcp://a:1"]
-    assert (core.registered_count(), core.pickable_count()) == (3, 1)
+    assert (core.members.registered_count, core.members.pickable_count) == (3, 1)
 
 
 @pytest.mark.parametrize("status", [status for status in ReplicaStatus if status is not ReplicaStatus.UP])
@@ -69,9 +75,9 @@ def test_who_is_cordoned_or_weighs_nothing_is_not_picked_not_even_alone_and_keep
     core.bind("r1", "tcp://a:1")
     core.upsert(replace(info("a"), **change), 1.0)
     assert addresses(core) == []
-    assert not core.serviceable("tcp://a:1")
-    assert core.pickable_count() == 0
-    assert core.in_flight("tcp://a:1") == ["r1"]
+    assert not core.members.serviceable("tcp://a:1")
+    assert core.members.pickable_count == 0
+    assert core.members.in_flight("tcp://a:1") == ["r1"]
     core.upsert(info("a"), 2.0)
     assert addresses(core) == ["tcp://a:1"]
 
@@ -84,7 +90,7 @@ def test_candidates_keep_the_order_of_registration_and_leave_out_those_to_avoid(
 
 def test_a_lost_session_stops_picks_and_its_return_brings_them_back() -> None:
     core = core_with("a")
-    core.session_down("tcp://a:1")
+    core.session_down("tcp://a:1", 0.0)
     assert addresses(core) == []
     core.session_up("tcp://a:1", 0.0)
     assert addresses(core) == ["tcp://a:1"]
@@ -99,18 +105,18 @@ def test_a_removed_key_stops_picks_but_keeps_the_work_in_flight() -> None:
     """
     core = core_with("a")
     core.bind("r1", "tcp://a:1")
-    core.remove("tcp://a:1")
+    core.remove("tcp://a:1", 0.0)
     assert addresses(core) == []
     assert core.bound("r1") == "tcp://a:1"
-    assert core.get("tcp://a:1") is not None
+    assert core.members.get("tcp://a:1") is not None
     assert core.release("r1") == "tcp://a:1"
-    assert core.get("tcp://a:1") is None
+    assert core.members.get("tcp://a:1") is None
 
 
 def test_a_key_that_comes_back_while_work_is_in_flight_is_picked_again() -> None:
     core = core_with("a")
     core.bind("r1", "tcp://a:1")
-    core.remove("tcp://a:1")
+    core.remove("tcp://a:1", 0.0)
     core.upsert(info("a"), 1.0)
     assert addresses(core) == ["tcp://a:1"]
 
@@ -126,7 +132,7 @@ def test_own_work_is_counted_once_reported_or_not() -> None:
     core.bind("r1", "tcp://a:1")
     core.bind("r2", "tcp://a:1")
     assert load(core) == 5
-    core.accepted("r1")
+    accept(core, "r1")
     core.report("tcp://a:1", 4, 0.1)
     assert load(core) == 5
     core.release("r1")
@@ -147,7 +153,7 @@ def test_a_fresh_frame_wins_over_the_records_older_count() -> None:
 def test_a_report_below_our_own_part_means_that_nobody_else_is_there() -> None:
     core = core_with("a")
     core.bind("r1", "tcp://a:1")
-    core.accepted("r1")
+    accept(core, "r1")
     core.report("tcp://a:1", 0, 0.1)
     assert load(core) == 1
 
@@ -156,7 +162,7 @@ def test_one_whose_reports_have_frozen_gets_no_more_than_its_share_and_all_of_it
     """Two hubs, ten replicas; one goes on saying that it is idle. Its in-flight work says otherwise."""
     chance, now_s, busy, share = random.Random(1), 0.0, [], Counter[str]()
     names = [f"tcp://{name}:1" for name in "abcdefghij"]
-    hubs = [PoolCore(LeastLoadBalancer(), PoolOptions()) for _ in range(2)]
+    hubs = [Pool(0, LeastLoadBalancer(), PoolOptions()) for _ in range(2)]
     for hub in hubs:
         hub.set_live_hubs(2)
         for name in "abcdefghij":
@@ -169,28 +175,28 @@ def test_one_whose_reports_have_frozen_gets_no_more_than_its_share_and_all_of_it
             hubs[hub].release(request_id)
         found = hubs[number % 2].pick(f"r{number}", {})
         assert found is not None
-        hubs[number % 2].accepted(f"r{number}")
+        accept(hubs[number % 2], f"r{number}")
         heappush(busy, (now_s + chance.expovariate(1 / 0.2), number % 2, f"r{number}"))
-        share[found.input_addr] += 1
+        share[found.addr] += 1
         for addr in names[1:]:
-            total = sum(len(hub.in_flight(addr)) for hub in hubs)
+            total = sum(len(hub.members.in_flight(addr)) for hub in hubs)
             hubs[number % 2].report(addr, total, now_s)
     assert 0 < share["tcp://a:1"] < 1.5 * 8000 / 10
     for addr in names[1:]:
-        hubs[0].remove(addr)
-    assert all(hubs[0].pick(f"s{number}", {}) == info("a") for number in range(50))
+        hubs[0].remove(addr, 0.0)
+    assert all(picked(hubs[0], f"s{number}") == info("a") for number in range(50))
 
 
 def test_the_least_queue_is_the_newest_report_whatever_this_hub_has_sent_since() -> None:
-    core = PoolCore(LeastQueueLengthBalancer(), PoolOptions())
+    core = Pool(0, LeastQueueLengthBalancer(), PoolOptions())
     for name, length in {"a": 2, "b": 3}.items():
         core.upsert(info(name, length), 0.0)
         core.session_up(f"tcp://{name}:1", 0.0)
-    assert all(core.pick(f"r{number}", {}) == info("a", 2) for number in range(5))
+    assert all(picked(core, f"r{number}") == info("a", 2) for number in range(5))
     core.report("tcp://a:1", 4, 1.0)
-    assert core.pick("s", {}) == info("b", 3)
+    assert picked(core, "s") == info("b", 3)
     core.upsert(info("a", 1), 9.0)
-    assert core.pick("t", {}) == info("a", 1)
+    assert picked(core, "t") == info("a", 1)
 
 
 def test_invalidating_an_address_returns_exactly_the_requests_bound_to_it() -> None:
@@ -209,11 +215,11 @@ def test_releasing_and_telling_of_what_is_not_there_is_fine() -> None:
     """Statement 61."""
     core = core_with("a")
     assert core.release("nobody") is None
-    core.remove("tcp://x:1")
+    core.remove("tcp://x:1", 0.0)
     core.session_up("tcp://x:1", 0.0)
-    core.session_down("tcp://x:1")
+    core.session_down("tcp://x:1", 0.0)
     core.report("tcp://x:1", 1, 0.0)
-    core.accepted("nobody")
+    accept(core, "nobody")
 
 
 def test_binding_to_nobody_is_refused_and_binding_anew_moves() -> None:
@@ -222,8 +228,8 @@ def test_binding_to_nobody_is_refused_and_binding_anew_moves() -> None:
         core.bind("r1", "tcp://x:1")
     core.bind("r1", "tcp://a:1")
     core.bind("r1", "tcp://b:1")
-    assert core.in_flight("tcp://a:1") == []
-    assert core.in_flight("tcp://b:1") == ["r1"]
+    assert core.members.in_flight("tcp://a:1") == []
+    assert core.members.in_flight("tcp://b:1") == ["r1"]
 
 
 _names = st.sampled_from("abc")
@@ -237,13 +243,13 @@ _steps = st.one_of(
 
 @given(st.lists(_steps, max_size=40))
 def test_bindings_and_in_flight_never_disagree(steps: list[tuple[str, str, str]]) -> None:
-    core = PoolCore(RandomBalancer(), PoolOptions(slow_start_s=0.0))
+    core = Pool(0, RandomBalancer(), PoolOptions(slow_start_s=0.0))
     for step in steps:
         match step:
             case "upsert", name:
                 core.upsert(replace(info(name), queue_length=2), 0.0)
             case "bind", name, request_id:
-                if core.get(f"tcp://{name}:1") is not None:
+                if core.members.get(f"tcp://{name}:1") is not None:
                     core.bind(request_id, f"tcp://{name}:1")
             case "release", request_id:
                 core.release(request_id)
@@ -251,11 +257,12 @@ def test_bindings_and_in_flight_never_disagree(steps: list[tuple[str, str, str]]
                 core.report(f"tcp://{name}:1", int(length), 0.0)
             case verb, name:
                 up = partial(core.session_up, now_s=0.0)
-                calls = {"remove": core.remove, "up": up, "down": core.session_down}
+                remove, down = partial(core.remove, now_s=0.0), partial(core.session_down, now_s=0.0)
+                calls = {"remove": remove, "up": up, "down": down}
                 calls.get(verb, core.invalidate)(f"tcp://{name}:1")
     for name in "abc":
         addr = f"tcp://{name}:1"
-        assert core.in_flight(addr) == [r for r in core.in_flight(addr) if core.bound(r) == addr]
+        assert core.members.in_flight(addr) == [r for r in core.members.in_flight(addr) if core.bound(r) == addr]
     bound = [r for r in ("r1", "r2", "r3") if core.bound(r)]
-    assert sorted(bound) == sorted(r for name in "abc" for r in core.in_flight(f"tcp://{name}:1"))
+    assert sorted(bound) == sorted(r for name in "abc" for r in core.members.in_flight(f"tcp://{name}:1"))
     assert all(each.queue_length >= 0 for each in core.candidates())

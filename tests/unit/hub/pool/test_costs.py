@@ -6,9 +6,11 @@ import asyncio
 from collections.abc import Collection
 from contextlib import suppress
 
+from hub.pool.entry import Binding
 from hub.pool.stage_pool import PoolOptions, StagePool
-from hub.pool.wait_queue import Waiter, WaitingLine
-from omni_discovery.balancing.policies import LeastLoadBalancer, Task
+from hub.pool.wait_queue import PriorityQueue, Waiter
+from omni_discovery.balancing.base import Task
+from omni_discovery.balancing.policies import LeastLoadBalancer
 from omni_discovery.records.schema import ReplicaInfo, ReplicaStatus
 
 
@@ -30,14 +32,14 @@ def info(number: int) -> ReplicaInfo:
 def pool_of(count: int, *, credits_: int = 0) -> StagePool:
     pool = StagePool(0, LeastLoadBalancer(), PoolOptions())
     for number in range(count):
-        pool.upsert(info(number))
-        pool.session_up(f"tcp://h:{number}", gated=True)
-        pool.grant(f"tcp://h:{number}", credits_)
+        pool.core.upsert(info(number), pool.now())
+        pool.core.session_up(f"tcp://h:{number}", pool.now(), uses_credits=True)
+        pool.core.grant(f"tcp://h:{number}", credits_)
     return pool
 
 
 def test_who_left_a_line_that_is_never_served_is_forgotten() -> None:
-    line: WaitingLine[None] = WaitingLine()
+    line: PriorityQueue[None] = PriorityQueue()
     for number in range(1000):
         waiter: Waiter[None] = Waiter(str(number), {}, None, (), 0, float(number), None)
         line.add(waiter)
@@ -53,28 +55,33 @@ async def test_those_whom_a_free_slot_is_no_good_for_are_not_tried_again_and_aga
     3. another frees a slot: one of the ten is served, and nine wait on
     """
     pool, tried = pool_of(3), 0
-    pool.grant("tcp://h:0", 1)
-    pick_waited = pool._core.pick_waited
+    pool.core.grant("tcp://h:0", 1)
+    pick = pool.core.pick
 
     def count(
-        request_id: str, task: Task, affinity_request_id: str | None, avoid: Collection[str], *, patient: bool
-    ) -> ReplicaInfo | None:
+        request_id: str,
+        task: Task,
+        affinity_request_id: str | None = None,
+        avoid: Collection[str] = (),
+        *,
+        may_wait: bool = False,
+    ) -> Binding | None:
         nonlocal tried
         tried += 1
-        return pick_waited(request_id, task, affinity_request_id, avoid, patient=patient)
+        return pick(request_id, task, affinity_request_id, avoid, may_wait=may_wait)
 
-    pool._core.pick_waited = count  # type: ignore[method-assign]
+    pool.core.pick = count  # type: ignore[method-assign]
     picks = [asyncio.create_task(pool.pick(str(number), {}, avoid={"tcp://h:0"})) for number in range(10)]
     await asyncio.sleep(0)
-    pool.report("tcp://h:0", 1)
+    pool.core.report("tcp://h:0", 1, pool.now())
     before = tried
     for _ in range(5):
-        pool.report("tcp://h:0", 1)
-        pool.grant("tcp://h:0", 1)
+        pool.core.report("tcp://h:0", 1, pool.now())
+        pool.core.grant("tcp://h:0", 1)
     assert tried == before
-    pool.grant("tcp://h:1", 1)
+    pool.core.grant("tcp://h:1", 1)
     assert (await picks[0]).replica_id == 1
-    assert pool.waiting_count == 9
+    assert len(pool.core.queue) == 9
     for pick in picks[1:]:
         pick.cancel()
         with suppress(asyncio.CancelledError):
@@ -83,17 +90,17 @@ async def test_those_whom_a_free_slot_is_no_good_for_are_not_tried_again_and_aga
 
 def test_a_pool_where_nobody_waits_does_not_look_for_whom_to_ask() -> None:
     pool, asked = pool_of(20, credits_=1), 0
-    givers = pool._core.givers
+    credit_replicas = pool.core.credit_replicas
 
-    def count() -> tuple[str, ...]:
+    def count(*, with_ejected: bool = False) -> tuple[str, ...]:
         nonlocal asked
         asked += 1
-        return givers()
+        return credit_replicas(with_ejected=with_ejected)
 
-    pool._core.givers = count  # type: ignore[method-assign]
+    pool.core.credit_replicas = count  # type: ignore[method-assign]
     for _ in range(3):
-        pool.failed("tcp://h:5")
-    assert pool.ejected_count == 1
-    assert pool.wants(100.0) == []
-    assert pool.next_wants_s is None
+        pool.core.failed("tcp://h:5", pool.now())
+    assert len(pool.core.outliers) == 1
+    assert pool.core.credit_requests(100.0) == []
+    assert pool.core.next_credit_request_s is None
     assert asked == 0

@@ -9,9 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hub.config import PoolOptions
-from hub.pool.core import PoolCore
+from hub.pool.core import Pool
+from hub.pool.credits import CreditRequester
+from hub.pool.entry import BindingEnd
 from omni_discovery.balancing.policies import LoadBalancingPolicy, RoundRobinBalancer, build_load_balancer_factory
 from omni_discovery.records.schema import ReplicaInfo, ReplicaStatus
+from tests.support.pools import accept, spent_credit
 
 TASK: Any = {"request_id": "r"}
 
@@ -20,17 +23,17 @@ def info(name: str, replica_id: int = 0, **more: Any) -> ReplicaInfo:
     return replace(ReplicaInfo(name, "", 0, ReplicaStatus.UP, 0, 0.0, 0.0, replica_id, capacity=4), **more)
 
 
-def core_of(*names: str, gated: bool = True, **options: Any) -> PoolCore:
-    core = PoolCore(RoundRobinBalancer(), PoolOptions(**options))
+def core_of(*names: str, gated: bool = True, **options: Any) -> Pool:
+    core = Pool(0, RoundRobinBalancer(), PoolOptions(**options))
     for number, name in enumerate(names):
         core.upsert(info(name, number), 0.0)
-        core.session_up(name, 0.0, gated=gated)
+        core.session_up(name, 0.0, uses_credits=gated)
     return core
 
 
-def where(core: PoolCore, request_id: str, *avoid: str) -> str | None:
+def where(core: Pool, request_id: str, *avoid: str) -> str | None:
     found = core.pick(request_id, TASK, avoid=avoid)
-    return None if found is None else found.input_addr
+    return None if found is None else found.addr
 
 
 def test_a_gated_replica_is_picked_once_for_each_credit() -> None:
@@ -38,7 +41,7 @@ def test_a_gated_replica_is_picked_once_for_each_credit() -> None:
     assert where(core, "r0") is None
     core.grant("a", 2)
     assert [where(core, f"r{number}") for number in range(3)] == ["a", "a", None]
-    assert [core.spent_credit(f"r{number}") for number in range(3)] == [True, True, False]
+    assert [spent_credit(core, f"r{number}") for number in range(3)] == [True, True, False]
     core.release("r0")
     assert where(core, "r4") is None, "the slot is the replica's to give again"
     core.grant("b", 1)
@@ -49,8 +52,8 @@ def test_an_ungated_replica_needs_no_credits_and_takes_none() -> None:
     core = core_of("a", gated=False)
     core.grant("a", 3)
     assert [where(core, f"r{number}") for number in range(5)] == ["a"] * 5
-    assert core.credits("a") == 0
-    assert not core.spent_credit("r0")
+    assert core.members.credits("a") == 0
+    assert not spent_credit(core, "r0")
 
 
 def test_an_affinity_is_kept_even_without_a_credit() -> None:
@@ -60,11 +63,11 @@ def test_an_affinity_is_kept_even_without_a_credit() -> None:
     assert where(core, "parent") == "a"
     found = core.pick("child", TASK, "parent")
     assert found is not None
-    assert found.input_addr == "a"
-    assert core.spent_credit("parent")
-    assert not core.spent_credit("child")
+    assert found.addr == "a"
+    assert spent_credit(core, "parent")
+    assert not spent_credit(core, "child")
     assert where(core, "parent") == "a"
-    assert core.spent_credit("parent"), "picked again where it is, it spends nothing more"
+    assert spent_credit(core, "parent"), "picked again where it is, it spends nothing more"
 
 
 def test_a_recall_gets_what_is_not_spent() -> None:
@@ -80,7 +83,7 @@ def test_the_credit_of_a_request_that_was_never_sent_is_there_again() -> None:
     core = core_of("a")
     core.grant("a", 1)
     assert where(core, "r0") == "a"
-    assert core.release("r0", unsent=True) == "a"
+    assert core.release("r0", BindingEnd.UNSENT) == "a"
     assert where(core, "r1") == "a"
     core.release("r1")
     assert where(core, "r2") is None
@@ -93,12 +96,12 @@ def test_credits_end_with_their_session() -> None:
     core = core_of("a")
     core.grant("a", 2)
     assert where(core, "r0") == "a"
-    core.session_down("a")
+    core.session_down("a", 0.0)
     core.grant("a", 5)
-    core.session_up("a", 1.0, gated=True)
-    assert core.credits("a") == 0
-    assert not core.spent_credit("r0")
-    core.release("r0", unsent=True)
+    core.session_up("a", 1.0, uses_credits=True)
+    assert core.members.credits("a") == 0
+    assert not spent_credit(core, "r0")
+    core.release("r0", BindingEnd.UNSENT)
     assert where(core, "r1") is None
 
 
@@ -116,7 +119,7 @@ def test_near_comes_first_and_far_when_near_has_no_slot() -> None:
     core.upsert(info("far", 0, labels={"rack": "2", "zone": "x"}), 0.0)
     core.upsert(info("near", 1, labels={"rack": "1", "zone": "x", "more": "y"}), 0.0)
     for name in ("far", "near"):
-        core.session_up(name, 0.0, gated=True)
+        core.session_up(name, 0.0, uses_credits=True)
         core.grant(name, 2)
     assert [where(core, f"r{number}") for number in range(5)] == ["near", "near", "far", "far", None]
 
@@ -130,8 +133,8 @@ def test_near_and_ungated_has_as_many_slots_as_capacity() -> None:
     found = [where(core, f"r{number}") for number in range(8)]
     assert sorted(set(found), key=str) == ["alike", "near"]
     assert {where(core, f"s{number}") for number in range(12)} == {"far", "near", "alike"}
-    core.session_down("near")
-    core.session_down("alike")
+    core.session_down("near", 0.0)
+    core.session_down("alike", 0.0)
     assert where(core, "t") == "far"
 
 
@@ -145,43 +148,43 @@ def test_a_newcomer_comes_to_its_weight_by_and_by() -> None:
     core.session_up("c", 30.0)
 
     def share(number: int = 210) -> int:
-        picked = [where(core, f"{core.next_review_s} {each}") for each in range(number)]
+        picked = [where(core, f"{core.next_timer_s} {each}") for each in range(number)]
         for each in range(number):
-            core.release(f"{core.next_review_s} {each}")
+            core.release(f"{core.next_timer_s} {each}")
         return picked.count("c")
 
     assert 8 <= share() <= 12
-    assert core.next_review_s is not None
-    core.review(35.0)
-    core.session_down("c")
+    assert core.next_timer_s is not None
+    core.run_timers(35.0)
+    core.session_down("c", 35.0)
     core.session_up("c", 35.1)
     assert 40 <= share() <= 55
-    core.review(40.1)
+    core.run_timers(40.1)
     assert 68 <= share() <= 72
-    assert core.next_review_s is None
+    assert core.next_timer_s is None
 
 
 def test_a_pool_whose_hub_has_lost_everybody_for_a_while_does_not_start_slowly() -> None:
     core = core_of("a", "b", gated=False)
-    core.session_down("a")
-    core.session_down("b")
+    core.session_down("a", 0.0)
+    core.session_down("b", 0.0)
     core.upsert(info("c", 2), 100.0)
     for name in "abc":
         core.session_up(name, 100.0)
-    assert core.next_review_s is None
+    assert core.next_timer_s is None
 
 
 def test_slots_and_mean_service_time() -> None:
     core = core_of("a", "b")
-    assert core.slots == 8
+    assert core.members.slots == 8
     assert core.mean_service_s is None
     core.upsert(info("a", 0, capacity=6), 1.0)
-    assert core.slots == 10
-    core.session_down("b")
-    assert core.slots == 6
+    assert core.members.slots == 10
+    core.session_down("b", 0.0)
+    assert core.members.slots == 6
     core.upsert(info("b", 1, capacity=1), 1.0)
     core.session_up("b", 1.0)
-    assert core.slots == 7
+    assert core.members.slots == 7
     core.succeeded("a", 1.0, 0.0)
     core.succeeded("a", 2.0, 0.0)
     core.succeeded("a", None, 0.0)
@@ -192,7 +195,7 @@ def test_nobody_is_asked_who_is_left_out_for_its_failures() -> None:
     core = core_of("a", "b", "c")
     for _ in range(3):
         core.failed("a", 0.0)
-    assert core.givers() == ("b", "c")
+    assert core.credit_replicas() == ("b", "c")
 
 
 _names = st.sampled_from("abc")
@@ -221,41 +224,41 @@ class Book:
 @given(_steps, st.sampled_from(list(LoadBalancingPolicy)))
 def test_no_credit_is_spent_twice_and_none_is_lost(steps: list[Any], policy: str) -> None:
     """The hub's count of unspent credits is at each moment what the replica's book says."""
-    core, book = PoolCore(build_load_balancer_factory(policy)(), PoolOptions(labels={"x": "1"})), Book()
+    core, book = Pool(0, build_load_balancer_factory(policy)(), PoolOptions(labels={"x": "1"})), Book()
     for number, step in enumerate(steps):
         take(core, book, number, *step)
         for name in "abc":
-            assert core.credits(name) == book.unspent.get(name, 0) >= 0
+            assert core.members.credits(name) == book.unspent.get(name, 0) >= 0
         free = {each.input_addr for each in core.candidates()}
         assert core.free_count == len(free)
         for name in "abc":
             gated = book.gated.get(name, False)
-            assert (name in free) <= (core.serviceable(name) and (not gated or book.unspent.get(name, 0) > 0))
+            assert (name in free) <= (core.members.serviceable(name) and (not gated or book.unspent.get(name, 0) > 0))
 
 
-def take(core: PoolCore, book: Book, number: int, verb: str, name: str, more: Any = None) -> None:
+def take(core: Pool, book: Book, number: int, verb: str, name: str, more: Any = None) -> None:
     if name.startswith("r"):
         of_a_request(core, book, number, verb, name, more)
     else:
         of_a_replica(core, book, number, verb, name, more)
     for each in "abc":
-        if core.get(each) is None:
+        if core.members.get(each) is None:
             book.unspent[each] = 0
             book.up.discard(each)
 
 
-def of_a_replica(core: PoolCore, book: Book, number: int, verb: str, name: str, more: Any) -> None:
+def of_a_replica(core: Pool, book: Book, number: int, verb: str, name: str, more: Any) -> None:
     match verb:
         case "upsert":
             core.upsert(info(name, ord(name), labels={"x": str(number % 2)}), float(number))
         case "remove":
-            core.remove(name)
-        case "up" | "free" if core.get(name) is not None:
-            core.session_up(name, float(number), gated=verb == "up")
+            core.remove(name, float(number))
+        case "up" | "free" if core.members.get(name) is not None:
+            core.session_up(name, float(number), uses_credits=verb == "up")
             book.unspent[name], book.gated[name] = 0, verb == "up"
             book.up.add(name)
         case "down":
-            core.session_down(name)
+            core.session_down(name, float(number))
             book.unspent[name] = 0
             book.up.discard(name)
         case "grant":
@@ -268,17 +271,40 @@ def of_a_replica(core: PoolCore, book: Book, number: int, verb: str, name: str, 
             book.unspent[name] = book.unspent.get(name, 0) - given_up
 
 
-def of_a_request(core: PoolCore, book: Book, number: int, verb: str, name: str, more: Any) -> None:
-    addr, had = core.bound(name), core.spent_credit(name)
+def of_a_request(core: Pool, book: Book, number: int, verb: str, name: str, more: Any) -> None:
+    addr, had = core.bound(name), spent_credit(core, name)
     if verb == "accepted":
-        core.accepted(name)
+        accept(core, name)
     elif verb == "fail":
         core.failed(addr or "nobody", float(number))
     elif verb in ("release", "unsent"):
-        assert core.release(name, unsent=verb == "unsent") == addr
+        assert core.release(name, BindingEnd.UNSENT if verb == "unsent" else BindingEnd.DONE) == addr
         if addr is not None and had and verb == "unsent":
             book.unspent[addr] += 1
     else:
         found = core.pick(name, TASK, more if verb == "companion" else None, {more} if verb == "avoid" else ())
-        if found is not None and core.spent_credit(name) and not (addr == found.input_addr and had):
-            book.unspent[found.input_addr] -= 1
+        if found is not None and spent_credit(core, name) and not (addr == found.addr and had):
+            book.unspent[found.addr] -= 1
+
+
+@given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40), st.sampled_from([0.01, 0.03, 0.2])), max_size=60))
+def test_what_replicas_were_told_last_is_never_more_than_is_wanted_of_16(steps: list[tuple[int, int, float]]) -> None:
+    """A replica's book by what it was told: within 50 ms of a change it asks for about what is waited for."""
+    asking, book, now_s = CreditRequester(), dict[str, int](), 0.0
+    last_s: dict[str, float] = {}
+    for waiting, givers, passes_s in steps:
+        now_s += passes_s
+        wants: list[Any] = asking.due(now_s, waiting, 1.0, [f"a{number}" for number in range(givers)])
+        for want in wants:
+            if want.waiting and book.get(want.addr):
+                assert now_s - last_s[want.addr] >= 0.0499
+            book[want.addr], last_s[want.addr] = want.waiting, now_s
+        asked = [count for count in book.values() if count]
+        assert len(asked) <= 16
+        if wants and waiting and givers:
+            assert waiting <= sum(asked) < waiting + 16
+        if not waiting:
+            assert not asked
+            assert asking.next_s(0, givers) is None
+        elif givers:
+            assert asking.next_s(waiting, givers) is not None

@@ -9,6 +9,7 @@ from typing import Any
 from hub.pool.stage_pool import PoolOptions, StagePool
 from omni_discovery.balancing.policies import LeastLoadBalancer
 from omni_discovery.records.schema import ReplicaInfo, ReplicaStatus
+from tests.support.pools import accept
 
 TASK: Any = {"request_id": "r"}
 
@@ -19,11 +20,11 @@ def info(name: str, replica_id: int, **more: Any) -> ReplicaInfo:
 
 def pool_of(*infos: ReplicaInfo, credits_: int, **options: Any) -> StagePool:
     pool = StagePool(0, LeastLoadBalancer(), PoolOptions(**options))
-    pool.set_live_hubs(3)
+    pool.core.set_live_hubs(3)
     for each in infos:
-        pool.upsert(each)
-        pool.session_up(each.input_addr, gated=True)
-        pool.grant(each.input_addr, credits_)
+        pool.core.upsert(each, pool.now())
+        pool.core.session_up(each.input_addr, pool.now(), uses_credits=True)
+        pool.core.grant(each.input_addr, credits_)
     return pool
 
 
@@ -49,12 +50,12 @@ async def test_requests_stay_in_the_zone_whose_credits_idle_hubs_give_back() -> 
     """
     pool = zones()
     picks = await start(pool, 4)
-    assert pool.waiting_count == 2
-    wants = pool.wants(time.monotonic())
+    assert len(pool.core.queue) == 2
+    wants = pool.core.credit_requests(time.monotonic())
     assert [(want.addr, want.waiting) for want in wants] == [("near", 2)]
-    pool.grant("near", 2)
+    pool.core.grant("near", 2)
     assert await where(picks) == ["near"] * 4
-    assert [(want.addr, want.waiting) for want in pool.wants(time.monotonic())] == [("near", 0)]
+    assert [(want.addr, want.waiting) for want in pool.core.credit_requests(time.monotonic())] == [("near", 0)]
 
 
 async def test_a_zone_that_gives_no_credit_in_a_moment_is_left() -> None:
@@ -68,42 +69,42 @@ async def test_those_for_whom_the_zone_has_no_room_leave_it_at_once() -> None:
     """Six requests, four slots in the zone, of which this hub holds two: two leave, and two wait for the zone."""
     pool = zones()
     picks = await start(pool, 6)
-    assert pool.waiting_count == 2
-    assert [(want.addr, want.waiting) for want in pool.wants(time.monotonic())] == [("near", 2)]
-    pool.grant("near", 2)
+    assert len(pool.core.queue) == 2
+    assert [(want.addr, want.waiting) for want in pool.core.credit_requests(time.monotonic())] == [("near", 2)]
+    pool.core.grant("near", 2)
     assert await where(picks) == ["far"] * 2 + ["near"] * 4
 
 
 async def test_a_zone_that_is_full_is_left_at_once() -> None:
     """The replica's own report says that its slots are taken: nothing is to be had there, and nobody waits for it."""
     pool = zones(credits_=0)
-    pool.grant("far", 2)
-    pool.report("near", 4)
-    assert pool.try_pick("r", TASK) is not None
-    assert pool.bound("r") == "far"
+    pool.core.grant("far", 2)
+    pool.core.report("near", 4, pool.now())
+    assert pool.core.try_pick("r", TASK) is not None
+    assert pool.core.bound("r") == "far"
 
 
 async def test_a_request_that_must_avoid_the_zone_does_not_wait_for_it() -> None:
     pool = zones(credits_=0)
-    pool.grant("far", 1)
-    found = pool.try_pick("r", TASK, avoid={"near"})
+    pool.core.grant("far", 1)
+    found = pool.core.try_pick("r", TASK, avoid={"near"})
     assert found is not None
-    assert found.input_addr == "far"
+    assert found.addr == "far"
 
 
 async def test_the_heavier_replica_gets_its_share_though_idle_hubs_hold_its_credits() -> None:
     """1. weights 2 and 0.25, four slots each, of which this hub holds two; 2. five requests: four to the heavier."""
     pool = pool_of(info("heavy", 0, weight=2.0), info("light", 1, weight=0.25), credits_=2)
     picks = await start(pool, 5)
-    assert [want.addr for want in pool.wants(time.monotonic())] == ["heavy"]
-    for request_id in pool.in_flight("heavy"):
-        pool.accepted(request_id)
-    pool.report("heavy", 2)
-    pool.grant("heavy", 2)
+    assert [want.addr for want in pool.core.credit_requests(time.monotonic())] == ["heavy"]
+    for request_id in pool.core.members.in_flight("heavy"):
+        accept(pool.core, request_id)
+    pool.core.report("heavy", 2, pool.now())
+    pool.core.grant("heavy", 2)
     assert await where(picks) == ["heavy"] * 4 + ["light"]
 
 
 async def test_without_zones_and_weights_a_slot_that_is_there_is_taken() -> None:
     pool = pool_of(info("a", 0), info("b", 1), credits_=0)
-    pool.grant("a", 3)
+    pool.core.grant("a", 3)
     assert await where(await start(pool, 3)) == ["a"] * 3

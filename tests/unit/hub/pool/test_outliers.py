@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hub.config import PoolOptions
-from hub.pool.core import PoolCore
-from hub.pool.outliers import Standing, most_ejected
-from omni_discovery.balancing.policies import LeastLoadBalancer, LoadBalancer, RoundRobinBalancer
+from hub.pool.core import Pool
+from hub.pool.outliers import Health, Outliers, OutlierState, most_ejected
+from omni_discovery.balancing.base import LoadBalancer
+from omni_discovery.balancing.policies import LeastLoadBalancer, RoundRobinBalancer
 from omni_discovery.records.schema import ReplicaInfo, ReplicaStatus
+from tests.support.pools import accept
 
 TASK: Any = {"request_id": "r"}
 
@@ -22,26 +24,77 @@ def info(number: int) -> ReplicaInfo:
     return ReplicaInfo(f"a{number}", "", 0, ReplicaStatus.UP, 0, 0.0, 0.0, number, capacity=8)
 
 
-def core_of(count: int, balancer: LoadBalancer | None = None) -> PoolCore:
-    core = PoolCore(balancer or RoundRobinBalancer(), PoolOptions(slow_start_s=0.0))
+@dataclass
+class Replica:
+    """All that the rules need to know."""
+
+    addr: str
+    health: Health = field(default_factory=Health)
+    pickable: bool = True
+
+
+def test_the_rules_need_no_pool() -> None:
+    """1. a fails three times and is ejected for a second; b is not: one of two is the most
+    2. the second is over: a is probed by one request, which is served
+    """
+    outliers: Outliers[Replica] = Outliers(1.0, 60.0)
+    a, b = Replica("a"), Replica("b")
+    assert [outliers.failed(a, 2, 10.0) for _ in range(3)] == [False, False, True]
+    assert not any(outliers.failed(b, 2, 10.0) for _ in range(5))
+    assert outliers.next_end_s == 11.0
+    assert (outliers.is_ejected(a), outliers.is_ejected(b)) == (True, False)
+    assert outliers.end_ejections(10.9) == []
+    assert outliers.end_ejections(11.0) == [a]
+    a.health.start_probe("r")
+    assert outliers.is_ejected(a)
+    assert outliers.succeeded(a, 11.5)
+    assert (len(outliers), a.health.state) == (0, OutlierState.FINE)
+
+
+def test_ejections_are_ignored_while_fewer_than_half_of_the_listed_are_left() -> None:
+    outliers: Outliers[Replica] = Outliers(1.0, 60.0)
+    a = Replica("a")
+    for _ in range(3):
+        outliers.failed(a, 4, 0.0)
+    assert not outliers.update_panic(4, 4)
+    assert outliers.update_panic(2, 4)
+    assert outliers.panics
+    assert not outliers.is_ejected(a)
+    assert outliers.forget("a")
+    assert outliers.update_panic(1, 3)
+    assert not outliers.panics
+
+
+def test_a_probe_that_shows_nothing_lets_another_request_probe() -> None:
+    health = Health()
+    health.eject(0.0, 1.0, 60.0)
+    health.end_ejection()
+    health.start_probe("r")
+    assert (health.is_blocked, health.needs_probe, health.probe) == (True, False, "r")
+    health.cancel_probe()
+    assert (health.is_blocked, health.needs_probe, health.probe) == (False, True, None)
+
+
+def core_of(count: int, balancer: LoadBalancer | None = None) -> Pool:
+    core = Pool(0, balancer or RoundRobinBalancer(), PoolOptions(slow_start_s=0.0))
     for number in range(count):
         core.upsert(info(number), 0.0)
         core.session_up(f"a{number}", 0.0)
     return core
 
 
-def fail(core: PoolCore, addr: str, now_s: float = 0.0, times: int = 3) -> None:
+def fail(core: Pool, addr: str, now_s: float = 0.0, times: int = 3) -> None:
     for _ in range(times):
         core.failed(addr, now_s)
 
 
-def picks(core: PoolCore, count: int = 40) -> set[str]:
+def picks(core: Pool, count: int = 40) -> set[str]:
     """Where so many requests go that end at once."""
     found = set()
     for number in range(count):
         picked = core.pick(f"p{number}", TASK)
         assert picked is not None
-        found.add(picked.input_addr)
+        found.add(picked.addr)
         core.release(f"p{number}")
     return found
 
@@ -53,9 +106,9 @@ def test_three_failures_in_a_row_eject_and_a_success_between_them_does_not() -> 
     fail(core, "a0", times=2)
     assert picks(core) == {"a0", "a1", "a2", "a3"}
     core.failed("a0", 0.0)
-    assert core.standing("a0") is Standing.EJECTED
+    assert core.outlier_state("a0") is OutlierState.EJECTED
     assert picks(core) == {"a1", "a2", "a3"}
-    assert (core.ejected_count(), core.pickable_count()) == (1, 4)
+    assert (len(core.outliers), core.members.pickable_count) == (1, 4)
 
 
 def test_more_failures_than_successes_of_the_last_ten_or_more_eject() -> None:
@@ -65,9 +118,9 @@ def test_more_failures_than_successes_of_the_last_ten_or_more_eject() -> None:
         fail(core, "a0", times=1)
     core.succeeded("a0", None, 0.0)
     fail(core, "a0", times=1)
-    assert core.standing("a0") is Standing.FINE, "five of ten are not more than half"
+    assert core.outlier_state("a0") is OutlierState.FINE, "five of ten are not more than half"
     core.failed("a0", 0.0)
-    assert core.standing("a0") is Standing.EJECTED
+    assert core.outlier_state("a0") is OutlierState.EJECTED
 
 
 def test_an_old_record_of_failures_is_forgotten() -> None:
@@ -78,20 +131,20 @@ def test_an_old_record_of_failures_is_forgotten() -> None:
     for _ in range(20):
         core.succeeded("a1", None, 0.0)
     fail(core, "a1", times=2)
-    assert core.standing("a1") is Standing.FINE
+    assert core.outlier_state("a1") is OutlierState.FINE
 
 
 def test_an_ejection_lasts_a_second_and_twice_as_long_each_time_up_to_a_minute() -> None:
     core, now_s, lengths = core_of(4), 0.0, []
     fail(core, "a0", now_s)
     for _ in range(8):
-        until_s = core.next_review_s
+        until_s = core.next_timer_s
         assert until_s is not None
         lengths.append(until_s - now_s)
-        core.review(until_s - 0.001)
+        core.run_timers(until_s - 0.001)
         assert "a0" not in picks(core)
         now_s = until_s
-        core.review(now_s)
+        core.run_timers(now_s)
         assert "a0" in picks(core)
         core.failed("a0", now_s)
     assert lengths == [1, 2, 4, 8, 16, 32, 60, 60]
@@ -100,14 +153,14 @@ def test_an_ejection_lasts_a_second_and_twice_as_long_each_time_up_to_a_minute()
 def test_after_a_quiet_minute_an_ejection_is_short_again() -> None:
     core = core_of(4)
     fail(core, "a0", 0.0)
-    core.review(1.0)
+    core.run_timers(1.0)
     core.succeeded("a0", None, 1.0)
     fail(core, "a0", 30.0)
-    assert core.next_review_s == 32.0
-    core.review(32.0)
+    assert core.next_timer_s == 32.0
+    core.run_timers(32.0)
     core.succeeded("a0", None, 32.0)
     fail(core, "a0", 100.0)
-    assert core.next_review_s == 101.0
+    assert core.next_timer_s == 101.0
 
 
 def test_half_open_is_one_request_at_a_time_until_one_is_served() -> None:
@@ -117,18 +170,18 @@ def test_half_open_is_one_request_at_a_time_until_one_is_served() -> None:
     """
     core = core_of(2)
     fail(core, "a0", 0.0)
-    core.review(1.0)
-    assert core.standing("a0") is Standing.PROBED
+    core.run_timers(1.0)
+    assert core.outlier_state("a0") is OutlierState.PROBED
     found = [core.pick(f"r{number}", TASK) for number in range(4)]
-    assert [each.input_addr for each in found if each is not None].count("a0") == 1
-    probe = core.in_flight("a0")[0]
+    assert [each.addr for each in found if each is not None].count("a0") == 1
+    probe = core.members.in_flight("a0")[0]
     core.release(probe)
     found = [core.pick(f"s{number}", TASK) for number in range(4)]
-    assert [each.input_addr for each in found if each is not None].count("a0") == 1
+    assert [each.addr for each in found if each is not None].count("a0") == 1
     core.succeeded("a0", 0.1, 1.2)
-    assert core.standing("a0") is Standing.FINE
-    assert core.ejected_count() == 0
-    core.release(core.in_flight("a0")[0])
+    assert core.outlier_state("a0") is OutlierState.FINE
+    assert len(core.outliers) == 0
+    core.release(core.members.in_flight("a0")[0])
     assert picks(core) == {"a0", "a1"}
 
 
@@ -137,18 +190,18 @@ def test_no_more_than_a_tenth_is_ejected_at_one_time_and_never_less_than_one() -
     core = core_of(25)
     for number in range(25):
         fail(core, f"a{number}", times=5)
-    assert core.ejected_count() == 2
+    assert len(core.outliers) == 2
     assert len(picks(core, 100)) == 23
 
 
 def test_who_is_alone_is_never_ejected_to_nothing() -> None:
     core = core_of(1)
     fail(core, "a0", times=30)
-    assert core.panics
+    assert core.outliers.panics
     assert picks(core) == {"a0"}
     core.upsert(info(1), 1.0)
     core.session_up("a1", 1.0)
-    assert not core.panics
+    assert not core.outliers.panics
     assert picks(core) == {"a1"}
 
 
@@ -159,9 +212,9 @@ def test_panic_when_fewer_than_half_would_be_left() -> None:
     """
     core = core_of(4)
     fail(core, "a0")
-    core.session_down("a1")
+    core.session_down("a1", 0.0)
     assert picks(core) == {"a2", "a3"}
-    core.session_down("a2")
+    core.session_down("a2", 0.0)
     assert picks(core) == {"a0", "a3"}
     core.session_up("a2", 0.0)
     assert picks(core) == {"a2", "a3"}
@@ -172,7 +225,7 @@ def test_rather_one_that_is_ejected_than_nobody_for_who_has_tried_all_others() -
     fail(core, "a0")
     found = core.pick("r", TASK, avoid={"a1"})
     assert found is not None
-    assert found.input_addr == "a0"
+    assert found.addr == "a0"
     core.release("r")
     assert core.pick("r", TASK, avoid={"a0", "a1"}) is None
     assert core.all_avoided({"a0", "a1"})
@@ -182,26 +235,25 @@ def test_a_bound_request_stays_where_it_is_though_that_is_ejected() -> None:
     core = core_of(3)
     core.bind("r", "a0")
     fail(core, "a0")
-    assert core.pick("r", TASK) == info(0)
-    assert core.pick("child", TASK, "r") == info(0)
+    assert [each and each.info for each in (core.pick("r", TASK), core.pick("child", TASK, "r"))] == [info(0), info(0)]
 
 
 def test_another_process_at_the_address_has_a_clean_sheet() -> None:
     core = core_of(3)
     fail(core, "a0")
     core.upsert(replace(info(0), pid=77), 0.0)
-    assert core.standing("a0") is Standing.FINE
-    assert core.ejected_count() == 0
+    assert core.outlier_state("a0") is OutlierState.FINE
+    assert len(core.outliers) == 0
     assert picks(core) == {"a0", "a1", "a2"}
 
 
 def test_who_is_gone_does_not_count_as_ejected() -> None:
     core = core_of(3)
     fail(core, "a0")
-    core.remove("a0")
-    assert core.ejected_count() == 0
+    core.remove("a0", 0.0)
+    assert len(core.outliers) == 0
     fail(core, "a1")
-    assert core.standing("a1") is Standing.EJECTED
+    assert core.outlier_state("a1") is OutlierState.EJECTED
     core.failed("nobody", 0.0)
     core.succeeded("nobody", None, 0.0)
 
@@ -213,18 +265,18 @@ def test_a_black_hole_gets_less_than_two_percent_after_a_while() -> None:
     share = [0, 0]
     for number in range(200 * 40):
         now_s = number / 200
-        while core.next_review_s is not None and core.next_review_s <= now_s:
-            core.review(now_s)
+        while core.next_timer_s is not None and core.next_timer_s <= now_s:
+            core.run_timers(now_s)
         for ended in [each for each in busy if each[0] <= now_s]:
             busy.remove(ended)
             (core.failed if ended[2] == "a3" else lambda addr, at_s: core.succeeded(addr, 0.2, at_s))(ended[2], now_s)
             core.release(ended[1])
         found = core.pick(f"r{number}", TASK)
         assert found is not None
-        takes_s = 0.001 if found.input_addr == "a3" else chance.expovariate(1 / 0.2)
-        busy.append((now_s + takes_s, f"r{number}", found.input_addr))
+        takes_s = 0.001 if found.addr == "a3" else chance.expovariate(1 / 0.2)
+        busy.append((now_s + takes_s, f"r{number}", found.addr))
         if now_s >= 5:
-            share[found.input_addr == "a3"] += 1
+            share[found.addr == "a3"] += 1
     assert share[1] < 0.02 * sum(share)
     assert share[1] > 0, "it is tried now and then"
 
@@ -235,10 +287,10 @@ def test_ten_thousand_bad_requests_eject_nobody() -> None:
     for number in range(10_000):
         found = core.pick(f"r{number}", TASK)
         assert found is not None
-        core.accepted(f"r{number}")
+        accept(core, f"r{number}")
         core.release(f"r{number}")
-    assert core.ejected_count() == 0
-    assert all(core.standing(f"a{number}") is Standing.FINE for number in range(3))
+    assert len(core.outliers) == 0
+    assert all(core.outlier_state(f"a{number}") is OutlierState.FINE for number in range(3))
 
 
 _steps = st.lists(
@@ -263,25 +315,25 @@ def test_ejections_never_take_a_pool_below_half_nor_more_than_their_part(steps: 
             case "up":
                 core.session_up(addr, now_s)
             case "down":
-                core.session_down(addr)
+                core.session_down(addr, now_s)
             case "remove":
-                core.remove(addr)
+                core.remove(addr, now_s)
             case "upsert":
                 core.upsert(info(number), now_s)
             case _:
                 now_s += number
-                core.review(now_s)
-        listed, serving = core.registered_count(), core.pickable_count()
-        spared = [each for each in range(12) if core.standing(f"a{each}") is not Standing.FINE]
-        assert core.ejected_count() == len(spared)
+                core.run_timers(now_s)
+        listed, serving = core.members.registered_count, core.members.pickable_count
+        spared = [each for each in range(12) if core.outlier_state(f"a{each}") is not OutlierState.FINE]
+        assert len(core.outliers) == len(spared)
         left = len(core.candidates())
         assert left <= serving
         assert left == serving or 2 * left >= listed
-        assert serving == sum(core.serviceable(f"a{each}") for each in range(12))
-        assert core.reserve_count == serving - left
+        assert serving == sum(core.members.serviceable(f"a{each}") for each in range(12))
+        assert core.ejected_free_count == serving - left
         if serving:
             # Nobody waits for an ejection to end.
-            tried = {f"a{each}" for each in range(12) if core.serviceable(f"a{each}")} - {addr}
+            tried = {f"a{each}" for each in range(12) if core.members.serviceable(f"a{each}")} - {addr}
             found = core.pick("picky", TASK, avoid=tried)
             assert (found is None) == core.all_avoided(tried)
             core.release("picky")

@@ -8,10 +8,13 @@ from typing import Any
 
 import pytest
 
+from hub.pool.entry import BindingEnd
 from hub.pool.stage_pool import PoolOptions, StagePool
-from omni_discovery.balancing.policies import LoadBalancer, build_load_balancer_factory
+from omni_discovery.balancing.base import LoadBalancer
+from omni_discovery.balancing.policies import build_load_balancer_factory
 from omni_discovery.errors import ConfigError, EngineFailedError, StageUnavailableError
 from omni_discovery.records.schema import ReplicaInfo, ReplicaStatus
+from tests.support.pools import accept, spent_credit
 
 
 class First(LoadBalancer):
@@ -32,8 +35,8 @@ def info(name: str, queue_length: int = 0) -> ReplicaInfo:
 def pool_with(*names: str, balancer: LoadBalancer | None = None, timeout_s: float = 0.05) -> StagePool:
     pool = StagePool(3, balancer or First(), PoolOptions(pick_timeout_s=timeout_s))
     for name in names:
-        pool.upsert(info(name))
-        pool.session_up(f"tcp://{name}:1")
+        pool.core.upsert(info(name), pool.now())
+        pool.core.session_up(f"tcp://{name}:1", pool.now())
     return pool
 
 
@@ -59,12 +62,12 @@ async def test_a_replica_that_comes_up_ends_the_wait_of_all() -> None:
     pool = pool_with(timeout_s=5.0)
     picks = [asyncio.create_task(pool.pick(f"r{number}", TASK)) for number in range(3)]
     await asyncio.sleep(0)
-    pool.upsert(info("a"))
+    pool.core.upsert(info("a"), pool.now())
     await asyncio.sleep(0)
     assert not any(pick.done() for pick in picks)
-    pool.session_up("tcp://a:1")
+    pool.core.session_up("tcp://a:1", pool.now())
     assert {(await pick).input_addr for pick in picks} == {"tcp://a:1"}
-    assert pool.in_flight("tcp://a:1") == ["r0", "r1", "r2"]
+    assert pool.core.members.in_flight("tcp://a:1") == ["r0", "r1", "r2"]
 
 
 async def test_two_picks_of_one_request_give_the_same_replica() -> None:
@@ -78,9 +81,9 @@ async def test_when_the_bound_replica_is_gone_the_next_pick_binds_to_another() -
     """Statement 57."""
     pool = pool_with("a", "b")
     pool.bind("r", "tcp://b:1")
-    pool.remove("tcp://b:1")
+    pool.core.remove("tcp://b:1", pool.now())
     assert (await pool.pick("r", TASK)).input_addr == "tcp://a:1"
-    assert pool.bound("r") == "tcp://a:1"
+    assert pool.core.bound("r") == "tcp://a:1"
 
 
 async def test_a_companion_goes_where_its_parent_is_while_that_is_serviceable() -> None:
@@ -88,7 +91,7 @@ async def test_a_companion_goes_where_its_parent_is_while_that_is_serviceable() 
     pool = pool_with("a", "b")
     pool.bind("parent", "tcp://b:1")
     assert (await pool.pick("child", TASK, "parent")).input_addr == "tcp://b:1"
-    pool.session_down("tcp://b:1")
+    pool.core.session_down("tcp://b:1", pool.now())
     assert (await pool.pick("other child", TASK, "parent")).input_addr == "tcp://a:1"
 
 
@@ -96,7 +99,7 @@ async def test_the_balancer_sees_the_load_of_now() -> None:
     balancer = First()
     pool = pool_with("a", "b", balancer=balancer)
     pool.bind("r1", "tcp://a:1")
-    pool.report("tcp://b:1", 4)
+    pool.core.report("tcp://b:1", 4, pool.now())
     await pool.pick("r2", TASK)
     assert [each.queue_length for each in balancer.shown[-1]] == [1, 4]
 
@@ -118,10 +121,10 @@ async def test_a_cancelled_pick_leaves_no_binding_and_no_waiter() -> None:
     await asyncio.sleep(0)
     pick.cancel()
     await asyncio.gather(pick, return_exceptions=True)
-    pool.upsert(info("a"))
-    pool.session_up("tcp://a:1")
-    assert pool.bound("r") is None
-    assert pool.waiting_count == 0
+    pool.core.upsert(info("a"), pool.now())
+    pool.core.session_up("tcp://a:1", pool.now())
+    assert pool.core.bound("r") is None
+    assert len(pool.core.queue) == 0
 
 
 def test_release_and_invalidate_are_plain_calls() -> None:
@@ -140,8 +143,8 @@ def full_pool(*names: str, timeout_s: float = 30.0) -> StagePool:
     """Every replica answers, and none has granted anything."""
     pool = StagePool(3, build_load_balancer_factory("least-load")(), PoolOptions(pick_timeout_s=timeout_s))
     for name in names:
-        pool.upsert(info(name))
-        pool.session_up(f"tcp://{name}:1", gated=True)
+        pool.core.upsert(info(name), pool.now())
+        pool.core.session_up(f"tcp://{name}:1", pool.now(), uses_credits=True)
     return pool
 
 
@@ -153,7 +156,7 @@ async def waiting(pool: StagePool, *request_ids: str, **more: Any) -> list[async
 
 def bound(pool: StagePool, *request_ids: str) -> str:
     """Which of the requests have a replica."""
-    return "".join(request_id for request_id in request_ids if pool.bound(request_id) is not None)
+    return "".join(request_id for request_id in request_ids if pool.core.bound(request_id) is not None)
 
 
 async def stop(picks: list[asyncio.Task[ReplicaInfo]]) -> None:
@@ -173,20 +176,20 @@ async def test_as_many_are_served_as_there_are_slots_in_the_order_of_priority_an
     picks += await waiting(pool, "a")
     picks += await waiting(pool, "d", priority=5)
     picks += await waiting(pool, "b")
-    assert pool.waiting_count == 4
-    pool.grant("tcp://x:1", 1)
+    assert len(pool.core.queue) == 4
+    pool.core.grant("tcp://x:1", 1)
     assert bound(pool, *"abcd") == "a"
-    assert pool.spent_credit("a")
-    pool.grant("tcp://y:1", 2)
+    assert spent_credit(pool.core, "a")
+    pool.core.grant("tcp://y:1", 2)
     assert bound(pool, *"abcd") == "abc"
     picks += await waiting(pool, "e", priority=5)
-    pool.grant("tcp://x:1", 1)
+    pool.core.grant("tcp://x:1", 1)
     assert bound(pool, *"abcde") == "abcd"
-    assert pool.waiting_count == 1
+    assert len(pool.core.queue) == 1
     await asyncio.sleep(0)
     assert [pick.done() for pick in picks] == [True, True, True, True, False]
     await stop(picks)
-    assert pool.waiting_count == 0
+    assert len(pool.core.queue) == 0
 
 
 async def test_a_stage_whose_replicas_are_all_full_is_waited_for_longer_than_one_without_any() -> None:
@@ -197,7 +200,7 @@ async def test_a_stage_whose_replicas_are_all_full_is_waited_for_longer_than_one
     picks = await waiting(pool, "r")
     await asyncio.sleep(0.3)
     assert not picks[0].done()
-    pool.session_down("tcp://x:1")
+    pool.core.session_down("tcp://x:1", pool.now())
     gone_at_s = time.monotonic()
     with pytest.raises(StageUnavailableError, match=r"no UP replica for stage 3 after 0\.1s"):
         await picks[0]
@@ -206,11 +209,11 @@ async def test_a_stage_whose_replicas_are_all_full_is_waited_for_longer_than_one
 
 async def test_the_time_without_anybody_begins_anew_when_somebody_was_there() -> None:
     pool = full_pool("x", timeout_s=0.2)
-    pool.session_down("tcp://x:1")
+    pool.core.session_down("tcp://x:1", pool.now())
     picks = await waiting(pool, "r")
     await asyncio.sleep(0.15)
-    pool.session_up("tcp://x:1", gated=True)
-    pool.session_down("tcp://x:1")
+    pool.core.session_up("tcp://x:1", pool.now(), uses_credits=True)
+    pool.core.session_down("tcp://x:1", pool.now())
     await asyncio.sleep(0.1)
     assert not picks[0].done()
     with pytest.raises(StageUnavailableError):
@@ -221,18 +224,18 @@ async def test_who_can_not_use_the_free_slot_lets_others_have_it() -> None:
     pool = full_pool("x", "y")
     picks = await waiting(pool, "choosy", avoid={"tcp://x:1"})
     picks += await waiting(pool, "r")
-    pool.grant("tcp://x:1", 2)
+    pool.core.grant("tcp://x:1", 2)
     assert bound(pool, "choosy", "r") == "r"
-    assert pool.try_pick("s", TASK) is not None
-    pool.grant("tcp://y:1", 1)
-    assert pool.bound("choosy") == "tcp://y:1"
+    assert pool.core.try_pick("s", TASK) is not None
+    pool.core.grant("tcp://y:1", 1)
+    assert pool.core.bound("choosy") == "tcp://y:1"
     await asyncio.gather(*picks)
 
 
 async def test_a_waiter_whose_last_other_replica_goes_is_told_at_once() -> None:
     pool = full_pool("x", "y")
     picks = await waiting(pool, "choosy", avoid={"tcp://x:1"})
-    pool.remove("tcp://y:1")
+    pool.core.remove("tcp://y:1", pool.now())
     with pytest.raises(StageUnavailableError, match="failed this request"):
         await picks[0]
 
@@ -240,12 +243,12 @@ async def test_a_waiter_whose_last_other_replica_goes_is_told_at_once() -> None:
 async def test_a_pick_cancelled_when_it_was_just_served_gives_its_slot_to_the_next() -> None:
     pool = full_pool("x")
     picks = await waiting(pool, "r0", "r1")
-    pool.grant("tcp://x:1", 1)
-    assert pool.bound("r0") == "tcp://x:1"
+    pool.core.grant("tcp://x:1", 1)
+    assert pool.core.bound("r0") == "tcp://x:1"
     picks[0].cancel()
     assert (await picks[1]).input_addr == "tcp://x:1"
-    assert pool.bound("r0") is None
-    assert pool.spent_credit("r1")
+    assert pool.core.bound("r0") is None
+    assert spent_credit(pool.core, "r1")
     assert picks[0].cancelled()
 
 
@@ -255,23 +258,23 @@ async def test_a_cancelled_pick_leaves_the_binding_alone_that_came_after_it() ->
     """
     pool = full_pool("x", "y")
     picks = await waiting(pool, "r")
-    pool.grant("tcp://x:1", 1)
+    pool.core.grant("tcp://x:1", 1)
     picks[0].cancel()
-    assert pool.unsent("r") == "tcp://x:1"
-    found = pool.try_pick("r", TASK)
+    assert pool.core.release("r", BindingEnd.UNSENT) == "tcp://x:1"
+    found = pool.core.try_pick("r", TASK)
     await asyncio.gather(*picks, return_exceptions=True)
     assert found is not None
-    assert pool.bound("r") == found.input_addr
-    assert pool.spent_credit("r")
+    assert pool.core.bound("r") == found.addr
+    assert spent_credit(pool.core, "r")
 
 
 async def test_a_request_that_could_not_be_sent_frees_its_slot_for_who_waits() -> None:
     """Statement 68: it leaves no binding."""
     pool = full_pool("x")
-    pool.grant("tcp://x:1", 1)
-    assert pool.try_pick("r0", TASK) is not None
+    pool.core.grant("tcp://x:1", 1)
+    assert pool.core.try_pick("r0", TASK) is not None
     picks = await waiting(pool, "r1")
-    assert pool.unsent("r0") == "tcp://x:1"
+    assert pool.core.release("r0", BindingEnd.UNSENT) == "tcp://x:1"
     assert (await picks[0]).input_addr == "tcp://x:1"
 
 
@@ -282,26 +285,26 @@ async def test_a_policy_that_fails_fails_the_waiter_and_not_who_freed_the_slot()
 
     pool = StagePool(3, Broken(), PoolOptions())
     picks = await waiting(pool, "r0", "r1")
-    pool.upsert(info("x"))
-    pool.session_up("tcp://x:1")
+    pool.core.upsert(info("x"), pool.now())
+    pool.core.session_up("tcp://x:1", pool.now())
     assert [type(each) for each in await asyncio.gather(*picks, return_exceptions=True)] == [ZeroDivisionError] * 2
-    assert pool.waiting_count == 0
+    assert len(pool.core.queue) == 0
 
 
 async def test_who_waits_is_served_when_an_ejection_ends() -> None:
     now_s = 100.0
     pool = StagePool(3, First(), PoolOptions(), now=lambda: now_s)
     for name in "xyz":
-        pool.upsert(info(name))
-        pool.session_up(f"tcp://{name}:1", gated=True)
+        pool.core.upsert(info(name), pool.now())
+        pool.core.session_up(f"tcp://{name}:1", pool.now(), uses_credits=True)
     for _ in range(3):
-        pool.failed("tcp://x:1")
-    pool.grant("tcp://x:1", 1)
+        pool.core.failed("tcp://x:1", pool.now())
+    pool.core.grant("tcp://x:1", 1)
     picks = await waiting(pool, "r")
     assert not picks[0].done()
-    assert pool.ejected_count == 1
-    assert pool.next_review_s == 101.0
-    pool.review(101.0)
+    assert len(pool.core.outliers) == 1
+    assert pool.core.next_timer_s == 101.0
+    pool.core.run_timers(101.0)
     assert (await picks[0]).input_addr == "tcp://x:1"
 
 
@@ -309,8 +312,8 @@ def with_x_ejected(*names: str) -> StagePool:
     """``full_pool``, and x has failed too often."""
     pool = full_pool(*names)
     for _ in range(3):
-        pool.failed("tcp://x:1")
-    assert pool.ejected_count == 1
+        pool.core.failed("tcp://x:1", pool.now())
+    assert len(pool.core.outliers) == 1
     return pool
 
 
@@ -321,11 +324,11 @@ async def test_who_has_nobody_left_but_an_ejected_one_asks_that_for_a_slot_and_g
     pool = with_x_ejected("x", "y")
     picks = await waiting(pool, "r", avoid={"tcp://y:1"})
     picks += await waiting(pool, "s")
-    assert "tcp://x:1" in {want.addr for want in pool.wants(time.monotonic())}
-    pool.grant("tcp://x:1", 2)
+    assert "tcp://x:1" in {want.addr for want in pool.core.credit_requests(time.monotonic())}
+    pool.core.grant("tcp://x:1", 2)
     assert bound(pool, "r", "s") == "r"
     assert (await picks[0]).input_addr == "tcp://x:1"
-    assert pool.waiting_count == 1
+    assert len(pool.core.queue) == 1
     await stop(picks)
 
 
@@ -334,24 +337,24 @@ async def test_who_waits_for_the_last_good_one_goes_to_the_ejected_one_when_that
     2. z dies: r gets x at once, although nobody new has a free slot
     """
     pool = with_x_ejected("x", "y", "z", "other")
-    pool.grant("tcp://x:1", 1)
+    pool.core.grant("tcp://x:1", 1)
     avoid = {"tcp://y:1", "tcp://other:1"}
     picks = await waiting(pool, "r", avoid=avoid)
     assert bound(pool, "r") == ""
-    pool.session_down("tcp://z:1")
-    assert pool.ejected_count == 1
-    assert pool.bound("r") == "tcp://x:1"
+    pool.core.session_down("tcp://z:1", pool.now())
+    assert len(pool.core.outliers) == 1
+    assert pool.core.bound("r") == "tcp://x:1"
     await asyncio.gather(*picks)
 
 
 async def test_an_ejected_one_whose_slot_comes_back_serves_who_has_nobody_else() -> None:
     """1. q got the last slot of x, the only one that has not failed r; 2. q could not be sent: r has it."""
     pool = with_x_ejected("x", "y")
-    pool.grant("tcp://x:1", 1)
-    assert pool.try_pick("q", TASK, avoid={"tcp://y:1"}) is not None
+    pool.core.grant("tcp://x:1", 1)
+    assert pool.core.try_pick("q", TASK, avoid={"tcp://y:1"}) is not None
     picks = await waiting(pool, "r", avoid={"tcp://y:1"})
-    assert pool.unsent("q") == "tcp://x:1"
-    assert pool.bound("r") == "tcp://x:1"
+    assert pool.core.release("q", BindingEnd.UNSENT) == "tcp://x:1"
+    assert pool.core.bound("r") == "tcp://x:1"
     await asyncio.gather(*picks)
 
 
@@ -362,21 +365,21 @@ async def test_a_replica_whose_send_queue_is_full_gets_nothing_for_a_moment_and_
     now_s = 100.0
     pool = StagePool(3, First(), PoolOptions(), now=lambda: now_s)
     for name in "xy":
-        pool.upsert(info(name))
-        pool.session_up(f"tcp://{name}:1")
-    pool.clogged("tcp://x:1")
-    found = pool.try_pick("a", TASK)
+        pool.core.upsert(info(name), pool.now())
+        pool.core.session_up(f"tcp://{name}:1", pool.now())
+    pool.core.send_queue_full("tcp://x:1", pool.now())
+    found = pool.core.try_pick("a", TASK)
     assert found is not None
-    assert found.input_addr == "tcp://y:1"
-    assert not pool.has_free({"tcp://y:1"})
-    pool.clogged("tcp://y:1")
+    assert found.addr == "tcp://y:1"
+    assert not pool.core.has_free({"tcp://y:1"})
+    pool.core.send_queue_full("tcp://y:1", pool.now())
     picks = await waiting(pool, "r")
-    assert pool.next_review_s is not None
-    assert 100.0 < pool.next_review_s <= 100.1
-    pool.review(pool.next_review_s)
+    assert pool.core.next_timer_s is not None
+    assert 100.0 < pool.core.next_timer_s <= 100.1
+    pool.core.run_timers(pool.core.next_timer_s)
     assert (await picks[0]).input_addr == "tcp://x:1"
-    assert (pool.ejected_count, pool.pickable_count) == (0, 2)
-    assert pool.next_review_s is None
+    assert (len(pool.core.outliers), pool.core.members.pickable_count) == (0, 2)
+    assert pool.core.next_timer_s is None
 
 
 async def test_ten_thousand_waiters_and_as_many_slots_take_no_longer_than_they_must() -> None:
@@ -386,10 +389,10 @@ async def test_ten_thousand_waiters_and_as_many_slots_take_no_longer_than_they_m
     picks = await waiting(pool, *(f"r{number}" for number in range(10_000)))
     began_s = loop.time()
     for _ in range(10_000):
-        pool.grant("tcp://x:1", 1)
+        pool.core.grant("tcp://x:1", 1)
     assert time.monotonic() - began_s < 2.0
-    assert pool.waiting_count == 0
-    assert pool.in_flight("tcp://x:1") == [f"r{number}" for number in range(10_000)]
+    assert len(pool.core.queue) == 0
+    assert pool.core.members.in_flight("tcp://x:1") == [f"r{number}" for number in range(10_000)]
     await asyncio.gather(*picks)
 
 
@@ -398,39 +401,42 @@ async def test_ten_thousand_waiters_and_as_many_slots_take_no_longer_than_they_m
 
 async def test_credits_are_asked_for_while_somebody_waits_and_not_more_often_than_each_50_ms() -> None:
     pool = full_pool("x", "y")
-    assert pool.next_wants_s is None
-    assert pool.wants(0.0) == []
+    assert pool.core.next_credit_request_s is None
+    assert pool.core.credit_requests(0.0) == []
     picks = await waiting(pool, *"abc")
     now_s = time.monotonic()
-    assert pool.next_wants_s == 0.0
-    wants = pool.wants(now_s)
+    assert pool.core.next_credit_request_s == 0.0
+    wants = pool.core.credit_requests(now_s)
     assert [(want.addr, want.waiting) for want in wants] == [("tcp://x:1", 2), ("tcp://y:1", 2)]
     assert all(0 <= want.oldest_wait_s < 1.0 for want in wants)
-    assert pool.next_wants_s == now_s + 0.05
-    assert pool.wants(now_s + 0.04) == []
-    pool.grant("tcp://x:1", 2)
-    later = pool.wants(now_s + 1.0)
+    assert pool.core.next_credit_request_s == now_s + 0.05
+    assert pool.core.credit_requests(now_s + 0.04) == []
+    pool.core.grant("tcp://x:1", 2)
+    later = pool.core.credit_requests(now_s + 1.0)
     assert [want.waiting for want in later] == [1, 1]
     assert later[0].oldest_wait_s > 0.9
-    pool.grant("tcp://x:1", 1)
-    assert pool.next_wants_s == 0.0
-    assert {(want.addr, want.waiting) for want in pool.wants(now_s + 1.01)} == {("tcp://x:1", 0), ("tcp://y:1", 0)}
-    assert pool.next_wants_s is None
+    pool.core.grant("tcp://x:1", 1)
+    assert pool.core.next_credit_request_s == 0.0
+    assert {(want.addr, want.waiting) for want in pool.core.credit_requests(now_s + 1.01)} == {
+        ("tcp://x:1", 0),
+        ("tcp://y:1", 0),
+    }
+    assert pool.core.next_credit_request_s is None
     picks += await waiting(pool, "d")
-    assert [want.waiting for want in pool.wants(now_s + 1.02)] == [1, 1]
+    assert [want.waiting for want in pool.core.credit_requests(now_s + 1.02)] == [1, 1]
     await stop(picks)
 
 
 async def test_no_more_than_16_are_asked_at_a_time_and_all_in_turn() -> None:
     pool = full_pool(*(f"h{number}" for number in range(40)))
-    pool.upsert(info("ungated"))
-    pool.session_up("tcp://ungated:1")
-    pool.session_down("tcp://ungated:1")
+    pool.core.upsert(info("ungated"), pool.now())
+    pool.core.session_up("tcp://ungated:1", pool.now())
+    pool.core.session_down("tcp://ungated:1", pool.now())
     picks = await waiting(pool, "r")
     asked: set[str] = set()
     now: set[str] = set()
     for turn in range(3):
-        wants = pool.wants(1000.0 + turn)
+        wants = pool.core.credit_requests(1000.0 + turn)
         assert len(wants) <= 32
         now -= {want.addr for want in wants if not want.waiting}
         now |= {want.addr for want in wants if want.waiting}
@@ -438,14 +444,14 @@ async def test_no_more_than_16_are_asked_at_a_time_and_all_in_turn() -> None:
         asked |= now
     assert asked == {f"tcp://h{number}:1" for number in range(40)}
     await stop(picks)
-    assert {want.addr for want in pool.wants(1004.0)} == now
+    assert {want.addr for want in pool.core.credit_requests(1004.0)} == now
 
 
 async def test_where_nobody_gives_credits_nobody_is_asked() -> None:
     pool = pool_with(timeout_s=30.0)
     picks = await waiting(pool, "r")
-    assert pool.next_wants_s is None
-    assert pool.wants(0.0) == []
+    assert pool.core.next_credit_request_s is None
+    assert pool.core.credit_requests(0.0) == []
     await stop(picks)
 
 
@@ -459,10 +465,10 @@ def test_statement_54_unavailable_is_a_runtime_error_and_no_dead_engine() -> Non
 
 def test_statement_59_a_choice_without_waiting_is_none_or_honoured_by_the_pick_that_follows() -> None:
     pool = pool_with("a", "b", balancer=build_load_balancer_factory("random")())
-    found = pool.try_pick("r", TASK)
+    found = pool.core.try_pick("r", TASK)
     assert found is not None
-    assert asyncio.run(pool.pick("r", TASK)) == found
-    assert pool_with().try_pick("r", TASK) is None
+    assert asyncio.run(pool.pick("r", TASK)) == found.info
+    assert pool_with().core.try_pick("r", TASK) is None
 
 
 def test_statement_60_and_61_bindings_end_by_address_or_request() -> None:
@@ -479,54 +485,54 @@ def test_statement_63_a_record_again_keeps_its_entry_and_its_work() -> None:
     """And statement 71: one address is one entry, however often it is listed."""
     pool = pool_with("a")
     pool.bind("r", "tcp://a:1")
-    pool.upsert(info("a", queue_length=3))
-    assert pool.registered_count == 1
-    assert pool.in_flight("tcp://a:1") == ["r"]
+    pool.core.upsert(info("a", queue_length=3), pool.now())
+    assert pool.core.members.registered_count == 1
+    assert pool.core.members.in_flight("tcp://a:1") == ["r"]
 
 
 def test_statement_64_to_66_one_that_goes_changes_nothing_for_the_others() -> None:
     pool = pool_with("a", "b", "c", balancer=build_load_balancer_factory("round-robin")())
     pool.bind("r", "tcp://c:1")
-    pool.remove("tcp://b:1")
-    pool.remove("tcp://b:1")
-    pool.remove("tcp://unknown:1")
-    assert (pool.registered_count, pool.pickable_count) == (2, 2)
-    assert pool.bound("r") == "tcp://c:1"
-    assert {pool.try_pick(f"s{each}", TASK).input_addr for each in range(4)} == {"tcp://a:1", "tcp://c:1"}  # type: ignore[union-attr]
+    pool.core.remove("tcp://b:1", pool.now())
+    pool.core.remove("tcp://b:1", pool.now())
+    pool.core.remove("tcp://unknown:1", pool.now())
+    assert (pool.core.members.registered_count, pool.core.members.pickable_count) == (2, 2)
+    assert pool.core.bound("r") == "tcp://c:1"
+    assert {pool.core.try_pick(f"s{each}", TASK).addr for each in range(4)} == {"tcp://a:1", "tcp://c:1"}  # type: ignore[union-attr]
 
 
 def test_statement_73_and_79_who_is_silent_serves_again_when_it_answers() -> None:
     """Attached and not yet answering it is kept; lost and found again it is picked again, without being rebuilt."""
     pool = StagePool(3, First(), PoolOptions())
-    pool.upsert(info("a"))
-    assert (pool.registered_count, pool.pickable_count) == (1, 0)
+    pool.core.upsert(info("a"), pool.now())
+    assert (pool.core.members.registered_count, pool.core.members.pickable_count) == (1, 0)
     for _ in range(2):
-        pool.session_up("tcp://a:1")
-        assert pool.try_pick("r", TASK) is not None
+        pool.core.session_up("tcp://a:1", pool.now())
+        assert pool.core.try_pick("r", TASK) is not None
         pool.release("r")
-        pool.session_down("tcp://a:1")
-        assert pool.try_pick("r", TASK) is None
+        pool.core.session_down("tcp://a:1", pool.now())
+        assert pool.core.try_pick("r", TASK) is None
 
 
 def test_live_hubs_scale_what_this_hub_has_sent_since_the_last_report() -> None:
     """Of eight reported two are ours; we send two more, and so do the three other hubs, we guess."""
     balancer = First()
     pool = pool_with("a", "b", balancer=balancer)
-    pool.set_live_hubs(4)
+    pool.core.set_live_hubs(4)
     for number in range(4):
         pool.bind(f"r{number}", "tcp://a:1")
         if number == 1:
-            pool.accepted("r0")
-            pool.accepted("r1")
-            pool.report("tcp://a:1", 8)
+            accept(pool.core, "r0")
+            accept(pool.core, "r1")
+            pool.core.report("tcp://a:1", 8, pool.now())
     pool.bind("s", "tcp://b:1")
-    pool.try_pick("t", TASK)
+    pool.core.try_pick("t", TASK)
     assert [each.queue_length for each in balancer.shown[-1]] == [16, 4]
-    pool.set_live_hubs(0)
-    pool.try_pick("u", TASK)
+    pool.core.set_live_hubs(0)
+    pool.core.try_pick("u", TASK)
     assert [each.queue_length for each in balancer.shown[-1]] == [11, 1]
-    assert pool.report_age_s("tcp://b:1") is None
-    assert (pool.report_age_s("tcp://a:1") or 0.0) < 1.0
+    assert pool.core.members.report_age_s("tcp://b:1", pool.now()) is None
+    assert (pool.core.members.report_age_s("tcp://a:1", pool.now()) or 0.0) < 1.0
 
 
 @pytest.mark.parametrize(

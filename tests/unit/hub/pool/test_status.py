@@ -26,8 +26,8 @@ UP = ReplicaInfo("tcp://127.0.0.1:9", "tcp://127.0.0.1:9", 0, ReplicaStatus.UP, 
 def pool_of(*infos: ReplicaInfo) -> StagePool:
     pool = StagePool(0, LeastLoadBalancer(), PoolOptions(pick_timeout_s=0.05))
     for number, info in enumerate(infos):
-        pool.upsert(replace(info, input_addr=f"tcp://h:{number}", replica_id=number))
-        pool.session_up(f"tcp://h:{number}")
+        pool.core.upsert(replace(info, input_addr=f"tcp://h:{number}", replica_id=number), pool.now())
+        pool.core.session_up(f"tcp://h:{number}", pool.now())
     return pool
 
 
@@ -44,14 +44,14 @@ def pool_of(*infos: ReplicaInfo) -> StagePool:
 )
 async def test_a_request_that_finds_nobody_is_told_why_each_is_out(change: dict[str, Any], cause: str) -> None:
     pool = pool_of(replace(UP, **change), UP, UP)
-    pool.session_down("tcp://h:1")
-    pool.session_down("tcp://h:2")
+    pool.core.session_down("tcp://h:1", pool.now())
+    pool.core.session_down("tcp://h:2", pool.now())
     with pytest.raises(StageUnavailableError) as caught:
         await pool.pick("r", TASK)
     assert str(caught.value) == f"no UP replica for stage 0 after 0.1s (3 registered: 2 without a session, 1 {cause})"
-    pool.session_up("tcp://h:1")
-    pool.session_up("tcp://h:2")
-    assert (pool.status.pickable, pool.status.why_absent) == (2, f"3 registered: 1 {cause}")
+    pool.core.session_up("tcp://h:1", pool.now())
+    pool.core.session_up("tcp://h:2", pool.now())
+    assert (pool.core.status.pickable, pool.core.status.why_absent) == (2, f"3 registered: 1 {cause}")
 
 
 async def test_a_replica_whose_security_differs_is_named_by_ready_and_by_the_503() -> None:

@@ -1,4 +1,4 @@
-"""The line of those who wait, beside a list that is sorted anew each time; and whom it asks for credits."""
+"""The queue of waiting picks beside a list that is sorted each time; and its rules, over a pool of one number."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hub.pool.wait_queue import Asking, Waiter, WaitingLine
+from hub.pool.wait_queue import PriorityQueue, Waiter, WaitQueue
+from omni_discovery.errors import StageUnavailableError
 
 
 def waiter(name: str, priority: int = 0, arrived_s: float = 0.0, *avoid: str) -> Waiter[str]:
@@ -25,7 +26,7 @@ _steps = st.lists(
 
 @given(_steps)
 def test_the_line_is_by_priority_and_arrival_whoever_leaves_it(steps: list[tuple[str, int]]) -> None:
-    line: WaitingLine[str] = WaitingLine()
+    line: PriorityQueue[str] = PriorityQueue()
     model: list[Waiter[str]] = []
     for number, (verb, value) in enumerate(steps):
         first = min(model, key=lambda each: (each.priority, each.number), default=None)
@@ -45,14 +46,14 @@ def test_the_line_is_by_priority_and_arrival_whoever_leaves_it(steps: list[tuple
             elif first is not None:
                 line.put_back(first)
         assert len(line) == len(model)
-        assert set(line.choosy) == {each.number for each in model if each.avoid}
+        assert set(line.avoiding) == {each.number for each in model if each.avoid}
         oldest_s = min((each.arrived_s for each in model), default=float(number))
         assert line.oldest_wait_s(float(number)) == number - oldest_s
 
 
 def test_a_line_that_many_have_passed_through_is_no_longer_than_those_who_wait() -> None:
     """One has waited from the start; it must not keep all who came and went after it."""
-    line: WaitingLine[str] = WaitingLine()
+    line: PriorityQueue[str] = PriorityQueue()
     line.add(waiter("patient", priority=9))
     for number in range(5000):
         line.add(waiter(str(number), arrived_s=float(number)))
@@ -64,24 +65,89 @@ def test_a_line_that_many_have_passed_through_is_no_longer_than_those_who_wait()
     assert line.oldest_wait_s(5000.0) == 5000.0
 
 
-@given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40), st.sampled_from([0.01, 0.03, 0.2])), max_size=60))
-def test_what_replicas_were_told_last_is_never_more_than_is_wanted_of_16(steps: list[tuple[int, int, float]]) -> None:
-    """A replica's book by what it was told: within 50 ms of a change it asks for about what is waited for."""
-    asking, book, now_s = Asking(), dict[str, int](), 0.0
-    last_s: dict[str, float] = {}
-    for waiting, givers, passes_s in steps:
-        now_s += passes_s
-        wants: list[Any] = asking.due(now_s, waiting, 1.0, [f"a{number}" for number in range(givers)])
-        for want in wants:
-            if want.waiting and book.get(want.addr):
-                assert now_s - last_s[want.addr] >= 0.0499
-            book[want.addr], last_s[want.addr] = want.waiting, now_s
-        asked = [count for count in book.values() if count]
-        assert len(asked) <= 16
-        if wants and waiting and givers:
-            assert waiting <= sum(asked) < waiting + 16
-        if not waiting:
-            assert not asked
-            assert asking.next_s(0, givers) is None
-        elif givers:
-            assert asking.next_s(waiting, givers) is not None
+class Pending:
+    """The result of a pick to come."""
+
+    def __init__(self) -> None:
+        self.result: Any = None
+
+    def done(self) -> bool:
+        return self.result is not None
+
+    def set_result(self, result: Any) -> None:
+        self.result = result
+
+    def set_exception(self, exception: Exception) -> None:
+        self.result = exception
+
+
+class Slots:
+    """A pool that has so many free slots at one replica, and nothing else."""
+
+    ejected_free_count = 0
+    starved_slots = None
+
+    def __init__(self) -> None:
+        self.free_count = self.pickable_version = 0
+        self.unavailable_since_s: float | None = None
+
+    def free(self, count: int) -> None:
+        self.free_count += count
+        self.pickable_version += 1
+
+    def pick(
+        self, request_id: str, task: Any, affinity_request_id: Any = None, avoid: Any = (), *, may_wait: bool = False
+    ) -> Any:
+        if not self.free_count or "x" in avoid:
+            return None
+        self.free_count -= 1
+        return request_id
+
+    def all_avoided(self, avoid: Any) -> bool:
+        return "everything" in avoid
+
+    def only_ejected_left(self, avoid: Any) -> bool:
+        return False
+
+    def why_absent(self) -> str:
+        return "none is registered"
+
+
+def queued(queue: WaitQueue, name: str, priority: int = 0, *avoid: str) -> tuple[Pending, Waiter[Any]]:
+    pending = Pending()
+    added: Waiter[Any] = Waiter(name, {}, None, avoid, priority, 0.0, pending)
+    queue.add(added)
+    return pending, added
+
+
+def test_slots_go_to_the_next_waiters_that_can_use_them() -> None:
+    slots = Slots()
+    queue = WaitQueue(0, slots, 10.0)
+    late, first, other = (queued(queue, name, *more)[0] for name, *more in (("late", 5), ("first",), ("other", 0, "x")))
+    slots.free(2)
+    queue.serve()
+    assert [each.result for each in (late, first, other)] == ["late", "first", None]
+    assert len(queue) == 1
+
+
+def test_a_waiter_that_has_to_avoid_everything_fails_at_the_next_change() -> None:
+    queue = WaitQueue(7, Slots(), 10.0)
+    pending, _ = queued(queue, "r", 0, "everything")
+    queue.recheck()
+    assert isinstance(pending.result, StageUnavailableError)
+    assert (pending.result.stage_id, len(queue)) == (7, 0)
+
+
+def test_a_waiter_fails_once_no_replica_was_pickable_for_the_whole_timeout() -> None:
+    """1. all are full: it is looked at again after another timeout
+    2. the last one goes: it is looked at again when a timeout is over since then, and fails
+    """
+    slots = Slots()
+    queue = WaitQueue(0, slots, 10.0)
+    pending, added = queued(queue, "r")
+    assert queue.time_out(added, 10.0) == 10.0
+    slots.unavailable_since_s = 14.0
+    assert queue.time_out(added, 20.0) == 4.0
+    assert queue.time_out(added, 24.0) is None
+    assert str(pending.result) == "no UP replica for stage 0 after 10.0s (none is registered)"
+    assert queue.time_out(added, 25.0) is None

@@ -67,13 +67,13 @@ class Scene:
             self.now_s += which
         else:
             for pool in self.pools.values():
-                (pool.session_up if value else pool.session_down)(f"tcp://h:{which}")
+                (pool.core.session_up if value else pool.core.session_down)(f"tcp://h:{which}", self.now_s)
         self.membership.review()
 
     def seen(self) -> object:
         """All that can be told from outside."""
         pools = [
-            [(entry.info, entry.registered, entry.held, entry.pickable) for entry in pool._core._entries.values()]
+            [(entry.info, entry.registered, entry.held, entry.pickable) for entry in pool.core.members.entries.values()]
             for pool in self.pools.values()
         ]
         return (self.told, pools, self.membership.members(self.pools.keys()), self.membership.next_review_s)

@@ -54,15 +54,16 @@ class Scene:
         replicas = {(info.stage_id, info.replica_id): info for info in infos}
         self.membership.apply(View(replicas=replicas, revision=self.revision), Delta())
         for info in infos:
-            self.pools.of(info).session_up(info.input_addr)
+            pool = self.pools.of(info)
+            pool.core.session_up(info.input_addr, pool.now())
 
     def picked(self, fingerprint: str = "known") -> set[int]:
         """Who gets ten requests of that version."""
         pool: StagePool = self.pools.get(0, fingerprint)
-        found = [pool.try_pick(f"r{number}", {}) for number in range(10)]
+        found = [pool.core.try_pick(f"r{number}", {}) for number in range(10)]
         for number in range(10):
             pool.release(f"r{number}")
-        return {info.replica_id for info in found if info is not None}
+        return {binding.info.replica_id for binding in found if binding is not None}
 
 
 def test_a_replica_of_an_unknown_document_is_told_of_once_and_taken_in_when_the_document_is_known(
@@ -73,7 +74,7 @@ def test_a_replica_of_an_unknown_document_is_told_of_once_and_taken_in_when_the_
         scene.show(*infos)
         scene.show(infos[0], replace(infos[1], queue_length=3))
         assert (scene.picked(), scene.picked("other")) == ({0}, set())
-        assert "refused (it runs another deploy document" in scene.pools.get(0, "other").status.why_absent
+        assert "refused (it runs another deploy document" in scene.pools.get(0, "other").core.status.why_absent
         assert scene.membership.refused.count(0) == 1
         scene.known.add("other")
         scene.membership.judge()
@@ -102,7 +103,7 @@ def test_an_address_that_a_process_of_another_version_has_taken_is_in_its_pool_a
     scene.show(record(0))
     scene.show(record(1, "next", port=0))
     assert (scene.picked(), scene.picked("next")) == (set(), {1})
-    assert scene.pools.get(0, "known").is_unused
+    assert scene.pools.get(0, "known").core.is_unused
 
 
 def test_a_refused_replica_that_is_served_on_after_a_mass_disappearance_stays_refused() -> None:
@@ -111,5 +112,5 @@ def test_a_refused_replica_that_is_served_on_after_a_mass_disappearance_stays_re
     infos = [record(0, content="a"), record(1, content="a"), record(2, content="b"), record(3, content="a")]
     scene.show(*infos)
     scene.show(infos[3])
-    assert scene.pools.get(0, "known").held_count == 3
+    assert scene.pools.get(0, "known").core.members.held_count == 3
     assert scene.picked() == {0, 1, 3}

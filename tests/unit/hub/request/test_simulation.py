@@ -164,7 +164,7 @@ class World:
             for pool in self.hub.pools.values():
                 assert pool.bound(request_id) is None, f"{request_id} is still bound"
         for life in self.lives:
-            assert not self.hub.pools[life.stage_id].in_flight(life.addr)
+            assert not self.hub.pools[life.stage_id].members.in_flight(life.addr)
             if life.alive:
                 assert not life.jobs, f"{life.addr} still works on {list(life.jobs)}"
                 assert not life.kept, f"{life.addr} still keeps {life.kept}"

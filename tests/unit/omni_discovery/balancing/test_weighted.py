@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omni_discovery.balancing.base import Member, PoolIndex
-from omni_discovery.balancing.policies import LoadBalancingPolicy, RandomBalancer, build_load_balancer_factory, index_of
-from omni_discovery.balancing.weighted import KeyedIndex, StrideIndex, nothing, per_capacity, reported_per_weight
+from omni_discovery.balancing.base import Member, PoolIndex, index_of
+from omni_discovery.balancing.policies import LoadBalancingPolicy, RandomBalancer, build_load_balancer_factory
+from omni_discovery.balancing.weighted import KeyedIndex, StrideIndex, no_key, per_capacity, reported_per_weight
 from omni_discovery.records.schema import ReplicaInfo, ReplicaStatus
 
 TASK: Any = {"request_id": "r"}
@@ -78,7 +78,7 @@ def run_beside_a_model(index: PoolIndex, steps: list[tuple[str, int, float]], al
 
 @given(_steps, st.integers())
 def test_least_load_and_least_queue_always_pick_one_of_the_least(steps: list[Any], seed: int) -> None:
-    for key in (per_capacity, reported_per_weight, nothing):
+    for key in (per_capacity, reported_per_weight, no_key):
         run_beside_a_model(
             KeyedIndex(key, random.Random(seed).random),
             steps,
@@ -188,7 +188,7 @@ def test_idle_replicas_are_picked_about_as_often_as_they_weigh(policy: str) -> N
 
 def test_weights_of_many_magnitudes_are_drawn_exactly() -> None:
     weights = (0.001, 0.3, 0.7, 1.0, 1.9, 900.0)
-    index = filled(KeyedIndex(nothing, random.Random(1).random), *map(member, range(6), weights))
+    index = filled(KeyedIndex(no_key, random.Random(1).random), *map(member, range(6), weights))
     counts = Counter(index.pick(TASK).info.replica_id for _ in range(90_000))  # type: ignore[union-attr]
     for number, weight in enumerate(weights[1:], start=1):
         expected = 90_000 * weight / sum(weights)

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from hub.serve.flags import add_serve_options
-from omni_discovery.commands.main import child_environment
+from omni_discovery.commands.registry import child_environment
 from omni_discovery.commands.stage_options import (
     StageOptions,
     open_config,

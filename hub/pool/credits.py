@@ -1,0 +1,148 @@
+"""Which replicas a pool asks for credits, for how many and how often; and which ones lack only a credit. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from math import inf
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from hub.pool.entry import Entry
+
+#: So many replicas are asked at one time.
+_ASKED_AT_ONCE: Final = 16
+#: They are asked again after so long,
+_ASK_AGAIN_S: Final = 0.05
+#: or, where more picks wait than were asked for and those will not wait for long, after so long.
+_ASK_AGAIN_SOON_S: Final = 0.005
+
+
+class CreditStarved:
+    """Replicas with free slots for which this hub has no credit yet, and which are better than others that it has.
+
+    Better are local replicas where others are not (``labels``), and those with more weight than another and less load
+    for it (``weights``). Where labels and weights are alike there are none, and tracking them costs nothing.
+    """
+
+    def __init__(self, *, labels: bool, weights: bool) -> None:
+        self._labels, self._weights = labels, weights
+        self._local: dict[str, Entry] = {}
+        self._heavy: dict[str, Entry] = {}
+        #: The least weight that any replica was ever given.
+        self._lightest = inf
+        #: Whether there may be such replicas at all; never where labels and weights are alike.
+        self.is_active = labels
+
+    def __bool__(self) -> bool:
+        return bool(self._local or self._heavy)
+
+    def note_weight(self, weight: float) -> None:
+        """A replica has this weight by its record."""
+        differs = self._lightest not in (inf, weight)
+        self._lightest = min(self._lightest, weight)
+        if differs and self._weights:
+            self.is_active = True
+
+    def update(self, entry: Entry, *, is_free: bool) -> None:
+        """Track an entry after a change, while active; ``is_free``: this hub can send to it now."""
+        weight = entry.info.weight
+        lacks_credit = entry.pickable and entry.uses_credits and not is_free and not entry.send_queue_full_until_s
+        has_slots = lacks_credit and weight > 0 and entry.own_load() < entry.capacity
+        _keep(self._local, entry, has_slots and self._labels and entry.is_local)
+        _keep(self._heavy, entry, has_slots and self._weights and weight > self._lightest)
+
+    def addrs(self) -> tuple[str, ...]:
+        """The replicas to ask for a credit, so that a pick need not take a worse one."""
+        return tuple(self._local or self._heavy)
+
+    def free_slots(self) -> int:
+        """How many more requests those could run."""
+        return sum(entry.capacity - entry.own_load() for entry in (self._local or self._heavy).values())
+
+    def has_better(self, chosen: Entry, avoid: Collection[str] = ()) -> bool:
+        """Whether a replica that lacks only a credit is better than ``chosen``, which has one."""
+        if self._labels and not chosen.is_local and any(_is_usable(entry, avoid) for entry in self._local.values()):
+            return True
+        return any(_is_usable(entry, avoid) and _outweighs(entry, chosen) for entry in self._heavy.values())
+
+
+def _keep(entries: dict[str, Entry], entry: Entry, is_in: bool) -> None:
+    if is_in:
+        entries[entry.addr] = entry
+    elif entries:
+        entries.pop(entry.addr, None)
+
+
+def _is_usable(entry: Entry, avoid: Collection[str]) -> bool:
+    return entry.addr not in avoid and not entry.health.is_blocked
+
+
+def _outweighs(entry: Entry, chosen: Entry) -> bool:
+    if entry.info.weight <= chosen.info.weight or entry.is_local < chosen.is_local:
+        return False
+    return entry.own_load() / (entry.capacity * entry.weight) < chosen.own_load() / (chosen.capacity * chosen.weight)
+
+
+@dataclass(frozen=True, slots=True)
+class CreditRequest:
+    """Ask the replica at ``addr`` for credits for ``waiting`` picks; 0 takes back what was asked."""
+
+    addr: str
+    waiting: int
+    oldest_wait_s: float
+
+
+class CreditRequester:
+    """Asks up to 16 replicas at a time for credits, others each time, while picks wait."""
+
+    def __init__(self) -> None:
+        #: The replicas that were asked, and for which that was not taken back.
+        self._asked: tuple[str, ...] = ()
+        self._asked_at_s = 0.0
+        #: How many picks waited then.
+        self._asked_for = 0
+        self._start = 0
+
+    @property
+    def has_asked(self) -> bool:
+        """Whether a replica was asked, and that was not taken back."""
+        return bool(self._asked)
+
+    def is_due(self, now_s: float, waiting: int, *, hurry: bool = False) -> bool:
+        """Whether ``due`` may return anything; ``hurry``: the picks that wait now do not wait for long."""
+        if self._asked and waiting:
+            return now_s >= self._again_s(waiting, hurry=hurry)
+        return bool(self._asked or waiting)
+
+    def due(
+        self, now_s: float, waiting: int, oldest_wait_s: float, addrs: Sequence[str], *, hurry: bool = False
+    ) -> list[CreditRequest]:
+        """The requests to send now. ``addrs`` are the replicas that give credits."""
+        if not self.is_due(now_s, waiting, hurry=hurry):
+            return []
+        chosen = self._next_addrs(addrs) if waiting else ()
+        still_asked = set(chosen)
+        requests = [CreditRequest(addr, 0, 0.0) for addr in self._asked if addr not in still_asked]
+        if chosen:
+            # Each is asked for its part: whichever frees a slot first, the credits are about as many as needed.
+            part = -(-waiting // len(chosen))
+            requests += [CreditRequest(addr, part, oldest_wait_s) for addr in chosen]
+        self._asked, self._asked_at_s, self._asked_for = chosen, now_s, waiting
+        return requests
+
+    def next_s(self, waiting: int, replicas: int, *, hurry: bool = False) -> float | None:
+        """When ``due`` returns requests, with so many replicas that give credits: 0.0 is now, None is never."""
+        if self._asked:
+            return self._again_s(waiting, hurry=hurry) if waiting else 0.0
+        return 0.0 if waiting and replicas else None
+
+    def _again_s(self, waiting: int, *, hurry: bool) -> float:
+        return self._asked_at_s + (_ASK_AGAIN_SOON_S if hurry and waiting > self._asked_for else _ASK_AGAIN_S)
+
+    def _next_addrs(self, addrs: Sequence[str]) -> tuple[str, ...]:
+        if len(addrs) <= _ASKED_AT_ONCE:
+            return tuple(addrs)
+        start = self._start % len(addrs)
+        self._start = start + _ASKED_AT_ONCE
+        return tuple((*addrs[start:], *addrs[:start])[:_ASKED_AT_ONCE])
