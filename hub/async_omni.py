@@ -32,7 +32,7 @@ from hub.replicas.sockets import make_context
 from hub.replicas.stage_client import StageClient
 from hub.request.outputs import OmniOutput
 from hub.request.plan import StageGraph
-from omni_discovery.balancing.policies import build_load_balancer_factory
+from omni_discovery.balancing.policies import DEFAULT_POLICY, build_load_balancer_factory
 from omni_discovery.curve import KeyPair
 from omni_discovery.deploy.document import DeployConfig
 from omni_discovery.errors import HubUnavailableError, InvalidRequestError, RequestError
@@ -130,7 +130,7 @@ class AsyncOmni(CollectiveCalls):
         hub_id: str,
         key_pair: KeyPair | None,
         config: HubConfig | None = None,
-        policy: str = "least-load",
+        policy: str = DEFAULT_POLICY,
         labels: Mapping[str, str] | None = None,
         tracing: Tracing | None = None,
         *,

@@ -1,4 +1,4 @@
-"""``omni serve``: a hub with its local stages, or (``--headless``) only replicas of one stage."""
+"""What ``omni serve`` runs: a hub with its local stages, or (``--headless``) only replicas of one stage."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING
 
 from hub.serve.flags import (
     DEFAULT_HOST,
-    DEFAULT_POLICY,
     DEFAULT_PORT,
-    add_serve_options,
     check_flags,
     hub_config,
     warn_of_ignored_flags,
 )
 from hub.serve.plan import deploy_of, plan_here, stages_here, to_start
+from omni_discovery.balancing.policies import DEFAULT_POLICY
 from omni_discovery.commands.flags import read_labels, warn_if_plain
-from omni_discovery.commands.main import child_environment, configure_logging, read_security, user_runtime_dir
+from omni_discovery.commands.output import configure_logging
+from omni_discovery.commands.registry import child_environment, read_security, user_runtime_dir
 from omni_discovery.commands.stage_options import open_config, read_stage_options, runtime_here, stage_command
 from omni_discovery.deploy.document import DeployConfig
 from omni_discovery.errors import ConfigError
@@ -29,25 +29,16 @@ if TYPE_CHECKING:
     from hub.serve.running_hub import ServeConfig
 
 
-class ServeCommand:
-    """``omni serve [MODEL]``."""
-
-    summary = "serve a pipeline: a hub with its local stages, or only replicas with --headless"
-
-    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """See Command."""
-        add_serve_options(parser)
-
-    def run(self, arguments: argparse.Namespace) -> int:
-        """See Command."""
-        configure_logging()
-        check_flags(arguments)
-        warn_of_ignored_flags(arguments)
-        if arguments.dry_run:
-            return dry_run(arguments)
-        if arguments.headless:
-            return run_headless(arguments)
-        return run_with_hub(arguments)
+def serve(arguments: argparse.Namespace) -> int:
+    """Run ``omni serve`` with these arguments; return the exit code. Raise OmniError for what can't be served."""
+    configure_logging()
+    check_flags(arguments)
+    warn_of_ignored_flags(arguments)
+    if arguments.dry_run:
+        return dry_run(arguments)
+    if arguments.headless:
+        return run_headless(arguments)
+    return run_with_hub(arguments)
 
 
 def dry_run(arguments: argparse.Namespace) -> int:

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, Self
 
 import uvloop
 
-from hub.cli import ServeCommand, serve_config
+from hub.cli import serve_config
+from hub.command import ServeCommand
 from hub.results import OmniResult, ResultBuilder
 from hub.serve.flags import check_flags
 from hub.serve.plan import with_overrides

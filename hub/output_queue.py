@@ -1,4 +1,4 @@
-"""OutputQueue: the bounded queue of outputs between the orchestrator and one client."""
+"""OutputQueue: the bounded queue of outputs between the orchestrator and one client, with its watermarks."""
 
 from __future__ import annotations
 
@@ -8,13 +8,36 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from hub.orchestrator.active import AbortRequest, Ended
-from hub.request.backpressure import Watermarks
 from hub.request.events import ClientBackpressure
 from hub.request.outputs import OmniOutput
 from omni_discovery.errors import OverloadedError, RequestError
 
 #: Texts are joined up to this length only, because joining copies them.
 _LONG_BYTES: Final = 4096
+
+
+class Watermarks:
+    """High and low watermark of the output that waits for one client.
+
+    A client is behind from half of ``max_outputs`` or half of ``max_bytes`` on, until no more than a quarter of both
+    waits.
+    """
+
+    def __init__(self, max_outputs: int, max_bytes: int) -> None:
+        self.high_outputs, self._high_bytes = max(1, max_outputs // 2), max(1, max_bytes // 2)
+        self._low_outputs, self._low_bytes = self.high_outputs // 2, self._high_bytes // 2
+        self._is_behind = False
+
+    def crossed(self, outputs: int, size_bytes: int) -> ClientBackpressure | None:
+        """Take the number and size of the outputs that wait now; return an event if a watermark was crossed."""
+        if self._is_behind:
+            is_behind = outputs > self._low_outputs or size_bytes > self._low_bytes
+        else:
+            is_behind = outputs >= self.high_outputs or size_bytes >= self._high_bytes
+        if is_behind == self._is_behind:
+            return None
+        self._is_behind = is_behind
+        return ClientBackpressure(is_behind)
 
 
 class OutputQueue:

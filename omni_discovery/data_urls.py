@@ -1,4 +1,4 @@
-"""Pictures in messages: ``data:`` URLs, so that they come with the request and nothing is ever fetched. Pure."""
+"""Pictures in messages, as ``data:`` URLs: they come with the request, and nothing is fetched. Pure."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import Any, Final
 
 from omni_discovery.errors import InvalidRequestError
 
-#: Of the pictures of a request together: small files may claim to be pictures of any size, and are held unpacked.
+#: The pixels of all pictures of a request: pictures are held unpacked, and a small file may unpack to any size.
 MAX_PIXELS: Final = 64 << 20
 
 _BEGINS: Final = "data:image/"
 _ENCODED: Final = ";base64,"
-#: A type and its parameters are no longer than that.
+#: The type and its parameters have to end within so many characters.
 _HEAD_CHARS: Final = 64
 
 
 def picture_parts(messages: Any) -> list[Any]:
-    """What the ``image_url`` parts of ``messages`` hold, in order; nothing of what is no list of messages."""
+    """Return the values of the ``image_url`` parts of ``messages`` in order; none if that is no list of messages."""
     found: list[Any] = []
     for message in messages if isinstance(messages, list | tuple) else ():
         content = message.get("content") if isinstance(message, Mapping) else None
@@ -29,12 +29,12 @@ def picture_parts(messages: Any) -> list[Any]:
     return found
 
 
-def picture_url(given: Any) -> str:
-    """The URL in an ``image_url`` part, read no further than its head. Raise InvalidRequestError if it is no picture.
+def picture_url(part: Any) -> str:
+    """Return the URL of an ``image_url`` part, after checking its head. Raise InvalidRequestError if it is no picture.
 
-    ``given`` is ``{"url": "data:image/png;base64,..."}`` or that URL.
+    ``part`` is ``{"url": "data:image/png;base64,..."}`` or that URL.
     """
-    url = given.get("url") if isinstance(given, Mapping) else given
+    url = part.get("url") if isinstance(part, Mapping) else part
     if not isinstance(url, str) or not url.startswith(_BEGINS) or _ENCODED not in url[:_HEAD_CHARS]:
         raise InvalidRequestError(
             "image_url: give the picture itself, its file in base64, as data:image/png;base64,...; nothing is fetched"
@@ -42,12 +42,12 @@ def picture_url(given: Any) -> str:
     return url
 
 
-def read_picture(given: Any) -> tuple[str, bytes]:
-    """The type of a picture in an ``image_url`` part, such as ``image/png``, and its file as the client sent it.
+def read_picture(part: Any) -> tuple[str, bytes]:
+    """Return the media type of a picture in an ``image_url`` part, such as ``image/png``, and its file's bytes.
 
-    Raise InvalidRequestError if it is none in a ``data:`` URL. Whether the file can be shown is not looked at.
+    Raise InvalidRequestError if it is not base64 in a ``data:`` URL. The file itself is not checked.
     """
-    head, _, body = picture_url(given).partition(",")
+    head, _, body = picture_url(part).partition(",")
     try:
         file = base64.b64decode(body, validate=True)
     except (binascii.Error, ValueError) as error:

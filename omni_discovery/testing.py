@@ -1,6 +1,7 @@
-"""For tests of code that uses the registry: an etcd in memory, and a clock that moves by hand.
+"""For tests of code that uses the registry or adds to it: an etcd in memory, a clock that moves by hand, a contract.
 
-``FakeKV`` passes the same contract suite as the client of a real etcd.
+``FakeKV`` passes the same contract suite as the client of a real etcd. ``BalancerContract`` has the tests that every
+load balancing policy passes.
 """
 
 from __future__ import annotations
@@ -8,9 +9,13 @@ from __future__ import annotations
 import asyncio
 import heapq
 import itertools
+import random
 from collections.abc import AsyncGenerator, Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
 
+from omni_discovery.balancing.base import LoadBalancer, Member, Task, index_of
 from omni_discovery.errors import CompactedError, LeaseNotFoundError, RegistryUnavailableError
 from omni_discovery.kv import (
     Claim,
@@ -23,6 +28,7 @@ from omni_discovery.kv import (
     WatchBatch,
     WatchEvent,
 )
+from omni_discovery.records.schema import ReplicaInfo, ReplicaStatus
 
 #: Rounds of the event loop after which everything that could run has run.
 _SETTLE_ROUNDS = 50
@@ -321,3 +327,147 @@ class FakeKV:
         # Each waiter holds the event it waits on; whoever waits next gets a new one.
         woken, self._changed = self._changed, asyncio.Event()
         woken.set()
+
+
+def some_replicas(*queue_lengths: int, capacity: int = 4) -> list[ReplicaInfo]:
+    """Replicas of stage 0 that are up, one for each queue length, with ids from 0."""
+    return [
+        ReplicaInfo(
+            f"tcp://127.0.0.1:{20_000 + number}",
+            f"tcp://127.0.0.1:{40_000 + number}",
+            0,
+            ReplicaStatus.UP,
+            length,
+            0.0,
+            float(number),
+            replica_id=number,
+            epoch=number + 1,
+            capacity=capacity,
+        )
+        for number, length in enumerate(queue_lengths)
+    ]
+
+
+class _CountedMember(Member):
+    """Counts how often anything of it is read or called."""
+
+    #: Reads of all members together.
+    reads: ClassVar[int] = 0
+
+    def __getattribute__(self, name: str) -> Any:
+        _CountedMember.reads += 1
+        return super().__getattribute__(name)
+
+
+class BalancerContract:
+    """What every load balancing policy promises, as tests. Derive a class ``Test...`` and define ``make_balancer``.
+
+    Both ways of use are tested: ``select`` on a list, and the index that a pool of replicas keeps and changes.
+    """
+
+    #: With an index of your own: how often the members of a pool of 2000 may be read for one pick and what follows it,
+    #: on average. None: as often as you like, as ``select`` on a list does.
+    most_reads_per_pick: ClassVar[int | None] = None
+
+    def make_balancer(self) -> LoadBalancer:
+        """A new balancer, as a hub makes one for each stage."""
+        raise NotImplementedError
+
+    def test_no_replica_can_be_chosen_from_an_empty_list(self) -> None:
+        try:
+            self.make_balancer().select({}, [])
+        except ValueError:
+            return
+        raise AssertionError("select on an empty list raises ValueError")
+
+    def test_select_returns_a_position_and_leaves_the_list_as_it_is(self) -> None:
+        balancer = self.make_balancer()
+        for listed in (some_replicas(3), some_replicas(0, 0), some_replicas(5, 1, 4, 1, 9)):
+            before = [replace(info) for info in listed]
+            for number in range(20):
+                assert balancer.select({"request_id": f"r{number}"}, listed) in range(len(listed))
+            assert listed == before, "select leaves the list as it is"
+
+    def test_any_part_of_the_task_may_be_missing(self) -> None:
+        """Inputs of any kind come in, too: texts, tokens, none at all."""
+        balancer, listed = self.make_balancer(), some_replicas(1, 1, 1)
+        tasks: list[Task] = [
+            {},
+            {"request_id": "r"},
+            {"engine_inputs": {"prompt": "a text"}, "sampling_params": {"temperature": 0.5}},
+            {"engine_inputs": {"prompt_token_ids": [1, 2, 3]}, "sampling_params": None},
+            {"engine_inputs": None},
+        ]
+        assert all(balancer.select(task, listed) in range(3) for task in tasks)
+
+    def test_a_replica_that_weighs_nothing_is_not_chosen_beside_one_that_does(self) -> None:
+        balancer, listed = self.make_balancer(), some_replicas(1, 1, 1)
+        listed = [replace(listed[0], weight=0.0), listed[1], replace(listed[2], weight=0.0)]
+        chosen = {balancer.select({"request_id": f"r{number}"}, listed) for number in range(20)}
+        assert chosen == {1}, "weight 0 means: nothing at all"
+
+    def test_many_threads_may_select_at_once(self) -> None:
+        balancer, listed = self.make_balancer(), some_replicas(*range(8))
+        with ThreadPoolExecutor(8) as threads:
+            chosen = list(threads.map(lambda number: balancer.select({"request_id": str(number)}, listed), range(800)))
+        assert set(chosen) <= set(range(8))
+
+    def test_the_index_picks_members_and_nothing_from_none(self) -> None:
+        index = index_of(self.make_balancer())
+        assert index.pick({}) is None, "an empty index picks None"
+        members = [Member(info) for info in some_replicas(2, 0, 1)]
+        for member in members:
+            index.add(member)
+        assert all(index.pick({"request_id": f"r{number}"}) in members for number in range(20))
+
+    def test_the_index_follows_a_pool_that_changes(self) -> None:
+        """Members come, change and go in any order; each pick is of one that is there, and is counted behind it."""
+        for seed in range(5):
+            chance = random.Random(seed)
+            index = index_of(self.make_balancer())
+            away = [Member(info) for info in some_replicas(*(0 for _ in range(12)), capacity=3)]
+            there: list[Member] = []
+            for number in range(600):
+                match chance.choice(("add", "remove", "update", "pick", "pick", "pick")):
+                    case "add" if away:
+                        member = away.pop(chance.randrange(len(away)))
+                        there.append(member)
+                        index.add(member)
+                    case "remove" if there:
+                        member = there.pop(chance.randrange(len(there)))
+                        away.append(member)
+                        index.remove(member)
+                    case "update" if there:
+                        member = chance.choice(there)
+                        self._change(member, chance)
+                        index.update(member)
+                    case "pick":
+                        picked = index.pick({"request_id": f"r{number}"})
+                        assert (picked is None) == (not there), "None is picked where nothing is there, and only there"
+                        if picked is not None:
+                            assert picked in there, "what was removed is not picked"
+                            picked.load += 1
+                            index.update(picked)
+
+    def test_a_pick_costs_what_was_promised(self) -> None:
+        if self.most_reads_per_pick is None:
+            return
+        index, picks = index_of(self.make_balancer()), 400
+        for info in some_replicas(*(number % 7 for number in range(2000))):
+            index.add(_CountedMember(info))
+        # The first pick may build what later ones use.
+        index.pick({})
+        before = _CountedMember.reads
+        for number in range(picks):
+            picked = index.pick({"request_id": f"r{number}"})
+            assert picked is not None
+            picked.load += 1
+            index.update(picked)
+        reads = (_CountedMember.reads - before) / picks
+        assert reads <= self.most_reads_per_pick, f"{reads:.1f} reads for each pick"
+
+    @staticmethod
+    def _change(member: Member, chance: random.Random) -> None:
+        member.load = chance.randrange(5)
+        member.reported = chance.randrange(5)
+        member.weight = chance.choice((0.25, 1.0, 1.0, 3.0))

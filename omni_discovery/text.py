@@ -1,26 +1,26 @@
-"""What others say over several lines, in one: for tables, and for reasons that stand in a line of ours. Pure."""
+"""Texts of several lines as one line, for tables and log lines. Pure."""
 
 from __future__ import annotations
 
 from typing import Final
 
-#: How pydantic begins what a validator of its user's raised.
+#: The prefix that pydantic puts before the message of a custom validator.
 _PREFIX: Final = "Value error, "
 
 
 def one_line(text: str) -> str:
-    """The text with each stretch of white space as one space."""
+    """Return the text with each run of white space replaced by one space."""
     return " ".join(text.split())
 
 
 def essence(error: BaseException) -> str:
-    """What an exception says, on one line. Of pydantic's validation errors: what is wrong with what, and no more."""
-    told = getattr(error, "errors", None)
-    if not callable(told):
+    """Return an exception's message on one line; of pydantic's validation errors only the places and messages."""
+    list_errors = getattr(error, "errors", None)
+    if not callable(list_errors):
         return one_line(str(error))
     parts = []
-    for each in told():
-        place = ".".join(str(step) for step in each.get("loc", ()))
-        message = one_line(str(each.get("msg", ""))).removeprefix(_PREFIX)
+    for wrong in list_errors():
+        place = ".".join(str(step) for step in wrong.get("loc", ()))
+        message = one_line(str(wrong.get("msg", ""))).removeprefix(_PREFIX)
         parts.append(f"{place}: {message}" if place else message)
     return "; ".join(parts) or one_line(str(error))

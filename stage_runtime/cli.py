@@ -26,7 +26,8 @@ from omni_discovery.commands.flags import (
     check_data_plane,
     warn_if_plain,
 )
-from omni_discovery.commands.main import add_security_options, configure_logging, user_runtime_dir
+from omni_discovery.commands.output import configure_logging
+from omni_discovery.commands.registry import add_security_options, user_runtime_dir
 from omni_discovery.commands.stage_options import (
     StageCheck,
     StageOptions,
@@ -191,7 +192,7 @@ def _supervise(arguments: argparse.Namespace) -> int:
     from omni_discovery.etcd.check import check_ttl
     from omni_discovery.etcd.config import RegistryConfig
     from stage_runtime.engines.base import create_engine
-    from stage_runtime.supervisor.pipeline import read_pipeline
+    from stage_runtime.supervisor.deploy_document import read_pipeline
 
     raise_descriptor_limit("a replica")
     deploy = read_pipeline(
@@ -279,10 +280,10 @@ def _run_replica(config: ReplicaConfig) -> int:
     code = EXIT_FAILED
     try:
         from stage_runtime.replica.replica import Replica
-        from stage_runtime.supervisor.pipeline import deploy_for
+        from stage_runtime.supervisor.deploy_document import deploy_of_replica
 
         _be_brief(config)
-        code = Replica(config, deploy_for(config), device=device_text(os.environ), write_status=write).run()
+        code = Replica(config, deploy_of_replica(config), device=device_text(os.environ), write_status=write).run()
     except OmniError as error:
         code = EXIT_CONFIG if isinstance(error, ConfigError) else EXIT_FAILED
         write(Exiting(str(error)))

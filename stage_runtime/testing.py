@@ -1,19 +1,25 @@
-"""What every engine promises, as tests: for engines of third parties, and run over all of ours. Needs pytest.
+"""What every engine and every connector promises, as tests: for those of other packages, and run over all of ours.
 
-Derive a class whose name begins with ``Test`` from ``EngineContract``; docs/engines.md has a whole example.
+Derive a class whose name begins with ``Test`` from ``EngineContract`` or ``ConnectorContract``; docs/examples has one
+of each. Needs pytest.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ClassVar, Final, cast
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
 from omni_discovery.errors import InvalidRequestError
 from omni_discovery.wire import Resume
 from stage_runtime.config import NotResumableError
+from stage_runtime.connectors.base import OmniConnectorBase
+from stage_runtime.connectors.errors import TransferTimeoutError
 from stage_runtime.connectors.serialization import serialize
 from stage_runtime.engines.base import CONTROL_METHODS, Engine, EngineOutput, ResumingEngine, StageRequest
 from stage_runtime.engines.capabilities import capabilities_of, misspelled_members
@@ -280,3 +286,298 @@ class EngineContract:
         with pytest.raises(NotResumableError):
             engine.add(replace(self.good_request("k"), resume=Resume(text="nobody has ever said this")))
         assert not engine.has_unfinished()
+
+
+#: Makes a connector with these settings beside those that the test class gives it.
+MakeConnector = Callable[..., OmniConnectorBase]
+#: Metadata of a ``get`` that leaves the hand-off where it is.
+_KEEP: Final = {"consume": False}
+#: How long a producer may take to learn that its hand-off was fetched.
+_SOON_S: Final = 5.0
+
+
+class ConnectorContract:
+    """What every connector promises. Define ``make_connector``; all that a test makes see each other's hand-offs.
+
+    What the connector has beyond the base class stands in ``offers``; the tests of the others are left out:
+    ``limits`` (the settings ``max_inflight``, ``window_size`` and ``max_inflight_bytes``), ``ttl`` (the setting
+    ``ttl_s``), ``pending`` (``health`` counts the hand-offs that are stored under that name).
+    """
+
+    offers: ClassVar[frozenset[str]] = frozenset()
+
+    def make_connector(self, **settings: Any) -> OmniConnectorBase:
+        """A new connector with these settings, which are of those that ``offers`` stands for."""
+        raise NotImplementedError
+
+    def payload(self, size_bytes: int, seed: int = 0) -> dict[str, Any]:
+        """A hand-off of about that size, whose content follows from ``seed``, which is part of it."""
+        import numpy as np
+
+        return {"seed": seed, "numbers": np.arange(max(1, size_bytes // 8), dtype=np.int64) + seed}
+
+    def is_intact(self, value: Mapping[str, Any]) -> bool:
+        """Whether that is what ``payload`` made for its seed."""
+        numbers = value["numbers"]
+        return bool((numbers == self.payload(8 * len(numbers), value["seed"])["numbers"]).all())
+
+    def __init_subclass__(cls) -> None:
+        """Leave out the tests of what is not offered."""
+        for name, tests in _OFFERED.items():
+            for test in tests:
+                if test not in vars(cls):
+                    setattr(cls, test, getattr(ConnectorContract, test) if name in cls.offers else None)
+
+    @pytest.fixture
+    def make(self) -> Iterator[MakeConnector]:
+        """Makes connectors and closes them when the test ends. May be overridden in place of ``make_connector``."""
+        made: list[OmniConnectorBase] = []
+
+        def build(**settings: Any) -> OmniConnectorBase:
+            made.append(self.make_connector(**settings))
+            return made[-1]
+
+        yield build
+        for connector in made:
+            connector.close()
+
+    @staticmethod
+    def put(connector: OmniConnectorBase, key: str, value: Any) -> dict[str, Any]:
+        """Store a hand-off from stage 0 to 1; return its metadata. Raise AssertionError if it is not stored."""
+        stored, size_bytes, metadata = connector.put("0", "1", key, value)
+        assert stored, f"put failed: {connector.last_error or 'last_error says nothing'}"
+        assert size_bytes > 0, "the size of a stored hand-off is above 0"
+        assert metadata is not None, "a stored hand-off has metadata, which may be empty"
+        return metadata
+
+    @staticmethod
+    def get(connector: OmniConnectorBase, key: str, metadata: Mapping[str, Any] | None, **more: Any) -> Any:
+        """Fetch a hand-off from stage 0 to 1; None if it is not there."""
+        got = connector.get("0", "1", key, {**(metadata or {}), **more})
+        return None if got is None else got[0]
+
+    @pytest.mark.parametrize(
+        "value",
+        [{}, {"nothing": None}, {"empty": b""}, {"bytes": bytes(range(256)) * 1000}, {"deep": [{"n": [1.5, "ü"]}, -7]}],
+        ids=["empty", "none", "no bytes", "bytes", "nested"],
+    )
+    def test_what_one_puts_the_other_gets(self, make: MakeConnector, value: Any) -> None:
+        producer, consumer = make(), make()
+        stored, size_bytes, metadata = producer.put("0", "1", "key", value)
+        assert stored, producer.last_error
+        assert consumer.get("0", "1", "key", metadata) == (value, size_bytes)
+
+    def test_the_metadata_can_be_sent(self, make: MakeConnector) -> None:
+        metadata = self.put(make(), "key", self.payload(100_000, 3))
+        sent = msgspec.msgpack.decode(msgspec.msgpack.encode(metadata))
+        assert sent == metadata, "what is put into the metadata reaches the consumer as it is: no tuples, no classes"
+
+    def test_arrays_are_got_as_they_were_put(self, make: MakeConnector) -> None:
+        producer, consumer = make(), make()
+        got = self.get(consumer, "key", self.put(producer, "key", self.payload(300_000, 5)))
+        assert got["seed"] == 5
+        assert self.is_intact(got)
+
+    def test_get_consumes_once_unless_it_is_told_not_to(self, make: MakeConnector) -> None:
+        producer, consumer = make(), make()
+        metadata = self.put(producer, "key", {"a": 1})
+        for _ in range(3):
+            assert self.get(consumer, "key", metadata, **_KEEP) == {"a": 1}
+        assert self.get(consumer, "key", metadata) == {"a": 1}
+        assert self.get(consumer, "key", metadata) is None
+        assert self.get(consumer, "key", metadata, **_KEEP) is None
+
+    def test_of_many_that_would_consume_at_once_one_gets_it(self, make: MakeConnector) -> None:
+        producer, consumers = make(), [make() for _ in range(4)]
+        for number in range(5):
+            key, metadata = f"key{number}", self.put(producer, f"key{number}", self.payload(1 << 20, number))
+            with ThreadPoolExecutor(4) as threads:
+                got = list(threads.map(lambda one: self.get(one, key, metadata), consumers))  # noqa: B023
+            assert [value is not None for value in got].count(True) == 1
+
+    def test_what_is_not_there_is_none(self, make: MakeConnector) -> None:
+        """1. never put; 2. put and released by its producer."""
+        producer, consumer = make(), make()
+        assert consumer.get("0", "1", "never put") is None
+        assert consumer.get("0", "1", "never put", {"source_host": "elsewhere", "source_port": 1}) is None
+        metadata = self.put(producer, "key", {"a": 1})
+        producer.cleanup("key")
+        assert self.get(consumer, "key", metadata) is None
+
+    def test_a_hand_off_of_another_time_is_not_taken_for_the_one_that_is_meant(self, make: MakeConnector) -> None:
+        """The same key again replaces what was there: the older metadata means something that is gone."""
+        producer, consumer = make(), make()
+        older = self.put(producer, "key", {"a": 1})
+        newer = self.put(producer, "key", {"a": 2})
+        assert self.get(consumer, "key", older, **_KEEP) is None
+        assert self.get(consumer, "key", newer, **_KEEP) == {"a": 2}
+        self.check_pending(producer, 1)
+
+    @pytest.mark.parametrize("key", ["a/b", "../../etc/passwd", "ü" * 300, "\0", ".", "\ud800"])
+    def test_any_text_is_a_key(self, make: MakeConnector, key: str) -> None:
+        producer, consumer = make(), make()
+        assert self.get(consumer, key, self.put(producer, key, {"a": 1})) == {"a": 1}
+
+    def test_what_can_not_be_stored_is_said_and_not_raised(self, make: MakeConnector) -> None:
+        connector = make()
+        assert connector.put("0", "1", "key", {"f": print}) == (False, 0, None)
+        assert "builtin_function" in connector.last_error, "last_error says what can't be stored"
+        self.check_pending(connector, 0)
+
+    def test_cleanup_drops_a_requests_keys_and_no_others(self, make: MakeConnector) -> None:
+        producer, consumer = make(), make()
+        all_metadata = {key: self.put(producer, key, {"a": 1}) for key in ("r1", "r1_0", "0_r1", "r10", "xr1")}
+        producer.cleanup("r1")
+        producer.cleanup("unknown")
+        there = {key for key, metadata in all_metadata.items() if self.get(consumer, key, metadata, **_KEEP)}
+        assert there == {"r10", "xr1"}
+
+    def test_close_may_be_called_twice_and_refuses_afterwards(self, make: MakeConnector) -> None:
+        producer, consumer = make(), make()
+        metadata = self.put(producer, "a", self.payload(100_000, 3))
+        got = self.get(consumer, "a", metadata, **_KEEP)
+        for connector in (producer, consumer) * 2:
+            connector.close()
+        assert producer.put("0", "1", "b", self.payload(100_000)) == (False, 0, None)
+        # What was fetched belongs to the consumer.
+        assert self.is_intact(got)
+
+    def test_health_has_a_status(self, make: MakeConnector) -> None:
+        connector = make()
+        self.put(connector, "a", {"a": 1})
+        assert connector.health()["status"] == "healthy"
+        self.check_pending(connector, 1)
+
+    def test_what_was_got_may_be_changed_without_changing_it_for_others(self, make: MakeConnector) -> None:
+        producer, consumer = make(), make()
+        metadata = self.put(producer, "key", self.payload(800_000))
+        first = self.get(consumer, "key", metadata, **_KEEP)
+        for array in first.values():
+            if isinstance(array, int):
+                continue
+            if hasattr(array, "flags") and not array.flags.writeable:
+                # It can't be changed at all.
+                return
+            array += 1  # noqa: PLW2901 - in place
+        assert not self.is_intact(first)
+        assert self.is_intact(self.get(consumer, "key", metadata, **_KEEP))
+
+    def test_what_was_got_stays_as_it_is_when_its_producer_drops_it(self, make: MakeConnector) -> None:
+        producer, consumer = make(), make()
+        held = self.get(consumer, "first", self.put(producer, "first", self.payload(200_000, 1)), **_KEEP)
+        producer.cleanup("first")
+        for number in range(20):
+            metadata = self.put(producer, f"k{number}", self.payload(200_000, 100 + number))
+            got = self.get(consumer, f"k{number}", metadata, **_KEEP)
+            assert (got["seed"], self.is_intact(got)) == (100 + number, True)
+            producer.cleanup(f"k{number}")
+        assert (held["seed"], self.is_intact(held)) == (1, True)
+        consumer.release(held)
+        consumer.release(object())
+
+    def test_many_threads_get_at_once(self, make: MakeConnector) -> None:
+        producer, consumer = make(), make()
+        stored = {f"k{number}": self.put(producer, f"k{number}", self.payload(500_000, number)) for number in range(8)}
+
+        def read(key: str) -> bool:
+            got = self.get(consumer, key, stored[key], **_KEEP)
+            return got["seed"] == int(key[1:]) and self.is_intact(got)
+
+        with ThreadPoolExecutor(8) as threads:
+            assert all(threads.map(read, list(stored) * 8))
+
+    def test_puts_and_gets_of_many_threads_do_not_mix(self, make: MakeConnector) -> None:
+        producer, consumer = make(), make()
+
+        def wrong(base: int) -> list[int]:
+            found = []
+            for number in range(base, base + 15):
+                metadata = self.put(producer, f"k{number}", self.payload(70_000 + number, number))
+                got = self.get(consumer, f"k{number}", metadata, **_KEEP)
+                if got is None or got["seed"] != number or not self.is_intact(got):
+                    found.append(number)
+                producer.cleanup(f"k{number}")
+            return found
+
+        with ThreadPoolExecutor(4) as threads:
+            assert list(threads.map(wrong, (0, 100, 200, 300))) == [[]] * 4
+        self.check_pending(producer, 0)
+
+    def test_a_deadline_that_has_passed_is_an_error_or_not_needed(self, make: MakeConnector) -> None:
+        producer, consumer = make(), make()
+        metadata = self.put(producer, "key", self.payload(1000, 1))
+        try:
+            got = self.get(consumer, "key", metadata, timeout_s=0.0, **_KEEP)
+        except TransferTimeoutError:
+            return
+        assert self.is_intact(got)
+
+    def test_cancel_of_what_is_not_under_way_is_silent(self, make: MakeConnector) -> None:
+        connector = make()
+        connector.cancel("unknown")
+        metadata = self.put(connector, "key", {"a": 1})
+        connector.cancel("key")
+        assert self.get(make(), "key", metadata) == {"a": 1}
+
+    def test_the_endpoint_is_text_and_numbers(self, make: MakeConnector) -> None:
+        found: Mapping[Any, Any] = make().endpoint()
+        assert all(isinstance(name, str) and isinstance(value, str | int | float) for name, value in found.items())
+
+    def test_beyond_the_limits_of_an_edge_put_fails_at_once_and_says_which(self, make: MakeConnector) -> None:
+        """1. two in flight are allowed: the third is refused until one is cleaned up
+        2. one that nobody fetched is allowed: the next one is refused until that one is fetched
+        3. bytes are bounded in the same way; the same key again needs no room of its own.
+        """
+        producer, consumer = make(max_inflight=2), make()
+        self.put(producer, "a", self.payload(1000))
+        self.put(producer, "b", self.payload(1000))
+        begun_s = time.monotonic()
+        assert producer.put("0", "1", "c", self.payload(1000)) == (False, 0, None)
+        assert time.monotonic() - begun_s < 0.5, "put never waits"
+        assert "max_inflight is 2" in producer.last_error
+        self.put(producer, "b", self.payload(1000))
+        producer.cleanup("a")
+        self.put(producer, "c", self.payload(1000))
+        window = make(window_size=1)
+        first = self.put(window, "a", self.payload(1000))
+        assert window.put("0", "1", "b", self.payload(1000)) == (False, 0, None)
+        assert "window_size is 1" in window.last_error
+        assert self.get(consumer, "a", first, **_KEEP) is not None
+        # Over a network the producer learns of the fetch a moment later.
+        until_s = time.monotonic() + _SOON_S
+        while not window.put("0", "1", "b", self.payload(1000))[0]:
+            assert time.monotonic() < until_s, "what was fetched makes no room"
+            time.sleep(0.01)
+        narrow = make(max_inflight_bytes=100_000)
+        self.put(narrow, "a", self.payload(60_000))
+        assert narrow.put("0", "1", "b", self.payload(60_000)) == (False, 0, None)
+        assert "max_inflight_bytes is 100000" in narrow.last_error
+        self.put(narrow, "a", self.payload(60_000))
+
+    def test_what_was_consumed_makes_room(self, make: MakeConnector) -> None:
+        producer, consumer = make(max_inflight=3), make()
+        for number in range(20):
+            metadata = self.put(producer, f"k{number}", self.payload(1000, number))
+            assert self.get(consumer, f"k{number}", metadata)["seed"] == number
+
+    def test_what_nobody_cleans_up_goes_after_its_time(self, make: MakeConnector) -> None:
+        producer, consumer = make(ttl_s=0.05), make()
+        metadata = self.put(producer, "old", {"a": 1})
+        time.sleep(0.1)
+        self.put(producer, "new", {"a": 1})
+        self.check_pending(producer, 1)
+        assert self.get(consumer, "old", metadata) is None
+
+    def check_pending(self, producer: OmniConnectorBase, count: int) -> None:
+        """Raise AssertionError if ``health`` counts other than ``count`` hand-offs, where it counts them."""
+        assert "pending" not in self.offers or producer.health()["pending"] == count
+
+
+#: The tests of ConnectorContract that are run only for what is offered.
+_OFFERED: Final = {
+    "limits": (
+        "test_beyond_the_limits_of_an_edge_put_fails_at_once_and_says_which",
+        "test_what_was_consumed_makes_room",
+    ),
+    "ttl": ("test_what_nobody_cleans_up_goes_after_its_time",),
+}

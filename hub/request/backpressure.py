@@ -1,4 +1,7 @@
-"""Backpressure: when a client is too far behind its output, and which replicas are paused for it. Pure."""
+"""Backpressure: which replicas are paused for a client that is behind its output. Pure.
+
+When a client counts as behind, the watermarks of its OutputQueue decide.
+"""
 
 from __future__ import annotations
 
@@ -6,30 +9,6 @@ from collections.abc import Sequence
 
 from hub.request.events import ClientBackpressure, Pause
 from hub.request.state import RequestState, StageRun
-
-
-class Watermarks:
-    """High and low watermark of the output that waits for one client.
-
-    A client is behind from half of ``max_outputs`` or half of ``max_bytes`` on, until no more than a quarter of both
-    waits.
-    """
-
-    def __init__(self, max_outputs: int, max_bytes: int) -> None:
-        self.high_outputs, self._high_bytes = max(1, max_outputs // 2), max(1, max_bytes // 2)
-        self._low_outputs, self._low_bytes = self.high_outputs // 2, self._high_bytes // 2
-        self._is_behind = False
-
-    def crossed(self, outputs: int, size_bytes: int) -> ClientBackpressure | None:
-        """Take the number and size of the outputs that wait now; return an event if a watermark was crossed."""
-        if self._is_behind:
-            is_behind = outputs > self._low_outputs or size_bytes > self._low_bytes
-        else:
-            is_behind = outputs >= self.high_outputs or size_bytes >= self._high_bytes
-        if is_behind == self._is_behind:
-            return None
-        self._is_behind = is_behind
-        return ClientBackpressure(is_behind)
 
 
 def update_backpressure(state: RequestState, backpressure: ClientBackpressure) -> Sequence[Pause]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from hub.serve.pipeline_claim import check_pipeline
 from hub.serve.plan import StagesHere, plan_here, stages_here
 from omni_discovery.commands.flags import RAY
-from omni_discovery.commands.main import child_environment
+from omni_discovery.commands.registry import child_environment
 from omni_discovery.commands.stage_options import StageCheck, open_config, stage_command
 from omni_discovery.deploy.document import DeployConfig, decode_deploy, encode_deploy
 from omni_discovery.deploy.topology import Topology, plan

@@ -8,8 +8,9 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from omni_discovery.balancing.policies import DEFAULT_POLICY
 from omni_discovery.commands.flags import add_backend_options, add_data_plane_options, check_backend, check_data_plane
-from omni_discovery.commands.main import add_registry_options, read_security
+from omni_discovery.commands.registry import add_registry_options, read_security
 from omni_discovery.deploy.overrides import check_headless, parse_overrides
 from omni_discovery.errors import ConfigError
 from omni_discovery.etcd.config import RegistryConfig, RegistrySecurity
@@ -145,7 +146,6 @@ def _value(arguments: argparse.Namespace, flag: str) -> float | None:
     return value
 
 
-DEFAULT_POLICY: Final = "least-load"
 DEFAULT_HOST: Final = "127.0.0.1"
 DEFAULT_PORT: Final = 8000
 _MOST_REPLICAS: Final = 1024

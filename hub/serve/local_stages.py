@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from omni_discovery.backoff import RestartPauses
-from omni_discovery.commands.main import child_environment
+from omni_discovery.commands.registry import child_environment
 from omni_discovery.commands.stage_options import StageOptions, open_config, stage_command
 from omni_discovery.records.schema import ReplicaStatus
 from omni_discovery.view.table import View

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
-from collections.abc import Sequence
-from importlib.metadata import entry_points
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,10 +14,11 @@ from hub.api.served_stage import serving_stage
 from omni_discovery.commands.flags import RAY
 from omni_discovery.commands.stage_options import StageOptions, read_stage_options
 from omni_discovery.deploy.document import DeployConfig, StageConfig, read_deploy
-from omni_discovery.deploy.load import doubtful_engines, load_deploy
+from omni_discovery.deploy.load import doubtful_connectors, doubtful_engines, load_deploy
 from omni_discovery.deploy.overrides import FLAG, of_the_document, of_this_host, on_this_host, parse_overrides
 from omni_discovery.deploy.topology import Topology, plan
 from omni_discovery.errors import ConfigError
+from omni_discovery.plugins import CONNECTOR_GROUPS, ENGINE_GROUPS, find_plugins
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -75,20 +75,31 @@ def replica_count(arguments: argparse.Namespace, stage: StageConfig, override: M
 
 
 def plan_here(arguments: argparse.Namespace, deploy: DeployConfig, here: StagesHere) -> Topology:
-    """Assign devices and ports. Raise ConfigError for a stage that can't run here; log likely mistakes."""
-    installed = [entry.name for entry in entry_points(group="omni_discovery.engines")]
+    """Lay out what runs on this host. Raise ConfigError for what can't run here; possible slips are logged.
+
+    Engines and connectors of stages that run elsewhere need not be installed here: an unknown one is a warning.
+    """
+    engines, connectors = find_plugins(ENGINE_GROUPS), find_plugins(CONNECTOR_GROUPS)
     on_this_machine = arguments.worker_backend != RAY
     if on_this_machine:
-        _check_stages([stage for stage, _ in here], installed)
-    for doubt in doubtful_engines(deploy.stages, installed):
+        _check_stages([stage for stage, _ in here], engines)
+        _check_connectors(deploy, [stage.stage_id for stage, _ in here], connectors)
+    for doubt in doubtful_engines(deploy.stages, engines):
         logger.warning("deploy.engine_unknown %s", doubt)
+    for doubt in doubtful_connectors(deploy, None, connectors):
+        logger.warning("deploy.connector_unknown %s", doubt)
     topology = plan(deploy, here, on_this_machine=on_this_machine)
-    for doubt in topology.told:
-        logger.warning("deploy.devices %s", doubt)
+    for warning in topology.warnings:
+        logger.warning("deploy.devices %s", warning)
     return topology
 
 
-def _check_stages(here: Sequence[StageConfig], installed: Sequence[str]) -> None:
+def _check_connectors(deploy: DeployConfig, here: Collection[int], installed: Collection[str]) -> None:
+    if doubts := doubtful_connectors(deploy, here, installed):
+        raise ConfigError("; ".join(doubts))
+
+
+def _check_stages(here: Sequence[StageConfig], installed: Collection[str]) -> None:
     if doubts := doubtful_engines(here, installed):
         raise ConfigError("; ".join(doubts))
     for stage in here:

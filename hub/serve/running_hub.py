@@ -26,7 +26,7 @@ from hub.serve.pipeline_claim import check_before_joining, claim_pipeline, keep_
 from omni_discovery import __version__
 from omni_discovery.clients import OmniCoordClientForHub
 from omni_discovery.commands.flags import CURVE
-from omni_discovery.commands.history_log import remembering
+from omni_discovery.commands.history_log import with_history
 from omni_discovery.deploy.document import DeployConfig
 from omni_discovery.errors import ConfigError, RegistryError, RegistryUnavailableError
 from omni_discovery.etcd.check import check_registry, check_ttl
@@ -196,7 +196,7 @@ class RunningHub:
             user=self._config.security.user,
             password=self._config.security.password,
             hub=record,
-            on_view=remembering(omni.apply_view, self._config.runtime_dir, self._config.namespace),
+            on_view=with_history(omni.apply_view, self._config.runtime_dir, self._config.namespace),
             options=ViewOptions(
                 saved_view=saved_view,
                 applied_revision=omni.applied_revision,

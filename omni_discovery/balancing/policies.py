@@ -6,7 +6,7 @@ import random
 import threading
 from collections.abc import Callable, Mapping
 from enum import StrEnum
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint
 from math import inf
 from typing import Any, Final
 
@@ -21,10 +21,23 @@ from omni_discovery.balancing.weighted import (
     reported_per_weight,
 )
 from omni_discovery.errors import ConfigError
+from omni_discovery.plugins import POLICY_GROUPS, find_plugins
 from omni_discovery.records.schema import ReplicaInfo
 
-#: The entry point group in which an installed package names a callable that returns a LoadBalancer.
-ENTRY_POINT_GROUP: Final = "omni_discovery.policies"
+#: LoadBalancer and Task were defined here before 0.2, and are imported from here by third parties.
+__all__ = [
+    "DEFAULT_POLICY",
+    "LeastLoadBalancer",
+    "LeastQueueLengthBalancer",
+    "LoadBalancer",
+    "LoadBalancingPolicy",
+    "PowerOfTwoBalancer",
+    "PrefixHashBalancer",
+    "RandomBalancer",
+    "RoundRobinBalancer",
+    "Task",
+    "build_load_balancer_factory",
+]
 
 
 class LoadBalancingPolicy(StrEnum):
@@ -193,7 +206,7 @@ def build_load_balancer_factory(policy: str) -> Callable[[], LoadBalancer]:
         return _FACTORIES[LoadBalancingPolicy(policy)]
     except ValueError:
         pass
-    third_party = {point.name: point for point in entry_points(group=ENTRY_POINT_GROUP)}
+    third_party = find_plugins(POLICY_GROUPS)
     if policy in third_party:
         return _load(third_party[policy])
     valid = ", ".join([*(known.value for known in LoadBalancingPolicy), *sorted(third_party)])

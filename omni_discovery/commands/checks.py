@@ -1,9 +1,4 @@
-"""What is wrong with a deployment, from what its registry holds: findings, each with what to do.
-
-What is wrong with the versions that a namespace runs: of documents, models and code. Pure; part of doctor.py.
-
-What a diagnosis is made of, and what it looks at. Pure.
-"""
+"""The checks of ``omni doctor``: findings about the keys of one namespace, each with what to do. Pure."""
 
 from __future__ import annotations
 
@@ -28,7 +23,7 @@ __all__ = ["Evidence", "Finding", "Grade", "count_namespaces", "examine", "judge
 
 
 class Grade(StrEnum):
-    """How a finding is to be taken."""
+    """How serious a finding is; a PROBLEM makes ``omni doctor`` exit with 1."""
 
     OK = "ok"
     NOTE = "note"
@@ -37,7 +32,7 @@ class Grade(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at; ``advice`` is what to do, empty where there is nothing to do."""
+    """The result of one check; ``advice`` is what the operator can do, empty where nothing has to be done."""
 
     grade: Grade
     topic: str
@@ -47,13 +42,13 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What the checks look at: the view and the raw keys of one namespace, and the wall clock here."""
+    """The input of the checks: the view and the raw keys of one namespace, and this machine's wall clock in seconds."""
 
     namespace: str
     view: View
     items: Sequence[KeyValue]
     now_s: float
-    #: How many replicas each namespace of this etcd has; None if we may not look.
+    #: The number of replicas of each namespace of this etcd; None if this user may not list them.
     namespaces: Mapping[str, int] | None = None
 
 
@@ -62,12 +57,12 @@ _RESTART: Final = (
     " with that while it is rolled out, and all others refuse it"
 )
 _SAME_FILES: Final = "make the model's files the same on every host, then restart it; until then no hub picks it"
-#: What replicas of one stage and one document usually have in common.
+#: Fields that are usually equal for all replicas of one stage and one document, as messages name them.
 _ALIKE: Final = {"revision": "revision of the model", "dtype": "dtype", "tokenizer": "tokenizer", "code": "code"}
 
 
 def examine_versions(evidence: Evidence, deploy: DeployConfig) -> Iterator[Finding]:
-    """Who runs something else than the pipeline in force."""
+    """Check which replicas and hubs run another document, model or release than the pipeline in force asks for."""
     expected = stage_fingerprints(deploy)
     infos = [evidence.view.replicas[key] for key in sorted(evidence.view.replicas)]
     wrong = 0
@@ -95,7 +90,7 @@ def examine_versions(evidence: Evidence, deploy: DeployConfig) -> Iterator[Findi
 
 
 def _unlike(infos: list[ReplicaInfo]) -> Iterator[Finding]:
-    """Replicas of one stage and one document that differ in something that may be as it is meant."""
+    """Note replicas of one stage and one document that differ in a field of ``_ALIKE``, which may be intended."""
     for field, word in _ALIKE.items():
         found: dict[tuple[int, str], dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
         for info in infos:
@@ -108,7 +103,7 @@ def _unlike(infos: list[ReplicaInfo]) -> Iterator[Finding]:
 
 
 def _hubs_behind(evidence: Evidence) -> Iterator[Finding]:
-    """Hubs that have seen the pipeline in force and serve another."""
+    """Find hubs that have read the pipeline in force and still serve another document."""
     pipeline_key = keys.pipeline_key(evidence.namespace)
     in_force = next((item for item in evidence.items if item.key == pipeline_key), None)
     for item in evidence.items if in_force is not None else ():
@@ -127,15 +122,15 @@ def _hubs_behind(evidence: Evidence) -> Iterator[Finding]:
             yield Finding(Grade.PROBLEM, "pipeline", text, advice)
 
 
-#: Clocks that differ by less don't mislead anybody.
+#: Clocks that differ by less, in seconds, are not reported.
 _CLOCK_S: Final = 2.0
-#: A namespace that is as empty as this hides nothing.
+#: How many names a finding lists at most.
 _SHOWN: Final = 8
 _NEWER: Final = "run etcd 3.5.23 or newer, or 3.6"
 
 
 def examine(evidence: Evidence) -> list[Finding]:
-    """All findings about a namespace's keys; at least one for each thing that was looked at."""
+    """Return the findings of all checks of a namespace's keys; a check that finds nothing wrong says so with OK."""
     checks = (_namespace, _records, _leases, _clocks, _pipeline, _stages, _control, _hubs, _encryption, _versions)
     found: list[Finding] = []
     for check in checks:
@@ -144,7 +139,7 @@ def examine(evidence: Evidence) -> list[Finding]:
 
 
 def judge_version(endpoint: str, version: str, *, embedded: bool = False) -> Finding:
-    """What the release of the etcd at one endpoint is known to do wrong. Nothing hangs on that of an embedded one."""
+    """Check the release of the etcd at one endpoint for known bugs; those do no harm to an ``embedded`` one."""
     parsed = parse_version(version)
     if parsed is None:
         return Finding(Grade.NOTE, "release", f"{endpoint} does not say which release of etcd it is")
@@ -156,13 +151,13 @@ def judge_version(endpoint: str, version: str, *, embedded: bool = False) -> Fin
         return Finding(Grade.OK, "release", text)
     harmful = [bug.what for bug in bugs if not bug.workaround]
     harmless = [bug.what for bug in bugs if bug.workaround]
-    told = [*harmful, f"worked around here: {'; '.join(harmless)}"] if harmless else harmful
-    # No problem of this deployment's: what is registered is put back by who registered it.
-    return Finding(Grade.NOTE, "release", f"{endpoint} is etcd {version}: {'; '.join(told)}", _NEWER)
+    bugs_named = [*harmful, f"worked around here: {'; '.join(harmless)}"] if harmless else harmful
+    # A note only: a record that etcd loses is written again by its owner.
+    return Finding(Grade.NOTE, "release", f"{endpoint} is etcd {version}: {'; '.join(bugs_named)}", _NEWER)
 
 
 def count_namespaces(listed: Iterable[str]) -> dict[str, int]:
-    """How many replica records each namespace has, by its keys."""
+    """Count the replica records of each namespace among the keys of an etcd."""
     counts: dict[str, int] = defaultdict(int)
     for key in listed:
         parts = key.removeprefix(keys.ROOT).split("/")
@@ -213,7 +208,7 @@ def _leases(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _clocks(evidence: Evidence) -> Iterator[Finding]:
-    """A clock that is ahead of ours, or one that tells an earlier time than a write before its own."""
+    """Find hosts whose clock is ahead of this machine's, or behind that of a host that wrote earlier."""
     apart: dict[str, float] = {}
     by_key = {keys.replica_key(evidence.namespace, *key): info for key, info in evidence.view.replicas.items()}
     latest_s, latest_host = 0.0, ""
@@ -309,7 +304,7 @@ def _hubs(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _encryption(evidence: Evidence) -> Iterator[Finding]:
-    """Whether everybody who talks to each other encrypts, or nobody does."""
+    """Check that all hubs and replicas use encrypted sockets, or none does."""
     view = evidence.view
     secured = {f"replica {_name(info)}": bool(info.curve_public_key) for info in view.replicas.values()}
     secured |= {f"hub {hub_id}": bool(hub.curve_public_key) for hub_id, hub in view.hubs.items()}

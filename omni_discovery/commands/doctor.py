@@ -1,24 +1,15 @@
-"""``omni doctor``: looks at etcd, at what is in it, and at the ways to the replicas; says what is wrong."""
+"""``omni doctor``: checks etcd, the records in it, and whether the replicas can be reached; prints what is wrong."""
 
 from __future__ import annotations
 
 import argparse
-import asyncio
-import dataclasses
 import os
 import sys
 import time
 from typing import TYPE_CHECKING, Any, Final
 
-import msgspec
-
-from omni_discovery.commands.main import (
-    add_registry_options,
-    find_endpoints,
-    quiet_logging,
-    read_security,
-    user_runtime_dir,
-)
+from omni_discovery.commands.output import quiet_logging
+from omni_discovery.commands.registry import add_registry_options, find_endpoints, read_security, user_runtime_dir
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -48,7 +39,12 @@ class DoctorCommand:
         parser.add_argument("--json", action="store_true", help="print the findings as JSON lines instead")
 
     def run(self, arguments: argparse.Namespace) -> int:
-        """See Command. 0: nothing is wrong, 1: something is."""
+        """See Command. Return 0 if nothing is wrong, 1 if something is."""
+        import asyncio
+        import dataclasses
+
+        import msgspec
+
         from omni_discovery.commands.checks import Grade
         from omni_discovery.etcd.embedded_file import embedded_among
         from omni_discovery.records.keys import check_namespace
@@ -69,7 +65,12 @@ class DoctorCommand:
 
 
 async def diagnose(endpoints: str, security: RegistrySecurity, namespace: str, embedded: str = "") -> list[Finding]:
-    """Everything that can be found out from here. ``embedded`` is the endpoint of an etcd of this user's hubs."""
+    """Return all findings that can be made from this machine; never raises RegistryError.
+
+    ``embedded`` is the endpoint of the embedded etcd of this user's hubs, empty where none runs.
+    """
+    import asyncio
+
     from omni_discovery.commands.checks import Evidence, Finding, Grade, count_namespaces, examine
     from omni_discovery.errors import RegistryError
     from omni_discovery.etcd.config import parse_endpoints
@@ -78,7 +79,10 @@ async def diagnose(endpoints: str, security: RegistrySecurity, namespace: str, e
     from omni_discovery.view.table import ReplicaTable
 
     answers = await asyncio.gather(
-        *(_knock(each, endpoints, security, namespace, each == embedded) for each in parse_endpoints(endpoints))
+        *(
+            _check_endpoint(endpoint, endpoints, security, namespace, endpoint == embedded)
+            for endpoint in parse_endpoints(endpoints)
+        )
     )
     found = [finding for each in answers for finding in each]
     if not any(each[0].grade is Grade.OK for each in answers):
@@ -95,7 +99,7 @@ async def diagnose(endpoints: str, security: RegistrySecurity, namespace: str, e
             found.append(Finding(Grade.NOTE, "namespace", f"other namespaces can't be seen: {error}"))
         found.append(await _least_ttl(kv))
         found += examine(Evidence(namespace, table.snapshot(), listing.items, time.time(), namespaces))
-        found += await _ways(table.snapshot())
+        found += await _check_addresses(table.snapshot())
     except RegistryError as error:
         found.append(Finding(Grade.PROBLEM, "etcd", f"it answered once and then no more: {error}"))
     finally:
@@ -103,10 +107,10 @@ async def diagnose(endpoints: str, security: RegistrySecurity, namespace: str, e
     return found
 
 
-async def _knock(
+async def _check_endpoint(
     endpoint: str, endpoints: str, security: RegistrySecurity, namespace: str, embedded: bool
 ) -> list[Finding]:
-    """Whether this one endpoint answers and lets us read, and which release it is."""
+    """Check that one endpoint answers, lets us read, and runs a release without known bugs."""
     from omni_discovery.commands.checks import Finding, Grade, judge_version
     from omni_discovery.errors import RegistryError, RegistryRefusedError
     from omni_discovery.etcd.config import scheme_of
@@ -136,7 +140,12 @@ async def _knock(
 
 
 async def _release(kv: EtcdKV, endpoint: str) -> str:
-    """Which etcd that is; empty if it does not say so soon. The connection asks by itself when it is first used."""
+    """Return the release of the etcd at an endpoint; empty if it is not known within a second.
+
+    The connection asks for it by itself when it is first used.
+    """
+    import asyncio
+
     for _ in range(_RELEASE_TRIES):
         if version := kv.server_versions.get(endpoint):
             return version
@@ -145,7 +154,7 @@ async def _release(kv: EtcdKV, endpoint: str) -> str:
 
 
 async def _least_ttl(kv: KVStore) -> Finding:
-    """The shortest lease that this server grants."""
+    """Check how short a lease this server grants."""
     from omni_discovery.commands.checks import Finding, Grade
     from omni_discovery.errors import RegistryError
 
@@ -161,8 +170,10 @@ async def _least_ttl(kv: KVStore) -> Finding:
     return Finding(Grade.OK, "ttl", text)
 
 
-async def _ways(view: View) -> list[Finding]:
-    """Whether the replicas' sockets can be reached from this machine."""
+async def _check_addresses(view: View) -> list[Finding]:
+    """Check that the sockets of all replicas can be reached from this machine."""
+    import asyncio
+
     from omni_discovery.commands.checks import Finding, Grade
 
     infos = [view.replicas[key] for key in sorted(view.replicas)]
@@ -171,12 +182,12 @@ async def _ways(view: View) -> list[Finding]:
         Finding(
             Grade.PROBLEM,
             "address",
-            f"replica {info.stage_id}/{info.replica_id} on {info.host} can't be reached at {what}",
+            f"replica {info.stage_id}/{info.replica_id} on {info.host} can't be reached at {unreachable}",
             "if its process is dead, the record goes with its lease; if not, see to the firewall, or to its "
             "--omni-replica-address: a hub on this machine could not reach it, either",
         )
-        for info, what in zip(infos, results, strict=True)
-        if what
+        for info, unreachable in zip(infos, results, strict=True)
+        if unreachable
     ]
     if infos and not found:
         found.append(Finding(Grade.OK, "address", f"all {len(infos)} replicas can be reached from here"))
@@ -184,7 +195,9 @@ async def _ways(view: View) -> list[Finding]:
 
 
 async def _unreachable(info: ReplicaInfo) -> str:
-    """The addresses that don't take a connection, with the reason; empty if both do."""
+    """Return the replica's addresses that refuse a connection, each with the reason; empty if both accept one."""
+    import asyncio
+
     wrong = []
     for address in (info.input_addr, info.output_addr):
         host, _, port = address.removeprefix("tcp://").rpartition(":")
@@ -202,7 +215,7 @@ async def _unreachable(info: ReplicaInfo) -> str:
 
 
 def findings_table(found: list[Finding]) -> Table:
-    """The findings for a person, at 80 columns: what is wrong comes last, where it is read."""
+    """The findings as a table of 80 columns, problems last, next to the prompt."""
     from rich.table import Table
     from rich.text import Text
 

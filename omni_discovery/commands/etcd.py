@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
-import getpass
-import secrets
 import sys
 from typing import TYPE_CHECKING
 
-from omni_discovery.commands.main import add_registry_options, find_endpoints, read_security
+from omni_discovery.commands.registry import add_registry_options, find_endpoints, read_security
 
 if TYPE_CHECKING:
     from omni_discovery.etcd.admin import NamespaceAccess
@@ -36,6 +33,10 @@ class EtcdCommand:
 
     def run(self, arguments: argparse.Namespace) -> int:
         """See Command."""
+        import asyncio
+        import getpass
+        import secrets
+
         from omni_discovery.errors import ConfigError
         from omni_discovery.etcd.admin import grant_namespace, role_of
         from omni_discovery.etcd.config import parse_endpoints

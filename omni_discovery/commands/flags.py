@@ -1,7 +1,4 @@
-"""The flags that hubs, supervisors and replicas share about how they talk to each other.
-
-The flags of hubs and supervisors about what local replicas run on: processes of this machine, or a Ray cluster.
-"""
+"""Flags that ``omni serve`` and the supervisor of replicas share: the data plane, labels, and where replicas run."""
 
 from __future__ import annotations
 
@@ -28,7 +25,7 @@ _HOST_RIGHT: Final = "right would be a host name or an IP address, without a por
 
 
 def add_data_plane_options(parser: argparse._ActionsContainer) -> None:
-    """The flags of hubs and replicas alike."""
+    """Add the flags about sockets, labels and draining, for hubs and supervisors."""
     parser.add_argument(
         "--zmq-security",
         choices=(CURVE, PLAIN),
@@ -52,7 +49,7 @@ def add_data_plane_options(parser: argparse._ActionsContainer) -> None:
 
 
 def check_data_plane(arguments: argparse.Namespace) -> None:
-    """Raise ConfigError for a value that can't be meant, with what would be right."""
+    """Raise ConfigError for a wrong value of these flags, with what would be right."""
     read_labels(arguments.label)
     if arguments.omni_replica_address:
         check_host("--omni-replica-address", arguments.omni_replica_address)
@@ -63,7 +60,7 @@ def check_data_plane(arguments: argparse.Namespace) -> None:
 
 
 def read_labels(texts: Sequence[str]) -> Mapping[str, str]:
-    """The labels that ``KEY=VALUE`` texts name. Raise ConfigError."""
+    """Parse ``KEY=VALUE`` texts into labels. Raise ConfigError for a wrong or repeated one."""
     found: dict[str, str] = {}
     for text in texts:
         key, equals, value = text.partition("=")
@@ -100,7 +97,7 @@ def check_host(flag: str, text: str) -> str:
 
 
 def warn_if_plain(zmq_security: str) -> None:
-    """Say once, loudly, what it means not to encrypt."""
+    """Log a warning if ``zmq_security`` turns encryption off."""
     if zmq_security == PLAIN:
         logger.warning(
             "zmq.plain --zmq-security none: WHOEVER SEES THE NETWORK BETWEEN HUBS AND REPLICAS CAN READ EVERY PROMPT "
@@ -113,7 +110,7 @@ RAY: Final = "ray"
 
 
 def add_backend_options(parser: argparse._ActionsContainer) -> None:
-    """The flags of hubs and supervisors alike."""
+    """Add the flags about where local replicas run: as processes of this machine, or in a Ray cluster."""
     parser.add_argument(
         "--worker-backend",
         choices=(PROCESSES, RAY),

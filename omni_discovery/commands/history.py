@@ -1,20 +1,15 @@
-"""``omni history``: who was up when, from etcd's own revisions and from what this machine's hubs wrote down."""
+"""``omni history``: which replicas were up when, from etcd's revisions and from the logs of this machine's hubs."""
 
 from __future__ import annotations
 
 import argparse
-import asyncio
-import dataclasses
 import re
 import sys
 import time
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, Final
 
-import msgspec
-
-from omni_discovery.commands.control import with_registry
-from omni_discovery.commands.main import add_registry_options, user_runtime_dir
+from omni_discovery.commands.registry import add_registry_options, user_runtime_dir, with_registry
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -23,7 +18,7 @@ if TYPE_CHECKING:
     from omni_discovery.kv import KVStore
     from omni_discovery.records.schema import ReplicaInfo
 
-#: A watch of the past that brings nothing for so long has caught up with the present.
+#: A watch of past revisions that brings nothing for so long has caught up with the present.
 _CAUGHT_UP_S: Final = 0.5
 _MOST_S: Final = 20.0
 _TARGET: Final = re.compile(r"(\d{1,9})(?:/(\d{1,9}))?")
@@ -60,6 +55,9 @@ def _limit(text: str) -> int:
 
 
 async def _show(kv: KVStore, arguments: argparse.Namespace) -> int:
+    import dataclasses
+
+    import msgspec
     from rich.console import Console
 
     from omni_discovery.commands.history_log import history_file, lives, read_log
@@ -86,7 +84,7 @@ async def _show(kv: KVStore, arguments: argparse.Namespace) -> int:
 
 
 async def read_registry(kv: KVStore, namespace: str) -> tuple[list[Transition], list[ReplicaInfo], int]:
-    """The transitions that etcd still knows, who is registered now, and the oldest revision that is left."""
+    """Return the transitions that etcd has not compacted, the replicas registered now, and the oldest revision left."""
     from omni_discovery.commands.history_log import EventReader
     from omni_discovery.errors import CompactedError
     from omni_discovery.records import keys
@@ -112,7 +110,12 @@ async def read_registry(kv: KVStore, namespace: str) -> tuple[list[Transition], 
 
 
 async def _replay(kv: KVStore, prefix: str, start: int, end: int, reader: EventReader, found: list[Transition]) -> None:
-    """Add what happened from one revision to another; what came later may be added, too."""
+    """Add to ``found`` the transitions between two revisions, and perhaps some later ones.
+
+    Gives up after 20 seconds, or when the watch brings nothing for half a second. Raise CompactedError.
+    """
+    import asyncio
+
     if start > end:
         return
     deadline_s = time.monotonic() + _MOST_S
@@ -124,7 +127,7 @@ async def _replay(kv: KVStore, prefix: str, start: int, end: int, reader: EventR
             except TimeoutError:
                 return
             for event in batch.events:
-                found.extend(reader.read(event))
+                found.extend(reader.read_event(event))
             if batch.revision >= end:
                 return
 

@@ -1,6 +1,7 @@
-"""Who was up when: the lives of replicas, put together from what etcd still knows and what hubs wrote down.
+"""The history of replicas: from etcd's revisions, and from a log that hubs keep because etcd compacts those.
 
-A hub's own memory of its replicas: a bounded file of JSON lines that outlives etcd's compactions.
+A replica process is identified by its key and epoch and called a life here: a key may see many. The log is a file of
+JSON lines, bounded in size.
 """
 
 from __future__ import annotations
@@ -24,20 +25,20 @@ from omni_discovery.view.table import Delta, View
 
 logger = logging.getLogger(__name__)
 
-#: What a transition says besides the names of statuses.
+#: Values of ``Transition.what`` besides the names of statuses.
 REGISTERED: Final = "registered"
 GONE: Final = "gone"
 
 
 class Transition(msgspec.Struct, frozen=True, kw_only=True):
-    """One change in the life of one replica; a line of a hub's log is one as JSON."""
+    """One change of one replica process; each line of a hub's log is one, as JSON."""
 
     stage_id: int
     replica_id: int
     epoch: int
     #: ``registered``, the name of a status, or ``gone``.
     what: str
-    #: Wall-clock seconds; None if nobody knows.
+    #: Wall-clock seconds; None if unknown.
     at_s: float | None
     host: str = ""
     pid: int = 0
@@ -46,7 +47,7 @@ class Transition(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class Life:
-    """One life of a replica. Times are wall-clock seconds, None where nobody knows."""
+    """One replica process from its registration to its end. Times are wall-clock seconds, None where unknown."""
 
     stage_id: int
     replica_id: int
@@ -55,7 +56,7 @@ class Life:
     pid: int = 0
     registered_at_s: float | None = None
     up_at_s: float | None = None
-    #: The last moment at which it is known to have been there.
+    #: The last moment at which it is known to have been registered.
     seen_at_s: float | None = None
     gone_at_s: float | None = None
     is_gone: bool = False
@@ -70,7 +71,7 @@ class Life:
         reason = one_line(self.reason)
         match self.last_status:
             case ReplicaStatus.DOWN:
-                # Who fails says so, and then withdraws.
+                # A replica that fails writes the reason into its record before it withdraws.
                 return f"failed: {reason}" if reason else "withdrew"
             case ReplicaStatus.ERROR:
                 return f"failed: {reason}" if reason else "failed"
@@ -83,16 +84,16 @@ class Life:
 
 
 def of_record(info: ReplicaInfo, known: Transition | None) -> list[Transition]:
-    """What a record tells that the last transition of its key, ``known``, has not told yet."""
+    """Return the transitions between ``known``, the last one of the record's key, and the record."""
     same_life = known is not None and _key(known) == _key(info) and known.what != GONE
-    told = [] if same_life else [_transition(info, REGISTERED, info.registered_at)]
+    new = [] if same_life else [_transition(info, REGISTERED, info.registered_at)]
     if not same_life or known is None or known.what != info.status.value or known.reason != info.reason:
-        told.append(_transition(info, info.status.value, info.last_heartbeat))
-    return told
+        new.append(_transition(info, info.status.value, info.last_heartbeat))
+    return new
 
 
 def of_removal(info: ReplicaInfo, at_s: float | None) -> Transition:
-    """The replica is not registered any more."""
+    """Return the transition of a replica whose key was removed at ``at_s``."""
     return _transition(info, GONE, at_s)
 
 
@@ -110,22 +111,22 @@ def _transition(info: ReplicaInfo, what: str, at_s: float | None) -> Transition:
 
 
 class EventReader:
-    """Turns the registry's events, in their order, into transitions."""
+    """Turns the registry's watch events, in their order, into transitions."""
 
     def __init__(self, namespace: str) -> None:
         self._namespace = namespace
         self._infos: dict[str, ReplicaInfo] = {}
         self._known: dict[str, Transition] = {}
 
-    def read(self, event: WatchEvent) -> Iterator[Transition]:
-        """What one event tells; nothing if it is about no replica or can't be read."""
+    def read_event(self, event: WatchEvent) -> Iterator[Transition]:
+        """Yield the transitions of one event; none if its key is not a replica's or its record can't be read."""
         where = event.item if isinstance(event, PutEvent) else event
         parsed = keys.parse_key(self._namespace, where.key)
         if not isinstance(parsed, keys.ReplicaKey):
             return
         if not isinstance(event, PutEvent):
             info = self._infos.pop(where.key, None)
-            # Of a life that began before the oldest revision left, nothing but its end would be known.
+            # Without a record, the process began before the oldest revision left: only its end would be known.
             if info is not None:
                 yield of_removal(info, None)
             self._known.pop(where.key, None)
@@ -141,51 +142,53 @@ class EventReader:
 
 
 def lives(transitions: Iterable[Transition], present: Iterable[ReplicaInfo] = ()) -> list[Life]:
-    """Put transitions of any source and order together; ``present`` is who is registered now.
+    """Merge transitions of any source and order into lives, oldest first; ``present`` are the replicas registered now.
 
-    The oldest life comes first. A life that nobody saw end, and that is not present, is over all the same.
+    A life whose end is not among the transitions counts as ended unless it is present.
     """
     found: dict[_Key, Life] = {}
     named: dict[tuple[int, int, int], _Key] = {}
-    # Those that don't say whose they are come last, and join whom the others told of.
-    for each in sorted(transitions, key=_is_nameless):
-        key = named.get(_key(each)[:3], _key(each)) if _is_nameless(each) else _key(each)
+    # Transitions without a process come last: they belong to the process that the others name.
+    for transition in sorted(transitions, key=_is_nameless):
+        key = _key(transition)
+        if _is_nameless(transition):
+            key = named.get(key[:3], key)
         named[key[:3]] = key
-        found[key] = _grown(found.get(key) or Life(*key), each)
+        found[key] = _with_transition(found.get(key) or Life(*key), transition)
     here = {_key(info): info for info in present}
     for key, info in here.items():
         life = found.get(key) or Life(*key)
-        for each in of_record(info, None):
-            life = _grown(life, each)
+        for transition in of_record(info, None):
+            life = _with_transition(life, transition)
         found[key] = replace(life, is_gone=False, gone_at_s=None, last_status=info.status.value)
     ended = (life if key in here else replace(life, is_gone=True) for key, life in found.items())
     return sorted(ended, key=lambda life: (life.registered_at_s or life.seen_at_s or 0.0, life.epoch))
 
 
-#: Of one life: stage, replica, epoch, host, pid. A fresh etcd counts its epochs from the start again.
+#: Stage, replica, epoch, host, pid of one life. A new etcd counts epochs from 1 again, so epochs alone may repeat.
 _Key = tuple[int, int, int, str, int]
 
 
-def _key(of: Transition | ReplicaInfo) -> _Key:
-    return of.stage_id, of.replica_id, of.epoch, of.host, of.pid
+def _key(process: Transition | ReplicaInfo) -> _Key:
+    return process.stage_id, process.replica_id, process.epoch, process.host, process.pid
 
 
 def _is_nameless(transition: Transition) -> bool:
     return not (transition.host or transition.pid)
 
 
-def _grown(life: Life, each: Transition) -> Life:
-    changes: dict[str, Any] = {"host": each.host or life.host, "pid": each.pid or life.pid}
-    seen_s = [moment for moment in (life.seen_at_s, each.at_s) if moment is not None]
-    if each.what == GONE:
-        changes |= {"is_gone": True, "gone_at_s": _least(life.gone_at_s, each.at_s)}
+def _with_transition(life: Life, new: Transition) -> Life:
+    changes: dict[str, Any] = {"host": new.host or life.host, "pid": new.pid or life.pid}
+    seen_s = [moment for moment in (life.seen_at_s, new.at_s) if moment is not None]
+    if new.what == GONE:
+        changes |= {"is_gone": True, "gone_at_s": _least(life.gone_at_s, new.at_s)}
         return replace(life, **changes)
-    if each.what == REGISTERED:
-        changes["registered_at_s"] = _least(life.registered_at_s, each.at_s)
-    elif life.seen_at_s is None or each.at_s is None or each.at_s >= life.seen_at_s:
-        changes |= {"last_status": each.what, "reason": each.reason}
-    if each.what == ReplicaStatus.UP:
-        changes["up_at_s"] = _least(life.up_at_s, each.at_s)
+    if new.what == REGISTERED:
+        changes["registered_at_s"] = _least(life.registered_at_s, new.at_s)
+    elif life.seen_at_s is None or new.at_s is None or new.at_s >= life.seen_at_s:
+        changes |= {"last_status": new.what, "reason": new.reason}
+    if new.what == ReplicaStatus.UP:
+        changes["up_at_s"] = _least(life.up_at_s, new.at_s)
     changes["seen_at_s"] = max(seen_s, default=None)
     return replace(life, **changes)
 
@@ -199,34 +202,34 @@ _MOST_BYTES: Final = 1 << 20
 
 
 def history_file(folder: Path, namespace: str) -> Path:
-    """Where the hubs of this user and machine write down what becomes of a namespace's replicas."""
+    """The log of a namespace's replicas that the hubs of this user on this machine share."""
     return folder / f"{check_namespace(namespace)}.history.jsonl"
 
 
 class HistoryLog:
-    """Appends what each view changes. Belongs to one thread; several hubs may write to one file.
+    """Appends the transitions between views. Used by one thread; several hubs may append to one file.
 
-    A log that can't be written is said once and given up: the hub serves on.
+    The first error is logged and ends the writing; the hub goes on serving.
     """
 
     def __init__(self, file: Path, most_bytes: int = _MOST_BYTES) -> None:
         self._file = file
         self._most_bytes = most_bytes
         self._known: dict[tuple[int, int], Transition] = {}
-        self._broken = False
+        self._is_broken = False
 
-    def note(self, view: View, delta: Delta) -> None:
-        """Write down what a view of the registry changed."""
-        told: list[Transition] = []
+    def append_changes(self, view: View, delta: Delta) -> None:
+        """Append the transitions that led to a view of the registry; ``delta`` is what it changed."""
+        new: list[Transition] = []
         for info in delta.removed:
-            told.append(of_removal(info, view.changed_at))
+            new.append(of_removal(info, view.changed_at))
             self._known.pop((info.stage_id, info.replica_id), None)
         for info in (*delta.added, *delta.updated):
-            for each in of_record(info, self._known.get((info.stage_id, info.replica_id))):
-                self._known[info.stage_id, info.replica_id] = each
-                told.append(each)
-        if told and not self._broken:
-            self._append(b"".join(msgspec.json.encode(each) + b"\n" for each in told))
+            for transition in of_record(info, self._known.get((info.stage_id, info.replica_id))):
+                self._known[info.stage_id, info.replica_id] = transition
+                new.append(transition)
+        if new and not self._is_broken:
+            self._append(b"".join(msgspec.json.encode(transition) + b"\n" for transition in new))
 
     def _append(self, lines: bytes) -> None:
         try:
@@ -239,23 +242,23 @@ class HistoryLog:
             if is_full:
                 self._file.replace(_former(self._file))
         except OSError as error:
-            self._broken = True
+            self._is_broken = True
             logger.warning("history.not_written file=%s reason=%s", self._file, error)
 
 
-def remembering(on_view: Callable[[View, Delta], None], folder: Path, namespace: str) -> Callable[[View, Delta], None]:
-    """``on_view``, and a log of what each view changes."""
+def with_history(on_view: Callable[[View, Delta], None], folder: Path, namespace: str) -> Callable[[View, Delta], None]:
+    """Return a callback that calls ``on_view`` and then appends to the log of the namespace."""
     log = HistoryLog(history_file(folder, namespace))
 
-    def take(view: View, delta: Delta) -> None:
+    def on_view_logged(view: View, delta: Delta) -> None:
         on_view(view, delta)
-        log.note(view, delta)
+        log.append_changes(view, delta)
 
-    return take
+    return on_view_logged
 
 
 def read_log(file: Path) -> Iterator[Transition]:
-    """All transitions that are kept, the oldest first. Lines that can't be read are left out."""
+    """Yield the transitions of a log, oldest first. Lines that can't be read are skipped."""
     for part in (_former(file), file):
         try:
             lines = part.read_bytes().splitlines()

@@ -6,25 +6,24 @@ import argparse
 import sys
 import time
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-import msgspec
-
-from omni_discovery.commands.control import say, with_registry
-from omni_discovery.commands.main import add_registry_options
+from omni_discovery.commands.output import say
+from omni_discovery.commands.registry import add_registry_options, with_registry
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from omni_discovery.kv import KVStore
 
-#: What a hub says of itself and the table shows.
+#: The fields of a hub's record that the table shows.
 _DESCRIBED: Final = ("address", "host", "pid", "version", "started_at")
 
 
 @dataclass(frozen=True, slots=True)
 class HubLine:
-    """One hub as the registry has it. ``beat_age_s`` is None while it has not beaten; ``error``: of its control key."""
+    """One hub as the registry has it.
+
+    ``beat_age_s`` is the age of its last heartbeat, None before the first; ``error`` is of its record or control key.
+    """
 
     hub_id: str
     registered: bool
@@ -64,9 +63,9 @@ class HubCommand:
         actions = parser.add_subparsers(metavar="ACTION", required=True, dest="action")
         revoke = actions.add_parser("revoke", help="replicas drop all that comes from it, and tell it nothing")
         allow = actions.add_parser("allow", help="it may come in again")
-        for each in (revoke, allow):
-            each.add_argument("hub", metavar="HUB", help="its id, as `omni hubs` shows it")
-            add_registry_options(each)
+        for action in (revoke, allow):
+            action.add_argument("hub", metavar="HUB", help="its id, as `omni hubs` shows it")
+            add_registry_options(action)
         revoke.add_argument("--force", action="store_true", help="also if no hub of that id is registered now")
 
     def run(self, arguments: argparse.Namespace) -> int:
@@ -80,7 +79,12 @@ class HubCommand:
 
 
 async def revoke_hub(kv: KVStore, namespace: str, hub_id: str, *, force: bool = False) -> int:
-    """Write the hub's control key; return the exit code. Raise ConfigError for a hub that is not registered."""
+    """Write the hub's control key; return the exit code.
+
+    Raise ConfigError for a hub that is not registered, unless ``force`` is given.
+    """
+    import msgspec
+
     from omni_discovery.errors import ConfigError
     from omni_discovery.records import keys
 
@@ -114,7 +118,7 @@ async def allow_hub(kv: KVStore, namespace: str, hub_id: str) -> int:
 
 
 async def read_hubs(kv: KVStore, namespace: str, now_s: float) -> list[HubLine]:
-    """All hubs that are registered or revoked, by id."""
+    """Return the hubs that are registered, revoked or have an unreadable key, ordered by id."""
     from omni_discovery.errors import RecordError
     from omni_discovery.records import keys
     from omni_discovery.records.beat import decode_beat
@@ -131,7 +135,7 @@ async def read_hubs(kv: KVStore, namespace: str, now_s: float) -> list[HubLine]:
             if isinstance(key, keys.BeatKey):
                 beats[key.hub_id] = decode_beat(item.key, item.value)
         except RecordError:
-            # It says as little as none.
+            # An unreadable heartbeat counts as none.
             continue
     bad = {keys.parse_key(namespace, key): error.reason for key, error in view.bad.items()}
     wrong = {key.hub_id: reason for key, reason in bad.items() if isinstance(key, keys.HubKey | keys.HubControlKey)}
@@ -154,6 +158,8 @@ async def read_hubs(kv: KVStore, namespace: str, now_s: float) -> list[HubLine]:
 
 
 async def _show(kv: KVStore, arguments: argparse.Namespace) -> int:
+    import msgspec
+
     found = await read_hubs(kv, arguments.namespace, time.time())
     if arguments.json:
         for line in found:
@@ -161,45 +167,7 @@ async def _show(kv: KVStore, arguments: argparse.Namespace) -> int:
         return 0
     from rich.console import Console
 
+    from omni_discovery.commands.tables import hub_table
+
     Console().print(hub_table(found, arguments.namespace, time.time()))
     return 0
-
-
-def hub_table(found: list[HubLine], namespace: str, now_s: float) -> Table:
-    """The hubs as a table of 80 columns."""
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
-    from omni_discovery.commands.replicas import age
-
-    table = Table(
-        title=f"namespace {namespace} · {len(found)} {'hub' if len(found) == 1 else 'hubs'}",
-        title_justify="left",
-        box=box.SIMPLE_HEAD,
-        pad_edge=False,
-        padding=(0, 1, 0, 0),
-    )
-    for name in ("hub", "status", "address", "process", "beat", "age"):
-        right = name in ("beat", "age")
-        table.add_column(name, justify="right" if right else "left", no_wrap=True, overflow="ellipsis")
-    for line in found:
-        status: Any = Text("live", style="green") if line.registered else Text("not registered", style="dim")
-        if line.revoked:
-            status = Text("revoked" if line.registered else "revoked, away", style="bold red")
-        if line.error:
-            status.append(" !", style="bold red")
-        table.add_row(
-            line.hub_id,
-            status,
-            line.address.removeprefix("http://"),
-            f"{line.host}:{line.pid}" if line.pid else line.host,
-            "-" if line.beat_age_s is None else age(line.beat_age_s),
-            age(now_s - line.started_at) if line.started_at else "-",
-        )
-    wrong = [f"! {line.hub_id}: {line.error}" for line in found if line.error]
-    if not found:
-        table.caption = "no hub is registered"
-    elif wrong:
-        table.caption = Text("\n".join(wrong), style="red", justify="left")
-    return table

@@ -7,10 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-import msgspec
-
-from omni_discovery.commands.control import with_registry
-from omni_discovery.commands.main import add_registry_options
+from omni_discovery.commands.registry import add_registry_options, with_registry
 from omni_discovery.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -35,8 +32,8 @@ class PipelineCommand:
         show = actions.add_parser("show", help="print it as YAML")
         apply = actions.add_parser("apply", help="replace it by a file's")
         apply.add_argument("file", type=Path, metavar="YAML")
-        for each in (show, apply):
-            add_registry_options(each)
+        for action in (show, apply):
+            add_registry_options(action)
 
     def run(self, arguments: argparse.Namespace) -> int:
         """See Command."""
@@ -50,6 +47,7 @@ class PipelineCommand:
 
 
 async def _show(kv: KVStore, namespace: str) -> int:
+    import msgspec
     import yaml
 
     from omni_discovery.records.keys import pipeline_key
@@ -77,7 +75,7 @@ async def _apply(kv: KVStore, namespace: str, value: bytes) -> int:
     if current is not None and current.value == value:
         sys.stdout.write("nothing to change: it was in force already\n")
         return 0
-    # Swapped only against what we compared with: of two operators, one is told.
+    # Compare-and-swap against the document just read: of two operators at once, the second gets an error.
     claim = await (kv.compare_and_put(key, value, current.mod_revision) if current else kv.create(key, value))
     if not claim.won:
         raise ConfigError("somebody else replaced the pipeline at the same moment; look at it and apply again")

@@ -1,157 +1,64 @@
-"""How a view of the registry looks to a person (a table) or to a script (JSON lines)."""
+"""``omni replicas``: the live table of stages and replicas."""
 
 from __future__ import annotations
 
-import dataclasses
-from typing import TYPE_CHECKING, Final
+import argparse
+import sys
+import time
 
-import msgspec
-from rich import box
-from rich.table import Table
-from rich.text import Text
-
-from omni_discovery.deploy.document import decode_deploy
-from omni_discovery.deploy.fingerprint import mismatches_in_force
-from omni_discovery.errors import ConfigError
-from omni_discovery.records.schema import ReplicaInfo, ReplicaStatus
-from omni_discovery.text import one_line
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping
-
-    from omni_discovery.view.table import ReplicaId, View
-
-_STYLE: Final = {
-    ReplicaStatus.UP: "green",
-    ReplicaStatus.STARTING: "cyan",
-    ReplicaStatus.DRAINING: "yellow",
-    ReplicaStatus.DOWN: "dim",
-    ReplicaStatus.ERROR: "bold red",
-}
+from omni_discovery.commands.output import quiet_logging
+from omni_discovery.commands.registry import ANSWER_S, add_registry_options, find_endpoints, read_security
+from omni_discovery.errors import RegistryUnavailableError
 
 
-#: Columns that may be cut.
-_STATUS: Final = 1
-_MODEL: Final = 3
-_PROCESS: Final = 5
+class ReplicasCommand:
+    """``omni replicas``."""
 
+    summary = "show the stages and their replicas"
 
-def replica_table(view: View, namespace: str, now_s: float, width: int = 80) -> Table:
-    """The replicas of a view as a table of ``width`` columns; ``now_s`` is wall-clock seconds, to show ages.
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """See Command."""
+        add_registry_options(parser)
+        parser.add_argument("--watch", action="store_true", help="keep showing it until Ctrl-C")
+        parser.add_argument("--json", action="store_true", help="print the records as JSON lines instead")
 
-    Names and addresses of replicas are never cut; the process gets what is left, then a long reason is cut.
-    """
-    unlike = {
-        (info.stage_id, info.replica_id): why for info, why in mismatches_in_force(in_key_order(view), view.pipeline)
-    }
-    rows = [_row(info, now_s, unlike=key in unlike) for key, info in sorted(view.replicas.items())]
-    table = Table(
-        title=_title(view, namespace, now_s),
-        title_justify="left",
-        box=box.SIMPLE_HEAD,
-        pad_edge=False,
-        padding=(0, 1, 0, 0),
-    )
-    names = ("replica", "status", "queue", "model", "address", "process", "age")
-    wanted = [max(len(name), *(len(row[at]) for row in rows), 1) for at, name in enumerate(names)]
-    wanted[_MODEL] = min(wanted[_MODEL], 16)
-    for at, least in ((_PROCESS, 7), (_STATUS, 14), (_MODEL, 6), (_PROCESS, 4)):
-        too_wide = sum(wanted) + 2 * len(names) - width
-        wanted[at] = max(min(wanted[at], least), wanted[at] - max(0, too_wide))
-    for at, name in enumerate(names):
-        right = at in (0, 2, len(names) - 1)
-        table.add_column(
-            name, justify="right" if right else "left", no_wrap=True, overflow="ellipsis", width=wanted[at]
-        )
-    for row in rows:
-        table.add_row(*row)
-    shown = zip(in_key_order(view), rows, strict=True)
-    cut = [info for info, row in shown if info.reason and len(row[_STATUS]) > wanted[_STATUS]]
-    table.caption = _notes(view, unlike, cut)
-    return table
+    def run(self, arguments: argparse.Namespace) -> int:
+        """See Command."""
+        from rich.console import Console
+        from rich.live import Live
 
+        from omni_discovery.clients import OmniCoordClientForHub
+        from omni_discovery.commands.tables import replica_json, replica_table
+        from omni_discovery.etcd.check import check_registry, read_namespaces, tell_of_others
+        from omni_discovery.etcd.config import RegistryConfig
 
-def _notes(view: View, unlike: Mapping[ReplicaId, str], cut: Collection[ReplicaInfo]) -> Text | None:
-    """What the marks in the table stand for, what was ``cut`` in it, and who is not in it."""
-    lines = [] if view.replicas else ["no replica is registered yet"]
-    lines += [f"stage {stage_id}: nobody" for stage_id in _deserted(view)]
-    lines += [f"{info.stage_id}/{info.replica_id}, {one_line(info.reason)}" for info in cut]
-    lines += [
-        f"! control/{info.stage_id}/{info.replica_id}, {info.control_error}"
-        for info in in_key_order(view)
-        if info.control_error
-    ]
-    for why in dict.fromkeys(unlike.values()):
-        names = ", ".join(f"{stage_id}/{replica_id}" for (stage_id, replica_id), each in unlike.items() if each == why)
-        lines.append(f"≠ {names}: {why}")
-    return Text("\n".join(lines), style="red", justify="left") if lines else None
-
-
-def _deserted(view: View) -> list[int]:
-    """The stages of the pipeline in force that have no replica at all."""
-    if view.pipeline is None:
-        return []
-    try:
-        deploy = decode_deploy(view.pipeline, "pipeline")
-    except ConfigError:
-        # 'omni doctor' says what is wrong with it.
-        return []
-    there = {stage_id for stage_id, _ in view.replicas}
-    return [stage.stage_id for stage in deploy.stages if stage.stage_id not in there]
-
-
-def replica_json(view: View) -> Iterator[str]:
-    """One line of JSON for each replica, in key order."""
-    for info in in_key_order(view):
-        yield msgspec.json.encode(dataclasses.asdict(info)).decode()
-
-
-def in_key_order(view: View) -> list[ReplicaInfo]:
-    """The replicas of a view by stage, then replica id."""
-    return [view.replicas[key] for key in sorted(view.replicas)]
-
-
-def _title(view: View, namespace: str, now_s: float) -> Text:
-    counts = f"{_count(len(view.replicas), 'replica')}, {_count(len(view.hubs), 'hub')}"
-    title = Text(f"namespace {namespace} · {counts} · revision {view.revision}")
-    if view.stale_since_s is not None:
-        title.append(f" · not proved fresh for {now_s - view.stale_since_s:.0f} s", style="bold yellow")
-    return title
-
-
-def _row(info: ReplicaInfo, now_s: float, *, unlike: bool) -> tuple[str | Text, ...]:
-    status = Text(info.status.value, style=_STYLE[info.status])
-    if info.status is ReplicaStatus.STARTING and info.phase:
-        status.append(f" {info.phase} {info.progress:.0%}", style="dim")
-    if info.reason:
-        status.append(f" {one_line(info.reason)}", style="dim")
-    if info.cordoned:
-        status.append(" cordoned", style="yellow")
-    if info.weight != 1:
-        status.append(f" w{info.weight:g}", style="yellow")
-    if unlike:
-        status.append(" ≠", style="bold red")
-    if info.control_error:
-        status.append(" !", style="bold red")
-    return (
-        f"{info.stage_id}/{info.replica_id}",
-        status,
-        f"{info.queue_length}/{info.capacity}",
-        info.model.rstrip("/").rsplit("/", 1)[-1],
-        info.input_addr.removeprefix("tcp://"),
-        f"{info.host}:{info.pid} {info.device}",
-        age(now_s - info.registered_at),
-    )
-
-
-def _count(number: int, thing: str) -> str:
-    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
-
-
-def age(seconds: float) -> str:
-    """A length of time in a few characters."""
-    if seconds < 90:
-        return f"{max(seconds, 0):.0f} s"
-    if seconds < 5400:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:.1f} h"
+        quiet_logging()
+        endpoints, security = find_endpoints(arguments), read_security(arguments)
+        check_registry(RegistryConfig(endpoints, arguments.namespace, security), ANSWER_S)
+        console = Console()
+        with OmniCoordClientForHub(
+            endpoints,
+            namespace=arguments.namespace,
+            tls=security.tls,
+            user=security.user,
+            password=security.password,
+        ) as client:
+            try:
+                client.wait_synced(timeout_s=ANSWER_S)
+            except TimeoutError as error:
+                raise RegistryUnavailableError(f"no etcd answered at {endpoints}: correct --etcd-endpoints") from error
+            if arguments.json:
+                for line in replica_json(client.view()):
+                    sys.stdout.write(line + "\n")
+            elif arguments.watch:
+                with Live(console=console, refresh_per_second=4) as live:
+                    while True:
+                        live.update(replica_table(client.view(), arguments.namespace, time.time(), console.width))
+                        time.sleep(0.25)
+            else:
+                console.print(replica_table(client.view(), arguments.namespace, time.time(), console.width))
+            view = client.view()
+        if not (view.replicas or view.hubs or view.pipeline):
+            names = read_namespaces(endpoints, security)
+            sys.stderr.write(f"omni: {tell_of_others(arguments.namespace, names)}\n")
+        return 0

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from omni_discovery.commands.flags import CURVE, PROCESSES, read_labels
-from omni_discovery.commands.main import read_security
+from omni_discovery.commands.registry import read_security
 from omni_discovery.deploy.document import DeployConfig, StageConfig
 from omni_discovery.deploy.overrides import of_this_host, parse_overrides
 from omni_discovery.errors import ConfigError

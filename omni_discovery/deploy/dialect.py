@@ -1,43 +1,38 @@
-"""Deploy documents as they are written for vLLM-Omni, in our own keys; and what no key of ours means. Pure.
+"""Translates deploy documents written for vLLM-Omni into our keys, and short forms of ours into the full one. Pure.
 
-Keys that mean the same are taken over. All others are told at once, each with its place and what would be right.
-
-Connectors that an edge names by themselves, or describes on the spot, declared under ``connectors``. Pure.
+Keys with the same meaning are renamed. All others are reported at once, each with its place and what would be right.
+Connectors that an edge names directly, or describes in place of a name, are declared under ``connectors``.
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
-#: What every replica can build; those of other packages are declared in the document.
-CONNECTORS: Final = (
-    "AutoConnector",
-    "MooncakeConnector",
-    "MooncakeStoreConnector",
-    "MooncakeTransferEngineConnector",
-    "SharedMemoryConnector",
-    "TcpConnector",
-    "YuanrongConnector",
-    "YuanrongTransferEngineConnector",
-)
+from omni_discovery.plugins import BUILT_IN_CONNECTORS, CONNECTOR_ALIASES
+
+#: The names of connectors that an edge may use without a declaration under ``connectors``.
+CONNECTORS: Final = tuple(sorted([*BUILT_IN_CONNECTORS, *CONNECTOR_ALIASES]))
 
 
-def declare_connectors(document: dict[str, Any]) -> None:
-    """Have ``connectors`` hold what edges name. Names that nobody knows are left to be told."""
-    edges, given = document.get("edges"), document.get("connectors")
-    if not isinstance(edges, list) or not isinstance(given, dict | None):
+def declare_connectors(document: dict[str, Any], installed: Collection[str] = ()) -> None:
+    """Declare under ``connectors`` those that edges name directly: built-in ones and ``installed`` ones of plugins.
+
+    Unknown names stay as they are, for the check of the document to report.
+    """
+    edges, declared = document.get("edges"), document.get("connectors")
+    if not isinstance(edges, list) or not isinstance(declared, dict | None):
         return
-    connectors = dict(given or {})
-    declared = [_declared(edge, connectors) for edge in edges]
-    if connectors != (given or {}):
-        document |= {"edges": declared, "connectors": connectors}
+    connectors = dict(declared or {})
+    changed = [_declare_of_edge(edge, connectors, {*CONNECTORS, *installed}) for edge in edges]
+    if connectors != (declared or {}):
+        document |= {"edges": changed, "connectors": connectors}
 
 
-def named(connector: Any, ends: tuple[Any, Any], connectors: dict[str, Any]) -> Any:
-    """The name of a connector that is one, or that is described on the spot and gets one in ``connectors``."""
+def _name_connector(connector: Any, ends: tuple[Any, Any], connectors: dict[str, Any]) -> Any:
+    """Return the connector's name; one described in place of a name is put into ``connectors`` under a new name."""
     if not isinstance(connector, dict):
         return connector
     name = f"from {ends[0]} to {ends[1]}"
@@ -45,16 +40,16 @@ def named(connector: Any, ends: tuple[Any, Any], connectors: dict[str, Any]) -> 
     return name
 
 
-def _declared(edge: Any, connectors: dict[str, Any]) -> Any:
+def _declare_of_edge(edge: Any, connectors: dict[str, Any], known: Collection[str]) -> Any:
     if not isinstance(edge, dict) or "connector" not in edge:
         return edge
-    name = named(edge["connector"], (edge.get("from"), edge.get("to")), connectors)
-    if name in CONNECTORS:
+    name = _name_connector(edge["connector"], (edge.get("from"), edge.get("to")), connectors)
+    if isinstance(name, str) and name in known:
         connectors.setdefault(name, {"name": name})
     return {**edge, "connector": name}
 
 
-#: Ours by theirs, where one stands for the other as it is.
+#: Our key by theirs, for keys whose values are the same.
 _STAGE_ALIASES: Final = {"engine_input_source": "input_from", "input_sources": "input_from"}
 _STAGE_TYPES: Final = {"llm": "vllm", "diffusion": "diffusion"}
 #: Arguments of vLLM that stand beside ``engine_args`` there, and, of some, in the whole document for every stage.
@@ -76,7 +71,7 @@ _WIDE_KEYS: Final = (
     *("enable_chunked_prefill", "data_parallel_size", "pipeline_parallel_size"),
 )
 _OF_THEIR_MODELS: Final = "vLLM-Omni's own model code reads it; remove it, no engine here has a use for it"
-#: What their files hold and nothing here means, with what to do instead.
+#: Keys of their files without a meaning here, with what to do instead.
 _HINTS: Final = {
     "pipeline": "it names stages inside vLLM-Omni; say engine, input_from and final_output of each stage here",
     "base_config": "write the base file's content into this one",
@@ -102,19 +97,25 @@ _HINTS: Final = {
         _OF_THEIR_MODELS,
     ),
 }
-#: Of those, what stands in ``engine_args``, where any other word may be one of vLLM's.
+#: Those of ``_HINTS`` that are refused in ``engine_args``, where any other key may be an argument of vLLM.
 _NOT_VLLMS: Final = frozenset(name for name, hint in _HINTS.items() if hint is _OF_THEIR_MODELS)
 
 #: The keys that each part of a document may have, by the names of the parts: document, stage, runtime, edge, connector.
 Known = Mapping[str, tuple[str, ...]]
-#: What ``--stage-overrides`` says, by stage id, in our keys.
+#: The changes of ``--stage-overrides`` by stage id, in our keys.
 Overrides = Mapping[int, Mapping[str, Any]]
 
 
-def translate(document: Mapping[str, Any], known: Known, overrides: Overrides = MappingProxyType({})) -> dict[str, Any]:
-    """The document in our keys, with ``overrides`` laid on its stages.
+def translate(
+    document: Mapping[str, Any],
+    known: Known,
+    overrides: Overrides = MappingProxyType({}),
+    installed: Collection[str] = (),
+) -> dict[str, Any]:
+    """Return the document in our own keys, with ``overrides`` merged into its stages.
 
-    What has no meaning here stays in it, for ``unknown_keys`` to tell.
+    ``installed`` are connectors of other packages that edges may name directly. Keys without a meaning here stay in the
+    document, for ``unknown_keys`` to report.
     """
     ours = dict(document)
     if "stage_args" in ours and "stages" not in ours:
@@ -124,15 +125,16 @@ def translate(document: Mapping[str, Any], known: Known, overrides: Overrides = 
         return ours
     wide: dict[str, Any] = {name: ours.pop(name) for name in _WIDE_KEYS if name in ours}
     ours["stages"] = [
-        _translate_whole(each, known, overrides, wide) if isinstance(each, dict) else each for each in ours["stages"]
+        _translate_whole(stage, known, overrides, wide) if isinstance(stage, dict) else stage
+        for stage in ours["stages"]
     ]
     _lift_connectors(ours)
-    declare_connectors(ours)
+    declare_connectors(ours, installed)
     return ours
 
 
 def translate_stage(stage: Mapping[str, Any], known: Known) -> dict[str, Any]:
-    """One stage, or a part of one, in our keys."""
+    """Return one stage, or some of its keys, in our own keys."""
     ours = dict(stage)
     for theirs, name in _STAGE_ALIASES.items():
         if theirs in ours and name not in ours:
@@ -164,40 +166,44 @@ def _translate_whole(
 
 
 def merged(base: Any, over: Any) -> Any:
-    """``over`` laid on ``base``: mappings key by key, anything else replaced whole."""
+    """Return ``base`` with ``over`` merged into it: mappings key by key, any other value replaced."""
     if not (isinstance(base, dict) and isinstance(over, dict)):
         return over
     return {**base, **{name: merged(base[name], value) if name in base else value for name, value in over.items()}}
 
 
 def unknown_keys(document: Mapping[str, Any], known: Known) -> list[str]:
-    """Each key of a document that nothing here knows, with its place and a hint."""
-    told = _strangers("", document, known["document"], "")
+    """Describe each unknown key of a document, with its place and a hint."""
+    problems = _unknown_in("", document, known["document"], "")
     for index, stage in enumerate(_list_of(document.get("stages"))):
         if isinstance(stage, dict):
             place = f"stage {stage['stage_id']}." if "stage_id" in stage else f"stages[{index}]."
-            strange = unknown_stage_keys(place, stage, known)
-            told += strange
-            if "engine" not in stage and not any("'engine'" in each for each in strange):
-                told.append(f"{place}engine is missing: say vllm, diffusion, echo or another engine that is installed")
+            of_stage = unknown_stage_keys(place, stage, known)
+            problems += of_stage
+            if "engine" not in stage and not any("'engine'" in problem for problem in of_stage):
+                problems.append(
+                    f"{place}engine is missing: say vllm, diffusion, echo or another engine that is installed"
+                )
     for index, edge in enumerate(_list_of(document.get("edges"))):
-        told += _strangers(f"edges[{index}].", edge, known["edge"], "")
+        problems += _unknown_in(f"edges[{index}].", edge, known["edge"], "")
     for name, connector in _mapping_of(document.get("connectors")).items():
-        told += _strangers(f"connectors.{name}.", connector, known["connector"], "what its class takes goes in 'extra'")
-    return told
+        hint = "what its class takes goes in 'extra'"
+        problems += _unknown_in(f"connectors.{name}.", connector, known["connector"], hint)
+    return problems
 
 
 def unknown_stage_keys(place: str, stage: Mapping[str, Any], known: Known) -> list[str]:
-    """The same of one stage."""
-    told = _strangers(place, stage, known["stage"], "what its engine takes goes in 'engine_args'")
-    told += _strangers(f"{place}runtime.", stage.get("runtime"), known["runtime"], "")
+    """Describe each unknown key of one stage; ``place`` is what stands before a key, as ``stage 0.``."""
+    problems = _unknown_in(place, stage, known["stage"], "what its engine takes goes in 'engine_args'")
+    problems += _unknown_in(f"{place}runtime.", stage.get("runtime"), known["runtime"], "")
     arguments = stage.get("engine_args")
     if stage.get("engine", "vllm") == "vllm" and isinstance(arguments, dict):
-        told += [f"{place}engine_args.{name} is not known: {_HINTS[name]}" for name in arguments if name in _NOT_VLLMS]
-    return told
+        refused = [name for name in arguments if name in _NOT_VLLMS]
+        problems += [f"{place}engine_args.{name} is not known: {_HINTS[name]}" for name in refused]
+    return problems
 
 
-def _strangers(place: str, part: Any, known: tuple[str, ...], otherwise: str) -> list[str]:
+def _unknown_in(place: str, part: Any, known: tuple[str, ...], otherwise: str) -> list[str]:
     if not isinstance(part, dict):
         return []
     return [f"{place}{name} is not known{_hint(str(name), known, otherwise)}" for name in part if name not in known]
@@ -212,12 +218,12 @@ def _hint(name: str, known: tuple[str, ...], otherwise: str) -> str:
 
 
 def _translate_output(stage: dict[str, Any]) -> None:
-    """``final_output: true`` with a ``final_output_type`` is our ``final_output: <type>``."""
-    said = stage.get("final_output")
-    if said is False:
+    """Turn ``final_output: true`` with a ``final_output_type`` into our ``final_output: <type>``."""
+    final = stage.get("final_output")
+    if final is False:
         stage["final_output"] = "none"
         stage.pop("final_output_type", None)
-    elif "final_output_type" in stage and (said is True or said is None):
+    elif "final_output_type" in stage and (final is True or final is None):
         stage["final_output"] = stage.pop("final_output_type")
 
 
@@ -240,7 +246,7 @@ def _translate_runtime(stage: dict[str, Any]) -> None:
 
 
 def _lift_runtime(document: dict[str, Any]) -> None:
-    """Their older files have connectors and edges under a ``runtime`` of the whole document."""
+    """Move ``connectors`` and ``edges`` up from a ``runtime`` of the whole document, where older files have them."""
     runtime = document.get("runtime")
     if not isinstance(runtime, dict):
         return
@@ -257,7 +263,7 @@ def _lift_runtime(document: dict[str, Any]) -> None:
 
 
 def _lift_connectors(document: dict[str, Any]) -> None:
-    """``input_connectors: {from_stage_0: name}`` of a stage is the connector of the edge from 0 to it."""
+    """Turn ``input_connectors: {from_stage_0: name}`` of a stage into the connector of the edge from 0 to it."""
     connectors = dict(_mapping_of(document.get("connectors")))
     edges = [dict(edge) if isinstance(edge, dict) else edge for edge in _list_of(document.get("edges"))]
     found = False
@@ -265,18 +271,18 @@ def _lift_connectors(document: dict[str, Any]) -> None:
         if not isinstance(stage, dict) or not isinstance(stage.get("stage_id"), int):
             continue
         for key, prefix in (("input_connectors", "from_stage_"), ("output_connectors", "to_stage_")):
-            said = dict(_mapping_of(stage.get(key)))
-            for name in [name for name in said if _ends_in_number(str(name), prefix)]:
+            names = dict(_mapping_of(stage.get(key)))
+            for name in [name for name in names if _ends_in_number(str(name), prefix)]:
                 found = True
                 other = int(name.removeprefix(prefix))
                 ends = (other, stage["stage_id"]) if prefix == "from_stage_" else (stage["stage_id"], other)
                 edge = _edge_between(ends, edges)
-                chosen = named(said[name], ends, connectors)
-                # Two ends that name different ones are left to be told.
+                chosen = _name_connector(names[name], ends, connectors)
+                # If the two ends name different connectors, the key stays and is reported as unknown.
                 if edge.setdefault("connector", chosen) == chosen:
-                    del said[name]
-            if said:
-                stage[key] = said
+                    del names[name]
+            if names:
+                stage[key] = names
             elif isinstance(stage.get(key), dict):
                 del stage[key]
     if found:

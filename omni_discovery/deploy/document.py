@@ -1,15 +1,14 @@
 """The deploy document: which stages a pipeline has, how they are joined, what runs each.
 
 Written as YAML by people, kept as JSON under the namespace's ``pipeline`` key. Hubs build the stage graph from it,
-replicas read their own stage's part. Unknown keys are errors, told all at once, each with a hint.
-
-What to tell people of a value in a deploy document that can't be one: where it is, and what would be right. Pure.
+replicas read their own stage's part. Unknown keys are errors, all reported at once, each with a hint; a wrong value is
+reported with its place and what would be right. Pure.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Annotated, Any, Final, Literal
 
@@ -19,7 +18,7 @@ import yaml
 from omni_discovery.deploy.dialect import CONNECTORS, Overrides, translate, unknown_keys
 from omni_discovery.errors import ConfigError
 
-#: What bounds an edge.
+#: What would be right for the bound of an edge.
 BOUND: Final = "a whole number from 1, or -1 for no bound"
 
 _YES_OR_NO: Final = "true or false"
@@ -53,30 +52,30 @@ _STEP: Final = re.compile(r"\.([^.\[]+)|\[(\d+|\.\.\.)\]")
 _LONGEST_VALUE: Final = 60
 
 
-def wrong_value(told: str, document: Any) -> str:
-    """What a decoder ``told`` of a document, in the document's own words; as it is where nothing better is known."""
-    found = _PLACE.search(told)
+def wrong_value(message: str, document: Any) -> str:
+    """Return a decoder's error message in the document's own terms; unchanged if its place can't be found."""
+    found = _PLACE.search(message)
     if found is None:
-        return told
+        return message
     steps: list[str | int] = [
         name if name else int(index) if index.isdigit() else index for name, index in _STEP.findall(found[1])
     ]
     try:
         place, value = _look_up(document, steps)
     except (KeyError, IndexError, TypeError):
-        return told
+        return message
     key = steps[-2] if steps[-2:-1] == ["input_from"] else steps[-1]
-    if key not in _RIGHT or told.startswith("Object missing"):
-        return f"{place}: {told[: found.start()]}"
+    if key not in _RIGHT or message.startswith("Object missing"):
+        return f"{place}: {message[: found.start()]}"
     return f"{place} is {short_value(value)}; right would be {_RIGHT[str(key)]}"
 
 
 def _look_up(document: Any, steps: list[str | int]) -> tuple[str, Any]:
-    """A place in the words of people, and what stands there."""
+    """Return the place that ``steps`` lead to, as people would write it, and the value there."""
     place, value = "", document
     for at, step in enumerate(steps):
         if step == "...":
-            # Which of a mapping's values it is, the decoder does not say.
+            # The decoder does not name which of a mapping's values it is.
             break
         value = value[step]
         if isinstance(step, str):
@@ -91,7 +90,7 @@ def _look_up(document: Any, steps: list[str | int]) -> tuple[str, Any]:
 
 
 def short_value(value: Any) -> str:
-    """A value for a message, cut where it is long."""
+    """Return a value as text for a message, cut after 60 characters."""
     text = repr(value)
     return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}..."
 
@@ -107,9 +106,10 @@ _NO_BOUND: Final = 1 << 52
 
 
 class RayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What one replica takes of a Ray cluster, a bundle of the stage's placement group.
+    """The resources of one replica in a Ray cluster, as one bundle of the stage's placement group.
 
-    ``num_gpus`` None: what the replica spans, if the stage names devices, else none. ``strategy`` is Ray's.
+    ``num_gpus`` None means as many as the replica's group of devices has if the stage names devices, else 0.
+    ``strategy`` is Ray's.
     """
 
     num_cpus: Annotated[float, msgspec.Meta(ge=0)] = 1.0
@@ -119,7 +119,7 @@ class RayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
 
 class RuntimeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Where a stage's local replicas run. ``devices``, as CUDA_VISIBLE_DEVICES has them, is split among them."""
+    """Where a stage's local replicas run. ``devices``, in the form of CUDA_VISIBLE_DEVICES, is split among them."""
 
     devices: str = ""
     num_replicas: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 1
@@ -127,12 +127,12 @@ class RuntimeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
 
     @property
     def on_ray(self) -> RayConfig:
-        """What a replica takes of a Ray cluster, where it runs on one."""
+        """The resources of a replica in a Ray cluster, if it runs in one."""
         return RayConfig() if self.ray is msgspec.UNSET else self.ray
 
 
 class StageConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """One stage. ``input_from`` None means: the stage before it in the document."""
+    """One stage. ``input_from`` None means the stage before it in the document."""
 
     stage_id: _StageId
     engine: Annotated[str, msgspec.Meta(min_length=1)]
@@ -152,12 +152,12 @@ class EdgeConfig(
     kw_only=True,
     rename={"from_": "from"},
 ):
-    """One edge of the graph and the connector, by its name in ``connectors``, that carries its payloads.
+    """One edge of the graph, with the name in ``connectors`` of the connector that carries its hand-offs.
 
-    Of one producer's hand-offs, ``window_size`` bounds those that nobody has fetched yet, ``max_inflight`` those that
-    are not released yet; -1 is no bound. With ``async_chunk`` (None: the pipeline's) the next stage begins on the
-    first piece of the hand-off, where the engine makes pieces, and ``window_size`` bounds the pieces of each request
-    that the next stage has not taken.
+    ``window_size`` bounds the hand-offs of one producer that are not fetched yet, ``max_inflight`` those that are not
+    released yet; -1 is no bound. With ``async_chunk`` (None: the pipeline's) the next stage begins on the first piece
+    of the hand-off if the engine makes pieces, and ``window_size`` bounds the pieces of each request that the next
+    stage has not taken.
     """
 
     from_: _StageId
@@ -169,7 +169,7 @@ class EdgeConfig(
 
 
 class ConnectorConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """One connector: the registered ``name`` of its class and what its constructor gets."""
+    """One connector: the ``name`` of its class, built in or an installed package's, and its constructor's ``extra``."""
 
     name: Annotated[str, msgspec.Meta(min_length=1)]
     extra: dict[str, Any] = {}
@@ -185,7 +185,7 @@ class DeployConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     async_chunk: bool = False
 
     def stage(self, stage_id: int) -> StageConfig:
-        """The stage with that id. Raise ConfigError naming those there are."""
+        """Return the stage with that id. Raise ConfigError that lists the known ids."""
         for stage in self.stages:
             if stage.stage_id == stage_id:
                 return stage
@@ -193,7 +193,7 @@ class DeployConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         raise ConfigError(f"stage {stage_id} is not in the pipeline; it has {known}")
 
     def inputs_of(self, stage_id: int) -> tuple[int, ...]:
-        """The stages whose hand-off a stage takes; empty for the first."""
+        """Return the ids of the stages whose hand-offs a stage takes; empty for the first stage."""
         stage = self.stage(stage_id)
         if stage.input_from is not None:
             return stage.input_from
@@ -201,20 +201,20 @@ class DeployConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         return (self.stages[position - 1].stage_id,) if position else ()
 
     def connector_of(self, from_stage: int, to_stage: int) -> ConnectorConfig:
-        """The connector of an edge, with the edge's bounds in its ``extra``; the default one where none is named."""
+        """Return the connector of an edge, the default if it names none, with the edge's bounds in its ``extra``."""
         edge = self._edge(from_stage, to_stage)
         if edge is None:
             return ConnectorConfig(name=DEFAULT_CONNECTOR)
         found = self.connectors[edge.connector] if edge.connector else ConnectorConfig(name=DEFAULT_CONNECTOR)
         window_size = None if self.async_chunk_of(from_stage, to_stage) else edge.window_size
         bounds = {"window_size": window_size, "max_inflight": edge.max_inflight}
-        given = {name: bound for name, bound in bounds.items() if bound is not None}
-        return msgspec.structs.replace(found, extra={**found.extra, **given})
+        extra = {**found.extra, **{name: bound for name, bound in bounds.items() if bound is not None}}
+        return msgspec.structs.replace(found, extra=extra)
 
     def async_chunk_of(self, from_stage: int, to_stage: int, wanted: bool | None = None) -> bool:
-        """Whether hand-offs travel this edge piece by piece. ``wanted`` is a request's own wish, None: it has none.
+        """Whether hand-offs travel this edge piece by piece; ``wanted`` is the request's choice, None if it has none.
 
-        An edge that says no means it; a request may turn the others on, and all of them off.
+        A request may turn pieces on, except on an edge with ``async_chunk: false``, and off on every edge.
         """
         edge = self._edge(from_stage, to_stage)
         of_edge = None if edge is None else edge.async_chunk
@@ -223,7 +223,7 @@ class DeployConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         return self.async_chunk if of_edge is None else of_edge
 
     def window_of(self, from_stage: int, to_stage: int) -> int:
-        """How many pieces of one request may be on their way between two stages; at least one."""
+        """The greatest number of pieces of one request in flight between two stages, at least 1."""
         edge = self._edge(from_stage, to_stage)
         window = DEFAULT_WINDOW if edge is None or edge.window_size is None else edge.window_size
         return _NO_BOUND if window < 0 else max(1, window)
@@ -237,10 +237,13 @@ class DeployConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         return self.model or self.stages[0].model.rstrip("/").rsplit("/", 1)[-1] or self.stages[0].engine
 
 
-def parse_deploy(text: str, source: str, overrides: Overrides = MappingProxyType({})) -> DeployConfig:
-    """Read a deploy YAML, ours or one written for vLLM-Omni, with ``overrides`` laid on its stages before any check.
+def parse_deploy(
+    text: str, source: str, overrides: Overrides = MappingProxyType({}), installed: Collection[str] = ()
+) -> DeployConfig:
+    """Read a deploy YAML, ours or one written for vLLM-Omni, and merge ``overrides`` into its stages before any check.
 
-    Raise ConfigError with the file, the places and what would be right.
+    ``installed`` are connectors of other packages that edges may name directly. Raise ConfigError with the file, the
+    places and what would be right.
     """
     try:
         document = yaml.safe_load(text)
@@ -250,13 +253,18 @@ def parse_deploy(text: str, source: str, overrides: Overrides = MappingProxyType
         raise ConfigError(f"{source}{where}: not YAML: {getattr(error, 'problem', None) or error}") from error
     if not isinstance(document, dict):
         raise ConfigError(f"{source}: a deploy document is a mapping with the key 'stages'")
-    return read_deploy(document, source, overrides)
+    return read_deploy(document, source, overrides, installed)
 
 
-def read_deploy(document: Mapping[str, Any], source: str, overrides: Overrides = MappingProxyType({})) -> DeployConfig:
-    """The same of a document that is read already. Raise ConfigError."""
+def read_deploy(
+    document: Mapping[str, Any],
+    source: str,
+    overrides: Overrides = MappingProxyType({}),
+    installed: Collection[str] = (),
+) -> DeployConfig:
+    """Like ``parse_deploy``, of a document that is a mapping already. Raise ConfigError."""
     try:
-        ours = translate(document, KNOWN_KEYS, overrides)
+        ours = translate(document, KNOWN_KEYS, overrides, installed)
     except RecursionError as error:
         raise ConfigError(f"{source}: a part of it holds itself") from error
     deploy = _convert(ours, source)
@@ -266,7 +274,7 @@ def read_deploy(document: Mapping[str, Any], source: str, overrides: Overrides =
 
 
 def decode_deploy(value: bytes, source: str) -> DeployConfig:
-    """Read the document as it stands in the registry. Raise ConfigError."""
+    """Decode the JSON document of the registry. Raise ConfigError."""
     try:
         document = msgspec.json.decode(value)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -275,13 +283,13 @@ def decode_deploy(value: bytes, source: str) -> DeployConfig:
 
 
 def encode_deploy(deploy: DeployConfig) -> bytes:
-    """The document as JSON, the same bytes for the same content."""
+    """Encode the document as JSON, with the same bytes for the same content."""
     return msgspec.json.encode(deploy, order="sorted")
 
 
 def _convert(document: Any, source: str) -> DeployConfig:
-    if isinstance(document, dict) and (told := unknown_keys(document, KNOWN_KEYS)):
-        raise ConfigError(f"{source}: {tell_all(told)}")
+    if isinstance(document, dict) and (problems := unknown_keys(document, KNOWN_KEYS)):
+        raise ConfigError(f"{source}: {join_problems(problems)}")
     try:
         deploy = msgspec.convert(document, DeployConfig)
     except (msgspec.ValidationError, RecursionError) as error:
@@ -328,7 +336,7 @@ def _check_edge(deploy: DeployConfig, edge: EdgeConfig, source: str) -> None:
             raise ConfigError(f"{source}: the edge {edge.from_} to {edge.to}: {name} is 0; right would be {BOUND}")
 
 
-#: The keys of each part of a document.
+#: The keys that each part of a document may have.
 KNOWN_KEYS: Final = {
     "document": DeployConfig.__struct_encode_fields__,
     "stage": StageConfig.__struct_encode_fields__,
@@ -338,6 +346,8 @@ KNOWN_KEYS: Final = {
 }
 
 
-def tell_all(told: Sequence[str]) -> str:
-    """One thing that is wrong on the line, several each on a line of its own."""
-    return told[0] if len(told) == 1 else f"{len(told)} keys are wrong:" + "".join(f"\n  {each}" for each in told)
+def join_problems(problems: Sequence[str]) -> str:
+    """Return one problem as it is, several with a heading and each on a line of its own."""
+    if len(problems) == 1:
+        return problems[0]
+    return f"{len(problems)} keys are wrong:" + "".join(f"\n  {problem}" for problem in problems)

@@ -1,7 +1,4 @@
-"""Short hashes by which versions are told apart: of one stage's part of a deploy document, and of a whole one. Pure.
-
-Which replicas must not be picked for what they run, and why. Pure; hubs and the operator's commands go by it.
-"""
+"""Fingerprints, short hashes of deploy documents and of one stage's part; which replicas mismatch for theirs. Pure."""
 
 from __future__ import annotations
 
@@ -18,53 +15,54 @@ from omni_discovery.records.schema import ReplicaInfo
 
 
 def stage_fingerprint(deploy: DeployConfig, stage_id: int) -> str:
-    """What must be equal between replicas of one stage: all that the document says of it and of its edges.
+    """Return a hash of the stage's part of the document and of its edges, which its replicas must have in common.
 
-    Where its replicas run does not count. Nor does what the document leaves out, so that a release which knows more
-    keys makes the same of it. Raise ConfigError for a stage that is not there.
+    ``runtime`` is left out, and so are values that are the defaults, so that a release with more keys computes the same
+    hash. Raise ConfigError for an unknown stage.
     """
     stage = deploy.stage(stage_id)
-    said: dict[str, Any] = {
+    content: dict[str, Any] = {
         name: value
-        for name, value, usual in _fields(stage, StageConfig(stage_id=stage_id, engine=stage.engine))
-        if name != "runtime" and (value != usual or name in ("stage_id", "engine"))
+        for name, value, default in _fields(stage, StageConfig(stage_id=stage_id, engine=stage.engine))
+        if name != "runtime" and (value != default or name in ("stage_id", "engine"))
     }
-    said["input_from"] = deploy.inputs_of(stage_id)
+    content["input_from"] = deploy.inputs_of(stage_id)
     edges = [edge for edge in deploy.edges if stage_id in (edge.from_, edge.to)]
     if edges:
         named = [deploy.connectors.get(edge.connector) for edge in edges]
-        said["edges"] = edges
-        said["connectors"] = [each and (each.name, each.extra) for each in named]
-    return _hash(msgspec.json.encode(said, order="sorted"))
+        content["edges"] = edges
+        content["connectors"] = [connector and (connector.name, connector.extra) for connector in named]
+    return _hash(msgspec.json.encode(content, order="sorted"))
 
 
 def stage_fingerprints(deploy: DeployConfig) -> dict[int, str]:
-    """The fingerprint of each stage."""
+    """Return the fingerprint of each stage by stage id."""
     return {stage.stage_id: stage_fingerprint(deploy, stage.stage_id) for stage in deploy.stages}
 
 
 def document_fingerprint(document: bytes) -> str:
-    """Of a deploy document as it stands in the registry: who has read the same bytes has the same."""
+    """Return the hash of a deploy document's bytes in the registry."""
     return _hash(document)
 
 
-def _fields(stage: StageConfig, usual: StageConfig) -> list[tuple[str, Any, Any]]:
-    return [(name, getattr(stage, name), getattr(usual, name)) for name in stage.__struct_fields__]
+def _fields(stage: StageConfig, defaults: StageConfig) -> list[tuple[str, Any, Any]]:
+    return [(name, getattr(stage, name), getattr(defaults, name)) for name in stage.__struct_fields__]
 
 
 def _hash(content: bytes) -> str:
     return hashlib.blake2b(content, digest_size=8).hexdigest()
 
 
-#: Why a replica is refused that was started with a document which is not served.
+#: The reason for a replica that was started with a document which this hub does not serve.
 OTHER_DOCUMENT: Final = "it runs another deploy document than the one in force"
 
 
 def mismatches(listed: Iterable[ReplicaInfo], knows: Callable[[ReplicaInfo], bool]) -> list[tuple[ReplicaInfo, str]]:
-    """Who is refused, with the reason. ``knows``: whether a replica runs a document that is served.
+    """Return the replicas that must not be picked, each with the reason.
 
-    Of one document, those whose model's files differ from what most of them have loaded: where as many have loaded the
-    one as the other, who registered first is right. Everybody who sees the same records says the same.
+    Those are replicas for which ``knows`` is false (their document is not served), and, of one document, those whose
+    model files differ from those that most of its replicas have loaded. In a tie, the files of the replica that
+    registered first count. All readers of the same records come to the same result.
     """
     found: list[tuple[ReplicaInfo, str]] = []
     alike: dict[tuple[int, str], dict[str, list[ReplicaInfo]]] = defaultdict(lambda: defaultdict(list))
@@ -84,7 +82,7 @@ def mismatches(listed: Iterable[ReplicaInfo], knows: Callable[[ReplicaInfo], boo
 
 
 def mismatches_in_force(listed: Iterable[ReplicaInfo], pipeline: bytes | None) -> list[tuple[ReplicaInfo, str]]:
-    """Who does not match the pipeline in force, as it stands in the registry; nobody if that can't be read."""
+    """Return the replicas that mismatch the pipeline in force, given as its bytes; none if it can't be decoded."""
     try:
         expected = stage_fingerprints(decode_deploy(pipeline, "")) if pipeline is not None else {}
     except ConfigError:

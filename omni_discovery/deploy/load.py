@@ -1,35 +1,34 @@
-"""The deploy document as a file: read, with model paths made absolute.
-
-What to tell people about a deploy document: where two of them differ, and what in one may be a slip. Pure.
-"""
+"""A deploy document's file: read it, with model paths made absolute; describe differences and possible slips."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
 import msgspec
 
-from omni_discovery.deploy.dialect import Overrides
+from omni_discovery.deploy.dialect import CONNECTORS, Overrides
 from omni_discovery.deploy.document import DeployConfig, StageConfig, parse_deploy, short_value
 from omni_discovery.errors import ConfigError
+from omni_discovery.plugins import BUILT_IN_ENGINES, CONNECTOR_GROUPS, find_plugins
 
 
 def load_deploy(
     file: Path, default_model: str | None = None, overrides: Overrides = MappingProxyType({})
 ) -> DeployConfig:
-    """Read a deploy YAML, with ``overrides`` laid on its stages. Raise ConfigError.
+    """Read a deploy YAML and merge ``overrides`` into its stages. Raise ConfigError.
 
-    A model that begins with ``./`` or ``../`` is taken from the file's folder; a stage without one gets the default.
+    A model that begins with ``./`` or ``../`` is relative to the file's folder; a stage without one gets the default.
+    Edges may name connectors of installed packages.
     """
     try:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"can't read {file}: {error}") from error
-    deploy = parse_deploy(text, str(file), overrides)
+    deploy = parse_deploy(text, str(file), overrides, find_plugins(CONNECTOR_GROUPS))
     folder = file.resolve().parent
     stages = tuple(_with_model(stage, default_model, folder) for stage in deploy.stages)
     return msgspec.structs.replace(deploy, stages=stages)
@@ -44,31 +43,53 @@ def _with_model(stage: StageConfig, default: str | None, folder: Path) -> StageC
     return msgspec.structs.replace(stage, **changes)
 
 
-#: The engines of our own; third parties add theirs by entry point, on the hosts of their replicas.
-ENGINES: Final = ("diffusion", "echo", "torch", "vllm")
-
-_MOST_SAID: Final = 3
+#: How many differences are described; of more, the number.
+_MOST_DESCRIBED: Final = 3
 
 
 def describe_difference(ours: DeployConfig, theirs: DeployConfig) -> str:
-    """Name the first few places where two documents differ; empty if they do not."""
+    """Describe the first three places where two documents differ; empty if they are equal."""
     mine, others = ({stage.stage_id for stage in deploy.stages} for deploy in (ours, theirs))
-    told = [f"stage {stage_id} only {'here' if stage_id in mine else 'in force'}" for stage_id in sorted(mine ^ others)]
-    told += _differences("", _by_name(ours, mine & others), _by_name(theirs, mine & others))
-    more = f" (and {len(told) - _MOST_SAID} more)" if len(told) > _MOST_SAID else ""
-    return "; ".join(told[:_MOST_SAID]) + more
+    differences = [
+        f"stage {stage_id} only {'here' if stage_id in mine else 'in force'}" for stage_id in sorted(mine ^ others)
+    ]
+    differences += _differences("", _by_name(ours, mine & others), _by_name(theirs, mine & others))
+    more = len(differences) - _MOST_DESCRIBED
+    return "; ".join(differences[:_MOST_DESCRIBED]) + (f" (and {more} more)" if more > 0 else "")
 
 
 def doubtful_engines(stages: Collection[StageConfig], installed: Collection[str]) -> list[str]:
-    """Those whose engine nobody here knows, ``installed`` being those of third parties; with the nearest name."""
-    known = sorted({*ENGINES, *installed})
-    told = []
-    for stage in stages:
-        if stage.engine not in known:
-            near = difflib.get_close_matches(stage.engine, known, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
-            told.append(f"stage {stage.stage_id}: engine {stage.engine!r} is not known on this host; {hint}")
-    return told
+    """Describe the stages whose engine is neither built in nor ``installed`` on this host, with the nearest name."""
+    known = sorted({*BUILT_IN_ENGINES, *installed})
+    return [
+        f"stage {stage.stage_id}: engine {stage.engine!r} is not known on this host; {_hint(stage.engine, known)}"
+        for stage in stages
+        if stage.engine not in known
+    ]
+
+
+def doubtful_connectors(
+    deploy: DeployConfig, stage_ids: Collection[int] | None, installed: Collection[str]
+) -> list[str]:
+    """Describe the edges whose connector is neither built in nor ``installed`` on this host, with the nearest name.
+
+    Only edges that begin or end at one of ``stage_ids`` are looked at; None: all edges.
+    """
+    known = sorted({*CONNECTORS, *installed})
+    doubts = []
+    for stage in deploy.stages:
+        for before in deploy.inputs_of(stage.stage_id):
+            name = deploy.connector_of(before, stage.stage_id).name
+            touches = stage_ids is None or before in stage_ids or stage.stage_id in stage_ids
+            if touches and name not in known:
+                place = f"the edge {before} to {stage.stage_id}"
+                doubts.append(f"{place}: connector {name!r} is not known on this host; {_hint(name, known)}")
+    return doubts
+
+
+def _hint(name: str, known: Sequence[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
 
 
 def _by_name(deploy: DeployConfig, shared: Collection[int]) -> dict[str, Any]:
@@ -88,4 +109,4 @@ def _differences(path: str, ours: Any, theirs: Any) -> list[str]:
         ]
     else:
         return [] if ours == theirs else [f"{path}: {short_value(ours)} here, {short_value(theirs)} in force"]
-    return [told for pair in pairs for told in _differences(*pair)]
+    return [difference for pair in pairs for difference in _differences(*pair)]

@@ -1,6 +1,6 @@
-"""``--stage-overrides``: parts of a deploy document that the command line says otherwise. Pure.
+"""``--stage-overrides``: changes to a deploy document on the command line. Pure.
 
-What it says of a stage's ``runtime`` holds for this host alone; all else is part of the document, for everybody.
+Changes of a stage's ``runtime`` hold on this host only; all others become part of the document for all hosts.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any, Final
 import msgspec
 
 from omni_discovery.deploy.dialect import Overrides, merged, translate_stage, unknown_stage_keys
-from omni_discovery.deploy.document import KNOWN_KEYS, DeployConfig, RuntimeConfig, StageConfig, tell_all
+from omni_discovery.deploy.document import KNOWN_KEYS, DeployConfig, RuntimeConfig, StageConfig, join_problems
 from omni_discovery.errors import ConfigError
 
 FLAG: Final = "--stage-overrides"
@@ -19,32 +19,32 @@ _RIGHT: Final = """right would be JSON by stage id, for example '{"0": {"engine_
 
 
 def parse_overrides(text: str | None) -> dict[int, dict[str, Any]]:
-    """What the flag says, by stage id, in the deploy document's own keys. Raise ConfigError naming all wrong ones."""
+    """Parse the flag into changes by stage id, in the deploy document's keys. Raise ConfigError with all wrong keys."""
     if not text:
         return {}
     try:
-        given = msgspec.json.decode(text)
+        document = msgspec.json.decode(text)
     except (msgspec.DecodeError, RecursionError) as error:
         raise ConfigError(f"{FLAG} is not JSON ({error}); {_RIGHT}") from error
-    if not isinstance(given, dict):
+    if not isinstance(document, dict):
         raise ConfigError(f"{FLAG} is no mapping; {_RIGHT}")
     found: dict[int, dict[str, Any]] = {}
-    told: list[str] = []
-    for name, part in given.items():
+    problems: list[str] = []
+    for name, part in document.items():
         if not (name.isascii() and name.isdigit() and isinstance(part, dict)):
             raise ConfigError(f"{FLAG} says {part!r} of {name!r}; {_RIGHT}")
         if "stage_id" in part:
             raise ConfigError(f"{FLAG} can't give stage {name} another stage_id; write a new document")
         ours = translate_stage(part, KNOWN_KEYS)
-        told += unknown_stage_keys(f"stage {name}.", ours, KNOWN_KEYS)
+        problems += unknown_stage_keys(f"stage {name}.", ours, KNOWN_KEYS)
         found[int(name)] = ours
-    if told:
-        raise ConfigError(f"{FLAG}: {tell_all(told)}")
+    if problems:
+        raise ConfigError(f"{FLAG}: {join_problems(problems)}")
     return found
 
 
 def of_the_document(overrides: Overrides) -> dict[int, dict[str, Any]]:
-    """What of it everybody has to agree on."""
+    """Return the changes that become part of the document: all but ``runtime``."""
     parts = {
         stage_id: {name: value for name, value in part.items() if name != "runtime"}
         for stage_id, part in overrides.items()
@@ -53,7 +53,7 @@ def of_the_document(overrides: Overrides) -> dict[int, dict[str, Any]]:
 
 
 def of_this_host(overrides: Overrides) -> dict[int, Mapping[str, Any]]:
-    """The ``runtime`` of the stages that have one, each a mapping."""
+    """Return the changes of ``runtime`` by stage id. Raise ConfigError for one that is no mapping."""
     found = {stage_id: part["runtime"] for stage_id, part in overrides.items() if "runtime" in part}
     for stage_id, runtime in found.items():
         if not isinstance(runtime, dict):
@@ -62,7 +62,7 @@ def of_this_host(overrides: Overrides) -> dict[int, Mapping[str, Any]]:
 
 
 def on_this_host(stage: StageConfig, here: Mapping[str, Any]) -> StageConfig:
-    """The stage with what its ``runtime`` is here. Raise ConfigError."""
+    """Return the stage with the changes of its ``runtime`` on this host merged in. Raise ConfigError."""
     if not here:
         return stage
     try:
@@ -79,7 +79,7 @@ def document_here(deploy: DeployConfig, stage_id: int, runtime: Mapping[str, Any
 
 
 def check_headless(overrides: Overrides) -> None:
-    """Raise ConfigError if more than ``runtime`` is said where there is no document to change."""
+    """Raise ConfigError for changes other than of ``runtime``: a headless supervisor has no document to change."""
     if parts := of_the_document(overrides):
         stage_id, part = next(iter(parts.items()))
         raise ConfigError(

@@ -1,7 +1,7 @@
-"""What is to run on one host, laid out and checked before anything starts: replicas, devices, ports, connectors. Pure.
+"""The plan of one host, made and checked before anything starts: replicas, devices, ports, connectors. Pure.
 
-A tensor or pipeline parallel replica is a group: it takes one device for each of its ranks, and no other group of the
-stage gets any of them. Replicas of one device each may share it.
+A tensor or pipeline parallel replica is a group: it takes one device for each of its ranks and shares none with other
+groups of the stage. Replicas of one device each may share it.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from typing import Any, Final
 from omni_discovery.deploy.document import DeployConfig, StageConfig
 from omni_discovery.errors import ConfigError
 
-#: What makes one replica of vLLM span several devices: their product is the size of its group.
+#: The arguments of vLLM whose product is the number of devices of one replica, the size of its group.
 GROUP_ARGS: Final = ("tensor_parallel_size", "pipeline_parallel_size", "prefill_context_parallel_size")
-#: Where vLLM's KV connectors are asked for what they hold; every replica of a host needs its own.
+#: Ports on which vLLM's KV connectors answer; every replica of a host needs its own.
 KV_PORTS: Final = ("VLLM_NIXL_SIDE_CHANNEL_PORT", "VLLM_MOONCAKE_BOOTSTRAP_PORT")
 
 _DEVICE: Final = re.compile(r"[0-9]+|(GPU|MIG)-[0-9A-Za-z/-]+")
 
 
 def device_names(stage: StageConfig) -> tuple[str, ...]:
-    """The devices that a stage names; none means the CPU. Raise ConfigError for what can't be one."""
+    """Return the devices that a stage names, none for the CPU. Raise ConfigError for a name that is no device."""
     names = tuple(name.strip() for name in stage.runtime.devices.split(",") if name.strip())
     for name in names:
         if not _DEVICE.fullmatch(name):
@@ -35,7 +35,7 @@ def device_names(stage: StageConfig) -> tuple[str, ...]:
 
 
 def group_size(stage: StageConfig) -> int:
-    """How many devices one replica of a stage spans. Raise ConfigError for a size that is none."""
+    """Return the number of devices of one replica of a stage. Raise ConfigError for a wrong parallel size."""
     size = 1
     for name in GROUP_ARGS:
         value = stage.engine_args.get(name, 1)
@@ -46,16 +46,16 @@ def group_size(stage: StageConfig) -> int:
 
 
 def devices_of(stage: StageConfig, count: int, ordinal: int) -> tuple[str, ...]:
-    """The devices of local replica ``ordinal`` (from 0) of ``count``; empty means the CPU.
+    """Return the devices of local replica ``ordinal`` (from 0) of ``count``; empty for the CPU.
 
-    Every device is given out, in the order of the document, if that comes out even. Raise ConfigError if not.
+    Devices are given out evenly in the order of the document. Raise ConfigError if their number does not allow that.
     """
     names, size = device_names(stage), group_size(stage)
     if not names:
         return ()
     if len(set(names)) < len(names) and (size > 1 or len(names) > count):
         raise ConfigError(
-            f"stage {stage.stage_id}: runtime.devices gives a group of several a device twice: {_told(names)}"
+            f"stage {stage.stage_id}: runtime.devices gives a group of several a device twice: {_listed(names)}"
         )
     if len(names) % count == 0 and len(names) // count >= size:
         share = len(names) // count
@@ -64,28 +64,28 @@ def devices_of(stage: StageConfig, count: int, ordinal: int) -> tuple[str, ...]:
         return (names[ordinal % len(names)],)
     if size == 1:
         raise ConfigError(
-            f"stage {stage.stage_id}: {len(names)} devices ({_told(names)}) can't be shared out evenly to {count} "
+            f"stage {stage.stage_id}: {len(names)} devices ({_listed(names)}) can't be shared out evenly to {count} "
             "replicas; right would be a multiple or a divisor of that number"
         )
     raise ConfigError(
         f"stage {stage.stage_id}: {count} replicas of {size} devices each (its parallel sizes in engine_args) need "
-        f"{count * size} devices; runtime.devices has {len(names)} ({_told(names)})"
+        f"{count * size} devices; runtime.devices has {len(names)} ({_listed(names)})"
     )
 
 
-def _told(names: tuple[str, ...]) -> str:
+def _listed(names: tuple[str, ...]) -> str:
     return ",".join(names)
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaPlan:
-    """One replica to start here. ``ordinal`` counts those of its stage on this host; the registry gives the id."""
+    """One replica to start here. ``ordinal`` counts its stage's replicas on this host; etcd decides the replica id."""
 
     stage_id: int
     ordinal: int
-    #: As the document names them; none means the CPU.
+    #: By the document's names; none for the CPU.
     devices: tuple[str, ...]
-    #: What it listens on; each port is one that is free when it starts.
+    #: What its ports are for; each is chosen among the free ones when it starts.
     ports: tuple[str, ...]
 
 
@@ -96,7 +96,7 @@ class EdgePlan:
     from_stage: int
     to_stage: int
     connector: str
-    #: What the connector is told: its ``extra``, with the edge's bounds.
+    #: The connector's ``extra``, with the edge's bounds.
     settings: Mapping[str, Any]
     #: Whether the next stage begins on the first piece.
     in_pieces: bool
@@ -104,19 +104,19 @@ class EdgePlan:
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """What a deploy document and the flags of one host come to."""
+    """The result of a deploy document and the flags of one host."""
 
     replicas: tuple[ReplicaPlan, ...]
     edges: tuple[EdgePlan, ...]
-    #: What is allowed and may be a slip, for a person to read.
-    told: tuple[str, ...]
+    #: Settings that are allowed and may be a slip, for a person to read.
+    warnings: tuple[str, ...]
 
 
 def plan(deploy: DeployConfig, local: Sequence[tuple[StageConfig, int]], *, on_this_machine: bool = True) -> Topology:
-    """Lay out ``local``: the stages that run here, as they run here, each with the number of its replicas.
+    """Plan ``local``, the stages that run here with this host's overrides, each with the number of its replicas.
 
-    Where replicas are placed by somebody else, ``on_this_machine`` false, devices are theirs to give. Raise ConfigError
-    if it can't be done.
+    With ``on_this_machine`` false a cluster places the replicas and gives them devices. Raise ConfigError if the
+    devices do not suffice.
     """
     replicas = tuple(
         ReplicaPlan(
@@ -125,20 +125,20 @@ def plan(deploy: DeployConfig, local: Sequence[tuple[StageConfig, int]], *, on_t
         for stage, count in local
         for ordinal in range(count)
     )
-    told = [_idle(stage, count) for stage, count in local if on_this_machine]
+    warnings = [_idle(stage, count) for stage, count in local if on_this_machine]
     edges = tuple(
         _edge(deploy, before, stage.stage_id) for stage in deploy.stages for before in deploy.inputs_of(stage.stage_id)
     )
-    return Topology(replicas, edges, (*filter(None, told), *_shared(replicas)))
+    return Topology(replicas, edges, (*filter(None, warnings), *_shared(replicas)))
 
 
 def _idle(stage: StageConfig, count: int) -> str:
-    """What to say of devices that nobody will use; empty if there are none."""
-    given, used = len(devices_of(stage, count, 0)), group_size(stage)
-    if used >= given or (used == 1 and stage.engine != "vllm"):
+    """Return a warning about devices that the stage's replicas will not use; empty if there are none."""
+    assigned, used = len(devices_of(stage, count, 0)), group_size(stage)
+    if used >= assigned or (used == 1 and stage.engine != "vllm"):
         return ""
     return (
-        f"stage {stage.stage_id}: a replica gets {given} devices, and its parallel sizes in engine_args use {used}; "
+        f"stage {stage.stage_id}: a replica gets {assigned} devices, and its parallel sizes in engine_args use {used}; "
         "run more replicas, set tensor_parallel_size, or name fewer devices"
     )
 

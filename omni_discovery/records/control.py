@@ -13,9 +13,7 @@ from typing import Any, Final
 import msgspec
 
 from omni_discovery.kv import KeyValue
-
-#: The same bounds as those of the record's field.
-MOST_WEIGHT: Final = 1000.0
+from omni_discovery.records.schema import MOST_WEIGHT
 
 _MOST_EPOCH: Final = 1 << 53
 _KNOWN: Final = ("cordon", "weight", "drain", "epoch")

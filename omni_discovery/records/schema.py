@@ -18,6 +18,8 @@ from omni_discovery.errors import RecordError
 
 #: Version of the JSON written by this release. Readers take any version whose known fields decode.
 SCHEMA: Final = 1
+#: The largest weight of a replica, in its record and in an operator's control key.
+MOST_WEIGHT: Final = 1000.0
 
 
 #: The phase of a replica that starts, and lacks what carries its hand-offs.
@@ -125,7 +127,7 @@ class ReplicaRecord(msgspec.Struct, frozen=True, kw_only=True):
     reason: _Text = ""
     queue_length: _Count = 0
     capacity: Annotated[int, msgspec.Meta(ge=1, lt=1 << 31)] = 1
-    weight: Annotated[float, msgspec.Meta(ge=0, le=1000)] = 1.0
+    weight: Annotated[float, msgspec.Meta(ge=0, le=MOST_WEIGHT)] = 1.0
     registered_at: float = 0.0
     updated_at: float = 0.0
     host: _Text = ""

@@ -1,7 +1,7 @@
-"""Shared memory where both stages are on one host, TCP where they are not, chosen anew for each hand-off.
+"""AutoConnector: shared memory if both replicas are on one host, TCP if not, chosen for each hand-off.
 
-The producer stores once and offers it both ways; the consumer takes the segment where it lies if it can, else it has it
-sent out of that same segment.
+The producer stores a hand-off once, in a shared-memory segment, and offers it both ways. The consumer maps the segment
+if it can, else it fetches the bytes of that segment over TCP.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 
 
 def boot_id() -> str:
-    """What tells this machine, since it was started, from all others; empty where that can't be said."""
+    """Return the kernel's id of this machine's boot, unique to it; empty if it can't be read."""
     try:
         return _BOOT_ID.read_text(encoding="ascii").strip()
     except OSError:
@@ -33,10 +33,10 @@ def boot_id() -> str:
 
 
 class AutoConnector(StoringConnector):
-    """Hand-offs below ``shm_threshold_bytes`` travel inside the metadata, larger ones in shared memory or over TCP.
+    """Sends hand-offs below ``shm_threshold_bytes`` inside the metadata, larger ones in shared memory or over TCP.
 
-    What finds no room in shared memory waits in the producer's own memory. ``get`` consumes what it returns, unless the
-    metadata says ``consume: False``; without the metadata it looks into shared memory only.
+    Hand-offs for which shared memory has no room are kept in the producer's own memory. ``get`` consumes what it
+    returns, unless the metadata says ``consume: False``; without metadata it looks into shared memory only.
     """
 
     known_settings = COMMON | TCP_SETTINGS | {"directory"}
@@ -87,7 +87,7 @@ class AutoConnector(StoringConnector):
             view = self._reader.read(edge, metadata)
             return None if view is None else (view, view.payload())
         except (OSError, SerializationError) as error:
-            # Another user's, or another container's folder of the same name: the network reaches it all the same.
+            # The segment is another user's, or in another container's folder of that name: TCP still reaches it.
             if "token" not in metadata:
                 raise
             logger.info("connector.not_attached reason=%s", error)
@@ -98,7 +98,7 @@ class AutoConnector(StoringConnector):
         self._tcp.cancel(get_key)
 
     def health(self) -> dict[str, Any]:
-        """See OmniConnectorBase. Counts also which way the fetches went."""
+        """See OmniConnectorBase. Also counts the fetches by shared memory and by network."""
         ways = {"by_shared_memory": self._by_memory, "by_network": self._by_network}
         return {**super().health(), **self._tcp.counts(), **ways}
 

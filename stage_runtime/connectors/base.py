@@ -1,9 +1,9 @@
-"""The connector API: what moves a hand-off from the stage that made it to the stage that wants it.
+"""The connector API: moves a hand-off from the stage that made it to a stage that needs it.
 
-Who owns what: a stored hand-off is its producer's until it drops it (``cleanup``, ``close``, the end of its time to
-live, a fetch that consumed it); the memory of an object that ``get`` returned is the consumer's until the last tensor
-in it is garbage-collected or ``release`` is called; what a process leaves when it is killed is the next connector's to
-sweep.
+Ownership: a stored hand-off belongs to its producer, which drops it at ``cleanup``, at ``close``, at the end of its
+time to live, or after a fetch that consumed it. The memory of an object that ``get`` returned belongs to the consumer
+until the last tensor in it is garbage-collected or ``release`` is called. What a killed process leaves is removed by
+the next connector that starts on the host.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from stage_runtime.connectors.serialization import deserialize, serialize
 
 
 class OmniConnectorBase(ABC):
-    """One edge's transport. Its methods may be called from any thread."""
+    """The transport of one edge. Its methods may be called from any thread."""
 
     #: Whether ``get`` may return raw bytes or buffers instead of an object.
     supports_raw_data: bool = False
@@ -24,46 +24,60 @@ class OmniConnectorBase(ABC):
 
     @abstractmethod
     def put(self, from_stage: str, to_stage: str, put_key: str, data: Any) -> tuple[bool, int, dict[str, Any] | None]:
-        """Store an object; return whether that went well, its serialized size in bytes, and metadata for ``get``."""
+        """Store an object; return whether it is stored, its serialized size in bytes, and the metadata for ``get``.
+
+        The object is copied, so the caller may change or drop it afterwards; of a ManagedBuffer a share is kept, and
+        only releasing it is safe. An object under the same key is replaced.
+        Storing that fails, for want of memory or beyond the edge's limits, returns ``(False, 0, None)`` and sets
+        ``last_error``.
+        """
 
     @abstractmethod
     def get(
         self, from_stage: str, to_stage: str, get_key: str, metadata: dict[str, Any] | None = None
     ) -> tuple[Any, int] | None:
-        """The object and its serialized size in bytes; None if it is not there.
+        """The object and its serialized size in bytes; None if it is not stored any more.
 
-        Consumes it, unless the metadata says ``consume: False``. ``timeout_s`` in the metadata bounds this one fetch.
-        Raise SerializationError for content that is no hand-off, TransferError if it can't be reached in time.
+        Consumes it, unless the metadata says ``consume: False``: then the producer keeps it for other consumers.
+        ``timeout_s`` in the metadata bounds this one fetch. Raise SerializationError for content that is no hand-off,
+        TransferTimeoutError past the bound, TransferCancelledError after ``cancel`` or ``close``, TransferError if the
+        producer or the store can't be reached.
         """
 
     @abstractmethod
     def cleanup(self, request_id: str) -> None:
-        """Drop what was put for a request and not fetched. Unknown requests are fine."""
+        """Drop the stored objects of a request: its id, or keys that begin or end with it and an underscore.
+
+        Unknown requests are ignored.
+        """
 
     @abstractmethod
     def health(self) -> dict[str, Any]:
-        """Whether it works, and counters; ``status`` is ``healthy`` or ``unhealthy``."""
+        """``status``, ``healthy`` or ``unhealthy``, a ``reason`` if it is the latter, and counters.
+
+        Raise ConfigError if it can't become healthy without a change of its configuration.
+        """
 
     @abstractmethod
     def close(self) -> None:
-        """Give back everything, what nobody fetched included. Idempotent."""
+        """Drop every stored object and end the fetches under way. Fetched objects stay valid. Idempotent."""
 
     def release(self, obj: Any) -> None:
-        """Give the memory of an object that ``get`` returned back now; its tensors must not be used any more.
+        """Release the memory of an object that ``get`` returned now; its tensors must not be used any more.
 
-        Without this call it goes back with the last of them. Any other object is fine.
+        Without this call it is released with the last of the tensors. Any other object is ignored.
         """
         del obj
 
     def endpoint(self) -> dict[str, Any]:
         """Where consumers reach this producer, for the replica's record: text and numbers, nothing secret.
 
-        Empty where they need nothing but the metadata of ``put``. Raise OSError if it can't be reached at all.
+        Empty if consumers need nothing but the metadata of ``put``. Raise OSError if it can't listen.
         """
         return {}
 
     def cancel(self, get_key: str) -> None:
-        """Have fetches of that key that other threads are in end soon, with TransferCancelledError."""
+        """End fetches of a key in other threads soon; they raise TransferCancelledError."""
         del get_key
 
     @staticmethod

@@ -1,9 +1,9 @@
-"""What goes wrong between two stages' connectors.
+"""The errors of moving hand-offs between two stages' connectors.
 
 OmniError
-└── TransferError                the caller: the hand-off can't be had this way; the stage before may have to run again
+└── TransferError                the caller: the hand-off can't be fetched; the earlier stage may have to run again
     ├── TransferTimeoutError     the caller: the deadline passed first
-    ├── TransferCancelledError   nobody: the caller itself gave the fetch up
+    ├── TransferCancelledError   nobody: the caller itself cancelled the fetch
     └── EdgeFullError            the operator: more is in flight on the edge than its limits allow
 """
 
@@ -21,7 +21,7 @@ class TransferTimeoutError(TransferError, TimeoutError):
 
 
 class TransferCancelledError(TransferError):
-    """A fetch was given up by ``cancel`` or ``close``."""
+    """A fetch was ended by ``cancel`` or ``close``."""
 
 
 class EdgeFullError(TransferError):

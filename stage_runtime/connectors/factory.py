@@ -1,12 +1,15 @@
-"""Connectors by name.
+"""Connectors by name, and which connector joins which stages.
 
-Which connector joins which stages.
+Names are those of built-in connectors, of entry points of the group ``stage_runtime.connectors``, and of
+``OmniConnectorFactory.register_connector``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -14,6 +17,7 @@ import yaml
 
 from omni_discovery.deploy.dialect import declare_connectors
 from omni_discovery.errors import ConfigError
+from omni_discovery.plugins import BUILT_IN_CONNECTORS, CONNECTOR_ALIASES, CONNECTOR_GROUPS, find_plugins
 from stage_runtime.connectors.base import OmniConnectorBase
 
 
@@ -33,7 +37,7 @@ class OmniTransferConfig:
     default_connector: ConnectorSpec | None = None
 
     def get_connector_for_edge(self, from_stage: str, to_stage: str) -> ConnectorSpec | None:
-        """The edge's connector, else the default, else None."""
+        """Return the edge's connector, else the default, else None."""
         return self.connectors.get((from_stage, to_stage), self.default_connector)
 
     def has_connector_for_edge(self, from_stage: str, to_stage: str) -> bool:
@@ -56,7 +60,7 @@ def load_omni_transfer_config(
             return None
         config_dict = _read(Path(config_path))
     config_dict = dict(config_dict)
-    declare_connectors(config_dict)
+    declare_connectors(config_dict, find_plugins(CONNECTOR_GROUPS))
     specs = {name: _spec(name, entry) for name, entry in (config_dict.get("connectors") or {}).items()}
     edges: dict[tuple[str, str], ConnectorSpec] = {}
     shared_memory = ConnectorSpec("SharedMemoryConnector", {"shm_threshold_bytes": default_shm_threshold})
@@ -104,91 +108,51 @@ def _implied_edges(stages: Any) -> list[tuple[str, str]]:
 Constructor = Callable[[dict[str, Any]], OmniConnectorBase]
 
 
-def _shared_memory(extra: dict[str, Any]) -> OmniConnectorBase:
-    from stage_runtime.connectors.shm.connector import SharedMemoryConnector
-
-    return SharedMemoryConnector(extra)
-
-
-def _tcp(extra: dict[str, Any]) -> OmniConnectorBase:
-    from stage_runtime.connectors.tcp.connector import TcpConnector
-
-    return TcpConnector(extra)
-
-
-def _auto(extra: dict[str, Any]) -> OmniConnectorBase:
-    from stage_runtime.connectors.auto import AutoConnector
-
-    return AutoConnector(extra)
-
-
-def _mooncake_transfer(extra: dict[str, Any]) -> OmniConnectorBase:
-    from stage_runtime.connectors.mooncake.transfer import MooncakeTransferEngineConnector
-
-    return MooncakeTransferEngineConnector(extra)
-
-
-def _yuanrong(extra: dict[str, Any]) -> OmniConnectorBase:
-    from stage_runtime.connectors.yuanrong.store import YuanrongConnector
-
-    return YuanrongConnector(extra)
-
-
-def _yuanrong_transfer(extra: dict[str, Any]) -> OmniConnectorBase:
-    from stage_runtime.connectors.yuanrong.transfer import YuanrongTransferEngineConnector
-
-    return YuanrongTransferEngineConnector(extra)
-
-
-def _mooncake_store(extra: dict[str, Any]) -> OmniConnectorBase:
-    from stage_runtime.connectors.mooncake.store import MooncakeStoreConnector
-
-    return MooncakeStoreConnector(extra)
+def _create_built_in(name: str, extra: dict[str, Any]) -> OmniConnectorBase:
+    # The package's face imports the connector's module, and with it perhaps a library, only now.
+    connector: OmniConnectorBase = getattr(import_module("stage_runtime.connectors"), name)(extra)
+    return connector
 
 
 class OmniConnectorFactory:
-    """The registry of connector classes; third parties add theirs."""
+    """Makes connectors by name. Packages add theirs by an entry point, programs by ``register_connector``."""
 
+    #: Built-in and registered connectors; those of entry points are looked up when one is named.
     _registry: ClassVar[dict[str, Constructor]] = {
-        "AutoConnector": _auto,
-        "MooncakeStoreConnector": _mooncake_store,
-        "MooncakeTransferEngineConnector": _mooncake_transfer,
-        "SharedMemoryConnector": _shared_memory,
-        "TcpConnector": _tcp,
-        "YuanrongConnector": _yuanrong,
-        "YuanrongTransferEngineConnector": _yuanrong_transfer,
+        name: partial(_create_built_in, name) for name in BUILT_IN_CONNECTORS
     }
     #: Old names.
-    _aliases: ClassVar[dict[str, str]] = {"MooncakeConnector": "MooncakeStoreConnector"}
-    #: Connectors of ours, which take the settings of ``place``.
-    _ours: ClassVar[frozenset[str]] = frozenset(_registry)
+    _aliases: ClassVar[dict[str, str]] = CONNECTOR_ALIASES
+    #: The connectors that take the settings of ``place``.
+    _ours: ClassVar[frozenset[str]] = frozenset(BUILT_IN_CONNECTORS)
 
     @classmethod
     def register_connector(cls, name: str, constructor: Constructor) -> None:
-        """Add a connector. Raise ValueError if the name is taken."""
+        """Add a connector in this process. Raise ValueError if the name is taken."""
         if name in cls._registry or name in cls._aliases:
             raise ValueError(f"connector {name!r} is already registered")
         cls._registry[name] = constructor
 
     @classmethod
     def create_connector(cls, spec: ConnectorSpec) -> OmniConnectorBase:
-        """Build the connector that a spec names. Raise ValueError for a name that nobody registered."""
+        """Make the connector that a spec names; its constructor gets a copy of ``extra``.
+
+        Raise ConfigError, a ValueError, for an unknown name and for an installed connector that is broken. What the
+        constructor raises is passed on: ConfigError for a setting that is wrong.
+        """
         name = cls._aliases.get(spec.name, spec.name)
-        if name not in cls._registry:
-            known = ", ".join(cls.list_registered_connectors())
-            raise ValueError(f"connector {spec.name!r} is not known; there are: {known}")
-        return cls._registry[name](dict(spec.extra))
+        return (cls._registry.get(name) or cls._load_plugin(spec.name))(dict(spec.extra))
 
     @classmethod
     def list_registered_connectors(cls) -> list[str]:
-        """All names that can be built, sorted."""
-        return sorted(cls._registry)
+        """Return all names that can be made, those of installed packages included, sorted."""
+        return sorted({*cls._registry, *find_plugins(CONNECTOR_GROUPS)})
 
     @classmethod
     def place(
         cls, name: str, *, namespace: str, stage_id: int, bind_host: str = "", advertise_host: str = ""
     ) -> dict[str, Any]:
-        """What a replica's place adds to a connector's ``extra``; nothing for connectors of third parties."""
+        """Return what a replica adds to a connector's ``extra``; nothing for connectors of other packages."""
         name = cls._aliases.get(name, name)
         if name not in cls._ours:
             return {}
@@ -196,3 +160,18 @@ class OmniConnectorFactory:
         if name != "SharedMemoryConnector":
             place |= {"bind_host": bind_host, "advertise_host": advertise_host}
         return place
+
+    @classmethod
+    def _load_plugin(cls, name: str) -> Constructor:
+        point = find_plugins(CONNECTOR_GROUPS).get(name)
+        if point is None:
+            known = ", ".join(cls.list_registered_connectors())
+            raise ConfigError(
+                f"connector {name!r} is not known; there are: {known}; if a package adds it (entry-point group "
+                f"{CONNECTOR_GROUPS[0]!r}), install that on this host"
+            )
+        try:
+            constructor: Constructor = point.load()
+        except (ImportError, AttributeError) as error:
+            raise ConfigError(f"connector {name!r} ({point.value}) can't be loaded: {error}") from error
+        return constructor

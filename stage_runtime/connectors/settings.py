@@ -1,4 +1,4 @@
-"""What a connector's ``extra`` may hold, checked before anything is built."""
+"""Checks of the settings in a connector's ``extra``, made before the connector is."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Final
 from omni_discovery.errors import ConfigError
 from stage_runtime.connectors.store.store import Limits
 
-#: What every connector that stores takes.
+#: The settings of every connector that stores hand-offs.
 COMMON: Final = frozenset(
     {
         "device",
@@ -30,13 +30,13 @@ _TTL_S: Final = 3600.0
 
 
 def check_known(kind: str, config: Mapping[str, Any], known: Collection[str]) -> None:
-    """Raise ConfigError for a setting that the connector does not have."""
+    """Raise ConfigError for settings that the connector does not have; ``kind`` is its name."""
     if unknown := sorted(set(config) - set(known)):
         raise ConfigError(f"{kind}: unknown {unknown}; known are {sorted(known)}")
 
 
 def number(config: Mapping[str, Any], name: str, default: float, least: float = 0) -> float:
-    """A setting that is a number, at least ``least``. Raise ConfigError."""
+    """Return a setting that is a number. Raise ConfigError for any other value and for one below ``least``."""
     value = config.get(name, default)
     if isinstance(value, bool) or not isinstance(value, int | float) or not value >= least:
         raise ConfigError(f"{name} is {value!r}; a number not below {least:g} is wanted")
@@ -44,7 +44,7 @@ def number(config: Mapping[str, Any], name: str, default: float, least: float = 
 
 
 def limits_of(config: Mapping[str, Any], directory: Path | None) -> Limits:
-    """The bounds of an edge. Without ``directory`` they are parts of the machine's memory, else of its file system."""
+    """Return the bounds of an edge. Defaults are parts of the directory's file system, or of memory without one."""
     total = _memory_bytes() if directory is None else _file_system_bytes(directory)
     return Limits(
         max_inflight_bytes=int(number(config, "max_inflight_bytes", total // 2, 1)),
@@ -56,7 +56,7 @@ def limits_of(config: Mapping[str, Any], directory: Path | None) -> Limits:
 
 
 def _count(config: Mapping[str, Any], name: str) -> int | None:
-    # -1 is how pipelines of other makers write "no bound".
+    # Documents written for vLLM-Omni have -1 for "no bound".
     value = config.get(name)
     if value is None or value == -1:
         return None
@@ -66,7 +66,7 @@ def _count(config: Mapping[str, Any], name: str) -> int | None:
 
 
 def _memory_bytes() -> int:
-    # Half of what is given to an edge, as a directory in memory would be.
+    # Half of the memory, as the default size of a file system in memory.
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
 
 

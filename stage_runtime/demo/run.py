@@ -19,7 +19,7 @@ from rich.spinner import Spinner
 from rich.text import Text
 
 from omni_discovery.clients import OmniCoordClientForHub
-from omni_discovery.commands.replicas import replica_table
+from omni_discovery.commands.tables import replica_table
 from omni_discovery.deploy.document import parse_deploy
 from omni_discovery.errors import ConfigError
 from omni_discovery.etcd.embedded import find_binary

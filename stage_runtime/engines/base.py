@@ -11,7 +11,6 @@ import importlib
 import importlib.util
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar
 
@@ -19,13 +18,12 @@ import msgspec
 
 from omni_discovery.deploy.document import StageConfig
 from omni_discovery.errors import ConfigError
+from omni_discovery.plugins import ENGINE_GROUPS, find_plugins
 from omni_discovery.wire import FailureKind, Resume, TokenLogprobs
 from stage_runtime.config import ControlRefusedError
 
 #: Called while an engine loads, with the phase and the share of loading that is done, 0 to 1.
 Report = Callable[[str, float], None]
-
-ENTRY_POINT_GROUP: Final = "omni_discovery.engines"
 
 _Args = TypeVar("_Args")
 
@@ -269,9 +267,10 @@ _BUILT_IN: Final = {
 
 
 def create_engine(stage: StageConfig) -> Engine:
-    """The engine that a stage names, not loaded yet.
+    """Make the engine that a stage names, not loaded yet.
 
-    Raise ConfigError if the name is unknown, its package is missing, or its arguments are wrong.
+    Names are the built-in ones and those of entry points of the group ``stage_runtime.engines``. Raise ConfigError if
+    the name is unknown, its package is missing or broken, or the stage's arguments are wrong.
     """
     built_in = _BUILT_IN.get(stage.engine)
     if built_in is not None:
@@ -283,13 +282,16 @@ def create_engine(stage: StageConfig) -> Engine:
         module, _, name = built_in.target.partition(":")
         engine: Engine = getattr(importlib.import_module(module), name)(stage)
         return engine
-    offered = {entry.name: entry for entry in entry_points(group=ENTRY_POINT_GROUP)}
-    if stage.engine not in offered:
-        known = ", ".join(sorted({*_BUILT_IN, *offered}))
-        raise ConfigError(f"stage {stage.stage_id}: engine {stage.engine!r} is not known; there are: {known}")
+    plugins = find_plugins(ENGINE_GROUPS)
+    if stage.engine not in plugins:
+        known = ", ".join(sorted({*_BUILT_IN, *plugins}))
+        raise ConfigError(
+            f"stage {stage.stage_id}: engine {stage.engine!r} is not known; there are: {known}; if a package adds it "
+            f"(entry-point group {ENGINE_GROUPS[0]!r}), install that on this host"
+        )
     try:
-        engine = offered[stage.engine].load()(stage)
-    except ImportError as error:
+        engine = plugins[stage.engine].load()(stage)
+    except (ImportError, AttributeError) as error:
         raise ConfigError(f"stage {stage.stage_id}: engine {stage.engine!r} can't be loaded: {error}") from error
     return engine
 

@@ -5,12 +5,10 @@ from __future__ import annotations
 import gc
 import math
 import os
-import threading
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -26,13 +24,12 @@ from stage_runtime.connectors import (
     OmniTransferConfig,
     SharedMemoryConnector,
     TransferError,
-    TransferTimeoutError,
     load_omni_transfer_config,
 )
+from stage_runtime.testing import ConnectorContract
 from tests.support.connector_peer import Peer, intact, payload
 from tests.support.mooncake import mooncake_host, mooncake_master
 from tests.support.netns import Host
-from tests.support.processes import wait_for
 from tests.support.yuanrong import yuanrong
 
 pytestmark = pytest.mark.long
@@ -171,6 +168,29 @@ def same(one: Any, other: Any) -> bool:
             return bool(one == other)
 
 
+class TestContract(ConnectorContract):
+    """What is asked of the connectors of others, asked of each of ours; hand-offs hold tensors."""
+
+    offers = frozenset({"limits", "pending", "ttl"})
+
+    @pytest.fixture
+    def make(self, make: Make) -> Make:
+        return make
+
+    def payload(self, size_bytes: int, seed: int = 0) -> dict[str, Any]:
+        return payload(size_bytes, seed)
+
+    def is_intact(self, value: Mapping[str, Any]) -> bool:
+        return intact(dict(value))
+
+
+def test_what_travels_in_the_metadata_needs_no_room(make: Make) -> None:
+    producer = make(window_size=1, shm_threshold_bytes=500)
+    put(producer, "a", payload(1000))
+    assert producer.put("0", "1", "b", payload(1000)) == (False, 0, None)
+    put(producer, "small", {"a": 1})
+
+
 @pytest.mark.parametrize("value", VALUES.values(), ids=VALUES.keys())
 @pytest.mark.parametrize("threshold", [0, 1 << 30], ids=["stored", "inline"])
 def test_what_one_puts_the_other_gets(make: Make, value: Any, threshold: int) -> None:
@@ -195,79 +215,6 @@ def test_small_hand_offs_travel_in_the_metadata(make: Make) -> None:
     assert producer.health()["pending"] == 0
 
 
-def test_get_consumes_once_unless_it_is_told_not_to(make: Make) -> None:
-    producer, consumer = make(), make()
-    metadata = put(producer, "key", {"a": 1})
-    for _ in range(3):
-        assert get(consumer, "key", metadata, **KEEP) == {"a": 1}
-    assert get(consumer, "key", metadata) == {"a": 1}
-    assert get(consumer, "key", metadata) is None
-    assert get(consumer, "key", metadata, **KEEP) is None
-
-
-def test_of_many_that_would_consume_at_once_one_gets_it(make: Make) -> None:
-    producer, consumers = make(), [make() for _ in range(4)]
-    for number in range(5):
-        metadata = put(producer, f"key{number}", payload(1 << 20, number))
-        with ThreadPoolExecutor(4) as threads:
-            got = list(threads.map(lambda one: get(one, f"key{number}", metadata), consumers))  # noqa: B023
-        assert [value is not None for value in got].count(True) == 1
-
-
-def test_what_is_not_there_is_none(make: Make) -> None:
-    """1. never put; 2. put and released by its producer"""
-    producer, consumer = make(), make()
-    assert consumer.get("0", "1", "never put") is None
-    assert consumer.get("0", "1", "never put", {"source_host": "elsewhere", "source_port": 1}) is None
-    metadata = put(producer, "key", {"a": 1})
-    producer.cleanup("key")
-    assert get(consumer, "key", metadata) is None
-
-
-def test_a_hand_off_of_another_time_is_not_taken_for_the_one_that_is_meant(make: Make) -> None:
-    """The same key again replaces what was there: the older metadata means something that is gone."""
-    producer, consumer = make(), make()
-    older = put(producer, "key", {"a": 1})
-    newer = put(producer, "key", {"a": 2})
-    assert get(consumer, "key", older, **KEEP) is None
-    assert get(consumer, "key", newer, **KEEP) == {"a": 2}
-    assert producer.health()["pending"] == 1
-
-
-@pytest.mark.parametrize("key", ["a/b", "../../etc/passwd", "ü" * 300, "\0", ".", "\ud800"])
-def test_any_text_is_a_key(make: Make, key: str) -> None:
-    producer, consumer = make(), make()
-    assert get(consumer, key, put(producer, key, {"a": 1})) == {"a": 1}
-
-
-def test_what_can_not_be_stored_is_said_and_not_raised(make: Make) -> None:
-    connector = make()
-    assert connector.put("0", "1", "key", {"f": print}) == (False, 0, None)
-    assert "builtin_function" in connector.last_error
-    assert connector.health()["pending"] == 0
-
-
-def test_cleanup_drops_a_requests_keys_and_no_others(make: Make) -> None:
-    producer, consumer = make(), make()
-    all_metadata = {key: put(producer, key, {"a": 1}) for key in ("r1", "r1_0", "0_r1", "r10", "xr1")}
-    producer.cleanup("r1")
-    producer.cleanup("unknown")
-    there = {key for key, metadata in all_metadata.items() if get(consumer, key, metadata, **KEEP)}
-    assert there == {"r10", "xr1"}
-
-
-def test_close_may_be_called_twice_and_refuses_afterwards(make: Make) -> None:
-    producer, consumer = make(), make()
-    value = payload(100_000, 3)
-    metadata = put(producer, "a", value)
-    got = get(consumer, "a", metadata, **KEEP)
-    for connector in (producer, consumer) * 2:
-        connector.close()
-    assert producer.put("0", "1", "b", payload(100_000)) == (False, 0, None)
-    # What was fetched belongs to who fetched it.
-    assert intact(got)
-
-
 def test_health_says_what_happened(make: Make) -> None:
     producer, consumer = make(), make()
     metadata = put(producer, "a", {"a": 1})
@@ -277,29 +224,6 @@ def test_health_says_what_happened(make: Make) -> None:
     said = {"status": "healthy", "puts": 2, "gets": 0, "failures": 1, "pending": 2}
     assert said.items() <= producer.health().items()
     assert {"status": "healthy", "gets": 1, "lent": 0}.items() <= consumer.health().items()
-
-
-def test_what_was_got_may_be_changed_without_changing_it_for_others(make: Make) -> None:
-    producer, consumer = make(), make()
-    metadata = put(producer, "key", {"t": torch.zeros(100_000)})
-    first = get(consumer, "key", metadata, **KEEP)
-    first["t"] += 1
-    assert get(consumer, "key", metadata, **KEEP)["t"].sum() == 0
-
-
-def test_tensors_stay_as_they_are_while_their_segment_would_be_used_again(make: Make) -> None:
-    """1. a consumer looks at a hand-off whose producer drops it and stores twenty more of that size
-    2. what it looks at does not change, and what is fetched meanwhile is right
-    """
-    producer, consumer = make(), make()
-    held = get(consumer, "first", put(producer, "first", payload(200_000, 1)), **KEEP)
-    producer.cleanup("first")
-    for number in range(20):
-        metadata = put(producer, f"k{number}", payload(200_000, 100 + number))
-        got = get(consumer, f"k{number}", metadata, **KEEP)
-        assert (got["seed"], intact(got)) == (100 + number, True)
-        producer.cleanup(f"k{number}")
-    assert (held["seed"], intact(held)) == (1, True)
 
 
 def test_memory_is_used_again_once_nothing_lives_in_it(make: Make) -> None:
@@ -327,64 +251,6 @@ def test_a_part_of_a_hand_off_keeps_all_its_memory(make: Make) -> None:
     put(producer, "other", payload(200_000, 6))
     gc.collect()
     assert part.tolist() == list(range(1005, 1015))
-
-
-def test_many_threads_get_at_once(make: Make) -> None:
-    producer, consumer = make(), make()
-    stored = {f"k{number}": put(producer, f"k{number}", payload(500_000, number)) for number in range(8)}
-
-    def read(key: str) -> bool:
-        got = get(consumer, key, stored[key], **KEEP)
-        return got["seed"] == int(key[1:]) and intact(got)
-
-    with ThreadPoolExecutor(8) as threads:
-        assert all(threads.map(read, list(stored) * 8))
-
-
-def test_beyond_the_limits_of_an_edge_put_fails_at_once_and_says_which(make: Make) -> None:
-    """1. two in flight are allowed: the third is refused until one is cleaned up
-    2. one that nobody fetched is allowed: the next one is refused until that one is fetched
-    3. bytes are bounded in the same way; the same key again needs no room of its own
-    """
-    producer, consumer = make(max_inflight=2), make()
-    put(producer, "a", payload(1000))
-    put(producer, "b", payload(1000))
-    begun_s = time.monotonic()
-    assert producer.put("0", "1", "c", payload(1000)) == (False, 0, None)
-    assert time.monotonic() - begun_s < 0.5
-    assert "max_inflight is 2" in producer.last_error
-    put(producer, "b", payload(1000))
-    producer.cleanup("a")
-    put(producer, "c", payload(1000))
-    window = make(window_size=1, shm_threshold_bytes=500)
-    first = put(window, "a", payload(1000))
-    assert window.put("0", "1", "b", payload(1000)) == (False, 0, None)
-    assert "window_size is 1" in window.last_error
-    put(window, "small", {"a": 1})
-    assert get(consumer, "a", first, **KEEP) is not None
-    # Over the network its producer hears of it a moment later.
-    wait_for("room", lambda: window.put("0", "1", "b", payload(1000))[0], 5.0)
-    narrow = make(max_inflight_bytes=100_000)
-    put(narrow, "a", payload(60_000))
-    assert narrow.put("0", "1", "b", payload(60_000)) == (False, 0, None)
-    assert "max_inflight_bytes is 100000" in narrow.last_error
-    put(narrow, "a", payload(60_000))
-
-
-def test_what_was_consumed_makes_room(make: Make) -> None:
-    producer, consumer = make(max_inflight=3), make()
-    for number in range(20):
-        metadata = put(producer, f"k{number}", payload(1000, number))
-        assert get(consumer, f"k{number}", metadata)["seed"] == number
-
-
-def test_what_nobody_cleans_up_goes_after_its_time(make: Make) -> None:
-    producer, consumer = make(ttl_s=0.05), make()
-    metadata = put(producer, "old", {"a": 1})
-    time.sleep(0.1)
-    put(producer, "new", {"a": 1})
-    assert producer.health()["pending"] == 1
-    assert get(consumer, "old", metadata) is None
 
 
 @pytest.mark.parametrize(
@@ -427,45 +293,6 @@ def test_a_consumer_that_is_killed_while_it_looks_holds_nothing_back(make: Make,
     assert producer.health()["segments_made"] == 2
 
 
-def test_a_deadline_that_has_passed_is_an_error_or_not_needed(make: Make) -> None:
-    producer, consumer = make(), make()
-    metadata = put(producer, "key", payload(1000, 1))
-    try:
-        got = get(consumer, "key", metadata, timeout_s=0.0, **KEEP)
-    except TransferTimeoutError:
-        return
-    assert intact(got)
-
-
-def test_cancel_of_what_is_not_under_way_is_silent(make: Make) -> None:
-    connector = make()
-    connector.cancel("unknown")
-    metadata = put(connector, "key", {"a": 1})
-    connector.cancel("key")
-    assert get(make(), "key", metadata) == {"a": 1}
-
-
-def test_puts_and_gets_of_many_threads_do_not_mix(make: Make) -> None:
-    producer, consumer = make(), make()
-    wrong: list[int] = []
-
-    def go(base: int) -> None:
-        for number in range(base, base + 15):
-            metadata = put(producer, f"k{number}", payload(70_000 + number, number))
-            got = get(consumer, f"k{number}", metadata, **KEEP)
-            if got is None or got["seed"] != number or not intact(got):
-                wrong.append(number)
-            producer.cleanup(f"k{number}")
-
-    threads = [threading.Thread(target=go, args=(base,)) for base in (0, 100, 200, 300)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
-    assert producer.health()["pending"] == 0
-
-
 def test_the_factory_knows_its_connectors_and_takes_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(OmniConnectorFactory, "_registry", dict(OmniConnectorFactory._registry))
     names = OmniConnectorFactory.list_registered_connectors()
@@ -489,11 +316,11 @@ def test_an_old_name_means_the_new_one(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_replicas_place_is_told_to_our_connectors_and_to_no_others() -> None:
-    place = {"namespace": "n", "stage_id": 3, "bind_host": "::", "advertise_host": "::1"}
+    place: dict[str, Any] = {"namespace": "n", "stage_id": 3, "bind_host": "::", "advertise_host": "::1"}
     for name in ("AutoConnector", "SharedMemoryConnector", "TcpConnector"):
         spec = ConnectorSpec(name, OmniConnectorFactory.place(name, **place))
         with OmniConnectorFactory.create_connector(spec) as connector:
-            assert connector.config["namespace"] == "n"
+            assert cast(Any, connector).config["namespace"] == "n"
     assert OmniConnectorFactory.place("Theirs", **place) == {}
     assert OmniConnectorFactory.place("MooncakeConnector", **place) == place
 

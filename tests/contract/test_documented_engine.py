@@ -52,8 +52,6 @@ TestUpperEngine = imported("test_upper_engine").TestUpperEngine
 def test_the_engine_is_found_by_its_entry_point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A package of a third party, as pip leaves it; its engine is served by name, and a broken one is named."""
     (group, line) = re.findall(r'```toml\n\[project.entry-points."(.*?)"\]\n(.*?)\n```', OWN_PAGE)[0]
-    # As long as the code reads the former name of the group only; to be removed with that.
-    monkeypatch.setattr("stage_runtime.engines.base.ENTRY_POINT_GROUP", group)
     about = tmp_path / "upper-1.0.dist-info"
     about.mkdir()
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: upper\nVersion: 1.0\n")

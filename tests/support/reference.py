@@ -21,8 +21,8 @@ from prometheus_client import Counter, Histogram
 from hub.metrics import HubMetrics
 from omni_discovery.records import keys
 from omni_discovery.records.beat import BeatRecord
-from omni_discovery.records.control import MOST_WEIGHT, HubWish, Wish
-from omni_discovery.records.schema import HubRecord, ReplicaRecord
+from omni_discovery.records.control import HubWish, Wish
+from omni_discovery.records.schema import MOST_WEIGHT, HubRecord, ReplicaRecord
 from stage_runtime.cli import build_parser
 
 ROOT: Final = Path(__file__).resolve().parents[2]

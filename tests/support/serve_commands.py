@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from hub.cli import ServeCommand
+from hub.command import ServeCommand
 from hub.serve.flags import check_flags
 
 ETCD = ("--etcd-endpoints", "etcd:2379")

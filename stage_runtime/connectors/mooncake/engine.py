@@ -1,8 +1,7 @@
-"""Mooncake's transfer engine and a pool that it may read and write.
+"""Mooncake's transfer engine with the pool that it reads and writes, and checks of its settings.
 
-Engines find each other by the address of the other one alone (the library's ``P2PHANDSHAKE``): no server is needed.
-
-Mooncake's own package, asked for when it is needed, and what can be checked before.
+An engine finds another by its address alone (the library's ``P2PHANDSHAKE``): no metadata server is needed. Mooncake's
+package is imported when a connector is built.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ PROTOCOLS: Final = ("tcp", "rdma")
 
 
 def load(module: str) -> Any:
-    """A module of the package. Raise ConfigError, which says what to install."""
+    """A module of Mooncake's package. Raise ConfigError that names what to install."""
     try:
         return importlib.import_module(f"mooncake.{module}")
     except ImportError as error:
@@ -40,20 +39,20 @@ def check_protocol(protocol: Any) -> str:
 
 
 def check_devices(protocol: str, names: str, folder: Path = _RDMA_DEVICES) -> None:
-    """Raise ConfigError for RDMA without the devices that it is to use: the library would take TCP, and not say so."""
+    """Raise ConfigError for RDMA without the named devices: the library would silently use TCP instead."""
     if protocol != "rdma":
         return
     there = {device.name for device in folder.iterdir()} if folder.is_dir() else set()
     wanted = {name.strip() for name in names.split(",") if name.strip()}
     if not there or not wanted <= there:
-        told = ", ".join(sorted(there)) or "none"
+        names_there = ", ".join(sorted(there)) or "none"
         raise ConfigError(
-            f"protocol is rdma, and {names or 'an RDMA device'} is not here; there are: {told}; or use tcp"
+            f"protocol is rdma, and {names or 'an RDMA device'} is not here; there are: {names_there}; or use tcp"
         )
 
 
 def check_host(host: str) -> str:
-    """The address that peers know this process by. Raise ConfigError for one that the library can't use."""
+    """The address at which peers reach this process. Raise ConfigError for one that the library can't use."""
     host = host.strip("[]") or "127.0.0.1"
     try:
         address = ipaddress.ip_address(host)
@@ -65,17 +64,15 @@ def check_host(host: str) -> str:
 
 
 _HANDSHAKE: Final = "P2PHANDSHAKE"
-#: So many transfers to this process at one time; others wait.
+#: How many reads run at the same time; others wait.
 _THREADS: Final = 8
-
-
 #: Pools of connectors that were closed while others read from them.
 _STILL_READ: Final[list[ManagedPool]] = []
 
 
 @cache
 def _engine(host: str, protocol: str, device_name: str) -> Any:
-    """The process's engine: it serves any number of pools, and takes a second to end. Raise TransferError."""
+    """The process's only engine: it serves any number of pools, and takes a second to end. Raise TransferError."""
     engine = load("engine").TransferEngine()
     if engine.initialize(host, _HANDSHAKE, protocol, device_name):
         raise TransferError(
@@ -86,9 +83,9 @@ def _engine(host: str, protocol: str, device_name: str) -> Any:
 
 
 class EngineEnd:
-    """Started by the first call that needs it. Used by any thread."""
+    """The engine and the pool of one connector, started by the first call that needs them. Used by any thread."""
 
-    #: Whose library it is, for messages.
+    #: The library's name, for messages.
     whose = "Mooncake"
 
     def __init__(self, host: str, protocol: str, device_name: str, pool_bytes: int, pool_device: str) -> None:
@@ -108,7 +105,10 @@ class EngineEnd:
 
     @property
     def pool(self) -> ManagedPool:
-        """The pool. Raise TransferError if there can be no engine, ConfigError if there can be no pool."""
+        """The registered pool. Raise TransferError if the engine does not start, ConfigError without the memory.
+
+        Raise TransferCancelledError after ``close``.
+        """
         with self._lock:
             if self._closed:
                 raise TransferCancelledError("the connector is closed")
@@ -118,18 +118,18 @@ class EngineEnd:
 
     @property
     def free_bytes(self) -> int:
-        """What is free of the pool; all of it before anything needed it."""
+        """Free bytes of the pool; all of them before it exists."""
         return self._pool_bytes if self._pool is None else self._pool.free_bytes
 
     def start(self) -> str:
-        """The name by which other engines read from the pool, from now on. Raise as ``pool`` does."""
+        """Start the engine; the session name by which other engines read from the pool. Raises what ``pool`` raises."""
         _ = self.pool
         return f"{self._host}:{self.rpc_port}"
 
     def read(self, session: str, address: int, size_bytes: int, block: Block) -> Future[int]:
-        """Have a block filled with a stamp and so many bytes of another engine's pool; the outcome is 0 if it was.
+        """Start reading a stamp and ``size_bytes`` of another engine's pool into a block; the result is 0 for success.
 
-        The block must not be given back before the outcome is there, whatever the caller waits for.
+        The block must be held until the result is there, even if the caller gives up earlier.
         """
         pool = self.pool
         with self._lock:
@@ -142,10 +142,10 @@ class EngineEnd:
         return future
 
     def close(self, *, is_read: bool = False) -> None:
-        """Read nothing more, and let nobody read. Idempotent. Does not wait: a read under way ends in its own time.
+        """Stop reading and being read. Idempotent. Does not wait for reads under way.
 
-        ``is_read``: another engine may be reading from the pool now. Then the memory stays to the end of the process,
-        as nothing says when that is over.
+        ``is_read``: another engine may be reading from the pool now. Then the memory is kept until the process ends,
+        because nothing tells when that read is over.
         """
         with self._lock:
             if is_read and self._pool is not None:

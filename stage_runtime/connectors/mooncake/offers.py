@@ -1,9 +1,9 @@
-"""The conversation around one transfer of Mooncake: who shows the token learns where the hand-off lies.
+"""The protocol around one transfer by an engine: a consumer that shows the token learns where the hand-off is.
 
-It begins as a fetch over TCP does (``tcp_frames``), only that behind the producer's answer comes a frame that says
-where the hand-off lies, in place of the hand-off. While the connection lives the hand-off stays where it is. The
-consumer has its engine read it, says so with one byte, and takes what it read for good when the same byte comes back:
-then the hand-off lay there until the end.
+It begins as a fetch over TCP does (``tcp.frames``), but the producer's answer is followed by an offer, a frame with the
+address of the hand-off, in place of the hand-off. While the connection is open, the hand-off stays in place. The
+consumer has its engine read it and sends one byte; when the same byte comes back, the hand-off was in place until the
+end of the read.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ _SAYS: Final = b"OMNIMTE1"
 OFFER_BYTES: Final = _OFFER.size
 _LOOK_EVERY_S: Final = 0.02
 
-#: Have a block filled from a session's address; the outcome is 0 if it was.
+#: Starts reading from (session, address, size in bytes) into a block; the result is 0 if that succeeded.
 Read = Callable[[str, int, int, Block], "Future[int]"]
 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """Where a hand-off lies: its stamp at ``address`` of the engine ``session``, and the content behind."""
+    """Where a hand-off is: its stamp at ``address`` of the engine ``session``, followed by the content."""
 
     session: str
     address: int
@@ -45,12 +45,12 @@ class Offer:
     is_raw: bool
 
     def pack(self) -> bytes:
-        """The offer as bytes."""
+        """The offer as a frame of ``OFFER_BYTES``."""
         return _OFFER.pack(_SAYS, self.address, self.is_raw, self.stamp, self.session.encode("ascii"))
 
     @classmethod
     def parse(cls, content: bytes) -> Offer | None:
-        """The offer in a frame; None for what is none."""
+        """The offer in a frame of ``OFFER_BYTES``; None if the frame is no offer."""
         magic, address, is_raw, stamp, session = _OFFER.unpack(content)
         try:
             name = session.rstrip(b"\0").decode("ascii")
@@ -61,7 +61,7 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class FetchRequest:
-    """What a consumer shows, and the size that it was told of; None if it was told of none."""
+    """What a consumer asks for and shows; ``size_bytes`` is the announced size, None if none was announced."""
 
     generation: bytes
     token: bytes
@@ -70,7 +70,7 @@ class FetchRequest:
 
 
 class OfferServer(PayloadServer):
-    """Tells where hand-offs lie, one at a time: by the token of each, or by ``sender_token`` and its key's digest."""
+    """Offers one hand-off to each connection, by its own token, or by ``sender_token`` and the digest of its key."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class OfferServer(PayloadServer):
     ) -> None:
         self._session = session
         self._sender_token = sender_token
-        #: Whether somebody was reading when it was closed.
+        #: Whether a consumer was reading when the server was closed.
         self.cut_off = False
         super().__init__(host, store, tls, limits, port)
 
@@ -94,15 +94,15 @@ class OfferServer(PayloadServer):
 
     def _answer(self, connection: Connection, generation: bytes, token: bytes, consume: bool) -> None:
         if hmac.compare_digest(token, self._sender_token):
-            # What it showed in place of a generation is the digest of a key.
+            # Consumers with the sender's token show the digest of a key in place of a generation.
             generation = self._store.generation_of(generation) or generation
             token = self._store.token_of(generation) or token
         super()._answer(connection, generation, token, consume)
 
     def _content(self, kept: Kept) -> memoryview:
-        piece = kept.segment
-        assert isinstance(piece, PoolBlock)  # noqa: S101 - for the type checker
-        return memoryview(Offer(self._session, piece.address, piece.block.stamp, piece.is_raw).pack())
+        block = kept.segment
+        assert isinstance(block, PoolBlock)  # noqa: S101 - for the type checker
+        return memoryview(Offer(self._session, block.address, block.block.stamp, block.is_raw).pack())
 
     def _all_sent(self, connection: Connection) -> None:
         if connection.kept is None:
@@ -128,9 +128,10 @@ def receive_offered(
     pool: ManagedPool,
     read: Read,
 ) -> tuple[Block, int, bool] | None:
-    """The consumer's side: a block of its pool with the hand-off, its size, whether it is raw; None if it is gone.
+    """The consumer's side: receive a hand-off into a block of ``pool``; None if its producer has dropped it.
 
-    Raise TransferError, or OSError.
+    Returns the block, held by the caller, the size in bytes, and whether the content is raw. ``deadline_s`` is a moment
+    of the monotonic clock. Raise TransferError, or OSError.
     """
     connection.settimeout(left_s(deadline_s))
     connection.sendall(pack_request(asked.generation, asked.token, consume=asked.consume))
@@ -164,7 +165,7 @@ def receive_offered(
         connection.sendall(RECEIVED)
         receive_into(connection, memoryview(bytearray(len(RECEIVED))), deadline_s)
     except BaseException:
-        # The engine may still write into it.
+        # The block stays held until the read has ended: the engine may still write into it.
         reading.add_done_callback(lambda _: pool.let_go(block))
         raise
     return block, size_bytes, offer.is_raw

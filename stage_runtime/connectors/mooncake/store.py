@@ -1,4 +1,4 @@
-"""Hand-offs in a Mooncake store: a master says where objects lie, each process gives memory to it."""
+"""Hand-offs in a Mooncake store: a master knows where objects are, and each process contributes memory."""
 
 from __future__ import annotations
 
@@ -40,19 +40,19 @@ _SETTINGS: Final = frozenset(
 )
 _MIB: Final = 1 << 20
 _TIMEOUT_S: Final = 30.0
-#: How long the owner's calls that move no hand-off may take.
+#: Bound of the producer's calls that move no hand-off.
 _SHORT_S: Final = 5.0
-#: How long the master may take to say that it is there.
+#: Bound of a health check of the master.
 _HEALTH_S: Final = 2.0
 _NAME_BYTES: Final = 32
-#: Behind an object's name: an object that says that somebody has fetched it.
+#: Suffix of the object that marks another one as fetched.
 _FETCHED: Final = "-fetched"
-#: No object has that name.
+#: A name that no object has.
 _NOBODY: Final = "omni-nobody"
 
 
 class _StoredObject:
-    """One hand-off in the store. Its name is chance: who was not told can't ask for it."""
+    """See MemoryBlock; one hand-off in the store. Its name is random, so only readers with the metadata find it."""
 
     path: str | None = None
 
@@ -67,17 +67,17 @@ class _StoredObject:
         self._client.put(self.name, parts, time.monotonic() + self._timeout_s)
 
     def publish(self, path: str) -> None:
-        """See MemoryBlock. Nobody finds it by a path."""
+        """See MemoryBlock. Does nothing: it has no path."""
 
     def hide(self) -> bool:
         """See MemoryBlock."""
         return True
 
     def note_fetched(self) -> None:
-        """See MemoryBlock. Consumers note it in the store."""
+        """See MemoryBlock. Does nothing: consumers note it in the store."""
 
     def view(self, size_bytes: int) -> memoryview:
-        """See MemoryBlock. Nobody reads it here."""
+        """See MemoryBlock. Empty: the hand-off is not in this process."""
         return memoryview(b"")
 
     @property
@@ -91,7 +91,7 @@ class _StoredObject:
         return not self._is_there(self.name, unknown=True)
 
     def drop(self) -> None:
-        """See MemoryBlock. What can't be removed now goes with its owner's segment, when this process ends."""
+        """See MemoryBlock. An object that can't be removed now goes with this process's segment."""
         try:
             for name in (self.name, self.name + _FETCHED):
                 self._client.remove(name, time.monotonic() + _SHORT_S)
@@ -106,7 +106,7 @@ class _StoredObject:
 
 
 class _ObjectPool:
-    """The Mooncake store as memory of a store of ours."""
+    """See BlockPool; the Mooncake store as memory of a ``Store``."""
 
     free_bytes = 0
 
@@ -140,8 +140,8 @@ class _ObjectPool:
 class MooncakeStoreConnector(StoringConnector):
     """Hand-offs below ``shm_threshold_bytes`` travel inside the metadata; larger ones are objects of the store.
 
-    They lie in the segment of the process that put them, as long as that has room, and go with it. Without the metadata
-    of ``put`` nothing is found. The store is connected to with the first hand-off.
+    An object is in the segment of the process that put it, as long as that has room, and goes with the process. It is
+    found by the metadata of ``put`` only. The process connects to the store with its first hand-off.
     """
 
     known_settings = COMMON | _SETTINGS
@@ -152,7 +152,7 @@ class MooncakeStoreConnector(StoringConnector):
         self.master = str(given.get("master", "127.0.0.1:50051"))
         if not self.master.rpartition(":")[2].isdigit():
             raise ConfigError(f"master is {self.master!r}; host:port of a mooncake_master is wanted")
-        #: Where clients find each other; by themselves, unless a metadata server is named.
+        #: Where clients find each other: directly, unless a metadata server is named.
         self.metadata = str(given.get("metadata_server", "P2PHANDSHAKE"))
         self.proto = check_protocol(given.get("proto", given.get("protocol", "tcp")))
         self.rdma = str(given.get("rdma", given.get("device_name", "")))
@@ -186,7 +186,7 @@ class MooncakeStoreConnector(StoringConnector):
                 return None
             if metadata.get("consume", True):
                 if not self._client.remove(name, deadline_s):
-                    # Somebody else was faster.
+                    # Another consumer was faster.
                     return None
             elif metadata.get("mark_fetched") and not self._client.is_there(name + _FETCHED, deadline_s):
                 self._client.put(name + _FETCHED, (b"1",), deadline_s)

@@ -1,4 +1,4 @@
-"""A process's client of a Mooncake store: one for each store and way to reach it, as one takes seconds to end."""
+"""The client of a Mooncake store: one for each store and configuration in a process, as one takes seconds to end."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ from stage_runtime.connectors.tcp.client import Fetch, left_s
 _THREADS: Final = 8
 _MASTER_TIMEOUT_S: Final = 5.0
 _LOOK_EVERY_S: Final = 0.02
-#: How long nothing is asked after a call without an answer, which takes seconds.
+#: How long calls fail at once after a call without an answer, which takes seconds.
 _PAUSE_S: Final = 2.0
 _TRIES: Final = 5
 _CHANCE_BYTES: Final = 32
-#: What the library answers.
+#: Error codes of the library.
 _FULL, _BUFFER_FULL, _NOT_THERE, _NOT_MOVED, _UNREACHED = -200, -600, -704, -800, -900
 
 
 @dataclass(frozen=True, slots=True)
 class StoreConfig:
-    """What the library's client is set up with; sizes are in bytes."""
+    """The configuration of the library's client; sizes are in bytes."""
 
     host: str
     metadata_server: str
@@ -48,9 +48,10 @@ class StoreConfig:
 
 
 class StoreClient:
-    """Connected by the first call that needs it. Every call ends by its deadline, whatever the library does meanwhile.
+    """Connects with the first call. Every call returns by its deadline, even if the library does not. Thread-safe.
 
-    Used by any thread. Calls raise TransferError where the store can't be reached.
+    Deadlines are moments of the monotonic clock. Calls raise TransferTimeoutError past the deadline, and TransferError
+    if the store can't be reached.
     """
 
     def __init__(self, config: StoreConfig) -> None:
@@ -59,22 +60,22 @@ class StoreClient:
         self._lock = threading.Lock()
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="mooncake-store")
         self._store: Any = None
-        #: Objects are not evicted; they are kept in this process's own segment, or anywhere.
+        #: The library's configuration of objects, which are never evicted: in this process's segment, or in any.
         self._mine: Any = None
         self._anywhere: Any = None
         self._master = f"Mooncake's master at {config.master}"
-        #: Why nothing is asked before that moment.
+        #: Why calls fail at once until that moment.
         self._why = ""
         self._asked_again_at_s = 0.0
 
     def put(self, name: str, parts: Sequence[serialization.Buffer], deadline_s: float) -> None:
-        """Store an object. Raise TransferError."""
+        """Store an object of ``parts``. Raise TransferError, also if there is no room."""
         config = self._config
         future = self._submit(lambda store: self._put(store, name, parts))
         try:
             answer = self._outcome(future, deadline_s)
         except BaseException:
-            # It may be stored after all.
+            # It may be stored later after all.
             future.add_done_callback(lambda _: self._store and self._store.remove(name, True))
             raise
         if answer == _FULL:
@@ -89,7 +90,7 @@ class StoreClient:
             raise TransferError(f"Mooncake's store answers {answer}")
 
     def get(self, name: str, memory: ReceivePool, deadline_s: float, fetching: Fetch) -> PooledBuffer | None:
-        """A copy of an object's bytes; None if it is not there. Raise TransferError."""
+        """A copy of an object in a buffer of ``memory``; None if there is no such object. Raise TransferError."""
         found = self._outcome(self._submit(lambda store: _copy(store, name, memory)), deadline_s, fetching)
         if found is None and self.is_there(name, deadline_s):
             raise TransferError(
@@ -99,14 +100,14 @@ class StoreClient:
         return buffer
 
     def is_there(self, name: str, deadline_s: float) -> bool:
-        """Whether there is such an object. Raise TransferError."""
+        """Whether an object exists. Raise TransferError."""
         answer = self._outcome(self._submit(lambda store: store.is_exist(name)), deadline_s)
         if answer not in (0, 1):
             raise self._no_answer(answer)
         return bool(answer)
 
     def remove(self, name: str, deadline_s: float) -> bool:
-        """Take an object away; False if there was none. Of many at once one gets True. Raise TransferError."""
+        """Remove an object; False if there was none. Of concurrent calls one gets True. Raise TransferError."""
         answer = self._outcome(self._submit(lambda store: store.remove(name, True)), deadline_s)
         if answer not in (0, _NOT_THERE):
             raise self._no_answer(answer)
@@ -122,7 +123,7 @@ class StoreClient:
     def _put(self, store: Any, name: str, parts: Sequence[serialization.Buffer]) -> int:
         answer = _NOT_MOVED
         for where in (self._mine, self._mine, self._anywhere, self._anywhere, self._anywhere):
-            # Where its own segment is full, the master may choose that of one that died lately.
+            # If this process's segment is full, the master may choose that of a process that died lately.
             if answer == _NOT_MOVED:
                 answer = store.put_parts(name, *parts, config=where)
         return answer
@@ -156,13 +157,13 @@ class StoreClient:
         config = self._config
         host, _, port = config.master.rpartition(":")
         try:
-            # Without a master the library's own attempt would never end.
+            # Without a master, the library's own connection attempt would never end.
             socket.create_connection((host.strip("[]"), int(port)), _MASTER_TIMEOUT_S).close()
         except OSError as error:
             raise self._pause(f"no Mooncake master at {config.master}: start mooncake_master ({error})") from error
         for _ in range(_TRIES):
             store, mine, anywhere = self._set_up()
-            if not _is_someone_elses(store, mine):
+            if not _is_of_another_process(store, mine):
                 self._mine, self._anywhere, self._store = mine, anywhere, store
                 atexit.register(store.close)
                 return
@@ -206,10 +207,10 @@ def _copy(store: Any, name: str, memory: ReceivePool) -> PooledBuffer | None:
     return buffer
 
 
-def _is_someone_elses(store: Any, mine: Any) -> bool:
-    """Whether the master takes this process's segment for that of one that died lately.
+def _is_of_another_process(store: Any, mine: Any) -> bool:
+    """Whether the master takes this process's segment for that of a process that died lately.
 
-    It knows segments by address and port alone, and the library chooses from two thousand ports.
+    The master knows segments by address and port only, and the library chooses from two thousand ports.
     """
     name = f"omni-{os.urandom(_CHANCE_BYTES).hex()}"
     for _ in range(_TRIES):

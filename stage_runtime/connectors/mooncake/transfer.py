@@ -1,4 +1,4 @@
-"""Hand-offs that Mooncake's transfer engine moves, over TCP or RDMA, out of one registered pool into another."""
+"""Hand-offs moved by Mooncake's transfer engine, over TCP or RDMA, from one registered pool into another."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _SETTINGS: Final = frozenset(
 
 
 class _OfferEnd(TcpEnd):
-    """Control connections, on either side; what they speak of is moved by the engine."""
+    """Control connections of both sides; the hand-offs themselves are moved by the engine."""
 
     def __init__(self, config: dict[str, Any], store: Store, engine: EngineEnd, sender_token: bytes) -> None:
         super().__init__(config, store)
@@ -57,13 +57,16 @@ class _OfferEnd(TcpEnd):
 
     @property
     def cut_off(self) -> bool:
-        """Whether somebody was reading from the pool when it was closed."""
+        """Whether a consumer was reading from the pool when the server was closed."""
         return isinstance(self._server, OfferServer) and self._server.cut_off
 
     def fetch_managed(
         self, key: str, address: tuple[str, int], shown: tuple[bytes, bytes], metadata: dict[str, Any]
     ) -> tuple[ManagedBuffer, bool] | None:
-        """What lies there, and whether it is raw; None if it is gone. Raise TransferError."""
+        """Fetch a hand-off into the pool, and whether it is raw; None if it was dropped. Raise TransferError.
+
+        ``shown`` are its generation and token, or the digest of its key and the sender's token.
+        """
         deadline_s = self._deadline_s(metadata)
         pool = self._engine.pool
         announced = metadata.get("data_size")
@@ -91,11 +94,11 @@ class _Sender:
 
 
 class MooncakeTransferEngineConnector(StoringConnector):
-    """Bytes, tensors and buffers of the pool go as they are and come as ManagedBuffer; the rest is serialized.
+    """Bytes, tensors and buffers of the pool are sent raw and come as ManagedBuffer; other objects are serialized.
 
-    A hand-off is read by any number of consumers at once, out of the producer's pool into theirs. The metadata of
-    ``put`` is all that a consumer needs. Without it, or with ``source_host`` and ``source_port`` only, a hand-off is
-    asked for by its key, which takes the sender's token: see ``update_sender_info``.
+    A hand-off is read by any number of consumers at once, from the producer's pool into theirs. The metadata of ``put``
+    is all that a consumer needs. Without them, or with ``source_host`` and ``source_port`` only, a hand-off is asked
+    for by its key, which takes the sender's token: see ``update_sender_info``.
     """
 
     supports_raw_data = True
@@ -123,10 +126,10 @@ class MooncakeTransferEngineConnector(StoringConnector):
         self._engine = self._make_engine(given)
         super().__init__(given)
         secret = str(given.get("sender_token", ""))
-        #: Of those who are given one secret by hand, receivers show it and senders want it.
+        #: The token made of a configured secret: senders require it, and receivers show it.
         self._token_given = hashlib.blake2b(secret.encode(), digest_size=TOKEN_BYTES).digest() if secret else b""
         self._sender_token = self._token_given or os.urandom(TOKEN_BYTES)
-        #: By rank; None is the one that is meant where no rank is named.
+        #: Senders by rank; None is the default.
         self._senders: dict[int | None, _Sender] = {}
         self._senders_lock = threading.Lock()
         self._offers = _OfferEnd(self.config, self._store, self._engine, self._sender_token)
@@ -147,32 +150,32 @@ class MooncakeTransferEngineConnector(StoringConnector):
 
     @property
     def pool(self) -> Any:
-        """The whole pool as a tensor of bytes. This and what follows has the engine started. Raise TransferError."""
+        """The pool as a tensor of uint8. This property and the next three start the engine. Raise TransferError."""
         return self._engine.pool.tensor
 
     @property
     def base_ptr(self) -> int:
-        """Where the pool begins."""
+        """The address of the pool."""
         return self._engine.pool.address
 
     @property
     def rpc_port(self) -> int:
-        """Where the engine itself listens."""
+        """The port of the engine itself."""
         self._engine.start()
         return self._engine.rpc_port
 
     @property
     def zmq_port(self) -> int:
-        """Where consumers ask."""
+        """The port of the control connections."""
         return self._offers.listen()[1]
 
     def allocate(self, size_bytes: int) -> ManagedBuffer:
-        """A buffer of the pool to be filled and given to ``put``, which copies nothing then. Raise OSError."""
+        """A buffer of the pool, to be filled and given to ``put``, which does not copy it. Raise OSError if full."""
         pool = self._engine.pool
         return ManagedBuffer(pool, pool.allocate(size_bytes), size_bytes)
 
     def put(self, from_stage: str, to_stage: str, put_key: str, data: Any) -> tuple[bool, int, dict[str, Any] | None]:
-        """See OmniConnectorBase. Of a ManagedBuffer it keeps a share of its own: the caller may release it."""
+        """See OmniConnectorBase. A ManagedBuffer is not copied but held: the caller may release it, not change it."""
         if not self.can_put:
             return self._failed(from_stage, to_stage, TransferError("the role of this connector is receiver"))
         raw = _raw(data)
@@ -217,7 +220,7 @@ class MooncakeTransferEngineConnector(StoringConnector):
     def _where(
         self, edge: tuple[str, str, str], metadata: dict[str, Any]
     ) -> tuple[tuple[str, int], tuple[bytes, bytes]] | None:
-        """Whom to ask, and what to show there; None if nobody said."""
+        """The sender to ask, and what to show there; None if the sender or its token is not known."""
         address = _address(metadata)
         generation, token = metadata.get("generation"), metadata.get("token")
         if address and isinstance(generation, bytes) and isinstance(token, bytes):
@@ -235,15 +238,15 @@ class MooncakeTransferEngineConnector(StoringConnector):
     def update_sender_info(
         self, sender_host: str, sender_zmq_port: int, sender_rank: int | None = None, sender_token: bytes = b""
     ) -> None:
-        """Say where a sender is, and its token, as its ``get_connection_info`` has them.
+        """Set where a sender is, and its token, from the sender's ``get_connection_info``.
 
-        Without a rank it is asked for all that has no metadata; with one, for what has that ``sender_rank`` in it.
+        Without a rank, it is the sender of hand-offs without metadata; with one, of those with that ``sender_rank``.
         """
         with self._senders_lock:
             self._senders[sender_rank] = _Sender((sender_host, sender_zmq_port), sender_token)
 
     def get_connection_info(self) -> dict[str, Any]:
-        """What a receiver needs to ask this sender by key, its token included. Raise OSError if it can't listen."""
+        """What a receiver needs to ask by key, the secret token included. Raise OSError if this one can't listen."""
         return {**self.endpoint(), "sender_token": self._sender_token}
 
     def endpoint(self) -> dict[str, Any]:
@@ -256,7 +259,7 @@ class MooncakeTransferEngineConnector(StoringConnector):
         self._offers.cancel(get_key)
 
     def health(self) -> dict[str, Any]:
-        """See OmniConnectorBase. Has the engine started, for which the first fetch would have no time."""
+        """See OmniConnectorBase. Starts the engine, which would take too long for the first fetch."""
         counts = super().health() | self._offers.counts()
         counts |= {"protocol": self.protocol, "pool_size": self.pool_size, "pool_free_bytes": self._free_bytes()}
         try:
@@ -282,7 +285,7 @@ def _address(metadata: dict[str, Any]) -> tuple[str, int] | None:
 
 
 def _raw(data: Any) -> Any:
-    """What goes as it is: a ManagedBuffer, or a flat tensor of bytes; None for what must be serialized."""
+    """The data to send raw, a ManagedBuffer or a flat tensor of uint8; None for data to be serialized."""
     if isinstance(data, ManagedBuffer):
         return data
     torch = sys.modules.get("torch")

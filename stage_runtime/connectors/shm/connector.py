@@ -17,7 +17,7 @@ DEFAULT_DIRECTORY: Final = "/dev/shm"  # noqa: S108 - files there are made with 
 
 
 def described(segment: MemoryBlock) -> dict[str, Any]:
-    """Where readers of this host find it, for the metadata; empty if they can't."""
+    """Where readers of this host find a block, for the metadata; empty if it is no shared memory."""
     if segment.path is None or not isinstance(segment, ShmBlock):
         return {}
     return {"shm": segment.name, "segment": segment.id}

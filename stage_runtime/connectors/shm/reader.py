@@ -1,13 +1,10 @@
-"""A reader's side of shared memory: views of a payload where it lies, without copying it.
+"""The reader's side of shared memory: views of a hand-off in place, without a copy.
 
-A view is private and writable: what its user writes, nobody else sees. It holds the segment's shared lock, so the
-owner can't use the segment again before the view is gone; the kernel takes the lock back if the reader is killed.
+A view is private and writable: its user's writes are seen by no other process. It holds the shared lock of the block,
+so the owner can't reuse the block before the view is gone; if the reader is killed, the kernel releases the lock.
 
-A segment as a reader's process sees it, from payload to payload.
-
-Opening and mapping a file takes longer than all else, and so do the faults of its pages: a segment that was read once
-stays mapped for the next payload in it. That holds no memory, for whoever gives a segment up cuts its file down to
-nothing.
+Opening and mapping a file, and the faults of its pages, take longer than all the rest, so a block that was read once
+stays mapped for its next hand-off. That holds no memory, because an owner that drops a block truncates its file.
 """
 
 from __future__ import annotations
@@ -43,17 +40,17 @@ from stage_runtime.connectors.store.layout import (
     segment_name,
 )
 
-#: What the kernel says of each page of this process, in 8 bytes. Their highest three bits: the page is there, it is
-#: swapped out, it is a file's. A page of a private mapping that was written to is there and no file's.
+#: The kernel's table of this process's pages, 8 bytes each. The highest three bits: present, swapped, of a file. A page
+#: of a private mapping that was written to is present and not of a file.
 PAGEMAP = "/proc/self/pagemap"
 _UNTOUCHED: Final = 0b000
 _OF_THE_FILE: Final = 0b101
 
 
 class Mapped:
-    """A segment in this process: its file, and all of it mapped privately. One view at a time has it."""
+    """A block in a reader's process: its open file, mapped privately. One view at a time uses it."""
 
-    # Held here, for modules are empty when the last of them go as the process ends.
+    # Kept as attributes, because modules may be cleared before the last object at the end of the process.
     _flock, _unlock = staticmethod(fcntl.flock), fcntl.LOCK_UN
     _pid_now, _close = staticmethod(os.getpid), staticmethod(os.close)
 
@@ -64,26 +61,26 @@ class Mapped:
         self._address: int = np.frombuffer(self.map, np.uint8).__array_interface__["data"][0]
         self._pid = self._pid_now()
         with contextlib.suppress(OSError):
-            # Of this process: one that it forks opens its own.
+            # Shows this process only, not one forked later.
             self._pages = os.open(PAGEMAP, os.O_RDONLY | os.O_CLOEXEC)
         self.descriptor = descriptor
 
     def is_ours(self) -> bool:
-        """False in a process that was forked later: the lock there is still that of the other."""
+        """False in a process that was forked later, where the lock still belongs to the parent."""
         return self._pid == self._pid_now()
 
     def is_whole(self) -> bool:
-        """Whether the file is as long as it was."""
+        """Whether the file has its full length."""
         return os.lseek(self.descriptor, 0, os.SEEK_END) == len(self.map)
 
     def unlock(self) -> None:
-        """Let the owner use the segment again."""
+        """Release the shared lock, so that the owner can reuse the block."""
         self._flock(self.descriptor, self._unlock)
 
     def forget(self, size_bytes: int) -> bool:
-        """Lose what was written to a view of so many bytes.
+        """Discard the writes to a view of ``size_bytes``.
 
-        False if the owner gave the segment up: then its memory goes too, unless somebody else looks at it.
+        False if the owner has dropped the block; then its memory is released, too, unless there is another reader.
         """
         if self._was_written(HEADER_BYTES + size_bytes):
             self.map.madvise(mmap.MADV_DONTNEED)
@@ -95,7 +92,7 @@ class Mapped:
         return False
 
     def _was_written(self, size_bytes: int) -> bool:
-        """Whether any of the first pages is not the file's any more; True where the kernel doesn't say."""
+        """Whether any of the first pages is not the file's any more; True if the kernel doesn't tell."""
         if self._pages < 0:
             return True
         first, count = self._address // mmap.PAGESIZE, -(-size_bytes // mmap.PAGESIZE)
@@ -103,7 +100,7 @@ class Mapped:
         return len(found) < count or bool(((found != _UNTOUCHED) & (found != _OF_THE_FILE)).any())
 
     def close(self) -> None:
-        """Unlock and close it. The mapping goes with the last that views it. Idempotent."""
+        """Unlock and close the file. The mapping goes with its last view. Idempotent."""
         descriptor, self.descriptor = self.descriptor, -1
         if descriptor >= 0 and self.is_ours():
             self._flock(descriptor, self._unlock)
@@ -116,16 +113,16 @@ class Mapped:
     __del__ = close
 
 
-#: A name may be given to another segment between two looks; so often it is looked up anew.
+#: How often a path is looked up again after another block was renamed to it in between.
 _TRIES: Final = 5
-#: So many segments stay mapped that nobody looks at; each takes three descriptors.
+#: How many unused blocks stay mapped; each takes three descriptors.
 KEPT_MAPPED: Final = 32
 
 _claims = itertools.count()
 
 
 class ShmView(np.ndarray[Any, np.dtype[np.uint8]]):
-    """A payload. Tensors made of it keep it alive; with the last of them the segment is let go."""
+    """The bytes of a hand-off in place. Tensors made of it keep it alive; the block is unlocked with the last one."""
 
     mapped: Mapped | None = None
     reader: ShmReader
@@ -133,11 +130,11 @@ class ShmView(np.ndarray[Any, np.dtype[np.uint8]]):
     _is_ending = staticmethod(sys.is_finalizing)
 
     def payload(self) -> memoryview:
-        """All its bytes."""
+        """All its bytes, not copied."""
         return self.data
 
     def let_go(self) -> None:
-        """Let the owner use the segment again, now. What still views it may see anything from here on. Idempotent."""
+        """Unlock the block now. Tensors that still lie in it may change from here on. Idempotent."""
         if self.mapped is not None and self.locked:
             self.locked = False
             self.mapped.unlock()
@@ -149,20 +146,20 @@ class ShmView(np.ndarray[Any, np.dtype[np.uint8]]):
 
 
 class ShmReader:
-    """Finds payloads below ``directory``, and keeps the segments mapped that it has seen. Used by any thread."""
+    """Finds hand-offs in ``directory``, and keeps blocks that it has read mapped. Used by any thread."""
 
     def __init__(self, namespace: str, directory: str) -> None:
         self._namespace = namespace
         self._directory = directory
-        #: Mapped segments that nobody views, by name; what was used last is last. Whoever takes one out owns it, so
-        #: that no lock is needed: the garbage collector may put one back at any moment.
+        #: Mapped blocks without a view, by id, the last used one last. Taking one out is owning it, so no lock is
+        #: needed: the garbage collector may put one back at any moment.
         self._known: OrderedDict[str, Mapped] = OrderedDict()
         self._keep = KEPT_MAPPED
 
     def read(self, edge: tuple[str, str, str], metadata: dict[str, Any]) -> ShmView | None:
-        """A payload; None if it is not there, or not the one that the metadata mean. Consumes it if they say so.
+        """A view of a hand-off; None if it is not there, or not the generation that the metadata mean.
 
-        Raise SerializationError if the file is none of ours.
+        Consumes it unless the metadata say ``consume: False``. Raise SerializationError if the file is no hand-off.
         """
         generation, segment = metadata.get("generation"), metadata.get("segment")
         consume = bool(metadata.get("consume", True))
@@ -175,17 +172,17 @@ class ShmReader:
         return self._attach(key_digest(self._namespace, *edge), generation, consume)
 
     def take_back(self, mapped: Mapped, size_bytes: int) -> None:
-        """Keep a segment that nobody views any more, or close it."""
+        """Keep a block without a view mapped, or close it."""
         known = self._known
         kept = mapped.forget(size_bytes) and len(known) < self._keep
         if not kept or known.setdefault(mapped.name, mapped) is not mapped:
             mapped.close()
         elif not self._keep:
-            # The reader was closed in this moment.
+            # The reader was closed meanwhile.
             self._trim(0)
 
     def close(self) -> None:
-        """Keep nothing from now on. What is viewed stays valid. Idempotent."""
+        """Close the unused blocks and keep none from now on. Views stay valid. Idempotent."""
         self._keep = 0
         self._trim(0)
 
@@ -199,7 +196,7 @@ class ShmReader:
             fcntl.flock(mapped.descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
             if mapped.is_whole():
                 magic, state, note, counted, size, _, _, _, _, found, digest = HEADER.unpack_from(mapped.map)
-                # The generation is this payload's alone: there is no need to compare the key as well.
+                # The generation is unique, so the key need not be compared.
                 right = magic == MAGIC and state == State.READY and note != CONSUMED and found == generation
                 if right and size <= len(mapped.map) - HEADER_BYTES:
                     if consume:
@@ -234,7 +231,7 @@ class ShmReader:
                 os.close(descriptor)
                 if isinstance(error, _AnotherError):
                     return None
-                # Its owner writes the next payload into it: what the name means now is another segment, or nothing.
+                # Its owner is writing the next hand-off into it: the path belongs to another block now, or to none.
                 if not isinstance(error, BlockingIOError | _MovedError):
                     raise
             else:
@@ -256,23 +253,23 @@ def _map(path: str, descriptor: int, digest: bytes, generation: bytes | None, co
 
 
 def _note(descriptor: int, consumed: bool) -> None:
-    """Tell the owner that a reader was here, and whether it took the payload away."""
+    """Note for the owner that the hand-off was fetched, or consumed."""
     os.pwrite(descriptor, bytes([CONSUMED if consumed else FETCHED]), FETCHED_AT)
 
 
 class _AnotherError(Exception):
-    """The name means another payload than the one that is wanted."""
+    """The path belongs to another generation than the wanted one."""
 
 
 class _MovedError(Exception):
-    """The name means another segment by now."""
+    """The path belongs to another block by now."""
 
 
 def _check(path: str, descriptor: int) -> tuple[Header, int]:
     status = os.fstat(descriptor)
     header = Header.parse(os.pread(descriptor, HEADER_BYTES, 0))
     if status.st_uid != os.geteuid() or header is None or header.size_bytes > status.st_size - HEADER_BYTES:
-        # A segment that is given up in this moment is cut down, and its name is gone already.
+        # A block that is being dropped is truncated, and its path is gone already.
         if status.st_nlink == 0:
             raise _MovedError
         raise SerializationError(f"{path} is no hand-off")
@@ -301,14 +298,14 @@ def _claim(path: str, descriptor: int) -> None:
 
 
 def _put_back(claimed: Path, path: str) -> None:
-    """Another payload of that name came in between: it has it again, unless there is yet another one, or it is over."""
+    """Give a wrongly claimed block its path back, unless another block has it now, or the block was dropped."""
     descriptor = os.open(claimed, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         if _state(descriptor) is State.READY:
             with contextlib.suppress(FileExistsError):
                 os.link(claimed, path)
         claimed.unlink()
-        # Its owner may have looked for its names before it had this one again.
+        # Its owner may have unlinked its paths before it had this one again.
         if _state(descriptor) is not State.READY:
             with contextlib.suppress(FileNotFoundError):
                 if os.path.samestat(Path(path).stat(), os.fstat(descriptor)):

@@ -1,4 +1,4 @@
-"""What all connectors share whose producer keeps the hand-offs itself."""
+"""The base of connectors whose producer stores the hand-offs itself."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ logger = logging.getLogger(__name__)
 
 
 class StoringConnector(OmniConnectorBase):
-    """Hand-offs below ``shm_threshold_bytes`` travel inside the metadata; larger ones wait in a store."""
+    """Hand-offs below ``shm_threshold_bytes`` travel inside the metadata; larger ones are kept in a store.
+
+    The constructor raises ConfigError for unknown or wrong settings.
+    """
 
     #: The names that ``extra`` may hold.
     known_settings: ClassVar[frozenset[str]]
@@ -38,24 +41,27 @@ class StoringConnector(OmniConnectorBase):
 
     @abstractmethod
     def _make_store(self) -> Store:
-        """Where ``put`` keeps hand-offs."""
+        """The store of this connector; called once, by the constructor."""
 
     @abstractmethod
     def _describe(self, kept: Kept) -> dict[str, Any]:
-        """The metadata by which ``_fetch`` finds a stored hand-off. Raise OSError if there can be none."""
+        """The metadata by which ``_fetch`` finds a stored hand-off. Raise OSError if no consumer could reach it."""
 
     @abstractmethod
     def _fetch(self, edge: tuple[str, str, str], metadata: dict[str, Any]) -> tuple[Loan, Any] | None:
-        """The memory that a stored hand-off lies in and what ``_open`` takes; None if it is not there."""
+        """The memory of a fetched hand-off and its content for ``_open``; None if it is not stored any more.
+
+        Raise TransferError.
+        """
 
     def _open(self, content: Any) -> Any:
-        """The object in what ``_fetch`` found."""
+        """The object in the content of ``_fetch``. Raise SerializationError."""
         return deserialize(content)
 
     def put(self, from_stage: str, to_stage: str, put_key: str, data: Any) -> tuple[bool, int, dict[str, Any] | None]:
-        """See OmniConnectorBase. Never raises: what can't be stored comes back as ``(False, 0, None)``.
+        """See OmniConnectorBase. An object that can't be stored or serialized returns ``(False, 0, None)``.
 
-        That is also the answer, at once, to what goes beyond the edge's limits: only the caller can make room.
+        So does, at once, one beyond the edge's limits: it does not wait for room, which only the caller can make.
         """
         try:
             parts = serialize_parts(data)
@@ -109,11 +115,11 @@ class StoringConnector(OmniConnectorBase):
         self._lent.release(obj)
 
     def cleanup(self, request_id: str) -> None:
-        """Drop what was put under the request's id, or under a key that starts or ends with it and an underscore."""
+        """See OmniConnectorBase."""
         self._store.cleanup(request_id)
 
     def health(self) -> dict[str, Any]:
-        """See OmniConnectorBase. ``pending`` counts what is stored, ``lent`` the fetched objects that still live."""
+        """See OmniConnectorBase. ``pending`` counts stored hand-offs, ``lent`` the fetched objects that still live."""
         with self._lock:
             counts = {"puts": self._puts, "gets": self._gets, "failures": self._failures}
         return {
@@ -125,5 +131,5 @@ class StoringConnector(OmniConnectorBase):
         }
 
     def close(self) -> None:
-        """Drop what nobody fetched. What was fetched stays valid."""
+        """See OmniConnectorBase. Fetched objects stay valid."""
         self._store.close()

@@ -1,16 +1,12 @@
-"""What a segment of shared memory looks like from outside: its header and its names. Decides nothing, holds nothing.
+"""The format of a block of shared memory, header and paths, its owner process, and the sweep of dead owners' files.
 
-A segment is a header and one payload. While it holds a payload it is called by a hash of namespace, edge and key, so
-that who knows those finds it and two deployments never meet; otherwise by its owner and a number.
+A block is a header and one hand-off. While it holds a hand-off its path is a hash of namespace, edge and key, so that a
+reader finds it by these and two deployments never collide; otherwise its path is its home, its owner and a number.
 
-Which process made a file in shared memory, and whether it still lives.
+An owner is a process id with its start time, because ids are reused, and with its process id namespace, because ids
+mean nothing in another container.
 
-A process id alone can be given anew, so its start time goes with it; and it means nothing in another container, so the
-process id namespace goes with both.
-
-Away with what dead processes left in shared memory.
-
-Anybody of the same user may sweep: each connector does as it starts, and at most once in ``SWEEP_EVERY_S`` after that.
+Each connector sweeps files of dead processes of the same user: as it starts, and at most once in ``SWEEP_EVERY_S``.
 """
 
 from __future__ import annotations
@@ -35,7 +31,7 @@ _NAME: Final = re.compile(r"([0-9]+)-([0-9]+)-([0-9]+)")
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """One process. ``started`` is in clock ticks since the machine's start."""
+    """One process. ``started`` is its start time in clock ticks since boot."""
 
     pid: int
     started: int
@@ -43,12 +39,12 @@ class Owner:
 
     @property
     def name(self) -> str:
-        """A form for file names."""
+        """The owner as a part of file names."""
         return f"{self.pid_namespace}-{self.pid}-{self.started}"
 
     @classmethod
     def parse(cls, name: str) -> Owner | None:
-        """The owner that ``name`` was made from; None if it is no such name."""
+        """The owner of a ``name``; None for any other text."""
         found = _NAME.fullmatch(name)
         if found is None:
             return None
@@ -68,7 +64,7 @@ class Owner:
         return cls(pid, int(fields[19]), _pid_namespace())
 
     def is_dead(self) -> bool:
-        """Whether the process is surely gone. False for processes of other containers: we can't know."""
+        """Whether the process has surely ended. False for a process of another container, which can't be checked."""
         return self.pid_namespace == _pid_namespace() and Owner.of(self.pid) != self
 
 
@@ -79,7 +75,7 @@ def _pid_namespace() -> int:
         return 0
 
 
-#: This process, by the id it had then: a fork makes it another.
+#: The calling process by its id: a fork has another id.
 _known: dict[int, Owner] = {}
 
 
@@ -92,11 +88,11 @@ def me() -> Owner:
     return _known[pid]
 
 
-#: Bytes before the payload; tensors lie on multiples of 64 behind it.
+#: Bytes before the hand-off; its tensors are aligned to 64 bytes.
 HEADER_BYTES: Final = 128
-#: Where the state stands: one byte.
+#: Offset of the state, one byte.
 STATE_AT: Final = 8
-#: Where a reader notes that it was there: one byte, written by readers, read by the owner.
+#: Offset of the readers' note, one byte, written by readers and read by the owner.
 FETCHED_AT: Final = 9
 NOT_FETCHED, FETCHED, CONSUMED = 0, 1, 2
 GENERATION_BYTES: Final = 16
@@ -109,9 +105,9 @@ MAGIC: Final = b"OMNISHM3"
 
 
 class State(IntEnum):
-    """What a segment holds. It is free until the last byte of a payload is written, and nobody can read before.
+    """The state of a block. It is free until the last byte of a hand-off is written, and can't be read before.
 
-    Gone is what its owner has given up: who still has it in hand must leave no name of it behind.
+    Gone: its owner has dropped it, and a reader that still has it must unlink every path that it gave it.
     """
 
     FREE = 0
@@ -124,9 +120,9 @@ _STATES: Final = frozenset(State)
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """A segment's first bytes. ``generation`` is new for each payload; ``key_digest`` says whose payload it is.
+    """The first bytes of a block. ``generation`` is unique to a hand-off; ``key_digest`` is the hash of its key.
 
-    ``number`` is the segment's own among its owner's.
+    ``number`` is unique among the blocks of its owner.
     """
 
     state: State
@@ -138,7 +134,7 @@ class Header:
 
     @classmethod
     def parse(cls, content: bytes) -> Header | None:
-        """The header that starts ``content``; None if it is none of ours."""
+        """The header at the beginning of ``content``; None for other content."""
         if len(content) < HEADER.size:
             return None
         magic, state, _, _, size, pid, started, pid_namespace, number, generation, digest = HEADER.unpack_from(content)
@@ -148,7 +144,7 @@ class Header:
 
 
 def key_digest(namespace: str, from_stage: str, to_stage: str, key: str) -> bytes:
-    """What tells payloads apart: the same for the same four texts only, wherever one ends and the next begins."""
+    """The hash of a key, 16 bytes. Texts are hashed with their lengths, so no other four texts give the same."""
     before = _with_lengths(namespace, from_stage, to_stage)
     return hashlib.blake2b(before + key.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
@@ -159,31 +155,31 @@ def _with_lengths(*texts: str) -> bytes:
     return b"".join(len(text).to_bytes(8, "little") + text for text in encoded)
 
 
-# Names are plain text here, not paths: making those takes longer than what is done with them.
+# Paths are plain text here: making a Path takes longer than what is done with it.
 
 
 def payload_path(directory: str, digest: bytes) -> str:
-    """The name of a segment while it holds the payload with that digest."""
+    """The path of a block while it holds the hand-off with that digest."""
     return f"{directory}/{NAME_PREFIX}{digest.hex()}"
 
 
 def segment_name(owner: Owner, number: int) -> str:
-    """What tells a segment from all others of this machine, whatever its name is."""
+    """The id of a block, unique on this machine, whatever its path is."""
     return f"{owner.name}.{number}"
 
 
 def home_path(directory: str, owner: Owner, number: int) -> str:
-    """The name of a process's segment while it holds nothing that others may read."""
+    """The path of a block while it holds nothing to read."""
     return f"{directory}/{NAME_PREFIX}segment.{segment_name(owner, number)}"
 
 
 def claim_path(payload: str, owner: Owner, number: int) -> str:
-    """The name under which ``owner`` takes a payload away from all other readers."""
+    """The path to which the reader ``owner`` renames a hand-off to claim it from all other readers."""
     return f"{payload}.{owner.name}.{number}"
 
 
 def owner_in_name(name: str) -> Owner | None:
-    """The process in a file's name, where that is of the latter two kinds; None for others."""
+    """The process in the name of a home or claim path; None for any other."""
     parts = name.split(".")
     return Owner.parse(parts[1]) if len(parts) > 1 else None
 
@@ -192,12 +188,12 @@ SWEEP_EVERY_S: Final = 60.0
 
 
 def sweep(directory: Path) -> int:
-    """Unlink what processes of this machine left that are dead by now; say how many files that were."""
+    """Unlink the files of processes of this machine that have ended; the number of files."""
     swept = 0
     for path in directory.glob(f"{NAME_PREFIX}*"):
         owner = _owner_of(path)
         if owner is not None and owner.is_dead():
-            # Another user's, or swept by another process in this moment.
+            # Of another user, or being swept by another process.
             with contextlib.suppress(OSError):
                 _remove(path)
                 swept += 1
@@ -210,7 +206,7 @@ def _remove(path: Path) -> None:
     descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         path.unlink()
-        # Readers keep files open that they look at no more; those must hold no memory.
+        # Readers keep unused files open; those must hold no memory.
         with contextlib.suppress(BlockingIOError):
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.ftruncate(descriptor, 0)

@@ -1,10 +1,8 @@
-"""What a store needs of the memory that it keeps hand-offs in, wherever that is.
+"""Memory of hand-offs: blocks that a store keeps them in, buffers that they are received into, and loans.
 
-Memory that hand-offs are received into, used again when nothing lives in it any more.
-
-Fresh memory costs the kernel a fault for each page, which takes longer than receiving into it.
-
-Memory lent to the objects that ``get`` returned, so that it can be taken back early.
+``MemoryBlock`` and ``BlockPool`` are what a store needs, wherever the memory is. ``ReceivePool`` reuses buffers,
+because fresh memory costs a page fault for each page, which takes longer than receiving into it. ``Lent`` knows which
+memory an object of ``get`` lies in, so that it can be released early.
 """
 
 from __future__ import annotations
@@ -23,94 +21,94 @@ from stage_runtime.connectors.store.shm_blocks import KEPT_FROM_BYTES, size_clas
 
 
 class MemoryBlock(Protocol):
-    """Memory of one hand-off. ``pins`` counts who reads it right now; only the store changes that, under its lock."""
+    """The memory of one stored hand-off. ``pins`` counts the readers under way; the store changes it under its lock."""
 
     pins: int
-    #: Where others of this host find it; None if they can't.
+    #: Where other processes of this host find it; None if they can't.
     path: str | None
 
     @property
     def name(self) -> str:
-        """The path without its folder; empty if there is none."""
+        """The path without its folder; empty without a path."""
 
     @property
     def fetched(self) -> bool:
-        """Whether any reader has been there since it was filled."""
+        """Whether any reader has fetched it since it was filled."""
 
     @property
     def consumed(self) -> bool:
-        """Whether a reader took it away from all others."""
+        """Whether a reader has consumed it, so that no other can fetch it."""
 
     def fill(self, parts: Sequence[Buffer], size_bytes: int, generation: bytes, key_digest: bytes) -> None:
-        """Write a hand-off. Raise OSError if there is no room for it."""
+        """Write a hand-off, ``parts`` one after the other. Raise OSError if there is no memory for it."""
 
     def publish(self, path: str) -> None:
-        """Give it a path."""
+        """Make it visible to other processes under a path."""
 
     def hide(self) -> bool:
-        """Keep those away who know only the key; False if it is gone already."""
+        """Take its path back, so that no further reader finds it by the key; False if it was consumed already."""
 
     def note_fetched(self) -> None:
-        """A reader has been there."""
+        """Note that a reader has fetched it."""
 
     def view(self, size_bytes: int) -> memoryview:
-        """The hand-off where it lies, to be released by the caller."""
+        """The first ``size_bytes`` of the hand-off, not copied; the caller has to release the view."""
 
     def drop(self) -> None:
-        """Give the memory back."""
+        """Release the memory. Readers under way keep what they see."""
 
 
 class BlockPool(Protocol):
-    """Where pieces come from. Used by any thread."""
+    """A source of memory blocks. Used by any thread."""
 
     @property
     def made(self) -> int:
-        """How many pieces it took to hold what was there at one time."""
+        """How many blocks were made, or existed at the same time."""
 
     @property
     def free_bytes(self) -> int:
-        """How much is kept for what comes next."""
+        """How many free bytes are kept for later hand-offs."""
 
     def take_block(self, size_bytes: int) -> MemoryBlock:
-        """A piece for so many bytes. Raise OSError if there is none."""
+        """A block for ``size_bytes``, the caller's from now on. Raise OSError if there is no memory."""
 
     def give_back(self, segment: Any) -> None:
-        """The hand-off in a piece is not wanted any more."""
+        """Return a block whose hand-off was dropped; it is reused or released once nobody reads it."""
 
     def trim(self) -> None:
-        """Drop what is kept for later."""
+        """Release the free memory that is kept for later."""
 
     def close(self) -> None:
         """Keep nothing from now on. Idempotent."""
 
 
 class PooledBuffer(np.ndarray[Any, np.dtype[np.uint8]]):
-    """Bytes of a block of a pool. Tensors made of it keep it alive; with the last of them the block goes back."""
+    """Bytes of a pool's buffer. Tensors made of it keep it alive; with the last of them the buffer goes back."""
 
     give_back: weakref.finalize[Any, Any]
 
     def payload(self) -> memoryview:
-        """All of them."""
+        """All its bytes, not copied."""
         return self.data
 
     def let_go(self) -> None:
-        """Let the block be used again now. What still lies in it may change from here on. Idempotent."""
+        """Return the buffer to its pool now. Tensors that still lie in it may change from here on. Idempotent."""
         self.give_back()
 
 
 class ReceivePool:
-    """Blocks that are free, at most ``keep_bytes`` of them. Used by any thread."""
+    """Buffers for receiving; free ones are kept for reuse, ``keep_bytes`` at most. Used by any thread."""
 
     def __init__(self, keep_bytes: int) -> None:
         self._keep_bytes = keep_bytes
         self._lock = threading.Lock()
         self._free: dict[int, list[mmap.mmap]] = {}
         self._free_bytes = 0
-        #: Blocks that went back. The garbage collector may add to it at any moment, so that takes no lock.
+        #: Returned buffers. The garbage collector may append at any moment, so that takes no lock.
         self._returned: deque[mmap.mmap] = deque()
 
     def take_buffer(self, size_bytes: int) -> PooledBuffer:
-        """Memory for so many bytes. Raise OSError if there is none."""
+        """A buffer of ``size_bytes``, returned with its last user. Raise OSError if there is no memory."""
         capacity = size_class(size_bytes)
         with self._lock:
             self._collect()
@@ -126,7 +124,7 @@ class ReceivePool:
         return buffer
 
     def close(self) -> None:
-        """Keep nothing from now on. What was taken stays valid. Idempotent."""
+        """Keep no free buffers from now on. Buffers in use stay valid. Idempotent."""
         with self._lock:
             self._keep_bytes = 0
             self._free.clear()
@@ -134,7 +132,7 @@ class ReceivePool:
 
     @property
     def free_bytes(self) -> int:
-        """How much memory is kept for what comes next."""
+        """How many bytes of free buffers are kept."""
         with self._lock:
             self._collect()
             return self._free_bytes
@@ -147,7 +145,7 @@ class ReceivePool:
                 self._free_bytes += len(block)
 
 
-#: So many may be remembered that are gone already, before they are looked for.
+#: How many dead entries may collect before they are removed.
 _GONE_AT_MOST: Final = 64
 
 
@@ -155,20 +153,20 @@ class Loan(Protocol):
     """Memory that an object lies in."""
 
     def let_go(self) -> None:
-        """Use it for something else from now on. Idempotent."""
+        """Release the memory for other use. Idempotent."""
 
 
 class Lent:
-    """Which object lies in which memory, for as long as anything of it lives. Used by any thread."""
+    """Which object lies in which memory, for as long as anything of the object lives. Used by any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        # Not a WeakValueDictionary: that takes as long for one of these as all else that a small ``get`` does.
+        # Not a WeakValueDictionary: one entry of it takes as long as all the rest of a small ``get``.
         self._loans: dict[int, weakref.ref[Any]] = {}
         self._look_at = _GONE_AT_MOST
 
     def note_loan(self, obj: Any, loan: Loan) -> None:
-        """Remember the memory of an object."""
+        """Note the memory of an object."""
         with self._lock:
             self._loans[id(obj)] = weakref.ref(loan)
             if len(self._loans) > self._look_at:
@@ -176,7 +174,7 @@ class Lent:
                 self._look_at = 2 * len(self._loans) + _GONE_AT_MOST
 
     def release(self, obj: Any) -> None:
-        """Let the memory of an object go. An object that lies in none is fine."""
+        """Release the memory of an object. An object without a noted memory is ignored."""
         with self._lock:
             found = self._loans.pop(id(obj), None)
         loan = None if found is None else found()

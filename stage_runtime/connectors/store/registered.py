@@ -1,11 +1,8 @@
-"""One region of memory that a transfer library may read and write, cut into blocks that are counted by reference.
+"""A region of memory that a transfer library reads and writes, cut into blocks with reference counts.
 
-A block goes back when the last of its holders lets go: the store that offers it, each reader under way, and whoever
-holds a ``ManagedBuffer`` or an object that lies in it. So one sender may serve any number of receivers.
-
-Hand-offs of a store in a region that a transfer library reads.
-
-Which parts of a region of memory are taken.
+A block is freed when its last holder lets go: the store that offers it, each reader under way, a ``ManagedBuffer``,
+and an object that lies in it. So one sender may serve any number of receivers. ``ManagedBlockPool`` is the region as a
+store sees it, ``BufferAllocator`` knows which parts of it are free.
 """
 
 from __future__ import annotations
@@ -30,14 +27,14 @@ _ALIGNMENT: Final = 4096
 
 
 class BufferAllocator:
-    """Offsets in a region of ``size_bytes``: first fit, free neighbours are joined. Not for several threads."""
+    """Offsets in a region of ``size_bytes``: first fit, free neighbours are joined. Not thread-safe."""
 
     def __init__(self, size_bytes: int) -> None:
         #: Free stretches as (offset, size), by offset; no two of them touch.
         self._free = [(0, size_bytes)]
 
     def allocate(self, size_bytes: int) -> tuple[int, int] | None:
-        """Offset and size of a block for so many bytes; None if no stretch is that long."""
+        """Offset and size of a block for ``size_bytes``, rounded up to 4096; None if no free stretch is that long."""
         wanted = max(-(-size_bytes // _ALIGNMENT), 1) * _ALIGNMENT
         for position, (offset, size) in enumerate(self._free):
             if size >= wanted:
@@ -46,7 +43,7 @@ class BufferAllocator:
         return None
 
     def free(self, offset: int, size_bytes: int) -> None:
-        """Take a block back that ``allocate`` gave."""
+        """Free a block of ``allocate``."""
         position = bisect.bisect(self._free, (offset, 0))
         start, end = offset, offset + size_bytes
         following = position
@@ -60,36 +57,39 @@ class BufferAllocator:
 
     @property
     def free_bytes(self) -> int:
-        """All that is free, in however many stretches."""
+        """All free bytes, in any number of stretches."""
         return sum(size for _, size in self._free)
 
 
-#: What stands before the content of each block: by it a reader knows that it read what it was offered.
+#: Length of the random stamp before the content of a block, by which a reader verifies that it read the offered block.
 STAMP_BYTES: Final = 64
 _CHANCE_BYTES: Final = 32
 
 
 def flat_tensor(content: serialization.Buffer) -> Any:
-    """A copy of bytes as a tensor of uint8."""
+    """A copy of bytes as a tensor of uint8, of shape [bytes]."""
     import torch
 
     return torch.frombuffer(bytearray(content), dtype=torch.uint8) if len(content) else torch.empty(0).byte()
 
 
 class Block:
-    """A part of a pool: a stamp, then the content. Made by the pool with one holder."""
+    """A part of a pool: a stamp, then the content. Made by the pool, with one holder."""
 
     def __init__(self, offset: int, size_bytes: int) -> None:
         self.offset = offset
         self.size_bytes = size_bytes
         self.start = offset + STAMP_BYTES
         self.stamp = b""
-        #: Owned by the pool.
+        #: The reference count; changed by the pool only.
         self.holders = 1
 
 
 class ManagedPool:
-    """The region: pinned CPU memory where there is a GPU, plain CPU memory where not, or memory of a GPU."""
+    """The region: CPU memory, pinned if there is a GPU, or memory of a device. Used by any thread.
+
+    The constructor raises ConfigError if the memory can't be allocated.
+    """
 
     def __init__(self, size_bytes: int, device: str = "cpu") -> None:
         import torch
@@ -103,16 +103,16 @@ class ManagedPool:
         self.size_bytes = size_bytes
         self.is_host = self.tensor.is_cpu
         self.allocator = BufferAllocator(size_bytes)
-        #: The most blocks there were at one time.
+        #: The largest number of blocks at one time.
         self.made = 0
         self._array = self.tensor.numpy() if self.is_host else np.empty(0, np.uint8)
         self._lock = threading.Lock()
         self._held = 0
-        #: Holders that let go. The garbage collector may add to it at any moment, so that takes no lock.
+        #: One entry for each holder that let go. The garbage collector may append at any moment, so that takes no lock.
         self._let_go: deque[Block] = deque()
 
     def allocate(self, size_bytes: int) -> Block:
-        """A block for so many bytes. Raise OSError if there is none."""
+        """A block for ``size_bytes`` of content, held by the caller. Raise OSError if no free stretch is that long."""
         with self._lock:
             self._collect()
             found = self.allocator.allocate(STAMP_BYTES + size_bytes)
@@ -129,26 +129,29 @@ class ManagedPool:
         return block
 
     def stamp(self, block: Block) -> None:
-        """Give a block a stamp that no other has."""
+        """Write a new random stamp before a block's content."""
         block.stamp = os.urandom(_CHANCE_BYTES).ljust(STAMP_BYTES, b"\0")
         self._copy(block.offset, block.stamp)
 
     def has_stamp(self, block: Block, stamp: bytes) -> bool:
-        """Whether that stamp is what stands before the content."""
+        """Whether a block's content follows that stamp."""
         found: bytes = self.tensor[block.offset : block.start].cpu().numpy().tobytes()
         return found == stamp
 
     def retain(self, block: Block) -> None:
-        """One holder more."""
+        """Add a holder of a block."""
         with self._lock:
             block.holders += 1
 
     def let_go(self, block: Block) -> None:
-        """One holder less."""
+        """Remove a holder of a block; the last one frees it."""
         self._let_go.append(block)
 
     def view(self, block: Block, size_bytes: int) -> PooledBuffer:
-        """The block's first bytes as an array that is a holder from now on, in place of the caller."""
+        """The first ``size_bytes`` of a block as an array, which becomes a holder in place of the caller.
+
+        Of memory of a device, the array is a copy and the block is let go at once.
+        """
         if self.is_host:
             buffer = self._array[block.start : block.start + size_bytes].view(PooledBuffer)
             buffer.give_back = weakref.finalize(buffer, self.let_go, block)
@@ -160,11 +163,11 @@ class ManagedPool:
         return buffer
 
     def slice(self, block: Block, size_bytes: int) -> Any:
-        """The block's first bytes as a tensor, which holds nothing."""
+        """The first ``size_bytes`` of a block as a tensor of uint8, which is not a holder."""
         return self.tensor[block.start : block.start + size_bytes]
 
     def write(self, block: Block, parts: Sequence[serialization.Buffer]) -> None:
-        """Fill a block with parts, one behind the other."""
+        """Copy parts into a block, one after the other."""
         place = block.start
         for part in parts:
             self._copy(place, part)
@@ -172,7 +175,7 @@ class ManagedPool:
 
     @property
     def free_bytes(self) -> int:
-        """What is free."""
+        """All free bytes."""
         with self._lock:
             self._collect()
             return self.allocator.free_bytes
@@ -195,7 +198,10 @@ class ManagedPool:
 
 
 class ManagedBuffer:
-    """A block that ``get`` filled, or that a producer fills before ``put``. ``release`` it when it is not needed."""
+    """A holder of a block that ``get`` filled, or that a producer fills before ``put``.
+
+    ``release`` it, or leave that to the garbage collector.
+    """
 
     def __init__(self, pool: ManagedPool, block: Block, size_bytes: int) -> None:
         self.pool = pool
@@ -206,13 +212,13 @@ class ManagedBuffer:
 
     @property
     def tensor(self) -> Any:
-        """Its bytes, as a tensor of uint8 that lies in the pool. Raise ValueError after ``release``."""
+        """Its bytes as a tensor of uint8, of shape [bytes], in the pool. Raise ValueError after ``release``."""
         if not self._give_back.alive:
             raise ValueError("the buffer was released")
         return self.pool.slice(self.block, self.size)
 
     def as_tensor(self, dtype: Any, shape: Sequence[int]) -> Any:
-        """Its bytes as numbers. Raise ValueError if they are not as many."""
+        """Its bytes as a tensor of that dtype and shape, in the pool. Raise ValueError if the sizes differ."""
         try:
             return self.tensor.view(dtype).reshape(tuple(shape))
         except RuntimeError as error:
@@ -227,20 +233,20 @@ class ManagedBuffer:
         return self.size
 
     def hand_on(self) -> Block:
-        """The block, of which the caller is a holder from now on in place of this buffer."""
+        """The block; the caller becomes its holder in place of this buffer. Raise ValueError after ``release``."""
         if self._give_back.detach() is None:
             raise ValueError("the buffer was released")
         return self.block
 
     def retain(self) -> ManagedBuffer:
-        """Another handle of the same bytes, with a ``release`` of its own."""
+        """Another holder of the same block, with a ``release`` of its own. Raise ValueError after ``release``."""
         if not self._give_back.alive:
             raise ValueError("the buffer was released")
         self.pool.retain(self.block)
         return ManagedBuffer(self.pool, self.block, self.size)
 
     def release(self) -> None:
-        """Give the bytes back; tensors of them must not be used any more. Idempotent."""
+        """Let the block go; tensors of it must not be used any more. Idempotent."""
         self._give_back()
 
     def let_go(self) -> None:
@@ -255,7 +261,7 @@ class ManagedBuffer:
 
 
 class PoolBlock:
-    """A hand-off of a store in a block. ``is_raw``: it is bytes or a tensor as they are, and no serialized object."""
+    """See MemoryBlock; a holder of a pool's block. ``is_raw``: the content is bytes or a tensor, not serialized."""
 
     path: str | None = None
     name = ""
@@ -272,7 +278,7 @@ class PoolBlock:
 
     @property
     def address(self) -> int:
-        """Where its stamp begins, and behind that the hand-off."""
+        """The address of its stamp, which the content follows."""
         return self.pool.address + self.block.offset
 
     def fill(self, parts: Sequence[Buffer], size_bytes: int, generation: bytes, key_digest: bytes) -> None:
@@ -280,7 +286,7 @@ class PoolBlock:
         self.pool.write(self.block, parts)
 
     def publish(self, path: str) -> None:
-        """See MemoryBlock. Nobody finds it by a path."""
+        """See MemoryBlock. Does nothing: it has no path."""
 
     def hide(self) -> bool:
         """See MemoryBlock."""
@@ -296,18 +302,18 @@ class PoolBlock:
         return self.pool.view(self.block, size_bytes).payload()
 
     def drop(self) -> None:
-        """See MemoryBlock. Who reads it now still holds it."""
+        """See MemoryBlock. Readers under way are holders of their own."""
         self._give_back()
 
 
 class ManagedBlockPool:
-    """The pool as a store sees it; ``pool`` has it made when it is needed first."""
+    """See BlockPool. ``pool`` returns the region, and is called when it is needed first."""
 
     def __init__(self, pool: Callable[[], ManagedPool]) -> None:
         self._pool = pool
         self._lock = threading.Lock()
         self._used: ManagedPool | None = None
-        #: Not wanted any more, but read by somebody right now.
+        #: Dropped blocks that are still being read.
         self._leaving: list[PoolBlock] = []
 
     @property
@@ -328,7 +334,7 @@ class ManagedBlockPool:
         return PoolBlock(self._used, self._used.allocate(size_bytes))
 
     def give_back(self, segment: Any) -> None:
-        """See BlockPool. It stays until nobody reads it."""
+        """See BlockPool. The block is freed when its last reader has ended."""
         with self._lock:
             self._leaving.append(segment)
         self.trim()
@@ -336,10 +342,10 @@ class ManagedBlockPool:
     def trim(self) -> None:
         """See BlockPool."""
         with self._lock:
-            done = [piece for piece in self._leaving if not piece.pins]
-            self._leaving = [piece for piece in self._leaving if piece.pins]
-        for piece in done:
-            piece.drop()
+            done = [block for block in self._leaving if not block.pins]
+            self._leaving = [block for block in self._leaving if block.pins]
+        for block in done:
+            block.drop()
 
     def close(self) -> None:
         """See BlockPool."""

@@ -1,11 +1,11 @@
-"""Segments: memory that one process writes and others may map, used again and again.
+"""Blocks of shared memory that one process writes and others map, and the pool that reuses them.
 
-Making one costs more than filling it, so those that are free are kept. With a directory they are files there, which
-others of the same user map; without one they are memory of this process alone.
+Making a block costs more than filling it, so free ones are kept. With a directory they are files there, which other
+processes of the same user map; without one they are memory of this process alone.
 
-A reader holds a shared lock on the file for as long as it looks at it, and the kernel takes the lock back if the reader
-is killed. The owner takes the exclusive lock of what it got back as soon as nobody looks any more, and holds it until
-the next payload is complete.
+A reader holds a shared lock on the file as long as it uses the mapping; if the reader is killed, the kernel releases
+the lock. The owner takes the exclusive lock of a returned block when no reader is left, and holds it until the next
+hand-off in it is complete.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ from stage_runtime.connectors.store.layout import (
     segment_name,
 )
 
-#: Smaller segments are not kept when they are free: making a small one is as cheap as finding it again.
+#: Smaller free blocks are not kept: making a small block is as cheap as finding it again.
 KEPT_FROM_BYTES: Final = 32768
-#: So many of one size are tried for one that nobody looks at any more, before a new one is made.
+#: How many free blocks of a size are tried for one without readers before a new one is made.
 _TRIES: Final = 16
-#: From here on a part is copied by numpy, which lets other threads run meanwhile; smaller ones are joined first.
+#: Parts from this size on are copied by numpy, which releases the GIL; smaller ones are joined first.
 _LARGE: Final = 16384
 _FREE: Final = bytes([State.FREE])
 _GONE: Final = bytes([State.GONE])
@@ -52,7 +52,7 @@ _numbers = itertools.count()
 
 
 def size_class(size_bytes: int) -> int:
-    """The capacity that a payload of that size gets: four steps to each doubling, so at most a quarter is wasted."""
+    """The capacity in bytes of a block for ``size_bytes``: four steps to a doubling, so a quarter is wasted at most."""
     if size_bytes < KEPT_FROM_BYTES:
         return max(size_bytes, 1)
     step = 1 << max((size_bytes - 1).bit_length() - 3, 12)
@@ -60,26 +60,27 @@ def size_class(size_bytes: int) -> int:
 
 
 class ShmBlock:
-    """One piece of memory. Whoever got it from a pool may fill and publish it; ``pins`` counts who sends from it.
+    """One block of shared memory, see MemoryBlock. Owned by whoever took it from the pool.
 
-    Readers that do not consume only say that they were there if it is ``counted``.
+    Readers that do not consume note their fetch only if the block is ``counted``. The constructor raises OSError if
+    there is no memory or no descriptor.
     """
 
     def __init__(self, directory: str | None, capacity: int, *, counted: bool = True) -> None:
         self.capacity = capacity
         self._file_bytes = HEADER_BYTES + capacity
-        #: Threads of this process that read from it; changed only under the lock of whoever keeps it.
+        #: Threads of this process that send from it; changed only under the store's lock.
         self.pins = 0
         self._allocated = 0
-        #: Whether it is ours alone.
+        #: Whether this process holds the exclusive lock.
         self._is_locked = False
         self._counted = counted
         owner, number = me(), next(_numbers)
         self._whose = (owner.pid, owner.started, owner.pid_namespace, number)
         self._home = None if directory is None else home_path(directory, owner, number)
-        #: What tells it from all others of this machine.
+        #: Unique on this machine.
         self.id = segment_name(owner, number)
-        #: The name that it has now; None for memory that has none.
+        #: Its path now; None for memory of this process alone.
         self.path = self._home
         if self._home is None:
             self._descriptor = os.memfd_create("omni-segment", os.MFD_CLOEXEC)
@@ -95,21 +96,18 @@ class ShmBlock:
             raise
 
     def try_lock(self) -> bool:
-        """Take it for writing; False while anybody looks at it."""
+        """Take the exclusive lock, for writing; False while there is a reader."""
         if not self._is_locked and not self.pins:
             self._is_locked = self._home is None or self._lock()
         return self._is_locked
 
     def is_whole(self) -> bool:
-        """False if somebody cut the file short: then it must not be touched any more."""
+        """Whether the file has its full length. If not, touching the mapping would be a bus error."""
         return os.lseek(self._descriptor, 0, os.SEEK_END) == self._file_bytes
 
     def fill(self, parts: Sequence[Buffer], size_bytes: int, generation: bytes, key_digest: bytes) -> None:
-        """Write a payload and let readers in. Raise OSError if there is no memory for it.
-
-        Nobody sees half of it: until the end it has the name of its home, and the lock.
-        """
-        # FetchRequest of the kernel first: where it can't be had, that is an error here and no bus error while copying.
+        """See MemoryBlock. Readers never see a part of it: until all is written, the block is locked and hidden."""
+        # Allocated first: without memory, that is an error here and not a bus error while copying.
         self._allocate(HEADER_BYTES + size_bytes)
         small: list[Buffer] = []
         place = HEADER_BYTES
@@ -129,13 +127,13 @@ class ShmBlock:
             fcntl.flock(self._descriptor, fcntl.LOCK_UN)
 
     def publish(self, path: str) -> None:
-        """Give it the name under which readers look. What had that name is not found any more."""
+        """See MemoryBlock. Replaces the file that had this path."""
         if self.path is not None:
             os.rename(self.path, path)  # noqa: PTH104 - names are plain text here
             self.path = path
 
     def hide(self) -> bool:
-        """Take the name back, so that nobody new finds it. False if somebody was faster, or it was replaced."""
+        """See MemoryBlock. False also if another block was published under its path."""
         if self.path is None or self._home is None or self.path == self._home:
             return True
         try:
@@ -148,12 +146,12 @@ class ShmBlock:
         return True
 
     def withdraw(self) -> bool:
-        """Hide it, and have readers that found it in time see that it holds nothing. False if its name is lost."""
-        # One byte, so that nobody sees half of the change.
+        """Mark it as free and hide it. False if its path is unknown, after a reader that died while it consumed."""
+        # One byte, so that the change is atomic.
         os.pwrite(self._descriptor, _FREE, STATE_AT)
         if self.hide():
             return True
-        # A reader that consumed it has given it the name of its home itself, unless it died over that.
+        # A consuming reader renames it to its home path itself, unless the reader died before that.
         if self._home is not None and not self._is_mine(self._home):
             return False
         self.path = self._home
@@ -161,42 +159,42 @@ class ShmBlock:
 
     @property
     def name(self) -> str:
-        """The name without its folder; empty if it has none."""
+        """See MemoryBlock."""
         return "" if self.path is None else self.path.rpartition("/")[2]
 
     @property
     def fetched(self) -> bool:
-        """Whether any reader has been there since it was filled."""
+        """See MemoryBlock."""
         return self._note() in (FETCHED, CONSUMED)
 
     @property
     def consumed(self) -> bool:
-        """Whether a reader took it away from all others."""
+        """See MemoryBlock."""
         return self._note() == CONSUMED
 
     def note_fetched(self) -> None:
-        """As a reader in another process does."""
+        """See MemoryBlock."""
         os.pwrite(self._descriptor, bytes([FETCHED]), FETCHED_AT)
 
     def view(self, size_bytes: int) -> memoryview:
-        """The payload where it lies, to be released by the caller."""
+        """See MemoryBlock."""
         return memoryview(self._map)[HEADER_BYTES : HEADER_BYTES + size_bytes]
 
     def drop(self) -> None:
-        """Give the memory back. Who still looks at it keeps seeing what is there."""
-        # Said before the names are looked for: a reader that consumes it looks for this after it has given it one.
+        """See MemoryBlock."""
+        # Written before the paths are unlinked: a consuming reader checks this after it has renamed the file.
         with contextlib.suppress(OSError):
             os.pwrite(self._descriptor, _GONE, STATE_AT)
         self._unlink()
-        # A thread that sends from it lets go of the mapping when it is through.
+        # A thread that still sends from the mapping releases it at its end.
         with contextlib.suppress(BufferError):
             self._map.close()
-            # Readers keep files open that they look at no more; those must hold no memory.
+            # Readers keep unused files open; those must hold no memory.
             if self._home is not None and self._lock():
                 os.ftruncate(self._descriptor, 0)
         os.close(self._descriptor)
 
-    # What may be looked at at any time goes by the descriptor: should anybody cut the file short, that is no bus error.
+    # Bytes that are read at any time are read by the descriptor, so that a truncated file is no bus error.
 
     def _lock(self) -> bool:
         try:
@@ -236,7 +234,7 @@ class ShmBlock:
 
 
 class ShmBlockPool:
-    """Segments that are free, at most ``keep_bytes`` of them. Used by any thread."""
+    """See BlockPool. Keeps ``keep_bytes`` of free blocks at most."""
 
     def __init__(self, directory: Path | None, keep_bytes: int, *, counted: bool = True) -> None:
         self._counted = counted
@@ -249,11 +247,11 @@ class ShmBlockPool:
         self.made = 0
 
     def take_block(self, size_bytes: int) -> ShmBlock:
-        """A segment for a payload of that size that nobody looks at. Raise OSError if there is no memory."""
+        """See BlockPool. The block is locked and has no readers."""
         capacity = size_class(size_bytes)
         with self._lock:
             free = self._free.get(capacity, [])
-            # The one that came back last is the likeliest to be still in the processor's cache.
+            # The block that was returned last is the likeliest to be in the processor's cache.
             for position in range(len(free) - 1, max(len(free) - 1 - _TRIES, -1), -1):
                 if free[position].try_lock() and free[position].is_whole():
                     self._free_bytes -= capacity
@@ -266,7 +264,7 @@ class ShmBlockPool:
         return segment
 
     def give_back(self, segment: ShmBlock) -> None:
-        """Keep a segment for the next payload, or drop it."""
+        """See BlockPool. Small blocks, and blocks beyond ``keep_bytes``, are dropped."""
         if segment.withdraw() and segment.capacity >= KEPT_FROM_BYTES:
             segment.try_lock()
             with self._lock:
@@ -277,7 +275,7 @@ class ShmBlockPool:
         segment.drop()
 
     def trim(self) -> None:
-        """Drop all that is free."""
+        """See BlockPool."""
         with self._lock:
             dropped = [segment for free in self._free.values() for segment in free]
             self._free.clear()
@@ -286,11 +284,11 @@ class ShmBlockPool:
             segment.drop()
 
     def close(self) -> None:
-        """Drop all that is free and keep nothing from now on. Idempotent."""
+        """See BlockPool."""
         self._closed = True
         self.trim()
 
     @property
     def free_bytes(self) -> int:
-        """How much memory is kept for the next payloads."""
+        """See BlockPool."""
         return self._free_bytes

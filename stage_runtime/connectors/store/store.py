@@ -1,6 +1,6 @@
-"""What a producer keeps for the stages behind it: payloads in segments, by edge and key.
+"""The hand-offs that a producer keeps for its next stages, in memory blocks, by edge and key.
 
-Each stays until ``cleanup``, ``close``, the end of its time to live, or a reader that consumed it.
+Each stays until ``cleanup``, ``close``, the end of its time to live, or a reader that consumes it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from stage_runtime.connectors.store.shm_blocks import ShmBlockPool
 logger = logging.getLogger(__name__)
 
 _FULL: Final = {errno.ENOSPC, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EDQUOT}
-#: So many of the oldest payloads are looked at for ones that were consumed, at each put; all, when there is no room.
+#: How many of the oldest hand-offs each ``put`` checks for having been consumed; without room, it checks all.
 _LOOKED_AT: Final = 4
 
 Edge = tuple[str, str, str]
@@ -41,7 +41,7 @@ Edge = tuple[str, str, str]
 class Limits:
     """Bounds of one edge at one producer; None is no bound.
 
-    ``window_size`` counts hand-offs that nobody has fetched yet, ``max_inflight`` those that were not cleaned up yet.
+    ``window_size`` bounds the hand-offs that were not fetched yet, ``max_inflight`` those that were not dropped yet.
     """
 
     max_inflight_bytes: int
@@ -53,7 +53,7 @@ class Limits:
 
 @dataclass(slots=True)
 class Kept:
-    """One payload. ``generation`` is new for each one; who shows ``token`` may fetch it over the network."""
+    """One stored hand-off. ``generation`` is unique to it; whoever shows ``token`` may fetch it over the network."""
 
     edge: Edge
     pool: BlockPool
@@ -62,16 +62,17 @@ class Kept:
     generation: bytes
     token: bytes
     put_at_s: float
-    #: Of the key, within its namespace and edge.
+    #: The hash of namespace, edge and key.
     digest: bytes
-    #: Whether a reader that will consume it is fetching it now.
+    #: Whether a consuming fetch of it is under way.
     claimed: bool = False
 
 
 class Store:
-    """Used by any thread. With a directory, payloads are files there; ``in_memory`` takes what finds no room there.
+    """Stores, pins and drops hand-offs. Used by any thread.
 
-    With a ``memory`` of another kind they are there and nowhere else.
+    With a ``directory``, hand-offs are files there; ``in_memory`` allows memory of this process for those that find no
+    room. With a ``memory`` they are in that pool instead.
     """
 
     def __init__(
@@ -100,7 +101,7 @@ class Store:
         #: Oldest first.
         self._kept: dict[Edge, Kept] = {}
         self._by_generation: dict[bytes, Kept] = {}
-        #: What is kept and what is being written now.
+        #: Count and bytes of what is stored or being written.
         self._count = 0
         self._bytes = 0
         self._closed = False
@@ -108,9 +109,10 @@ class Store:
         self.tidy()
 
     def put(self, edge: Edge, parts: Sequence[Buffer], size_bytes: int, filled: MemoryBlock | None = None) -> Kept:
-        """Keep a payload. Raise EdgeFullError beyond the limits, OSError if there is no memory.
+        """Store a hand-off of ``parts``, ``size_bytes`` together; a hand-off under the same edge is dropped.
 
-        With ``filled``, a piece of the first memory, it lies there already; the store has that from then on.
+        ``filled`` is a block of the first pool that holds it already; the store owns the block once this returns. Raise
+        EdgeFullError beyond the limits, OSError if there is no memory.
         """
         self.tidy()
         try:
@@ -145,30 +147,30 @@ class Store:
         return kept
 
     def cleanup(self, request_id: str) -> None:
-        """Drop what was put under a request's id, or under a key that starts or ends with it and an underscore."""
+        """Drop the hand-offs under a request's id, or under a key that begins or ends with it and an underscore."""
         with self._lock:
             found = [self._pop(edge) for edge in list(self._kept) if _belongs(edge[2], request_id)]
         self._drop(*found)
 
     def discard(self, kept: Kept) -> None:
-        """Drop one payload that nobody was told of."""
+        """Drop a hand-off that was not announced to any consumer."""
         with self._lock:
             found = self._pop(kept.edge) if self._kept.get(kept.edge) is kept else None
         self._drop(found)
 
     def generation_of(self, digest: bytes) -> bytes | None:
-        """The payload that is kept under the key with that digest; None if there is none."""
+        """The generation of the hand-off under the key with that digest; None if there is none."""
         with self._lock:
             return next((kept.generation for kept in self._kept.values() if kept.digest == digest), None)
 
     def token_of(self, generation: bytes) -> bytes | None:
-        """What a consumer of that payload must show; None if it is gone."""
+        """The token that a consumer of that hand-off must show; None if it was dropped."""
         with self._lock:
             kept = self._by_generation.get(generation)
             return None if kept is None else kept.token
 
     def pin(self, generation: bytes, *, claim: bool) -> Kept | None:
-        """A payload to be sent from where it lies, until ``unpin``; None if it is gone. A claim keeps others away."""
+        """Keep a hand-off in place until ``unpin``, to send it; None if it is gone. A claim keeps others away."""
         with self._lock:
             kept = self._by_generation.get(generation)
             if kept is None or kept.claimed or kept.segment.consumed:
@@ -180,7 +182,7 @@ class Store:
             return kept
 
     def unpin(self, kept: Kept, *, consumed: bool) -> None:
-        """The end of a ``pin``. A claim that was not consumed is given up."""
+        """End a ``pin``; drops the hand-off if it was consumed, makes it available again if a claim failed."""
         dropped = None
         with self._lock:
             kept.segment.pins -= 1
@@ -194,7 +196,7 @@ class Store:
         self._drop(dropped)
 
     def tidy(self, look_at: int = _LOOKED_AT) -> None:
-        """Drop what was consumed or is too old among the oldest, and what dead processes left."""
+        """Drop consumed and expired hand-offs among the ``look_at`` oldest, and files of dead processes."""
         now_s = self._clock()
         sweeps = self._directory is not None and now_s >= self._sweep_at_s
         if not self._kept and not sweeps:
@@ -209,7 +211,7 @@ class Store:
             sweep(self._directory)
 
     def close(self) -> None:
-        """Drop everything. Idempotent."""
+        """Drop every hand-off and refuse new ones. Idempotent."""
         with self._lock:
             self._closed = True
             found = [self._pop(edge) for edge in list(self._kept)]
@@ -218,7 +220,7 @@ class Store:
             pool.close()
 
     def counts(self) -> dict[str, int]:
-        """What is kept, for ``health``."""
+        """Counters for ``health``; sizes in bytes."""
         with self._lock:
             pending = sum(not kept.segment.consumed for kept in self._kept.values())
             return {
@@ -231,7 +233,7 @@ class Store:
     def _reserve(self, edge: Edge, size_bytes: int) -> None:
         limits = self._limits
         with self._lock:
-            # What the same key held before goes with this put.
+            # A hand-off under the same key is replaced.
             before = self._kept.get(edge)
             count = self._count - (before is not None)
             held = self._bytes - (before.size_bytes if before else 0)
@@ -252,7 +254,7 @@ class Store:
         self, parts: Sequence[Buffer], size_bytes: int, generation: bytes, digest: bytes
     ) -> tuple[BlockPool, MemoryBlock]:
         failure = OSError("no pool")
-        # Twice each: what a pool keeps for later payloads may be what this one lacks.
+        # Twice each: after a failure the pool's free blocks are released, which may make room.
         for pool in [pool for pool in self._pools for _ in range(2)]:
             segment = None
             try:

@@ -1,4 +1,4 @@
-"""The consumer's side of TCP: one connection fetches one hand-off, straight into memory made for it."""
+"""The consumer's side of TCP: one connection fetches one hand-off, directly into its final memory."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class PayloadAddress:
-    """Where a hand-off lies and what opens it."""
+    """Where a hand-off is, and the token that opens it."""
 
     host: str
     port: int
@@ -40,7 +40,7 @@ class Fetch:
         self._cancelled = False
 
     def use(self, connection: socket.socket | None) -> None:
-        """Go on with that connection. Raise TransferCancelledError if it was cancelled."""
+        """Set the connection that ``cancel`` shuts down. Raise TransferCancelledError if it was cancelled already."""
         with self._lock:
             self._socket = connection
         self.check()
@@ -51,11 +51,11 @@ class Fetch:
             raise TransferCancelledError("the fetch was cancelled")
 
     def cancel(self) -> None:
-        """Have it end soon."""
+        """End the fetch soon, with TransferCancelledError."""
         with self._lock:
             self._cancelled = True
             if self._socket is not None:
-                # Below TLS: its own shutdown must not be called while another thread reads.
+                # The plain socket's: that of TLS must not be called while another thread reads.
                 with contextlib.suppress(OSError):
                     socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
 
@@ -70,7 +70,7 @@ class Fetches:
 
     @contextlib.contextmanager
     def under_way(self, key: str) -> Iterator[Fetch]:
-        """A fetch from its begin to its end. Raise TransferCancelledError after ``close``."""
+        """Register a fetch for the length of the block. Raise TransferCancelledError after ``close``."""
         fetching = Fetch(key)
         with self._lock:
             if self._closed:
@@ -83,14 +83,14 @@ class Fetches:
                 self._fetches.discard(fetching)
 
     def cancel(self, key: str) -> None:
-        """End the fetches of a key."""
+        """Cancel the fetches of a key."""
         with self._lock:
             found = [fetching for fetching in self._fetches if fetching.key == key]
         for fetching in found:
             fetching.cancel()
 
     def close(self) -> None:
-        """End all, and any that begins later. Idempotent."""
+        """Cancel all fetches, and those that begin later. Idempotent."""
         with self._lock:
             self._closed = True
             found = list(self._fetches)
@@ -107,9 +107,10 @@ def fetch(
     tls: ssl.SSLContext | None,
     memory: Callable[[int], PooledBuffer],
 ) -> PooledBuffer | None:
-    """The hand-off's bytes; None if its producer has it no more. ``deadline_s`` is on the monotonic clock.
+    """Fetch a hand-off into a buffer of ``memory``; None if its producer has dropped it.
 
-    Raise TransferTimeoutError, TransferCancelledError or TransferError.
+    ``deadline_s`` is a moment of the monotonic clock. With ``consume``, the producer drops the hand-off once it was
+    received. Raise TransferTimeoutError, TransferCancelledError or TransferError.
     """
     return converse(
         (source.host, source.port),
@@ -127,7 +128,10 @@ def converse(
     tls: ssl.SSLContext | None,
     talk: Callable[[socket.socket], T],
 ) -> T:
-    """What comes of talking to a producer. Raise TransferTimeoutError, TransferCancelledError or TransferError."""
+    """Connect to a producer, with TLS if given, and return the result of ``talk`` with the connection.
+
+    Raise TransferTimeoutError, TransferCancelledError or TransferError, also for an OSError of ``talk``.
+    """
     try:
         with _connect(address, fetching, deadline_s) as plain:
             if tls is None:
@@ -199,7 +203,7 @@ def _receive(
 
 
 def receive_into(connection: socket.socket, target: memoryview, deadline_s: float) -> None:
-    """Fill ``target`` from a connection. Raise TransferError if the other side hangs up, TransferTimeoutError."""
+    """Fill ``target`` from a connection. Raise TransferError if the producer closes it, TransferTimeoutError."""
     place = 0
     while place < len(target):
         connection.settimeout(left_s(deadline_s))
@@ -210,7 +214,7 @@ def receive_into(connection: socket.socket, target: memoryview, deadline_s: floa
 
 
 def left_s(deadline_s: float) -> float:
-    """How long it is to a moment on the monotonic clock. Raise TransferTimeoutError if it has passed."""
+    """The seconds to a moment of the monotonic clock. Raise TransferTimeoutError if it has passed."""
     left = deadline_s - time.monotonic()
     if left <= 0:
         raise TransferTimeoutError("the deadline has passed")

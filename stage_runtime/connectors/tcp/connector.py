@@ -1,8 +1,7 @@
-"""Plain sockets between the stages of different hosts, with nothing to install.
+"""Hand-offs over plain sockets between stages of different hosts, with TLS if wanted; nothing to install.
 
-TLS between connectors: both sides show a certificate of the same authority.
-
-Names in certificates are not looked at: hosts come and go, and only this deployment's authority is believed at all.
+With TLS, both sides show a certificate of the same authority. Names in certificates are not checked: hosts come and go,
+and no authority but this deployment's is trusted.
 """
 
 from __future__ import annotations
@@ -26,14 +25,14 @@ from stage_runtime.connectors.tcp.server import PayloadServer, ServerLimits
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """The two sides' contexts."""
+    """The contexts of both sides."""
 
     server: ssl.SSLContext
     client: ssl.SSLContext
 
 
 def load_tls(settings: Any) -> Tls | None:
-    """Contexts from the paths ``cert``, ``key`` and ``ca``; None without settings. Raise ConfigError."""
+    """The contexts from the paths ``cert``, ``key`` and ``ca``; None without settings. Raise ConfigError."""
     if not settings:
         return None
     if not isinstance(settings, Mapping) or set(settings) != {"cert", "key", "ca"}:
@@ -67,14 +66,14 @@ _LOOPBACK: Final = "127.0.0.1"
 
 
 class TcpEnd:
-    """What a connector needs of TCP, on either side: it listens from the first hand-off on that it offers."""
+    """Both sides of TCP for a connector: fetches, and a server that starts with the first hand-off to offer."""
 
     def __init__(self, config: dict[str, Any], store: Store) -> None:
         self._store = store
         self._advertise_host = str(config.get("advertise_host", "")).strip("[]")
         self._bind_host = str(config.get("bind_host", "")).strip("[]")
         if not self._bind_host:
-            # Who names an address for others may mean one that this machine does not have itself.
+            # An address to advertise may be one that this machine does not have itself, behind NAT for example.
             everywhere = "::" if ":" in self._advertise_host else "0.0.0.0"  # noqa: S104
             self._bind_host = everywhere if self._advertise_host else _LOOPBACK
         self._advertise_host = self._advertise_host or _LOOPBACK
@@ -94,7 +93,7 @@ class TcpEnd:
         self._closed = False
 
     def offer(self, kept: Kept) -> dict[str, Any]:
-        """The metadata by which others fetch it. Raise OSError if this machine can't listen."""
+        """The metadata by which consumers fetch a stored hand-off. Raise OSError if it can't listen."""
         host, port = self.listen()
         return {
             "source_host": host,
@@ -106,7 +105,10 @@ class TcpEnd:
         }
 
     def listen(self) -> tuple[str, int]:
-        """Where others reach this producer, from now on. Raise OSError if this machine can't listen."""
+        """Host and port of this producer, which listens from now on. Raise OSError if it can't.
+
+        Raise TransferCancelledError after ``close``.
+        """
         with self._lock:
             if self._closed:
                 raise TransferCancelledError("the connector is closed")
@@ -118,7 +120,10 @@ class TcpEnd:
         return PayloadServer(self._bind_host, self._store, tls, self._limits)
 
     def fetch(self, key: str, metadata: dict[str, Any]) -> PooledBuffer | None:
-        """The bytes of what another process offers; None if nothing is offered. Raise TransferError."""
+        """Fetch the hand-off that the metadata describe; None if they describe none, or it was dropped.
+
+        Raise TransferError.
+        """
         source = source_of(metadata)
         if source is None:
             return None
@@ -142,11 +147,11 @@ class TcpEnd:
         return time.monotonic() + (timeout_s if isinstance(timeout_s, int | float) else self._timeout_s)
 
     def cancel(self, key: str) -> None:
-        """End the fetches of a key."""
+        """Cancel the fetches of a key."""
         self._fetches.cancel(key)
 
     def counts(self) -> dict[str, Any]:
-        """What the server saw, for ``health``."""
+        """The transfers by their end, for ``health``."""
         server = self._server
         return {
             "receive_free_bytes": self._memory.free_bytes,
@@ -154,7 +159,7 @@ class TcpEnd:
         }
 
     def close(self) -> None:
-        """End what is under way, on both sides. Idempotent."""
+        """End the transfers under way on both sides, and stop listening. Idempotent."""
         self._fetches.close()
         with self._lock:
             self._closed = True
@@ -165,7 +170,7 @@ class TcpEnd:
 
 
 def source_of(metadata: dict[str, Any]) -> PayloadAddress | None:
-    """Where a hand-off lies, as ``offer`` said it; None if the metadata does not say all of it."""
+    """The address in the metadata of ``offer``; None if they are not complete."""
     wanted = {"source_host": str, "source_port": int, "generation": bytes, "token": bytes, "data_size": int}
     if any(not isinstance(metadata.get(name), kind) for name, kind in wanted.items()):
         return None

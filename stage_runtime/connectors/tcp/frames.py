@@ -1,9 +1,9 @@
-"""What is said on a connection that fetches one hand-off. All numbers are little-endian.
+"""The frames of a connection that fetches one hand-off. All numbers are little-endian.
 
     consumer: magic, whether it consumes, the hand-off's generation, its token              64 bytes
     producer: magic, status, size of what follows                                           24 bytes
     producer: the hand-off                                                                  size bytes
-    consumer, only where it consumes: one byte, once all has come
+    consumer, only if it consumes: one byte, once it has received all
 
 A wrong token, or anything that is no request, is answered by closing the connection.
 """
@@ -35,23 +35,23 @@ class Status(IntEnum):
 
 
 def pack_request(generation: bytes, token: bytes, *, consume: bool) -> bytes:
-    """A request."""
+    """A request frame of ``REQUEST_BYTES``."""
     return _REQUEST.pack(_ASKS, consume, generation, token)
 
 
 def parse_request(content: bytes) -> tuple[bytes, bytes, bool] | None:
-    """Generation, token and whether it consumes; None for what is no request."""
+    """Generation, token and whether it consumes; None if ``content``, of ``REQUEST_BYTES``, is no request."""
     magic, consume, generation, token = _REQUEST.unpack(content)
     return (generation, token, bool(consume)) if magic == _ASKS and consume in (0, 1) else None
 
 
 def pack_answer(status: Status, size_bytes: int) -> bytes:
-    """What comes before the hand-off."""
+    """An answer frame of ``ANSWER_BYTES``, which the hand-off follows."""
     return _ANSWER.pack(_SAYS, status, size_bytes)
 
 
 def parse_answer(content: bytes) -> tuple[Status, int] | None:
-    """Status and size; None for what is no answer."""
+    """Status and size in bytes; None if ``content``, of ``ANSWER_BYTES``, is no answer."""
     magic, status, size_bytes = _ANSWER.unpack(content)
     if magic != _SAYS or status not in Status.__members__.values():
         return None

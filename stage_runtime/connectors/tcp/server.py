@@ -1,7 +1,7 @@
-"""The producer's side of TCP: one thread that sends hand-offs from where they lie to whoever shows their tokens.
+"""The producer's side of TCP: one thread that sends hand-offs in place to consumers that show their tokens.
 
-Nobody who connects can cost much: connections are bounded in number and in time, requests have one length, and what is
-not a request with the right token is closed without an answer and counted.
+An unknown peer can cost little: connections are bounded in number and in time, requests have one length, and a
+connection without a valid request and token is closed without an answer, and counted.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ logger = logging.getLogger(__name__)
 
 _BACKLOG: Final = 128
 _LOOK_EVERY_S: Final = 0.25
-#: So much is handed to the kernel at once; others get their turn in between.
+#: The most bytes of one send; other connections get their turn in between.
 _PIECE_BYTES: Final = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class ServerLimits:
-    """``request_timeout_s`` bounds the time to a whole request; a transfer must go at ``least_rate`` on the whole."""
+    """``request_timeout_s`` bounds the time to a complete request; a transfer must keep ``least_rate`` on average."""
 
     max_connections: int = 128
     request_timeout_s: float = 5.0
@@ -43,10 +43,10 @@ class ServerLimits:
 
 @dataclass(slots=True)
 class Connection:
-    """One consumer. Owned by the server's thread."""
+    """The connection of one consumer. Owned by the server's thread."""
 
     socket: socket.socket
-    #: Closed when this moment passes.
+    #: The connection is closed when this moment passes.
     deadline_s: float
     #: The latest end of the whole transfer.
     end_s: float = float("inf")
@@ -54,7 +54,7 @@ class Connection:
     asked: bytearray = field(default_factory=bytearray)
     kept: Kept | None = None
     consume: bool = False
-    #: What is still to be sent, and the whole that it is a part of.
+    #: The parts that are still to be sent.
     left: list[memoryview] = field(default_factory=list)
     sent: bool = False
 
@@ -78,9 +78,9 @@ class PayloadServer:
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._selector.register(self._woken, selectors.EVENT_READ)
-        #: Owned by the thread.
+        #: Open connections; owned by the thread.
         self._connections: dict[socket.socket, Connection] = {}
-        #: What happened, by kind.
+        #: Closed connections by the reason.
         self.counts: Counter[str] = Counter()
         self._thread = threading.Thread(target=self._run, name="payload-server", daemon=True)
         self._thread.start()
@@ -125,7 +125,7 @@ class PayloadServer:
         try:
             accepted, _ = self._listener.accept()
         except OSError as error:
-            # Out of descriptors, or it hung up already. What can't be accepted must not spin the loop.
+            # Out of descriptors, or the peer has closed already. A failing accept must not spin the loop.
             if not isinstance(error, BlockingIOError | ConnectionError):
                 time.sleep(0.01)
             return
@@ -184,7 +184,7 @@ class PayloadServer:
         self._answer(connection, *parsed)
 
     def _answer(self, connection: Connection, generation: bytes, token: bytes, consume: bool) -> None:
-        # Compared before anything else, and also where there is nothing: an answer tells nobody which it was.
+        # Compared first, and also without a stored hand-off, so that the timing does not tell which of both it was.
         right = self._store.token_of(generation)
         same = hmac.compare_digest(token, right or self._unknown_token)
         if right is not None and not same:
@@ -224,10 +224,10 @@ class PayloadServer:
             connection.sent = True
             self._all_sent(connection)
 
-    # What follows differs for those who take the hand-off by other means than this connection.
+    # The methods below differ for hand-offs that are moved by other means than this connection.
 
     def _content(self, kept: Kept) -> memoryview:
-        """What goes behind the answer: the hand-off."""
+        """The bytes that follow the answer: the hand-off."""
         return kept.segment.view(kept.size_bytes)
 
     def _all_sent(self, connection: Connection) -> None:

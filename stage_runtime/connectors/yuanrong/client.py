@@ -1,8 +1,8 @@
-"""Yuanrong's datasystem as a connector needs it: values by name, and its errors as ours.
+"""A client of Yuanrong's datasystem: values by name, its errors mapped to this project's.
 
-Its client keeps the interpreter's lock during every call, so nothing else of this process runs meanwhile. Therefore no
-call waits for anything, none may take longer than ``request_timeout_s``, and after one that got no answer, or found no
-room, the next ones fail at once for a moment.
+Its library holds the interpreter's lock during every call, so no other thread of this process runs meanwhile. Therefore
+no call waits for a value, none may take longer than ``request_timeout_s``, and after a call without an answer, or
+without room, further calls fail at once for ``PAUSE_S``.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _CODE: Final = re.compile(r"code: \[([^\]]+)\]")
 _NOT_FOUND: Final = "Key not found"
 _EXISTS: Final = "Object already exist error"
 _NO_ROOM: Final = ("Out of memory", "No space left on device")
-#: Answers of a datasystem that is well.
+#: Error codes of a datasystem that works.
 _REFUSALS: Final = frozenset({"Invalid parameter", *_NO_ROOM})
-#: How long nothing is asked after a call without an answer.
+#: How long calls fail at once after a call without an answer, in seconds.
 PAUSE_S: Final = 2.0
 _LEAST_CONNECT_MS: Final = 500
 
@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 
 def load_package() -> Any:
-    """The package's module. Raise ConfigError, which says what to install."""
+    """The package's module. Raise ConfigError that names what to install."""
     reasons: list[str] = []
     for name in _MODULES:
         try:
@@ -50,11 +50,14 @@ def load_package() -> Any:
 
 
 class _KeyError(Exception):
-    """What the datasystem says of a name: it is not there, or it is there already."""
+    """A value does not exist, or exists already."""
 
 
 class YuanrongClient:
-    """Connects with the first call, and again by itself. Used by any thread."""
+    """Connects with the first call, and reconnects by itself. Used by any thread.
+
+    Calls raise TransferError if the datasystem can't be reached, TransferCancelledError after ``close``.
+    """
 
     def __init__(
         self,
@@ -82,9 +85,9 @@ class YuanrongClient:
         self.client: Any = None
 
     def store(self, values: Sequence[tuple[str, Sequence[Buffer]]], ttl_s: int) -> None:
-        """Keep values, each in parts that follow each other. Raise TransferError, or EdgeFullError if there is no room.
+        """Store values by name, each given in parts. Values of the same names are replaced.
 
-        Whatever had such a name is replaced.
+        Raise EdgeFullError if there is no room.
         """
         if self._clock() < self._room_again_at_s:
             raise EdgeFullError(f"the datasystem at {self._where} had no room a moment ago")
@@ -100,7 +103,7 @@ class YuanrongClient:
         self._call(go)
 
     def put_mark(self, name: str, ttl_s: int) -> bool:
-        """Keep a mark of that name; False if it is there already. Of several that try, one succeeds."""
+        """Store a mark under a name; False if there is one already. Of concurrent calls one succeeds."""
         only_new = self._package.ExistenceOpt.NX
         try:
             self._call(lambda client: client.msettx([name], [b"1"], ttl_second=ttl_s, existence_opt=only_new))
@@ -109,7 +112,7 @@ class YuanrongClient:
         return True
 
     def read(self, name: str, use: Callable[[memoryview], T]) -> T | None:
-        """What ``use`` makes of a value while that can't go; None if it is not there."""
+        """The result of ``use`` with a value, which can't be dropped during the call; None if there is no value."""
 
         def go(client: Any) -> T | None:
             (buffer,) = client.get_read_only_buffers([name], 0)
@@ -121,16 +124,16 @@ class YuanrongClient:
             return None
 
     def exist(self, names: Sequence[str]) -> list[bool]:
-        """Which values are there."""
+        """Whether each value exists, in order."""
         return [bool(there) for there in self._call(lambda client: client.exist(list(names)))]
 
     def delete(self, names: Sequence[str]) -> None:
-        """Drop values. Names that are not there are fine."""
+        """Drop values. Unknown names are ignored."""
         self._call(lambda client: client.delete(list(names)))
         self._room_again_at_s = self._clock()
 
     def close(self) -> None:
-        """Leave. Idempotent."""
+        """Disconnect. Idempotent."""
         with self._lock:
             self._closed = True
             self.client = None
@@ -141,7 +144,7 @@ class YuanrongClient:
         try:
             return go(self._connected())
         except RuntimeError as error:
-            raise self._as_ours(error) from error
+            raise self._mapped_error(error) from error
 
     def _connected(self) -> Any:
         with self._lock:
@@ -153,7 +156,7 @@ class YuanrongClient:
                 self.client = client
             return self.client
 
-    def _as_ours(self, error: RuntimeError) -> Exception:
+    def _mapped_error(self, error: RuntimeError) -> Exception:
         found = _CODE.search(str(error))
         code = found.group(1) if found else ""
         if code in (_NOT_FOUND, _EXISTS):
@@ -164,7 +167,7 @@ class YuanrongClient:
             self._room_again_at_s = self._clock() + PAUSE_S
             return EdgeFullError(f"{told}; start it with more --shared_memory_size_mb, or lower max_inflight_bytes")
         if code not in _REFUSALS:
-            # What the package says behind the code is of its own threads.
+            # The text behind the code is about the library's own threads.
             self._why = f"Yuanrong's datasystem at {self._where}: {code or first_line}; is it running (dscli start)?"
             self._asked_again_at_s = self._clock() + PAUSE_S
             return TransferError(self._why)

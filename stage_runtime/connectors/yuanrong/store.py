@@ -1,9 +1,7 @@
-"""Yuanrong's datasystem between the stages: a store beside them that keeps hand-offs, on one host or on many.
+"""Hand-offs in Yuanrong's datasystem, a store beside the stages, on one host or on many.
 
-Hand-offs that a producer keeps in Yuanrong's datasystem.
-
-Each lies there under a name made of a hash of namespace, edge and key, and of its generation; the hash alone names the
-generation that is meant by the key now. Nothing is ever written over: who reads a hand-off reads all of it.
+The name of a hand-off is made of the hash of namespace, edge and key, and of its generation; the value under the hash
+alone is the present generation of the key. No value is overwritten, so a reader never sees two hand-offs mixed.
 """
 
 from __future__ import annotations
@@ -30,40 +28,40 @@ from stage_runtime.connectors.yuanrong.client import YuanrongClient, load_packag
 
 logger = logging.getLogger(__name__)
 
-#: How often a producer asks at most, of itself, what of its hand-offs was consumed; it also asks when it has no room.
+#: The shortest time between two checks of which hand-offs were consumed; without room, a producer checks at once.
 _ASK_EVERY_S: Final = 1.0
-#: How long a consumer may take to read what it will consume. After that others may.
+#: How long a consumer's claim keeps other consumers away, in seconds.
 CLAIM_S: Final = 60
 _LONGEST_S: Final = 2**31 - 1
 
 
 def whole_seconds(ttl_s: float) -> int:
-    """A time to live as the datasystem counts it: in whole seconds, of which 0 would mean for ever."""
+    """A time to live in whole seconds, 1 at least: to the datasystem, 0 means for ever."""
     return math.ceil(min(max(ttl_s, 1), _LONGEST_S))
 
 
 def key_name(digest: bytes) -> str:
-    """Where the generation stands that a key means now."""
+    """The name of the value with a key's present generation."""
     return f"{NAME_PREFIX}{digest.hex()}"
 
 
 def payload_name(digest: bytes, generation: bytes) -> str:
-    """Where a hand-off lies."""
+    """The name of a hand-off."""
     return f"{key_name(digest)}-{generation.hex()}"
 
 
 def fetched_name(payload: str) -> str:
-    """What a consumer leaves when the producer wants to know that it was there."""
+    """The name of the mark of a hand-off that was fetched."""
     return f"{payload}-fetched"
 
 
 def claim_name(payload: str) -> str:
-    """What a consumer leaves that will consume it; only one can."""
+    """The name of the mark of a consumer that will consume a hand-off; only one can set it."""
     return f"{payload}-claimed"
 
 
 class YuanrongBlock:
-    """One hand-off in the datasystem. What became of it is what its producer last heard."""
+    """See MemoryBlock; one hand-off in the datasystem. ``fetched`` and ``consumed`` are as of the last check."""
 
     path: str | None = None
     name = ""
@@ -78,7 +76,7 @@ class YuanrongBlock:
 
     @property
     def payload(self) -> str:
-        """Where it lies."""
+        """Its name in the datasystem."""
         return payload_name(self.digest, self.generation)
 
     def fill(self, parts: Sequence[Buffer], size_bytes: int, generation: bytes, key_digest: bytes) -> None:
@@ -87,10 +85,10 @@ class YuanrongBlock:
         self._memory.write(self, parts)
 
     def publish(self, path: str) -> None:
-        """See MemoryBlock. Nobody finds it by a path."""
+        """See MemoryBlock. Does nothing: it has no path."""
 
     def hide(self) -> bool:
-        """See MemoryBlock. Nobody fetches it from its producer."""
+        """See MemoryBlock. False: it is not fetched from its producer."""
         return False
 
     def note_fetched(self) -> None:
@@ -98,7 +96,7 @@ class YuanrongBlock:
         self.fetched = True
 
     def view(self, size_bytes: int) -> memoryview:
-        """See MemoryBlock. Nobody fetches it from its producer."""
+        """See MemoryBlock. Raise TransferError: it is not in this process."""
         raise TransferError("the hand-off is in the datasystem, not here")
 
     def drop(self) -> None:
@@ -107,7 +105,7 @@ class YuanrongBlock:
 
 
 class YuanrongBlockPool:
-    """The datasystem as a store sees it. What can't be dropped in it goes there at the end of its time to live."""
+    """See BlockPool; the datasystem. A value that can't be dropped ends with its time to live there."""
 
     free_bytes = 0
 
@@ -116,7 +114,7 @@ class YuanrongBlockPool:
         self._ttl_s = whole_seconds(ttl_s)
         self._lock = threading.Lock()
         self._pieces: dict[str, YuanrongBlock] = {}
-        #: The generation that was last stored under a key's digest.
+        #: The present generation by the digest of its key.
         self._meant: dict[bytes, bytes] = {}
         self.made = 0
 
@@ -125,7 +123,7 @@ class YuanrongBlockPool:
         return YuanrongBlock(self)
 
     def write(self, piece: YuanrongBlock, parts: Sequence[Buffer]) -> None:
-        """Store a hand-off, and that its key means it. Raise TransferError."""
+        """Store a hand-off, and its generation as the present one of its key. Raise TransferError."""
         with self._lock:
             self._pieces[piece.payload] = piece
             self.made = max(self.made, len(self._pieces))
@@ -150,8 +148,8 @@ class YuanrongBlockPool:
         except TransferError as error:
             logger.warning("yuanrong.not_dropped ttl_s=%d reason=%s", self._ttl_s, error)
 
-    def ask(self) -> None:
-        """Hear what was fetched and consumed. An unreachable datasystem tells nothing."""
+    def update_fetched(self) -> None:
+        """Check which hand-offs were fetched and consumed. Changes nothing if the datasystem can't be reached."""
         with self._lock:
             pieces = [piece for piece in self._pieces.values() if not piece.consumed]
         if not pieces:
@@ -175,7 +173,7 @@ class YuanrongBlockPool:
 
 
 class YuanrongStore(Store):
-    """Asks what became of its hand-offs before it looks for what may go."""
+    """A Store that checks what was fetched and consumed before it drops hand-offs."""
 
     def __init__(
         self, namespace: str, client: YuanrongClient, limits: Limits, clock: Callable[[], float] = time.monotonic
@@ -185,11 +183,11 @@ class YuanrongStore(Store):
         super().__init__(namespace, None, limits, in_memory=False, clock=clock, memory=self._memory)
 
     def tidy(self, look_at: int | None = None) -> None:
-        """See Store. Without a number it looks at some, and asks now and then."""
+        """See Store. Without a number it checks the datasystem once in ``_ASK_EVERY_S`` at most."""
         now_s = self._clock()
         if look_at is not None or now_s >= self._ask_at_s:
             self._ask_at_s = now_s + _ASK_EVERY_S
-            self._memory.ask()
+            self._memory.update_fetched()
             look_at = len(self._kept)
         super().tidy(*() if look_at is None else (look_at,))
 
@@ -202,11 +200,11 @@ _LOOK_EVERY_S: Final = 0.02
 
 
 class YuanrongConnector(StoringConnector):
-    """Hand-offs below ``shm_threshold_bytes`` travel inside the metadata; larger ones lie in the datasystem.
+    """Hand-offs below ``shm_threshold_bytes`` travel inside the metadata; larger ones are in the datasystem.
 
-    Their producer drops them there; those of a producer that was killed go at the end of their time to live. ``get``
-    consumes what it returns, unless the metadata says ``consume: False``. The key is enough to find a hand-off: without
-    the metadata of ``put`` it is waited for, at most ``get_sub_timeout_ms``.
+    Their producer drops them there; those of a killed producer end with their time to live. ``get`` consumes what it
+    returns, unless the metadata says ``consume: False``. The key is enough to find a hand-off: without the metadata of
+    ``put``, ``get`` waits for it, ``get_sub_timeout_ms`` at most.
     """
 
     known_settings = COMMON | {
@@ -234,7 +232,7 @@ class YuanrongConnector(StoringConnector):
         request_timeout_s = number(self.config, "request_timeout_s", _REQUEST_TIMEOUT_S, 0.1)
         self._limits = limits_of(self.config, None)
         package = load_package()
-        #: How the package is told to keep a value.
+        #: The library's parameters of a stored value.
         self.set_param = package.SetParam()
         self._datasystem = YuanrongClient(package, host, port, request_timeout_s)
         return YuanrongStore(self.namespace, self._datasystem, self._limits)
@@ -263,7 +261,7 @@ class YuanrongConnector(StoringConnector):
             buffer = self._datasystem.read(payload, self._copy)
         if buffer is None:
             return None
-        self._say_so(payload, consume=consume, watched=bool(metadata.get("watched")))
+        self._note_fetched(payload, consume=consume, watched=bool(metadata.get("watched")))
         return buffer, buffer.payload()
 
     def _wait_for(self, digest: bytes, fetching: Fetch, timeout_s: Any) -> bytes | None:
@@ -283,9 +281,9 @@ class YuanrongConnector(StoringConnector):
         np.copyto(buffer, np.frombuffer(view, np.uint8))
         return buffer
 
-    def _say_so(self, payload: str, *, consume: bool, watched: bool) -> None:
+    def _note_fetched(self, payload: str, *, consume: bool, watched: bool) -> None:
         if consume:
-            # The claim stays behind: who comes now must not take the hand-off for one that may be had.
+            # The claim stays, so that a later consumer does not take the hand-off for an available one.
             self._datasystem.delete([payload])
         elif watched:
             self._datasystem.put_mark(fetched_name(payload), whole_seconds(self._limits.ttl_s))

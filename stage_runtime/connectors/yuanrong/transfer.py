@@ -1,7 +1,4 @@
-"""Hand-offs that Yuanrong's transfer engine reads from one NPU's memory into another's.
-
-Yuanrong's transfer engine, which reads out of another process's memory between Ascend NPUs, and nowhere else.
-"""
+"""Hand-offs moved by Yuanrong's transfer engine, from the memory of one Ascend NPU into that of another."""
 
 from __future__ import annotations
 
@@ -22,14 +19,14 @@ logger = logging.getLogger(__name__)
 
 PROTOCOL: Final = "ascend"
 _DEVICE: Final = re.compile(r"npu:[0-9]+")
-#: What it loads when it reads for the first time.
+#: The library that the engine loads with its first read.
 _NPU_LIBRARY: Final = "libascendcl.so"
 #: The module's name, and what it was called before.
 _MODULES: Final = ("yr.datasystem", "datasystem")
 
 
 def load_library() -> Any:
-    """The package's module. Raise ConfigError, which says what to install."""
+    """The package's module. Raise ConfigError that names what to install."""
     reasons: list[str] = []
     for name in _MODULES:
         try:
@@ -46,7 +43,7 @@ def load_library() -> Any:
 
 
 def check_npu() -> None:
-    """Raise ConfigError where there is no NPU that could be used."""
+    """Raise ConfigError if there is no usable NPU."""
     try:
         importlib.import_module("torch_npu")
         ctypes.CDLL(_NPU_LIBRARY)
@@ -58,7 +55,7 @@ def check_npu() -> None:
 
 
 def check_host(host: str) -> str:
-    """The address that peers know this process by. Raise ConfigError for one that the library can't use."""
+    """The address at which peers reach this process. Raise ConfigError for one that the library can't use."""
     host = host or "127.0.0.1"
     try:
         return str(ipaddress.IPv4Address(host))
@@ -82,7 +79,7 @@ def check_device(name: str) -> str:
 
 
 class _Engine:
-    """The library's engine, with outcomes as numbers: 0 is good. What was not good is in the log."""
+    """The library's engine with outcomes as numbers, 0 for success. Failures are logged."""
 
     def __init__(self, engine: Any) -> None:
         self._engine = engine
@@ -94,7 +91,7 @@ class _Engine:
         return _outcome("register", self._engine.register_memory(address, length))
 
     def unregister_memory(self, address: int) -> int:
-        """It serves this one pool: with that it ends."""
+        """Unregister the only pool, and finalize the engine."""
         code = _outcome("unregister", self._engine.unregister_memory(address))
         return code or _outcome("finalize", self._engine.finalize())
 
@@ -103,7 +100,7 @@ class _Engine:
 
 
 class YuanrongEngineEnd(EngineEnd):
-    """See EngineEnd. Each has an engine of its own; ``rpc_port`` 0 is a port of the kernel's choice."""
+    """See EngineEnd. Each connector has its own engine; ``rpc_port`` 0 is a port of the kernel's choice."""
 
     whose = "Yuanrong"
 
@@ -112,7 +109,7 @@ class YuanrongEngineEnd(EngineEnd):
         super().__init__(host, PROTOCOL, device_name, pool_bytes, pool_device)
 
     def _check(self) -> None:
-        """Nothing yet: its connector does, when it knows that the settings are right."""
+        """Does nothing: the connector checks, after its settings."""
 
     def _make_engine(self) -> Any:
         engine = load_library().TransferEngine()
@@ -143,9 +140,9 @@ def _free_port(host: str) -> int:
 
 
 class YuanrongTransferEngineConnector(MooncakeTransferEngineConnector):
-    """As Mooncake's, with another library below: the pool, the buffers and the conversation are the same.
+    """As Mooncake's, with another library below: the pool, the buffers and the protocol are the same.
 
-    Refused at the start where there is no NPU.
+    The constructor raises ConfigError if there is no NPU.
     """
 
     known_settings = MooncakeTransferEngineConnector.known_settings | {"rpc_port"}

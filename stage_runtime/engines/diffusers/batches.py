@@ -1,7 +1,7 @@
-"""Which pictures are drawn together. Pure.
+"""The queue of pictures, and which of them make the next batch. Pure.
 
-A diffusers pipeline draws a batch from its first step to its last, so what is drawn together has to be alike: of equal
-size, steps and guidance.
+A diffusers pipeline draws a batch from its first step to its last, so the pictures of a batch have to be alike: of
+equal size, steps and guidance.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ _Item = TypeVar("_Item")
 
 @dataclass(frozen=True, slots=True, order=True)
 class Waiting(Generic[_Item]):
-    """A request in the queue. Lower ``priority`` goes first, then who came first."""
+    """A request in the queue. Lower ``priority`` goes first, then the lower ``number``, which counts arrivals."""
 
     priority: int
     number: int
     key: str = field(compare=False)
-    #: What all pictures of one batch share.
+    #: Equal for all pictures of one batch.
     alike: Hashable = field(compare=False)
     item: _Item = field(compare=False)
-    #: Its batch has failed and nobody knows through whom: drawn with nobody else.
+    #: It was in a batch that failed for an unknown reason: drawn in a batch of its own.
     is_alone: bool = field(default=False, compare=False)
 
 
 class BatchQueue(Generic[_Item]):
-    """Requests that wait, in the order in which they are served."""
+    """Waiting requests, in the order in which they are served."""
 
     def __init__(self) -> None:
         self._waiting: list[Waiting[_Item]] = []
@@ -42,23 +42,23 @@ class BatchQueue(Generic[_Item]):
         return any(each.key == key for each in self._waiting)
 
     def add(self, key: str, item: _Item, alike: Hashable, priority: int = 0) -> None:
-        """Put a request behind those of its priority."""
+        """Put a request behind the others of its priority."""
         self._numbers += 1
         insort(self._waiting, Waiting(priority, self._numbers, key, alike, item))
 
     def remove(self, key: str) -> bool:
-        """Take a request out; say whether it was there."""
+        """Remove a request; whether it was there."""
         before = len(self._waiting)
         self._waiting = [each for each in self._waiting if each.key != key]
         return len(self._waiting) < before
 
     def requeue_alone(self, failed: list[Waiting[_Item]]) -> None:
-        """Put the requests of a batch that failed back to their places, each to be drawn alone."""
+        """Put the requests of a failed batch back to their places, each to be drawn in a batch of its own."""
         for each in failed:
             insort(self._waiting, replace(each, is_alone=True))
 
     def pop_batch(self, capacity: int) -> list[Waiting[_Item]]:
-        """Take out the next batch: whoever is first, and the next ones that are alike; empty if nobody waits."""
+        """Remove the next batch: the first request, and the next ones that are alike, ``capacity`` at most."""
         if not self._waiting:
             return []
         first = self._waiting[0]
@@ -69,5 +69,5 @@ class BatchQueue(Generic[_Item]):
         return batch
 
     def clear(self) -> None:
-        """Forget them all."""
+        """Remove all requests."""
         self._waiting.clear()

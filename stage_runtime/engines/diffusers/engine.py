@@ -1,7 +1,8 @@
-"""A diffusers pipeline as a stage: text, a class, or the embeddings of a stage before in, one PNG out.
+"""A diffusers pipeline as a stage: text, a class label or the embeddings of an earlier stage in, one PNG out.
 
-Pictures that are alike are drawn together, from the first step to the last, in a thread of the pipeline's own; whoever
-comes meanwhile waits for the next batch. A batch that fails is drawn again one by one, so that only the culprit fails.
+Requests for similar pictures are drawn as one batch, from its first step to its last, in a thread of the pipeline's
+own; requests that come meanwhile wait for the next batch. The pictures of a failed batch are drawn again one by one, so
+that only the request that caused the failure fails.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from stage_runtime.engines.diffusers.thread import (
 
 logger = logging.getLogger(__name__)
 
-#: How long ``step`` waits for the pipeline to say something; whoever asks or aborts waits no longer than this.
+#: How long ``step`` waits for an event of the pipeline; new requests and aborts wait no longer than this.
 _LISTEN_S: Final = 0.02
 
 
@@ -44,7 +45,7 @@ class DiffusersArgs(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     capacity: Annotated[int, Meta(ge=1, le=256)] = 4
     device: str = ""
     dtype: Literal["", "float32", "bfloat16", "float16"] = ""
-    #: Whether a model that is no folder here may be got from the model hub.
+    #: Whether a model that is no local folder may be downloaded from the model hub.
     allow_download: bool = False
     revision: str | None = None
     leave_out: tuple[str, ...] = ()
@@ -53,7 +54,7 @@ class DiffusersArgs(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
 
 
 class DiffusersEngine:
-    """Draws what a client or the stage before asks for."""
+    """One pipeline, drawing one batch at a time. The constructor raises ConfigError for a model that can't be used."""
 
     def __init__(self, stage: StageConfig) -> None:
         self._stage = stage
@@ -75,14 +76,14 @@ class DiffusersEngine:
         self._thread: PipelineThread[Picture] | None = None
         self._queue: BatchQueue[Picture] = BatchQueue()
         self._batch: Batch[Picture] | None = None
-        #: Who is in the batch; None in the place of one that was aborted.
+        #: The requests of the batch; None in the place of one that was aborted.
         self._members: list[Waiting[Picture] | None] = []
         self._moved_at_s = 0.0
-        self._said: list[EngineOutput] = []
+        self._due: list[EngineOutput] = []
 
     @property
     def capacity(self) -> int:
-        """See Engine. How many pictures are drawn together at most."""
+        """See Engine. The largest batch, in pictures."""
         return self._args.capacity
 
     @property
@@ -92,12 +93,12 @@ class DiffusersEngine:
 
     @property
     def not_resumable(self) -> None:
-        """See Engine. A picture is drawn anew, from the same seed."""
+        """See Engine. A second attempt draws the picture again, from the same seed."""
         return None
 
     @property
     def takes_companions(self) -> bool:
-        """See Engine. The negative prompt."""
+        """See Engine. A companion is the negative prompt."""
         return self._traits is not None and self._traits.takes_negative
 
     def load(self, report: Report) -> None:
@@ -142,11 +143,11 @@ class DiffusersEngine:
         self._queue.add(request.key, picture, picture.alike, request.priority)
 
     def update(self, request: StageRequest) -> None:
-        """See SegmentEngine. Each picture stands for itself."""
+        """See SegmentEngine. Each segment is a picture of its own."""
         self.add(request)
 
     def abort(self, key: str) -> None:
-        """See Engine. A batch goes on for the others in it; without any, it ends at its next step."""
+        """See Engine. The batch goes on for its other requests; without any, it ends after its present step."""
         is_known = self._queue.remove(key)
         for place, member in enumerate(self._members):
             if member is not None and member.key == key:
@@ -154,24 +155,24 @@ class DiffusersEngine:
         if self._batch is not None and not any(self._members):
             self._batch.is_unwanted.set()
         if is_known:
-            self._said.append(EngineOutput(key, finish_reason="abort"))
+            self._due.append(EngineOutput(key, finish_reason="abort"))
 
     def has_unfinished(self) -> bool:
         """See Engine."""
-        return bool(self._said or self._queue) or self._batch is not None
+        return bool(self._due or self._queue) or self._batch is not None
 
     def moved_at_s(self) -> float:
         """See ThreadedEngine."""
         return time.monotonic() if self._batch is None else self._moved_at_s
 
     def step(self) -> list[EngineOutput]:
-        """See Engine. Listens to the pipeline for a moment."""
-        outputs, self._said = self._said, []
-        thread = self._begin()
+        """See Engine. Waits up to 20 ms for events of the pipeline."""
+        outputs, self._due = self._due, []
+        thread = self._start_batch()
         for event in thread.events(0.0 if outputs or self._batch is None else _LISTEN_S):
             self._moved_at_s = time.monotonic()
             outputs += self._outputs_of(event)
-        self._begin()
+        self._start_batch()
         return outputs
 
     def close(self) -> None:
@@ -183,8 +184,8 @@ class DiffusersEngine:
             self._thread.close()
             self._thread = None
 
-    def _begin(self) -> PipelineThread[Picture]:
-        """Have the next batch drawn if none is."""
+    def _start_batch(self) -> PipelineThread[Picture]:
+        """Start the next batch if none is being drawn."""
         if self._thread is None:
             raise RuntimeError("the engine is not loaded")
         if self._batch is None and len(self._queue):
@@ -195,12 +196,12 @@ class DiffusersEngine:
         return self._thread
 
     def _outputs_of(self, event: Event) -> list[EngineOutput]:
-        """What an event is for those who still want their pictures. Raise RuntimeError if the device is lost."""
+        """The outputs of an event, for the requests that were not aborted. Raise RuntimeError if the device is lost."""
         if isinstance(event, BatchStepped):
             usage = {"steps": event.steps}
             return [EngineOutput(member.key, usage=usage) for member in self._members if member is not None]
         members, self._members, self._batch = self._members, [], None
-        wanted = [member for member in members if member is not None]
+        present = [member for member in members if member is not None]
         match event:
             case BatchDrawn(pngs, steps):
                 return [
@@ -213,12 +214,12 @@ class DiffusersEngine:
             case BatchFailed(is_lost=True):
                 raise RuntimeError(f"{event.reason}; the device does not work any more")
             case BatchFailed() if len(members) > 1:
-                # One of them, or their number, was too much. Those who left may have been it.
+                # One picture, or their number, was too much; it may have been one that was aborted.
                 logger.warning("diffusers.batch_failed pictures=%d reason=%s", len(members), event.reason)
-                self._queue.requeue_alone(wanted)
+                self._queue.requeue_alone(present)
                 return []
             case BatchFailed():
-                return [EngineOutput(member.key, error=(event.kind, _reason(event, member))) for member in wanted]
+                return [EngineOutput(member.key, error=(event.kind, _reason(event, member))) for member in present]
 
 
 def _reason(event: BatchFailed, member: Waiting[Picture]) -> str:

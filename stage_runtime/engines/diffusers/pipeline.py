@@ -19,9 +19,9 @@ from omni_discovery.text import one_line
 from stage_runtime.engines.diffusers.request import Embeds, Picture, Traits
 
 INDEX: Final = "model_index.json"
-#: Whose classes a pipeline may be made of; besides, those that diffusers keeps beside its pipelines.
+#: Libraries whose classes a pipeline may be made of, besides the modules beside diffusers' own pipelines.
 _LIBRARIES: Final = ("diffusers", "transformers")
-#: What a stage can give a pipeline that insists on it.
+#: Required arguments of a pipeline's call that a stage can give.
 _GIVEN: Final = frozenset({"prompt", "class_labels"})
 #: Arguments of the call that are this engine's own.
 _OWN: Final = frozenset(
@@ -30,7 +30,7 @@ _OWN: Final = frozenset(
 
 
 class PipelineSource(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a pipeline comes from and what of it is used. ``where`` begins what is said of it."""
+    """Where a pipeline comes from and which parts of it are loaded. ``where`` begins each error text."""
 
     where: str
     model: str
@@ -42,7 +42,7 @@ class PipelineSource(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def fetch(source: PipelineSource) -> Path:
-    """The pipeline's folder, got from the model hub where it is not on this machine. Raise ConfigError."""
+    """The pipeline's folder; downloaded from the model hub if it is not on this machine. Raise ConfigError."""
     folder = Path(source.model).expanduser()
     if folder.is_dir():
         return folder
@@ -58,7 +58,7 @@ def fetch(source: PipelineSource) -> Path:
 
 
 def check_index(folder: Path, source: PipelineSource) -> list[str]:
-    """Read what a pipeline is made of; return the components to do without. Raise ConfigError for code of its own."""
+    """Check a pipeline's index; return the components not to load. Raise ConfigError for a model with its own code."""
     where = f"{source.where}: {folder / INDEX}"
     try:
         index = json.loads((folder / INDEX).read_bytes())
@@ -81,18 +81,18 @@ def check_index(folder: Path, source: PipelineSource) -> list[str]:
 
 
 def revision_of(folder: Path) -> str:
-    """Which commit of a model hub a folder holds; empty for any other folder."""
+    """The commit of a folder of the model hub's cache; empty for any other folder."""
     return folder.name if folder.parent.name == "snapshots" else ""
 
 
 def load(folder: Path, source: PipelineSource) -> Any:
     """The pipeline, on its device. Raise ConfigError where the operator must act."""
     from diffusers import DiffusionPipeline
-    from diffusers.utils import logging as said
+    from diffusers.utils import logging as diffusers_logging
     from safetensors import SafetensorError
 
-    said.set_verbosity_error()
-    said.disable_progress_bar()
+    diffusers_logging.set_verbosity_error()
+    diffusers_logging.disable_progress_bar()
     absent: dict[str, Any] = dict.fromkeys(check_index(folder, source))
     pipelines: Any = DiffusionPipeline
     try:
@@ -114,7 +114,7 @@ def load(folder: Path, source: PipelineSource) -> Any:
 
 
 def traits_of(pipe: Any, source: PipelineSource, call_args: Mapping[str, Any], max_side_px: int) -> Traits:
-    """What the pipeline takes. Raise ConfigError for one that no stage can serve, and arguments that it has not."""
+    """What the pipeline takes. Raise ConfigError for a pipeline that no stage can serve, and for unknown call_args."""
     name = type(pipe).__name__
     parameters = inspect.signature(pipe.__call__).parameters
     for argument in call_args:
@@ -133,7 +133,7 @@ def traits_of(pipe: Any, source: PipelineSource, call_args: Mapping[str, Any], m
         name=name,
         parameters=frozenset(parameters),
         reads_text="prompt" in parameters and getattr(pipe, "text_encoder", None) is not None,
-        # Twice: what comes out of the VAE is cut into patches of two by two.
+        # Twice: latents of the VAE are cut into patches of two by two.
         side_multiple=2 * scale if isinstance(scale, int) else 8,
         max_side_px=max_side_px,
         labels=dict(getattr(pipe, "labels", None) or {}),
@@ -151,19 +151,19 @@ class Pipeline:
         self._dtype: torch.dtype = getattr(torch, source.dtype)
         self._call_args = dict(call_args)
 
-    def draw(self, pictures: Sequence[Picture], heard: Callable[[int], None]) -> list[bytes]:
-        """Draw pictures that are alike, calling ``heard`` after each step; whatever that raises ends it."""
+    def draw(self, pictures: Sequence[Picture], on_step: Callable[[int], None]) -> list[bytes]:
+        """Draw pictures that are alike; one PNG each. ``on_step`` is called after each step; it may raise to end it."""
         call = {**self._call_args, **self._arguments(pictures), **pictures[0].params}
-        # BatchDrawn on the CPU whatever the model runs on: a seed means the same noise everywhere.
+        # Drawn on the CPU whatever the model runs on: a seed means the same noise everywhere.
         generators = [torch.Generator("cpu").manual_seed(picture.seed) for picture in pictures]
-        with self._hearing(heard) as more:
+        with self._step_callback(on_step) as more:
             images = self._pipe(**call, **more, generator=generators, output_type="pil").images
         if len(images) != len(pictures):
             raise RuntimeError(f"{self._traits.name} drew {len(images)} pictures, asked for {len(pictures)}")
         return [_png_of(image) for image in images]
 
     def is_lost(self) -> bool:
-        """Whether the device computes nothing any more, after something was raised; gives unused memory back."""
+        """Whether the device can't compute any more. Returns unused memory of the allocator to the device."""
         if self._device.type != "cuda":
             return False
         try:
@@ -176,11 +176,11 @@ class Pipeline:
         return False
 
     def _arguments(self, pictures: Sequence[Picture]) -> dict[str, Any]:
-        """The prompts and negative prompts of a batch. They are alike, so the first says what kind they are of."""
+        """The prompts and negative prompts of a batch. They are alike, so the first one shows of which kind."""
         prompts, negatives = [each.prompt for each in pictures], [each.negative for each in pictures]
         arguments = {**self._rows("", prompts), **self._rows("negative_", negatives)}
         if negatives[0] is None and self._traits.needs_negative:
-            # The pipeline would guide away from what it has no means to read.
+            # Guidance would need a negative prompt that the pipeline can't read.
             arguments["guidance_scale"] = 1.0
         return arguments
 
@@ -193,7 +193,7 @@ class Pipeline:
         if isinstance(first, str):
             return {f"{prefix}prompt": list(prompts)}
         embeds = [each for each in prompts if isinstance(each, Embeds)]
-        # Some pipelines have an empty text where nothing is said, and refuse that beside embeddings.
+        # Some pipelines default to an empty text, and refuse a text beside embeddings.
         rows: dict[str, Any] = {f"{prefix}prompt": None} if f"{prefix}prompt" in self._traits.parameters else {}
         rows[f"{prefix}prompt_embeds"] = torch.stack([each.rows for each in embeds]).to(self._device, self._dtype)
         if self._traits.mask_name:
@@ -205,17 +205,17 @@ class Pipeline:
         return rows
 
     @contextlib.contextmanager
-    def _hearing(self, heard: Callable[[int], None]) -> Iterator[dict[str, Any]]:
-        """Have the pipeline say when a step is done; gives the arguments that it takes for that."""
+    def _step_callback(self, on_step: Callable[[int], None]) -> Iterator[dict[str, Any]]:
+        """Have ``on_step`` called after each step; yields the arguments that the pipeline takes for that."""
         if "callback_on_step_end" in self._traits.parameters:
 
             def at_step_end(_pipe: Any, step: int, _timestep: Any, tensors: dict[str, Any]) -> dict[str, Any]:
-                heard(step + 1)
+                on_step(step + 1)
                 return tensors
 
             yield {"callback_on_step_end": at_step_end, "callback_on_step_end_tensor_inputs": []}
             return
-        # Older pipelines have no callback, or none that may say no. Each of their steps ends in the scheduler.
+        # Older pipelines have no callback, or none that may raise. Each of their steps ends in the scheduler.
         scheduler, steps = self._pipe.scheduler, 0
         step_of_class = scheduler.step
 
@@ -224,7 +224,7 @@ class Pipeline:
             nonlocal steps
             made = step_of_class(*args, **kwargs)
             steps += 1
-            heard(steps)
+            on_step(steps)
             return made
 
         scheduler.step = step_and_say

@@ -1,4 +1,4 @@
-"""What a request asks of a diffusers pipeline, read and checked before it gets near it."""
+"""A request for a diffusers pipeline, checked before the pipeline gets it."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from stage_runtime.engines.handoffs import joined
 from stage_runtime.engines.prompts import prompt_text
 from stage_runtime.engines.sampling import Seed, checked, seed_of
 
-#: The only companion there is use for.
+#: The only companion that a pipeline uses.
 NEGATIVE: Final = "negative"
-#: What of a hand-off is taken for the prompt's embeddings, the first that is there.
+#: Names in a hand-off that hold a prompt's embeddings; the first that is there counts.
 _EMBEDS: Final = ("prompt_embeds", "hidden_states")
-#: By these names pipelines ask which of the embeddings count. Those with the second also want the negative prompt's
-#: embeddings to be as many as the prompt's own.
+#: Names of the mask of valid embeddings. Pipelines with the second name also want the negative prompt's embeddings to
+#: be as many as the prompt's.
 MASK, EQUAL_MASK = "prompt_embeds_mask", "prompt_attention_mask"
 
 _Side = Annotated[int, Meta(ge=8, le=8192)]
 
 
 class PipelineParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
-    """What may be asked of a picture, by diffusers' own names. None means: as the pipeline has it.
+    """The parameters of a picture, by diffusers' own names. None means the pipeline's default.
 
-    Without a seed, the request's id is one: a second attempt draws the same.
+    Without a seed, it is made of the request's id, so that a second attempt draws the same picture.
     """
 
     seed: Seed | None = None
@@ -59,22 +59,22 @@ class Traits:
 
     @property
     def takes_embeds(self) -> bool:
-        """Whether it draws embeddings that somebody else has made."""
+        """Whether it draws from embeddings instead of text."""
         return "prompt_embeds" in self.parameters
 
     @property
     def takes_negative(self) -> bool:
-        """Whether there may be a negative prompt."""
+        """Whether it takes a negative prompt."""
         return bool({"negative_prompt_embeds", "negative_prompt"} & self.parameters)
 
     @property
     def mask_name(self) -> str:
-        """What it calls the mask of the embeddings; empty if it has none."""
+        """Its parameter for the mask of the embeddings; empty if it has none."""
         return next((name for name in (MASK, EQUAL_MASK) if name in self.parameters), "")
 
     @property
     def needs_negative(self) -> bool:
-        """Whether it can guide away from a negative prompt only if that is handed over."""
+        """Whether guidance works only with a negative prompt that was handed over as embeddings."""
         is_distilled = "true_cfg_scale" in self.parameters
         return not self.reads_text and "negative_prompt_embeds" in self.parameters and not is_distilled
 
@@ -89,14 +89,14 @@ class Embeds:
 
     @property
     def shape(self) -> Hashable:
-        """Equal for those that can be drawn in one batch and are the same there as alone."""
+        """Equal for embeddings that may share a batch, where each gives the same picture as alone."""
         pooled = None if self.pooled is None else tuple(self.pooled.shape)
         return tuple(self.rows.shape), bool(self.mask.all()), pooled
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Picture:
-    """One picture to draw: the prompt as text, class or numbers, and how."""
+    """One picture to draw. The prompt is text, a class label or embeddings."""
 
     seed: int
     params: Mapping[str, Any]
@@ -172,14 +172,14 @@ def _negative(request: StageRequest, text: str | None, traits: Traits) -> str | 
 
 
 def _of_stages(by_stage: Mapping[int, Mapping[str, Any]]) -> Mapping[str, Any]:
-    """Of several stages before, what the first handed over that has something to draw."""
+    """The first hand-off of several earlier stages that holds embeddings or text."""
     whole = [joined(handed) for handed in by_stage.values()]
     drawable = (handed for handed in whole if any(handed.get(name) is not None for name in (*_EMBEDS, "text")))
     return next(drawable, whole[0])
 
 
 def _handed(handed: Mapping[str, Any], traits: Traits, whose: str) -> str | int | Embeds:
-    """What a stage before made: embeddings where the pipeline takes them, else text."""
+    """The prompt in a hand-off: embeddings if the pipeline takes them, else text. Raise InvalidRequestError."""
     name = next((name for name in _EMBEDS if handed.get(name) is not None), "")
     if name and traits.takes_embeds:
         return _embeds(handed, name, whose)

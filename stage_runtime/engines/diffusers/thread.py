@@ -1,7 +1,7 @@
-"""The thread that a pipeline runs in, so that the engine's own thread hears aborts while a picture is drawn.
+"""The thread that a pipeline runs in, so that the engine's own thread can take aborts while a batch is drawn.
 
-A pipeline's call draws all steps in one go. Between two of them it says here how far it is, and hears whether anybody
-still wants the picture.
+One call of a pipeline draws all steps of a batch. After each step a callback reports the progress, and ends the call if
+every request of the batch was aborted.
 """
 
 from __future__ import annotations
@@ -16,29 +16,29 @@ from omni_discovery.wire import FailureKind
 
 _Item = TypeVar("_Item")
 
-#: How long a pipeline may take for the step that it is in, when the replica ends.
+#: How long ``close`` waits for the step that the pipeline is in.
 _CLOSE_TIMEOUT_S: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Batch(Generic[_Item]):
-    """Pictures that are drawn together, in order."""
+    """Pictures that are drawn in one call, in order."""
 
     items: Sequence[_Item]
-    #: Set by the engine's thread: stop at the next step.
+    #: Set by the engine's thread: stop after this step.
     is_unwanted: threading.Event = field(default_factory=threading.Event)
 
 
 @dataclass(frozen=True, slots=True)
 class BatchStepped:
-    """So many steps are done."""
+    """``steps`` steps of the batch are done."""
 
     steps: int
 
 
 @dataclass(frozen=True, slots=True)
 class BatchDrawn:
-    """The batch is done, in so many steps: a PNG each."""
+    """The batch is done, in ``steps`` steps: one PNG for each picture, in order."""
 
     pngs: Sequence[bytes]
     steps: int
@@ -46,12 +46,12 @@ class BatchDrawn:
 
 @dataclass(frozen=True, slots=True)
 class BatchStopped:
-    """Nobody wanted it any more."""
+    """The batch was given up because all its requests were aborted."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchFailed:
-    """The pipeline raised. ``is_lost``: and the device with it, so that nothing can be drawn here any more."""
+    """The pipeline raised. ``is_lost``: the device does not work any more, so nothing can be drawn by this process."""
 
     kind: FailureKind
     reason: str
@@ -65,9 +65,9 @@ class UnwantedError(Exception):
     """Raised through the pipeline's call, between two steps."""
 
 
-#: Draws a batch; calls what it is given after each step, with how many are done. That may raise UnwantedError.
+#: Draws a batch, calling its second argument with the number of steps done after each; that may raise UnwantedError.
 Draw = Callable[[Sequence[_Item], Callable[[int], None]], Sequence[bytes]]
-#: Says whether the device still works, after something was raised.
+#: Whether the device does not work any more; called after the pipeline raised.
 IsLost = Callable[[], bool]
 
 
@@ -78,18 +78,18 @@ class PipelineThread(Generic[_Item]):
         self._draw = draw
         self._is_lost = is_lost
         self._batches: SimpleQueue[Batch[_Item] | None] = SimpleQueue()
-        #: What becomes of the batch under way; the last is no BatchStepped. Read by the thread that made this.
+        #: Events of the batch being drawn; the last one is no BatchStepped. Read by the thread that made this object.
         self._events: SimpleQueue[Event] = SimpleQueue()
-        # Not waited for at the end of the process: a device that hangs must not keep it.
+        # A daemon: a device that hangs must not keep the process from ending.
         self._thread = threading.Thread(target=self._run, name="diffusers", daemon=True)
         self._thread.start()
 
     def start(self, batch: Batch[_Item]) -> None:
-        """Draw this; only when the one before has ended."""
+        """Draw a batch. To be called only when the last one has ended."""
         self._batches.put(batch)
 
     def events(self, timeout_s: float) -> list[Event]:
-        """What has happened since, waiting so long for the first of it."""
+        """The new events; waits up to ``timeout_s`` for the first one."""
         found: list[Event] = []
         try:
             found.append(self._events.get(timeout=timeout_s))
@@ -99,7 +99,7 @@ class PipelineThread(Generic[_Item]):
             return found
 
     def close(self) -> None:
-        """End the thread, after the step that it is in. Idempotent."""
+        """End the thread after the step that it is in; waits 5 s at most. Idempotent."""
         self._batches.put(None)
         self._thread.join(_CLOSE_TIMEOUT_S)
 
@@ -110,7 +110,7 @@ class PipelineThread(Generic[_Item]):
     def _end_of(self, batch: Batch[_Item]) -> Event:
         steps_done = 0
 
-        def heard(steps: int) -> None:
+        def report_step(steps: int) -> None:
             nonlocal steps_done
             steps_done = steps
             self._events.put(BatchStepped(steps))
@@ -119,15 +119,17 @@ class PipelineThread(Generic[_Item]):
 
         try:
             return (
-                BatchStopped() if batch.is_unwanted.is_set() else BatchDrawn(self._draw(batch.items, heard), steps_done)
+                BatchStopped()
+                if batch.is_unwanted.is_set()
+                else BatchDrawn(self._draw(batch.items, report_step), steps_done)
             )
         except UnwantedError:
             return BatchStopped()
         except Exception as error:  # noqa: BLE001 - whatever a pipeline raises is its batch's end, not the thread's
             reason = f"{type(error).__name__}: {' '.join(str(error).split()):.300}"
-            # What a pipeline refuses before its first step is what it was given.
+            # A ValueError before the first step means the arguments.
             is_refusal = isinstance(error, ValueError) and not steps_done
-        # Looked at when the error is gone: its frames hold the batch's tensors.
+        # Checked outside the handler: the frames of the error hold the batch's tensors.
         is_lost = self._is_lost()
         if is_refusal:
             return BatchFailed(FailureKind.INVALID, f"the pipeline refuses this: {reason}", is_lost)

@@ -1,7 +1,7 @@
-"""Which engine draws; and our torch diffusion transformer as one: token ids in, one PNG out.
+"""``engine: diffusion``: the choice between a diffusers pipeline and the demo's diffusion transformer, and the latter.
 
-All its pictures under way take one denoising step together per ``step``, each with its own seed, number of steps and
-guidance, so that requests come and go between two steps.
+Token ids in, one PNG out. All running pictures take one denoising step together per ``step``, each with its own seed,
+number of steps and guidance, so that requests come and go between two steps.
 """
 
 from __future__ import annotations
@@ -25,12 +25,15 @@ if TYPE_CHECKING:
     from stage_runtime.engines.diffusers.engine import DiffusersEngine
     from stage_runtime.engines.painter.dit import Canvas, DigitPainter
 
-#: What every folder of a diffusers pipeline holds.
+#: A file that every folder of a diffusers pipeline holds.
 _PIPELINE_INDEX: Final = "model_index.json"
 
 
 def engine_for(stage: StageConfig) -> DiffusionEngine | DiffusersEngine:
-    """A diffusers pipeline if the model is one, or a name on a model hub; else our own painter. Raise ConfigError."""
+    """The engine of an image stage, not loaded yet. Raise ConfigError.
+
+    DiffusersEngine for a folder with a pipeline and for a name on a model hub, else DiffusionEngine.
+    """
     if check_model_folder(stage) and not (Path(stage.model).expanduser() / _PIPELINE_INDEX).is_file():
         return DiffusionEngine(stage)
     from stage_runtime.engines.diffusers.engine import DiffusersEngine
@@ -47,7 +50,7 @@ class DiffusionArgs(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
 
 
 class PictureParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What may be asked of a picture. Without a seed, the request's id is one: a second attempt draws the same."""
+    """The parameters of a picture. Without a seed, it is made of the request's id: a second attempt draws the same."""
 
     seed: Seed | None = None
     steps: Annotated[int, Meta(ge=1, le=1000)] | None = None
@@ -55,15 +58,15 @@ class PictureParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
 
 
 class DiffusionEngine:
-    """Draws what the stage before asked for; a hand-off that asks for nothing ends without a picture."""
+    """Draws the digits of a hand-off's ``token_ids``; a hand-off without digits ends without a picture."""
 
     def __init__(self, stage: StageConfig) -> None:
         self._stage = stage
         self._args = checked_args(stage, DiffusionArgs)
         self._model: DigitPainter | None = None
-        #: Pictures under way by request key, oldest first; the first ``capacity`` are drawn, the others wait.
+        #: Pictures by request key, oldest first; the first ``capacity`` are drawn, the others wait.
         self._canvases: dict[str, Canvas] = {}
-        self._said: list[EngineOutput] = []
+        self._due: list[EngineOutput] = []
 
     @property
     def capacity(self) -> int:
@@ -77,7 +80,7 @@ class DiffusionEngine:
 
     @property
     def not_resumable(self) -> None:
-        """See Engine. A picture is drawn anew: from the same seed, so it is the same."""
+        """See Engine. A second attempt draws the picture again, from the same seed."""
         return None
 
     def load(self, report: Report) -> None:
@@ -111,34 +114,34 @@ class DiffusionEngine:
         try:
             digits = digits_from_tokens(token_ids, model.config)
         except ValueError as error:
-            # The stage before asked for what can't be drawn: not the client's mistake.
+            # The earlier stage's mistake, not the client's.
             reason = f"what the stage before handed over can't be drawn: {error}"
-            self._said.append(EngineOutput(request.key, error=(FailureKind.ENGINE, reason)))
+            self._due.append(EngineOutput(request.key, error=(FailureKind.ENGINE, reason)))
             return
         if not digits:
-            self._said.append(EngineOutput(request.key, finish_reason="stop"))
+            self._due.append(EngineOutput(request.key, finish_reason="stop"))
             return
         seed = seed_of(request.request_id) if params.seed is None else params.seed
         self._canvases[request.key] = new_canvas(model, digits, seed, params.steps, params.guidance_scale)
 
     def update(self, request: StageRequest) -> None:
-        """See SegmentEngine. Each picture stands for itself."""
+        """See SegmentEngine. Each segment is a picture of its own."""
         self.add(request)
 
     def abort(self, key: str) -> None:
         """See Engine."""
         if self._canvases.pop(key, None) is not None:
-            self._said.append(EngineOutput(key, finish_reason="abort"))
+            self._due.append(EngineOutput(key, finish_reason="abort"))
 
     def has_unfinished(self) -> bool:
         """See Engine."""
-        return bool(self._canvases or self._said)
+        return bool(self._canvases or self._due)
 
     def step(self) -> list[EngineOutput]:
         """See Engine."""
         from stage_runtime.engines.painter.dit import advance
 
-        outputs, self._said = self._said, []
+        outputs, self._due = self._due, []
         keys = list(self._canvases)[: self._args.capacity]
         advanced = advance(self._loaded(), [self._canvases[key] for key in keys])
         for key, canvas in zip(keys, advanced, strict=True):

@@ -1,6 +1,6 @@
-"""The control methods of a vLLM stage: vLLM's own, between two of its steps.
+"""The control methods of a vLLM stage, which are vLLM's own, and its LoRA adapters.
 
-The LoRA adapters of a vLLM stage: those that collective calls have brought, and those that requests bring along.
+Adapters are loaded by a control call, or by the first request that names one with its path.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ _FIRST_ID: Final = 1 << 20
 
 
 class Adapters:
-    """What requests ask for by name, or by name and path.
+    """The adapters of a stage, by name, or by name and path.
 
-    A name alone is one that a collective call has brought. With its path, an adapter is loaded where it is not there
-    yet, so that it needs no call, and a replica that came later serves it, too: hubs that know the path ask so.
+    A name alone means an adapter that a control call has loaded. With a path, an adapter is loaded by the first request
+    for it, without a call, so that replicas that start later serve it, too: hubs that know the path ask so.
     """
 
     def __init__(self, llm: Any) -> None:
         """Of a loaded LLMEngine."""
         self._llm = llm
         self._by_name: dict[str, Any] = {}
-        #: By name and path, those that have an id of ours.
+        #: Adapters with an id from here, by name and path.
         self._by_source: dict[tuple[str, str], Any] = {}
         self._next_id = _FIRST_ID
 
     def add(self, name: str, lora_id: int | None, path: str, more: Mapping[str, Any] | None = None) -> bool:
-        """Load one; whether it was not there. ``lora_id`` None: for requests that ask for it by name and path.
+        """Load an adapter; whether it is new. ``lora_id`` None: requests will name it with its path.
 
-        ``more`` are further fields of vLLM's LoRARequest. Raise ControlRefusedError where none are taken, and what vLLM
-        raises.
+        ``more`` are further fields of vLLM's LoRARequest. Raise ControlRefusedError if the stage takes no adapters, and
+        what vLLM raises.
         """
         llm = with_lora(self._llm)
         if lora_id is None:
@@ -49,14 +49,14 @@ class Adapters:
         return is_new
 
     def remove(self, lora_id: int) -> bool:
-        """Unload one; whether it was there. Raise ControlRefusedError where none are taken."""
+        """Unload an adapter; whether it was loaded. Raise ControlRefusedError if the stage takes no adapters."""
         self._forget(lora_id)
         return bool(with_lora(self._llm).remove_lora(lora_id))
 
     def named(self, asked: Any) -> Any:
         """The LoRARequest for a request's ``lora``, a name or ``{"name": ..., "path": ...}``; None for None.
 
-        Raise InvalidRequestError for one that can't be asked, and what vLLM raises for one that can't be loaded here.
+        Raise InvalidRequestError for an unknown name or a wrong type, and what vLLM raises if it can't load one.
         """
         if asked is None:
             return None
@@ -74,14 +74,14 @@ class Adapters:
         if not (isinstance(name, str) and name and isinstance(path, str) and path):
             raise InvalidRequestError("lora: give an adapter's name, or its name and path")
         if (name, path) not in self._by_source:
-            # Now and not in a step: there, what can't be loaded would end the engine.
+            # Loaded here and not in a step, where an adapter that can't be loaded would end the engine.
             self._bring(self._llm, name, path, asked)
         return self._by_source[name, path]
 
     def _bring(self, llm: Any, name: str, path: str, more: Mapping[str, Any]) -> bool:
         adapter = self._by_source.get((name, path))
         if adapter is None:
-            # Loaded in another's place it is only this once.
+            # ``load_inplace`` is for this one load only.
             lasting = {field: value for field, value in more.items() if field != "load_inplace"}
             adapter = _lora_request(self._shown_name(name, path), self._next_id, path, lasting)
         is_new = bool(llm.add_lora(_lora_request(adapter.lora_name, adapter.lora_int_id, path, more)))
@@ -90,7 +90,7 @@ class Adapters:
         return is_new
 
     def _shown_name(self, name: str, path: str) -> str:
-        """To vLLM, two adapters of one name in a batch are one."""
+        """The name for vLLM, which takes two adapters of one name in a batch for one."""
         is_taken = any(each.lora_name == name for each in (*self._by_name.values(), *self._by_source.values()))
         return f"{name}={path}" if is_taken else name
 
@@ -100,7 +100,7 @@ class Adapters:
 
 
 def with_lora(llm: Any) -> Any:
-    """The engine. Raise ControlRefusedError where it takes no adapters."""
+    """The engine itself. Raise ControlRefusedError if it takes no adapters."""
     if llm.vllm_config.lora_config is None:
         raise ControlRefusedError("adapters are only taken where engine_args.enable_lora is true")
     return llm
@@ -116,7 +116,7 @@ def _lora_request(name: str, lora_id: int, path: str, more: Mapping[str, Any]) -
 
 
 def vllm_controls(llm: Any, allow_rpc: Sequence[str], adapters: Adapters) -> Mapping[str, Callable[..., Any]]:
-    """See ControlEngine. ``llm`` is a loaded LLMEngine; of its workers, ``allow_rpc`` names what may be called."""
+    """See ControlEngine. ``llm`` is a loaded LLMEngine; ``allow_rpc`` names the methods of workers to allow."""
 
     def find(name: str) -> Callable[..., Any]:
         return lambda *args, **kwargs: llm.collective_rpc(name, args=args, kwargs=kwargs)
@@ -137,7 +137,7 @@ def vllm_controls(llm: Any, allow_rpc: Sequence[str], adapters: Adapters) -> Map
 
 
 def _sleep(llm: Any, level: int) -> None:
-    # vLLM would stop its scheduler first, and find out only then that nothing can be given back.
+    # Checked first: vLLM would stop its scheduler before it finds out that it can't free memory.
     if level not in (0, 1, 2):
         raise ValueError(f"the level of sleep is 0, 1 or 2, not {level!r}")
     if level and not llm.vllm_config.model_config.enable_sleep_mode:

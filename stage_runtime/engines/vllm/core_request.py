@@ -1,9 +1,9 @@
-"""Requests for vLLM's engine core itself, made from tokens.
+"""Builds requests for vLLM's engine core itself, from token ids.
 
-The core validates nothing and fills in nothing: an id out of the vocabulary kills it, a request without an end runs
-until it fails an assertion, and the token that ends an answer is unknown to it. Here all of that is done that vLLM's
-own front does on the way. Fields of the core's request come and go between releases, in the middle of the struct, so
-it is made by keyword from what the installed release has.
+The core checks nothing and fills in nothing: an id beyond the vocabulary kills it, a request without ``max_tokens``
+runs until it fails an assertion, and it does not know which token ends an answer. This module does what vLLM's own
+front end does before the core. Fields of the core's request come and go between releases, in the middle of the struct,
+so it is built by keyword with the fields that the installed release has.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, Final
 from omni_discovery.errors import InvalidRequestError
 from stage_runtime.engines.vllm.params import check_chosen_tokens
 
-#: What a prompt may hold besides its tokens; each goes into the field of the same name.
+#: Further keys of a prompt, and their types; each goes into the field of the same name.
 _PASSED_ON: Final = {
     "cache_salt": str,
     "priority": int,
@@ -26,9 +26,9 @@ _PASSED_ON: Final = {
     "data_parallel_rank": int,
 }
 _PROMPT_KEYS: Final = frozenset({"prompt", "prompt_token_ids", "prompt_embeds", "prompt_is_token_ids", *_PASSED_ON})
-#: Sampling parameters that take more than a model's configuration to check and to fill in.
+#: Sampling parameters that only vLLM's front end can check and fill in.
 _FRONT_ONLY: Final = ("trace_decode_token_ids", "prompt_logprob_token_ids")
-#: What the core's request has in all releases, without a default in some of them.
+#: Fields of the core's request that have no default in some releases.
 _REQUIRED: Final = ("mm_features", "lora_request", "cache_salt", "data_parallel_rank")
 
 
@@ -86,7 +86,7 @@ def build_engine_core_request_from_tokens(
 
 
 def _fields_for(known: Sequence[str], wanted: Mapping[str, Any]) -> dict[str, Any]:
-    """What to build the struct with. Raise InvalidRequestError for a wish that this release has no field for."""
+    """The struct's fields. Raise InvalidRequestError for a value that this release has no field for."""
     fields: dict[str, Any] = {name: None for name in _REQUIRED if name in known}
     for name, value in wanted.items():
         if name in known:
@@ -147,18 +147,18 @@ def _checked_choice(which: Any) -> list[bool]:
 
 
 def _checked_extra(name: str, value: Any) -> Any:
-    # The core sorts by some of these: one of the wrong type would end it.
+    # The core sorts by some of these: a value of the wrong type would end it.
     if isinstance(value, bool) or not isinstance(value, _PASSED_ON[name]):
         raise InvalidRequestError(f"the prompt's {name} is of the wrong type")
     return value
 
 
 def _check_vocabulary(read: _Prompt, features: Sequence[Any], vocab_size: int) -> None:
-    # vLLM's own check lets pass what its tokenizer alone knows; the model has no row for that.
+    # vLLM's own check passes ids that only its tokenizer knows; the model has no row for them.
     counts = read.is_token_ids or [True] * len(read)
     looked_up = {place: each for place, each in enumerate(read.token_ids or ()) if counts[place] and each >= vocab_size}
     for feature in features:
-        # What stands where an item's own rows go is a mere placeholder.
+        # Ids at the places of an item's own rows are placeholders.
         for place in range(feature.mm_position.offset, feature.mm_position.offset + feature.mm_position.length):
             looked_up.pop(place, None)
     if looked_up:
@@ -173,7 +173,7 @@ def _check_against_model(read: _Prompt, params: Any, features: Sequence[Any], mo
         raise InvalidRequestError(f"prompt_embeds has {read.embeds.shape[1]} numbers a token; the model, {hidden_size}")
     _check_vocabulary(read, features, int(model_config.get_vocab_size()))
     longest = int(model_config.max_model_len)
-    # An answer needs room for one token at least; what a prompt means to a pooling model doesn't.
+    # A generated answer needs room for one token at least; a pooled one needs none.
     if len(read) > longest or (len(read) == longest and _is_sampling(params)):
         raise InvalidRequestError(f"the prompt has {len(read)} tokens; the model's context is {longest} long")
 
@@ -185,7 +185,7 @@ def _is_sampling(params: Any) -> bool:
 
 
 def _ready_params(params: Any, prompt_tokens: int, model_config: Any) -> tuple[Any, Any]:
-    """Copies of the sampling and of the pooling parameters, one of them None."""
+    """A checked copy of ``params``, as sampling and as pooling parameters; one of the two is None."""
     from vllm import PoolingParams, SamplingParams
     from vllm.exceptions import VLLMValidationError
 
@@ -211,7 +211,7 @@ def _ready_sampling(params: Any, prompt_tokens: int, model_config: Any) -> Any:
     from vllm.config import StructuredOutputsConfig
 
     tokenizer = _tokenizer_of(model_config)
-    # This also chooses who reads a grammar, and the core has to be told.
+    # This also chooses the grammar's backend, which the core has to know.
     params.verify(model_config, None, StructuredOutputsConfig(), tokenizer)
     check_chosen_tokens(params, int(model_config.get_vocab_size()))
     if params.max_tokens is None:
@@ -236,7 +236,7 @@ def _ready_as_it_is(params: Any) -> Any:
 
 def _ready_pooling(params: Any, model_config: Any) -> Any:
     if params.task is None:
-        # As vLLM has it; the core names those it has if this is none of them.
+        # vLLM's default; if the model has no such task, the core's error names those it has.
         params.task = "token_embed"
     if model_config is not None:
         params.verify(model_config)
@@ -251,7 +251,7 @@ def _tokenizer_of(model_config: Any) -> Any:
 
 
 def _placed_features(mm_features: Sequence[Any] | None, prompt_tokens: int) -> list[Any] | None:
-    """In the order of the prompt, as the core reads them. Raise InvalidRequestError for a place that is not there."""
+    """The features in the order of their places. Raise InvalidRequestError for a place outside the prompt."""
     if mm_features is None:
         return None
     from vllm.multimodal.inputs import MultiModalFeatureSpec

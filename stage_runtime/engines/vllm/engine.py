@@ -1,6 +1,6 @@
-"""vLLM in the replica's own process, stepped by the thread that owns it.
+"""A vLLM stage that generates tokens, in the replica's own process and stepped by the thread that owns it.
 
-No process of vLLM's own stands between: engine, process and lease live and die together. The same code runs vLLM's CPU
+vLLM starts no process of its own here: engine, process and lease live and die together. The same code runs vLLM's CPU
 and GPU builds; ``engine_args`` go to vLLM as they are, but for ``handoff``, ``pd`` and ``allow_rpc``.
 """
 
@@ -35,9 +35,9 @@ logger = logging.getLogger(__name__)
 
 
 class VllmEngine(LlmStage):
-    """A stage that makes tokens. Hands over ``token_ids``, all ids of the answer, special ones included, and ``text``.
+    """Generates tokens, and hands over ``token_ids``, int64 of shape [tokens], special ones included, and ``text``.
 
-    Takes the client's prompt or what the stages before handed over, see ``vllm_inputs``.
+    Takes the client's prompt or the hand-offs of earlier stages, see ``prompt.read_request``.
     """
 
     def __init__(self, stage: StageConfig) -> None:
@@ -52,11 +52,11 @@ class VllmEngine(LlmStage):
         self._read_ahead: ReadAhead
         self._handoffs: Handoffs
         self._hidden: HiddenStates | None = None
-        #: What is in the engine, paused or not, by request key.
+        #: Requests with a complete prompt, running or paused, by key.
         self._answers: dict[str, Answer] = {}
-        #: What waits for the rest of its prompt.
+        #: Requests that wait for the rest of their prompt, by key.
         self._partial: dict[str, PartialPrompt] = {}
-        #: What was asked and answered so far of requests that come in segments, by key.
+        #: Token ids of the earlier segments and their answers, of requests that come in segments, by key.
         self._earlier: dict[str, list[int]] = {}
 
     @property
@@ -66,7 +66,7 @@ class VllmEngine(LlmStage):
 
     @property
     def not_resumable(self) -> Mapping[str, str]:
-        """See Engine. What one replica shows and another continues is what one alone would have said."""
+        """See Engine. A continued answer is token for token that of one replica alone."""
         return NOT_RESUMABLE
 
     def load(self, report: Report) -> None:
@@ -92,7 +92,7 @@ class VllmEngine(LlmStage):
         if request.stream_from:
             self._partial[request.key] = PartialPrompt.of(request, params, lora)
         else:
-            self._begin(request, params, lora)
+            self._start_request(request, params, lora)
 
     def feed(self, key: str, from_stage: int, piece: Mapping[str, Any] | None, is_last: bool) -> None:
         """See PieceEngine."""
@@ -106,24 +106,24 @@ class VllmEngine(LlmStage):
             return
         self._read_ahead.stop(key)
         del self._partial[key]
-        self._begin(whole, partial.params, partial.lora, is_paused=partial.is_paused)
+        self._start_request(whole, partial.params, partial.lora, is_paused=partial.is_paused)
 
     def pause(self, key: str, paused: bool) -> bool:
-        """See PieceEngine. What can't be interrupted so that nobody notices is not."""
+        """See PieceEngine. An answer that could not be continued exactly is not paused."""
         partial, answer = self._partial.get(key), self._answers.get(key)
         if partial is not None:
             partial.is_paused = paused
         if answer is None or answer.is_paused == paused:
             return answer is not None and paused
         if not paused:
-            self._go_on(answer)
+            self._continue(answer)
         elif self._pd.role is None and can_pause(answer, self._model):
             self._runs.stop(key)
             answer.is_paused = True
         return answer.is_paused
 
     def update(self, request: StageRequest) -> None:
-        """See SegmentEngine. The prompt is all that was asked and answered so far, and the new segment behind it."""
+        """See SegmentEngine. The prompt is every earlier segment with its answer, and then the new segment."""
         self.add(request)
 
     def abort(self, key: str) -> None:
@@ -131,7 +131,7 @@ class VllmEngine(LlmStage):
         partial, answer = self._partial.get(key), self._answers.get(key)
         self._drop(key)
         if partial is not None or answer is not None:
-            # vLLM itself says nothing any more about what it was told to stop.
+            # vLLM puts out nothing for an aborted request.
             usage = {"prompt_tokens": 0, "completion_tokens": 0} if answer is None else answer.usage
             self._due.append(EngineOutput(key, finish_reason="abort", usage=usage))
 
@@ -150,8 +150,8 @@ class VllmEngine(LlmStage):
     def _has_work(self) -> bool:
         return super()._has_work() or self._pd.wait_for_more(self._llm)
 
-    def _begin(self, request: StageRequest, params: Any, lora: Any, *, is_paused: bool = False) -> None:
-        """Take a request, all of which is there. Raise what ``add`` raises."""
+    def _start_request(self, request: StageRequest, params: Any, lora: Any, *, is_paused: bool = False) -> None:
+        """Start a request whose prompt is complete. Raise what ``add`` raises."""
         earlier = self._earlier.get(request.key, [])
         handed = self._pd.prompt_of(request)
         if request.segment is not None and (self._pd.is_prefill or handed is not None):
@@ -170,14 +170,14 @@ class VllmEngine(LlmStage):
         self._answers[request.key] = answer
 
     def _resume(self, answer: Answer) -> bool:
-        """Take over what another replica showed; whether there is anything left to say. Raise NotResumableError."""
+        """Continue what another replica has shown; whether tokens are left to generate. Raise NotResumableError."""
         last = take_over(answer, self._model)
         if last is not None:
             self._due.append(self._end_of(answer, last))
         return last is None
 
     def _start(self, answer: Answer) -> None:
-        """Have vLLM say what is left of an answer. Raise InvalidRequestError, or NotResumableError behind a part."""
+        """Have vLLM generate the rest of an answer. Raise InvalidRequestError; NotResumableError if it was begun."""
         request = answer.request
         prompt, params = rest_of(answer)
         answer.given = len(answer.token_ids)
@@ -189,7 +189,7 @@ class VllmEngine(LlmStage):
                 raise
             raise NotResumableError(f"{resume.refusal('other prompt')}: {error}") from error
 
-    def _go_on(self, answer: Answer) -> None:
+    def _continue(self, answer: Answer) -> None:
         answer.is_paused = False
         try:
             self._start(answer)
@@ -209,7 +209,7 @@ class VllmEngine(LlmStage):
         try:
             return self._output_of(made)
         except Exception as error:
-            # vLLM is done with its step: what one output broke is that request's own.
+            # vLLM is done with its step, so the other requests are unharmed.
             logger.exception("engine.output_failed")
             self._drop(made.request_id)
             return failed_output(made.request_id, error)

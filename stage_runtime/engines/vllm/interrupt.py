@@ -1,8 +1,8 @@
-"""Answers that are interrupted: begun by another replica, or held back while their next stages or client are behind.
+"""Interrupted answers: begun by another replica, or paused while their next stages or their client are behind.
 
-vLLM can't pause one request. So the engine is made to forget it, and gets it again later as prompt and answer so far,
-which its prefix cache makes cheap; meanwhile it needs no memory of the device. That is exact where an answer can be
-continued elsewhere; what can't be goes on instead.
+vLLM can't pause one request. So its run is aborted, and started again later with the prompt and the answer so far,
+which the prefix cache makes cheap; meanwhile the request needs no memory of the device. That is exact for an answer
+that another replica could continue; any other is not paused.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from stage_runtime.engines.vllm.load import Model
 
 
 def can_pause(answer: Answer, model: Model) -> bool:
-    """Whether nobody will notice; then the answer has what it takes to go on."""
+    """Whether the answer can be paused and continued exactly; prepares its detokenizer if it can."""
     if not answer.token_ids:
         return True
     try:
@@ -38,9 +38,9 @@ def can_pause(answer: Answer, model: Model) -> bool:
 
 
 def take_over(answer: Answer, model: Model) -> EngineOutput | None:
-    """Take over what another replica has shown; the end of the answer if nothing else comes behind that, else None.
+    """Make what another replica has shown the beginning of the answer; the end if the answer is complete, else None.
 
-    Raise NotResumableError if what would come is not sure to be exactly what that replica would have said.
+    Raise NotResumableError if the rest is not sure to be exactly what that replica would have generated.
     """
     resume, params = answer.request.resume, answer.params
     if resume is None:
@@ -62,7 +62,7 @@ def take_over(answer: Answer, model: Model) -> EngineOutput | None:
 
 
 def rest_of(answer: Answer) -> tuple[dict[str, Any], Any]:
-    """The prompt and the sampling parameters of what is left to say. Raise InvalidRequestError as ``ask`` does."""
+    """The prompt and sampling parameters for the rest of an answer. Raise InvalidRequestError as ``ask`` does."""
     params = answer.params.clone()
     prompt_logprobs.ask(params, answer)
     if answer.detokenizer is not None:

@@ -1,8 +1,7 @@
-"""A vLLM stage's ``engine_args`` as vLLM's own, and the engine made of them.
+"""Loads vLLM: checks a stage's ``engine_args``, builds the LLMEngine, and reads from it what its stage can take.
 
-What of a loaded model decides what its stage takes, and how an answer goes on.
-
-The file at which vLLM's process group meets, also one of a single rank: vLLM leaves it in the temporary folder.
+vLLM's process group, also one of a single rank, meets at a file in the temporary folder and leaves it there;
+``rendezvous_removed`` removes it.
 """
 
 from __future__ import annotations
@@ -28,30 +27,30 @@ _USUAL_CAPACITY: Final = 256
 
 
 def take_allow_rpc(stage: StageConfig, given: dict[str, Any]) -> tuple[str, ...]:
-    """Take ``allow_rpc``, which is ours, out of a stage's arguments. Raise ConfigError."""
+    """Remove ``allow_rpc``, which vLLM does not know, from a stage's arguments, and return it. Raise ConfigError."""
     return checked_args(stage, tuple[str, ...], given.pop("allow_rpc", ()), "engine_args.allow_rpc")
 
 
 def usual_capacity(given: Mapping[str, Any]) -> int:
-    """How many requests vLLM would run at once, as far as that can be said before it has loaded."""
+    """How many requests vLLM will run at once, as far as the arguments tell; known exactly once it has loaded."""
     return int(given.get("max_num_seqs", _USUAL_CAPACITY))
 
 
 def check_model(stage: StageConfig) -> None:
-    """Raise ConfigError if the stage's model is a folder here that can't be loaded."""
+    """Raise ConfigError if the stage's model is a local folder that lacks files or has damaged ones."""
     if check_model_folder(stage):
         check_model_files(stage, Path(stage.model).expanduser())
 
 
 def engine_args_of(stage: StageConfig, given: Mapping[str, Any], kind: Any) -> Any:
-    """The EngineArgs, of class ``kind``, for a stage. Raise ConfigError that names what this vLLM has not."""
+    """The EngineArgs, of class ``kind``, for a stage. Raise ConfigError that names an argument this vLLM has not."""
     known = set(kind.__dataclass_fields__)
     for name in given:
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)
             hint = f" (did you mean {near[0]!r}?)" if near else ""
             raise ConfigError(f"stage {stage.stage_id}: vLLM has no engine_args.{name}{hint}")
-    # Its spans are made of its stats: without them, the first request would end it.
+    # vLLM's spans are made of its stats: tracing without them would end it with the first request.
     quiet = {"disable_log_stats": not given.get("otlp_traces_endpoint"), "use_tqdm_on_load": False}
     ours = {"model": stage.model, **{name: value for name, value in quiet.items() if name in known}}
     try:
@@ -61,7 +60,10 @@ def engine_args_of(stage: StageConfig, given: Mapping[str, Any], kind: Any) -> A
 
 
 def load_llm(stage: StageConfig, given: Mapping[str, Any]) -> Any:
-    """A loaded LLMEngine, all of it in this process. Raise ConfigError where the operator must act."""
+    """A loaded LLMEngine, all of it in this process. Raise ConfigError where the operator must act.
+
+    Other errors, lack of memory among them, are raised as vLLM raises them.
+    """
     from vllm import EngineArgs, LLMEngine
 
     arguments = engine_args_of(stage, given, EngineArgs)
@@ -69,7 +71,7 @@ def load_llm(stage: StageConfig, given: Mapping[str, Any]) -> Any:
         llm = LLMEngine.from_engine_args(arguments, enable_multiprocessing=False)
     except (ValueError, OSError) as error:
         if lacks_memory(error):
-            # What else needs it may be about to end.
+            # Worth another attempt: another process that holds the memory may be about to end.
             raise
         if isinstance(error, ValueError):
             raise ConfigError(f"stage {stage.stage_id}: vLLM refuses model or engine_args: {essence(error)}") from error
@@ -83,29 +85,29 @@ def load_llm(stage: StageConfig, given: Mapping[str, Any]) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """Read from vLLM once it has loaded."""
+    """What requests have to be checked against; read from vLLM once it has loaded."""
 
     tokenizer: Any
     max_model_len: int
     vocab_size: int
-    #: What ends an answer unless the request ignores it.
+    #: Tokens that end an answer unless the request ignores them.
     eos_token_ids: frozenset[int]
     has_logits_processors: bool = False
-    #: How many numbers a token has in prompt embeds, and of which type; 0: it takes none.
+    #: Size of a token's prompt embeds, and their dtype; 0: it takes none.
     embeds_size: int = 0
     dtype: Any = None
-    #: How many tokens are remembered together by the prefix cache; 0: none are.
+    #: Tokens of a block of the prefix cache; 0: there is no prefix cache.
     block_size: int = 0
-    #: Whether it takes pictures, sound or other items beside its prompt; which, vLLM knows.
+    #: Whether it takes pictures, sound or other items beside its prompt; which of them, vLLM checks.
     takes_items: bool = False
-    #: How many tokens an answer has at least: none where the stage pools.
+    #: How many tokens an answer has at least: none if the stage pools.
     least_answer: int = 1
 
 
 def describe_model(llm: Any, tokenizer: Any, given: Mapping[str, Any]) -> Model:
     """The model of a loaded LLMEngine; ``given`` are the stage's engine_args."""
     config, cache = llm.vllm_config.model_config, llm.vllm_config.cache_config
-    # As vLLM itself finds out what ends an answer.
+    # As vLLM itself finds the tokens that end an answer.
     more = config.try_get_generation_config().get("eos_token_id")
     eos = [tokenizer.eos_token_id, *(more if isinstance(more, list) else [more])]
     return Model(
@@ -122,7 +124,7 @@ def describe_model(llm: Any, tokenizer: Any, given: Mapping[str, Any]) -> Model:
 
 
 def details_of(llm: Any) -> dict[str, str]:
-    """What the replica's record says of the model that a loaded LLMEngine has."""
+    """See DescribedEngine, of a loaded LLMEngine."""
     config = llm.vllm_config.model_config
     dtype, commit = str(config.dtype).removeprefix("torch."), getattr(config.hf_config, "_commit_hash", None)
     return {"dtype": dtype, "revision": str(config.revision or commit or "")}
@@ -143,7 +145,7 @@ _PREFIX: Final = "vllm_dist_"
 
 @contextmanager
 def rendezvous_removed() -> Iterator[None]:
-    """Remove this process's own when the block is over. Who is killed leaves it: nothing says whose it was."""
+    """Remove this process's rendezvous file when the block is over. A killed process leaves its file."""
     file = _rendezvous_file()
     try:
         yield
@@ -154,7 +156,7 @@ def rendezvous_removed() -> Iterator[None]:
 
 
 def _rendezvous_file() -> Path | None:
-    """Where this process's default group was made, if that is a file of vLLM's."""
+    """The rendezvous file of this process's default group; None if it is not one of vLLM's."""
     import torch.distributed
 
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):

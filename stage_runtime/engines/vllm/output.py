@@ -1,4 +1,4 @@
-"""What vLLM says of an answer, in plain values: text, tokens, and how likely they were."""
+"""vLLM's outputs in plain values: text, tokens and log probabilities."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from stage_runtime.engines.base import EngineOutput
 from stage_runtime.engines.vllm.handoff import Answer
 from stage_runtime.engines.vllm.load import Model
 
-#: What a tokenizer makes of bytes that are no whole character.
+#: The replacement character: a tokenizer's text for bytes that are no complete character.
 _BROKEN: Final = "\ufffd"
 #: How many tokens before the one that ends a character may hold a part of it: it has four bytes at most.
 _PARTS: Final = 3
@@ -19,17 +19,17 @@ _PARTS: Final = 3
 def new_output(
     answer: Answer, made: Any, token_ids: tuple[int, ...], finish_reason: str | None, model: Model
 ) -> EngineOutput:
-    """What is new of an answer, whose ``token_ids`` have the new ones at their end; its text is kept there, too.
+    """The new part of an answer, out of ``made``, vLLM's RequestOutput. Appends the new text to ``answer.texts``.
 
-    ``made`` is vLLM's RequestOutput.
+    ``token_ids`` are the new tokens; ``answer.token_ids`` has them at its end already.
     """
     piece = made.outputs[0]
     text = piece.text if answer.detokenizer is None else answer.detokenizer.text_of(token_ids, finish_reason)
     answer.texts.append(text)
     logprobs = plain_logprobs(piece.logprobs, answer.token_ids, len(token_ids), model.tokenizer)
-    # Of the prompt's first token, which nothing comes before, vLLM says None.
+    # vLLM has None for the prompt's first token, which nothing comes before.
     of_prompt = (made.prompt_logprobs or ())[1:]
-    # Another replica may have told it already, or this one before a pause.
+    # False after a pause, and if another replica has put out the beginning: then the prompt was put out, too.
     is_first = answer.prompt.items is not None and len(answer.token_ids) == len(token_ids)
     return EngineOutput(
         answer.request.key,
@@ -46,7 +46,7 @@ def new_output(
 def plain_logprobs(
     made: Sequence[Mapping[int, Any]] | None, token_ids: Sequence[int], new: int, tokenizer: Any
 ) -> tuple[TokenLogprobs, ...]:
-    """What vLLM made for the ``new`` last of these tokens; nothing where it was not asked."""
+    """The log probabilities of the ``new`` last of these tokens, one entry each; empty if none were asked for."""
     if not made:
         return ()
     first = len(token_ids) - new
@@ -58,7 +58,7 @@ def plain_logprobs(
 
 
 def text_alone(token_id: int, earlier: Sequence[int], tokenizer: Any) -> str:
-    """What a token says behind others: the whole character if it ends one, nothing if it leaves one open."""
+    """The text of a token behind others: a whole character if it ends one, empty if it leaves one incomplete."""
     from vllm.tokenizers.detokenizer_utils import convert_ids_list_to_tokens
 
     (alone,) = convert_ids_list_to_tokens(tokenizer, [token_id])
@@ -72,6 +72,6 @@ def text_alone(token_id: int, earlier: Sequence[int], tokenizer: Any) -> str:
 
 
 def _plain(token_id: int, each: Any, earlier: Sequence[int], tokenizer: Any) -> TokenLogprob:
-    # vLLM names tokens where it makes the text; of an answer that was interrupted, or begun elsewhere, it does not.
+    # vLLM decodes tokens only if it makes the text; not for an answer that was paused or begun by another replica.
     text = each.decoded_token if each.decoded_token is not None else text_alone(token_id, earlier, tokenizer)
     return TokenLogprob(token_id, float(each.logprob), int(each.rank or 0), str(text))

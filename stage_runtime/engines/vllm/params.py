@@ -1,4 +1,4 @@
-"""What was asked of a token stage, as vLLM's own sampling parameters."""
+"""A request's parameters as vLLM's SamplingParams or PoolingParams."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from omni_discovery.errors import InvalidRequestError
 
 
 def sampling_params(given: Mapping[str, Any], vocab_size: int | None = None) -> Any:
-    """The SamplingParams for what ``token_sampling`` gave, for a model with so many tokens, where that is known.
+    """The SamplingParams for the result of ``token_sampling``.
 
-    Raise InvalidRequestError if vLLM refuses it.
+    With ``vocab_size``, token ids among them are checked. Raise InvalidRequestError if vLLM refuses them.
     """
     from vllm import SamplingParams
     from vllm.exceptions import VLLMValidationError
@@ -22,12 +22,12 @@ def sampling_params(given: Mapping[str, Any], vocab_size: int | None = None) -> 
     chosen = {name: value for name, value in given.items() if value is not None}
     # Without a bound of its own, an answer may fill the context.
     chosen.setdefault("max_tokens", None)
-    # It is the prompt's, see ``vllm_inputs``.
+    # It is the prompt's, see ``prompt.salt_of``.
     chosen.pop("cache_salt", None)
     try:
         for name, kind in _classes().items():
             if name in chosen:
-                # Only what was set: an older vLLM may not know the rest.
+                # Only the fields that were set: an older vLLM may not know the others.
                 chosen[name] = kind(**msgspec.to_builtins(chosen[name]))
         params = SamplingParams(output_kind=RequestOutputKind.DELTA, **chosen)
     except (TypeError, ValueError, VLLMValidationError) as error:
@@ -38,9 +38,9 @@ def sampling_params(given: Mapping[str, Any], vocab_size: int | None = None) -> 
 
 
 def check_chosen_tokens(params: Any, vocab_size: int) -> None:
-    """Raise InvalidRequestError for tokens to stop at, or to choose from, that the model has not.
+    """Raise InvalidRequestError for tokens to stop at, or to choose from, beyond the model's vocabulary.
 
-    They are columns of its logits. vLLM lets some of them pass (before 0.29, or where only its tokenizer knows them).
+    They are columns of its logits. vLLM lets some of them pass (before 0.29, or if only its tokenizer knows them).
     """
     for name in ("stop_token_ids", "allowed_token_ids"):
         for token_id in getattr(params, name) or ():
@@ -49,7 +49,7 @@ def check_chosen_tokens(params: Any, vocab_size: int) -> None:
 
 
 def pooling_params(given: Mapping[str, Any], usual_task: str) -> Any:
-    """The PoolingParams for what ``pooling_asked`` gave. Raise InvalidRequestError if vLLM refuses it."""
+    """The PoolingParams for the result of ``pooling_asked``. Raise InvalidRequestError if vLLM refuses them."""
     from vllm import PoolingParams
     from vllm.exceptions import VLLMValidationError
 
@@ -65,7 +65,7 @@ def pooling_params(given: Mapping[str, Any], usual_task: str) -> Any:
 
 
 def check_prompt(token_ids: Sequence[int], longest: int, vocab_size: int, least_answer: int = 1) -> None:
-    """Raise InvalidRequestError for a prompt that leaves no room for an answer or holds what is no token."""
+    """Raise InvalidRequestError for a prompt without room for ``least_answer`` tokens, or with an unknown token."""
     if len(token_ids) + least_answer > longest:
         answer = ", and at least one is for the answer" if least_answer else ""
         raise InvalidRequestError(
@@ -73,7 +73,7 @@ def check_prompt(token_ids: Sequence[int], longest: int, vocab_size: int, least_
             f"the prompt has {len(token_ids)} tokens. Make it shorter"
         )
     if min(token_ids) < 0 or max(token_ids) >= vocab_size:
-        # vLLM's own check lets pass what its tokenizer alone knows, and the engine would die of it.
+        # vLLM's own check passes ids that only its tokenizer knows, and the engine would die of them.
         raise InvalidRequestError("a token id of the prompt is out of the vocabulary")
 
 

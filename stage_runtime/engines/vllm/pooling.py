@@ -1,7 +1,7 @@
-"""A vLLM stage that pools: an embedding, the odds of classes or a score out of each prompt, and no tokens.
+"""A vLLM stage that pools: an embedding, class odds or a score out of each prompt, and no tokens.
 
-The numbers are vLLM's own for its ``PoolingParams``. Nothing is shown before they are all there, so that another
-replica can always do the same again.
+The numbers are vLLM's own for its ``PoolingParams``. They come in one output, so another replica can always begin
+again.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from stage_runtime.engines.vllm.engine import VllmEngine
 from stage_runtime.engines.vllm.params import pooling_params
 from stage_runtime.engines.vllm.prompt import read_request
 
-#: Arguments of a stage that makes tokens, which mean nothing here.
+#: Arguments of a stage that generates tokens, which a stage that pools has not.
 _NOT_HERE: Final = ("handoff", "pd")
 
 
@@ -44,16 +44,16 @@ def engine_for(stage: StageConfig) -> VllmEngine | VllmPoolingEngine:
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """``hands_over``: a stage after this one wants the numbers."""
+    """A running request. ``hands_over``: a next stage gets the numbers."""
 
     prompt_tokens: int
     hands_over: bool
 
 
 class VllmPoolingEngine(LlmStage):
-    """Puts out one array of float32 for each request, and hands it over as ``pooled``, a tensor.
+    """Puts out one array of float32 for each request, and hands it over as ``pooled``, vLLM's own tensor.
 
-    Takes a prompt, or what the stages before handed over, see ``vllm_inputs``.
+    Takes a prompt, or the hand-offs of earlier stages, see ``prompt.read_request``.
     """
 
     def __init__(self, stage: StageConfig) -> None:
@@ -62,11 +62,11 @@ class VllmPoolingEngine(LlmStage):
                 raise ConfigError(f"stage {stage.stage_id}: engine_args.{name}: a stage that pools has none")
         super().__init__(stage, {**stage.engine_args, "runner": "pooling"})
         # The next two are there once the engine has loaded.
-        #: What is done where a request does not say; one of vLLM's.
+        #: The task of a request that names none; one of vLLM's.
         self._usual_task: str
-        #: Whether the model reads small letters only.
+        #: Whether the model wants its prompts in lower case.
         self._lowers: bool
-        #: What is in the engine, by request key.
+        #: Running requests by key.
         self._asked: dict[str, _Asked] = {}
 
     @property
@@ -124,7 +124,7 @@ class VllmPoolingEngine(LlmStage):
         return str(task)
 
     def _readable(self, request: StageRequest) -> StageRequest:
-        """The request as the tokenizer is to have it. Raise InvalidRequestError for messages."""
+        """The request with its prompt as the model wants it. Raise InvalidRequestError for messages."""
         if request.inputs.get("messages") is not None and not request.payloads:
             raise InvalidRequestError(
                 "a stage that pools reads a prompt, or prompt_token_ids; messages are for a hub with --api vllm"

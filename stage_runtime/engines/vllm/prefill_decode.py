@@ -1,13 +1,12 @@
 """Prefill and decode of one model in two stages, over vLLM's own KV connectors.
 
-The prefill stage reads the prompt and says nothing to the client. It hands over the prompt's token ids and the
-parameters by which vLLM's connector finds the KV cache of this request on this replica. The decode stage makes every
-token of the answer itself, the first one, too: so sampling, seeds, penalties and grammars mean what they mean in one
-stage, and nothing can be shown twice or left out.
+The prefill stage reads the prompt and shows nothing to the client. It hands over the prompt's token ids and the
+parameters by which vLLM's connector finds the KV cache of this request on this replica. The decode stage generates
+every token of the answer, the first one, too: so sampling, seeds, penalties and grammars mean what they mean in one
+stage, and no token is shown twice or left out.
 
-KV that was read once is gone from its prefill replica, and it covers the prompt alone. So only the first attempt of
-the decode stage takes it; an attempt that repeats or resumes computes all that came before itself, which is the same
-tokens, only later.
+KV that was fetched once is gone from its prefill replica, and it covers the prompt alone. So only the first attempt of
+the decode stage fetches it; an attempt that repeats or resumes computes the prompt itself: the same tokens, only later.
 """
 
 from __future__ import annotations
@@ -22,14 +21,14 @@ from stage_runtime.config import PayloadError
 from stage_runtime.engines.base import StageRequest
 
 PREFILL, DECODE = "prefill", "decode"
-#: Between two looks at whether the KV was taken.
+#: Between two checks of whether the KV was fetched.
 _PAUSE_S: Final = 0.002
-#: What vLLM calls the side of the transfer that a stage is on.
+#: vLLM's name for the side of the transfer that a stage is on.
 _KV_ROLES: Final = {PREFILL: "kv_producer", DECODE: "kv_consumer"}
 #: vLLM would fail a request whose KV does not come; the stage can as well read the prompt itself.
 _DEFAULTS: Final = {PREFILL: {}, DECODE: {"kv_load_failure_policy": "recompute"}}
 
-#: Where the KV is, in the words of the connectors that fetch it: without these they would silently do without.
+#: The parameters by which each connector finds the KV; without them it would silently fetch nothing.
 _NIXL: Final = ("remote_engine_id", "remote_request_id", "remote_block_ids", "remote_host", "remote_port")
 _NEEDED: Final[Mapping[str, tuple[str, ...]]] = {
     "NixlConnector": _NIXL,
@@ -40,7 +39,7 @@ _NEEDED: Final[Mapping[str, tuple[str, ...]]] = {
 
 
 class PrefillDecode:
-    """The part that a stage has in it: ``engine_args.pd`` and ``engine_args.kv_transfer_config``."""
+    """A stage's side of the split, from ``engine_args.pd`` and ``engine_args.kv_transfer_config``."""
 
     def __init__(self, stage: StageConfig, args: dict[str, Any]) -> None:
         """Take both out of ``args``. Raise ConfigError if they don't fit together."""
@@ -49,10 +48,10 @@ class PrefillDecode:
         transfer = args.pop("kv_transfer_config", None)
         if not isinstance(transfer, dict | None):
             raise ConfigError(f"{self._where}.kv_transfer_config must be a mapping, as vLLM has it")
-        #: vLLM's own; empty: no KV leaves or enters.
+        #: vLLM's KVTransferConfig as a mapping; empty: no KV is transferred.
         self.transfer: dict[str, Any] = transfer or {}
         self.connector = str(self.transfer.get("kv_connector") or "")
-        #: What finds this replica, the same for all its requests.
+        #: Parameters by which decode replicas find this one, the same for all its requests.
         self._own: dict[str, Any] = {}
         if self.role is None:
             return
@@ -69,11 +68,11 @@ class PrefillDecode:
 
     @property
     def is_prefill(self) -> bool:
-        """Whether the stage reads prompts for another."""
+        """Whether the stage prefills for another stage."""
         return self.role == PREFILL
 
     def engine_args(self) -> dict[str, Any]:
-        """What of it goes to vLLM. Raise ConfigError if vLLM refuses it."""
+        """The engine arguments of vLLM for it. Raise ConfigError if vLLM refuses them."""
         if not self.transfer:
             return {}
         from vllm.config import KVTransferConfig
@@ -84,7 +83,7 @@ class PrefillDecode:
             raise ConfigError(f"{self._where}.kv_transfer_config: {error}") from error
 
     def loaded(self, vllm_config: Any) -> None:
-        """The engine is there: find out how others reach this replica."""
+        """Called once vLLM has loaded: finds out how decode replicas reach this one."""
         if not self.is_prefill:
             return
         self._own = {"remote_engine_id": str(vllm_config.kv_transfer_config.engine_id)}
@@ -95,25 +94,25 @@ class PrefillDecode:
             self._own["remote_bootstrap_addr"] = f"http://{get_ip()}:{envs.VLLM_MOONCAKE_BOOTSTRAP_PORT}"
 
     def has_more(self, llm: Any) -> bool:
-        """Whether vLLM has work without a request: what was prefilled is announced one step behind its end."""
+        """Whether vLLM has work without a request: a prefill is announced to the connector one step after its end."""
         return self.is_prefill and llm is not None and bool(llm.engine_core.engine_core.scheduler.has_requests())
 
     def wait_for_more(self, llm: Any) -> bool:
-        """The same, after a moment: whoever takes the KV needs none of this thread's time meanwhile."""
+        """As ``has_more``, after 2 ms: the transfer needs none of this thread's time meanwhile."""
         if not self.has_more(llm):
             return False
         time.sleep(_PAUSE_S)
         return True
 
     def prompt_of(self, request: StageRequest) -> list[int] | None:
-        """The prompt that the prefill stage read; None where there was none. Raise PayloadError for a broken one."""
+        """The token ids that the prefill stage read; None without one. Raise PayloadError for a damaged hand-off."""
         handed = self._handed_to(request)
         return None if handed is None else list(handed["prompt_token_ids"])
 
     def prepare(self, request: StageRequest, params: Any) -> None:
-        """Make vLLM's parameters those of the stage's part. Raise PayloadError if the hand-off can't be used."""
+        """Set vLLM's parameters for the stage's side. Raise PayloadError if the hand-off can't be used."""
         if self.is_prefill:
-            # The connectors keep what ended by its length, so nothing may end it sooner.
+            # The connectors keep the KV of a request that ended by its length, so nothing may end it sooner.
             params.max_tokens, params.min_tokens, params.ignore_eos = 1, 0, True
             params.stop, params.stop_token_ids, params.detokenize = [], [], False
             self._give(params, {"do_remote_decode": True, "do_remote_prefill": False, "transfer_id": request.key})
@@ -124,9 +123,9 @@ class PrefillDecode:
         self._give(params, dict(handed["kv_transfer_params"]))
 
     def hand_over(self, request: StageRequest, prompt_token_ids: Sequence[int], returned: Any) -> dict[str, Any]:
-        """What the decode stage gets; ``returned`` is what vLLM's connector said at the end of the prefill."""
-        said = dict(returned) if isinstance(returned, Mapping) else {}
-        params = {"do_remote_prefill": True, "do_remote_decode": False, "transfer_id": request.key, **self._own, **said}
+        """The hand-off to the decode stage; ``returned`` are the connector's parameters at the end of the prefill."""
+        own = dict(returned) if isinstance(returned, Mapping) else {}
+        params = {"do_remote_prefill": True, "do_remote_decode": False, "transfer_id": request.key, **self._own, **own}
         return {"prompt_token_ids": list(prompt_token_ids), "kv_transfer_params": params}
 
     def _handed_to(self, request: StageRequest) -> Mapping[str, Any] | None:

@@ -1,6 +1,6 @@
-"""The prompt of a vLLM stage: what the client asked, or what the stages before handed over.
+"""The prompt of a vLLM stage, from a client's inputs or from the hand-offs of earlier stages.
 
-Pictures in a client's messages, for a model that looks at them. They come with the request: nothing is fetched.
+Pictures for a multimodal model come with the request, in messages or beside the prompt; nothing is fetched.
 """
 
 from __future__ import annotations
@@ -21,17 +21,18 @@ from stage_runtime.engines.vllm.params import check_prompt
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-#: What Pillow gives to other programs to read, or can't read.
+#: Formats that Pillow reads by another program, or can't read.
 _NOT_READ: Final = frozenset({"EPS", "WMF", "BUFR", "GRIB", "HDF5", "MPEG"})
-#: Beside a prompt that has left places for them: pictures as their files.
+#: The input that holds pictures beside a prompt with placeholders for them.
 IMAGES: Final = "images"
 
 
 def take_pictures(inputs: Mapping[str, Any]) -> tuple[Mapping[str, Any], dict[str, Any] | None]:
     """The inputs with each ``image_url`` part of ``messages`` as ``{"type": "image"}``, and the pictures as items.
 
-    A ``prompt``, or ``prompt_token_ids``, may have them in a list ``images`` beside it, as the bytes of their files or
-    as ``data:`` URLs. None if there are none. Raise InvalidRequestError for what is no picture.
+    A ``prompt``, or ``prompt_token_ids``, may have pictures in a list ``images`` beside it, as the bytes of their files
+    or as ``data:`` URLs. The items are None without pictures. Raise InvalidRequestError for a picture that can't be
+    read, and for pictures of more than ``MAX_PIXELS`` together.
     """
     messages, beside = inputs.get("messages"), inputs.get(IMAGES)
     pictures: list[Image] = []
@@ -44,8 +45,8 @@ def take_pictures(inputs: Mapping[str, Any]) -> tuple[Mapping[str, Any], dict[st
         return kept, ({"image": pictures} if beside else None)
     if not isinstance(messages, list):
         return inputs, None
-    told = [_without_pictures(message, pictures) for message in messages]
-    return ({**inputs, "messages": told}, {"image": pictures}) if pictures else (inputs, None)
+    rendered = [_without_pictures(message, pictures) for message in messages]
+    return ({**inputs, "messages": rendered}, {"image": pictures}) if pictures else (inputs, None)
 
 
 def _without_pictures(message: Any, pictures: list[Image]) -> Any:
@@ -81,11 +82,11 @@ def _picture(given: Any, others: Sequence[Image]) -> Image:
 
 
 def _as_seen(picture: Image) -> Image:
-    """Upright, and on white where it is transparent: as vLLM's own server shows pictures to models."""
+    """The picture upright, in RGB, on white where it is transparent: as vLLM's own server gives pictures to models."""
     from PIL import Image, ImageOps
 
     picture.load()
-    # What a camera wrote beside the picture may be anything.
+    # EXIF data may be malformed in any way.
     with suppress(Exception):
         picture = ImageOps.exif_transpose(picture)
     is_opaque = "A" not in picture.getbands() and "transparency" not in picture.info
@@ -97,7 +98,7 @@ def _as_seen(picture: Image) -> Image:
     return seen
 
 
-#: What of a hand-off is read, the first that is there; the first two only where ``enable_prompt_embeds`` is set.
+#: Names in a hand-off that hold a prompt; the first that is there counts. Embeds only with ``enable_prompt_embeds``.
 _EMBEDS: Final = ("prompt_embeds", "hidden_states")
 _IDS: Final = ("prompt_token_ids", "token_ids")
 _ITEMS: Final = "multi_modal_data"
@@ -107,8 +108,8 @@ _ITEMS: Final = "multi_modal_data"
 class Prompt:
     """Token ids, or in their place ``embeds``, a tensor of floats with the shape (tokens, hidden size).
 
-    ``items`` are pictures, sound and what else the model takes, as vLLM's ``multi_modal_data`` has them. It puts them
-    into the places that the tokens leave for them. What is remembered of a prompt is for those with the same ``salt``.
+    ``items`` are pictures, sound and other inputs of the model, in the form of vLLM's ``multi_modal_data``; vLLM puts
+    them in place of the placeholder tokens. The prefix cache is shared by prompts with the same ``salt``.
     """
 
     token_ids: Sequence[int] = field(default_factory=list)
@@ -120,7 +121,7 @@ class Prompt:
         return len(self.token_ids) if self.embeds is None else int(self.embeds.shape[0])
 
     def with_answer(self, token_ids: Sequence[int]) -> dict[str, Any]:
-        """As vLLM takes it, with what was answered so far behind it; that can't be put behind embeds."""
+        """The prompt as vLLM takes it, followed by the answer so far. Nothing can follow embeds."""
         prompt: dict[str, Any] = {"cache_salt": self.salt} if self.salt else {}
         if self.embeds is not None:
             return {**prompt, "prompt_embeds": self.embeds}
@@ -129,14 +130,14 @@ class Prompt:
 
 
 def salt_of(request: StageRequest) -> str:
-    """Whose prompts its own may share what is remembered with; empty where it does not say."""
+    """The request's ``cache_salt``; empty if it has none."""
     return str(request.params.get("cache_salt") or "")
 
 
 def read_request(request: StageRequest, model: Model, earlier: Sequence[int]) -> Prompt:
-    """The prompt of a request, all of which is there; ``earlier`` are the tokens of its segments before.
+    """The prompt of a request whose hand-offs are complete; ``earlier`` are the token ids of its earlier segments.
 
-    Raise InvalidRequestError for what the client did wrong.
+    Raise InvalidRequestError for inputs, or a hand-off, that are no prompt of this model.
     """
     if _ITEMS in request.inputs:
         raise InvalidRequestError(f"{_ITEMS}: give pictures as image_url parts of messages, to a stage that takes them")
@@ -156,17 +157,17 @@ def read_request(request: StageRequest, model: Model, earlier: Sequence[int]) ->
 
 
 def checked_prompt(prompt: Prompt, model: Model) -> Prompt:
-    """The same. Raise InvalidRequestError if it leaves no room for an answer or holds what the model has not."""
+    """The prompt itself. Raise InvalidRequestError if it is empty, too long, or has ids beyond the vocabulary."""
     if not len(prompt):
         raise InvalidRequestError("the prompt is empty")
-    # Of embeds only the length is to be checked.
+    # Of embeds only the length is checked.
     token_ids = prompt.token_ids if prompt.embeds is None else [0] * len(prompt)
     check_prompt(token_ids, model.max_model_len, model.vocab_size, model.least_answer)
     return prompt
 
 
 def read_handed(handed: Iterable[Mapping[str, Any]], model: Model) -> Prompt:
-    """What these hand-offs, or pieces, say one behind the other. Raise InvalidRequestError if that is no prompt."""
+    """The prompt in these hand-offs, or pieces of one, concatenated. Raise InvalidRequestError if they hold none."""
     parts = [part for each in handed for part in each.get("pieces", (each,))]
     if not parts:
         return Prompt()

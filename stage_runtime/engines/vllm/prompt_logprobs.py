@@ -1,7 +1,7 @@
-"""How likely the tokens of a prompt were: asked of vLLM until an answer begins, and told with its first token.
+"""Log probabilities of prompt tokens: asked of vLLM until an answer begins, and put out with its first token.
 
-An answer that goes on behind a pause, or behind what another replica has shown, has had them: they come before all of
-it. vLLM must then read the whole prompt again, for what its prefix cache remembers it computes no odds.
+A run that continues an answer does not ask again: they were put out before. vLLM computes none for tokens of the prefix
+cache, so a run that asks for them does not read it.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 
 def settle(params: Any, request: StageRequest, config: Any, *, is_split: bool, keeps_rows: bool) -> None:
-    """Leave the prefix cache unread only for hidden states; ``ask`` does for a prompt's log probabilities.
+    """Set whether the request reads the prefix cache: not if its hidden states are wanted. ``ask`` may set it later.
 
-    Raise InvalidRequestError where a stage with this VllmConfig can't tell those.
+    Raise InvalidRequestError if it asks for log probabilities that a stage with this VllmConfig can't compute.
     """
-    # What was remembered was made long ago, and nobody kept its hidden states.
+    # Cached tokens are not computed, so they have no hidden states.
     params.skip_reading_prefix_cache = keeps_rows and bool(request.next_stages)
     if params.prompt_logprobs is None:
         return
@@ -34,7 +34,7 @@ def settle(params: Any, request: StageRequest, config: Any, *, is_split: bool, k
 
 
 def ask(params: Any, answer: Answer) -> None:
-    """Make the parameters of a run ask for them if they are still to come. Raise InvalidRequestError if they can't."""
+    """Make a run's parameters ask for them unless the answer has begun. Raise InvalidRequestError."""
     if params.prompt_logprobs is None:
         return
     if answer.token_ids:

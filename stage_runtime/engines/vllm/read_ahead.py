@@ -1,8 +1,8 @@
-"""Prompts that come piece by piece from the stages before.
+"""Prompts that come piece by piece from earlier stages, and the prefill of their known part.
 
-The answer begins when all is there, and is token for token that of a request that came whole. Meanwhile the prefix
-cache reads ahead: what is known of the prompt is put through the model block by block, so that only its end is left to
-be read. vLLM's own streaming sessions do the same and keep the request open; they take no embeds, and bind the request
+The answer begins when the prompt is complete, and is token for token that of a request whose prompt came whole.
+Meanwhile the known part is put through the model block by block, into the prefix cache, so that only its end is left to
+prefill. vLLM's own streaming sessions do the same and keep the request open; they take no embeds, and bind the request
 to one sampling bound per piece.
 """
 
@@ -27,30 +27,30 @@ _Handed = Mapping[str, Any]
 
 @dataclass(slots=True)
 class PartialPrompt:
-    """A request whose prompt is not whole yet."""
+    """A request whose prompt is not complete yet."""
 
     request: StageRequest
     params: Any
     lora: Any
-    #: What has come, by stage; the prompt has them in the order of the stages.
+    #: The pieces that have come, by stage; the prompt has them in the order of the stages.
     parts: dict[int, list[_Handed]]
-    #: Which stages have not told all yet.
+    #: Stages that have pieces left to send.
     owed: set[int]
     is_paused: bool = False
-    #: How many tokens were read ahead, or are being.
+    #: How many tokens were prefilled ahead, or are being.
     ahead: int = 0
-    #: The tokens known so far, up to the end of the first stage that has more to say.
+    #: The tokens known so far, up to the end of the first stage that has pieces left to send.
     known: list[int] = field(default_factory=list)
 
     @classmethod
     def of(cls, request: StageRequest, params: Any, lora: Any) -> PartialPrompt:
-        """Begin with what came whole."""
+        """The prompt of a new request, with the hand-offs that came whole."""
         stages = sorted({*request.payloads, *request.stream_from})
         parts = {stage: [request.payloads[stage]] if stage in request.payloads else [] for stage in stages}
         return cls(request, params, lora, parts, set(request.stream_from))
 
     def add_piece(self, from_stage: int, piece: _Handed | None, model: Model, *, is_last: bool) -> None:
-        """The next piece of a stage, or that there is no more. Raise InvalidRequestError for what is no prompt."""
+        """Add the next piece of a stage, or note its end. Raise InvalidRequestError for a piece that is no prompt."""
         if from_stage not in self.owed:
             return
         if piece is not None:
@@ -58,16 +58,15 @@ class PartialPrompt:
         if is_last:
             self.owed.discard(from_stage)
         if model.embeds_size:
-            # Embeds can't be read ahead, and joining them again for each piece would cost more than it tells.
+            # Embeds can't be prefilled ahead.
             return
         prompt = read_handed(self._known_parts(), model)
-        # Also where it is not whole: it can only become longer.
-        # What items make of a prompt is known to vLLM alone.
+        # A part is checked, too: a prompt can only become longer. Only vLLM knows which tokens items become.
         known = bool(len(prompt)) and prompt.items is None
         self.known = list(checked_prompt(prompt, model).token_ids) if known else []
 
     def next_ahead(self, model: Model) -> Prompt | None:
-        """What to read ahead now: full blocks that nobody has read yet."""
+        """The known full blocks if there are new ones to prefill, else None."""
         blocks = len(self.known) // model.block_size if model.block_size else 0
         if blocks * (model.block_size or 1) <= self.ahead:
             return None
@@ -75,7 +74,7 @@ class PartialPrompt:
         return Prompt(self.known[: self.ahead], salt=salt_of(self.request))
 
     def whole(self) -> StageRequest | None:
-        """The request as one whose hand-offs came whole; None while some are owed."""
+        """The request with complete hand-offs; None while pieces are still to come."""
         if self.owed:
             return None
         came = self.request.payloads
@@ -92,42 +91,42 @@ class PartialPrompt:
 
 
 class ReadAhead:
-    """Reads ahead, one run at a time for each request."""
+    """Prefills known parts of prompts, one run at a time for each request."""
 
     def __init__(self, runs: Runs, model: Model) -> None:
         self._runs = runs
         self._model = model
-        #: Whose prompt is being read, by the run's name.
+        #: The prompt that is being prefilled, by the run's name.
         self._reading: dict[str, PartialPrompt] = {}
 
-    def read_ahead(self, growing: PartialPrompt) -> None:
-        """Have what is new of a prompt read, if that is worth a run."""
-        request, name = growing.request, _name(growing.request.key)
-        # Who reads no cache has nothing of it.
-        if name in self._reading or growing.params.skip_reading_prefix_cache:
+    def read_ahead(self, partial: PartialPrompt) -> None:
+        """Start a run for the new full blocks of a prompt, if there are any and none is running for it."""
+        request, name = partial.request, _name(partial.request.key)
+        # A request that reads no prefix cache gains nothing.
+        if name in self._reading or partial.params.skip_reading_prefix_cache:
             return
-        prompt = growing.next_ahead(self._model)
+        prompt = partial.next_ahead(self._model)
         if prompt is None:
             return
         asked = sampling_params({"max_tokens": 1, "temperature": 0.0})
-        # What is wrong with it is told when the request itself begins.
+        # A bad prompt is reported when the request itself begins.
         with contextlib.suppress(InvalidRequestError):
-            self._runs.start(name, prompt.with_answer(()), asked, request.priority, growing.lora)
-            self._reading[name] = growing
+            self._runs.start(name, prompt.with_answer(()), asked, request.priority, partial.lora)
+            self._reading[name] = partial
 
     def consume_output(self, made: Any) -> bool:
-        """Whether what vLLM has made is of a run of this one's; its token is nobody's."""
-        growing = self._reading.get(made.request_id)
-        if growing is None:
+        """Whether an output of vLLM belongs to such a run; then it was handled, and its token is to be dropped."""
+        partial = self._reading.get(made.request_id)
+        if partial is None:
             return False
         if made.finished:
             del self._reading[made.request_id]
             self._runs.run_ended(made.request_id)
-            self.read_ahead(growing)
+            self.read_ahead(partial)
         return True
 
     def stop(self, key: str) -> None:
-        """The request begins, or is over. Unknown ones are fine."""
+        """Abort the run for a request that begins or is over. Unknown keys are ignored."""
         if self._reading.pop(_name(key), None) is not None:
             self._runs.stop(_name(key))
 

@@ -1,9 +1,9 @@
-"""Going on behind an answer that another replica began, so that nobody can tell: same tokens, same text.
+"""Continues an answer that another replica began, exactly: same tokens, same text.
 
-The tokens that were shown become part of the prompt, and the bounds shrink by their number. That is exact where each
-token depends on the tokens before it alone, and not on which of them count as the answer, nor on anything drawn or
-remembered along the way. ``NOT_RESUMABLE`` lists what breaks that. An answer sampled with a temperature and without a
-seed is continued with other luck, which is as good as the luck that was lost.
+The tokens that were shown become part of the prompt, and the bounds shrink by their number. That is exact if each token
+depends only on the tokens before it, not on which of them count as the answer, nor on random numbers or other state.
+``NOT_RESUMABLE`` lists what breaks that. An answer sampled with a temperature and without a seed is continued with
+other random numbers, which are as good as the lost ones.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ NOT_RESUMABLE: Final[Mapping[str, str]] = {
 
 
 def refusal(name: str) -> NotResumableError:
-    """The error for an entry of the table."""
+    """The error for an entry of ``NOT_RESUMABLE``."""
     return NotResumableError(f"{name}: {NOT_RESUMABLE[name]}")
 
 
@@ -47,7 +47,7 @@ def check(params: Any, model: Model) -> None:
         "seed": params.seed is not None and params.temperature > 0,
         "presence_penalty": params.presence_penalty != 0,
         "frequency_penalty": params.frequency_penalty != 0,
-        # One token that is forbidden is forbidden whatever came before it.
+        # A bad word of a single token does not depend on what came before.
         "bad_words": any(
             len(model.tokenizer.encode(word.lstrip(), add_special_tokens=False)) != 1 for word in params.bad_words or ()
         ),
@@ -63,7 +63,7 @@ def check(params: Any, model: Model) -> None:
 
 
 def end_of(shown: Sequence[int], prompt_tokens: int, params: Any, model: Model) -> str | None:
-    """The finish reason if nothing comes behind what was shown, else None."""
+    """The finish reason if the tokens that were shown are a complete answer, else None."""
     if not shown:
         return None
     ends = set(params.stop_token_ids or ())
@@ -77,13 +77,13 @@ def end_of(shown: Sequence[int], prompt_tokens: int, params: Any, model: Model) 
 
 
 def stop_reason_of(shown: Sequence[int], params: Any, model: Model) -> int | None:
-    """What vLLM says of an answer that was shown to its last token, a stop: that token, if it is not the usual end."""
+    """The stop reason, as vLLM gives it, of a complete answer that ended with a stop token; None for the usual end."""
     is_usual = shown[-1] == model.tokenizer.eos_token_id and not params.ignore_eos
     return None if is_usual else shown[-1]
 
 
 def shorten(params: Any, shown: int) -> None:
-    """Ask for the rest of an answer, as tokens alone: their text is made here."""
+    """Make the parameters ask for the rest of an answer, behind ``shown`` tokens, without text: that is made here."""
     if params.max_tokens is not None:
         params.max_tokens -= shown
     params.min_tokens = max(0, params.min_tokens - shown)
@@ -91,7 +91,7 @@ def shorten(params: Any, shown: int) -> None:
 
 
 class ResumableDetokenizer:
-    """The text of an answer, token by token as vLLM makes it: characters that take several tokens come when whole."""
+    """Makes the text of an answer as vLLM does: a character of several tokens comes with the last of them."""
 
     def __init__(self, key: str, prompt_token_ids: Sequence[int], params: Any, model: Model) -> None:
         from vllm.v1.engine.detokenizer import IncrementalDetokenizer
@@ -103,11 +103,11 @@ class ResumableDetokenizer:
         self._stream: Any = IncrementalDetokenizer.from_new_request(model.tokenizer, request)  # type: ignore[arg-type]
 
     def replay(self, resume: Resume, *, stopped: bool) -> None:
-        """Read what was shown. Raise NotResumableError if it reads otherwise here."""
+        """Consume the tokens that were shown. Raise NotResumableError if their text differs from the one shown."""
         if self.text_of(resume.token_ids, "stop" if stopped else None) != resume.text:
             raise refusal("other text")
 
     def text_of(self, token_ids: Sequence[int], finish_reason: str | None) -> str:
-        """What these tokens add."""
+        """The text that these tokens add."""
         self._stream.update(list(token_ids), finish_reason == "stop")
         return str(self._stream.get_next_output_text(finish_reason is not None, delta=True))

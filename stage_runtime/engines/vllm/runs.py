@@ -1,4 +1,4 @@
-"""What vLLM is working on, by the names that were given to it; it makes up its own names for them."""
+"""The requests that vLLM works on, by the names given here and by the names that vLLM makes of them."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ class Runs:
     def __init__(self, llm: Any, hidden: HiddenStates | None = None) -> None:
         self._llm = llm
         self._hidden = hidden
-        # vLLM refuses a priority where nobody may overtake.
+        # vLLM refuses a priority under any other policy.
         self._takes_priority = str(llm.vllm_config.scheduler_config.policy) == "priority"
-        #: vLLM's name of each.
+        #: vLLM's name of each run.
         self._names: dict[str, str] = {}
 
     def __len__(self) -> int:
         return len(self._names)
 
     def warm_up(self, params: Any) -> None:
-        """Send a prompt through the whole engine: one that can't do that must not be called ready."""
+        """Send a prompt of two tokens through the whole engine. Raises what vLLM raises if that fails."""
         self.start("warm-up", {"prompt_token_ids": [0, 0]}, params)
         while self._llm.has_unfinished_requests():
             self._llm.step()
@@ -33,9 +33,10 @@ class Runs:
     def start(
         self, name: str, prompt: Mapping[str, Any], params: Any, priority: int = 0, lora: Any = None, trace: str = ""
     ) -> Rows | None:
-        """Have vLLM begin; where hidden states are wanted of it, they will be in what is returned.
+        """Have vLLM begin a run; returns where its hidden states will be, None if none are recorded for it.
 
-        Raise InvalidRequestError if vLLM refuses it.
+        Lower ``priority`` goes first; ``trace`` is a W3C traceparent or empty. Raise InvalidRequestError if vLLM
+        refuses the prompt or the parameters.
         """
         from vllm.exceptions import VLLMValidationError
 
@@ -47,20 +48,21 @@ class Runs:
         except (ValueError, VLLMValidationError) as error:
             raise InvalidRequestError(str(error)) from error
         self._names[name] = vllm_name
-        # Who wants the hidden states of all tokens reads no prefix cache; what nobody takes goes with the request.
+        # A request reads no prefix cache exactly if the hidden states of all its tokens are wanted, or its prompt's
+        # log probabilities; in the second case the recorded rows are dropped with the run.
         if self._hidden is None or not params.skip_reading_prefix_cache:
             return None
         self._hidden.record_rows(vllm_name)
         return self._hidden.rows_of(vllm_name)
 
     def stop(self, name: str) -> None:
-        """Have vLLM forget it. Unknown ones are fine."""
+        """Abort a run. Unknown names are ignored."""
         if name in self._names:
             self._llm.abort_request([name])
             self.run_ended(name)
 
     def run_ended(self, name: str) -> None:
-        """VLLM is done with it."""
+        """Note that vLLM is done with a run. Unknown names are ignored."""
         vllm_name = self._names.pop(name, None)
         if self._hidden is not None and vllm_name is not None:
             self._hidden.drop_rows(vllm_name)

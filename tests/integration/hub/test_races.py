@@ -175,6 +175,8 @@ class Lender(FakeReplica):
     """Lends four slots on its output socket and asks for three of them at once, before it welcomes on the other."""
 
     recalls = 3
+    #: The session that it has lent them to: a Hello that comes twice, as on a slow machine, brings no more.
+    lent_to = 0
 
     def _hear(self, name: str, message: wire.ToReplica) -> None:
         if not isinstance(message, wire.Hello):
@@ -183,6 +185,9 @@ class Lender(FakeReplica):
         about = {"epoch": message.epoch, "session": message.session, "queue_length": 0}
         if name == "output":
             self.say(wire.Welcome(**about, capacity=4), self._output)
+            if message.session == self.lent_to:
+                return
+            self.lent_to = message.session
             self.say(wire.Grant(**about, credits=4))
             if self.recalls:
                 self.say(wire.Recall(**about, credits=self.recalls))

@@ -12,11 +12,12 @@ import pytest
 
 from hub.request.outputs import OmniOutput
 from omni_discovery import wire
+from omni_discovery.deploy.document import StageConfig
 from omni_discovery.errors import InvalidRequestError, ReplicaLostError
 from stage_runtime.engine_loop.jobs import Cancel
 from tests.support.child_replica import ChildReplica
 from tests.support.hub_fakes import FakeReplica, collect, deploy_of, running_hub, text_of, until
-from tests.support.local_replica import LocalReplica
+from tests.support.local_replica import CountingEcho, LocalReplica
 from tests.support.serving import CONFIG, HUBS, KEYS, hub_of
 
 TALK = """
@@ -256,8 +257,10 @@ async def test_a_client_whose_iterator_breaks_ends_only_its_own_request(stack: E
 
 
 async def test_an_engine_without_segments_refuses_before_anything_runs(stack: ExitStack) -> None:
-    replica = stack.enter_context(LocalReplica(HUBS))
-    replica.engine.update = None  # type: ignore[assignment, method-assign]
+    engine = CountingEcho(StageConfig(stage_id=0, engine="echo"))
+    # The engine's loop asks what an engine can do once, at its start.
+    engine.update = None  # type: ignore[assignment, method-assign]
+    replica = stack.enter_context(LocalReplica(HUBS, engine=engine))
     async with hub_of(ONE, replica) as omni:
         with pytest.raises(InvalidRequestError, match="takes no input in segments"):
             await collect(omni.generate(segments("a", "b")))

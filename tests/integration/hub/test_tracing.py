@@ -21,7 +21,8 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 from hub.api.routes import build_app
 from hub.async_omni import AsyncOmni
-from hub.cli import ServeCommand, check_flags
+from hub.cli import check_flags
+from hub.command import ServeCommand
 from hub.orchestrator.tracing import Tracing, connect_tracing, traces_url
 from omni_discovery import wire
 from omni_discovery.curve import KeyPair

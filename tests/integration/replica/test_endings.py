@@ -16,13 +16,13 @@ PROGRAM = """
     import logging, os, sys, time
     from stage_runtime.config import ReplicaConfig
     from stage_runtime.engines.echo.engine import EchoEngine
-    from stage_runtime.supervisor.pipeline import deploy_for
+    from stage_runtime.supervisor.deploy_document import deploy_of_replica
     from stage_runtime.replica.replica import Replica
 
     logging.basicConfig(level=logging.INFO, stream=sys.stderr)
     EchoEngine.close = lambda self: time.sleep(600)
     config = ReplicaConfig(stage_id=0, endpoints={endpoint!r}, namespace={namespace!r}, ttl_s=5.0, close_timeout_s=1.0)
-    os._exit(Replica(config, deploy_for(config)).run())
+    os._exit(Replica(config, deploy_of_replica(config)).run())
 """
 
 

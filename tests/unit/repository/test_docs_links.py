@@ -22,7 +22,6 @@ NAMING = sorted(
 COMING = {
     # Gone, and still named by hub/engine_control.py, which is under work; it means operations/run.md.
     ROOT / "docs" / "operations.md",
-    *(ROOT / "docs" / "examples" / kind for kind in ("engine", "balancer", "connector", "command")),
     ROOT / "docs" / "request-path.md",
 }
 

@@ -41,4 +41,8 @@ def test_the_page_names_every_variable_and_no_other() -> None:
 def test_no_variable_is_read_that_the_pattern_does_not_know() -> None:
     found = {name: read_by_name(text) for name, text in sources().items()}
     assert all(VARIABLE.fullmatch(variable) for names in found.values() for variable in names), found
-    assert found["omni_discovery/commands/main.py"] >= {"OMNI_ETCD_ENDPOINTS", "OMNI_ETCD_PASSWORD", "XDG_RUNTIME_DIR"}
+    assert found["omni_discovery/commands/registry.py"] >= {
+        "OMNI_ETCD_ENDPOINTS",
+        "OMNI_ETCD_PASSWORD",
+        "XDG_RUNTIME_DIR",
+    }

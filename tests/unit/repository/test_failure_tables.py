@@ -9,6 +9,7 @@ import pytest
 
 TESTS = Path(__file__).resolve().parents[2]
 PAGE = TESTS.parent / "docs" / "failure-tests.md"
+CONTRACTS = TESTS.parent / "stage_runtime" / "testing.py"
 
 _FILE = re.compile(r"`((?:unit|contract|integration|e2e|fault)/(?:\w+/)*test_\w+)`(?:: ([^`|]+))?")
 _NAME = re.compile(r"^ *(?:async )?def (test_\w+)", re.MULTILINE)
@@ -25,6 +26,13 @@ def fragments(said: str) -> list[str]:
     """What stands between commas, up to the next dot or semicolon, as it is in the name of a function."""
     said = re.split(r"[·;(]", said)[0]
     return [re.sub(r"\W+", "_", part.strip().lower()) for part in said.split(", ") if part.strip()]
+
+
+def names_of_tests(file: Path) -> list[str]:
+    """The tests of a file, with those of a contract that one of its classes derives from."""
+    text = file.read_text()
+    inherited = CONTRACTS.read_text() if "(ConnectorContract)" in text else ""
+    return _NAME.findall(text + inherited)
 
 
 def test_every_file_that_is_named_is_there() -> None:
@@ -45,7 +53,7 @@ def test_every_test_that_is_named_is_there(row: str) -> None:
     found = named(row)
     assert found
     for file, wanted in found:
-        names = _NAME.findall((TESTS / f"{file}.py").read_text())
+        names = names_of_tests(TESTS / f"{file}.py")
         for fragment in wanted:
             assert any(fragment in name for name in names), f"{file} has no test of that name: {fragment}"
 

@@ -1,4 +1,4 @@
-"""A client that is behind with what is made for it: when it counts as that, and who is told to stop making more."""
+"""A client that is behind with what is made for it: who is told to stop making more."""
 
 from __future__ import annotations
 
@@ -6,11 +6,8 @@ from typing import Any
 
 import pytest
 
-from hub.output_queue import OutputQueue
 from hub.request import events as ev
-from hub.request.backpressure import Watermarks
 from hub.request.events import ClientBackpressure
-from hub.request.outputs import OmniOutput
 from omni_discovery.wire import FailureKind
 from tests.support.request_walk import Walk, at_picture, finish_of, of
 
@@ -30,50 +27,6 @@ def running(deploy: str = "stages: [{stage_id: 0, engine: e, final_output: text}
     walk.accepted(0)
     walk.words(0, "ab")
     return walk
-
-
-# ---- who counts as behind
-
-
-def test_each_crossing_is_told_once_and_only_far_below_it_the_next() -> None:
-    """Half of the bound makes it behind; it has caught up with a quarter: in between nothing is new."""
-    marks = Watermarks(8, 1000)
-    seen = [marks.crossed(outputs, 0) for outputs in (3, 4, 5, 4, 3, 2, 1, 3, 4, 0)]
-    assert seen == [None, BEHIND, None, None, None, CAUGHT_UP, None, None, BEHIND, CAUGHT_UP]
-
-
-def test_either_bound_makes_it_behind_and_both_must_be_low_again() -> None:
-    marks = Watermarks(8, 1000)
-    assert marks.crossed(1, 500) == BEHIND
-    assert marks.crossed(3, 250) is None
-    assert marks.crossed(2, 251) is None
-    assert marks.crossed(2, 250) == CAUGHT_UP
-
-
-def test_with_a_bound_of_one_whatever_waits_is_too_much() -> None:
-    marks = Watermarks(1, 1)
-    assert (marks.crossed(1, 0), marks.crossed(0, 0)) == (BEHIND, CAUGHT_UP)
-
-
-async def test_a_queue_tells_what_its_reader_does_until_its_request_has_ended() -> None:
-    """1. four of eight places are taken; 2. text is joined meanwhile, which is no news; 3. the reader takes two
-    4. it falls behind again; what it reads after the end is nobody's business
-    """
-    paces: list[ClientBackpressure] = []
-    queue = OutputQueue(8, 1000, paces.append)
-    for number in range(6):
-        assert queue.put(OmniOutput("r", 0, "text", text=f"{number} "))
-    assert paces == [BEHIND]
-    for _ in range(2):
-        await queue.get()
-    assert paces == [BEHIND, CAUGHT_UP]
-    for _ in range(2):
-        queue.put(OmniOutput("r", 0, "text", text="x" * 100))
-    assert paces == [BEHIND, CAUGHT_UP, BEHIND]
-    queue.end(None)
-    while await queue.get() is not None:
-        pass
-    assert len(paces) == 3
 
 
 # ---- who is told

@@ -6,7 +6,8 @@ import argparse
 
 import pytest
 
-from hub.cli import ServeCommand, check_flags
+from hub.cli import check_flags
+from hub.command import ServeCommand
 from hub.config import HubConfig
 from hub.serve.flags import hub_config
 from omni_discovery.errors import ConfigError

@@ -7,7 +7,8 @@ import importlib.util
 
 import pytest
 
-from hub.cli import ServeCommand, check_flags
+from hub.cli import check_flags
+from hub.command import ServeCommand
 from omni_discovery.errors import ConfigError
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from hub.cli import ServeCommand, check_flags, serve_config
+from hub.cli import check_flags, serve_config
+from hub.command import ServeCommand
 from hub.serve.flags import warn_of_ignored_flags
 from hub.serve.plan import deploy_of, stages_here
 from omni_discovery.errors import ConfigError
@@ -143,6 +144,20 @@ def test_an_engine_that_nobody_knows_is_refused_where_it_would_run_and_told_else
     elsewhere = parser.parse_args(["--deploy-config", str(file), "--stage-id", "0"])
     serve_config(elsewhere, deploy_of(elsewhere))
     assert "deploy.engine_unknown stage 1: engine 'theirs'" in caplog.text
+
+
+def test_a_connector_that_nobody_knows_is_refused_where_it_would_run_and_told_elsewhere(
+    parser: argparse.ArgumentParser, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Third parties' connectors are installed where the replicas at both ends of an edge are; a hub alone warns."""
+    file = tmp_path / "d.yaml"
+    file.write_text(f"{PAIR}edges: [{{from: 0, to: 1, connector: mine}}]\nconnectors: {{mine: {{name: Carrier}}}}\n")
+    here = parser.parse_args(["--deploy-config", str(file), "--stage-id", "0"])
+    with pytest.raises(ConfigError, match="the edge 0 to 1: connector 'Carrier' is not known on this host; there are "):
+        serve_config(here, deploy_of(here))
+    alone = parser.parse_args(["--deploy-config", str(file), "--hub-only", "--etcd-endpoints", "h:1"])
+    serve_config(alone, deploy_of(alone))
+    assert "deploy.connector_unknown the edge 0 to 1: connector 'Carrier'" in caplog.text
 
 
 def test_a_pipeline_that_vllms_server_can_t_speak_for_is_refused_by_its_document_alone(

@@ -178,9 +178,7 @@ def broken() -> LoadBalancer:
 def with_plugins(monkeypatch: pytest.MonkeyPatch, **plugins: str) -> None:
     points = [EntryPoint(name, f"{__name__}:{what}", "omni_discovery.policies") for name, what in plugins.items()]
     monkeypatch.setitem(sys.modules, __name__, sys.modules[Last.__module__])
-    monkeypatch.setattr(
-        "omni_discovery.balancing.policies.entry_points", lambda group: EntryPoints(points).select(group=group)
-    )
+    monkeypatch.setattr("omni_discovery.plugins.entry_points", lambda group: EntryPoints(points).select(group=group))
 
 
 def test_a_policy_of_a_third_party_goes_by_the_name_of_its_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,7 +42,7 @@ def put(status: ReplicaStatus, at_s: float, revision: int, epoch: int = 5, **fie
 
 def read(*events: WatchEvent) -> list[Transition]:
     reader = EventReader("n")
-    return [transition for event in events for transition in reader.read(event)]
+    return [transition for event in events for transition in reader.read_event(event)]
 
 
 STARTS = put(ReplicaStatus.STARTING, 100.0, 5)
@@ -107,12 +107,12 @@ def test_an_epoch_that_comes_again_on_a_fresh_etcd_is_another_life(tmp_path: Pat
     """1. a replica was lost; 2. etcd begins anew, and another process gets the same id and epoch; 3. two lives"""
     file = history_file(tmp_path / "omni", "n")
     log = HistoryLog(file)
-    log.note(View(changed_at=150.0), Delta(added=(info(),)))
-    log.note(View(changed_at=160.0), Delta(removed=(info(),)))
+    log.append_changes(View(changed_at=150.0), Delta(added=(info(),)))
+    log.append_changes(View(changed_at=160.0), Delta(removed=(info(),)))
     later = info(pid=43)
-    HistoryLog(file).note(View(changed_at=300.0), Delta(added=(later,)))
+    HistoryLog(file).append_changes(View(changed_at=300.0), Delta(added=(later,)))
     assert [(life.pid, life.end) for life in lives(read_log(file), [later])] == [(42, "lost"), (43, "")]
-    log.note(View(changed_at=310.0), Delta(updated=(replace(later, pid=44),)))
+    log.append_changes(View(changed_at=310.0), Delta(updated=(replace(later, pid=44),)))
     assert [(life.pid, life.registered_at_s) for life in lives(read_log(file))][-1] == (44, 100.0)
 
 
@@ -126,10 +126,10 @@ def test_a_hub_writes_what_changes_and_reads_it_back(tmp_path: Path) -> None:
     file = history_file(tmp_path / "omni", "n")
     log = HistoryLog(file)
     view = View(changed_at=150.0)
-    log.note(view, Delta(added=(info(status=ReplicaStatus.STARTING),)))
-    log.note(view, Delta(updated=(info(),)))
-    log.note(view, Delta(updated=(info(queue_length=9),)))
-    log.note(view, Delta(removed=(info(),)))
+    log.append_changes(view, Delta(added=(info(status=ReplicaStatus.STARTING),)))
+    log.append_changes(view, Delta(updated=(info(),)))
+    log.append_changes(view, Delta(updated=(info(queue_length=9),)))
+    log.append_changes(view, Delta(removed=(info(),)))
     assert [each.what for each in read_log(file)] == ["registered", "starting", "up", "gone"]
     (life,) = lives(read_log(file))
     assert (life.up_at_s, life.gone_at_s, life.end) == (103.0, 150.0, "lost")
@@ -138,7 +138,7 @@ def test_a_hub_writes_what_changes_and_reads_it_back(tmp_path: Path) -> None:
 def test_the_log_stays_within_its_bound_and_keeps_the_newest(tmp_path: Path) -> None:
     log = HistoryLog(tmp_path / "n.history.jsonl", most_bytes=2000)
     for epoch in range(1, 200):
-        log.note(View(changed_at=1.0), Delta(added=(info(epoch=epoch),)))
+        log.append_changes(View(changed_at=1.0), Delta(added=(info(epoch=epoch),)))
     assert sum(file.stat().st_size for file in tmp_path.iterdir()) < 5000
     assert max(each.epoch for each in read_log(tmp_path / "n.history.jsonl")) == 199
 
@@ -146,7 +146,7 @@ def test_the_log_stays_within_its_bound_and_keeps_the_newest(tmp_path: Path) -> 
 def test_a_log_that_can_not_be_written_holds_nobody_up_and_broken_lines_are_left_out(tmp_path: Path) -> None:
     in_the_way = tmp_path / "file"
     in_the_way.write_text("x")
-    HistoryLog(in_the_way / "n.history.jsonl").note(View(), Delta(added=(info(),)))
+    HistoryLog(in_the_way / "n.history.jsonl").append_changes(View(), Delta(added=(info(),)))
     broken = tmp_path / "n.history.jsonl"
     broken.write_bytes(b'{"half": \n\xff\xfe\n[]\n')
     assert list(read_log(broken)) == []

@@ -8,7 +8,8 @@ import json
 import pytest
 from rich.console import Console
 
-from omni_discovery.commands.hubs import allow_hub, hub_table, read_hubs, revoke_hub
+from omni_discovery.commands.hubs import allow_hub, read_hubs, revoke_hub
+from omni_discovery.commands.tables import hub_table
 from omni_discovery.errors import ConfigError
 from omni_discovery.records import keys
 from omni_discovery.records.schema import HubRecord, encode_record

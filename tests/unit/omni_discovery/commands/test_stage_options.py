@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from hub.serve.flags import add_serve_options
-from omni_discovery.commands.main import child_environment
+from omni_discovery.commands.registry import child_environment
 from omni_discovery.commands.stage_options import (
     StageOptions,
     open_config,
@@ -26,6 +26,7 @@ from omni_discovery.errors import ConfigError
 from omni_discovery.etcd.config import RegistrySecurity
 from stage_runtime.cli import build_parser
 from stage_runtime.config import ReplicaConfig, replica_config
+from tests.support.processes import wait_for
 
 SECRET = "hush-hush"
 OPTIONS = StageOptions(
@@ -98,7 +99,9 @@ def test_a_child_shows_its_stage_and_no_secret(monkeypatch: pytest.MonkeyPatch) 
     finally:
         os.close(config_fd)
     try:
-        words = Path(f"/proc/{child.pid}/cmdline").read_bytes().split(b"\0")
+        # Empty for a moment while the program is being replaced.
+        line = wait_for("its arguments", Path(f"/proc/{child.pid}/cmdline").read_bytes, 10.0)
+        words = line.split(b"\0")
         assert words[words.index(b"--stage-id") + 1] == b"1"
         environment = Path(f"/proc/{child.pid}/environ").read_bytes()
         assert b"PATH=" in environment

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import stage_runtime.connectors
 from omni_discovery.deploy.dialect import CONNECTORS
 from omni_discovery.deploy.document import (
     DEFAULT_CONNECTOR,
@@ -19,7 +20,7 @@ from omni_discovery.deploy.document import (
     encode_deploy,
     parse_deploy,
 )
-from omni_discovery.deploy.load import describe_difference, doubtful_engines
+from omni_discovery.deploy.load import describe_difference, doubtful_connectors, doubtful_engines
 from omni_discovery.errors import ConfigError
 from stage_runtime.connectors.factory import OmniConnectorFactory
 
@@ -83,6 +84,23 @@ def test_an_edge_may_name_a_connector_by_itself_or_describe_it_on_the_spot() -> 
 
 def test_the_connectors_that_need_no_declaration_are_those_that_replicas_have() -> None:
     assert set(CONNECTORS) == OmniConnectorFactory._ours | set(OmniConnectorFactory._aliases)
+    assert set(CONNECTORS) <= set(stage_runtime.connectors.__all__)
+
+
+def test_an_edge_may_name_a_connector_of_an_installed_package_by_itself() -> None:
+    text = TREE.partition("connectors:")[0].replace("small", "Carrier")
+    assert parse_deploy(text, "t", installed=["Carrier"]).connector_of(0, 2) == ConnectorConfig(name="Carrier")
+    with pytest.raises(ConfigError, match="wants connector 'Carrier'; there are: AutoConnector, "):
+        parse_deploy(text, "t")
+
+
+def test_a_connector_that_is_not_known_here_is_named_with_its_edge(tree: DeployConfig) -> None:
+    assert doubtful_connectors(tree, None, ()) == []
+    text = f"{TREE.partition('connectors:')[0]}connectors: {{small: {{name: TcpConector}}}}"
+    slip = parse_deploy(text, "t")
+    told = ["the edge 0 to 2: connector 'TcpConector' is not known on this host; did you mean 'TcpConnector'?"]
+    assert doubtful_connectors(slip, None, ()) == doubtful_connectors(slip, [0], ()) == told
+    assert doubtful_connectors(slip, [1], ()) == doubtful_connectors(slip, [0], ["TcpConector"]) == []
 
 
 def test_the_document_survives_the_registry_and_has_one_form(tree: DeployConfig) -> None:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from hub.cli import ServeCommand, check_flags
+from hub.cli import check_flags
+from hub.command import ServeCommand
 from hub.serve.plan import deploy_of, stages_here, to_start
 from omni_discovery.deploy.document import encode_deploy, parse_deploy
 from omni_discovery.deploy.overrides import document_here, parse_overrides

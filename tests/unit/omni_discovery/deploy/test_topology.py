@@ -89,7 +89,7 @@ def test_the_plan_has_every_replica_with_its_devices_and_ports_and_every_edge_wi
         EdgePlan(0, 2, "AutoConnector", {"max_inflight": 8}, in_pieces=False),
         EdgePlan(1, 2, "AutoConnector", {}, in_pieces=False),
     )
-    assert topology.told == ()
+    assert topology.warnings == ()
 
 
 def test_a_replica_that_hands_over_kv_has_ports_for_that() -> None:
@@ -100,16 +100,16 @@ def test_a_replica_that_hands_over_kv_has_ports_for_that() -> None:
 
 def test_stages_and_replicas_that_share_a_device_are_told_with_their_names() -> None:
     deploy = parse_deploy(PIPELINE, "p")
-    told = plan(deploy, [(deploy.stage(0), 2), (deploy.stage(1), 2)]).told
+    told = plan(deploy, [(deploy.stage(0), 2), (deploy.stage(1), 2)]).warnings
     assert told == ("device 3 is shared by stage 0 #1, stage 1 #0, stage 1 #1: its memory must do for all of them",)
 
 
 def test_devices_that_nobody_would_use_are_told() -> None:
     deploy = parse_deploy(PIPELINE, "p")
-    (told,) = plan(deploy, [(deploy.stage(0), 1)]).told
+    (told,) = plan(deploy, [(deploy.stage(0), 1)]).warnings
     assert "stage 0: a replica gets 4 devices, and its parallel sizes in engine_args use 2" in told
-    assert plan(deploy, [(stage("0,1"), 1)]).told != ()
-    assert plan(deploy, [(stage("0"), 1)]).told == ()
+    assert plan(deploy, [(stage("0,1"), 1)]).warnings != ()
+    assert plan(deploy, [(stage("0"), 1)]).warnings == ()
 
 
 def test_a_plan_that_is_not_possible_is_refused() -> None:

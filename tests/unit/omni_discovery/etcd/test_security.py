@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from omni_discovery.clients import OmniCoordClientForHub
-from omni_discovery.commands.main import add_security_options, read_security
+from omni_discovery.commands.registry import add_security_options, read_security
 from omni_discovery.errors import ConfigError
 from omni_discovery.etcd.config import RegistryConfig, RegistrySecurity, RegistryTls
 from stage_runtime.config import ReplicaConfig

@@ -79,7 +79,7 @@ async def _read(
         await kv.close()
 
 
-def deploy_for(config: ReplicaConfig) -> DeployConfig:
+def deploy_of_replica(config: ReplicaConfig) -> DeployConfig:
     """The document in force; while etcd is unreachable, the one that the supervisor has read.
 
     Raise what ``read_pipeline`` raises.

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from omni_discovery.commands.control import (
+from omni_discovery.commands.operate import (
     DrainEnd,
     DrainStep,
     OperationFailedError,

@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.console import Console
 
-from omni_discovery.commands.replicas import replica_table
+from omni_discovery.commands.tables import replica_table
 from omni_discovery.etcd.check import names_in, tell_of_others
 from omni_discovery.records.schema import ReplicaInfo, ReplicaStatus
 from omni_discovery.view.table import View

@@ -1,0 +1,127 @@
+"""How the commands find the registry and log in to it: flags, environment variables and files."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from omni_discovery.commands.output import quiet_logging
+from omni_discovery.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from omni_discovery.etcd.config import RegistrySecurity
+    from omni_discovery.kv import KVStore
+
+#: How long etcd may take to answer a command that a person waits for.
+ANSWER_S: Final = 5.0
+_CALL_S: Final = 4.0
+
+
+def add_registry_options(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
+    """Add the flags for the registry and the namespace; return their group, for flags of the command's own."""
+    group = parser.add_argument_group("the registry")
+    group.add_argument(
+        "--etcd-endpoints",
+        metavar="HOST:PORT[,...]",
+        default=os.environ.get("OMNI_ETCD_ENDPOINTS"),
+        help="the etcd cluster (default: $OMNI_ETCD_ENDPOINTS)",
+    )
+    group.add_argument(
+        "--namespace", default="default", metavar="NAME", help="which deployment on that etcd (default: %(default)s)"
+    )
+    add_security_options(parser)
+    return group
+
+
+def add_security_options(parser: argparse.ArgumentParser) -> None:
+    """Add the flags for TLS and login. None takes the password itself: all users of a machine can read flags."""
+    group = parser.add_argument_group("a secured etcd")
+    group.add_argument("--etcd-ca", metavar="PEM", default="", help="who signed etcd's certificate; turns TLS on")
+    group.add_argument("--etcd-cert", metavar="PEM", default="", help="our certificate, where etcd asks for one")
+    group.add_argument("--etcd-key", metavar="PEM", default="", help="the key of --etcd-cert")
+    group.add_argument("--etcd-server-name", metavar="NAME", default="", help="the name in etcd's certificate")
+    group.add_argument("--etcd-user", metavar="NAME", default="", help="log in; the password is $OMNI_ETCD_PASSWORD")
+    group.add_argument("--etcd-password-file", metavar="FILE", default="", help="the password's file, instead")
+
+
+def read_security(arguments: argparse.Namespace) -> RegistrySecurity:
+    """Return what the flags of add_security_options, with the password, come to. Raise ConfigError."""
+    from omni_discovery.etcd.config import RegistrySecurity, RegistryTls
+
+    files = {
+        "ca_file": arguments.etcd_ca,
+        "cert_file": arguments.etcd_cert,
+        "key_file": arguments.etcd_key,
+        "server_name": arguments.etcd_server_name,
+    }
+    tls = RegistryTls(**files) if any(files.values()) else None
+    if not arguments.etcd_user:
+        return RegistrySecurity(tls=tls)
+    return RegistrySecurity(tls=tls, user=arguments.etcd_user, password=_read_password(arguments.etcd_password_file))
+
+
+def _read_password(file: str) -> str:
+    if not file:
+        return os.environ.get("OMNI_ETCD_PASSWORD", "")
+    try:
+        return Path(file).read_text(encoding="utf-8").rstrip("\r\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--etcd-password-file {file} can't be read: {error}") from error
+
+
+def child_environment() -> dict[str, str]:
+    """Return this process's environment without the password, for child processes: their settings hold it."""
+    return {name: value for name, value in os.environ.items() if name != "OMNI_ETCD_PASSWORD"}
+
+
+def user_runtime_dir() -> Path:
+    """The folder in which this user's embedded etcd leaves its endpoint."""
+    from omni_discovery.etcd.embedded_file import runtime_dir
+
+    return runtime_dir(os.environ.get("XDG_RUNTIME_DIR"))
+
+
+def find_endpoints(arguments: argparse.Namespace) -> str:
+    """The endpoints that the flags name, else those of this user's embedded etcd. Raise ConfigError if neither is."""
+    from omni_discovery.etcd.config import parse_endpoints
+    from omni_discovery.etcd.embedded_file import read_embedded
+
+    if arguments.etcd_endpoints:
+        parse_endpoints(arguments.etcd_endpoints)
+        return str(arguments.etcd_endpoints)
+    embedded = read_embedded(user_runtime_dir(), arguments.namespace)
+    if embedded is None:
+        raise ConfigError(
+            f"no etcd known: give --etcd-endpoints HOST:PORT or set OMNI_ETCD_ENDPOINTS "
+            f"(no embedded etcd of namespace {arguments.namespace!r} runs on this machine)"
+        )
+    return embedded.endpoint
+
+
+def with_registry(arguments: argparse.Namespace, work: Callable[[KVStore], Any]) -> int:
+    """Connect to etcd, await ``work``, disconnect; return the exit code that ``work`` returns.
+
+    Raise ConfigError without an etcd to connect to, RegistryError that names what to correct if it does not answer.
+    """
+    import asyncio
+
+    from omni_discovery.etcd.check import check_registry
+    from omni_discovery.etcd.config import RegistryConfig
+    from omni_discovery.etcd.store import EtcdKV
+
+    quiet_logging()
+    endpoints, security = find_endpoints(arguments), read_security(arguments)
+    check_registry(RegistryConfig(endpoints, arguments.namespace, security), ANSWER_S)
+
+    async def connected() -> int:
+        kv = EtcdKV(endpoints, security=security, call_timeout_s=_CALL_S)
+        try:
+            return int(await work(kv))
+        finally:
+            await kv.close()
+
+    return asyncio.run(connected())

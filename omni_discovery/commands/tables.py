@@ -1,0 +1,192 @@
+"""A view of the registry for a person, as tables of replicas and of hubs, or for a script, as JSON lines."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from omni_discovery.deploy.document import decode_deploy
+from omni_discovery.deploy.fingerprint import mismatches_in_force
+from omni_discovery.errors import ConfigError
+from omni_discovery.records.schema import ReplicaInfo, ReplicaStatus
+from omni_discovery.text import one_line
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Mapping, Sequence
+
+    from omni_discovery.commands.hubs import HubLine
+    from omni_discovery.view.table import ReplicaId, View
+
+_STYLE: Final = {
+    ReplicaStatus.UP: "green",
+    ReplicaStatus.STARTING: "cyan",
+    ReplicaStatus.DRAINING: "yellow",
+    ReplicaStatus.DOWN: "dim",
+    ReplicaStatus.ERROR: "bold red",
+}
+
+
+#: Columns that may be cut.
+_STATUS: Final = 1
+_MODEL: Final = 3
+_PROCESS: Final = 5
+
+
+def replica_table(view: View, namespace: str, now_s: float, width: int = 80) -> Table:
+    """Return the replicas of a view as a table of ``width`` columns; ages are counted to ``now_s``, wall-clock seconds.
+
+    Names and addresses of replicas are never cut; the process gets what is left, then a long reason is cut.
+    """
+    unlike = {
+        (info.stage_id, info.replica_id): why for info, why in mismatches_in_force(in_key_order(view), view.pipeline)
+    }
+    rows = [_row(info, now_s, unlike=key in unlike) for key, info in sorted(view.replicas.items())]
+    table = Table(
+        title=_title(view, namespace, now_s),
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        padding=(0, 1, 0, 0),
+    )
+    names = ("replica", "status", "queue", "model", "address", "process", "age")
+    wanted = [max(len(name), *(len(row[at]) for row in rows), 1) for at, name in enumerate(names)]
+    wanted[_MODEL] = min(wanted[_MODEL], 16)
+    for at, least in ((_PROCESS, 7), (_STATUS, 14), (_MODEL, 6), (_PROCESS, 4)):
+        too_wide = sum(wanted) + 2 * len(names) - width
+        wanted[at] = max(min(wanted[at], least), wanted[at] - max(0, too_wide))
+    for at, name in enumerate(names):
+        right = at in (0, 2, len(names) - 1)
+        table.add_column(
+            name, justify="right" if right else "left", no_wrap=True, overflow="ellipsis", width=wanted[at]
+        )
+    for row in rows:
+        table.add_row(*row)
+    shown = zip(in_key_order(view), rows, strict=True)
+    cut = [info for info, row in shown if info.reason and len(row[_STATUS]) > wanted[_STATUS]]
+    table.caption = _notes(view, unlike, cut)
+    return table
+
+
+def _notes(view: View, unlike: Mapping[ReplicaId, str], cut: Collection[ReplicaInfo]) -> Text | None:
+    """Return the lines below the table: empty stages, reasons that were ``cut``, and what the marks stand for."""
+    lines = [] if view.replicas else ["no replica is registered yet"]
+    lines += [f"stage {stage_id}: nobody" for stage_id in _deserted(view)]
+    lines += [f"{info.stage_id}/{info.replica_id}, {one_line(info.reason)}" for info in cut]
+    lines += [
+        f"! control/{info.stage_id}/{info.replica_id}, {info.control_error}"
+        for info in in_key_order(view)
+        if info.control_error
+    ]
+    for why in dict.fromkeys(unlike.values()):
+        names = ", ".join(f"{stage_id}/{replica_id}" for (stage_id, replica_id), each in unlike.items() if each == why)
+        lines.append(f"≠ {names}: {why}")
+    return Text("\n".join(lines), style="red", justify="left") if lines else None
+
+
+def _deserted(view: View) -> list[int]:
+    """Return the stages of the pipeline in force without a registered replica."""
+    if view.pipeline is None:
+        return []
+    try:
+        deploy = decode_deploy(view.pipeline, "pipeline")
+    except ConfigError:
+        # 'omni doctor' reports that.
+        return []
+    there = {stage_id for stage_id, _ in view.replicas}
+    return [stage.stage_id for stage in deploy.stages if stage.stage_id not in there]
+
+
+def replica_json(view: View) -> Iterator[str]:
+    """Yield one line of JSON for each replica, in key order."""
+    for info in in_key_order(view):
+        yield msgspec.json.encode(dataclasses.asdict(info)).decode()
+
+
+def in_key_order(view: View) -> list[ReplicaInfo]:
+    """Return the replicas of a view ordered by stage, then replica id."""
+    return [view.replicas[key] for key in sorted(view.replicas)]
+
+
+def _title(view: View, namespace: str, now_s: float) -> Text:
+    counts = f"{_count(len(view.replicas), 'replica')}, {_count(len(view.hubs), 'hub')}"
+    title = Text(f"namespace {namespace} · {counts} · revision {view.revision}")
+    if view.stale_since_s is not None:
+        title.append(f" · not proved fresh for {now_s - view.stale_since_s:.0f} s", style="bold yellow")
+    return title
+
+
+def _row(info: ReplicaInfo, now_s: float, *, unlike: bool) -> tuple[str | Text, ...]:
+    status = Text(info.status.value, style=_STYLE[info.status])
+    if info.status is ReplicaStatus.STARTING and info.phase:
+        status.append(f" {info.phase} {info.progress:.0%}", style="dim")
+    if info.reason:
+        status.append(f" {one_line(info.reason)}", style="dim")
+    if info.cordoned:
+        status.append(" cordoned", style="yellow")
+    if info.weight != 1:
+        status.append(f" w{info.weight:g}", style="yellow")
+    if unlike:
+        status.append(" ≠", style="bold red")
+    if info.control_error:
+        status.append(" !", style="bold red")
+    return (
+        f"{info.stage_id}/{info.replica_id}",
+        status,
+        f"{info.queue_length}/{info.capacity}",
+        info.model.rstrip("/").rsplit("/", 1)[-1],
+        info.input_addr.removeprefix("tcp://"),
+        f"{info.host}:{info.pid} {info.device}",
+        age(now_s - info.registered_at),
+    )
+
+
+def hub_table(found: Sequence[HubLine], namespace: str, now_s: float) -> Table:
+    """Return the hubs as a table of 80 columns; ages are counted to ``now_s``, wall-clock seconds."""
+    table = Table(
+        title=f"namespace {namespace} · {len(found)} {'hub' if len(found) == 1 else 'hubs'}",
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        padding=(0, 1, 0, 0),
+    )
+    for name in ("hub", "status", "address", "process", "beat", "age"):
+        right = name in ("beat", "age")
+        table.add_column(name, justify="right" if right else "left", no_wrap=True, overflow="ellipsis")
+    for line in found:
+        status: Any = Text("live", style="green") if line.registered else Text("not registered", style="dim")
+        if line.revoked:
+            status = Text("revoked" if line.registered else "revoked, away", style="bold red")
+        if line.error:
+            status.append(" !", style="bold red")
+        table.add_row(
+            line.hub_id,
+            status,
+            line.address.removeprefix("http://"),
+            f"{line.host}:{line.pid}" if line.pid else line.host,
+            "-" if line.beat_age_s is None else age(line.beat_age_s),
+            age(now_s - line.started_at) if line.started_at else "-",
+        )
+    wrong = [f"! {line.hub_id}: {line.error}" for line in found if line.error]
+    if not found:
+        table.caption = "no hub is registered"
+    elif wrong:
+        table.caption = Text("\n".join(wrong), style="red", justify="left")
+    return table
+
+
+def _count(number: int, thing: str) -> str:
+    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
+
+
+def age(seconds: float) -> str:
+    """Return a duration in a few characters, such as ``5 min``."""
+    if seconds < 90:
+        return f"{max(seconds, 0):.0f} s"
+    if seconds < 5400:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h"

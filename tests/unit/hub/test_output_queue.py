@@ -1,0 +1,50 @@
+"""The output that waits for one client: when the client counts as behind, and when it has caught up."""
+
+from __future__ import annotations
+
+from hub.output_queue import OutputQueue, Watermarks
+from hub.request.events import ClientBackpressure
+from hub.request.outputs import OmniOutput
+
+BEHIND, CAUGHT_UP = ClientBackpressure(is_behind=True), ClientBackpressure(is_behind=False)
+
+
+def test_each_crossing_is_told_once_and_only_far_below_it_the_next() -> None:
+    """Half of the bound makes it behind; it has caught up with a quarter: in between nothing is new."""
+    marks = Watermarks(8, 1000)
+    seen = [marks.crossed(outputs, 0) for outputs in (3, 4, 5, 4, 3, 2, 1, 3, 4, 0)]
+    assert seen == [None, BEHIND, None, None, None, CAUGHT_UP, None, None, BEHIND, CAUGHT_UP]
+
+
+def test_either_bound_makes_it_behind_and_both_must_be_low_again() -> None:
+    marks = Watermarks(8, 1000)
+    assert marks.crossed(1, 500) == BEHIND
+    assert marks.crossed(3, 250) is None
+    assert marks.crossed(2, 251) is None
+    assert marks.crossed(2, 250) == CAUGHT_UP
+
+
+def test_with_a_bound_of_one_whatever_waits_is_too_much() -> None:
+    marks = Watermarks(1, 1)
+    assert (marks.crossed(1, 0), marks.crossed(0, 0)) == (BEHIND, CAUGHT_UP)
+
+
+async def test_a_queue_tells_what_its_reader_does_until_its_request_has_ended() -> None:
+    """1. four of eight places are taken; 2. text is joined meanwhile, which is no news; 3. the reader takes two
+    4. it falls behind again; what it reads after the end is nobody's business
+    """
+    paces: list[ClientBackpressure] = []
+    queue = OutputQueue(8, 1000, paces.append)
+    for number in range(6):
+        assert queue.put(OmniOutput("r", 0, "text", text=f"{number} "))
+    assert paces == [BEHIND]
+    for _ in range(2):
+        await queue.get()
+    assert paces == [BEHIND, CAUGHT_UP]
+    for _ in range(2):
+        queue.put(OmniOutput("r", 0, "text", text="x" * 100))
+    assert paces == [BEHIND, CAUGHT_UP, BEHIND]
+    queue.end(None)
+    while await queue.get() is not None:
+        pass
+    assert len(paces) == 3
