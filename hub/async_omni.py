@@ -39,6 +39,7 @@ from omni_discovery.errors import HubUnavailableError, InvalidRequestError, Requ
 
 if TYPE_CHECKING:
     from hub.orchestrator.tracing import Tracing
+    from omni_discovery.stories import Stories
     from omni_discovery.view.table import Delta, View
 
 logger = logging.getLogger(__name__)
@@ -135,6 +136,7 @@ class AsyncOmni(CollectiveCalls):
         tracing: Tracing | None = None,
         *,
         fixed_models: bool = False,
+        stories: Stories | None = None,
     ) -> None:
         self.hub_id = hub_id
         self.graph = StageGraph(deploy)
@@ -143,6 +145,8 @@ class AsyncOmni(CollectiveCalls):
         self._key_pair = key_pair
         self._config = config or HubConfig()
         self._tracing = tracing
+        #: Receives what happened to requests that failed; None: not kept.
+        self._stories = stories
         #: Whether requests become spans, so that their trace headers matter.
         self.is_traced = tracing is not None
         #: The output queue of each request in flight, by its id inside the hub.
@@ -206,6 +210,7 @@ class AsyncOmni(CollectiveCalls):
             async_chunk=self.graph.deploy.async_chunk,
             tracing=self._tracing,
             releases=self.releases,
+            stories=self._stories,
         )
         delivering = deliver(self._orchestrator.output_async_queue, self._queues, self._ask, self.rejections.failed)
         self._tasks = [loop.create_task(self._orchestrator.run()), loop.create_task(delivering)]

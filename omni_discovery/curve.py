@@ -1,6 +1,6 @@
-"""CURVE keys and who may connect: every process makes a pair and publishes the public half in its leased key.
+"""CURVE encryption: key pairs, and which peers may connect. Every process publishes its public key in its record.
 
-Keys travel as ZMQ's printable form (Z85, 40 characters). The secret half is never logged, shown or sent.
+Keys are in ZMQ's printable form (Z85, 40 characters). The secret key is never logged, shown or sent.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class KeyPair:
 
     @classmethod
     def from_secret(cls, secret: str) -> KeyPair:
-        """The pair that belongs to a saved secret. Raise ConfigError if it is none."""
+        """The pair of a saved secret key. Raise ConfigError if ``secret`` is not one."""
         try:
             return cls(zmq.curve_public(secret.encode("ascii")).decode("ascii"), secret)
         except (ValueError, zmq.ZMQError) as error:
@@ -50,16 +50,16 @@ def is_public_key(text: str) -> bool:
 
 
 def secure_server(socket: zmq.Socket[bytes], pair: KeyPair) -> None:
-    """Make a socket, before it binds, speak only to peers that know its public key."""
+    """Encrypt a server socket, before it binds: only clients that know its public key can connect."""
     socket.curve_publickey = pair.public.encode("ascii")
     socket.curve_secretkey = pair.secret.encode("ascii")
     socket.curve_server = True
 
 
 def secure_client(socket: zmq.Socket[bytes], pair: KeyPair, server_public: str) -> None:
-    """Make a socket, before it connects, speak only to the holder of ``server_public``.
+    """Encrypt a client socket, before it connects, to the server whose public key is ``server_public``.
 
-    Raise ConfigError if that is no key.
+    Raise ConfigError if ``server_public`` is not a key.
     """
     if not is_public_key(server_public):
         raise ConfigError("the peer's record holds no usable CURVE public key")
@@ -69,16 +69,16 @@ def secure_client(socket: zmq.Socket[bytes], pair: KeyPair, server_public: str) 
 
 
 class Gatekeeper:
-    """Says who may open a connection to the servers of one ZMQ context.
+    """Authenticates the clients of all server sockets of one ZMQ context (ZAP, RFC 27).
 
-    Used by one thread, but for ``allow`` and ``revoke``. A refused peer is cut off silently and may try again: its key
-    may be on its way through the registry.
+    Used by one thread, but for ``allow`` and ``revoke``. A refused client is disconnected without an answer and may try
+    again: its key may not have arrived from the registry yet.
     """
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
-        #: Who may connect: hub id by public key. Swapped whole, so a reader's view never moves.
+        #: The hubs that may connect: hub id by public key. Swapped whole, so a reader's view never moves.
         self._allowed: Mapping[str, str] = {}
-        #: Hubs that may not, whatever their key. Swapped whole, too.
+        #: Ids of hubs that may not connect, whatever their key. Swapped whole, too.
         self._revoked: frozenset[str] = frozenset()
         #: How many handshakes were refused.
         self.refused = 0
@@ -87,15 +87,15 @@ class Gatekeeper:
         self.socket.bind("inproc://zeromq.zap.01")
 
     def allow(self, hubs_by_key: Mapping[str, str]) -> None:
-        """Set who may connect from now on. Connections that stand are not touched. Callable from any thread."""
+        """Set the hubs that may connect, by public key. Open connections stay. Callable from any thread."""
         self._allowed = dict(hubs_by_key)
 
     def revoke(self, hub_ids: frozenset[str]) -> None:
-        """Refuse these hubs, and no others, from now on, though they be allowed. Callable from any thread."""
+        """Set the hubs that are refused although allowed. Open connections stay. Callable from any thread."""
         self._revoked = hub_ids
 
-    def answer(self) -> None:
-        """Answer all questions that wait. A peer's hub id becomes the ``User-Id`` of all its frames."""
+    def answer_handshakes(self) -> None:
+        """Answer all pending ZAP requests. The hub id of a client becomes the ``User-Id`` of all its frames."""
         while True:
             try:
                 frames = self.socket.recv_multipart(zmq.NOBLOCK)
@@ -110,7 +110,7 @@ class Gatekeeper:
             self.socket.send_multipart([*frames[:2], b"1.0", frames[3], *status, (hub_id or "").encode("utf-8"), b""])
 
     def close(self) -> None:
-        """Give the socket back. Idempotent."""
+        """Close the ZAP socket. Idempotent."""
         self.socket.close()
 
     def _hub_of(self, mechanism: bytes, credentials: list[bytes]) -> str | None:

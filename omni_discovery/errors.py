@@ -1,11 +1,11 @@
-"""Every error of the project hangs under one root; each class says who must act.
+"""The error tree. Every error of the project derives from OmniError; the tree names the party that must act.
 
 OmniError
 ├── ConfigError                 the operator: a flag, a file or a value is wrong
-├── RecordError                 whoever wrote the value: it is skipped, nothing else changes
+├── RecordError                 the writer of the value: the value is skipped, nothing else changes
 ├── WireError                   the peer: the frame is counted and dropped
 ├── RegistryError
-│   ├── RegistryUnavailableError    nobody yet: retried; the operator if it lasts
+│   ├── RegistryUnavailableError    none: retried; the operator if it lasts
 │   │   └── RegistryTlsError            the operator: the CA, a certificate, or TLS against plaintext
 │   ├── LeaseNotFoundError          the registrar: grant again, claim again
 │   ├── CompactedError              the watcher: list again
@@ -16,8 +16,8 @@ OmniError
 └── RequestError                the client of one request
     ├── InvalidRequestError         the caller: 400
     ├── StageUnavailableError       the operator: no replica of a stage; retry later
-    │   └── HubUnavailableError         the caller: this hub serves nobody, another one may
-    ├── ReplicaLostError            nobody: retried where that is safe
+    │   └── HubUnavailableError         the caller: this hub serves no requests any more, another hub may
+    ├── ReplicaLostError            none: retried where that is safe
     ├── EngineFailedError           the operator: the engine raised
     ├── OverloadedError             the caller: retry later
     └── DeadlineExceededError       the caller: it took too long
@@ -31,7 +31,7 @@ class OmniError(Exception):
 
 
 class ConfigError(OmniError, ValueError):
-    """A flag, file or value is wrong; the message says which and what would be right."""
+    """A flag, file or value is wrong; the message names it and what would be right."""
 
 
 class RecordError(OmniError, ValueError):
@@ -48,7 +48,7 @@ class WireError(OmniError, ValueError):
 
 
 class RegistryError(OmniError):
-    """Something between us and etcd went wrong."""
+    """A call to etcd failed."""
 
 
 class RegistryUnavailableError(RegistryError):
@@ -60,17 +60,17 @@ class RegistryUnavailableError(RegistryError):
 
 
 class RegistryTlsError(RegistryUnavailableError):
-    """No connection, because the two sides don't agree on TLS; the message says what about it is wrong."""
+    """No connection, because client and server don't agree on TLS; the message names the disagreement."""
 
 
 class LeaseNotFoundError(RegistryError):
-    """The server says that the lease is gone."""
+    """The server answered that there is no such lease."""
 
 
 class CompactedError(RegistryError):
-    """The revision asked for is compacted or belongs to another history: list again.
+    """The requested revision is compacted, or belongs to another history of the registry: list again.
 
-    ``compact_revision`` is the oldest that is left, 0 if that is not known.
+    ``compact_revision`` is the oldest revision that can be read, 0 if that is not known.
     """
 
     def __init__(self, message: str, compact_revision: int = 0) -> None:
@@ -83,11 +83,11 @@ class RegistryRefusedError(RegistryError):
 
 
 class RegistryLoginError(RegistryRefusedError):
-    """etcd does not know who we are: wrong user or password, none where one is needed, or a token that ended."""
+    """etcd did not authenticate this client: wrong user or password, none where one is needed, or an expired token."""
 
 
 class RegistryDeniedError(RegistryRefusedError):
-    """etcd knows the user and does not let it do this."""
+    """etcd knows the user, whose role does not allow the call."""
 
 
 class EmbeddedEtcdError(OmniError):
@@ -115,11 +115,11 @@ class StageUnavailableError(RequestError, RuntimeError):
 
 
 class HubUnavailableError(StageUnavailableError):
-    """Nobody is served by this hub any more, whatever its replicas do; another one may serve."""
+    """The hub serves no requests any more, whatever the state of its replicas; another hub may."""
 
 
 class ReplicaLostError(RequestError):
-    """The replica that held the request went away and the work could not be moved."""
+    """The replica that had the request was lost, and the work could not be retried on another."""
 
     retry_after_s = 1.0
 
@@ -129,7 +129,7 @@ class EngineFailedError(RequestError):
 
 
 class OverloadedError(RequestError):
-    """A bound was reached: too many requests at once."""
+    """Admission refused the request: a bound was reached, too many requests at once."""
 
     def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
         super().__init__(message)

@@ -1,7 +1,7 @@
 """KVStore: the small part of etcd that the project needs, as a protocol.
 
-``EtcdKV`` (etcd.py) talks to a server, ``FakeKV`` (testing.py) lives in memory; both pass the same contract suite.
-Keys are text, values bytes. Every method may raise RegistryUnavailableError or RegistryRefusedError.
+``EtcdKV`` (etcd/store.py) is a client of a server, ``FakeKV`` (testing.py) lives in memory; both pass the same contract
+suite. Keys are text, values bytes. Every method may raise RegistryUnavailableError or RegistryRefusedError.
 An instance belongs to the event loop that it was opened on.
 """
 
@@ -35,7 +35,7 @@ class LeaseGrant:
 class Claim:
     """The answer to a create-only or compare-and-swap write.
 
-    ``won`` says whether our value stands; ``current`` is the key as it is now (None if it does not exist).
+    ``won``: our value was written; ``current`` is the key as it is now (None if it does not exist).
     """
 
     won: bool
@@ -45,7 +45,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """All keys under a prefix at one revision, in key order. ``cluster_id`` tells one etcd history from another."""
+    """All keys under a prefix at one revision, in key order. ``cluster_id`` differs between etcd histories."""
 
     revision: int
     cluster_id: int
@@ -54,7 +54,7 @@ class Listing:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What is cheap to know about a prefix: how many keys it has, and the revision of the youngest write among them."""
+    """What is cheap to read of a prefix: how many keys it has, and the revision of the latest write among them."""
 
     count: int
     max_mod_revision: int
@@ -80,9 +80,9 @@ WatchEvent = PutEvent | DeleteEvent
 
 @dataclass(frozen=True, slots=True)
 class WatchBatch:
-    """Events of one answer, in revision order; empty when the server only proves that it is there.
+    """Events of one answer, in revision order; empty for a progress notification.
 
-    The first batch of every watch is empty and says that the watch stands.
+    Every event up to ``revision`` has been delivered. The first batch of every watch is empty: the watch is open.
     """
 
     revision: int
@@ -93,13 +93,13 @@ class KVStore(Protocol):
     """What the registry's drivers ask of etcd."""
 
     async def grant(self, ttl_s: float) -> LeaseGrant:
-        """Make a lease."""
+        """Create a lease of at least ``ttl_s`` seconds."""
 
     async def keep_alive(self, lease_id: int) -> float:
-        """Renew a lease; return the seconds granted anew. Raise LeaseNotFoundError on the server's word only."""
+        """Renew a lease; return its new TTL in seconds. Raise LeaseNotFoundError only if the server answers so."""
 
     async def revoke(self, lease_id: int) -> None:
-        """End a lease and delete its keys. A lease that is gone already is no error."""
+        """End a lease and delete its keys. Does nothing for a lease that is gone."""
 
     async def put(self, key: str, value: bytes, lease_id: int = 0) -> int:
         """Write a key, attached to the lease if one is given; return the revision. Raise LeaseNotFoundError."""
@@ -111,16 +111,16 @@ class KVStore(Protocol):
         """Write a key only if it still is at ``mod_revision``. Raise LeaseNotFoundError."""
 
     async def delete(self, key: str, mod_revision: int = 0) -> bool:
-        """Delete a key, if ``mod_revision`` is given only while it still is at that; say whether that happened."""
+        """Delete a key, with ``mod_revision`` only if it still is at that revision; return whether it was deleted."""
 
     async def get(self, key: str) -> KeyValue | None:
-        """Read one key."""
+        """Read one key; None if it does not exist."""
 
     async def list(self, prefix: str, *, keys_only: bool = False) -> Listing:
         """Read all keys under a prefix, however many, at one revision; with ``keys_only`` all values are empty."""
 
     async def summary(self, prefix: str) -> Summary:
-        """Count the keys under a prefix, without reading them."""
+        """Count the keys under a prefix, without reading their values."""
 
     async def list_key(self, key: str) -> Listing:
         """Read one key: a listing of that key alone, or of none, with the revision at which it was read."""
@@ -136,7 +136,7 @@ class KVStore(Protocol):
         """Yield all changes of one key, and of no key that only begins like it. Else as ``watch``."""
 
     def move_on(self) -> None:
-        """The server that is asked now is not to be believed: ask another from now on, where there is one."""
+        """Use another endpoint from now on, if there is one: the present one answers, but is behind."""
 
     async def close(self) -> None:
-        """Give back the connection. Idempotent."""
+        """Close the connection; calls and watches under way end by RegistryUnavailableError. Idempotent."""

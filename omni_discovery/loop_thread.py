@@ -1,4 +1,4 @@
-"""A thread with an asyncio loop of its own, so that a busy program can't starve what runs there."""
+"""LoopThread: a thread with an asyncio event loop, so that a busy main thread can't delay lease renewals."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class LoopThread:
         return self._thread.name
 
     def start(self, work: Coroutine[Any, Any, _Result]) -> concurrent.futures.Future[_Result]:
-        """Run a coroutine on the loop; the future has its result."""
+        """Run a coroutine on the loop; return the future of its result. Raise RuntimeError once closed or forked."""
         try:
             self._check_process()
             return asyncio.run_coroutine_threadsafe(work, self._loop)
@@ -40,7 +40,7 @@ class LoopThread:
             raise
 
     def run(self, work: Coroutine[Any, Any, _Result], timeout_s: float) -> _Result:
-        """Run a coroutine on the loop and wait for its result; past ``timeout_s`` it is cancelled: TimeoutError."""
+        """Run a coroutine on the loop and wait for its result. Past ``timeout_s`` cancel it and raise TimeoutError."""
         if threading.current_thread() is self._thread:
             work.close()
             raise RuntimeError(f"a call that waits for thread {self.name} can't be made on that thread")
@@ -52,12 +52,12 @@ class LoopThread:
             raise
 
     def call(self, function: Callable[..., object], *args: object) -> None:
-        """Call a function on the loop, soon; its result is dropped."""
+        """Schedule a call of ``function`` on the loop and return at once; its result is dropped."""
         self._check_process()
         self._loop.call_soon_threadsafe(function, *args)
 
     def close(self, timeout_s: float = 2.0) -> None:
-        """Cancel what still runs, end the thread. Idempotent; nothing to do in a forked child."""
+        """Cancel all tasks, end the thread, wait ``timeout_s`` for it. Idempotent; does nothing in a forked child."""
         if os.getpid() != self._pid or self._loop.is_closed():
             return
         if self._thread.is_alive():

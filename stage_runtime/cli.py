@@ -12,9 +12,9 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -45,6 +45,9 @@ from stage_runtime.config import ReplicaConfig, SupervisorConfig, replica_config
 from stage_runtime.status_pipe import Exiting, no_status, write_status
 from stage_runtime.supervisor.devices import Machine, device_text
 from stage_runtime.supervisor.restarts import EXIT_CONFIG, EXIT_FAILED
+
+if TYPE_CHECKING:
+    from omni_discovery.clients import OmniCoordClientForStage
 
 logger = logging.getLogger(__name__)
 
@@ -267,6 +270,19 @@ def _be_brief(config: ReplicaConfig) -> None:
     EtcdKV.version_log.be_brief(embedded=embedded, count_only=True)
 
 
+def _connect_with_stories(config: ReplicaConfig) -> Callable[..., OmniCoordClientForStage]:
+    """Makes the replica's client of the registry, which leaves its lease's story for ``omni doctor``."""
+    from omni_discovery.clients import OmniCoordClientForStage
+    from omni_discovery.stories import Stories
+
+    def connect(*arguments: Any, **options: Any) -> OmniCoordClientForStage:
+        client = OmniCoordClientForStage(*arguments, **options)
+        client.keep_stories(Stories(user_runtime_dir(), config.namespace))
+        return client
+
+    return connect
+
+
 def _run_replica(config: ReplicaConfig) -> int:
     """Run one replica to its end; return its exit code, with which the process must end by ``os._exit``.
 
@@ -283,7 +299,8 @@ def _run_replica(config: ReplicaConfig) -> int:
         from stage_runtime.supervisor.deploy_document import deploy_of_replica
 
         _be_brief(config)
-        code = Replica(config, deploy_of_replica(config), device=device_text(os.environ), write_status=write).run()
+        deploy, device = deploy_of_replica(config), device_text(os.environ)
+        code = Replica(config, deploy, _connect_with_stories(config), device=device, write_status=write).run()
     except OmniError as error:
         code = EXIT_CONFIG if isinstance(error, ConfigError) else EXIT_FAILED
         write(Exiting(str(error)))

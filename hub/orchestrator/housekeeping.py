@@ -51,7 +51,7 @@ class Housekeeping:
 
     def review_membership(self) -> None:
         """A session has changed, or time has passed: replicas that are served without a record may have to go."""
-        self._membership.review()
+        self._membership.review_members()
         self.follow_membership()
 
     def follow_membership(self) -> None:

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from hub.config import HubConfig
     from hub.orchestrator.releases import DeployVersions
     from hub.orchestrator.tracing import Tracing
+    from omni_discovery.stories import Stories
     from omni_discovery.view.table import Delta, View
 
 __all__ = ["Orchestrator", "OrchestratorRequestState", "RemoteReplicaFactory", "StreamingInputState"]
@@ -105,6 +106,7 @@ class Orchestrator:
         tracing: Tracing | None = None,
         remote_replica_factory: RemoteReplicaFactory | None = None,
         releases: DeployVersions | None = None,
+        stories: Stories | None = None,
     ) -> None:
         self.stage_pools = list(stage_pools)
         self.num_stages = len(self.stage_pools)
@@ -120,13 +122,11 @@ class Orchestrator:
         self._outbox: deque[tuple[str, OmniOutput | Ended]] = deque()
         self._aborts = AbortTracker(config.abort_timeout_s)
         self._connect = connect
+        self._releases = releases
         self._membership = Membership(
             self._pools,
-            self._client_for,
-            self._on_replica_lost,
+            self,
             config.registry_ttl_s,
-            on_closed=self._on_client_closed,
-            knows=(lambda _info: True) if releases is None else releases.knows,
         )
         factory, attach = remote_replica_factory, self._membership.attach
         self._attaching = None if factory is None else ClientAttacher(factory, attach)
@@ -143,10 +143,11 @@ class Orchestrator:
             self._post,
             self._emit_output,
             tracing,
+            stories,
         )
         self.request_states = self._requests.states
         self._rollout = Rollout(releases, self._pools, self._membership, self._requests, self.stage_pools)
-        metrics.watch_rollout(self._rollout.older_count, self._membership.refused.count, self._pools.stage_ids)
+        metrics.watch_rollout(self._rollout.older_count, self._membership.mismatched.count, self._pools.stage_ids)
         self._listener = ReplicaListener(
             self._pools,
             self._requests,
@@ -211,17 +212,24 @@ class Orchestrator:
             raise StageUnavailableError(stage_id, f"the registry shows no replica {stage_id}/{replica_id}")
         return self._connect(info, self._post)
 
-    def _client_for(self, info: ReplicaInfo) -> StageClient | None:
+    def connect_replica_of(self, info: ReplicaInfo) -> StageClient | None:
+        """See MembershipOwner."""
         if self._attaching is None:
             return self._connect(info, self._post)
         self._attaching.make_client(info)
         return None
 
-    def _on_client_closed(self, client: StageClient) -> None:
+    def client_closed(self, client: StageClient) -> None:
+        """See MembershipOwner."""
         self._aborts.client_gone(client)
         self._collective.lose_replica(client)
 
-    def _on_replica_lost(self, stage_id: int, addr: str, reason: str) -> None:
+    def serves_document(self, info: ReplicaInfo) -> bool:
+        """See MembershipOwner."""
+        return self._releases is None or self._releases.knows(info)
+
+    def replica_lost(self, stage_id: int, addr: str, reason: str) -> None:
+        """See MembershipOwner."""
         self._listener.lose_replica(stage_id, addr, reason)
 
     # ---- one turn

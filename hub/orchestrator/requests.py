@@ -22,7 +22,7 @@ from hub.request.machine import RequestMachine
 from hub.request.outputs import OmniOutput, of_stage
 from hub.request.state import OrchestratorRequestState, Phase, RequestState
 from omni_discovery import wire
-from omni_discovery.errors import RequestError
+from omni_discovery.errors import InvalidRequestError, RequestError
 
 if TYPE_CHECKING:
     from hub.config import HubConfig
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from hub.orchestrator.tracing import Tracing
     from hub.pool.stage_pool import StagePool
     from hub.replicas.events import Answered
+    from omni_discovery.stories import Stories
 
 
 logger = logging.getLogger(__name__)
@@ -69,6 +70,7 @@ class Requests:
         post: Callable[[TimeUp | CompanionEnded], None],
         emit: Callable[[str, OmniOutput | Ended], None],
         tracing: Tracing | None = None,
+        stories: Stories | None = None,
     ) -> None:
         #: By id, until they end.
         self.active: dict[str, Active] = {}
@@ -83,6 +85,7 @@ class Requests:
         self._post = post
         self._emit = emit
         self._tracing = tracing
+        self._stories = stories
         self._companion_count = 0
         active = self.active
         metrics.clients_behind.set_function(lambda: sum(each.machine.is_client_behind for each in active.values()))
@@ -283,6 +286,8 @@ class Requests:
         if error is not None and logger.isEnabledFor(logging.DEBUG):
             story = active.machine.story.lines()
             logger.debug("request.story request=%s\n  %s", active.request.shown_id, "\n  ".join(story))
+        if error is not None and self._stories is not None and not isinstance(error, InvalidRequestError):
+            self._stories.write("request", active.request.shown_id, active.machine.story.lines)
         if active.request.parent_id:
             reason = error or RequestError("it was aborted")
             self._notify_parent(active.request, ev.CompanionFailed(active.request.role, reason))

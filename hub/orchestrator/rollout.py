@@ -50,7 +50,7 @@ class Rollout:
             return
         if is_new:
             self._stage_pools[:] = releases.newest.pools.values()
-            self._membership.judge()
+            self._membership.check_mismatches()
             if releases.problem:
                 text = "hub.pipeline_not_followed: the pipeline in force is not served by this hub: %s"
                 logger.error(text, releases.problem)

@@ -1,7 +1,4 @@
-"""Membership: turns views of the registry into clients and pool entries.
-
-What two records of one address or one key say of each other.
-"""
+"""Membership: turns views of the registry into connections to replicas and entries of pools."""
 
 from __future__ import annotations
 
@@ -9,13 +6,13 @@ import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
-from hub.replicas.refused import RefusedReplicas
+from hub.replicas.refused import MismatchedReplicas
 from omni_discovery.errors import ConfigError
 from omni_discovery.log_once import LogOnce
 from omni_discovery.records.schema import ReplicaInfo, ReplicaStatus
-from omni_discovery.view.mass_loss import Disappearance
+from omni_discovery.view.mass_loss import MassLossGuard
 from omni_discovery.view.table import live_hubs
 
 if TYPE_CHECKING:
@@ -35,7 +32,7 @@ class ViewChanged:
 
 
 def role(info: ReplicaInfo) -> tuple[object, ...]:
-    """What a record must keep for the others not to be looked at again."""
+    """The fields of a record whose change may affect other replicas: then all of the view is gone through."""
     return info.stage_id, info.input_addr, info.epoch, info.takes_new_work, info.fingerprint, info.content
 
 
@@ -44,48 +41,59 @@ def _replica(info: ReplicaInfo) -> ReplicaId:
 
 
 def is_same_process(ours: ReplicaInfo, info: ReplicaInfo) -> bool:
-    """Whether a client that was made for the one record serves the other."""
+    """Whether two records are of one process, so that a client made for ``ours`` can be kept for ``info``."""
     mine = (ours.input_addr, ours.output_addr, ours.curve_public_key, ours.stage_id)
     return mine == (info.input_addr, info.output_addr, info.curve_public_key, info.stage_id)
 
 
-class Membership:
-    """Owns the client of every replica process, by its input address.
+class MembershipOwner(Protocol):
+    """What Membership needs of the orchestrator."""
 
-    A key that is gone stops picks at once, but in a mass disappearance; its client stays until nothing is in flight
-    there. ``connect`` gives None where ``attach`` will bring the client later. ``on_lost`` is told when a replica's
-    work in flight has no answer to wait for. ``ttl_s`` is the leases'.
+    def connect_replica_of(self, info: ReplicaInfo) -> StageClient | None:
+        """Make the client of a listed replica; None if ``Membership.attach`` will bring it. Raise ConfigError."""
+
+    def client_closed(self, client: StageClient) -> None:
+        """A client was closed: its last acknowledgements will not arrive."""
+
+    def replica_lost(self, stage_id: int, addr: str, reason: str) -> None:
+        """The requests in flight on a replica will not be answered."""
+
+    def serves_document(self, info: ReplicaInfo) -> bool:
+        """Whether the replica runs a deploy document that this hub serves."""
+
+
+class Membership:
+    """Keeps the client of every replica process, by its input address.
+
+    A replica whose key is gone is not picked any more, except in a mass loss; its client stays until nothing is in
+    flight there. ``ttl_s`` is that of the leases, ``now`` returns monotonic seconds.
     """
 
     def __init__(
         self,
         pools: Pools,
-        connect: Callable[[ReplicaInfo], StageClient | None],
-        on_lost: Callable[[int, str, str], None],
+        owner: MembershipOwner,
         ttl_s: float = 10.0,
-        on_closed: Callable[[StageClient], None] = lambda _client: None,
         now: Callable[[], float] = time.monotonic,
-        knows: Callable[[ReplicaInfo], bool] = lambda _info: True,
     ) -> None:
-        #: Whom the hub does not pick for what it runs; ``knows`` says which deploy documents are served.
-        self.refused = RefusedReplicas(pools, knows)
+        #: Replicas that are not picked because of what they run.
+        self.mismatched = MismatchedReplicas(pools, owner.serves_document)
         self.clients: dict[str, StageClient] = {}
         #: How many hubs share the replicas, this one included.
         self.live_hubs = 1
         self._pools = pools
-        self._connect = connect
-        self._on_lost = on_lost
-        #: The records of the last view, and of them those that are served, by input address.
+        self._owner = owner
+        #: The records of the last view.
         self._records: Mapping[ReplicaId, ReplicaInfo] = {}
+        #: Of these, the newest record of each input address, for the stages of the pipeline.
         self._listed: dict[str, ReplicaInfo] = {}
         #: (history, cluster id, revision) of the last view.
         self._version = (0, 0, 0)
-        self._on_closed = on_closed
         self._now = now
-        self._disappearance: Disappearance[int, str] = Disappearance(ttl_s)
-        #: Replicas that vanished lately, by stage and input address: they may have to be served on.
+        self._mass_loss: MassLossGuard[int, str] = MassLossGuard(ttl_s)
+        #: Replicas that vanished lately, by stage and input address: a mass loss may keep them in service.
         self._vanished: dict[tuple[int, str], ReplicaInfo] = {}
-        #: Those of them that are served on.
+        #: Of these, the replicas that are kept in service.
         self._held: set[tuple[int, str]] = set()
         #: By stage that the pipeline doesn't have, and by address that can't be used.
         self._log_once = LogOnce()
@@ -110,10 +118,10 @@ class Membership:
         self._replace_all(view, regressed=view.history != history)
         return True
 
-    def judge(self) -> None:
-        """Look anew at what the replicas run, of which those are refused that should run something else."""
+    def check_mismatches(self) -> None:
+        """Compare again what the replicas run with what they should, and refuse those that differ."""
         held = {info.input_addr: info for key, info in self._vanished.items() if key in self._held}
-        self.refused.judge({**held, **self._listed})
+        self.mismatched.check_mismatches({**held, **self._listed})
 
     def _keeps_roles(self, before: Mapping[ReplicaId, ReplicaInfo], delta: Delta) -> bool:
         """Whether no replica came, went, moved or began to stop: most views bring one new load among a thousand."""
@@ -144,7 +152,7 @@ class Membership:
         members: dict[int, dict[str, bool]] = {stage_id: {} for stage_id in self._pools.stage_ids}
         for info in self._listed.values():
             members[info.stage_id][info.input_addr] = info.takes_new_work
-        self._disappearance.follow(
+        self._mass_loss.apply_members(
             members,
             fresh=view.stale_since_s is None,
             regressed=regressed,
@@ -156,7 +164,7 @@ class Membership:
         for info in gone:
             if (info.stage_id, info.input_addr) not in self._held:
                 self._remove(info)
-        self.judge()
+        self.check_mismatches()
         for addr, info in self._listed.items():
             old = before.get(addr)
             if old is not None and old.stage_id == info.stage_id and old.fingerprint != info.fingerprint:
@@ -166,29 +174,29 @@ class Membership:
 
     @property
     def applied_revision(self) -> int:
-        """The revision of the last view that was followed."""
+        """The revision of the last view that was applied."""
         return self._version[2]
 
     @property
     def next_review_s(self) -> float | None:
-        """When ``review`` is due though nothing happens, monotonic."""
-        return self._disappearance.next_review_s
+        """When time alone makes ``review_members`` due, monotonic seconds; None if it does not."""
+        return self._mass_loss.next_review_s
 
-    def review(self) -> None:
-        """Time has passed or a session has changed: let go of whom the registry rightly lists no more."""
+    def review_members(self) -> None:
+        """Time has passed or a session has changed: remove replicas whose mass loss is over."""
         if self._vanished:
             self._hold({(info.stage_id, info.input_addr) for info in self._listed.values()})
 
     def _hold(self, listed: set[tuple[int, str]]) -> None:
-        """Serve on, of all that vanished, those whom the registry is not believed to have lost."""
-        spared = self._disappearance.review(self._pools.answers, self._now())
-        held = {(stage_id, addr) for stage_id, addrs in spared.items() for addr in addrs}
+        """Keep replicas in service that vanished in a mass loss, and remove those whose time is over."""
+        kept_without_record = self._mass_loss.kept_without_record(self._pools.answers, self._now())
+        held = {(stage_id, addr) for stage_id, addrs in kept_without_record.items() for addr in addrs}
         before, self._held = self._held, held
         for key in held - before:
             self._keep(self._vanished[key])
         for key in before - held - listed:
             self._remove(self._vanished[key])
-        for key in self._vanished.keys() - self._disappearance.tracked():
+        for key in self._vanished.keys() - self._mass_loss.tracked():
             del self._vanished[key]
 
     def _keep(self, info: ReplicaInfo) -> None:
@@ -200,7 +208,7 @@ class Membership:
             info.epoch,
         )
         if pool.core.members.get(addr) is None:
-            # The first of a mass disappearance is let go of before anybody can know that it is one.
+            # The first replica of a mass loss is removed before it can be known that it is one.
             pool.core.upsert(info, self._now())
             if addr in self.clients:
                 self.clients[addr].renew(info, afresh=True)
@@ -209,38 +217,38 @@ class Membership:
         pool.core.hold(addr, self._now())
 
     def members(self, stage_ids: Collection[int]) -> list[ReplicaInfo]:
-        """The replicas of some stages: those that the registry lists, and those that are served on all the same."""
+        """The replicas of some stages: those that the registry lists, and those kept in service without a record."""
         held = {key: info for key, info in self._vanished.items() if key in self._held}
         listed = {(info.stage_id, info.input_addr): info for info in self._listed.values()}
         return [info for info in (held | listed).values() if info.stage_id in stage_ids]
 
     def close_if_unused(self, stage_id: int, addr: str) -> None:
-        """Let go of a client whose replica is not listed any more and has nothing in flight."""
+        """Close the client of a replica that is not listed any more and has nothing in flight."""
         client = self.clients.get(addr)
-        # A replica of another stage may have got the port of one that died.
+        # A replica of another stage may use the port of one that died.
         if client is None or client.info.stage_id != stage_id or self._pools.record(stage_id, addr) is not None:
             return
-        # What was sent last would be lost with the socket, and an abort that is lost keeps an engine busy.
+        # Messages in the socket's queue are lost with it, and a lost abort keeps an engine busy.
         if not client.has_open_aborts:
             del self.clients[addr]
             client.close()
-            # The last acknowledgements may be on their way to a listener that knows this client no more.
-            self._on_closed(client)
+            # Its last acknowledgements may arrive at a listener that has no such client any more.
+            self._owner.client_closed(client)
 
     def attach(self, info: ReplicaInfo, client: StageClient) -> None:
-        """Take in a client that took its time to be made for a record; close it if nobody needs it any more."""
+        """Add a client that a factory made for the record ``info``; close it if its replica is gone by now."""
         listed = self._pools.record(info.stage_id, info.input_addr)
         if listed is not None and info.input_addr not in self.clients:
             if is_same_process(info, listed):
                 self._serve(listed, client)
-                # What it said before it was known here went unheard.
+                # Events of this client from before this moment were not handled.
                 client.renew(listed, afresh=True)
                 return
             self._attach(listed)
         client.close()
 
     def record_of(self, stage_id: int, replica_id: int) -> ReplicaInfo | None:
-        """What the last view shows of a replica; None if it shows none."""
+        """The record of a replica in the last view; None if there is none."""
         return self._records.get((stage_id, replica_id))
 
     def close(self) -> None:
@@ -250,7 +258,7 @@ class Membership:
         self.clients.clear()
 
     def _newest(self, view: View) -> dict[str, ReplicaInfo]:
-        """What a view lists for our stages. Of two records with one address the older one's process is dead."""
+        """The records of a view for stages of the pipeline, by address. Of two with one address the older is dead."""
         newest: dict[str, ReplicaInfo] = {}
         for info in view.replicas.values():
             other = newest.get(info.input_addr)
@@ -276,28 +284,28 @@ class Membership:
         if client is not None and not is_same_process(client.info, info):
             self._replace(client)
             client = None
-        # The client of one that was let go of may have stayed for its aborts: the pool knows nothing of its session.
+        # The client of a removed replica may have stayed for its aborts: the pool has no session of it.
         afresh = pool.core.members.get(addr) is None
         pool.core.upsert(info, self._now())
-        self.refused.entered(pool, addr)
+        self.mismatched.replica_entered(pool, addr)
         if client is not None:
             client.renew(info, afresh=afresh)
         else:
             self._attach(info)
         if info.status is ReplicaStatus.ERROR:
-            self._on_lost(info.stage_id, addr, f"it reports an error: {info.reason or 'no reason given'}")
+            self._owner.replica_lost(info.stage_id, addr, f"it reports an error: {info.reason or 'no reason given'}")
 
     def _replace(self, client: StageClient) -> None:
         stage_id, addr = client.info.stage_id, client.addr
         del self.clients[addr]
         client.close()
-        self._on_closed(client)
+        self._owner.client_closed(client)
         self._pools.of(client.info).core.session_down(addr, self._now())
-        self._on_lost(stage_id, addr, "another process has taken its address")
+        self._owner.replica_lost(stage_id, addr, "another process has taken its address")
 
     def _attach(self, info: ReplicaInfo) -> None:
         try:
-            client = self._connect(info)
+            client = self._owner.connect_replica_of(info)
         except ConfigError as error:
             self._pools.of(info).core.unusable(info.input_addr, str(error))
             if self._log_once.should(info.input_addr):

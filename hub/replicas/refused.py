@@ -1,4 +1,4 @@
-"""RefusedReplicas: keeps picks off those replicas that run what they should not, and says so once."""
+"""MismatchedReplicas: keeps replicas out of picks that run another document, model or code than they should."""
 
 from __future__ import annotations
 
@@ -16,37 +16,37 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-class RefusedReplicas:
+class MismatchedReplicas:
     """Part of Membership. ``knows``: whether a replica runs a deploy document that this hub serves."""
 
     def __init__(self, pools: Pools, knows: Callable[[ReplicaInfo], bool]) -> None:
         self._pools = pools
         self._knows = knows
-        #: Who is refused, with the reason, by input address.
-        self._refused: dict[str, tuple[ReplicaInfo, str]] = {}
+        #: Mismatched replicas with the reason, by input address.
+        self._mismatched: dict[str, tuple[ReplicaInfo, str]] = {}
 
-    def judge(self, listed: Mapping[str, ReplicaInfo]) -> None:
-        """Look at all replicas that are listed, by input address."""
+    def check_mismatches(self, listed: Mapping[str, ReplicaInfo]) -> None:
+        """Compare the listed replicas, by input address; log and apply what has changed."""
         found = mismatches(listed.values(), self._knows)
-        before, self._refused = self._refused, {info.input_addr: (info, why) for info, why in found}
-        for addr in before.keys() - self._refused.keys():
+        before, self._mismatched = self._mismatched, {info.input_addr: (info, why) for info, why in found}
+        for addr in before.keys() - self._mismatched.keys():
             for pool in self._pools.of_stage(before[addr][0].stage_id):
                 pool.core.refuse(addr, "", pool.now())
             if addr in listed:
                 info = listed[addr]
                 logger.info("replica.not_refused stage=%d replica=%d", info.stage_id, info.replica_id)
-        for addr, (info, why) in self._refused.items():
+        for addr, (info, why) in self._mismatched.items():
             pool = self._pools.of(info)
             pool.core.refuse(addr, why, pool.now())
             if addr not in before or before[addr][1] != why:
                 text = "replica.refused stage=%d replica=%d host=%s fingerprint=%s: %s; see omni doctor"
                 logger.warning(text, info.stage_id, info.replica_id, info.host, info.fingerprint or "-", why)
 
-    def entered(self, pool: StagePool, addr: str) -> None:
-        """A replica has come into its pool, perhaps for the first time."""
-        if addr in self._refused:
-            pool.core.refuse(addr, self._refused[addr][1], pool.now())
+    def replica_entered(self, pool: StagePool, addr: str) -> None:
+        """A replica was added to ``pool``: refuse it there if it is mismatched."""
+        if addr in self._mismatched:
+            pool.core.refuse(addr, self._mismatched[addr][1], pool.now())
 
     def count(self, stage_id: int) -> int:
-        """How many of a stage are refused."""
-        return sum(info.stage_id == stage_id for info, _ in self._refused.values())
+        """How many replicas of a stage are refused."""
+        return sum(info.stage_id == stage_id for info, _ in self._mismatched.values())

@@ -35,6 +35,7 @@ from omni_discovery.etcd.embedded import EmbeddedEtcd
 from omni_discovery.etcd.embedded_file import read_embedded, remove_endpoint, write_endpoint
 from omni_discovery.etcd.store import EtcdKV
 from omni_discovery.records.schema import HubRecord
+from omni_discovery.stories import Stories
 from omni_discovery.view.hub_watcher import ViewOptions
 
 if TYPE_CHECKING:
@@ -123,6 +124,8 @@ class RunningHub:
         #: Whether etcd has answered before this hub joined and the document and TTL were checked.
         self._is_checked = False
         self._client: OmniCoordClientForHub | None = None
+        #: Receives what happened to requests that failed and to a lost lease, for ``omni doctor``.
+        self._stories = Stories(config.runtime_dir, config.namespace)
 
     async def start(self, stack: AsyncExitStack) -> tuple[AsyncOmni, LocalStages] | None:
         """Start in order; leaving ``stack`` stops it in the reverse order. None if it is stopped before it serves.
@@ -148,7 +151,9 @@ class RunningHub:
             tracing,
             # vLLM's server has the config and tokenizer of the model.
             fixed_models=config.api != OMNI_API,
+            stories=self._stories,
         )
+        stack.callback(self._stories.flush)
         await omni.start()
         # Closed after the local stages have stopped: replicas drain this hub's requests over its sessions.
         stack.push_async_callback(omni.close)
@@ -188,7 +193,7 @@ class RunningHub:
             version=__version__,
             started_at=time.time(),
         )
-        return OmniCoordClientForHub(
+        client = OmniCoordClientForHub(
             self._endpoints,
             namespace=self._config.namespace,
             ttl_s=self._config.ttl_s,
@@ -204,6 +209,8 @@ class RunningHub:
                 serves=lambda: omni.releases.served,
             ),
         )
+        client.keep_stories(self._stories)
+        return client
 
     async def _synced(self, client: OmniCoordClientForHub) -> bool:
         """Wait for a view of the registry; return False if the hub was stopped before. Raise RegistryError.

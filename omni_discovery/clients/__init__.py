@@ -1,7 +1,7 @@
-"""The two faces of the registry for programs: OmniCoordClientForStage and OmniCoordClientForHub.
+"""Clients of the registry: OmniCoordClientForStage for a replica, OmniCoordClientForHub for a hub.
 
-Both are plain, thread-safe objects. Each owns one thread with its own loop and its own connection to etcd, so that a
-busy engine or a busy hub can't starve the lease. Functions given to them are called on that thread and must be quick.
+Both are thread-safe. Each owns one thread with its own event loop and its own connection to etcd, so that a busy engine
+or hub can't delay lease renewals. Callbacks are called on that thread and must be quick.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What both registry clients are made of: a thread, a connection, and a close that happens once."""
+"""RegistryClient: the base of both registry clients: a thread, a connection to etcd, and a close that happens once."""
 
 from __future__ import annotations
 
@@ -14,12 +14,17 @@ from omni_discovery.errors import ConfigError, RegistryUnavailableError
 from omni_discovery.etcd.config import RegistryConfig, RegistrySecurity, RegistryTls, parse_endpoints
 from omni_discovery.etcd.store import EtcdKV
 from omni_discovery.loop_thread import LoopThread
+from omni_discovery.registration.lease import LeaseState
 from omni_discovery.registration.leased_key import LeasedKey
+from omni_discovery.stories import Stories
 from omni_discovery.view.watcher import Watcher
 
 logger = logging.getLogger(__name__)
 
 _OPEN_TIMEOUT_S: Final = 10.0
+
+#: States of a lease of which an operator may want the story.
+_FAILED: Final = (LeaseState.SUSPECT, LeaseState.LOST)
 
 _Result = TypeVar("_Result")
 
@@ -32,18 +37,18 @@ def client_config(
     user: str | None,
     password: str | None,
 ) -> RegistryConfig:
-    """What the arguments of both clients say. Raise RuntimeError for endpoints that can't be used, else ConfigError."""
+    """Build the config of a client. Raise RuntimeError for endpoints that are not valid, else ConfigError."""
     try:
         parse_endpoints(endpoints)
     except ConfigError as error:
-        # The seeds' clients raise RuntimeError for an address that can't be used, and name it.
+        # The clients that this one replaces raise RuntimeError for an address that is not valid, and name it.
         raise RuntimeError(str(error)) from error
     security = RegistrySecurity(tls=tls, user=user or "", password=password or "")
     return RegistryConfig(endpoints, namespace=namespace, ttl_s=ttl_s, security=security)
 
 
 class RegistryClient(abc.ABC):
-    """A thread, a connection, and what runs on it."""
+    """One thread with an event loop, one connection to etcd, and the registrar and watchers that run there."""
 
     def __init__(self, config: RegistryConfig, thread_name: str) -> None:
         self._config = config
@@ -51,14 +56,16 @@ class RegistryClient(abc.ABC):
         self._is_closed = False
         self._watchers: tuple[Watcher, ...] = ()
         self._registrar: LeasedKey | None = None
+        #: Receives the story of a suspect or lost lease, for ``omni doctor``; None: not kept.
+        self._stories: Stories | None = None
         self._thread = LoopThread(thread_name)
 
     @abc.abstractmethod
-    def _begin(self, kv: EtcdKV) -> None:
-        """Start what this client does; called on the loop."""
+    def _start_on_loop(self, kv: EtcdKV) -> None:
+        """Start registrar and watchers; called on the loop."""
 
     def _open(self) -> None:
-        """Connect lazily: returns without any call to etcd."""
+        """Open the connection, lazily: returns without any call to etcd."""
         try:
             self._thread.run(self._open_on_loop(), _OPEN_TIMEOUT_S)
         except BaseException:
@@ -73,10 +80,18 @@ class RegistryClient(abc.ABC):
             try_timeout_s=config.try_timeout_s,
             call_timeout_s=config.call_timeout_s,
         )
-        self._begin(self._kv)
+        self._start_on_loop(self._kv)
+
+    def keep_stories(self, stories: Stories) -> None:
+        """Write the story of this client's lease to ``stories`` whenever the lease turns suspect or is lost."""
+        self._stories = stories
+
+    def _on_lease_change(self, state: LeaseState) -> None:
+        if self._stories is not None and self._registrar is not None and state in _FAILED:
+            self._stories.write("lease", self._registrar.name, self._registrar.story_lines)
 
     def close(self) -> None:
-        """Withdraw, wait a bounded time for the registry, end the thread. A second call raises RuntimeError."""
+        """Withdraw the record, wait a bounded time for etcd, end the thread. A second call raises RuntimeError."""
         if not self._close_once():
             raise RuntimeError("Client already closed")
 
@@ -87,7 +102,7 @@ class RegistryClient(abc.ABC):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close, unless that is done already."""
+        """Close, if that has not happened yet."""
         self._close_once()
 
     def _close_once(self) -> bool:
@@ -100,10 +115,12 @@ class RegistryClient(abc.ABC):
         except (concurrent.futures.TimeoutError, RuntimeError) as error:
             logger.warning("client.close_incomplete thread=%s reason=%r", self._thread.name, error)
         self._thread.close()
+        if self._stories is not None:
+            self._stories.flush()
         return True
 
     async def _close_on_loop(self) -> None:
-        # The reverse of the start, but for the record: it is withdrawn first.
+        # In reverse order of the start, but the record is withdrawn first.
         if self._registrar is not None:
             await self._registrar.close(self._config.close_timeout_s)
         for watcher in self._watchers:

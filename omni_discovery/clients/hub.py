@@ -11,18 +11,19 @@ from omni_discovery.etcd.store import EtcdKV
 from omni_discovery.kv import Claim
 from omni_discovery.records import keys
 from omni_discovery.records.schema import HubRecord, ReplicaInfo, ReplicaList
+from omni_discovery.registration.leased_key import Listener
 from omni_discovery.registration.registrars import HubRegistrar
 from omni_discovery.view.hub_watcher import HubWatcher, ViewOptions
 from omni_discovery.view.table import Delta, View
 
 
 class OmniCoordClientForHub(RegistryClient):
-    """Follows all replicas of a namespace; with ``hub`` it also keeps that hub's own record registered.
+    """Watches all replicas of a namespace; with ``hub`` it also keeps that hub's record registered.
 
-    ``on_view(view, delta)`` comes with the first list, each change, and when the view turns stale or fresh. The view is
-    compared with etcd each ``options.anti_entropy_s``. With ``options.saved_view`` it is kept in that file and, until
-    etcd answers, begins with what the file holds, stale since it was proved last. ``options.count`` is told ``relist``,
-    ``bad_value``, ``repair`` and ``unproved`` as they happen.
+    ``on_view(view, delta)`` is called with the first list, at each change, and when the view turns stale or fresh. The
+    view is compared with etcd each ``options.anti_entropy_s``. With ``options.saved_view`` it is saved to that file;
+    until etcd answers, the view is the saved one, stale since it was proved fresh last. ``options.count`` is called
+    with ``relist``, ``bad_value``, ``repair`` and ``unproved`` as they happen.
     """
 
     def __init__(
@@ -42,13 +43,13 @@ class OmniCoordClientForHub(RegistryClient):
         self._hub = hub
         self._on_view = on_view
         self._options = options or ViewOptions()
-        #: Swapped whole, so a reader needs no lock.
+        #: The latest view; replaced as a whole, so a reader needs no lock.
         self._view = View()
         self._synced = threading.Event()
         self._open()
 
     def view(self) -> View:
-        """Everything known of the namespace, as of now."""
+        """The view of the namespace now."""
         return self._view
 
     def get_replica_list(self) -> ReplicaList:
@@ -58,7 +59,7 @@ class OmniCoordClientForHub(RegistryClient):
         return ReplicaList(up, view.changed_at, view.stale_since_s)
 
     def get_replicas_for_stage(self, stage_id: int) -> ReplicaList:
-        """As get_replica_list, but of one stage only; the timestamp is that of the whole list."""
+        """As get_replica_list, for one stage; the timestamp is that of the list of all stages."""
         every = self.get_replica_list()
         chosen: list[ReplicaInfo] = [info for info in every.replicas if info.stage_id == stage_id]
         return ReplicaList(chosen, every.timestamp, every.stale_since_s)
@@ -70,17 +71,17 @@ class OmniCoordClientForHub(RegistryClient):
 
     @property
     def revoked(self) -> bool:
-        """Whether an operator has revoked this hub: replicas drop what it says and tell it nothing."""
+        """Whether an operator has revoked this hub: replicas accept nothing from it and send it nothing."""
         return self._hub is not None and self._hub.hub_id in self._view.revoked
 
     def wait_synced(self, timeout_s: float) -> View:
-        """Return the view once the first list is in. Raise TimeoutError."""
+        """Wait for the first list; return the view. Raise TimeoutError."""
         if not self._synced.wait(timeout_s):
             raise TimeoutError(f"no list of replicas within {timeout_s:g} s from {self._config.endpoints}")
         return self._view
 
     def create_pipeline(self, value: bytes) -> Claim:
-        """Put the deploy document if there is none; ``current`` of the answer is what stands. Raise RegistryError."""
+        """Write the deploy document if there is none; ``current`` of the claim is in force. Raise RegistryError."""
         return self._run(self._kv.create(keys.pipeline_key(self._config.namespace), value))
 
     def drop_pipeline(self, revision: int) -> None:
@@ -92,20 +93,21 @@ class OmniCoordClientForHub(RegistryClient):
         current = self._run(self._kv.get(keys.pipeline_key(self._config.namespace)))
         return None if current is None else current.value
 
-    def _begin(self, kv: EtcdKV) -> None:
+    def _start_on_loop(self, kv: EtcdKV) -> None:
         config, hub_id = self._config, ""
         if self._hub is not None:
             hub_id = self._hub.hub_id
-            self._registrar = HubRegistrar(kv, config.namespace, self._hub, ttl_s=config.ttl_s)
-        watcher = HubWatcher(kv, config, self._take_view, self._options, hub_id, self._registrar)
+            listener = Listener(on_lease_change=self._on_lease_change)
+            self._registrar = HubRegistrar(kv, config.namespace, self._hub, ttl_s=config.ttl_s, listener=listener)
+        watcher = HubWatcher(kv, config, self._on_view_change, self._options, hub_id, self._registrar)
         self._watchers = (watcher,)
         watcher.start()
         if self._registrar is not None:
             self._registrar.start()
 
-    def _take_view(self, view: View, delta: Delta) -> None:
+    def _on_view_change(self, view: View, delta: Delta) -> None:
         self._view = view
-        # A saved view is no answer of etcd's.
+        # A saved view is stale: etcd has not answered yet.
         if view.revision and view.stale_since_s is None:
             self._synced.set()
         if self._on_view is not None:

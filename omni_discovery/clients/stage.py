@@ -1,6 +1,6 @@
-"""OmniCoordClientForStage: what a replica says to the registry, and what it hears from it.
+"""OmniCoordClientForStage: registers a replica, publishes its state, and watches its control key and the hubs.
 
-create_stage_coord_client: a replica's client that asks the engine itself how long its queue is.
+create_stage_coord_client: such a client that also polls the length of the engine's queue.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from omni_discovery.etcd.store import EtcdKV
 from omni_discovery.kv import KeyValue
 from omni_discovery.log_once import LogOnce
 from omni_discovery.records import keys
-from omni_discovery.records.control import InForce
+from omni_discovery.records.control import AppliedControl
 from omni_discovery.records.schema import HubRecord, ReplicaRecord, ReplicaStatus
 from omni_discovery.registration.control_watch import ControlWatch
 from omni_discovery.registration.drain_acks import DrainAcks
@@ -32,24 +32,25 @@ from omni_discovery.view.watcher import Watcher
 
 logger = logging.getLogger(__name__)
 
-#: A drain's key is taken back within this, or left.
+#: How long a close waits until the drain is removed from the control key.
 _TAKE_BACK_S: Final = 1.0
 
 
-def _ignore(_told: object) -> None:
+def _ignore(_news: object) -> None:
     return None
 
 
 class OmniCoordClientForStage(RegistryClient):
     """Registers one replica and keeps it registered until ``close``.
 
-    ``fields`` are further fields of ReplicaRecord: host, pid, model, capacity, curve_public_key and so on.
-    ``may_renew`` is asked before each renewal: false lets the lease run out. With ``on_hubs`` the hubs are watched too;
-    it gets all hubs that may come in by id at each change, and ``on_revoked(hub_ids)`` all that must be shut out at
-    once. ``on_registered(replica_id, epoch)`` comes each time the key is ours anew, ``on_lost(reason)`` each time it no
-    longer is. What the operator writes under the replica's control key is followed
-    and answered in the record; ``on_drain()`` comes once, when this life of it is to finish what it has and close.
-    ``on_acknowledged()`` comes when the record says ``draining`` and every hub has applied that.
+    ``fields`` are further fields of ReplicaRecord: host, pid, model, capacity, curve_public_key and so on. The control
+    key of the replica is watched, and what was applied of it is answered in the record.
+
+    ``may_renew()`` is called before each renewal: false lets the lease run out. ``on_hubs(records)`` is called with all
+    hubs that may connect, by id, at each change; ``on_revoked(hub_ids)`` with all hubs that must be disconnected.
+    ``on_registered(replica_id, epoch)``: the key was claimed, also after a loss. ``on_lost(reason)``: the key was lost.
+    ``on_drain()`` is called once, when an operator drains this life: finish what is in flight and close.
+    ``on_acknowledged()``: the record says ``draining`` and every hub has applied that.
     """
 
     def __init__(
@@ -85,14 +86,14 @@ class OmniCoordClientForStage(RegistryClient):
         self._on_lost = on_lost
         self._on_drain = on_drain
         self._on_acknowledged = on_acknowledged
-        #: Swapped whole; what it holds belongs to the loop.
+        #: Replaced as a whole; its state belongs to the loop.
         self._known_hubs: KnownHubs | None = None
         self._is_draining = False
         self._wanted_id = replica_id
         self._changed = threading.Condition()
-        #: What was published last and stands; None while nothing does. Guarded by ``_changed``.
+        #: (replica_id, epoch) of the published record; None while none is. Guarded by ``_changed``.
         self._registration: tuple[int, int] | None = None
-        #: What should be published. Guarded by ``_changed``.
+        #: The record to publish. Guarded by ``_changed``.
         self._record = self._first_record(input_addr, output_addr, stage_id, status, fields or {})
         self._own_weight = self._record.weight
         self._open()
@@ -114,23 +115,26 @@ class OmniCoordClientForStage(RegistryClient):
             raise
 
     def update_info(self, status: ReplicaStatus | None = None, queue_length: int | None = None) -> None:
-        """Publish a new status at once, a new queue length at most each load interval. Never waits."""
+        """Publish a new status at once, a new queue length at most once a load interval. Never blocks on etcd."""
         if status is None and queue_length is None:
             raise ValueError("update_info needs status or queue_length")
         changes = {"status": status, "queue_length": queue_length}
         self.describe(**{name: value for name, value in changes.items() if value is not None})
 
     def describe(self, **fields: Any) -> None:
-        """Publish other fields of the record: phase, progress, reason, capacity and so on. Never waits."""
+        """Publish other fields of the record: phase, progress, reason, capacity and so on. Never blocks on etcd.
+
+        Raise ConfigError for an unknown field or a value out of range.
+        """
         self._check_open()
         with self._changed:
             self._record = changed_record(self._record, fields)
             record = self._record
-            # Inside the lock, so that two threads' records reach the loop in the order in which they were made.
+            # Inside the lock, so that the records of two threads reach the loop in the order of their changes.
             self._thread.call(lambda: self._replica.update(self._shown(record)))
 
     def wait_registered(self, timeout_s: float) -> tuple[int, int]:
-        """Return (replica_id, epoch) as soon as the record stands in the registry. Raise TimeoutError."""
+        """Wait until the record is published; return (replica_id, epoch). Raise TimeoutError."""
         with self._changed:
             self._changed.wait_for(lambda: self._registration is not None, timeout_s)
             if self._registration is None:
@@ -139,12 +143,12 @@ class OmniCoordClientForStage(RegistryClient):
 
     @property
     def awaited_hubs(self) -> frozenset[str] | None:
-        """The hubs that have not said yet that they know of a drain; None while that is not known."""
+        """Ids of the hubs that have not acknowledged a drain yet; None while that is not known."""
         return self._acks.awaited
 
-    def _begin(self, kv: EtcdKV) -> None:
+    def _start_on_loop(self, kv: EtcdKV) -> None:
         config = self._config
-        self._control = ControlWatch(kv, config.namespace, self._record.stage_id, self._take_control)
+        self._control = ControlWatch(kv, config.namespace, self._record.stage_id, self._on_control_change)
         self._registrar = self._replica = ReplicaRegistrar(
             kv,
             config.namespace,
@@ -153,16 +157,18 @@ class OmniCoordClientForStage(RegistryClient):
             ttl_s=config.ttl_s,
             load_interval_s=config.load_interval_s,
             may_renew=self._may_renew or (lambda: True),
-            listener=Listener(self._tell_registered, self._note_published, self._note_lost),
+            listener=Listener(
+                self._on_key_registered, self._on_key_published, self._on_key_lost, self._on_lease_change
+            ),
         )
         self._replica.start()
-        self._acks = DrainAcks(kv, config.namespace, self._revoked, self._tell_acknowledged)
+        self._acks = DrainAcks(kv, config.namespace, self._revoked, self._on_drain_acknowledged)
         if self._on_hubs is not None or self._on_revoked is not None:
             self._watchers = self._watch_hubs(kv)
 
     def _watch_hubs(self, kv: EtcdKV) -> tuple[Watcher, ...]:
         namespace = self._config.namespace
-        known = KnownHubs(self._config.ttl_s, self._on_hubs or _ignore, tell_revoked=self._on_revoked or _ignore)
+        known = KnownHubs(self._config.ttl_s, self._on_hubs or _ignore, on_revoked=self._on_revoked or _ignore)
         self._known_hubs = known
         controls, hubs = keys.hub_controls_prefix(namespace), keys.hubs_prefix(namespace)
         watchers = (
@@ -182,52 +188,50 @@ class OmniCoordClientForStage(RegistryClient):
         return frozenset() if self._known_hubs is None else self._known_hubs.revoked
 
     def _shown(self, record: ReplicaRecord) -> ReplicaRecord:
-        """The record as it may be published: not up before it is known what the operator wants of this id."""
+        """The record to publish: not ``up`` before the control key was read, which may cordon the replica."""
         if self._control.known or record.status is not ReplicaStatus.UP:
             return record
         return msgspec.structs.replace(record, status=ReplicaStatus.STARTING)
 
-    def _take_control(self, in_force: InForce) -> None:
+    def _on_control_change(self, applied: AppliedControl) -> None:
         if self._is_closed:
             return
-        error = in_force.error
-        if in_force.draining and self._on_drain is None and not error:
-            error = f"revision {in_force.revision}: this replica can't be drained by its key"
-        weight = self._own_weight if in_force.weight is None else in_force.weight
-        self.describe(
-            cordoned=in_force.cordoned, weight=weight, control_revision=in_force.revision, control_error=error
-        )
-        if in_force.draining and not self._is_draining and self._on_drain is not None:
+        error = applied.error
+        if applied.draining and self._on_drain is None and not error:
+            error = f"revision {applied.revision}: this replica can't be drained by its key"
+        weight = self._own_weight if applied.weight is None else applied.weight
+        self.describe(cordoned=applied.cordoned, weight=weight, control_revision=applied.revision, control_error=error)
+        if applied.draining and not self._is_draining and self._on_drain is not None:
             self._is_draining = True
             self._on_drain()
 
-    def _tell_registered(self, key: KeyValue) -> None:
-        self._control.follow(replica_id_of(key), key.create_revision)
+    def _on_key_registered(self, key: KeyValue) -> None:
+        self._control.watch_control(replica_id_of(key), key.create_revision)
         if not self._control.known:
             self._replica.update(self._shown(self._record))
         if self._on_registered is not None:
             self._on_registered(replica_id_of(key), key.create_revision)
 
-    def _note_published(self, key: KeyValue) -> None:
+    def _on_key_published(self, key: KeyValue) -> None:
         shown = msgspec.json.decode(key.value, type=ReplicaRecord)
         if shown.status is ReplicaStatus.DRAINING:
-            self._acks.ask(key.mod_revision)
+            self._acks.await_revision(key.mod_revision)
         else:
-            self._acks.forget()
+            self._acks.stop_waiting()
         with self._changed:
             if (shown.status, self._record.status) == (ReplicaStatus.STARTING, ReplicaStatus.UP):
                 return
             self._registration = (replica_id_of(key), key.create_revision)
             self._changed.notify_all()
 
-    def _note_lost(self, reason: str) -> None:
-        self._acks.forget()
+    def _on_key_lost(self, reason: str) -> None:
+        self._acks.stop_waiting()
         with self._changed:
             self._registration = None
         if self._on_lost is not None:
             self._on_lost(reason)
 
-    def _tell_acknowledged(self) -> None:
+    def _on_drain_acknowledged(self) -> None:
         if self._on_acknowledged is not None:
             self._on_acknowledged()
 
@@ -242,16 +246,16 @@ def create_stage_coord_client(
 ) -> OmniCoordClientForStage:
     """Register a replica whose queue length is read from ``queue_length_getter`` each load interval.
 
-    A negative length counts as 0; while the getter raises, the former length stands. It is called on the client's own
-    thread and must be quick. ``options`` are those of OmniCoordClientForStage.
+    A negative length counts as 0; while the getter raises, the last length is kept. It is called on the client's thread
+    and must be quick. ``options`` are those of OmniCoordClientForStage.
     """
     if queue_length_getter is None:
         return OmniCoordClientForStage(endpoints, input_addr, output_addr, stage_id, **options)
-    return _AskingClient(endpoints, input_addr, output_addr, stage_id, queue_length_getter, **options)
+    return _PollingClient(endpoints, input_addr, output_addr, stage_id, queue_length_getter, **options)
 
 
-class _AskingClient(OmniCoordClientForStage):
-    """OmniCoordClientForStage that polls its getter."""
+class _PollingClient(OmniCoordClientForStage):
+    """OmniCoordClientForStage that publishes what its getter returns."""
 
     def __init__(
         self,
@@ -263,19 +267,19 @@ class _AskingClient(OmniCoordClientForStage):
         **options: Any,
     ) -> None:
         self._getter = getter
-        self._asking: asyncio.Task[None] | None = None
+        self._polling: asyncio.Task[None] | None = None
         super().__init__(endpoints, input_addr, output_addr, stage_id, **options)
 
-    def _begin(self, kv: EtcdKV) -> None:
-        super()._begin(kv)
-        self._asking = asyncio.create_task(self._ask(), name="queue-length")
+    def _start_on_loop(self, kv: EtcdKV) -> None:
+        super()._start_on_loop(kv)
+        self._polling = asyncio.create_task(self._poll_queue_length(), name="queue-length")
 
     async def _close_on_loop(self) -> None:
-        if self._asking is not None:
-            self._asking.cancel()
+        if self._polling is not None:
+            self._polling.cancel()
         await super()._close_on_loop()
 
-    async def _ask(self) -> None:
+    async def _poll_queue_length(self) -> None:
         published, log_once = 0, LogOnce()
         while True:
             try:

@@ -17,9 +17,10 @@ from omni_discovery.records import keys
 from omni_discovery.records.beat import decode_beat
 from omni_discovery.records.control import ControlError, answered_revision, parse
 from omni_discovery.records.schema import WAITING_PHASE, ReplicaInfo, ReplicaStatus
+from omni_discovery.stories import Story
 from omni_discovery.view.table import View
 
-__all__ = ["Evidence", "Finding", "Grade", "count_namespaces", "examine", "judge_version"]
+__all__ = ["Evidence", "Finding", "Grade", "count_namespaces", "examine", "judge_version", "recent_findings"]
 
 
 class Grade(StrEnum):
@@ -345,3 +346,21 @@ def _deploy_of(evidence: Evidence) -> tuple[DeployConfig | None, str]:
         return decode_deploy(evidence.view.pipeline, keys.pipeline_key(evidence.namespace)), ""
     except ConfigError as error:
         return None, str(error)
+
+
+#: Stories older than this are history, and of the others so many are shown, each with so many of its last lines.
+_RECENT_S: Final = 3600.0
+_MOST_RECENT: Final = 5
+_LINES_SHOWN: Final = 10
+
+
+def recent_findings(stories: Sequence[Story], now_s: float) -> list[Finding]:
+    """What happened to leases and requests that failed on this machine within the last hour, the latest last."""
+    recent = [story for story in stories if now_s - story.at_s <= _RECENT_S][-_MOST_RECENT:]
+    return [Finding(Grade.NOTE, "recent", _story_text(story, now_s)) for story in recent]
+
+
+def _story_text(story: Story, now_s: float) -> str:
+    ago_s = max(0.0, now_s - story.at_s)
+    head = f"{story.kind} {story.name} of process {story.pid}, {ago_s:.0f} s ago:"
+    return "\n".join([head, *(f"  {line}" for line in story.lines[-_LINES_SHOWN:])])

@@ -45,15 +45,17 @@ class DoctorCommand:
 
         import msgspec
 
-        from omni_discovery.commands.checks import Grade
+        from omni_discovery.commands.checks import Grade, recent_findings
         from omni_discovery.etcd.embedded_file import embedded_among
         from omni_discovery.records.keys import check_namespace
+        from omni_discovery.stories import read_stories
 
         quiet_logging()
         namespace = check_namespace(arguments.namespace)
         endpoints, security = find_endpoints(arguments), read_security(arguments)
         embedded = embedded_among(user_runtime_dir(), namespace, endpoints)
         found = asyncio.run(diagnose(endpoints, security, namespace, embedded))
+        found += recent_findings(read_stories(user_runtime_dir(), namespace), time.time())
         if arguments.json:
             for finding in found:
                 sys.stdout.write(msgspec.json.encode(dataclasses.asdict(finding)).decode() + "\n")

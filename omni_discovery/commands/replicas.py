@@ -29,7 +29,7 @@ class ReplicasCommand:
 
         from omni_discovery.clients import OmniCoordClientForHub
         from omni_discovery.commands.tables import replica_json, replica_table
-        from omni_discovery.etcd.check import check_registry, read_namespaces, tell_of_others
+        from omni_discovery.etcd.check import check_registry, empty_namespace_text, read_namespaces
         from omni_discovery.etcd.config import RegistryConfig
 
         quiet_logging()
@@ -60,5 +60,5 @@ class ReplicasCommand:
             view = client.view()
         if not (view.replicas or view.hubs or view.pipeline):
             names = read_namespaces(endpoints, security)
-            sys.stderr.write(f"omni: {tell_of_others(arguments.namespace, names)}\n")
+            sys.stderr.write(f"omni: {empty_namespace_text(arguments.namespace, names)}\n")
         return 0

@@ -12,7 +12,7 @@ import grpc
 from omni_discovery.errors import RegistryUnavailableError
 from omni_discovery.etcd._rpc import rpc, stubs
 from omni_discovery.etcd.auth import Tokens
-from omni_discovery.etcd.channel import Line
+from omni_discovery.etcd.channel import EndpointChannel
 from omni_discovery.etcd.config import RegistrySecurity
 from omni_discovery.etcd.watch import prefix_end
 from omni_discovery.records.keys import namespace_prefix
@@ -29,7 +29,7 @@ class NamespaceAccess:
 
     role: str
     user_is_new: bool
-    #: Whether etcd asks who somebody is; until it does, the role confines nobody.
+    #: Whether etcd has authentication enabled; without it, the role restricts no client.
     auth_is_on: bool
 
 
@@ -41,9 +41,10 @@ def role_of(namespace: str) -> str:
 async def grant_namespace(
     endpoints: Sequence[str], security: RegistrySecurity, namespace: str, user: str, password: str
 ) -> NamespaceAccess:
-    """Let ``user`` read, write and watch everything under the namespace and nothing else of this project.
+    """Give ``user`` a role that may read, write and watch the keys of the namespace, and no other keys.
 
-    ``security`` is an administrator's, if etcd asks who we are. Raise RegistryError.
+    ``security`` is that of an administrator, where authentication is enabled. Doing it again changes nothing but an
+    existing user's password, which stays. Raise RegistryError.
     """
     *others, last = endpoints
     for endpoint in others:
@@ -57,9 +58,9 @@ async def grant_namespace(
 async def _grant_at(
     endpoint: str, security: RegistrySecurity, namespace: str, user: str, password: str
 ) -> NamespaceAccess:
-    line = Line(endpoint, _TIMEOUT_S, security.tls)
+    channel = EndpointChannel(endpoint, _TIMEOUT_S, security.tls)
     try:
-        calls = _Calls(line, Tokens(security.user, security.password, _TIMEOUT_S))
+        calls = _Calls(channel, Tokens(security.user, security.password, _TIMEOUT_S))
         role = role_of(namespace)
         await calls.make("RoleAdd", rpc.AuthRoleAddRequest(name=role), unless="role name already exists")
         await calls.make("RoleGrantPermission", rpc.AuthRoleGrantPermissionRequest(name=role, perm=_whole(namespace)))
@@ -69,7 +70,7 @@ async def _grant_at(
         await calls.make("UserGrantRole", rpc.AuthUserGrantRoleRequest(user=user, role=role))
         return NamespaceAccess(role, user_is_new, await calls.auth_is_on())
     finally:
-        await line.close()
+        await channel.close()
 
 
 def _whole(namespace: str) -> Any:
@@ -82,24 +83,24 @@ def _whole(namespace: str) -> Any:
 class _Calls:
     """Calls of etcd's Auth service as an administrator."""
 
-    def __init__(self, line: Line, tokens: Tokens) -> None:
-        self._line = line
+    def __init__(self, channel: EndpointChannel, tokens: Tokens) -> None:
+        self._channel = channel
         self._tokens = tokens
-        self._service = line.auth
+        self._service = channel.auth
 
     async def make(self, name: str, request: Any, *, unless: str = "") -> bool:
-        """Do it; False if etcd says ``unless``, which means that it is done already."""
-        metadata = await self._tokens.metadata(self._line)
+        """Call method ``name``; return False if etcd answers ``unless``: it was done before. Raise RegistryError."""
+        metadata = await self._tokens.metadata(self._channel)
         try:
             await getattr(self._service, name)(request, timeout=_TIMEOUT_S, metadata=metadata)
         except grpc.RpcError as error:
             if unless and unless in (error.details() or ""):
                 return False
-            raise self._line.explain(error) from error
+            raise self._channel.explain(error) from error
         return True
 
     async def auth_is_on(self) -> bool:
-        """Nobody logs in with this; etcd's answer tells whether somebody could."""
+        """Whether authentication is enabled, by etcd's answer to a login that can't succeed."""
         try:
             await self._service.Authenticate(rpc.AuthenticateRequest(name="-"), timeout=_TIMEOUT_S)
         except grpc.RpcError as error:

@@ -1,9 +1,8 @@
-"""One gRPC channel per etcd endpoint.
+"""EndpointChannels: one gRPC channel per etcd endpoint, and failover between them.
 
-An endpoint that fails is left for the next one; its channel stays open and heals by itself, because closing a channel
-would break the calls that others have on it.
-
-Outage: tells once that an etcd has gone away, and once that it is back. Who uses the connection need not say it.
+After a failure, calls go to the next endpoint. The channel of the failed one stays open and reconnects by itself:
+closing it would break other calls on it. ``Outage`` logs once that no endpoint answers and once that one does again, so
+that the users of a connection need not.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from omni_discovery.etcd.errors import map_error
 
 logger = logging.getLogger(__name__)
 
-#: Streams need it: without a leader a member must say so instead of staying silent.
+#: Metadata of streams: a member without a leader must end them with an error instead of staying silent.
 HAS_LEADER: Final = (("hasleader", "true"),)
 
 _MAX_MESSAGE_BYTES: Final = 64 * 1024 * 1024
@@ -33,7 +32,7 @@ _DRAIN_S: Final = 0.1
 
 
 def channel_options(connect_timeout_s: float) -> list[tuple[str, int]]:
-    """What makes a dead or hung server noticed, and a healthy one not offended."""
+    """Options of gRPC: keepalive pings that detect a dead or hung server, at a rate that servers accept."""
     return [
         ("grpc.keepalive_time_ms", 10_000),
         ("grpc.keepalive_timeout_ms", 3_000),
@@ -51,16 +50,16 @@ def channel_options(connect_timeout_s: float) -> list[tuple[str, int]]:
 
 
 def was_cancelled() -> bool:
-    """Whether the CancelledError at hand is meant for this task.
+    """Whether a CancelledError that was just caught is a cancellation of this task.
 
-    grpc.aio also lets a call end by CancelledError when its channel is closed under it.
+    grpc.aio also ends a call by CancelledError when the channel is closed under it.
     """
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
 
 def closed_under(action: str) -> RegistryUnavailableError:
-    """What a CancelledError means that is not for this task."""
+    """The error of a call whose channel was closed under it; ``action`` names the call."""
     return RegistryUnavailableError(f"{action}: the connection was closed", may_have_run=True)
 
 
@@ -73,8 +72,8 @@ def _channel(endpoint: str, tls: RegistryTls | None, options: list[tuple[str, An
     return grpc.aio.secure_channel(endpoint, credentials, options=options)
 
 
-class Line:
-    """The channel to one endpoint with its stubs."""
+class EndpointChannel:
+    """The gRPC channel to one endpoint (``host:port``), with its stubs."""
 
     def __init__(self, endpoint: str, connect_timeout_s: float, tls: RegistryTls | None = None) -> None:
         self.endpoint = endpoint
@@ -87,63 +86,63 @@ class Line:
         self.maintenance: Any = stubs.MaintenanceStub(self._channel)
 
     def explain(self, error: grpc.RpcError) -> RegistryError:
-        """The error of a call on this line, in the project's words."""
+        """Map the error of a call on this channel to one of errors.py."""
         return map_error(error, self.endpoint, self._tls)
 
     async def close(self) -> None:
-        """Break all calls and close."""
+        """Close the channel; calls under way are cancelled."""
         await self._channel.close(grace=None)
 
 
-class Lines:
-    """The endpoints; all calls use one until it fails, then the next."""
+class EndpointChannels:
+    """The channels to all endpoints. All calls use the current one until it fails, then the next."""
 
     def __init__(self, endpoints: Sequence[str], connect_timeout_s: float, tls: RegistryTls | None = None) -> None:
-        # Each client starts elsewhere, so that the members share the load.
+        # Clients start at random endpoints, so that the members share the load.
         shift = random.randrange(len(endpoints))
         ordered = [*endpoints[shift:], *endpoints[:shift]]
-        self._lines = tuple(Line(endpoint, connect_timeout_s, tls) for endpoint in ordered)
+        self._channels = tuple(EndpointChannel(endpoint, connect_timeout_s, tls) for endpoint in ordered)
         self._current = 0
 
     def __len__(self) -> int:
-        return len(self._lines)
+        return len(self._channels)
 
     @property
-    def current(self) -> Line:
-        """The endpoint to use now."""
-        return self._lines[self._current]
+    def current(self) -> EndpointChannel:
+        """The channel to use now."""
+        return self._channels[self._current]
 
-    def leave(self, line: Line) -> None:
-        """Go to the next endpoint, unless another call has left ``line`` already."""
-        if self.current is line:
-            self._current = (self._current + 1) % len(self._lines)
+    def leave_endpoint(self, channel: EndpointChannel) -> None:
+        """A call on ``channel`` failed: use the next endpoint, unless another failed call has moved on already."""
+        if self.current is channel:
+            self._current = (self._current + 1) % len(self._channels)
 
     async def close(self) -> None:
         """Close all channels."""
-        for line in self._lines:
-            await line.close()
-        # Calls that were broken off still report through a thread of gRPC's own, and the loop must be there for that:
-        # if it is closed by then, the events of the process's other loops are held up.
+        for channel in self._channels:
+            await channel.close()
+        # Cancelled calls still report through a thread of gRPC, which needs this loop: were it closed by then, the
+        # events of other loops in this process would be delayed.
         await asyncio.sleep(_DRAIN_S)
 
 
 class Outage:
-    """Of one connection. A call has failed if no endpoint answered it for as long as it was tried."""
+    """Logs the outages of one connection. A call has failed if no endpoint answered any attempt of it."""
 
     def __init__(self, endpoints: Sequence[str], now: Callable[[], float] = time.monotonic) -> None:
         self._endpoints = ",".join(endpoints)
         self._now = now
-        #: Since when no call was answered, monotonic; None while they are.
+        #: Since when no call was answered, monotonic seconds; None while calls are answered.
         self._since_s: float | None = None
 
-    def failed(self, reason: object) -> None:
-        """Nobody answered a call."""
+    def call_failed(self, reason: object) -> None:
+        """No endpoint answered a call, because of ``reason``."""
         if self._since_s is None:
             self._since_s = self._now()
             logger.warning("etcd.away endpoints=%s reason=%s", self._endpoints, reason)
 
-    def answered(self) -> None:
-        """Somebody answered a call."""
+    def call_answered(self) -> None:
+        """An endpoint answered a call."""
         if self._since_s is not None:
             after_s, self._since_s = self._now() - self._since_s, None
             logger.info("etcd.back endpoints=%s after_s=%.1f", self._endpoints, after_s)

@@ -1,7 +1,4 @@
-"""One look at etcd before anything is started on it, so that what is wrong with it is said at once and by name.
-
-Which namespaces there are on an etcd, for who has looked into an empty one.
-"""
+"""Checks of etcd by command lines, before anything is started: can it be read, which TTLs, which namespaces."""
 
 from __future__ import annotations
 
@@ -34,10 +31,10 @@ _PAUSE_S: Final = 0.2
 def check_registry(
     config: RegistryConfig, patience_s: float, is_stopped: Callable[[], bool] = lambda: False
 ) -> bytes | None:
-    """Return as soon as etcd lets us read our namespace: its deploy document; None if it has none, or we are stopped.
+    """Wait until the namespace can be read; return its deploy document, None if it has none or ``is_stopped()``.
 
-    Raise RegistryRefusedError or RegistryTlsError at once, RegistryUnavailableError after ``patience_s``: each says
-    which endpoint, and what to correct. Blocks: not for a thread that has an event loop.
+    Raise RegistryRefusedError or RegistryTlsError at once, RegistryUnavailableError after ``patience_s``: the message
+    names the endpoint and what to correct. Blocks: not for a thread that has an event loop.
     """
     return asyncio.run(_check(config, patience_s, is_stopped))
 
@@ -45,7 +42,7 @@ def check_registry(
 def check_ttl(config: RegistryConfig) -> None:
     """Raise ConfigError if etcd would grant no lease as short as ``config.ttl_s``; it counts whole seconds.
 
-    An etcd that does not answer is not asked again: clients honour what they are granted. Blocks, as check_registry.
+    An etcd that does not answer passes the check: clients accept the TTL that they are granted. Blocks.
     """
     granted_s = asyncio.run(_granted_s(config))
     if granted_s >= config.ttl_s + 1:
@@ -96,14 +93,14 @@ async def _check(config: RegistryConfig, patience_s: float, is_stopped: Callable
 _ANSWER_S: Final = 3.0
 
 
-def names_in(listed: Iterable[str]) -> list[str]:
-    """The namespaces that keys belong to, in order."""
+def namespaces_in(listed: Iterable[str]) -> list[str]:
+    """The namespaces that the keys ``listed`` belong to, sorted."""
     found = {key.removeprefix(keys.ROOT).split("/")[0] for key in listed if key.startswith(keys.ROOT)}
     return sorted(name for name in found if name)
 
 
-def tell_of_others(namespace: str, names: Iterable[str] | None) -> str:
-    """What to say of a namespace that holds nothing, by those that there are; None if they can't be seen."""
+def empty_namespace_text(namespace: str, names: Iterable[str] | None) -> str:
+    """The message for an empty namespace. ``names`` are the namespaces on this etcd, None if they can't be read."""
     empty = f"nothing is in namespace {namespace!r}"
     if names is None:
         return f"{empty}; this user may not see which others there are"
@@ -112,13 +109,13 @@ def tell_of_others(namespace: str, names: Iterable[str] | None) -> str:
 
 
 def read_namespaces(endpoints: str, security: RegistrySecurity) -> list[str] | None:
-    """All that hold anything; None if we may not see them, or etcd does not answer."""
+    """All namespaces that have keys; None if this user may not read them, or etcd does not answer. Blocks."""
     from omni_discovery.etcd.store import EtcdKV
 
     async def read() -> list[str]:
         kv = EtcdKV(endpoints, security=security, call_timeout_s=_ANSWER_S)
         try:
-            return names_in(item.key for item in (await kv.list(keys.ROOT)).items)
+            return namespaces_in(item.key for item in (await kv.list(keys.ROOT)).items)
         finally:
             await kv.close()
 

@@ -1,8 +1,6 @@
-"""RegistrySecurity: who we are for etcd and how the way to it is protected. Checked at the door, files and all.
+"""RegistryConfig: endpoints, namespace, TLS, user and times of a connection to etcd, all checked when it is built.
 
-Where etcd listens, as people write it: ``host:port``, a comma list, or a list; with ``https://`` it is TLS.
-
-RegistryConfig: how one process talks to the registry, with its times checked against each other.
+Endpoints are ``host:port``, a comma list of them, or a sequence; ``https://`` in front means TLS.
 """
 
 from __future__ import annotations
@@ -67,12 +65,12 @@ def _is_host(host: str) -> bool:
 class RegistryTls:
     """TLS to etcd. Files are PEM. Raises ConfigError when built from files that can't work together."""
 
-    #: Who must have signed etcd's certificate; empty for the authorities that this system trusts.
+    #: CA certificates that etcd's certificate must be signed by; empty for those that this system trusts.
     ca_file: str = ""
-    #: Our own certificate and its key, where etcd asks clients for one.
+    #: The client certificate and its key, where etcd requires one.
     cert_file: str = ""
     key_file: str = ""
-    #: The name that etcd's certificate must bear, where that is not the endpoint's host.
+    #: The name in etcd's certificate, where that is not the endpoint's host.
     server_name: str = ""
 
     def __post_init__(self) -> None:
@@ -115,7 +113,7 @@ class RegistryTls:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegistrySecurity:
-    """What a connection to etcd needs besides its endpoints. The default is plaintext and nobody."""
+    """TLS and user of a connection to etcd. The default is plaintext without a user."""
 
     tls: RegistryTls | None = None
     user: str = ""
@@ -144,16 +142,16 @@ class RegistrySecurity:
 class RegistryConfig:
     """Frozen and complete. Raises ConfigError when built from values that can't work together."""
 
-    #: Given in any way that parse_endpoints reads, kept as its tuple.
+    #: In any form that parse_endpoints reads; kept as a tuple of ``host:port``.
     endpoints: str | Sequence[str]
     namespace: str = "default"
-    #: With TLS too where the endpoints ask for it.
+    #: With TLS if the endpoints say ``https://``.
     security: RegistrySecurity = field(default_factory=RegistrySecurity)
-    #: Length of the lease asked for; a replica that stops renewing is gone after this.
+    #: TTL of leases; the record of a replica that stops renewing is gone after this.
     ttl_s: float = 10.0
-    #: The load alone is published at most this often.
+    #: A record in which only the load changed is published at most this often.
     load_interval_s: float = 0.5
-    #: A withdrawal waits so long for the registry, then leaves the record to expire.
+    #: A withdrawal waits this long for etcd, then leaves the record to expire.
     close_timeout_s: float = 3.0
 
     def __post_init__(self) -> None:
@@ -163,18 +161,18 @@ class RegistryConfig:
         check_namespace(self.namespace)
         # etcd counts leases in whole seconds, and three renewals must fit into one.
         _check_length("ttl_s", self.ttl_s, 1.0, 3600.0)
-        # Load that is older than a lease could be that of a dead replica.
+        # A load older than a lease could be that of a dead replica.
         _check_length("load_interval_s", self.load_interval_s, 0.01, self.ttl_s)
         _check_length("close_timeout_s", self.close_timeout_s, 0.1, 60.0)
 
     @property
     def try_timeout_s(self) -> float:
-        """One attempt of one call: three renewals must fit into one TTL."""
+        """Limit of one attempt of one call: three renewals must fit into one TTL."""
         return min(2.0, self.ttl_s / 3)
 
     @property
     def call_timeout_s(self) -> float:
-        """No new attempt of a call begins later than this after the first."""
+        """No attempt of a call begins later than this after the first."""
         return 2 * self.try_timeout_s
 
 

@@ -37,11 +37,11 @@ _FOLDER_PREFIX: Final = "omni-etcd-"
 _LOG_NAME: Final = "etcd.log"
 _START_TRIES: Final = 5
 _QUOTA_BYTES: Final = 512 * 1024 * 1024
-#: How much of its log's end is looked at, and how much is told where it is not in etcd's usual form.
+#: Bytes read from the end of etcd's log, and characters shown of a line that is not in etcd's usual form.
 _TAIL: Final = 16_384
 _LONGEST: Final = 400
-#: Of a line of the log: what stands before these, and what only a developer reads.
-_TOLD: Final = frozenset({"level", "ts", "caller", "msg", "error", "stacktrace"})
+#: Fields of a line of etcd's log that are shown already, or that only its developers read.
+_LEFT_OUT: Final = frozenset({"level", "ts", "caller", "msg", "error", "stacktrace"})
 _RESTART_DELAY_S: Final = 0.5
 _LAUNCHER: Final = (sys.executable, "-I", "-S", _die_with_parent.__file__)
 
@@ -183,7 +183,7 @@ class EmbeddedEtcd:
                 stdout=log,
                 stderr=log,
                 cwd=folder,
-                # Ctrl-C in the terminal is for the owner, who still has to withdraw its records.
+                # Ctrl-C in the terminal must not reach etcd: the hub still has to withdraw its records.
                 start_new_session=True,
             )
         self._process = process
@@ -210,13 +210,13 @@ def _log_tail(folder: Path) -> str:
 
 
 def what_it_said(log: str) -> str:
-    """Why etcd ended, on one line, by the last line of its log that is whole."""
+    """Why etcd ended, on one line, by the last complete line of its log."""
     for line in reversed(log.splitlines()):
         with contextlib.suppress(ValueError):
             entry = json.loads(line)
             if isinstance(entry, dict) and "msg" in entry:
                 told = f"{entry['msg']}: {entry['error']}" if "error" in entry else str(entry["msg"])
-                more = ", ".join(f"{name} {value}" for name, value in entry.items() if name not in _TOLD)
+                more = ", ".join(f"{name} {value}" for name, value in entry.items() if name not in _LEFT_OUT)
                 return one_line(f"{told} ({more})" if more else told)
     return one_line(log)[:_LONGEST]
 
@@ -231,7 +231,7 @@ def _flags(data: Path, client_port: int, peer_port: int) -> list[str]:
         "listen-peer-urls": peer,
         "initial-advertise-peer-urls": peer,
         "initial-cluster": f"embedded={peer}",
-        # The token makes the cluster id, and by that an emptied store is told from the one before.
+        # The cluster id is derived from the token: a store that was emptied has another one.
         "initial-cluster-token": uuid.uuid4().hex,
         "heartbeat-interval": "50",
         "election-timeout": "250",

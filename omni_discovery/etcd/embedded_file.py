@@ -1,16 +1,15 @@
-"""Where a hub with an embedded etcd leaves its endpoint, for this user's other commands on the same machine."""
+"""The file by which other commands of this user on this machine find the embedded etcd of a hub."""
 
 from __future__ import annotations
 
 import os
-import stat
-import tempfile
 from pathlib import Path
 
 import msgspec
 
 from omni_discovery.errors import ConfigError
 from omni_discovery.records.keys import check_namespace
+from omni_discovery.runtime_dir import is_private
 
 
 class EmbeddedEndpoint(msgspec.Struct, frozen=True, kw_only=True):
@@ -20,22 +19,11 @@ class EmbeddedEndpoint(msgspec.Struct, frozen=True, kw_only=True):
     pid: int
 
 
-def runtime_dir(xdg_runtime_dir: str | None) -> Path:
-    """The per-user folder: under XDG_RUNTIME_DIR where the system has one, else under the temporary folder."""
-    return Path(xdg_runtime_dir or Path(tempfile.gettempdir()) / f"omni-{os.getuid()}") / "omni"
-
-
-def is_private(folder: Path) -> bool:
-    """Whether it is a folder that only this user writes to: in the temporary folder, others may have been first."""
-    try:
-        status = folder.lstat()
-    except OSError:
-        return False
-    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o022
-
-
 def write_endpoint(folder: Path, namespace: str, endpoint: str) -> Path:
-    """Publish this process's embedded etcd for a namespace; return the file. Raise ConfigError for another's folder."""
+    """Write the endpoint of this process's embedded etcd; return the file.
+
+    Raise ConfigError if other users can write to ``folder``.
+    """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if not is_private(folder):
         raise ConfigError(f"others can write to {folder}: remove it, or set XDG_RUNTIME_DIR to a folder of your own")
@@ -48,7 +36,7 @@ def write_endpoint(folder: Path, namespace: str, endpoint: str) -> Path:
 
 
 def read_embedded(folder: Path, namespace: str) -> EmbeddedEndpoint | None:
-    """The living embedded etcd of this user for a namespace; None if there is none."""
+    """The running embedded etcd of this user for a namespace; None if there is none."""
     if not is_private(folder):
         return None
     try:
@@ -59,13 +47,13 @@ def read_embedded(folder: Path, namespace: str) -> EmbeddedEndpoint | None:
 
 
 def embedded_among(folder: Path, namespace: str, endpoints: str) -> str:
-    """The endpoint of this user's embedded etcd, if ``endpoints`` means that one; empty if not."""
+    """``endpoints`` if that is the endpoint of this user's embedded etcd, else empty."""
     found = read_embedded(folder, namespace)
     return endpoints if found is not None and found.endpoint == endpoints else ""
 
 
 def remove_endpoint(folder: Path, namespace: str, pid: int | None = None) -> None:
-    """Take the file back, if it still is this process's, or that of ``pid``, which was killed. Idempotent."""
+    """Delete the file if this process wrote it, or process ``pid``, which was killed. Idempotent."""
     file = _file(folder, namespace)
     try:
         if msgspec.json.decode(file.read_bytes(), type=EmbeddedEndpoint).pid == (pid or os.getpid()):

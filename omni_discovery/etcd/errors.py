@@ -42,7 +42,7 @@ _NEVER_RAN: Final = (
 )
 _OTHER_NAME: Final = "its certificate is for another name: correct the endpoint or --etcd-server-name"
 _OUR_CERTIFICATE: Final = "it {asks_or_refuses} client certificate: {give_or_correct} --etcd-cert and --etcd-key"
-#: What gRPC says of a connection that never stood, and what that means to whoever set it up. The first found counts.
+#: gRPC's text for a connection that was never established, and its meaning for the operator. The first match counts.
 _NO_TLS: Final = (("Socket closed", "it hangs up as one that speaks TLS does: write https:// or give --etcd-ca"),)
 _TLS: Final = (
     ("Handshake read failed", "it does not answer in TLS: write http:// and give no --etcd-ca"),
@@ -65,7 +65,7 @@ _LOGIN: Final = {
 
 
 def map_error(error: grpc.RpcError, endpoint: str, tls: RegistryTls | None = None) -> RegistryError:
-    """Say in the project's words what gRPC reported of a call to ``endpoint``."""
+    """Map what gRPC reported of a call to ``endpoint`` (``host:port``) to one of errors.py."""
     code, details = error.code(), error.details() or ""
     if code is grpc.StatusCode.NOT_FOUND and "lease not found" in details:
         return LeaseNotFoundError(details)
@@ -77,7 +77,7 @@ def map_error(error: grpc.RpcError, endpoint: str, tls: RegistryTls | None = Non
 
 
 def refusal(details: str, endpoint: str) -> RegistryRefusedError:
-    """What etcd's own refusal means."""
+    """Map a refusal by etcd, with its own text ``details``, to one of errors.py."""
     for text, meaning in _LOGIN.items():
         if text in details:
             return RegistryLoginError(f"{endpoint}: {meaning} ({details})")

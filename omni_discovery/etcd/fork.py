@@ -1,8 +1,8 @@
-"""Import gRPC without its handlers for fork; import this before grpc.
+"""Import gRPC without its fork handlers; import this module before grpc.
 
-With them, a forked child of a process that has a client starts gRPC's threads anew and dies of it, before anything can
-tell it that clients don't survive a fork. Without them the child is left alone. gRPC reads the setting once, as it is
-imported; the environment is as it was afterwards, and somebody's own choice is respected.
+With them, a forked child of a process that has a client restarts gRPC's threads and crashes, before it can be reported
+that clients don't survive a fork. gRPC reads the setting once, when it is imported. The environment is restored
+afterwards, and a setting that the user made is left as it is.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from omni_discovery.errors import (
 )
 from omni_discovery.etcd._rpc import rpc
 from omni_discovery.etcd.auth import Tokens
-from omni_discovery.etcd.channel import Line, Lines, Outage, closed_under, was_cancelled
+from omni_discovery.etcd.channel import EndpointChannel, EndpointChannels, Outage, closed_under, was_cancelled
 from omni_discovery.etcd.config import RegistrySecurity, parse_endpoints
 from omni_discovery.etcd.keepalive import KeepAlives
 from omni_discovery.etcd.versions import ServerVersions, VersionLog
@@ -34,7 +34,7 @@ __all__ = ["EtcdKV", "parse_endpoints"]
 _PAGE_KEYS: Final = 500
 
 #: Picks one method of one endpoint's stubs.
-_Method = Callable[[Line], Any]
+_Method = Callable[[EndpointChannel], Any]
 
 
 class EtcdKV:
@@ -44,7 +44,7 @@ class EtcdKV:
     Reads, and writes that recognise their own effect, are tried again; any other write only if it cannot have run.
     """
 
-    #: Shared by all connections of a process: they meet the same servers, and one line about each is enough.
+    #: Shared by all connections of a process: they meet the same servers, and one channel about each is enough.
     version_log: ClassVar[VersionLog] = VersionLog()
 
     def __init__(
@@ -59,14 +59,14 @@ class EtcdKV:
         self._loop = asyncio.get_running_loop()
         secured = (security or RegistrySecurity()).for_endpoints(endpoints)
         parsed = parse_endpoints(endpoints)
-        self._lines = Lines(parsed, connect_timeout_s, secured.tls)
+        self._channels = EndpointChannels(parsed, connect_timeout_s, secured.tls)
         self._outage = Outage(parsed)
         self._tokens = Tokens(secured.user, secured.password, try_timeout_s)
         self._try_timeout_s = try_timeout_s
         self._call_timeout_s = call_timeout_s
         self._server_versions = ServerVersions(self._tokens, try_timeout_s, self.version_log)
-        self._keep_alives = KeepAlives(self._lines, self._tokens, try_timeout_s)
-        #: The etcd history that the last answer of a list came from; 0 before the first.
+        self._keep_alives = KeepAlives(self._channels, self._tokens, try_timeout_s)
+        #: The id of the cluster that answered the last list; 0 before the first.
         self._cluster_id = 0
         self._closed = False
 
@@ -79,26 +79,26 @@ class EtcdKV:
         """See KVStore. The TTL is asked for in whole seconds, rounded up."""
         request = rpc.LeaseGrantRequest(TTL=max(1, -int(-ttl_s // 1)))
         # A grant whose answer is lost leaves a lease that holds nothing and expires.
-        response = await self._call(lambda line: line.lease.LeaseGrant, request, repeatable=True)
+        response = await self._call(lambda channel: channel.lease.LeaseGrant, request, repeatable=True)
         return LeaseGrant(response.ID, float(response.TTL))
 
     async def keep_alive(self, lease_id: int) -> float:
         """See KVStore. One attempt: the lease decides when the next is due."""
         self._check_usable()
-        return await self._keep_alives.renew(lease_id)
+        return await self._keep_alives.renew_lease(lease_id)
 
     async def revoke(self, lease_id: int) -> None:
         """See KVStore."""
         request = rpc.LeaseRevokeRequest(ID=lease_id)
         try:
-            await self._call(lambda line: line.lease.LeaseRevoke, request, repeatable=True)
+            await self._call(lambda channel: channel.lease.LeaseRevoke, request, repeatable=True)
         except LeaseNotFoundError:
             return
 
     async def put(self, key: str, value: bytes, lease_id: int = 0) -> int:
         """See KVStore."""
         request = rpc.PutRequest(key=key.encode(), value=value, lease=lease_id)
-        response = await self._call(lambda line: line.kv.Put, request, repeatable=False)
+        response = await self._call(lambda channel: channel.kv.Put, request, repeatable=False)
         return int(response.header.revision)
 
     async def create(self, key: str, value: bytes, lease_id: int = 0) -> Claim:
@@ -122,13 +122,15 @@ class EtcdKV:
             )
             delete = rpc.RequestOp(request_delete_range=request)
             transaction = rpc.TxnRequest(compare=[at], success=[delete])
-            return bool((await self._call(lambda line: line.kv.Txn, transaction, repeatable=False)).succeeded)
-        response = await self._call(lambda line: line.kv.DeleteRange, request, repeatable=False)
+            return bool((await self._call(lambda channel: channel.kv.Txn, transaction, repeatable=False)).succeeded)
+        response = await self._call(lambda channel: channel.kv.DeleteRange, request, repeatable=False)
         return bool(response.deleted)
 
     async def get(self, key: str) -> KeyValue | None:
         """See KVStore."""
-        response = await self._call(lambda line: line.kv.Range, rpc.RangeRequest(key=key.encode()), repeatable=True)
+        response = await self._call(
+            lambda channel: channel.kv.Range, rpc.RangeRequest(key=key.encode()), repeatable=True
+        )
         return to_key_value(response.kvs[0]) if response.kvs else None
 
     async def list(self, prefix: str, *, keys_only: bool = False) -> Listing:
@@ -137,7 +139,7 @@ class EtcdKV:
         request = rpc.RangeRequest(key=start, range_end=end, limit=_PAGE_KEYS, keys_only=keys_only)
         items: list[KeyValue] = []
         while True:
-            page = await self._call(lambda line: line.kv.Range, request, repeatable=True)
+            page = await self._call(lambda channel: channel.kv.Range, request, repeatable=True)
             items += [to_key_value(kv) for kv in page.kvs]
             request.revision = request.revision or page.header.revision
             if not page.more or not page.kvs:
@@ -157,12 +159,14 @@ class EtcdKV:
             sort_order=rpc.RangeRequest.DESCEND,
             sort_target=rpc.RangeRequest.MOD,
         )
-        response = await self._call(lambda line: line.kv.Range, request, repeatable=True)
+        response = await self._call(lambda channel: channel.kv.Range, request, repeatable=True)
         return Summary(int(response.count), max((int(kv.mod_revision) for kv in response.kvs), default=0))
 
     async def list_key(self, key: str) -> Listing:
         """See KVStore."""
-        response = await self._call(lambda line: line.kv.Range, rpc.RangeRequest(key=key.encode()), repeatable=True)
+        response = await self._call(
+            lambda channel: channel.kv.Range, rpc.RangeRequest(key=key.encode()), repeatable=True
+        )
         self._cluster_id = response.header.cluster_id
         return Listing(response.header.revision, self._cluster_id, tuple(to_key_value(kv) for kv in response.kvs))
 
@@ -176,11 +180,11 @@ class EtcdKV:
 
     async def _watch(self, name: str, start_revision: int, *, is_prefix: bool) -> AsyncGenerator[WatchBatch, None]:
         self._check_usable()
-        line = self._lines.current
+        channel = self._channels.current
         try:
             for may_log_in_again in (True, False):
-                metadata = await self._tokens.metadata(line)
-                watch = EtcdWatch(line, name, start_revision, self._cluster_id, metadata, is_prefix=is_prefix)
+                metadata = await self._tokens.metadata(channel)
+                watch = EtcdWatch(channel, name, start_revision, self._cluster_id, metadata, is_prefix=is_prefix)
                 stands = False
                 try:
                     async with aclosing(watch.batches(self._try_timeout_s)) as batches:
@@ -191,12 +195,12 @@ class EtcdKV:
                     if not self._tokens.reject(metadata) or stands or not may_log_in_again:
                         raise
         except RegistryUnavailableError:
-            self._lines.leave(line)
+            self._channels.leave_endpoint(channel)
             raise
 
     def move_on(self) -> None:
         """See KVStore."""
-        self._lines.leave(self._lines.current)
+        self._channels.leave_endpoint(self._channels.current)
 
     async def close(self) -> None:
         """See KVStore. Calls and watches that are under way end with RegistryUnavailableError."""
@@ -204,7 +208,7 @@ class EtcdKV:
             self._closed = True
             self._keep_alives.close()
             self._server_versions.close()
-            await self._lines.close()
+            await self._channels.close()
 
     async def _put_if(self, condition: Any, key: str, value: bytes, lease_id: int) -> Claim:
         put = rpc.RequestOp(request_put=rpc.PutRequest(key=key.encode(), value=value, lease=lease_id))
@@ -216,12 +220,12 @@ class EtcdKV:
             nonlocal unsure
             unsure = unsure or (isinstance(error, RegistryUnavailableError) and error.may_have_run)
 
-        response = await self._call(lambda line: line.kv.Txn, request, repeatable=True, on_failure=note)
+        response = await self._call(lambda channel: channel.kv.Txn, request, repeatable=True, on_failure=note)
         kvs = response.responses[-1].response_range.kvs
         current = to_key_value(kvs[0]) if kvs else None
         won = bool(response.succeeded)
         if unsure and current is not None and not won:
-            # An earlier attempt whose answer was lost may be the very write that stands in our way.
+            # The value that made the comparison fail may be that of an earlier attempt, whose answer was lost.
             won = current.value == value and current.lease_id == lease_id
         return Claim(won, int(response.header.revision), current)
 
@@ -256,38 +260,38 @@ class EtcdKV:
         try:
             return await retrying(attempt)
         except RegistryUnavailableError as error:
-            # What is tried once may only have hit the one endpoint that is away.
+            # A call that is tried once may only have met the one endpoint that is down.
             if repeatable and not self._closed:
-                self._outage.failed(error)
+                self._outage.call_failed(error)
             raise
 
     async def _try_once(self, method: _Method, request: Any) -> Any:
-        line = self._lines.current
+        channel = self._channels.current
         try:
             try:
-                answer = await self._send(line, method, request, may_log_in_again=True)
-                self._server_versions.ask_version(line)
-                self._outage.answered()
+                answer = await self._send(channel, method, request, may_log_in_again=True)
+                self._server_versions.ask_version(channel)
+                self._outage.call_answered()
                 return answer
             except RegistryUnavailableError:
-                self._lines.leave(line)
+                self._channels.leave_endpoint(channel)
                 raise
         except asyncio.CancelledError:
             if was_cancelled():
                 raise
             raise closed_under("call") from None
 
-    async def _send(self, line: Line, method: _Method, request: Any, *, may_log_in_again: bool) -> Any:
-        metadata = await self._tokens.metadata(line)
+    async def _send(self, channel: EndpointChannel, method: _Method, request: Any, *, may_log_in_again: bool) -> Any:
+        metadata = await self._tokens.metadata(channel)
         try:
-            call: Awaitable[Any] = method(line)(request, timeout=self._try_timeout_s, metadata=metadata)
+            call: Awaitable[Any] = method(channel)(request, timeout=self._try_timeout_s, metadata=metadata)
             return await call
         except grpc.RpcError as error:
-            mapped = line.explain(error)
+            mapped = channel.explain(error)
             refused = isinstance(mapped, RegistryLoginError | RegistryDeniedError)
-            # What was refused did not run.
+            # A refused call did not run.
             if refused and self._tokens.reject(metadata) and may_log_in_again:
-                return await self._send(line, method, request, may_log_in_again=False)
+                return await self._send(channel, method, request, may_log_in_again=False)
             raise mapped from error
 
     def _check_usable(self) -> None:

@@ -17,7 +17,7 @@ import grpc
 from omni_discovery.errors import RegistryError
 from omni_discovery.etcd._rpc import rpc
 from omni_discovery.etcd.auth import Tokens
-from omni_discovery.etcd.channel import Line, was_cancelled
+from omni_discovery.etcd.channel import EndpointChannel, was_cancelled
 from omni_discovery.log_once import LogOnce
 
 logger = logging.getLogger(__name__)
@@ -30,11 +30,11 @@ _NUMBERS: Final = re.compile(r"(\d+)\.(\d+)\.(\d+)")
 
 @dataclass(frozen=True, slots=True)
 class KnownBug:
-    """One defect of the server. ``fixed_in`` names the first good release of each line that has one."""
+    """One defect of etcd. ``fixed_in`` has the first good release of each minor release that has one."""
 
     fixed_in: tuple[Version, ...]
     what: str
-    #: What of ours keeps it from doing harm; empty where nothing can.
+    #: How this project avoids harm by it; empty if it can't.
     workaround: str
 
 
@@ -97,7 +97,7 @@ def _has(version: Version, bug: KnownBug) -> bool:
     line = [fixed for fixed in bug.fixed_in if fixed[:2] == version[:2]]
     if line:
         return version < line[0]
-    # A line without an entry: older ones were never mended; newer ones began with the fix, or never had the bug.
+    # A minor release without an entry: older ones were never fixed, newer ones began with the fix or without the bug.
     return version < min(bug.fixed_in) and len(bug.fixed_in) > 1
 
 
@@ -148,11 +148,11 @@ class ServerVersions:
         self.versions: dict[str, str] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def ask_version(self, line: Line) -> None:
-        """The server behind ``line`` has just answered: ask once for its release. Returns at once."""
-        if line.endpoint not in self.versions:
-            self.versions[line.endpoint] = ""
-            task = asyncio.create_task(self._ask(line), name=f"etcd-version-{line.endpoint}")
+    def ask_version(self, channel: EndpointChannel) -> None:
+        """The server behind ``channel`` has just answered: ask once for its release. Returns at once."""
+        if channel.endpoint not in self.versions:
+            self.versions[channel.endpoint] = ""
+            task = asyncio.create_task(self._ask(channel), name=f"etcd-version-{channel.endpoint}")
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
@@ -161,17 +161,17 @@ class ServerVersions:
         for task in self._tasks:
             task.cancel()
 
-    async def _ask(self, line: Line) -> None:
+    async def _ask(self, channel: EndpointChannel) -> None:
         try:
-            metadata = await self._tokens.metadata(line)
-            answer = await line.maintenance.Status(rpc.StatusRequest(), timeout=self._timeout_s, metadata=metadata)
+            metadata = await self._tokens.metadata(channel)
+            answer = await channel.maintenance.Status(rpc.StatusRequest(), timeout=self._timeout_s, metadata=metadata)
         except (grpc.RpcError, RegistryError) as error:
             # Newer servers answer this to administrators only.
-            logger.debug("etcd.version_unknown endpoint=%s reason=%r", line.endpoint, error)
+            logger.debug("etcd.version_unknown endpoint=%s reason=%r", channel.endpoint, error)
             return
         except asyncio.CancelledError:
             if was_cancelled():
                 raise
             return
-        self.versions[line.endpoint] = str(answer.version)
-        self._version_log.log_version(line.endpoint, str(answer.version))
+        self.versions[channel.endpoint] = str(answer.version)
+        self._version_log.log_version(channel.endpoint, str(answer.version))

@@ -1,4 +1,4 @@
-"""One watch: a stream of its own, from ``created`` to the error that ends it."""
+"""EtcdWatch: one watch on a stream of its own, from ``created`` to the error that ends it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import grpc.aio
 from omni_discovery.errors import CompactedError, RegistryError, RegistryUnavailableError
 from omni_discovery.etcd._rpc import rpc
 from omni_discovery.etcd.auth import Metadata
-from omni_discovery.etcd.channel import HAS_LEADER, Line, closed_under, was_cancelled
+from omni_discovery.etcd.channel import HAS_LEADER, EndpointChannel, closed_under, was_cancelled
 from omni_discovery.etcd.errors import refusal
 from omni_discovery.kv import DeleteEvent, KeyValue, PutEvent, WatchBatch, WatchEvent
 
@@ -21,12 +21,12 @@ _HAS_FRAGMENTS: Final = "fragment" in rpc.WatchCreateRequest.DESCRIPTOR.fields_b
 
 
 def decode_key(raw: bytes) -> str:
-    """A key as text. Bytes that are no text are escaped: such a key is none of ours."""
+    """A key as text. Bytes that are not UTF-8 are escaped: such a key is not one of this project."""
     return raw.decode("utf-8", errors="backslashreplace")
 
 
 def to_key_value(kv: Any) -> KeyValue:
-    """One key as the project holds it."""
+    """Convert etcd's key-value message."""
     return KeyValue(
         key=decode_key(kv.key),
         value=kv.value,
@@ -64,7 +64,7 @@ class EtcdWatch:
 
     def __init__(
         self,
-        line: Line,
+        channel: EndpointChannel,
         name: str,
         start_revision: int,
         cluster_id: int,
@@ -72,18 +72,18 @@ class EtcdWatch:
         *,
         is_prefix: bool = True,
     ) -> None:
-        self._line = line
+        self._channel = channel
         self._metadata = metadata
         self._name = name
         self._is_prefix = is_prefix
         self._start_revision = start_revision
-        #: The history that ``start_revision`` belongs to; 0 if no answer has named one yet.
+        #: Id of the cluster that ``start_revision`` is a revision of; 0 if not known.
         self._cluster_id = cluster_id
         self._parts: list[WatchEvent] = []
 
     async def batches(self, created_timeout_s: float) -> AsyncGenerator[WatchBatch, None]:
-        """Yield an empty batch once the watch stands, then all changes. Ends by a RegistryError only."""
-        call = self._line.watch.Watch(metadata=(*HAS_LEADER, *self._metadata))
+        """Yield an empty batch once the watch is open, then all changes. Ends only by a RegistryError."""
+        call = self._channel.watch.Watch(metadata=(*HAS_LEADER, *self._metadata))
         try:
             try:
                 async with asyncio.timeout(created_timeout_s):
@@ -92,7 +92,7 @@ class EtcdWatch:
                     first = await call.read()
                 self._check_created(first)
             except TimeoutError:
-                text = f"{self._line.endpoint} did not open a watch within {created_timeout_s} s"
+                text = f"{self._channel.endpoint} did not open a watch within {created_timeout_s} s"
                 raise RegistryUnavailableError(text) from None
             yield WatchBatch(self._start_revision - 1, ())
             while True:
@@ -100,7 +100,7 @@ class EtcdWatch:
                 if batch is not None:
                     yield batch
         except grpc.RpcError as error:
-            raise self._line.explain(error) from error
+            raise self._channel.explain(error) from error
         except asyncio.CancelledError:
             if was_cancelled():
                 raise
@@ -111,7 +111,7 @@ class EtcdWatch:
     def _check_created(self, response: Any) -> None:
         self._check_open(response)
         if not response.created:
-            raise RegistryUnavailableError(f"{self._line.endpoint} began a watch without saying so")
+            raise RegistryUnavailableError(f"{self._channel.endpoint} began a watch without saying so")
         header = response.header
         if self._cluster_id and header.cluster_id != self._cluster_id:
             raise CompactedError(f"another etcd answers: cluster {header.cluster_id:x}, was {self._cluster_id:x}")
@@ -120,7 +120,7 @@ class EtcdWatch:
 
     def _check_open(self, response: Any) -> None:
         if response is grpc.aio.EOF:
-            raise RegistryUnavailableError(f"{self._line.endpoint} ended the watch")
+            raise RegistryUnavailableError(f"{self._channel.endpoint} ended the watch")
         if not response.canceled:
             return
         raise self._why_cancelled(response)
@@ -131,11 +131,11 @@ class EtcdWatch:
             text = f"revision {self._start_revision} is gone: compacted at {response.compact_revision}"
             return CompactedError(text, int(response.compact_revision))
         if "permission denied" in reason or "auth" in reason:
-            return refusal(f"watch of {self._name!r}: {reason}", self._line.endpoint)
+            return refusal(f"watch of {self._name!r}: {reason}", self._channel.endpoint)
         return RegistryUnavailableError(f"watch of {self._name!r} was ended: {reason}")
 
     def _to_batch(self, response: Any) -> WatchBatch | None:
-        """The batch that this answer completes; None while more fragments of it are to come."""
+        """The batch that this response completes; None if more fragments of it follow."""
         self._check_open(response)
         self._parts += [_to_event(event) for event in response.events]
         if _HAS_FRAGMENTS and response.fragment:
@@ -143,6 +143,6 @@ class EtcdWatch:
         events, self._parts = tuple(self._parts), []
         if not events:
             return WatchBatch(response.header.revision, ())
-        # Not the header's revision: while the server catches up it runs ahead of what was delivered.
+        # Not the header's revision: while the server catches up, that is ahead of the delivered events.
         last = events[-1]
         return WatchBatch(last.item.mod_revision if isinstance(last, PutEvent) else last.mod_revision, events)

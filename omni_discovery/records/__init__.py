@@ -1,1 +1,1 @@
-"""What stands in etcd, as data: keys, records, control wishes, beats. Pure."""
+"""The keys and values of the registry, as data: keys, records, control keys, beats. Pure."""

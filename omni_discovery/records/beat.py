@@ -1,4 +1,4 @@
-"""The beat: the key that a hub rewrites to see it come back on its own watch."""
+"""Beats: the key that a hub rewrites, to see the write come back on its own watch and so prove its view fresh."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ class BeatRecord(msgspec.Struct, frozen=True, kw_only=True):
     """The JSON under ``beats/<hub_id>``."""
 
     schema: Annotated[int, msgspec.Meta(ge=1)] = 1
-    #: Counts the beats of one life of the hub.
+    #: Number of the beat in one life of the hub.
     counter: _Count = 0
-    #: Everything up to this revision decides about this hub's picks.
+    #: The hub's picks are by a view of this revision.
     revision: _Count = 0
     #: Wall-clock seconds of the hub.
     written_at: float = 0.0
-    #: Fingerprint of the deploy document that the hub serves; empty from a hub that does not say.
+    #: Fingerprint of the deploy document that the hub serves; empty if not known.
     pipeline: Annotated[str, msgspec.Meta(max_length=64)] = ""
 
 
@@ -32,7 +32,7 @@ _decoder: Final = msgspec.json.Decoder(BeatRecord)
 
 
 def decode_beat(key: str, value: bytes) -> BeatRecord:
-    """Read a beat. Raise RecordError."""
+    """Decode a beat. Raise RecordError."""
     try:
         return _decoder.decode(value)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OverflowError) as error:
@@ -40,7 +40,7 @@ def decode_beat(key: str, value: bytes) -> BeatRecord:
 
 
 class Beat:
-    """Writes one hub's beats, under that hub's lease. ``serves`` gives the fingerprint of its deploy document."""
+    """Writes one hub's beats under that hub's lease. ``serves`` returns the fingerprint of its deploy document."""
 
     def __init__(
         self, kv: KVStore, key: str, lease_id: Callable[[], int], serves: Callable[[], str] = lambda: ""
@@ -52,11 +52,11 @@ class Beat:
         self._sent = b""
 
     def is_echo(self, value: bytes) -> bool:
-        """Whether a value of the key is the beat written last."""
+        """Whether ``value`` is that of the beat written last."""
         return value == self._sent
 
     async def write(self, counter: int, revision: int, at_s: float) -> None:
-        """Write one beat. Raise RegistryError, also while there is no lease to write under."""
+        """Write one beat; ``at_s`` is wall-clock time. Raise RegistryError, also while the hub holds no lease."""
         lease_id = self._lease_id()
         if not lease_id:
             raise RegistryUnavailableError("this hub holds no lease now")

@@ -1,8 +1,8 @@
-"""What an operator's control key means for one life of a replica, or for a hub.
+"""Control keys: what an operator wants of one replica or one hub.
 
-A replica's key is written by hand: ``{"cordon": true}``, ``{"weight": 0.5}``, ``{"drain": true}``, or several of them
-in one object. ``cordon`` and ``weight`` hold while the key stands, for whoever has the id; ``drain`` is for one life. A
-hub's key says ``{"revoked": true}``, and holds while it stands.
+The value for a replica is ``{"cordon": true}``, ``{"weight": 0.5}``, ``{"drain": true}``, or several of them in one
+object. ``cordon`` and ``weight`` apply while the key exists, to any replica of that id; ``drain`` is for one life. The
+value for a hub is ``{"revoked": true}``, which applies while the key exists.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ _KNOWN: Final = ("cordon", "weight", "drain", "epoch")
 
 
 class ControlError(ValueError):
-    """A control value can't be understood; the message says what would be right."""
+    """A control value is not valid; the message says what would be right."""
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
-    """A control value as it was read. ``epoch`` names the life to drain; None means the first that sees it."""
+class ControlSpec:
+    """A replica's control value, decoded. ``epoch`` is the life to drain; None: the first that reads the value."""
 
     cordon: bool = False
     weight: float | None = None
@@ -34,82 +34,82 @@ class Wish:
 
 
 @dataclass(frozen=True, slots=True)
-class HubWish:
-    """A hub's control value as it was read. Replicas take nothing from a revoked hub and tell it nothing."""
+class HubControlSpec:
+    """A hub's control value, decoded. Replicas accept nothing from a revoked hub and send it nothing."""
 
     hub_id: str
     revoked: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class InForce:
-    """What holds for a replica, and what it answers in its record."""
+class AppliedControl:
+    """What a replica has applied of its control key, as it answers in its record."""
 
     cordoned: bool = False
-    #: None leaves the replica's own weight as it is.
+    #: None: the replica keeps its own weight.
     weight: float | None = None
-    #: Whether this life is to finish and go. Once it is, nothing takes that back.
+    #: Whether this life drains. A drain can't be taken back.
     draining: bool = False
     #: The revision of the value that was applied last; 0 while there is none.
     revision: int = 0
-    #: Why a value, or a part of it, was not applied; names its revision.
+    #: Why a value, or a part of it, was not applied, with its revision; empty if it was.
     error: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """``bound`` is what to write in the value's place, by compare-and-swap, before anything is applied; else None."""
+    """What to apply. ``bound``: the value to write first, by compare-and-swap; None if none is needed."""
 
-    in_force: InForce
+    applied: AppliedControl
     bound: bytes | None = None
 
 
-def decide(current: KeyValue | None, epoch: int, before: InForce) -> Decision:
-    """Say what a control key, or its absence, means for the life ``epoch`` in which ``before`` was in force.
+def decide(current: KeyValue | None, epoch: int, before: AppliedControl) -> Decision:
+    """Decide what a control key, or its absence, means for the life ``epoch`` that has applied ``before``.
 
-    Never raises. A value that can't be read leaves in force what was, and says so. An unbound drain is bound to this
-    life; a process that drains already goes on to, whatever the key says and whatever its epoch has become.
+    Never raises. A value that can't be read changes nothing but ``error``. A drain without an epoch is bound to this
+    life; a process that drains already goes on draining, whatever the key says and whatever its epoch has become.
     """
     if current is None:
-        return Decision(InForce(draining=before.draining))
+        return Decision(AppliedControl(draining=before.draining))
     try:
-        wish = parse(current.value)
+        spec = parse(current.value)
     except ControlError as error:
         return Decision(replace(before, error=_answer(current.mod_revision, str(error))))
-    after = InForce(wish.cordon, wish.weight, before.draining, current.mod_revision)
-    if not wish.drain or before.draining:
+    after = AppliedControl(spec.cordon, spec.weight, before.draining, current.mod_revision)
+    if not spec.drain or before.draining:
         return Decision(after)
-    if wish.epoch is None:
+    if spec.epoch is None:
         return Decision(before, bound=_with_epoch(current.value, epoch))
-    if wish.epoch != epoch:
-        reason = f"the drain is for epoch {wish.epoch}, this is epoch {epoch}"
+    if spec.epoch != epoch:
+        reason = f"the drain is for epoch {spec.epoch}, this is epoch {epoch}"
         return Decision(replace(after, error=_answer(current.mod_revision, reason)))
     return Decision(replace(after, draining=True))
 
 
-def parse(value: bytes) -> Wish:
-    """Read a control value. Raise ControlError."""
+def parse(value: bytes) -> ControlSpec:
+    """Decode a replica's control value. Raise ControlError."""
     fields = _fields(value)
     for name in fields:
         if name not in _KNOWN and name != "schema":
             raise ControlError(f"{_shown(name)} is not known; known are: {', '.join(_KNOWN)}")
-    wish = Wish(_flag(fields, "cordon"), _weight(fields), _flag(fields, "drain"), _epoch(fields))
-    if wish.epoch is not None and not wish.drain:
+    spec = ControlSpec(_flag(fields, "cordon"), _weight(fields), _flag(fields, "drain"), _epoch(fields))
+    if spec.epoch is not None and not spec.drain:
         raise ControlError('an epoch goes with {"drain": true} only')
-    return wish
+    return spec
 
 
-def parse_hub(hub_id: str, value: bytes) -> HubWish:
-    """Read a hub's control value. Raise ControlError."""
+def parse_hub(hub_id: str, value: bytes) -> HubControlSpec:
+    """Decode a hub's control value. Raise ControlError."""
     fields = _fields(value, '{"revoked": true}')
     for name in fields:
         if name not in ("revoked", "schema"):
             raise ControlError(f"{_shown(name)} is not known for a hub; known is: revoked")
-    return HubWish(hub_id, _flag(fields, "revoked"))
+    return HubControlSpec(hub_id, _flag(fields, "revoked"))
 
 
 def without_drain(value: bytes) -> bytes | None:
-    """What is left of a control value when its drain is done: the rest of it, or None if there is no rest."""
+    """A control value without its drain; None if nothing else is in it, or it can't be read."""
     try:
         fields = _fields(value)
     except ControlError:
@@ -119,9 +119,9 @@ def without_drain(value: bytes) -> bytes | None:
 
 
 def changed_value(current: bytes | None, changes: dict[str, Any]) -> bytes | None:
-    """A control value with some of its parts changed, None taking one out; None if no part is left.
+    """A control value with some of its fields changed, None removing one; return None if no field is left.
 
-    Parts that others wrote stay, unless the value can't be read: then it has no effect and nothing is lost with it.
+    Fields that others wrote stay, unless the value can't be read: then it had no effect.
     """
     fields: dict[str, Any] = {}
     if current is not None:

@@ -63,7 +63,7 @@ RegistryKey = ReplicaKey | HubKey | BeatKey | ReplicaControlKey | HubControlKey 
 
 
 def check_hub_id(hub_id: str) -> str:
-    """Return ``hub_id`` if it can stand in a key, else raise ConfigError."""
+    """Return ``hub_id`` if it is valid in a key, else raise ConfigError."""
     if not _HUB_ID.fullmatch(hub_id):
         raise ConfigError(
             f"{hub_id!r} is no hub's id: those start with a letter or digit, "
@@ -73,7 +73,7 @@ def check_hub_id(hub_id: str) -> str:
 
 
 def check_namespace(namespace: str) -> str:
-    """Return ``namespace`` if it can stand in a key, else raise ConfigError."""
+    """Return ``namespace`` if it is valid in a key, else raise ConfigError."""
     if not _NAMESPACE.fullmatch(namespace):
         raise ConfigError(
             f"namespace {namespace!r} can't be used: start with a letter or digit, "
@@ -83,7 +83,7 @@ def check_namespace(namespace: str) -> str:
 
 
 def namespace_prefix(namespace: str) -> str:
-    """The prefix that holds everything of one namespace."""
+    """The prefix of all keys of one namespace."""
     return f"{ROOT}{check_namespace(namespace)}/"
 
 
@@ -114,12 +114,12 @@ def beats_prefix(namespace: str) -> str:
 
 
 def beat_key(namespace: str, hub_id: str) -> str:
-    """The leased key that a hub rewrites to see its own echo."""
+    """The leased key that a hub rewrites to prove its view fresh."""
     return f"{beats_prefix(namespace)}{hub_id}"
 
 
 def replica_control_key(namespace: str, stage_id: int, replica_id: int) -> str:
-    """The key by which an operator steers one replica."""
+    """The key by which an operator controls one replica."""
     return f"{namespace_prefix(namespace)}control/{stage_id}/{replica_id}"
 
 
@@ -139,7 +139,7 @@ def pipeline_key(namespace: str) -> str:
 
 
 def parse_key(namespace: str, key: str) -> RegistryKey | None:
-    """Say what a key of this namespace means; None for a key that is none of ours."""
+    """Parse a key of this namespace; None for a key that this project does not use."""
     prefix = namespace_prefix(namespace)
     if not key.startswith(prefix):
         return None

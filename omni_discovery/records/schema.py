@@ -1,4 +1,4 @@
-"""What a replica says about itself, and the list a hub builds from it.
+"""Records of replicas and hubs, and the types that hubs and balancers see of them.
 
 ``ReplicaStatus``, ``ReplicaInfo``, ``ReplicaList`` and ``ReplicaEvent`` keep the names and fields that users of
 vLLM-Omni's coordinator know. ``ReplicaRecord`` is the JSON under one leased key.
@@ -22,12 +22,12 @@ SCHEMA: Final = 1
 MOST_WEIGHT: Final = 1000.0
 
 
-#: The phase of a replica that starts, and lacks what carries its hand-offs.
+#: The phase of a replica that is starting and waits for its hand-off store.
 WAITING_PHASE: Final = "waiting"
 
 
 class ReplicaStatus(StrEnum):
-    """What a replica says of itself; only ``up`` is picked."""
+    """The state in a replica's record; only replicas that are ``up`` are picked."""
 
     UP = "up"
     DOWN = "down"
@@ -78,7 +78,7 @@ class ReplicaInfo:
 
     @property
     def takes_new_work(self) -> bool:
-        """Whether the record allows picks: it is up, not cordoned, and of some weight."""
+        """Whether the record allows picks: it is up, not cordoned, and its weight is not 0."""
         return self.status is ReplicaStatus.UP and not self.cordoned and self.weight > 0
 
 
@@ -86,7 +86,7 @@ class ReplicaInfo:
 class ReplicaList:
     """All replicas of a view. ``timestamp`` is the wall-clock time of the last applied change, 0.0 before the first.
 
-    ``stale_since_s`` is the wall-clock time since when the view is not proved fresh; None while it is.
+    ``stale_since_s`` is the wall-clock time since when the view is stale; None while it is fresh.
     """
 
     replicas: list[ReplicaInfo]
@@ -142,8 +142,8 @@ class ReplicaRecord(msgspec.Struct, frozen=True, kw_only=True):
     control_revision: _Count = 0
     control_error: _Text = ""
     cordoned: bool = False
-    #: What it has loaded, as far as it knows: the model's revision and dtype, hashes of its tokenizer and of all its
-    #: files, and the code that serves it.
+    #: What it has loaded, each empty if not known: the model's revision and dtype, hashes of its tokenizer and of all
+    #: its files, and the code that serves it.
     revision: _Text = ""
     dtype: _Text = ""
     tokenizer: _Text = ""
@@ -156,15 +156,15 @@ class ReplicaRecord(msgspec.Struct, frozen=True, kw_only=True):
         return ReplicaInfo(**fields, last_heartbeat=self.updated_at, epoch=epoch)
 
 
-#: What a record and the info made of it both have, under the same name. An info's epoch is the key's, whatever the
-#: record says.
+#: Fields of ReplicaInfo that are copied from the record's field of the same name. The epoch is the key's, whatever the
+#: record holds.
 _SHARED_FIELDS: Final = tuple(
     sorted({each.name for each in dataclasses.fields(ReplicaInfo)} & set(ReplicaRecord.__struct_fields__) - {"epoch"})
 )
 
 
 class HubRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """The JSON under one hub's leased key: who may talk to replicas."""
+    """The JSON under one hub's leased key: a hub that may connect to replicas."""
 
     hub_id: Annotated[str, msgspec.Meta(min_length=1, max_length=63)]
     curve_public_key: _Text = ""
@@ -187,7 +187,7 @@ def encode_record(record: ReplicaRecord | HubRecord) -> bytes:
 
 
 def decode_replica(key: str, stage_id: int, replica_id: int, value: bytes) -> ReplicaRecord:
-    """Read a replica's record. Raise RecordError if it can't be read or belongs under another key."""
+    """Decode a replica's record. Raise RecordError if it is not valid or belongs under another key."""
     record = _decode(_replica_decoder, key, value)
     if (record.stage_id, record.replica_id) != (stage_id, replica_id):
         raise RecordError(key, f"holds the record of stage {record.stage_id} replica {record.replica_id}")
@@ -195,7 +195,7 @@ def decode_replica(key: str, stage_id: int, replica_id: int, value: bytes) -> Re
 
 
 def decode_hub(key: str, hub_id: str, value: bytes) -> HubRecord:
-    """Read a hub's record. Raise RecordError if it can't be read or belongs under another key."""
+    """Decode a hub's record. Raise RecordError if it is not valid or belongs under another key."""
     record = _decode(_hub_decoder, key, value)
     if record.hub_id != hub_id:
         raise RecordError(key, f"holds the record of hub {record.hub_id!r}")

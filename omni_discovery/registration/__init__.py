@@ -1,1 +1,1 @@
-"""One leased key, kept: registration of replicas and hubs, leases, control keys, drain."""
+"""Registration of replicas and hubs: leases, leased keys, control keys, acknowledgement of drains."""

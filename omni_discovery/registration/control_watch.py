@@ -1,4 +1,4 @@
-"""Follows the control key of one replica, binds drains to its life, and takes a drain back when it is done."""
+"""ControlWatch: watches the control key of one replica, binds drains to its life, and deletes a drain that is done."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from omni_discovery.errors import CompactedError, RegistryError, RegistryRefused
 from omni_discovery.kv import KeyValue, KVStore, Listing, PutEvent, WatchBatch
 from omni_discovery.list_watch import list_and_watch
 from omni_discovery.records import keys
-from omni_discovery.records.control import InForce, decide, without_drain
+from omni_discovery.records.control import AppliedControl, decide, without_drain
 
 logger = logging.getLogger(__name__)
 
-#: A binding write that finds another value each time is left to the watch, which brings the newest.
+#: Attempts to bind a drain in a value that others keep changing; then the watch brings the newest value.
 _BIND_TRIES: Final = 3
 
 
 class ControlWatch:
-    """Calls ``on_change(in_force)`` on its loop each time another thing holds, or another answer is due."""
+    """Watches one replica's control key; ``on_change(applied)`` is called on its loop when what applies changes."""
 
     def __init__(
         self,
         kv: KVStore,
         namespace: str,
         stage_id: int,
-        on_change: Callable[[InForce], None],
+        on_change: Callable[[AppliedControl], None],
         *,
         clock: Clock | None = None,
         jitter: Callable[[], float] = random.random,
@@ -44,18 +44,18 @@ class ControlWatch:
         self._replica_id = -1
         self._key = ""
         self._epoch = 0
-        self._in_force = InForce()
-        #: Whether the key of this id was read, or can't be. Until then nobody knows whether the replica may be picked.
+        self._applied = AppliedControl()
+        #: Whether the key of this id was read, or can't be. Until then the replica may be cordoned without knowing.
         self.known = False
-        #: The key with the drain that this process follows.
+        #: The key with the drain that this process obeys; None without one.
         self._drain: KeyValue | None = None
         self._seen_revision = 0
 
-    def follow(self, replica_id: int, epoch: int) -> None:
-        """The replica has this id, in this life. What held for another id holds no longer, but for a drain."""
+    def watch_control(self, replica_id: int, epoch: int) -> None:
+        """Watch the key of this id, for the life ``epoch``. What applied to another id ends, but for a drain."""
         if replica_id != self._replica_id:
             self.known = False
-            self._in_force = InForce(draining=self._in_force.draining)
+            self._applied = AppliedControl(draining=self._applied.draining)
         self._replica_id, self._epoch, self._seen_revision = replica_id, epoch, 0
         if self._task is not None:
             self._task.cancel()
@@ -64,7 +64,7 @@ class ControlWatch:
         self._task = asyncio.create_task(watching, name="control-watch")
 
     async def close(self, timeout_s: float) -> None:
-        """Stop following; a drain of ours leaves the key, if that can be done within ``timeout_s``. Idempotent."""
+        """Stop watching; remove the drain of this life from the key, if that works within ``timeout_s``. Idempotent."""
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
@@ -107,42 +107,42 @@ class ControlWatch:
             case RegistryRefusedError():
                 level = logging.ERROR if log_level >= logging.WARNING else log_level
                 logger.log(level, "control.refused key=%s reason=%s", self._key, error)
-                self._apply(InForce(draining=self._in_force.draining, error=f"can't be read: {error}"[:1000]))
+                self._apply(AppliedControl(draining=self._applied.draining, error=f"can't be read: {error}"[:1000]))
             case RegistryError():
                 logger.log(log_level, "control.retrying key=%s reason=%s", self._key, error)
             case _:
                 logger.error("control.failed stage=%d replica=%d", self._stage_id, self._replica_id, exc_info=error)
 
     async def _observe(self, current: KeyValue | None, revision: int) -> None:
-        """So the key stands at ``revision``: bind it if it has to be, then apply it."""
+        """The key had the value ``current`` at ``revision``: bind a drain in it if there is one, then apply it."""
         for _ in range(_BIND_TRIES):
             self._seen_revision = current.mod_revision if current is not None else revision
-            decision = decide(current, self._epoch, self._in_force)
+            decision = decide(current, self._epoch, self._applied)
             if decision.bound is None or current is None:
-                if decision.in_force.draining and (self._drain is None or self._drain.key == self._key):
+                if decision.applied.draining and (self._drain is None or self._drain.key == self._key):
                     self._drain = current
-                self._apply(decision.in_force)
+                self._apply(decision.applied)
                 return
             claim = await self._kv.compare_and_put(self._key, decision.bound, current.mod_revision)
             current, revision = claim.current, claim.revision
 
-    def _apply(self, in_force: InForce) -> None:
-        before, self._in_force = self._in_force, in_force
-        if in_force == before and self.known:
+    def _apply(self, applied: AppliedControl) -> None:
+        before, self._applied = self._applied, applied
+        if applied == before and self.known:
             return
         self.known = True
-        if in_force != before:
+        if applied != before:
             logger.info(
                 "control.applied stage=%d replica=%d cordoned=%s weight=%s draining=%s revision=%d error=%r",
                 self._stage_id,
                 self._replica_id,
-                in_force.cordoned,
-                in_force.weight,
-                in_force.draining,
-                in_force.revision,
-                in_force.error,
+                applied.cordoned,
+                applied.weight,
+                applied.draining,
+                applied.revision,
+                applied.error,
             )
         try:
-            self._on_change(in_force)
+            self._on_change(applied)
         except Exception:
             logger.exception("control.listener_failed stage=%d replica=%d", self._stage_id, self._replica_id)

@@ -1,4 +1,4 @@
-"""Acknowledgements of a drain: every live hub has applied that a replica drains, so none sends it anything more."""
+"""DrainAcks: waits until every live hub has applied that a replica drains, so that none sends it new requests."""
 
 from __future__ import annotations
 
@@ -17,19 +17,20 @@ from omni_discovery.records.beat import BeatRecord, decode_beat
 
 logger = logging.getLogger(__name__)
 
-#: A hub beats at once when it sees somebody drain; one that is dead or cut off is looked for less often.
+#: Seconds between two reads of the beats. A hub beats at once when it sees a drain; a dead or partitioned hub does not,
+#: and is awaited with growing pauses.
 _FIRST_LOOK_S: Final = 0.03
 _MOST_LOOK_S: Final = 0.25
 
 
 def awaited_hubs(revision: int, hubs: Iterable[str], beats: Mapping[str, BeatRecord]) -> frozenset[str]:
-    """Those of ``hubs`` whose beats don't say yet that they have applied ``revision``."""
+    """The ids of those of ``hubs`` whose last beat is of an earlier revision than ``revision``, or missing."""
     return frozenset(hub_id for hub_id in hubs if hub_id not in beats or beats[hub_id].revision < revision)
 
 
 async def read_awaited(kv: KVStore, namespace: str, revision: int) -> frozenset[str]:
     """The registered hubs that have not applied ``revision`` yet. Raise RegistryError."""
-    # The hubs after their beats: one that comes in between is one more to wait for, never one forgotten.
+    # Beats are read before hubs: a hub that registers in between is awaited, never left out.
     beats: dict[str, BeatRecord] = {}
     for item in (await kv.list(keys.beats_prefix(namespace))).items:
         key = keys.parse_key(namespace, item.key)
@@ -37,7 +38,7 @@ async def read_awaited(kv: KVStore, namespace: str, revision: int) -> frozenset[
             if isinstance(key, keys.BeatKey):
                 beats[key.hub_id] = decode_beat(item.key, item.value)
         except RecordError:
-            # A beat that can't be read says nothing.
+            # A beat that can't be read acknowledges nothing.
             continue
     listing = await kv.list(keys.hubs_prefix(namespace), keys_only=True)
     parsed = (keys.parse_key(namespace, item.key) for item in listing.items)
@@ -47,7 +48,8 @@ async def read_awaited(kv: KVStore, namespace: str, revision: int) -> frozenset[
 class DrainAcks:
     """Waits for the beats of all hubs of a namespace; lives on one event loop.
 
-    ``tell`` comes once, when every hub that is registered and not in ``revoked()`` has applied the revision asked for.
+    ``on_acknowledged`` is called once, when every hub that is registered and not in ``revoked()`` has applied the
+    awaited revision.
     """
 
     def __init__(
@@ -55,7 +57,7 @@ class DrainAcks:
         kv: KVStore,
         namespace: str,
         revoked: Callable[[], Set[str]],
-        tell: Callable[[], None],
+        on_acknowledged: Callable[[], None],
         *,
         clock: Clock | None = None,
         jitter: Callable[[], float] = random.random,
@@ -63,26 +65,26 @@ class DrainAcks:
         self._kv = kv
         self._namespace = namespace
         self._revoked = revoked
-        self._tell = tell
+        self._on_acknowledged = on_acknowledged
         self._clock = clock or SystemClock()
         self._jitter = jitter
         self._task: asyncio.Task[None] | None = None
-        #: Who has not answered yet; None while that is not known. Swapped whole.
+        #: Ids of the hubs that have not acknowledged yet; None before the first read. Swapped whole.
         self.awaited: frozenset[str] | None = None
 
-    def ask(self, revision: int) -> None:
-        """The record has said ``draining`` since ``revision``. Asked again before ``forget``, nothing happens."""
+    def await_revision(self, revision: int) -> None:
+        """The record says ``draining`` since ``revision``: begin to wait, unless that has begun already."""
         if self._task is None:
             self._task = asyncio.create_task(self._run(revision), name="drain-acks")
 
-    def forget(self) -> None:
-        """The record stands no more; the next one will have another revision."""
+    def stop_waiting(self) -> None:
+        """The record is gone; the next one will have another revision."""
         if self._task is not None:
             self._task.cancel()
         self._task, self.awaited = None, None
 
     async def close(self) -> None:
-        """Wait for nobody any more. Idempotent."""
+        """Stop waiting. Idempotent."""
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
@@ -102,4 +104,4 @@ class DrainAcks:
                 logger.exception("drain.failed revision=%d", revision)
             await self._clock.sleep(backoff.next_delay_s())
         logger.info("drain.acknowledged revision=%d", revision)
-        self._tell()
+        self._on_acknowledged()

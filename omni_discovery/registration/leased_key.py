@@ -1,8 +1,7 @@
-"""Keeps one leased key registered: claims it, renews it, rewrites it, puts it back, withdraws it.
+"""LeasedKey: keeps one key registered under a lease: claims, renews, rewrites, restores and withdraws it.
 
-``LeasedKey`` does all that for any key; what the key is and what stands in it, its subclasses in registrations.py say.
-
-The write budget: all replicas of a namespace together publish their load at most so often.
+The key and its value are defined by the subclasses in registrars.py. ``LoadPace`` keeps the write budget: all replicas
+of a namespace together publish their load at a bounded rate.
 """
 
 from __future__ import annotations
@@ -23,19 +22,20 @@ from omni_discovery.clock import Clock, SystemClock
 from omni_discovery.errors import CompactedError, LeaseNotFoundError, RegistryError, RegistryUnavailableError
 from omni_discovery.kv import KeyValue, KVStore, Listing, PutEvent, WatchBatch
 from omni_discovery.list_watch import list_and_watch
+from omni_discovery.registration.lease import LeaseState
 from omni_discovery.registration.lease_keeper import LeaseKeeper
 
 logger = logging.getLogger(__name__)
 
 #: Loads written per second, by all replicas of a namespace together.
 WRITES_PER_S: Final = 200.0
-#: Counts made per second, by all of them together; and the shortest pause between two of one replica.
+#: Counts of replicas per second, by all replicas together; and the shortest pause between two counts of one replica.
 _COUNTS_PER_S: Final = 20.0
 _LEAST_PAUSE_S: Final = 10.0
 
 
 class LoadPace:
-    """When one replica may write its load. ``base_s`` is the shortest interval, however few replicas there are."""
+    """When one replica may write its load. ``base_s`` is the shortest interval in seconds, for few replicas."""
 
     def __init__(self, base_s: float, writes_per_s: float = WRITES_PER_S) -> None:
         self._base_s = base_s
@@ -43,28 +43,28 @@ class LoadPace:
         #: Seconds from one write to the next.
         self.interval_s = base_s
 
-    def learn(self, replicas: int) -> None:
-        """So many replicas share the budget."""
+    def set_replica_count(self, replicas: int) -> None:
+        """``replicas`` replicas share the write budget."""
         self.interval_s = max(self._base_s, replicas / self._writes_per_s)
 
-    def next_s(self, written_at_s: float, now_s: float, chance: float) -> float:
-        """When a change of ``now_s`` may be written; ``chance`` is a number from 0 to 1, drawn once for the change."""
+    def next_write_s(self, written_at_s: float, now_s: float, chance: float) -> float:
+        """When a change made at ``now_s`` may be written; ``chance`` is a random number from 0 to 1."""
         moment_s = written_at_s + self.interval_s
         if self.interval_s == self._base_s:
             return moment_s
-        # A burst may hit a thousand replicas that were all silent for long.
+        # Spread over the interval: a burst may change the load of a thousand idle replicas at once.
         return max(moment_s, now_s + chance * self.interval_s)
 
 
-async def follow_population(
+async def watch_population(
     kv: KVStore, prefix: str, pace: LoadPace, clock: Clock, jitter: Callable[[], float] = random.random
 ) -> None:
-    """Count the replicas under ``prefix`` every so often and tell ``pace``. Ends only by cancellation."""
+    """Count the replicas under ``prefix`` periodically, for ``pace``. Ends only by cancellation."""
     replicas = 0
     while True:
         try:
             replicas = (await kv.summary(prefix)).count
-            pace.learn(replicas)
+            pace.set_replica_count(replicas)
         except RegistryError as error:
             logger.debug("write_budget.not_counted reason=%s", error)
         except Exception:
@@ -79,15 +79,17 @@ def _ignore(*arguments: object) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Listener:
-    """Who is told, on the registrar's loop. What these functions raise is logged and changes nothing.
+    """Callbacks, called on the registrar's loop. An exception from one is logged and changes nothing.
 
-    ``on_registered(key)`` comes once the key is ours, before the record names its epoch; ``on_published(key)`` after
-    each write that was acknowledged; ``on_lost(reason)`` when the key is no longer ours, and it will be put back.
+    ``on_registered(key)``: the key was claimed; its record has no epoch yet. ``on_published(key)``: a write of the
+    record was acknowledged. ``on_lost(reason)``: the key was lost, and will be claimed again.
+    ``on_lease_change(state)``: the lease changed its state; a loss of it is reported here first, then by ``on_lost``.
     """
 
     on_registered: Callable[[KeyValue], None] = _ignore
     on_published: Callable[[KeyValue], None] = _ignore
     on_lost: Callable[[str], None] = _ignore
+    on_lease_change: Callable[[LeaseState], None] = _ignore
 
 
 class LeasedKey(abc.ABC):
@@ -110,19 +112,19 @@ class LeasedKey(abc.ABC):
         self._jitter = jitter
         self._load_pace = LoadPace(load_interval_s)
         self._keeper = LeaseKeeper(
-            kv, ttl_s, clock=self._clock, may_renew=may_renew, on_held=self._on_held, on_lost=self._lose, jitter=jitter
+            kv, ttl_s, clock=self._clock, may_renew=may_renew, on_change=self._on_lease_change, jitter=jitter
         )
         self._backoff = Backoff(0.05, 2.0, jitter)
-        #: Grows while others keep writing our key, so that two owners of one key don't chase each other.
+        #: Grows while others keep writing the key, so that two owners of one key don't overwrite each other in a loop.
         self._repair_backoff = Backoff(0.05, 30.0, jitter)
-        #: The key as we last knew it to be ours; None while it has to be claimed.
+        #: The key as last acknowledged or watched; None while it has to be claimed.
         self._standing: KeyValue | None = None
-        #: Watches the key that stands; cancelled when that is lost.
+        #: Watches the claimed key; cancelled when that is lost.
         self._own_key_watch: asyncio.Task[None] | None = None
-        #: Our latest writes, to tell our own from another's when they come back.
+        #: The values written last, to recognise them on the watch.
         self._sent_values: deque[bytes] = deque(maxlen=4)
         self._wake = asyncio.Event()
-        #: When the next rewrite may go out; None while there is nothing new to say.
+        #: When the next write is due; None while the record is up to date.
         self._publish_at_s: float | None = None
         self._published_at_s = float("-inf")
         self._repaired_at_s = float("-inf")
@@ -130,25 +132,25 @@ class LeasedKey(abc.ABC):
 
     @abc.abstractmethod
     async def _claim(self, lease_id: int) -> KeyValue:
-        """Make a key ours under the lease; return it as it stands. Raise RegistryError."""
+        """Claim a key under the lease; return it as written. Raise RegistryError."""
 
     @abc.abstractmethod
     def _value(self, key: KeyValue) -> bytes:
-        """What should stand in the key now."""
+        """The value that the key should have now."""
 
     @abc.abstractmethod
-    def _say_down(self) -> bool:
-        """Change what should stand in the key to a farewell; say whether there is one."""
+    def _set_withdrawn(self) -> bool:
+        """Change the value to one that announces the withdrawal; return False if there is none."""
 
     def start(self) -> None:
-        """Begin to register; returns at once."""
+        """Begin to register; return at once."""
         self._tasks = (
             asyncio.create_task(self._keeper.run(), name="lease-keeper"),
             asyncio.create_task(self._work(), name="registrar"),
         )
 
     async def close(self, timeout_s: float = 3.0) -> None:
-        """Say farewell, wait until that is acknowledged, end the lease; all within ``timeout_s``. Idempotent."""
+        """Publish the withdrawal and wait for it, then revoke the lease; all within ``timeout_s``. Idempotent."""
         tasks, self._tasks = self._tasks, ()
         if not tasks:
             return
@@ -166,19 +168,28 @@ class LeasedKey(abc.ABC):
 
     @property
     def lease_id(self) -> int:
-        """The lease that the key is under; 0 while there is none."""
+        """The lease of the key; 0 while none is granted."""
         return self._keeper.lease_id
+
+    def story_lines(self) -> list[str]:
+        """What happened to the lease, oldest first, each line with its time."""
+        return self._keeper.story_lines()
+
+    @property
+    @abc.abstractmethod
+    def name(self) -> str:
+        """The key; its prefix while it has no id yet."""
 
     @property
     def _key_name(self) -> str:
         return self._standing.key if self._standing else "-"
 
-    def _changed(self, *, at_once: bool) -> None:
-        """What should stand in the key has changed."""
+    def _schedule_publish(self, *, at_once: bool) -> None:
+        """The value has changed: write it at once, or when the write budget allows."""
         moment_s = self._clock.monotonic_s()
         if not at_once:
-            moment_s = self._load_pace.next_s(self._published_at_s, moment_s, self._jitter())
-        # A load that waits already does not draw lots again with each change.
+            moment_s = self._load_pace.next_write_s(self._published_at_s, moment_s, self._jitter())
+        # A write that is due already keeps its time: further changes don't delay it.
         if self._publish_at_s is None or (at_once and moment_s < self._publish_at_s):
             self._publish_at_s = moment_s
             self._wake.set()
@@ -193,7 +204,7 @@ class LeasedKey(abc.ABC):
                 self._backoff.reset()
                 continue
             except LeaseNotFoundError:
-                self._keeper.forget(lease_id)
+                self._keeper.forget_lease(lease_id)
             except RegistryError as error:
                 level = self._backoff.log_level(error)
                 logger.log(level, "registrar.retrying key=%s reason=%s", self._key_name, error)
@@ -208,15 +219,15 @@ class LeasedKey(abc.ABC):
         return self._publish_at_s - self._clock.monotonic_s()
 
     async def _step(self, lease_id: int) -> None:
-        """Do what is due under the lease: claim, then publish."""
+        """Claim the key if it is not claimed, then publish if that is due. Raise RegistryError."""
         if not lease_id:
             return
         if self._standing is None or self._standing.lease_id != lease_id:
             self._standing = await self._claim(lease_id)
             self._watch_own_key(self._standing)
-            self._changed(at_once=True)
+            self._schedule_publish(at_once=True)
             logger.info("registrar.registered key=%s epoch=%d", self._standing.key, self._standing.create_revision)
-            self._tell(self._listener.on_registered, self._standing)
+            self._notify(self._listener.on_registered, self._standing)
         if self._publish_at_s is not None and self._clock.monotonic_s() >= self._publish_at_s:
             await self._publish(self._standing)
 
@@ -227,36 +238,34 @@ class LeasedKey(abc.ABC):
         try:
             claim = await self._kv.compare_and_put(standing.key, value, standing.mod_revision, standing.lease_id)
         except RegistryError:
-            self._changed(at_once=True)
+            self._schedule_publish(at_once=True)
             raise
         self._published_at_s = self._clock.monotonic_s()
         if not claim.won:
-            self._changed(at_once=True)
+            self._schedule_publish(at_once=True)
             if self._standing and claim.current and claim.current.mod_revision < standing.mod_revision:
-                # Read after what we knew of: the registry was restored from a backup, and its word counts.
+                # An older revision than the one known: the registry was restored from a backup. Accept what it has.
                 self._standing = replace(standing, mod_revision=0)
             self._observe(claim.current)
         elif claim.current is not None and self._standing is not None:
             self._standing = claim.current
-            self._tell(self._listener.on_published, claim.current)
+            self._notify(self._listener.on_published, claim.current)
 
     def _watch_own_key(self, life: KeyValue) -> None:
-        """Watch our key until this life of it ends, whatever the keep-alive says: servers have answered renewals of
-        leases they had ended.
-        """
+        """Watch the key until this life of it ends. Renewals are no proof: servers have renewed ended leases."""
         watching = list_and_watch(self._kv, life.key, self, is_prefix=False, clock=self._clock, jitter=self._jitter)
         self._own_key_watch = asyncio.create_task(watching, name="own-key-watch")
 
     async def replace(self, listing: Listing, asked_at_s: float) -> None:
-        """See WatchSink: our own key was read."""
+        """See WatchSink: the key was read."""
         self._observe(listing.items[0] if listing.items else None)
 
     async def apply(self, batch: WatchBatch) -> None:
-        """See WatchSink: our own key was written or deleted, by us or by another."""
+        """See WatchSink: the key was written or deleted, by this process or another."""
         for event in batch.events:
             current = event.item if isinstance(event, PutEvent) else None
             revision = event.item.mod_revision if isinstance(event, PutEvent) else event.mod_revision
-            # What is older than the last answer to a write of ours is of a former life, or known.
+            # Events older than the last acknowledged write are of a former life, or known.
             if self._standing is not None and revision > self._standing.mod_revision:
                 self._observe(current)
 
@@ -270,7 +279,7 @@ class LeasedKey(abc.ABC):
             logger.error("registrar.guard_failed key=%s", self._key_name, exc_info=error)
 
     def _observe(self, current: KeyValue | None) -> None:
-        """So our key stands in the registry now."""
+        """The key is ``current`` in the registry now, None if it does not exist."""
         standing = self._standing
         if standing is None:
             return
@@ -286,7 +295,7 @@ class LeasedKey(abc.ABC):
             self._repair(standing, current)
 
     def _repair(self, standing: KeyValue, current: KeyValue) -> None:
-        """Someone wrote over our record, and perhaps took it off our lease: write it again, ever slower."""
+        """Another process wrote over the record, perhaps off its lease: write it again, with growing pauses."""
         logger.warning("registrar.overwritten key=%s revision=%d", current.key, current.mod_revision)
         now_s = self._clock.monotonic_s()
         if now_s - self._repaired_at_s > 60.0:
@@ -296,8 +305,15 @@ class LeasedKey(abc.ABC):
         self._publish_at_s = now_s + self._repair_backoff.next_delay_s()
         self._wake.set()
 
-    def _on_held(self, lease_id: int) -> None:
-        self._wake.set()
+    def _on_lease_change(self, state: LeaseState) -> None:
+        self._notify(self._listener.on_lease_change, state)
+        match state:
+            case LeaseState.LOST:
+                self._lose(self._keeper.reason)
+            case LeaseState.HELD:
+                self._wake.set()
+            case LeaseState.SUSPECT | LeaseState.UNGRANTED:
+                return
 
     def _lose(self, reason: str) -> None:
         if self._standing is not None:
@@ -305,28 +321,28 @@ class LeasedKey(abc.ABC):
             self._standing = None
             if self._own_key_watch is not None:
                 self._own_key_watch.cancel()
-            self._tell(self._listener.on_lost, reason)
+            self._notify(self._listener.on_lost, reason)
         self._wake.set()
 
     async def _withdraw(self) -> None:
-        if self._standing is not None and self._say_down():
+        if self._standing is not None and self._set_withdrawn():
             retrying = tenacity.AsyncRetrying(
                 retry=tenacity.retry_if_exception_type(RegistryUnavailableError),
                 wait=tenacity.wait_random_exponential(multiplier=0.05, max=0.5),
                 sleep=self._clock.sleep,
             )
-            await retrying(self._publish_farewell)
+            await retrying(self._publish_withdrawal)
         await self._keeper.revoke()
 
-    async def _publish_farewell(self) -> None:
-        # A write of ours that was under way when we stopped may have moved the key: then once more.
+    async def _publish_withdrawal(self) -> None:
+        # A write under way at the close may have changed the key's revision: then try once more.
         for _ in range(2):
             if self._standing is not None:
                 await self._publish(self._standing)
             if self._publish_at_s is None:
                 return
 
-    def _tell(self, function: Callable[..., None], *arguments: object) -> None:
+    def _notify(self, function: Callable[..., None], *arguments: object) -> None:
         try:
             function(*arguments)
         except Exception:

@@ -1,4 +1,4 @@
-"""The two leased keys there are: a replica's, with the lowest free id of its stage, and a hub's, with a fixed name."""
+"""The two kinds of leased keys: a replica's, with the lowest free id of its stage, and a hub's, with a fixed name."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from omni_discovery.errors import ConfigError, RegistryUnavailableError
 from omni_discovery.kv import Claim, KeyValue, KVStore
 from omni_discovery.records import keys
 from omni_discovery.records.schema import HubRecord, ReplicaRecord, ReplicaStatus, encode_record
-from omni_discovery.registration.leased_key import LeasedKey, follow_population
+from omni_discovery.registration.leased_key import LeasedKey, watch_population
 
-#: Fields that move all the time and are written at most each load interval.
+#: Fields that change all the time; a change of them alone is written at most once a load interval.
 _SLOW_FIELDS: Final = frozenset({"queue_length", "progress"})
 
 
 def checked(record: ReplicaRecord) -> ReplicaRecord:
-    """The record, if a reader would take it. Raise ConfigError: a bad value must not reach the registry."""
+    """Return the record if a reader would accept it, else raise ConfigError: it must not reach the registry."""
     try:
         return msgspec.convert(msgspec.to_builtins(record), ReplicaRecord)
     except msgspec.ValidationError as error:
@@ -38,15 +38,15 @@ def changed_record(record: ReplicaRecord, changes: Mapping[str, Any]) -> Replica
 
 
 def replica_id_of(key: KeyValue) -> int:
-    """The id that a replica's own key gives it."""
+    """The replica id in the key of a replica's record."""
     return int(key.key.rpartition("/")[2])
 
 
 class ReplicaRegistrar(LeasedKey):
     """Registers one replica under ``replicas/<stage_id>/<replica_id>``.
 
-    The record's ``replica_id`` and ``epoch`` are filled in here; ``wanted_id`` is taken if it is free. After a loss the
-    former id is taken again if it is free.
+    The record's ``replica_id`` and ``epoch`` are filled in here; ``wanted_id`` is claimed if it is free. After a loss
+    the former id is claimed again if it is free.
     """
 
     def __init__(
@@ -58,19 +58,26 @@ class ReplicaRegistrar(LeasedKey):
         self._wanted_id = wanted_id
         self._registered_at_s = 0.0
 
+    @property
+    def name(self) -> str:
+        """See LeasedKey."""
+        if self._wanted_id is None:
+            return keys.replicas_prefix(self._namespace, self._record.stage_id)
+        return keys.replica_key(self._namespace, self._record.stage_id, self._wanted_id)
+
     def start(self) -> None:
         """Begin to register; returns at once."""
         super().start()
         every = keys.replicas_prefix(self._namespace)
-        counting = follow_population(self._kv, every, self._load_pace, self._clock, self._jitter)
+        counting = watch_population(self._kv, every, self._load_pace, self._clock, self._jitter)
         self._tasks = (*self._tasks, asyncio.create_task(counting, name="write-budget"))
 
     def update(self, record: ReplicaRecord) -> None:
-        """Publish this record instead: at once, or after the load interval if only the load has changed."""
+        """Publish ``record`` instead: at once, or as the write budget allows if only the load has changed."""
         before, self._record = self._record, record
         changed = {name for name in record.__struct_fields__ if getattr(before, name) != getattr(record, name)}
         if changed:
-            self._changed(at_once=not changed <= _SLOW_FIELDS)
+            self._schedule_publish(at_once=not changed <= _SLOW_FIELDS)
 
     async def _claim(self, lease_id: int) -> KeyValue:
         prefix = keys.replicas_prefix(self._namespace, self._record.stage_id)
@@ -78,7 +85,7 @@ class ReplicaRegistrar(LeasedKey):
         taken = set()
         for item in listing.items:
             if item.lease_id == lease_id:
-                # Claimed before; only the answer was lost.
+                # Claimed by an earlier attempt whose answer was lost.
                 return item
             parsed = keys.parse_key(self._namespace, item.key)
             if isinstance(parsed, keys.ReplicaKey):
@@ -98,7 +105,7 @@ class ReplicaRegistrar(LeasedKey):
 
     async def _create(self, replica_id: int, lease_id: int) -> Claim:
         key = keys.replica_key(self._namespace, self._record.stage_id, replica_id)
-        # Not up yet: whoever picks us names our epoch, and only the answer to this write tells it to ourselves.
+        # Not up yet: hubs name the epoch in requests, and this process learns it by the answer to this write.
         status = ReplicaStatus.STARTING if self._record.status is ReplicaStatus.UP else self._record.status
         return await self._kv.create(key, self._encode(replica_id, 0, status), lease_id)
 
@@ -117,20 +124,25 @@ class ReplicaRegistrar(LeasedKey):
             )
         )
 
-    def _say_down(self) -> bool:
+    def _set_withdrawn(self) -> bool:
         self.update(msgspec.structs.replace(self._record, status=ReplicaStatus.DOWN))
-        self._changed(at_once=True)
+        self._schedule_publish(at_once=True)
         return True
 
 
 class HubRegistrar(LeasedKey):
-    """Registers one hub under ``hubs/<hub_id>``. A key left by the hub's former life is taken over."""
+    """Registers one hub under ``hubs/<hub_id>``. A key left by a former life of the hub is overwritten."""
 
     def __init__(self, kv: KVStore, namespace: str, record: HubRecord, **options: Any) -> None:
         clock: Clock = options.get("clock") or SystemClock()
         super().__init__(kv, **options)
         self._key = keys.hub_key(namespace, record.hub_id)
         self._encoded = encode_record(msgspec.structs.replace(record, started_at=record.started_at or clock.wall_s()))
+
+    @property
+    def name(self) -> str:
+        """See LeasedKey."""
+        return self._key
 
     async def _claim(self, lease_id: int) -> KeyValue:
         current = await self._kv.get(self._key)
@@ -145,5 +157,5 @@ class HubRegistrar(LeasedKey):
     def _value(self, key: KeyValue) -> bytes:
         return self._encoded
 
-    def _say_down(self) -> bool:
+    def _set_withdrawn(self) -> bool:
         return False

@@ -1,4 +1,4 @@
-"""Upkeep: what goes on beside a watch to prove that it can be believed, and to mend what it missed."""
+"""AntiEntropy: runs beside a watch to prove the view fresh by beats, and to repair what the watch missed."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from omni_discovery.view.table import Delta, ReplicaTable
 
 logger = logging.getLogger(__name__)
 
-#: Who asked is told again and again for so long, if what it asks about is not applied yet.
+#: For so long beats are repeated for a replica that waits for its drain to be applied.
 _ASKED_S: Final = 5.0
-#: Servers have lost a deletion when a watch was opened at the revision of a compaction; a second look finds it.
+#: Servers have lost a deletion when a watch was opened at the revision of a compaction; a second list finds it.
 _SECOND_LOOK_S: Final = 1.0
 
 
 class NotProvedError(RegistryUnavailableError):
-    """The watch stands, and what it says is proved only up to ``fresh_at_s``, monotonic."""
+    """The watch is open, but its view is proved fresh only as of ``fresh_at_s``, monotonic."""
 
     def __init__(self, reason: str, fresh_at_s: float) -> None:
         super().__init__(reason)
@@ -39,22 +39,22 @@ def _ignore(_name: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class UpkeepOptions:
-    """How a view is kept. ``beat`` None: freshness is not proved, as for one who only looks."""
+class AntiEntropyOptions:
+    """How a view is kept. ``beat`` None: freshness is not proved, as in a command that only displays the view."""
 
     beat: Callable[[KVStore], Beat] | None = None
-    #: How long a beat that was written may take to come back.
+    #: How long a beat may take from its write to the watch.
     echo_timeout_s: float = 3.0
     #: How often the view is compared with the registry.
     anti_entropy_s: float = 60.0
-    #: The revision that the owner of the view goes by, if it is not the view's own.
+    #: The revision that the owner of the view has applied; None: that of the view.
     applied_revision: Callable[[], int] | None = None
     #: Counts, by name: ``relist``, ``bad_value``, ``repair``, ``unproved``.
     count: Callable[[str], None] = _ignore
 
 
-class Upkeep:
-    """Works on one table beside the watch that feeds it; belongs to that watch's loop."""
+class AntiEntropy:
+    """Works on one table beside the watch that feeds it; belongs to that watch's event loop."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class Upkeep:
         prefix: str,
         deliver: Callable[[Delta], None],
         clock: Clock,
-        options: UpkeepOptions,
+        options: AntiEntropyOptions,
         jitter: Callable[[], float] = random.random,
     ) -> None:
         self._kv = kv
@@ -76,35 +76,35 @@ class Upkeep:
         self._beat = options.beat(kv) if options.beat is not None else None
         self._freshness = Freshness(options.echo_timeout_s)
         self._beat_trouble = Backoff(1.0, 1.0, jitter)
-        #: The revision that somebody waits to see applied, and since when, monotonic.
-        self._asked = (0, float("-inf"))
+        #: The revision that a draining replica waits to see applied, and since when, monotonic.
+        self._awaited_revision = (0, float("-inf"))
         self._wake = asyncio.Event()
-        self._looking = asyncio.Lock()
+        self._list_lock = asyncio.Lock()
 
-    def opened(self, listed_at_s: float) -> None:
-        """A watch begins that follows on a list asked for at ``listed_at_s``."""
-        self._freshness.opened(listed_at_s, self._clock.monotonic_s())
+    def watch_opened(self, listed_at_s: float) -> None:
+        """A watch begins after a list that was requested at ``listed_at_s``, monotonic."""
+        self._freshness.watch_opened(listed_at_s, self._clock.monotonic_s())
 
-    def heard(self, batch: WatchBatch, delta: Delta) -> None:
-        """The watch has brought something, and it has been applied."""
+    def batch_applied(self, batch: WatchBatch, delta: Delta) -> None:
+        """A batch of the watch has been applied, with the effect ``delta``."""
         if self._beat is None:
             return
         for event in batch.events:
             if not isinstance(event, PutEvent) or event.item.key != self._beat.key:
                 continue
             if self._beat.is_echo(event.item.value):
-                self._freshness.echoed()
+                self._freshness.beat_echoed()
                 self._wake.set()
         if delta:
-            self._freshness.heard(self._clock.monotonic_s())
+            self._freshness.news_arrived(self._clock.monotonic_s())
         if any(info.status is ReplicaStatus.DRAINING for info in delta.updated):
-            # It waits until every hub says that it has seen this.
-            self._asked = self._revision(), self._clock.monotonic_s()
-            self._freshness.ask()
+            # The replica waits until every hub's beat is of this revision.
+            self._awaited_revision = self._revision(), self._clock.monotonic_s()
+            self._freshness.request_beat()
             self._wake.set()
 
-    async def prove(self) -> None:
-        """Beat when the watch is quiet. Ends only by an error: NotProvedError, or that of a registry that is away."""
+    async def prove_freshness(self) -> None:
+        """Write beats while the watch is quiet. Ends only by NotProvedError or another RegistryUnavailableError."""
         while True:
             hubs = max(1, len(self._table.snapshot().hubs))
             delay_s = None if self._beat is None else self._freshness.due_s(hubs) - self._clock.monotonic_s()
@@ -115,25 +115,25 @@ class Upkeep:
                     await self._write(counter)
                 case Distrust(fresh_at_s):
                     self._options.count("unproved")
-                    # The new watch would be this member's again, which answers and may be behind.
+                    # The next watch would be of the same member, which answers but may be behind.
                     self._kv.move_on()
                     text = f"a beat did not come back within {self._options.echo_timeout_s:g} s"
                     raise NotProvedError(text, fresh_at_s)
                 case None:
                     continue
 
-    async def tend(self) -> None:
-        """Look again a second after the watch began, then compare now and then. Ends only by CompactedError."""
+    async def compare_with_registry(self) -> None:
+        """List again a second after the watch began, then compare periodically. Ends only by CompactedError."""
         backoff = Backoff(1.0, 30.0, self._jitter)
         delay_s, second_look = _SECOND_LOOK_S, True
         while True:
             await self._clock.sleep(delay_s)
             try:
                 if second_look or await self._differs():
-                    await self._look_again()
+                    await self._reconcile()
                 second_look = False
                 backoff.reset()
-                # Not all hubs of a cluster in one instant.
+                # Jitter: not all hubs of a cluster at once.
                 delay_s = self._options.anti_entropy_s * (0.9 + 0.2 * self._jitter())
             except CompactedError:
                 raise
@@ -144,24 +144,24 @@ class Upkeep:
     async def _write(self, counter: int) -> None:
         assert self._beat is not None  # noqa: S101 - no beat is due without one
         revision = (self._options.applied_revision or self._revision)()
-        asked_revision, asked_at_s = self._asked
+        asked_revision, asked_at_s = self._awaited_revision
         if revision < asked_revision and self._clock.monotonic_s() < asked_at_s + _ASKED_S:
-            # What the watch has brought is not applied yet: this beat does not answer.
-            self._freshness.ask()
+            # The owner has not applied the awaited revision yet: another beat must follow.
+            self._freshness.request_beat()
         try:
             await self._beat.write(counter, revision, self._clock.wall_s())
             self._beat_trouble.reset()
         except RegistryError as error:
-            # A store that takes no writes may still be read: then a list is the proof.
+            # An etcd that accepts no writes may still be read: then a list is the proof.
             began_s = self._clock.monotonic_s()
             level = self._beat_trouble.log_level(error)
             logger.log(level, "watcher.no_beat prefix=%s reason=%s", self._prefix, error)
             await self._prove_by_list()
-            self._freshness.refused(began_s, self._clock.monotonic_s())
+            self._freshness.beat_refused(began_s, self._clock.monotonic_s())
 
     async def _prove_by_list(self) -> None:
         try:
-            await self._look_again()
+            await self._reconcile()
         except CompactedError:
             raise
         except RegistryError as error:
@@ -173,9 +173,9 @@ class Upkeep:
     async def _differs(self) -> bool:
         return await self._kv.summary(self._prefix) != self._table.summary()
 
-    async def _look_again(self) -> None:
-        """List and take in what the watch has not brought. Raise CompactedError if the registry went back."""
-        async with self._looking:
+    async def _reconcile(self) -> None:
+        """List, and apply what the watch has missed. Raise CompactedError if the registry went back in its history."""
+        async with self._list_lock:
             before = self._table.snapshot()
             self._table.begin_reconcile()
             listing = await self._kv.list(self._prefix)

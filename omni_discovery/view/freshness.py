@@ -1,8 +1,8 @@
-"""Freshness: when a hub writes its beat, and when a view that still looks alive is not to be believed. Pure.
+"""Freshness: when a hub writes its beat, and when a view with an open watch counts as stale.
 
-A watch may stand and bring nothing, because nothing happens or because it is broken; servers have claimed progress that
-they had not made. So a hub writes a key and waits for it to come back on the same watch: whatever was written before
-that has then come, too.
+A watch that brings nothing may be idle or broken, and servers have reported progress that they had not made. So a hub
+writes a key and waits for the write to arrive on the same watch: everything written before it has then arrived, too.
+Pure.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ class WriteBeat:
 
 @dataclass(frozen=True, slots=True)
 class Distrust:
-    """The beat did not come back: what the watch said is true as of ``fresh_at_s``, monotonic, and not proved since."""
+    """The beat did not arrive in time: the view is proved fresh only as of ``fresh_at_s``, monotonic."""
 
     fresh_at_s: float
 
 
 class Freshness:
-    """One hub's proofs. Moments are monotonic seconds; ``hubs`` is how many live, this one included."""
+    """Proofs of one hub's view. Moments are monotonic seconds; ``hubs`` counts live hubs, this one included."""
 
     def __init__(self, echo_timeout_s: float) -> None:
         self._echo_timeout_s = echo_timeout_s
-        #: Everything that was written until then has been seen.
+        #: All writes up to this moment are in the view.
         self.fresh_at_s = float("-inf")
         self._heard_at_s = float("-inf")
         self._not_before_s = float("-inf")
@@ -46,28 +46,32 @@ class Freshness:
         self._is_out = False
         self._is_asked = False
 
-    def opened(self, listed_at_s: float, now_s: float) -> None:
-        """A watch stands that follows on a list asked for at ``listed_at_s``."""
+    def __repr__(self) -> str:
+        beat = f"beat {self._counter} sent at {self._beat_at_s:.1f}" if self._is_out else f"beats={self._counter}"
+        return f"Freshness(fresh at {self.fresh_at_s:.1f}, {beat})"
+
+    def watch_opened(self, listed_at_s: float, now_s: float) -> None:
+        """A watch is open after a list that was requested at ``listed_at_s``."""
         self.fresh_at_s = max(self.fresh_at_s, listed_at_s)
         self._heard_at_s = now_s
         self._is_out = False
 
-    def heard(self, now_s: float) -> None:
-        """The watch brought something other than beats."""
+    def news_arrived(self, now_s: float) -> None:
+        """The watch brought a change other than a beat."""
         self._heard_at_s = now_s
 
-    def ask(self) -> None:
-        """Somebody waits for this hub to say what it has applied: beat as soon as the rate allows."""
+    def request_beat(self) -> None:
+        """A replica waits for this hub's acknowledgement: write a beat as soon as the rate allows."""
         self._is_asked = True
 
-    def echoed(self) -> None:
-        """The last beat has come back."""
+    def beat_echoed(self) -> None:
+        """The last beat has arrived on the watch."""
         if self._is_out:
             self._is_out = False
             self.fresh_at_s = max(self.fresh_at_s, self._beat_at_s)
 
-    def refused(self, listed_at_s: float, now_s: float) -> None:
-        """The beat could not be written, but a list asked for at ``listed_at_s`` was answered."""
+    def beat_refused(self, listed_at_s: float, now_s: float) -> None:
+        """The beat could not be written, but a list requested at ``listed_at_s`` was answered."""
         self._is_out = False
         self.fresh_at_s = max(self.fresh_at_s, listed_at_s)
         self._not_before_s = now_s + _REFUSED_PAUSE_S
@@ -82,7 +86,7 @@ class Freshness:
         return max(self._beat_at_s + max(QUIET_S, budget_s), self._not_before_s, self._heard_at_s + QUIET_S)
 
     def tick(self, now_s: float, hubs: int) -> WriteBeat | Distrust | None:
-        """What to do now; None if nothing is due."""
+        """The action that is due at ``now_s``; None if none is."""
         if now_s < self.due_s(hubs):
             return None
         if self._is_out:

@@ -1,4 +1,4 @@
-"""HubWatcher: a hub's whole view, with its beats and its saved copy."""
+"""HubWatcher: a hub's view of a namespace, proved fresh by beats and saved to a file."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from omni_discovery.kv import KVStore, Listing
 from omni_discovery.records import keys
 from omni_discovery.records.beat import Beat
 from omni_discovery.registration.leased_key import LeasedKey
-from omni_discovery.view.anti_entropy import UpkeepOptions
+from omni_discovery.view.anti_entropy import AntiEntropyOptions
 from omni_discovery.view.saved_view import SavedView, ViewSaver
 from omni_discovery.view.table import Delta, ReplicaTable, View
 from omni_discovery.view.watcher import Watcher
@@ -24,18 +24,18 @@ def _ignore(_name: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ViewOptions:
-    """How a hub keeps its view; see OmniCoordClientForHub for what each means."""
+    """How a hub keeps its view; see OmniCoordClientForHub for the meaning of each."""
 
     anti_entropy_s: float = 60.0
     saved_view: Path | None = None
     applied_revision: Callable[[], int] | None = None
     count: Callable[[str], None] = _ignore
-    #: The fingerprint of the deploy document that the hub serves.
+    #: Returns the fingerprint of the deploy document that the hub serves.
     serves: Callable[[], str] = lambda: ""
 
 
 class HubWatcher(Watcher):
-    """Watches all of one namespace. With ``registrar``, the hub's own key, it proves its freshness by beats."""
+    """Watches all keys of a namespace. With ``registrar``, which holds the hub's key, it proves freshness by beats."""
 
     def __init__(
         self,
@@ -49,22 +49,22 @@ class HubWatcher(Watcher):
     ) -> None:
         clock = clock or SystemClock()
         key = keys.beat_key(config.namespace, hub_id)
-        upkeep = UpkeepOptions(
+        anti_entropy = AntiEntropyOptions(
             beat=None if registrar is None else lambda kv: Beat(kv, key, lambda: registrar.lease_id, options.serves),
-            # A third of a lease, as for a renewal; but a slow second is no proof of anything.
+            # A third of a lease, as for a renewal, but at least a second: etcd may be slow.
             echo_timeout_s=min(3.0, max(1.0, config.ttl_s / 3)),
             anti_entropy_s=options.anti_entropy_s,
             applied_revision=options.applied_revision,
             count=options.count,
         )
         table = ReplicaTable(config.namespace)
-        super().__init__(kv, table, keys.namespace_prefix(config.namespace), on_view, clock=clock, options=upkeep)
+        super().__init__(kv, table, keys.namespace_prefix(config.namespace), on_view, clock=clock, options=anti_entropy)
         self._hub_table = table
         self._saved = options.saved_view and SavedView(options.saved_view, config.namespace, config.endpoints)
         self._saver = ViewSaver(self._saved, self._fresh_list, clock) if self._saved else None
 
     def start(self) -> None:
-        """Begin with the saved view, if there is one, then watch; returns at once."""
+        """Deliver the saved view, if there is one, then begin to watch; returns at once."""
         found = self._saved.load() if self._saved else None
         if found is not None:
             self._deliver_saved(*found)
@@ -73,7 +73,7 @@ class HubWatcher(Watcher):
             self._saver.start()
 
     async def close(self) -> None:
-        """Save what is new, stop watching. Idempotent."""
+        """Save the view if it changed, stop watching. Idempotent."""
         if self._saver is not None:
             await self._saver.close()
         await super().close()

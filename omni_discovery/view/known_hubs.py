@@ -1,6 +1,6 @@
-"""KnownHubs: whom a replica lets in and whom it shuts out, also when the registry has lost what it should not have.
+"""KnownHubs: which hubs a replica accepts connections from, and which it refuses, also through a mass loss of keys.
 
-Revocations: which hubs are revoked, also while the registry has lost what it said of them.
+Revocations: which hubs are revoked, also while the registry has lost their control keys.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 
 from omni_discovery.clock import Clock, SystemClock
 from omni_discovery.records.schema import HubRecord
-from omni_discovery.view.mass_loss import Disappearance
+from omni_discovery.view.mass_loss import MassLossGuard
 from omni_discovery.view.table import Delta, View
 
 logger = logging.getLogger(__name__)
@@ -20,19 +20,19 @@ logger = logging.getLogger(__name__)
 class Revocations:
     """A hub is revoked while its control key says so. Moments are monotonic seconds.
 
-    A key that was deleted or changed revokes no more. A key that is gone because the registry was wiped, restored or
-    replaced still does, until one ``ttl_s`` after the view was proved fresh: by then an operator's tools have put it
-    back, or nobody wants it.
+    Deleting or changing the key ends the revocation. A key that is gone because the registry was wiped, restored or
+    replaced still revokes its hub until one ``ttl_s`` after the view was proved fresh: an operator's tools have had
+    that time to put it back.
     """
 
     def __init__(self, ttl_s: float) -> None:
         self._ttl_s = ttl_s
         self._listed: frozenset[str] = frozenset()
-        #: Hubs whose keys the registry has lost, until when; None while the view is not proved fresh.
+        #: The end of the revocation of each hub whose key the registry lost; None while the view is not proved fresh.
         self._kept: dict[str, float | None] = {}
 
-    def follow(self, listed: frozenset[str], *, fresh: bool, regressed: bool, now_s: float) -> None:
-        """The registry says that these are revoked; ``regressed``: it went back in its history."""
+    def apply_revoked(self, listed: frozenset[str], *, fresh: bool, regressed: bool, now_s: float) -> None:
+        """The registry lists these hubs as revoked. ``fresh`` and ``regressed`` as in MassLossGuard."""
         lost = self._listed - listed if regressed else frozenset()
         self._kept.update(dict.fromkeys(lost))
         for hub_id, until_s in list(self._kept.items()):
@@ -44,7 +44,7 @@ class Revocations:
                 self._kept[hub_id] = now_s + self._ttl_s
         self._listed = listed
 
-    def review(self, now_s: float) -> frozenset[str]:
+    def revoked_hubs(self, now_s: float) -> frozenset[str]:
         """The hubs that are revoked now."""
         for hub_id, until_s in list(self._kept.items()):
             if until_s is not None and now_s >= until_s:
@@ -53,7 +53,7 @@ class Revocations:
 
     @property
     def next_review_s(self) -> float | None:
-        """When time alone changes the answer."""
+        """When time alone changes what ``revoked_hubs`` returns; None if it does not."""
         return min((until_s for until_s in self._kept.values() if until_s is not None), default=None)
 
 
@@ -65,33 +65,33 @@ def _ignore(_revoked: frozenset[str]) -> None:
 
 
 class KnownHubs:
-    """Follows a view of the hubs and one of their control keys; lives on the loop that brings them.
+    """Takes in views of the hubs' keys and of their control keys; lives on the event loop that brings them.
 
-    ``tell`` gets the hubs that may come in by id, listed or kept, once both views are there, and at each change;
-    ``tell_revoked`` gets the revoked ones each time they change, before. A hub whose key is gone is forgotten, unless
-    the registry lost much at once: then it is kept until one ``ttl_s`` after the view is proved fresh.
+    ``on_hubs`` is called with the records of all hubs that may connect, by id, as soon as both views are there, and at
+    each change; ``on_revoked`` with the ids of all revoked hubs at each change, before ``on_hubs``. A hub whose key is
+    gone may not connect any more, but in a mass loss: then it may until one ``ttl_s`` after the view is proved fresh.
     """
 
     def __init__(
         self,
         ttl_s: float,
-        tell: Callable[[Mapping[str, HubRecord]], None],
+        on_hubs: Callable[[Mapping[str, HubRecord]], None],
         clock: Clock | None = None,
-        tell_revoked: Callable[[frozenset[str]], None] = _ignore,
+        on_revoked: Callable[[frozenset[str]], None] = _ignore,
     ) -> None:
-        self._tell = tell
-        self._tell_revoked = tell_revoked
+        self._on_hubs = on_hubs
+        self._on_revoked = on_revoked
         self._clock = clock or SystemClock()
-        self._disappearance: Disappearance[str, str] = Disappearance(ttl_s)
+        self._mass_loss: MassLossGuard[str, str] = MassLossGuard(ttl_s)
         self._revocations = Revocations(ttl_s)
-        #: What the control keys, or their loss, make of hubs; None before the first list of them. Swapped whole.
+        #: Ids of the revoked hubs; None before the first list of control keys. Swapped whole.
         self._revoked: frozenset[str] | None = None
         self._control_history = 0
         self._history = 0
         self._listed: Mapping[str, HubRecord] | None = None
-        #: Every hub that is listed, or that vanished lately.
+        #: Every hub that is listed, or that vanished so lately that it may be kept.
         self._remembered: dict[str, HubRecord] = {}
-        self._told: Mapping[str, HubRecord] | None = None
+        self._last_known: Mapping[str, HubRecord] | None = None
         self._timer: asyncio.TimerHandle | None = None
 
     @property
@@ -100,34 +100,34 @@ class KnownHubs:
         return self._revoked or frozenset()
 
     def on_view(self, view: View, _delta: Delta) -> None:
-        """Take in a view of the hubs. Before the first list there is no news."""
+        """Take in a view of the hubs' keys. One from before the first list is ignored."""
         if not view.revision:
             return
         regressed, self._history = view.history != self._history, view.history
         self._listed = view.hubs
         self._remembered.update(view.hubs)
-        self._disappearance.follow(
+        self._mass_loss.apply_members(
             {_POOL: dict.fromkeys(view.hubs, True)},
             fresh=view.stale_since_s is None,
             regressed=regressed,
             now_s=self._clock.monotonic_s(),
         )
-        self.review()
+        self.run_timers()
 
     def on_control_view(self, view: View, _delta: Delta) -> None:
-        """Take in a view of the hubs' control keys. Nobody is let in before the first list of them."""
+        """Take in a view of the hubs' control keys. No hub may connect before the first list of them."""
         if not view.revision:
             return
         regressed, self._control_history = view.history != self._control_history, view.history
-        self._revocations.follow(
+        self._revocations.apply_revoked(
             view.revoked, fresh=view.stale_since_s is None, regressed=regressed, now_s=self._clock.monotonic_s()
         )
         if self._revoked is None:
             self._revoked = frozenset()
-        self.review()
+        self.run_timers()
 
-    def review(self) -> None:
-        """Forget whom time has made strangers; tell what has changed."""
+    def run_timers(self) -> None:
+        """Drop hubs and revocations whose time is over; report changes. Called by itself when one is due."""
         self._review_revoked()
         if self._listed is not None and self._revoked is not None:
             self._review_hubs(self._listed)
@@ -135,34 +135,36 @@ class KnownHubs:
 
     def _review_hubs(self, listed: Mapping[str, HubRecord]) -> None:
         # A hub that only might answer is not worth an open door for ever.
-        kept = self._disappearance.review(lambda _pool, _hub_id: False, self._clock.monotonic_s()).get(_POOL, [])
+        kept = self._mass_loss.kept_without_record(lambda _pool, _hub_id: False, self._clock.monotonic_s()).get(
+            _POOL, []
+        )
         known = {**{hub_id: self._remembered[hub_id] for hub_id in kept}, **listed}
         known = {hub_id: hub for hub_id, hub in known.items() if hub_id not in self.revoked}
-        tracked = {hub_id for _, hub_id in self._disappearance.tracked()}
+        tracked = {hub_id for _, hub_id in self._mass_loss.tracked()}
         for hub_id in self._remembered.keys() - listed.keys() - tracked:
             del self._remembered[hub_id]
-        if known != self._told:
-            self._told = known
-            self._tell(known)
+        if known != self._last_known:
+            self._last_known = known
+            self._on_hubs(known)
 
     def _review_revoked(self) -> None:
         before = self._revoked
         if before is None:
             return
-        self._revoked = self._revocations.review(self._clock.monotonic_s())
+        self._revoked = self._revocations.revoked_hubs(self._clock.monotonic_s())
         for hub_id in self._revoked - before:
             logger.warning("hub.revoked hub=%s", hub_id)
         for hub_id in before - self._revoked:
             logger.warning("hub.allowed hub=%s: no control key revokes it any more", hub_id)
         if self._revoked != before:
-            self._tell_revoked(self._revoked)
+            self._on_revoked(self._revoked)
 
     def _set_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        moments = (self._disappearance.next_review_s, self._revocations.next_review_s)
+        moments = (self._mass_loss.next_review_s, self._revocations.next_review_s)
         due = [moment_s for moment_s in moments if moment_s is not None]
         if due:
             delay_s = max(0.0, min(due) - self._clock.monotonic_s())
-            self._timer = asyncio.get_running_loop().call_later(delay_s, self.review)
+            self._timer = asyncio.get_running_loop().call_later(delay_s, self.run_timers)

@@ -1,8 +1,8 @@
-"""Disappearance: which members that the registry no longer lists are served all the same.
+"""MassLossGuard: which members stay in service although the registry no longer lists them.
 
-A key that is gone means that its owner is gone, but for one case: when a registry loses much at once, it is more likely
-that the registry was wiped, restored or cut off than that so many processes died in one moment while all of them still
-answer. Pure: time and who answers come in as arguments.
+A key that is gone means that its owner is gone, with one exception: when a registry loses many keys at once while
+their owners still answer, it is more likely that the registry was wiped, restored or partitioned than that so many
+processes died in one moment. Pure.
 """
 
 from __future__ import annotations
@@ -14,38 +14,40 @@ from typing import Final, Generic, TypeVar
 _Pool = TypeVar("_Pool")
 _Member = TypeVar("_Member")
 
-#: Fewer members than this vanish one by one every day.
+#: A single member that vanishes is never a mass loss.
 _LEAST_MASS: Final = 2
-#: The end of a member that only stays because it is the last: nothing happens then.
+#: The end of a member that only stays because it is the last one that answers: no timer ends it.
 _PAST_S: Final = float("-inf")
 
 
 @dataclass(slots=True)
 class _Missing:
+    """A member that the registry no longer lists."""
+
     vanished_at_s: float
-    #: Whether it did not answer either when it vanished: both witnesses say that it is gone.
+    #: Whether it did not answer either when it vanished: then registry and session agree that it is gone.
     silent: bool = False
-    #: Whether it vanished with many others. Only such members are served on.
-    spared: bool = False
-    #: When a spared member is given up; None while the view has not been proved fresh since.
+    #: Whether it vanished in a mass loss. Only such members stay in service.
+    is_kept: bool = False
+    #: When a kept member is given up; None while the view has not been proved fresh since the loss.
     until_s: float | None = None
 
 
-class Disappearance(Generic[_Pool, _Member]):
-    """Members by pool. A mass disappearance: the registry went back in its history, or within one ``ttl_s`` more than
-    half of a pool's members in service, and at least two, vanished while they answered.
+class MassLossGuard(Generic[_Pool, _Member]):
+    """Keeps members by pool through a mass loss. Moments are monotonic seconds.
 
-    Its members are spared until ``ttl_s`` after the view was proved fresh; then one that answers stays as long as
-    nobody else of its pool does.
+    A mass loss: the registry went back in its history, or within one ``ttl_s`` more than half of a pool's members in
+    service, and at least two, vanished while they answered. Its members stay in service until ``ttl_s`` after the view
+    was proved fresh; after that, one that answers stays as long as no other member of its pool answers.
     """
 
     def __init__(self, ttl_s: float) -> None:
         self._ttl_s = ttl_s
-        #: Whether each listed member is in service. One that is not has said farewell: its key is expected to go.
+        #: Whether each listed member is in service. One that is not has withdrawn: its key is expected to go.
         self._listed: Mapping[_Pool, Mapping[_Member, bool]] = {}
         self._missing: dict[_Pool, dict[_Member, _Missing]] = {}
 
-    def follow(
+    def apply_members(
         self,
         listed: Mapping[_Pool, Mapping[_Member, bool]],
         *,
@@ -57,72 +59,77 @@ class Disappearance(Generic[_Pool, _Member]):
         """The registry lists these members, each with whether it is in service.
 
         ``fresh``: the view is proved to be the registry's; ``regressed``: the registry went back in its history;
-        ``answers``: who answers now.
+        ``answers``: whether a member has a session that answers now.
         """
         before, self._listed = self._listed, listed
         for pool in before.keys() | self._missing.keys():
             missing = self._missing.setdefault(pool, {})
-            here = listed.get(pool, {})
-            for member in missing.keys() & here.keys():
+            present = listed.get(pool, {})
+            for member in missing.keys() & present.keys():
                 del missing[member]
-            vanished = [member for member, serves in before.get(pool, {}).items() if serves and member not in here]
+            vanished = [member for member, serves in before.get(pool, {}).items() if serves and member not in present]
             missing.update((member, _Missing(now_s, not answers(pool, member))) for member in vanished)
             self._forget_strays(missing, now_s)
-            if vanished and (regressed or self._is_mass(here, missing, now_s)):
+            if vanished and (regressed or self._is_mass_loss(present, missing, now_s)):
                 for each in missing.values():
-                    each.spared = each.spared or regressed or not each.silent
+                    each.is_kept = each.is_kept or regressed or not each.silent
             for each in missing.values():
                 self._set_end(each, fresh=fresh, now_s=now_s)
             if not missing:
                 del self._missing[pool]
 
-    def review(self, answers: Callable[[_Pool, _Member], bool], now_s: float) -> dict[_Pool, list[_Member]]:
-        """The members to serve though they are not listed; call it after ``follow``, and when time or sessions move."""
+    def kept_without_record(
+        self, answers: Callable[[_Pool, _Member], bool], now_s: float
+    ) -> dict[_Pool, list[_Member]]:
+        """The members to keep in service although they are not listed, by pool.
+
+        Call it after ``apply_members``, when a session came or went, and at ``next_review_s``.
+        """
         return {pool: kept for pool in list(self._missing) if (kept := self._keep(pool, answers, now_s))}
 
     def tracked(self) -> set[tuple[_Pool, _Member]]:
-        """Every missing member that may still turn out to be spared, or is."""
+        """Every missing member that is kept, or still may be."""
         return {(pool, member) for pool, missing in self._missing.items() for member in missing}
 
     @property
     def next_review_s(self) -> float | None:
-        """When time alone changes what ``review`` says; None if it does not."""
+        """When time alone changes what ``kept_without_record`` returns; None if it does not."""
         ends = [each.until_s for missing in self._missing.values() for each in missing.values()]
         return min((end_s for end_s in ends if end_s is not None and end_s > _PAST_S), default=None)
 
     def _forget_strays(self, missing: dict[_Member, _Missing], now_s: float) -> None:
         for member, each in list(missing.items()):
-            if not each.spared and now_s - each.vanished_at_s > self._ttl_s:
+            if not each.is_kept and now_s - each.vanished_at_s > self._ttl_s:
                 del missing[member]
 
-    def _is_mass(self, here: Mapping[_Member, bool], missing: Mapping[_Member, _Missing], now_s: float) -> bool:
+    def _is_mass_loss(self, present: Mapping[_Member, bool], missing: Mapping[_Member, _Missing], now_s: float) -> bool:
         recent = (each for each in missing.values() if now_s - each.vanished_at_s <= self._ttl_s)
         lost = sum(not each.silent for each in recent)
-        return lost >= _LEAST_MASS and 2 * lost > lost + sum(here.values())
+        return lost >= _LEAST_MASS and 2 * lost > lost + sum(present.values())
 
     def _set_end(self, each: _Missing, *, fresh: bool, now_s: float) -> None:
         if not fresh:
             each.until_s = None
-        elif each.spared and each.until_s is None:
+        elif each.is_kept and each.until_s is None:
             each.until_s = now_s + self._ttl_s
 
     def _keep(self, pool: _Pool, answers: Callable[[_Pool, _Member], bool], now_s: float) -> list[_Member]:
         missing = self._missing[pool]
-        spared = {member: each for member, each in missing.items() if each.spared}
-        kept = [member for member, each in spared.items() if each.until_s is None or now_s < each.until_s]
-        over = [member for member in spared if member not in kept]
-        if not over:
+        kept_entries = {member: each for member, each in missing.items() if each.is_kept}
+        kept = [member for member, each in kept_entries.items() if each.until_s is None or now_s < each.until_s]
+        overdue = [member for member in kept_entries if member not in kept]
+        if not overdue:
             return kept
         listed = self._listed.get(pool, {})
         others = [member for member, serves in listed.items() if serves]
         last = None
         if not any(answers(pool, member) for member in (*others, *kept)):
-            last = next((member for member in over if answers(pool, member)), None)
-        for member in over:
+            last = next((member for member in overdue if answers(pool, member)), None)
+        for member in overdue:
             if member != last:
                 del missing[member]
         if last is None:
             return kept
-        # Nothing but its own silence, or another that answers, ends it now.
+        # Only its own silence, or another member that answers, ends it now.
         missing[last].until_s = _PAST_S
         return [*kept, last]

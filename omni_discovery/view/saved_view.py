@@ -1,7 +1,7 @@
 """The last view on disk, so that a hub can start while etcd is away from it.
 
-The file holds what a list would answer, but for beats: readable by its owner only, replaced as a whole, and checked by
-a digest when it is read. A file that is damaged, or of another registry, counts as none.
+The file holds a list of the namespace without the beats. It is readable by its owner only, replaced atomically, and
+checked by a digest when it is read. A file that is damaged, or of another registry, is ignored.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ logger = logging.getLogger(__name__)
 
 _MAGIC: Final = "omni-view 1"
 _MAX_BYTES: Final = 64 << 20
-#: A change is written after this long at the latest, and at most this often.
+#: A change is written within this time, and at most this often.
 _SAVE_EVERY_S: Final = 2.0
-#: Without a change, the time of the last proof is written this often.
+#: Without a change, the file is written this often, for its ``fresh_at_s``.
 _REFRESH_S: Final = 60.0
 
 
@@ -45,7 +45,7 @@ class _File(msgspec.Struct, frozen=True, kw_only=True):
     endpoints: tuple[str, ...]
     cluster_id: int
     revision: int
-    #: Wall-clock seconds: until then the view was proved fresh.
+    #: Wall-clock seconds up to which the view was proved fresh.
     fresh_at_s: float
     items: tuple[_Item, ...]
 
@@ -59,7 +59,7 @@ class SavedView:
         self._endpoints = tuple(sorted(parse_endpoints(endpoints)))
 
     def load(self) -> tuple[Listing, float] | None:
-        """The saved list and until when it was proved fresh; None without a file that can be used."""
+        """The saved list, and the wall-clock time up to which it was proved fresh; None without a usable file."""
         try:
             saved = self._read()
         except FileNotFoundError:
@@ -71,7 +71,7 @@ class SavedView:
         return Listing(saved.revision, saved.cluster_id, items), saved.fresh_at_s
 
     def save(self, listing: Listing, fresh_at_s: float) -> None:
-        """Replace the file. Raise OSError, or ValueError for a view too large to be kept."""
+        """Replace the file. Raise OSError, or ValueError for a view that is too large."""
         items = tuple(
             _Item(item.key, item.value, item.create_revision, item.mod_revision, item.lease_id)
             for item in listing.items
@@ -103,7 +103,7 @@ class SavedView:
 
 
 def write_private(path: Path, content: bytes) -> None:
-    """Replace a file as a whole, readable by its owner only. Raise OSError."""
+    """Replace a file atomically, readable by its owner only. Raise OSError."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     number, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
@@ -142,7 +142,7 @@ class ViewSaver:
             await self._save_if_due(changed_only=True)
 
     async def _run(self) -> None:
-        # The first view soon: a hub may be killed at any moment.
+        # The first view is saved sooner: a hub may be killed at any moment.
         await self._clock.sleep(_SAVE_EVERY_S / 4)
         while True:
             await self._save_if_due(changed_only=False)

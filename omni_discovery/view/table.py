@@ -1,4 +1,4 @@
-"""ReplicaTable: the local copy of the registry, and what each change of it means."""
+"""ReplicaTable: the local copy of a namespace, and the difference that each list or batch makes to it."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TypeVar
 
+from omni_discovery.clock import utc_time
 from omni_discovery.errors import RecordError
 from omni_discovery.kv import KeyValue, Listing, PutEvent, Summary, WatchBatch
 from omni_discovery.records import keys
-from omni_discovery.records.control import ControlError, HubWish, parse_hub
+from omni_discovery.records.control import ControlError, HubControlSpec, parse_hub
 from omni_discovery.records.schema import HubRecord, ReplicaInfo, decode_hub, decode_replica
 
 #: (stage_id, replica_id)
@@ -32,24 +33,24 @@ class View:
     hubs: Mapping[str, HubRecord] = field(default_factory=_empty)
     #: Hubs that an operator has revoked, registered or not.
     revoked: frozenset[str] = frozenset()
-    #: The deploy document as it stands in the registry; None if there is none.
+    #: The deploy document in the registry; None if there is none.
     pipeline: bytes | None = None
-    #: Values that can't be read, by key. They hide what they should describe and nothing else.
+    #: Errors by key, for values that can't be read. The replica or hub of such a key is not in the view.
     bad: Mapping[str, RecordError] = field(default_factory=_empty)
-    #: Everything up to this revision is in; 0 before the first list.
+    #: All changes up to this revision are in the view; 0 before the first list.
     revision: int = 0
     cluster_id: int = 0
-    #: How often the registry turned out to be another one, or to have gone back: wiped, restored, replaced.
+    #: How often the registry was wiped, restored from a backup or replaced by another.
     history: int = 0
     #: Wall-clock time of the last change, 0.0 before the first list.
     changed_at: float = 0.0
-    #: Wall-clock time since when the table is not proved fresh; None while it is.
+    #: Wall-clock time since when the view is stale; None while it is fresh.
     stale_since_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """What one list or batch changed. Apply ``removed`` before ``added``: a new life of a key is in both."""
+    """The changes by one list or batch. Apply ``removed`` before ``added``: a new life of a replica is in both."""
 
     added: tuple[ReplicaInfo, ...] = ()
     updated: tuple[ReplicaInfo, ...] = ()
@@ -57,10 +58,10 @@ class Delta:
     hubs_changed: bool = False
     revoked_changed: bool = False
     pipeline_changed: bool = False
-    #: Values seen for the first time that can't be read.
+    #: Errors of values that can't be read and were not in the last view.
     bad: tuple[RecordError, ...] = ()
-    #: The revision of the view that this leads from; None if it is not known. One who has applied another view than
-    #: that one has missed something, and must compare whole views.
+    #: The revision of the view before these changes; None if not known. A reader that has applied another view than
+    #: that one has missed changes, and must compare all of both views.
     since_revision: int | None = field(default=None, compare=False)
 
     def __bool__(self) -> bool:
@@ -70,11 +71,11 @@ class Delta:
 
 
 def live_hubs(view: View) -> int:
-    """How many hubs share the replicas: those that are registered and not revoked, at least the one that asks."""
+    """How many hubs share the replicas: all that are registered and not revoked, at least 1, the calling hub."""
     return max(1, len(view.hubs.keys() - view.revoked))
 
 
-_Meaning = ReplicaInfo | HubRecord | HubWish | bytes | RecordError | None
+_Meaning = ReplicaInfo | HubRecord | HubControlSpec | bytes | RecordError | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +85,7 @@ class _Row:
 
 
 class ReplicaTable:
-    """The keys of one namespace, applied in revision order. Applying the same thing twice changes nothing."""
+    """The keys of one namespace. Applying a list or batch again changes nothing."""
 
     def __init__(self, namespace: str) -> None:
         self._namespace = keys.check_namespace(namespace)
@@ -92,17 +93,23 @@ class ReplicaTable:
         self._hub_controls = keys.hub_controls_prefix(namespace)
         self._rows: dict[str, _Row] = {}
         self._view = View()
-        #: What the view's replicas stand on: copying a mapping proxy would take ten times as long.
+        #: The dict behind the view's replicas: copying the mapping proxy would take ten times as long.
         self._replicas: dict[ReplicaId, ReplicaInfo] = {}
-        #: Revisions of what is deleted while a list is being read; None while none is.
+        #: Revisions of keys deleted since ``begin_reconcile``; None while no list is awaited.
         self._deleted: dict[str, int] | None = None
 
+    def __repr__(self) -> str:
+        view = self._view
+        counts = f"replicas={len(view.replicas)}, hubs={len(view.hubs)}, bad={len(view.bad)}, revision={view.revision}"
+        stale = "" if view.stale_since_s is None else f", stale since {utc_time(view.stale_since_s)}"
+        return f"ReplicaTable({self._namespace}, {counts}{stale})"
+
     def snapshot(self) -> View:
-        """The table as it is now."""
+        """The view now."""
         return self._view
 
     def replace(self, listing: Listing, at_s: float) -> Delta:
-        """Make the table equal to a list read at wall-clock ``at_s``, and fresh."""
+        """Make the table equal to a list read at wall-clock ``at_s``; it is fresh then."""
         before, after = self._rows, {}
         for item in listing.items:
             old = before.get(item.key)
@@ -122,7 +129,7 @@ class ReplicaTable:
         return self._show(view, {key: before.get(key) for key in before.keys() | after.keys()}, at_s, is_first)
 
     def apply(self, batch: WatchBatch, at_s: float) -> Delta:
-        """Apply the events of one batch that came at wall-clock ``at_s``; those applied before change nothing."""
+        """Apply a batch that arrived at wall-clock ``at_s``. Events that were applied before change nothing."""
         seen_revision, revision = self._view.revision, max(self._view.revision, batch.revision)
         before: dict[str, _Row | None] = {}
         for event in batch.events:
@@ -140,30 +147,30 @@ class ReplicaTable:
         return self._show(replace(self._view, revision=revision), before, at_s, False)
 
     def listing(self) -> Listing:
-        """What a list would have answered, but for the beats, which mean nothing later."""
+        """The table as a listing, without beats, which have no meaning later."""
         items = (row.item for key, row in sorted(self._rows.items()) if not key.startswith(self._beats))
         return Listing(self._view.revision, self._view.cluster_id, tuple(items))
 
     def restore(self, listing: Listing, fresh_at_s: float) -> Delta:
-        """Begin with a list kept from before, which was proved fresh until wall-clock ``fresh_at_s``."""
+        """Fill the table from a saved list, stale since wall-clock ``fresh_at_s``."""
         delta = self.replace(listing, fresh_at_s)
         self.mark_stale(fresh_at_s)
         return delta
 
     def summary(self) -> Summary:
-        """What the registry should answer to the same question."""
+        """What KVStore.summary returns if the table equals the registry."""
         revisions = [row.item.mod_revision for row in self._rows.values()]
         return Summary(len(revisions), max(revisions, default=0))
 
     def begin_reconcile(self) -> None:
-        """A list is asked for, while batches go on being applied."""
+        """A list is about to be requested; batches go on being applied meanwhile."""
         self._deleted = {}
 
     def reconcile(self, listing: Listing, at_s: float) -> tuple[Delta, int]:
-        """Take in a list that was asked for at ``begin_reconcile``, and what it holds that batches did not bring.
+        """Apply a list that was requested after ``begin_reconcile``, where it differs from what batches brought.
 
-        The number says how many keys the batches should have told otherwise. A key that is gone from the list counts,
-        even if the batch that deletes it may yet be on its way.
+        Also return how many keys the batches had missed. A key that is gone from the list counts, even if the batch
+        that deletes it may still be under way.
         """
         seen, deleted, self._deleted = self._view.revision, self._deleted or {}, None
         before: dict[str, _Row | None] = {}
@@ -182,7 +189,7 @@ class ReplicaTable:
         return self._show(view, before, at_s, False), missed
 
     def mark_stale(self, since_s: float) -> bool:
-        """The table can't be proved fresh since wall-clock ``since_s``; say whether that is new."""
+        """The view is stale since wall-clock ``since_s``; return whether it was fresh before."""
         if self._view.stale_since_s is not None:
             return False
         self._view = replace(self._view, stale_since_s=since_s)
@@ -213,14 +220,14 @@ class ReplicaTable:
             return error
 
     def _stray(self, key: str) -> RecordError | None:
-        """A key that is none of ours is left alone, but among the records it is somebody's mistake."""
+        """An unknown key is ignored, but under the prefixes of records it is reported as bad."""
         records = keys.replicas_prefix(self._namespace), keys.hubs_prefix(self._namespace)
         if key.startswith((*records, self._hub_controls)):
             return RecordError(key, "is not the key of a replica or hub")
         return None
 
     def _show(self, view: View, before: Mapping[str, _Row | None], at_s: float, is_first: bool) -> Delta:
-        """Make ``view`` tell what became of the keys in ``before``; return the same as a delta."""
+        """Set the view to ``view`` with the changes of the keys in ``before``; return these changes."""
         delta = replace(_difference(before, self._rows), since_revision=self._view.revision)
         if delta.added or delta.updated or delta.removed:
             replicas = self._replicas.copy()
@@ -249,19 +256,19 @@ class ReplicaTable:
         return {hub.hub_id: hub for hub in hubs}
 
     def _all_revoked(self) -> frozenset[str]:
-        # A value that can't be read leaves in force what was.
+        # A value that can't be read doesn't change whether its hub is revoked.
         before, found = self._view.revoked, set()
         for key, row in self._rows.items():
             if key.startswith(self._hub_controls):
                 hub_id = key.removeprefix(self._hub_controls)
-                wish = row.meaning
-                if wish.revoked if isinstance(wish, HubWish) else hub_id in before:
+                spec = row.meaning
+                if spec.revoked if isinstance(spec, HubControlSpec) else hub_id in before:
                     found.add(hub_id)
         return frozenset(found)
 
 
 def _difference(before: Mapping[str, _Row | None], after: Mapping[str, _Row]) -> Delta:
-    """What happened to the keys of ``before``."""
+    """The changes of the keys of ``before``: from their rows there to those in ``after``."""
     added: list[ReplicaInfo] = []
     updated: list[ReplicaInfo] = []
     removed: list[ReplicaInfo] = []

@@ -12,7 +12,7 @@ from omni_discovery.errors import CompactedError, RegistryError, RegistryUnavail
 from omni_discovery.kv import KVStore, Listing, WatchBatch
 from omni_discovery.list_watch import list_and_watch
 from omni_discovery.log_once import LogOnce
-from omni_discovery.view.anti_entropy import NotProvedError, Upkeep, UpkeepOptions
+from omni_discovery.view.anti_entropy import AntiEntropy, AntiEntropyOptions, NotProvedError
 from omni_discovery.view.table import Delta, ReplicaTable, View
 
 logger = logging.getLogger(__name__)
@@ -21,10 +21,10 @@ OnView = Callable[[View, Delta], None]
 
 
 class Watcher:
-    """Keeps a table equal to everything under ``prefix``.
+    """Keeps a table equal to all keys under ``prefix``.
 
-    ``on_view`` comes on the watcher's loop with the first list, each change, and when the table turns stale or fresh
-    (then with an empty delta). What it raises is logged and changes nothing.
+    ``on_view(view, delta)`` is called on the watcher's loop with the first list, at each change, and when the table
+    turns stale or fresh (then with an empty delta). An exception from it is logged and changes nothing.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class Watcher:
         *,
         clock: Clock | None = None,
         jitter: Callable[[], float] = random.random,
-        options: UpkeepOptions | None = None,
+        options: AntiEntropyOptions | None = None,
     ) -> None:
         self._kv = kv
         self._table = table
@@ -44,14 +44,14 @@ class Watcher:
         self._on_view = on_view
         self._clock = clock or SystemClock()
         self._jitter = jitter
-        self._count = (options or UpkeepOptions()).count
-        self._upkeep = Upkeep(
+        self._count = (options or AntiEntropyOptions()).count
+        self._anti_entropy = AntiEntropy(
             kv,
             table,
             prefix,
             lambda delta: self._deliver(table.snapshot(), delta),
             self._clock,
-            options or UpkeepOptions(),
+            options or AntiEntropyOptions(),
             jitter,
         )
         self._task: asyncio.Task[None] | None = None
@@ -67,7 +67,7 @@ class Watcher:
                 is_prefix=True,
                 clock=self._clock,
                 jitter=self._jitter,
-                beside_watch=lambda: (self._upkeep.prove(), self._upkeep.tend()),
+                beside_watch=lambda: (self._anti_entropy.prove_freshness(), self._anti_entropy.compare_with_registry()),
             ),
             name=f"watcher-{self._prefix}",
         )
@@ -91,22 +91,22 @@ class Watcher:
             self._deliver(after, delta)
         if before.revision:
             self._count("relist")
-        self._upkeep.opened(asked_at_s)
+        self._anti_entropy.watch_opened(asked_at_s)
 
     async def apply(self, batch: WatchBatch) -> None:
         """See WatchSink."""
         before = self._table.snapshot()
         delta = self._table.apply(batch, self._clock.wall_s())
         after = self._table.snapshot()
-        # A bad value that went away changes no replica, but the view shows it no longer.
+        # A bad value that was deleted changes no replica, but the view's ``bad``.
         if delta or after.bad is not before.bad:
             self._deliver(after, delta)
-        self._upkeep.heard(batch, delta)
+        self._anti_entropy.batch_applied(batch, delta)
 
     def on_watch_failed(self, error: Exception, log_level: int) -> None:
         """See WatchSink."""
         if isinstance(error, CompactedError):
-            # The registry answers; only our place in its history is gone.
+            # The registry answers: the view is not stale, only the revision to watch from is gone.
             logger.info("watcher.relist prefix=%s reason=%s", self._prefix, error)
             return
         if not isinstance(error, RegistryError):

@@ -56,12 +56,12 @@ class AutoConnector(StoringConnector):
 
     def _describe(self, kept: Kept) -> dict[str, Any]:
         metadata: dict[str, Any] = {"generation": kept.generation}
-        if kept.segment.path is not None:
-            metadata |= {**described(kept.segment), "boot_id": self._boot_id}
+        if kept.block.path is not None:
+            metadata |= {**described(kept.block), "boot_id": self._boot_id}
         try:
             return metadata | self._tcp.offer(kept)
         except OSError as error:
-            if kept.segment.path is None:
+            if kept.block.path is None:
                 raise
             logger.warning("connector.not_listening reason=%s", error)
             return metadata

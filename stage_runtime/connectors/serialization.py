@@ -1,7 +1,7 @@
 """Hand-offs as bytes: msgpack for the structure, raw bytes for the tensors. Never pickle.
 
 Layout: magic, length of the head, head, then each tensor's bytes at the next multiple of 64. The head is msgpack: the
-lengths of the tensors and the object, where a tensor stands as an extension that names its dtype, shape and place.
+lengths of the tensors, and the object with an extension in place of each tensor, with its dtype, shape and index.
 Tuples and sets come back as lists. A tensor read from a writable buffer is a view of it, not a copy.
 """
 
@@ -27,14 +27,14 @@ _MAX_DIMS: Final = 32
 _TENSOR, _ARRAY, _IMAGE = 1, 2, 3
 #: Numbers, times and text of a fixed length; no objects and no records.
 _ARRAY_DTYPE: Final = re.compile(r"[<>|][biufcSUmM][0-9]{1,6}(\[[0-9]*[a-zA-Z]+\])?")
-#: Of torch's: what is plain numbers. Quantized tensors hold more than their bytes.
+#: Dtypes of torch that are plain numbers; quantized tensors hold more than their bytes.
 _TENSOR_DTYPE: Final = re.compile(r"bool|u?int[0-9]+|bfloat16|float[0-9]+[a-z0-9_]*|complex[0-9]+")
 
 Buffer = bytes | bytearray | memoryview
 
 
 class _Place(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Where a tensor's bytes are and how to read them. For an image, ``dtype`` is its mode."""
+    """Which tensor it is and how to read its bytes. For an image, ``dtype`` is its mode."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -51,12 +51,18 @@ _decode_place: Final = msgspec.msgpack.Decoder(_Place).decode
 
 
 def serialize(obj: Any) -> bytes:
-    """An object as one bytes. Raise SerializationError if it holds what can't be sent."""
+    """An object as bytes: numbers, text, bytes, lists, mappings, numpy arrays, torch tensors and PIL images.
+
+    Raise SerializationError if it holds anything else.
+    """
     return b"".join(serialize_parts(obj))
 
 
 def serialize_parts(obj: Any) -> list[Buffer]:
-    """The same bytes in pieces, tensors uncopied where they lie in order in the CPU's memory."""
+    """The bytes of ``serialize`` in parts, to be written one after the other; contiguous CPU tensors are not copied.
+
+    The parts share the memory of the object's tensors, which must not change before the parts are written.
+    """
     tensors: list[memoryview] = []
 
     def extend(value: Any) -> Any:
@@ -80,7 +86,10 @@ def serialize_parts(obj: Any) -> list[Buffer]:
 
 
 def deserialize(data: Buffer) -> Any:
-    """The object that ``serialize`` wrote. Raise SerializationError for any other bytes."""
+    """The object that ``serialize`` wrote. Its tensors are on the CPU, in ``data`` itself if that is writable.
+
+    Raise SerializationError for any other bytes.
+    """
     view = memoryview(data).cast("B")
     head, start = _read_head(view)
     if view.readonly and head.lengths:
@@ -136,23 +145,23 @@ def _take_apart(value: Any) -> tuple[int, str, tuple[int, ...], memoryview]:
 
 
 def _tensor_bytes(torch: Any, value: Any, seen_as: Any) -> memoryview:
-    """A tensor's bytes, where they lie if they lie there in order."""
+    """A tensor's bytes, not copied if the tensor is contiguous and on the CPU."""
     try:
-        # Refuses by itself all that is dealt with below. Most tensors are not like that, and to ask takes longer.
+        # This raises for every tensor that needs the steps below; checking first would take longer for all others.
         return memoryview((value if seen_as is value.dtype else value.view(seen_as)).numpy()).cast("B")
     except (TypeError, ValueError, RuntimeError):
         if value.layout is not torch.strided:
             raise SerializationError(f"tensors of layout {value.layout} can't be handed over") from None
     flat = value.detach().to("cpu").contiguous().resolve_conj().resolve_neg().reshape(-1)
     if flat.stride(0) != 1:
-        # One number alone is in order for torch whatever stands around it.
+        # torch counts a single element as contiguous whatever its stride is.
         flat = flat.clone(memory_format=torch.contiguous_format)
     return memoryview(flat.view(torch.uint8).numpy())
 
 
 @lru_cache(maxsize=64)
 def _dtype_of(dtype: Any) -> tuple[str, Any]:
-    """A tensor's type by name, and one of the same size that numpy and memoryview know, or itself."""
+    """The name of a tensor's dtype, and a dtype of the same size that numpy and memoryview know, or itself."""
     name = str(dtype).removeprefix("torch.")
     if not _TENSOR_DTYPE.fullmatch(name):
         raise SerializationError(f"tensors of {name} can't be handed over")
@@ -160,7 +169,7 @@ def _dtype_of(dtype: Any) -> tuple[str, Any]:
     try:
         memoryview(torch.empty(1, dtype=dtype).numpy()).cast("B")
     except (TypeError, ValueError, RuntimeError):
-        # Complex numbers stay what they are: not all that is done to them is seen in their bytes.
+        # Complex dtypes are kept: a lazy conjugation is not in the bytes.
         return name, dtype if dtype.is_complex else {1: torch.uint8, 2: torch.int16}.get(dtype.itemsize, dtype)
     return name, dtype
 
@@ -169,7 +178,7 @@ def _take_image_apart(image: Any) -> tuple[int, str, tuple[int, ...], memoryview
     pixels = image.tobytes() if image.width and image.height else b""
     if image.mode not in ("P", "PA"):
         return _IMAGE, image.mode, image.size, memoryview(pixels)
-    # The colours that the pixels are numbers of lie behind them; their kind stands behind the mode.
+    # The palette's colours follow the pixels; the palette's mode follows the image's.
     colours = image.palette.tobytes()
     return _IMAGE, f"{image.mode}/{image.palette.mode}", image.size, memoryview(pixels + colours)
 

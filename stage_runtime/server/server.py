@@ -184,7 +184,7 @@ class ReplicaServer:
         if self._wake_fd in ready:
             os.eventfd_read(self._wake_fd)
         if self._gate is not None and self._gate.socket in ready:
-            self._gate.answer()
+            self._gate.answer_handshakes()
             self.counters["refused_handshakes"] = self._gate.refused
         if self._to_revoke != self._revoked:
             self._revoke(self._to_revoke)

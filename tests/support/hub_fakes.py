@@ -19,6 +19,7 @@ from omni_discovery import wire
 from omni_discovery.curve import KeyPair, secure_server
 from omni_discovery.deploy.document import DeployConfig, parse_deploy
 from omni_discovery.records.schema import ReplicaInfo, ReplicaStatus
+from omni_discovery.stories import Stories
 from omni_discovery.view.table import Delta, View
 
 ONE_STAGE = "stages: [{stage_id: 0, engine: echo, final_output: text}]"
@@ -265,9 +266,10 @@ async def running_hub(
     config: HubConfig = QUICK,
     policy: str = "round-robin",
     wait: bool = True,
+    stories: Stories | None = None,
 ) -> AsyncIterator[AsyncOmni]:
     """A hub that sees these replicas; hub and replicas are closed at the end."""
-    omni = AsyncOmni(deploy_of(deploy), "hub-1", KeyPair.generate(), config, policy)
+    omni = AsyncOmni(deploy_of(deploy), "hub-1", KeyPair.generate(), config, policy, stories=stories)
     try:
         async with started_hub(omni, *(replica.info for replica in replicas), wait=wait):
             yield omni

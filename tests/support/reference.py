@@ -21,7 +21,7 @@ from prometheus_client import Counter, Histogram
 from hub.metrics import HubMetrics
 from omni_discovery.records import keys
 from omni_discovery.records.beat import BeatRecord
-from omni_discovery.records.control import HubWish, Wish
+from omni_discovery.records.control import ControlSpec, HubControlSpec
 from omni_discovery.records.schema import MOST_WEIGHT, HubRecord, ReplicaRecord
 from stage_runtime.cli import build_parser
 
@@ -377,7 +377,7 @@ def key_rows() -> dict[type[Any], _Key]:
             "what the operator wants of a replica",
             "`omni cordon`, `weight`, `drain`; `etcdctl put`; the replica (a drain's epoch, and its end)",
             "the replica",
-            Wish,
+            ControlSpec,
             _CONTROL_FIELDS,
         ),
         keys.HubControlKey: _Key(
@@ -386,7 +386,7 @@ def key_rows() -> dict[type[Any], _Key]:
             "what the operator wants of a hub",
             "`omni hub revoke`, `omni hub allow`; `etcdctl put`",
             "replicas; hubs",
-            HubWish,
+            HubControlSpec,
             _HUB_CONTROL_FIELDS,
         ),
         keys.PipelineKey: _Key(

@@ -100,7 +100,7 @@ class OfferServer(PayloadServer):
         super()._answer(connection, generation, token, consume)
 
     def _content(self, kept: Kept) -> memoryview:
-        block = kept.segment
+        block = kept.block
         assert isinstance(block, PoolBlock)  # noqa: S101 - for the type checker
         return memoryview(Offer(self._session, block.address, block.block.stamp, block.is_raw).pack())
 
@@ -114,7 +114,7 @@ class OfferServer(PayloadServer):
     def _answered(self, connection: Connection, answer: bytes) -> None:
         received = answer == RECEIVED
         if received and connection.kept is not None:
-            connection.kept.segment.note_fetched()
+            connection.kept.block.note_fetched()
             connection.socket.send(RECEIVED)
         how = "sent" if received else "refused_garbage" if answer else "broken"
         self._close(connection, how, consumed=received and connection.consume)

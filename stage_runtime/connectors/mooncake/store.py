@@ -172,7 +172,7 @@ class MooncakeStoreConnector(StoringConnector):
         return Store(self.namespace, None, limits_of(self.config, None), in_memory=False, memory=memory)
 
     def _describe(self, kept: Kept) -> dict[str, Any]:
-        return {"mooncake_key": kept.segment.name, "data_size": kept.size_bytes, "mark_fetched": self._marks}
+        return {"mooncake_key": kept.block.name, "data_size": kept.size_bytes, "mark_fetched": self._marks}
 
     def _fetch(self, edge: tuple[str, str, str], metadata: dict[str, Any]) -> tuple[Loan, Any] | None:
         name = metadata.get("mooncake_key")

@@ -145,8 +145,8 @@ class MooncakeTransferEngineConnector(StoringConnector):
         return Store(self.namespace, None, limits_of(self.config, None), in_memory=False, memory=self._memory)
 
     def _describe(self, kept: Kept) -> dict[str, Any]:
-        assert isinstance(kept.segment, PoolBlock)  # noqa: S101 - for the type checker
-        return self._offers.offer(kept) | {"is_fast_path": kept.segment.is_raw}
+        assert isinstance(kept.block, PoolBlock)  # noqa: S101 - for the type checker
+        return self._offers.offer(kept) | {"is_fast_path": kept.block.is_raw}
 
     @property
     def pool(self) -> Any:

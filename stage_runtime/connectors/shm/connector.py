@@ -38,7 +38,7 @@ class SharedMemoryConnector(StoringConnector):
         return Store(self.namespace, self._directory, limits_of(self.config, self._directory), in_memory=False)
 
     def _describe(self, kept: Kept) -> dict[str, Any]:
-        return {"generation": kept.generation, **described(kept.segment)}
+        return {"generation": kept.generation, **described(kept.block)}
 
     def _fetch(self, edge: tuple[str, str, str], metadata: dict[str, Any]) -> tuple[ShmView, memoryview] | None:
         self._store.tidy()

@@ -57,7 +57,7 @@ class Kept:
 
     edge: Edge
     pool: BlockPool
-    segment: MemoryBlock
+    block: MemoryBlock
     size_bytes: int
     generation: bytes
     token: bytes
@@ -173,19 +173,19 @@ class Store:
         """Keep a hand-off in place until ``unpin``, to send it; None if it is gone. A claim keeps others away."""
         with self._lock:
             kept = self._by_generation.get(generation)
-            if kept is None or kept.claimed or kept.segment.consumed:
+            if kept is None or kept.claimed or kept.block.consumed:
                 return None
-            if claim and not kept.segment.hide():
+            if claim and not kept.block.hide():
                 return None
             kept.claimed = claim
-            kept.segment.pins += 1
+            kept.block.pins += 1
             return kept
 
     def unpin(self, kept: Kept, *, consumed: bool) -> None:
         """End a ``pin``; drops the hand-off if it was consumed, makes it available again if a claim failed."""
         dropped = None
         with self._lock:
-            kept.segment.pins -= 1
+            kept.block.pins -= 1
             if self._by_generation.get(kept.generation) is not kept:
                 return
             if consumed:
@@ -222,7 +222,7 @@ class Store:
     def counts(self) -> dict[str, int]:
         """Counters for ``health``; sizes in bytes."""
         with self._lock:
-            pending = sum(not kept.segment.consumed for kept in self._kept.values())
+            pending = sum(not kept.block.consumed for kept in self._kept.values())
             return {
                 "pending": pending,
                 "inflight_bytes": self._bytes,
@@ -244,7 +244,7 @@ class Store:
                 raise EdgeFullError(f"{held} + {size_bytes} bytes in flight; max_inflight_bytes is {allowed}")
             if limits.window_size is not None and count >= limits.window_size:
                 writing = self._count - len(self._kept)
-                waiting = writing + sum(not kept.segment.fetched for kept in self._kept.values() if kept is not before)
+                waiting = writing + sum(not kept.block.fetched for kept in self._kept.values() if kept is not before)
                 if waiting >= limits.window_size:
                     raise EdgeFullError(f"{waiting} hand-offs wait to be fetched; window_size is {limits.window_size}")
             self._count += 1
@@ -272,12 +272,12 @@ class Store:
         raise failure
 
     def _is_over(self, kept: Kept, now_s: float) -> bool:
-        return kept.segment.consumed or (now_s - kept.put_at_s > self._limits.ttl_s and not kept.claimed)
+        return kept.block.consumed or (now_s - kept.put_at_s > self._limits.ttl_s and not kept.claimed)
 
     def _show(self, kept: Kept) -> None:
         if self._directory is not None and kept.pool is self._pools[0]:
             try:
-                kept.segment.publish(payload_path(self._folder, kept.digest))
+                kept.block.publish(payload_path(self._folder, kept.digest))
             except OSError as error:
                 logger.warning("shm.republish_failed reason=%s", error)
 
@@ -293,7 +293,7 @@ class Store:
     def _drop(*dropped: Kept | None) -> None:
         for kept in dropped:
             if kept is not None:
-                kept.pool.give_back(kept.segment)
+                kept.pool.give_back(kept.block)
 
 
 def _belongs(key: str, request_id: str) -> bool:

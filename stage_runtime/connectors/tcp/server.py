@@ -228,14 +228,14 @@ class PayloadServer:
 
     def _content(self, kept: Kept) -> memoryview:
         """The bytes that follow the answer: the hand-off."""
-        return kept.segment.view(kept.size_bytes)
+        return kept.block.view(kept.size_bytes)
 
     def _all_sent(self, connection: Connection) -> None:
         if connection.kept is not None and connection.consume:
             self._wait_for(connection, selectors.EVENT_READ)
         else:
             if connection.kept is not None:
-                connection.kept.segment.note_fetched()
+                connection.kept.block.note_fetched()
             self._close(connection, "sent" if connection.kept is not None else "gone")
 
     def _answered(self, connection: Connection, answer: bytes) -> None:

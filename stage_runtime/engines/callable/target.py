@@ -1,4 +1,4 @@
-"""What the torch engine calls: a target found by its name, built, put on its device, with the input that it takes."""
+"""The target of the torch engine: found by its name, built, put on its device, with the type of its input."""
 
 from __future__ import annotations
 
@@ -23,61 +23,61 @@ _TARGET: Final = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 
 
 class TorchArgs(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """``engine_args`` of the torch engine; docs/engines.md tells them one by one."""
+    """``engine_args`` of the torch engine; docs/engines.md describes each."""
 
     target: str
-    #: Given, even empty: the target is called once with these, and what it returns does the work.
+    #: If set, even to an empty mapping: the target is called once with these, and returns the callable.
     kwargs: dict[str, Any] | None = None
-    #: How many requests are under way together.
+    #: How many requests run at the same time.
     capacity: Annotated[int, Meta(ge=1, le=4096)] = 1
     #: The callable takes a list of inputs and returns as many results.
     batch: bool = False
     #: Empty: the GPU if there is one and torch is used, else the CPU.
     device: str = ""
-    #: Of what an audio stage returns.
+    #: Sample rate of the sound that an audio stage returns.
     sample_rate_hz: Annotated[int, Meta(ge=1000, le=384_000)] = 24_000
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Target:
-    """The callable, what it takes, and where its tensors are."""
+    """The callable, the type of its input, and the device of its tensors."""
 
     call: Callable[[Any], Any]
     takes: TypedInput
     device: str
 
     def working(self) -> AbstractContextManager[Any]:
-        """The context for every call: no gradients are kept, where torch is used."""
+        """The context for every call: without gradients, if torch is used."""
         torch = sys.modules.get("torch")
         return nullcontext() if torch is None else torch.no_grad()
 
     def check_device(self) -> None:
-        """After a failure: raise what the device says if it can do no more work at all."""
+        """After a failed call: raise the device's error if the device does not work any more."""
         if self.device.startswith("cuda"):
             torch = sys.modules["torch"]
-            # Behind a failed kernel every call fails, and this is the first; memory that ran out is no such failure.
+            # After a failed kernel every call to the device raises. Running out of memory is no such failure.
             torch.cuda.synchronize()
 
 
 def check_target(stage: StageConfig, args: TorchArgs) -> None:
-    """Raise ConfigError if the name of the target can't be one. Nothing is imported."""
+    """Raise ConfigError if the target is no name like ``package.module:name``. Nothing is imported."""
     if not _TARGET.fullmatch(args.target):
         raise _wrong(stage, f"is no name like 'package.module:name', but {args.target!r}")
 
 
 def find_target(stage: StageConfig, args: TorchArgs) -> None:
-    """Import the target and nothing more. Raise ConfigError if that fails, however it does."""
+    """Import the target without building it. Raise ConfigError whatever the import raises."""
     try:
         _find(stage, args.target)
     except ConfigError:
         raise
     except Exception as error:
-        told = f"{type(error).__name__}: {error}"
-        raise _wrong(stage, f"{args.target!r} can't be imported: {told}") from error
+        reason = f"{type(error).__name__}: {error}"
+        raise _wrong(stage, f"{args.target!r} can't be imported: {reason}") from error
 
 
 def load_target(stage: StageConfig, args: TorchArgs) -> Target:
-    """Import and build the target. Raise ConfigError where the operator must act, or what its constructor raises."""
+    """Import and build the target. Raise ConfigError where the operator must act, and what its constructor raises."""
     found = _find(stage, args.target)
     device = _device(stage, args)
     built = _build(stage, args, found, device)
@@ -93,7 +93,7 @@ def load_target(stage: StageConfig, args: TorchArgs) -> Target:
 
 
 def source_hash(args: TorchArgs) -> str:
-    """A short hash of the file that the loaded target is in; ``?`` where there is none."""
+    """A hash, 8 hex digits, of the source file of the imported target; ``?`` without one."""
     try:
         source = inspect.getsource(sys.modules[args.target.partition(":")[0]])
     except (OSError, TypeError):
@@ -136,7 +136,7 @@ def _device(stage: StageConfig, args: TorchArgs) -> str:
 
 
 def _build(stage: StageConfig, args: TorchArgs, found: Any, device: str) -> Any:
-    """A class is built, and so is anything that got ``kwargs``; everything else does the work as it is."""
+    """The callable: an instance of a class, the result of anything with ``kwargs``, else the target itself."""
     if not inspect.isclass(found) and args.kwargs is None:
         return found
     offered = {"device": device, **({"model": stage.model} if stage.model else {})}

@@ -1,4 +1,4 @@
-"""The typed input of a torch stage: a struct or dataclass, filled from what a request brings, checked at the door."""
+"""The typed input of a torch stage: a struct or dataclass, filled from a request and checked before the call."""
 
 from __future__ import annotations
 
@@ -21,29 +21,30 @@ _MISSING: Final = re.compile(r"missing required field `([^`]*)`$")
 
 
 class TypedInput:
-    """Makes inputs of type ``kind``; tensors in them lie on ``device``. Raise ConfigError for a type that can't be one.
+    """Makes inputs of type ``kind``, with tensors on ``device``. Raise ConfigError for a type that can't be one.
 
-    Fields are filled by name: from the request's params, over them its inputs, over them what the stages before handed
-    over. Five names have a meaning of their own: ``prompt``, ``seed``, ``pieces``, ``payloads`` and ``companions``.
+    Fields are filled by name: from the request's params, then its inputs, then the hand-offs of earlier stages, where a
+    later source replaces an earlier one. The names ``prompt``, ``seed``, ``pieces``, ``payloads`` and ``companions``
+    have a meaning of their own.
     """
 
     def __init__(self, kind: type, device: str) -> None:
         self._kind = kind
         self._device = device
         try:
-            about = shapes.type_info(kind)
+            shape = shapes.type_info(kind)
         except (TypeError, NameError) as error:
             raise ConfigError(f"the input {kind.__name__} can't be read: {error}") from error
-        fields: tuple[shapes.Field, ...] = getattr(about, "fields", ())
+        fields: tuple[shapes.Field, ...] = getattr(shape, "fields", ())
         self._fields = {field.encode_name: field.type for field in fields}
 
     @property
     def takes_companions(self) -> bool:
-        """Whether it wants what was handed over for a request's companions."""
+        """Whether the type has a field for the hand-offs of a request's companions."""
         return "companions" in self._fields
 
     def read(self, request: StageRequest) -> Any:
-        """A request as the callable gets it. Raise InvalidRequestError that names the field."""
+        """The callable's argument for a request. Raise InvalidRequestError that names the wrong field."""
         given = {name: value for name, value in request.params.items() if value is not None}
         unknown = next((name for name in given if name not in self._fields and name != "seed"), None)
         if unknown is not None:
@@ -56,20 +57,20 @@ class TypedInput:
             given["prompt"] = _last_text(given["messages"])
         if "seed" in self._fields and "seed" not in given:
             given["seed"] = seed_of(request.request_id)
-        mine = {name: self._plain(name, given[name]) for name in self._fields if name in given}
+        values = {name: self._plain(name, given[name]) for name in self._fields if name in given}
         try:
-            return msgspec.convert(mine, self._kind, dec_hook=self._convert, str_keys=True)
+            return msgspec.convert(values, self._kind, dec_hook=self._convert, str_keys=True)
         except msgspec.ValidationError as error:
-            raise InvalidRequestError(_told(str(error), handed)) from error
+            raise InvalidRequestError(_located(str(error), handed)) from error
 
     def _check_pictures(self, request: StageRequest) -> None:
-        """Raise InvalidRequestError if a picture of the client's would be seen by nobody."""
+        """Raise InvalidRequestError if a picture of the client would be ignored."""
         is_first = not request.payloads and not request.stream_from
         if is_first and "messages" not in self._fields and picture_parts(request.inputs.get("messages")):
             raise InvalidRequestError("messages: this stage takes no pictures; its input has no field 'messages'")
 
     def _handed(self, request: StageRequest) -> dict[str, Any]:
-        """What the stages before made, by field; of equal names the last stage's."""
+        """The values of the hand-offs by field; of equal names the last stage's."""
         handed: dict[str, Any] = {}
         for payload in request.payloads.values():
             pieces = payload.get("pieces") if set(payload) == {"pieces"} else None
@@ -86,7 +87,7 @@ class TypedInput:
         return handed
 
     def _plain(self, name: str, value: Any) -> Any:
-        """An array as a list, for a field that is one."""
+        """An array as a list if the field is one, else the value."""
         kind = self._fields[name]
         kinds = kind.types if isinstance(kind, shapes.UnionType) else (kind,)
         if hasattr(value, "tolist") and any(isinstance(each, _LISTS) for each in kinds):
@@ -94,7 +95,7 @@ class TypedInput:
         return value
 
     def _convert(self, kind: Any, value: Any) -> Any:
-        """A value for a field of a type that is none of JSON's."""
+        """A value for a field whose type JSON does not have, an array or a tensor. Raise ValueError."""
         wanted = get_origin(kind) or kind
         if inspect.isclass(wanted) and _of_library(wanted) in ("torch", "numpy"):
             if isinstance(value, str | bytes | Mapping):
@@ -116,7 +117,7 @@ _LISTS: Final = (shapes.ListType, shapes.VarTupleType, shapes.TupleType, shapes.
 
 
 def _of_library(kind: type) -> str:
-    """Whose array a type is; empty if it is none."""
+    """The library, torch or numpy, whose array a type is; empty for any other type."""
     library = kind.__module__.partition(".")[0]
     is_array = {"torch": "Tensor", "numpy": "ndarray"}.get(library) in {base.__name__ for base in kind.__mro__}
     return library if is_array else ""
@@ -131,7 +132,7 @@ def _array(value: Any) -> Any:
 
 
 def _last_text(messages: Any) -> Any:
-    """What the last message says; something that is no text where it is no message."""
+    """The text of the last message; None, or a value that is no text, for anything that is no message."""
     last = messages[-1] if isinstance(messages, list) and messages else None
     content = last.get("content") if isinstance(last, Mapping) else None
     if isinstance(content, list):
@@ -139,7 +140,7 @@ def _last_text(messages: Any) -> Any:
     return content
 
 
-def _told(text: str, handed: Mapping[str, Any]) -> str:
+def _located(text: str, handed: Mapping[str, Any]) -> str:
     place, missing = _PLACE.search(text), _MISSING.search(_PLACE.sub("", text))
     names = [found.group(1) for found in (place, missing) if found is not None]
     name = ".".join(names) or "input"

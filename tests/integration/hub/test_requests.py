@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from pathlib import Path
 
 import pytest
 
 from omni_discovery import wire
-from omni_discovery.errors import InvalidRequestError
+from omni_discovery.errors import InvalidRequestError, RequestError
+from omni_discovery.stories import Stories, read_stories
 from tests.support.hub_fakes import (
     PAIR,
     FakeReplica,
@@ -112,6 +114,28 @@ async def test_a_thousand_requests_at_once_all_get_their_own_text() -> None:
     async with running_hub(*replicas) as omni:
         answers = await asyncio.gather(*(collect(omni.generate({"prompt": f"n{number}"})) for number in range(1000)))
         assert [text_of(outputs) for outputs in answers] == [f"n{number} " for number in range(1000)]
+
+
+async def test_what_happened_to_a_request_that_failed_is_left_for_doctor_unless_the_client_was_wrong(
+    tmp_path: Path,
+) -> None:
+    """1. a request that no replica should have had; 2. one whose engine fails; 3. only the second one is written"""
+    kinds = [wire.FailureKind.INVALID, wire.FailureKind.DEADLINE]
+
+    def fail(replica: FakeReplica, submit: wire.Submit) -> None:
+        replica.accept(submit)
+        replica.fail(submit, kinds.pop(0))
+
+    stories = Stories(tmp_path / "omni", "n")
+    async with running_hub(FakeReplica(fail), stories=stories) as omni:
+        for request_id in ("r1", "r2"):
+            with pytest.raises(RequestError):
+                await collect(omni.generate({"prompt": "a secret"}, request_id=request_id))
+    stories.flush()
+    (story,) = read_stories(tmp_path / "omni", "n")
+    assert (story.kind, story.name) == ("request", "r2")
+    assert "StageFailed" in story.lines[-1]
+    assert "secret" not in str(story)
 
 
 async def test_the_story_of_a_request_can_be_read_while_it_runs_and_is_logged_when_it_fails(

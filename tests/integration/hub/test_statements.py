@@ -116,7 +116,7 @@ async def test_statement_85_an_abort_that_wants_an_answer_always_gets_one(monkey
         await abort(request_id)
         assert [output.finish_reason for output in await reading] == ["abort"]
         with monkeypatch.context() as patched:
-            patched.setattr(Requests, "abort", broken)
+            patched.setattr(Requests, "abort_request", broken)
             await abort("whoever's")
         assert omni.is_running
 
@@ -229,7 +229,7 @@ async def test_a_bug_in_the_machine_of_one_request_costs_that_request_only(monke
     handle = RequestMachine.handle
 
     def stumble(self: RequestMachine, event: Any, now_s: float) -> Any:
-        if self.state.prompt["prompt"] == "stumble":
+        if self.state.public.prompt["prompt"] == "stumble":
             raise KeyError("a field that was never there")
         return handle(self, event, now_s)
 

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import os
 import socket
+import time
+from pathlib import Path
 
-from omni_discovery.commands.checks import Finding, Grade
+from omni_discovery.clients import OmniCoordClientForStage
+from omni_discovery.commands.checks import Finding, Grade, recent_findings
 from omni_discovery.commands.doctor import diagnose
 from omni_discovery.etcd.config import RegistrySecurity
 from omni_discovery.records.schema import ReplicaRecord, ReplicaStatus, encode_record
-from tests.support.registry import EtcdServer, etcdctl
+from omni_discovery.stories import Stories, read_stories
+from tests.support.registry import EtcdServer, etcdctl, eventually
 from tests.support.secured import add_users, login
 
 
@@ -53,3 +59,26 @@ def test_a_record_without_a_lease_and_of_nobody_is_named_beside_an_endpoint_that
     assert f"{nobody} does not answer" in problems[0]
     assert f"tcp://{nobody} (Connection refused)" in problems[3]
     assert "tcp://[::1]:x (not an address)" in problems[3]
+
+
+async def test_a_replica_that_lost_its_lease_leaves_the_story_of_it_for_doctor(
+    endpoint: str, namespace: str, tmp_path: Path
+) -> None:
+    """1. a replica registers; 2. somebody revokes its lease; 3. it comes back, and the loss can be read of"""
+    home = tmp_path / "omni"
+    client = OmniCoordClientForStage(endpoint, "tcp://h:1", "tcp://h:2", 0, namespace=namespace, ttl_s=3.0)
+    client.keep_stories(Stories(home, namespace))
+    try:
+        await asyncio.to_thread(client.wait_registered, 10.0)
+        key = f"/omni/v1/{namespace}/replicas/0/0"
+        lease_id = json.loads(etcdctl(endpoint, "get", key, "-w", "json"))["kvs"][0]["lease"]
+        etcdctl(endpoint, "lease", "revoke", f"{lease_id:x}")
+        stories = await eventually("the story", lambda: read_stories(home, namespace))
+        await asyncio.to_thread(client.wait_registered, 10.0)
+    finally:
+        await asyncio.to_thread(client.close)
+    (finding,) = recent_findings(stories, time.time())
+    head, granted, *_, lost = finding.text.splitlines()
+    assert head.startswith(f"lease {key} of process {os.getpid()}")
+    assert f"held: granted for 3 s as {lease_id:x}" in granted
+    assert lost.endswith("lost: the server has no such lease")

@@ -44,6 +44,7 @@ LAYERS = {
             "lazy",
             "plugins",
             "list_watch",
+            "runtime_dir",
             "stories",
         ),
         ("records", "wire"),

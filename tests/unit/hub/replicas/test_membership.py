@@ -52,11 +52,21 @@ class Scene:
         self.pools = {stage_id: StagePool(stage_id, RoundRobinBalancer(), now=self._now) for stage_id in range(2)}
         self.membership = Membership(
             Pools(list(self.pools.values())),
-            lambda info: cast(StageClient, Client(info, self.told)),
-            lambda *lost: self.told.append(lost),
-            on_closed=lambda client: self.told.append(("closed", client.info)),
+            self,
             now=self._now,
         )
+
+    def connect_replica_of(self, info: ReplicaInfo) -> StageClient:
+        return cast(StageClient, Client(info, self.told))
+
+    def client_closed(self, client: StageClient) -> None:
+        self.told.append(("closed", client.info))
+
+    def replica_lost(self, stage_id: int, addr: str, reason: str) -> None:
+        self.told.append((stage_id, addr, reason))
+
+    def serves_document(self, info: ReplicaInfo) -> bool:
+        return True
 
     def _now(self) -> float:
         return self.now_s
@@ -68,7 +78,7 @@ class Scene:
         else:
             for pool in self.pools.values():
                 (pool.core.session_up if value else pool.core.session_down)(f"tcp://h:{which}", self.now_s)
-        self.membership.review()
+        self.membership.review_members()
 
     def seen(self) -> object:
         """All that can be told from outside."""

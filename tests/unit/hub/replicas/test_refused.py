@@ -41,13 +41,20 @@ class Scene:
         self.known = {"known"}
         self.pools: Pools = make_pools((0,), RoundRobinBalancer, PoolOptions())
         self.pools.begin_with(0, "known")
-        self.membership = Membership(
-            self.pools,
-            lambda info: cast(StageClient, Client(info, [])),
-            lambda *_lost: None,
-            knows=lambda info: info.fingerprint in self.known,
-        )
+        self.membership = Membership(self.pools, self)
         self.revision = 0
+
+    def connect_replica_of(self, info: ReplicaInfo) -> StageClient:
+        return cast(StageClient, Client(info, []))
+
+    def client_closed(self, client: StageClient) -> None:
+        """It makes no difference here."""
+
+    def replica_lost(self, stage_id: int, addr: str, reason: str) -> None:
+        """It makes no difference here."""
+
+    def serves_document(self, info: ReplicaInfo) -> bool:
+        return info.fingerprint in self.known
 
     def show(self, *infos: ReplicaInfo) -> None:
         self.revision += 1
@@ -75,9 +82,9 @@ def test_a_replica_of_an_unknown_document_is_told_of_once_and_taken_in_when_the_
         scene.show(infos[0], replace(infos[1], queue_length=3))
         assert (scene.picked(), scene.picked("other")) == ({0}, set())
         assert "refused (it runs another deploy document" in scene.pools.get(0, "other").core.status.why_absent
-        assert scene.membership.refused.count(0) == 1
+        assert scene.membership.mismatched.count(0) == 1
         scene.known.add("other")
-        scene.membership.judge()
+        scene.membership.check_mismatches()
         assert (scene.picked(), scene.picked("other")) == ({0}, {1})
     lines = [line.getMessage() for line in caplog.records if "refused" in line.getMessage()]
     assert [line.split()[0] for line in lines] == ["replica.refused", "replica.not_refused"]

@@ -7,13 +7,22 @@ from typing import Any
 import msgspec
 import pytest
 
-from omni_discovery.commands.checks import Evidence, Finding, Grade, count_namespaces, examine, judge_version
+from omni_discovery.commands.checks import (
+    Evidence,
+    Finding,
+    Grade,
+    count_namespaces,
+    examine,
+    judge_version,
+    recent_findings,
+)
 from omni_discovery.deploy.document import decode_deploy
 from omni_discovery.deploy.fingerprint import document_fingerprint, stage_fingerprint
 from omni_discovery.kv import KeyValue, Listing
 from omni_discovery.records import keys
 from omni_discovery.records.beat import BeatRecord
 from omni_discovery.records.schema import HubRecord, ReplicaRecord, ReplicaStatus, encode_record
+from omni_discovery.stories import Story
 from omni_discovery.view.table import ReplicaTable
 
 NOW_S = 5000.0
@@ -214,3 +223,13 @@ def test_a_hub_that_has_seen_the_pipeline_in_force_and_serves_another_is_named()
     assert wrong(found(FORCE, HUB, record(), beat(pipeline="other", revision=9))) == [], "it may follow yet"
     (text,) = wrong(found(FORCE, HUB, record(), beat(pipeline="other")))
     assert text == "pipeline: hub hub-1 on front serves another document than the one in force"
+
+
+def test_stories_of_the_last_hour_are_shown_with_their_last_lines() -> None:
+    old = Story(kind="lease", name="old", pid=1, at_s=100.0, lines=("lost",))
+    new = Story(kind="request", name="r1", pid=7, at_s=5000.0, lines=tuple(str(number) for number in range(30)))
+    (finding,) = recent_findings([old, new], 5060.0)
+    assert (finding.grade, finding.topic) == (Grade.NOTE, "recent")
+    head, *lines = finding.text.splitlines()
+    assert head == "request r1 of process 7, 60 s ago:"
+    assert lines == [f"  {number}" for number in range(20, 30)]

@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 
 from omni_discovery.commands.tables import replica_table
-from omni_discovery.etcd.check import names_in, tell_of_others
+from omni_discovery.etcd.check import empty_namespace_text, namespaces_in
 from omni_discovery.records.schema import ReplicaInfo, ReplicaStatus
 from omni_discovery.view.table import View
 
@@ -84,7 +84,7 @@ def test_a_stage_that_nobody_serves_is_told() -> None:
 
 
 def test_who_looks_into_an_empty_namespace_is_told_of_the_others() -> None:
-    names = names_in(["/omni/v1/b/pipeline", "/omni/v1/a/replicas/0/0", "/omni/v1/b/hubs/x", "/other/key"])
-    assert tell_of_others("c", names) == "nothing is in namespace 'c'; there are: a, b"
-    assert "nor in any other" in tell_of_others("c", [])
-    assert "may not see" in tell_of_others("c", None)
+    names = namespaces_in(["/omni/v1/b/pipeline", "/omni/v1/a/replicas/0/0", "/omni/v1/b/hubs/x", "/other/key"])
+    assert empty_namespace_text("c", names) == "nothing is in namespace 'c'; there are: a, b"
+    assert "nor in any other" in empty_namespace_text("c", [])
+    assert "may not see" in empty_namespace_text("c", None)

@@ -12,9 +12,9 @@ from omni_discovery.etcd.embedded_file import (
     embedded_among,
     read_embedded,
     remove_endpoint,
-    runtime_dir,
     write_endpoint,
 )
+from omni_discovery.runtime_dir import runtime_dir
 
 
 def test_what_a_living_process_wrote_is_found_until_it_takes_it_back(tmp_path: Path) -> None:

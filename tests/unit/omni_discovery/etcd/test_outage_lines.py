@@ -26,12 +26,12 @@ def test_an_outage_is_one_line_and_its_end_another(caplog: pytest.LogCaptureFixt
     caplog.set_level(logging.INFO)
     now_s = [100.0]
     outage = Outage(["a:1", "b:2"], lambda: now_s[0])
-    outage.answered()
+    outage.call_answered()
     for _ in range(100):
-        outage.failed("nobody answers")
+        outage.call_failed("nobody answers")
     now_s[0] = 112.5
-    outage.answered()
-    outage.answered()
+    outage.call_answered()
+    outage.call_answered()
     assert [record.getMessage() for record in caplog.records] == [
         "etcd.away endpoints=a:1,b:2 reason=nobody answers",
         "etcd.back endpoints=a:1,b:2 after_s=12.5",

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from omni_discovery.kv import KeyValue
 from omni_discovery.records.control import (
+    AppliedControl,
     ControlError,
     Decision,
-    HubWish,
-    InForce,
+    HubControlSpec,
     answered_revision,
     decide,
     parse,
@@ -23,7 +23,7 @@ from omni_discovery.records.control import (
 )
 
 EPOCH = 40
-NOTHING = InForce()
+NOTHING = AppliedControl()
 
 
 def written(value: Any, revision: int = 50) -> KeyValue:
@@ -31,31 +31,31 @@ def written(value: Any, revision: int = 50) -> KeyValue:
     return KeyValue("/omni/v1/n/control/0/1", raw, revision, revision)
 
 
-def after(value: Any, before: InForce = NOTHING, epoch: int = EPOCH) -> Decision:
+def after(value: Any, before: AppliedControl = NOTHING, epoch: int = EPOCH) -> Decision:
     return decide(written(value), epoch, before)
 
 
 def test_no_key_means_nothing_and_its_deletion_takes_cordon_and_weight_back() -> None:
-    assert decide(None, EPOCH, NOTHING).in_force == NOTHING
-    assert decide(None, EPOCH, InForce(cordoned=True, weight=0.5, revision=50, error="x")).in_force == NOTHING
+    assert decide(None, EPOCH, NOTHING).applied == NOTHING
+    assert decide(None, EPOCH, AppliedControl(cordoned=True, weight=0.5, revision=50, error="x")).applied == NOTHING
 
 
 @pytest.mark.parametrize(
     ("value", "meant"),
     [
-        ({"cordon": True}, InForce(cordoned=True, revision=50)),
-        ({"cordon": False}, InForce(revision=50)),
-        ({"weight": 0.5}, InForce(weight=0.5, revision=50)),
-        ({"weight": 0}, InForce(weight=0.0, revision=50)),
-        ({"weight": 1000, "cordon": True}, InForce(cordoned=True, weight=1000.0, revision=50)),
-        ({"drain": True, "epoch": EPOCH}, InForce(draining=True, revision=50)),
-        ({"drain": True, "epoch": EPOCH, "cordon": True}, InForce(cordoned=True, draining=True, revision=50)),
-        ({"drain": False}, InForce(revision=50)),
-        ({"schema": 1, "cordon": True}, InForce(cordoned=True, revision=50)),
-        ({}, InForce(revision=50)),
+        ({"cordon": True}, AppliedControl(cordoned=True, revision=50)),
+        ({"cordon": False}, AppliedControl(revision=50)),
+        ({"weight": 0.5}, AppliedControl(weight=0.5, revision=50)),
+        ({"weight": 0}, AppliedControl(weight=0.0, revision=50)),
+        ({"weight": 1000, "cordon": True}, AppliedControl(cordoned=True, weight=1000.0, revision=50)),
+        ({"drain": True, "epoch": EPOCH}, AppliedControl(draining=True, revision=50)),
+        ({"drain": True, "epoch": EPOCH, "cordon": True}, AppliedControl(cordoned=True, draining=True, revision=50)),
+        ({"drain": False}, AppliedControl(revision=50)),
+        ({"schema": 1, "cordon": True}, AppliedControl(cordoned=True, revision=50)),
+        ({}, AppliedControl(revision=50)),
     ],
 )
-def test_what_is_written_holds_and_is_answered_with_its_revision(value: Any, meant: InForce) -> None:
+def test_what_is_written_holds_and_is_answered_with_its_revision(value: Any, meant: AppliedControl) -> None:
     assert after(value) == Decision(meant)
 
 
@@ -64,26 +64,26 @@ def test_a_drain_without_an_epoch_is_bound_to_the_life_that_sees_it_before_it_ta
     2. that value, once it stands, is for us and for no other life
     """
     first = after({"drain": True, "weight": 2})
-    assert first.in_force == NOTHING
+    assert first.applied == NOTHING
     assert first.bound is not None
     assert json.loads(first.bound) == {"drain": True, "weight": 2, "epoch": EPOCH}
-    assert after(first.bound).in_force.draining
-    assert not after(first.bound, epoch=EPOCH + 7).in_force.draining
+    assert after(first.bound).applied.draining
+    assert not after(first.bound, epoch=EPOCH + 7).applied.draining
 
 
 def test_a_drain_for_another_life_is_ignored_and_says_so_while_the_rest_of_the_key_holds() -> None:
-    in_force = after({"drain": True, "epoch": 39, "cordon": True}).in_force
-    assert (in_force.draining, in_force.cordoned, in_force.revision) == (False, True, 50)
-    assert in_force.error == "revision 50: the drain is for epoch 39, this is epoch 40"
+    applied = after({"drain": True, "epoch": 39, "cordon": True}).applied
+    assert (applied.draining, applied.cordoned, applied.revision) == (False, True, 50)
+    assert applied.error == "revision 50: the drain is for epoch 39, this is epoch 40"
 
 
 def test_a_process_that_drains_goes_on_to_whatever_becomes_of_the_key_and_of_its_epoch() -> None:
-    draining = InForce(draining=True, revision=45)
-    assert decide(None, EPOCH, draining).in_force.draining
-    assert after({"cordon": False}, draining).in_force.draining
+    draining = AppliedControl(draining=True, revision=45)
+    assert decide(None, EPOCH, draining).applied.draining
+    assert after({"cordon": False}, draining).applied.draining
     again = after({"drain": True, "epoch": EPOCH}, draining, epoch=EPOCH + 9)
-    assert again.in_force.draining
-    assert again.in_force.error == ""
+    assert again.applied.draining
+    assert again.applied.error == ""
 
 
 @pytest.mark.parametrize(
@@ -115,17 +115,17 @@ def test_a_process_that_drains_goes_on_to_whatever_becomes_of_the_key_and_of_its
     ],
 )
 def test_a_bad_value_is_answered_and_leaves_in_force_what_was(value: Any, told: str) -> None:
-    before = InForce(cordoned=True, weight=0.25, revision=44)
+    before = AppliedControl(cordoned=True, weight=0.25, revision=44)
     decision = after(value, before)
     assert decision.bound is None
-    assert decision.in_force.error.startswith("revision 50: ")
-    assert told in decision.in_force.error
-    assert (decision.in_force.cordoned, decision.in_force.weight, decision.in_force.revision) == (True, 0.25, 44)
+    assert decision.applied.error.startswith("revision 50: ")
+    assert told in decision.applied.error
+    assert (decision.applied.cordoned, decision.applied.weight, decision.applied.revision) == (True, 0.25, 44)
 
 
 def test_a_good_value_after_a_bad_one_clears_the_error() -> None:
-    bad = after({"weight": "heavy"}).in_force
-    assert decide(written({"weight": 2}, 60), EPOCH, bad).in_force == InForce(weight=2.0, revision=60)
+    bad = after({"weight": "heavy"}).applied
+    assert decide(written({"weight": 2}, 60), EPOCH, bad).applied == AppliedControl(weight=2.0, revision=60)
 
 
 def test_what_stays_of_a_key_when_its_drain_is_done() -> None:
@@ -140,7 +140,7 @@ def test_what_stays_of_a_key_when_its_drain_is_done() -> None:
 def test_which_value_a_replica_has_answered() -> None:
     assert answered_revision(0, "") == 0
     assert answered_revision(50, "") == 50
-    assert answered_revision(44, after({"cordon": 1}).in_force.error) == 50
+    assert answered_revision(44, after({"cordon": 1}).applied.error) == 50
     assert answered_revision(44, "revision x: y") == 44
     assert answered_revision(44, "can't be read") == 44
 
@@ -157,13 +157,13 @@ NEAR_MISSES = st.dictionaries(st.sampled_from(["cordon", "weight", "drain", "epo
 def test_any_bytes_are_answered_and_never_raise(value: bytes) -> None:
     """Whatever stands in the key: it is applied with its revision, or bound, or answered with a reason."""
     decision = decide(written(value), EPOCH, NOTHING)
-    in_force = decision.in_force
-    assert decision.bound is not None or in_force.error.startswith("revision 50: ") or in_force.revision == 50
-    assert len(in_force.error) <= 1000
-    if in_force.error and not in_force.revision:
-        assert not in_force.cordoned
-        assert in_force.weight is None
-        assert not in_force.draining
+    applied = decision.applied
+    assert decision.bound is not None or applied.error.startswith("revision 50: ") or applied.revision == 50
+    assert len(applied.error) <= 1000
+    if applied.error and not applied.revision:
+        assert not applied.cordoned
+        assert applied.weight is None
+        assert not applied.draining
     if decision.bound is not None:
         assert parse(decision.bound).epoch == EPOCH
     without_drain(value)
@@ -179,7 +179,7 @@ def test_any_error_text_in_a_record_can_be_read(error: str, revision: int) -> No
     [(b'{"revoked": true}', True), (b'{"revoked": false}', False), (b"{}", False), (b'{"schema": 1}', False)],
 )
 def test_a_hubs_key_revokes_it_or_does_not(value: bytes, revoked: bool) -> None:
-    assert parse_hub("h", value) == HubWish("h", revoked)
+    assert parse_hub("h", value) == HubControlSpec("h", revoked)
 
 
 @pytest.mark.parametrize(

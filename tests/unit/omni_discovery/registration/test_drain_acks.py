@@ -65,10 +65,10 @@ async def test_it_is_told_once_when_the_last_hub_has_answered_or_gone() -> None:
         await scene.hub(hub_id)
     scene.revoked = {"b"}
     await scene.beat("a", 50)
-    scene.acks.ask(40)
+    scene.acks.await_revision(40)
     await scene.pass_time()
     assert (scene.acks.awaited, scene.told) == ({"c"}, 0)
-    scene.acks.ask(60)
+    scene.acks.await_revision(60)
     await scene.kv.delete(keys.hub_key(NS, "c"))
     await scene.pass_time()
     assert (scene.acks.awaited, scene.told) == (set(), 1)
@@ -79,7 +79,7 @@ async def test_it_is_told_once_when_the_last_hub_has_answered_or_gone() -> None:
 
 async def test_no_hub_at_all_is_nobody_to_wait_for() -> None:
     scene = Scene()
-    scene.acks.ask(1)
+    scene.acks.await_revision(1)
     await scene.pass_time()
     assert scene.told == 1
     await scene.acks.close()
@@ -89,11 +89,11 @@ async def test_a_record_that_was_lost_asks_again_with_its_next_revision() -> Non
     scene = Scene()
     await scene.hub("a")
     await scene.beat("a", 10)
-    scene.acks.ask(40)
+    scene.acks.await_revision(40)
     await scene.pass_time()
-    scene.acks.forget()
+    scene.acks.stop_waiting()
     assert scene.acks.awaited is None
-    scene.acks.ask(5)
+    scene.acks.await_revision(5)
     await scene.pass_time()
     assert scene.told == 1
     await scene.acks.close()
@@ -102,7 +102,7 @@ async def test_a_record_that_was_lost_asks_again_with_its_next_revision() -> Non
 async def test_while_etcd_is_away_nothing_is_known_and_then_it_goes_on() -> None:
     scene = Scene()
     scene.kv.is_away = True
-    scene.acks.ask(1)
+    scene.acks.await_revision(1)
     await scene.pass_time()
     assert (scene.acks.awaited, scene.told) == (None, 0)
     scene.kv.is_away = False
@@ -116,7 +116,7 @@ async def test_nonsense_among_the_beats_is_a_hub_that_says_nothing() -> None:
     await scene.hub("a")
     await scene.kv.put(keys.beat_key(NS, "a"), b"{revision}")
     await scene.kv.put(f"{keys.hubs_prefix(NS)}not/a/hub", b"{}")
-    scene.acks.ask(1)
+    scene.acks.await_revision(1)
     await scene.pass_time()
     assert scene.acks.awaited == {"a"}
     await scene.beat("a", 1)

@@ -190,3 +190,31 @@ def test_in_any_order_of_events_an_id_is_held_exactly_while_one_was_granted_and_
         lease.handle(event)
         assert lease.lease_id == expected
         assert (lease.state in {LeaseState.HELD, LeaseState.SUSPECT}) == bool(expected)
+
+
+def test_a_lease_shows_itself_and_tells_what_happened_to_it() -> None:
+    """1. granted, renewed twice; 2. none for its TTL; 3. renewed; 4. gone on the server's word"""
+    lease = held(9.0)
+    lease.handle(Renewed(7, 9.0, 3.0))
+    lease.handle(Renewed(7, 9.0, 6.0))
+    lease.handle(Tick(7.8))
+    assert repr(lease) == "Lease(id=7, HELD, expires in 7.2 s, renewals=2)"
+    lease.handle(RenewFailed(7, "no answer", 9.5))
+    lease.handle(Tick(15.0))
+    assert repr(lease) == "Lease(id=7, SUSPECT, renewals=2)"
+    lease.handle(Renewed(7, 9.0, 16.0))
+    lease.handle(ServerForgot(7, 20.0))
+    assert list(lease.story) == [
+        (0.0, "held: granted for 9 s as 7"),
+        (9.5, "renewal failed: no answer"),
+        (15.0, "suspect: no answer"),
+        (16.0, "held: renewed"),
+        (20.0, "lost: the server has no such lease"),
+    ]
+
+
+def test_a_story_is_bounded() -> None:
+    lease = held()
+    for number in range(1000):
+        lease.handle(RenewFailed(7, "no answer", float(number)))
+    assert len(lease.story) == 100

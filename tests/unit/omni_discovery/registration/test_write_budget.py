@@ -10,7 +10,7 @@ import pytest
 
 from omni_discovery.records import keys
 from omni_discovery.records.schema import ReplicaRecord, ReplicaStatus
-from omni_discovery.registration.leased_key import LoadPace, follow_population
+from omni_discovery.registration.leased_key import LoadPace, watch_population
 from omni_discovery.registration.registrars import ReplicaRegistrar, changed_record
 from omni_discovery.testing import FakeKV, ManualClock, settle
 
@@ -20,7 +20,7 @@ NS = "default"
 @pytest.mark.parametrize(("replicas", "interval_s"), [(1, 0.5), (100, 0.5), (200, 1.0), (1000, 5.0), (5000, 25.0)])
 def test_the_interval_grows_with_the_population(replicas: int, interval_s: float) -> None:
     pace = LoadPace(0.5)
-    pace.learn(replicas)
+    pace.set_replica_count(replicas)
     assert pace.interval_s == interval_s
 
 
@@ -29,18 +29,18 @@ def test_a_burst_over_a_thousand_silent_replicas_stays_within_the_budget() -> No
     chance, written = random.Random(7), Counter[int]()
     for _ in range(1000):
         pace = LoadPace(0.5)
-        pace.learn(1000)
-        at_s = pace.next_s(float("-inf"), 100.0, chance.random())
+        pace.set_replica_count(1000)
+        at_s = pace.next_write_s(float("-inf"), 100.0, chance.random())
         while at_s < 120.0:
             written[int(at_s)] += 1
-            at_s = pace.next_s(at_s, at_s + 0.01, chance.random())
+            at_s = pace.next_write_s(at_s, at_s + 0.01, chance.random())
     assert max(written.values()) < 260
     assert sum(written.values()) / 20 < 205
 
 
 def test_few_replicas_do_not_wait_for_anybody() -> None:
     pace = LoadPace(0.5)
-    assert pace.next_s(10.0, 50.0, 0.9) == 10.5
+    assert pace.next_write_s(10.0, 50.0, 0.9) == 10.5
 
 
 async def test_a_replica_learns_how_many_there_are_and_slows_down() -> None:
@@ -48,7 +48,7 @@ async def test_a_replica_learns_how_many_there_are_and_slows_down() -> None:
     kv, pace = FakeKV(clock), LoadPace(0.5)
     for number in range(400):
         await kv.put(keys.replica_key(NS, number % 4, number), b"")
-    task = asyncio.create_task(follow_population(kv, keys.replicas_prefix(NS), pace, clock, lambda: 0.5))
+    task = asyncio.create_task(watch_population(kv, keys.replicas_prefix(NS), pace, clock, lambda: 0.5))
     await settle()
     assert pace.interval_s == 2.0
     kv.is_out = True

@@ -13,7 +13,7 @@ from omni_discovery.records import keys
 from omni_discovery.records.beat import Beat, decode_beat
 from omni_discovery.records.schema import HubRecord, ReplicaRecord, ReplicaStatus, encode_record
 from omni_discovery.testing import FakeKV, ManualClock, settle
-from omni_discovery.view.anti_entropy import UpkeepOptions
+from omni_discovery.view.anti_entropy import AntiEntropyOptions
 from omni_discovery.view.table import ReplicaTable, View
 from omni_discovery.view.watcher import Watcher
 
@@ -79,7 +79,7 @@ class Scene:
     async def start(self) -> None:
         lease_id = (await self.kv.grant(1_000_000.0)).lease_id
         await self.kv.put(key(0), value(0))
-        options = UpkeepOptions(
+        options = AntiEntropyOptions(
             beat=lambda kv: Beat(kv, BEAT, lambda: lease_id),
             count=self._count,
             applied_revision=self.applied_revision,

@@ -9,7 +9,7 @@ from omni_discovery.view.freshness import Distrust, Freshness, WriteBeat
 
 def opened() -> Freshness:
     freshness = Freshness(echo_timeout_s=3.0)
-    freshness.opened(10.0, 10.1)
+    freshness.watch_opened(10.0, 10.1)
     return freshness
 
 
@@ -20,10 +20,17 @@ def test_a_watch_that_was_quiet_for_a_second_is_asked_for_an_echo() -> None:
     assert freshness.due_s(1) == pytest.approx(14.1)
 
 
+def test_it_shows_itself() -> None:
+    freshness = opened()
+    assert repr(freshness) == "Freshness(fresh at 10.0, beats=0)"
+    freshness.tick(11.5, 1)
+    assert repr(freshness) == "Freshness(fresh at 10.0, beat 1 sent at 11.5)"
+
+
 def test_a_watch_that_brings_news_is_left_alone() -> None:
     freshness = opened()
     for tenth in range(1, 50):
-        freshness.heard(10.1 + tenth / 10)
+        freshness.news_arrived(10.1 + tenth / 10)
         assert freshness.tick(10.1 + tenth / 10 + 0.05, 1) is None
     assert freshness.tick(16.0, 1) == WriteBeat(1)
 
@@ -31,7 +38,7 @@ def test_a_watch_that_brings_news_is_left_alone() -> None:
 def test_an_echo_proves_what_was_written_before_the_beat() -> None:
     freshness = opened()
     freshness.tick(12.0, 1)
-    freshness.echoed()
+    freshness.beat_echoed()
     assert freshness.fresh_at_s == 12.0
     assert freshness.tick(12.5, 1) is None
     assert freshness.tick(13.0, 1) == WriteBeat(2)
@@ -46,7 +53,7 @@ def test_without_an_echo_the_view_is_true_as_of_the_last_proof() -> None:
     freshness.tick(12.0, 1)
     assert freshness.tick(14.9, 1) is None
     assert freshness.tick(15.0, 1) == Distrust(10.0)
-    freshness.opened(15.5, 15.6)
+    freshness.watch_opened(15.5, 15.6)
     assert freshness.fresh_at_s == 15.5
     assert freshness.tick(16.6, 1) == WriteBeat(2)
 
@@ -58,7 +65,7 @@ def test_all_hubs_together_beat_twenty_times_a_second_at_most(hubs: int, interva
         now_s = max(now_s, freshness.due_s(hubs))
         if freshness.tick(now_s, hubs) is not None:
             beats += 1
-            freshness.echoed()
+            freshness.beat_echoed()
     assert beats == pytest.approx(10, abs=1)
     assert hubs * beats / (10 * interval_s) <= 22.0
 
@@ -66,17 +73,17 @@ def test_all_hubs_together_beat_twenty_times_a_second_at_most(hubs: int, interva
 def test_a_hub_that_is_asked_answers_though_the_watch_is_busy() -> None:
     freshness = opened()
     freshness.tick(11.1, 1)
-    freshness.echoed()
-    freshness.heard(11.5)
-    freshness.ask()
+    freshness.beat_echoed()
+    freshness.news_arrived(11.5)
+    freshness.request_beat()
     assert freshness.tick(11.6, 1) == WriteBeat(2)
 
 
 def test_many_hubs_that_are_asked_at_once_keep_to_their_common_rate() -> None:
     freshness = opened()
     freshness.tick(20.0, 100)
-    freshness.echoed()
-    freshness.ask()
+    freshness.beat_echoed()
+    freshness.request_beat()
     assert freshness.due_s(100) == pytest.approx(25.0)
     assert freshness.due_s(1) == pytest.approx(20.05)
 
@@ -84,7 +91,7 @@ def test_many_hubs_that_are_asked_at_once_keep_to_their_common_rate() -> None:
 def test_a_beat_that_could_not_be_written_is_tried_again_later() -> None:
     freshness = opened()
     freshness.tick(12.0, 1)
-    freshness.refused(12.5, 13.0)
+    freshness.beat_refused(12.5, 13.0)
     assert freshness.fresh_at_s == 12.5
     assert freshness.tick(17.9, 1) is None
     assert freshness.tick(18.0, 1) == WriteBeat(2)

@@ -54,10 +54,10 @@ async def test_hubs_that_a_wipe_took_may_come_in_until_the_registry_has_recovere
     scene.see("a")
     assert scene.see(history=1) == ["a"]
     await scene.clock.advance(9.0)
-    scene.known.review()
+    scene.known.run_timers()
     assert scene.told[-1] == ["a"]
     await scene.clock.advance(1.1)
-    scene.known.review()
+    scene.known.run_timers()
     assert scene.told[-1] == []
 
 
@@ -67,11 +67,11 @@ async def test_hubs_that_vanish_together_are_kept_while_the_view_is_stale() -> N
     assert scene.see("c") == ["a", "b", "c"]
     scene.see("c", stale_since_s=1.0)
     await scene.clock.advance(600.0)
-    scene.known.review()
+    scene.known.run_timers()
     assert scene.told[-1] == ["a", "b", "c"]
     assert scene.see("c", "b") == ["a", "b", "c"]
     await scene.clock.advance(10.1)
-    scene.known.review()
+    scene.known.run_timers()
     assert scene.told[-1] == ["b", "c"]
 
 
@@ -110,10 +110,10 @@ async def test_a_wipe_lifts_no_revocation_until_the_new_registry_has_had_a_ttl()
     assert scene.see("a", "b", history=1) == ["a"]
     assert scene.known.revoked == {"b"}
     await scene.clock.advance(9.0)
-    scene.known.review()
+    scene.known.run_timers()
     assert scene.known.revoked == {"b"}
     await scene.clock.advance(1.1)
-    scene.known.review()
+    scene.known.run_timers()
     assert (scene.told[-1], scene.revoked[-1]) == (["a", "b"], [])
 
 
@@ -123,5 +123,5 @@ async def test_while_etcd_is_away_a_revoked_hub_stays_revoked() -> None:
     scene.revoke("b")
     scene.revoke("b", stale_since_s=1.0)
     await scene.clock.advance(600.0)
-    scene.known.review()
+    scene.known.run_timers()
     assert (scene.told[-1], scene.known.revoked) == (["a"], {"b"})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from omni_discovery.view.mass_loss import Disappearance
+from omni_discovery.view.mass_loss import MassLossGuard
 
 TTL_S = 10.0
 
@@ -11,7 +11,7 @@ class Scene:
     """One pool of replicas that all answer, unless said otherwise."""
 
     def __init__(self, *members: str) -> None:
-        self.core: Disappearance[int, str] = Disappearance(TTL_S)
+        self.core: MassLossGuard[int, str] = MassLossGuard(TTL_S)
         self.now_s = 100.0
         self.silent: set[str] = set()
         self.list(*members)
@@ -19,12 +19,12 @@ class Scene:
     def list(self, *members: str, out: tuple[str, ...] = (), fresh: bool = True, regressed: bool = False) -> list[str]:
         """The registry lists ``members`` in service and ``out`` out of it; return who is served besides."""
         listed = {0: {**dict.fromkeys(members, True), **dict.fromkeys(out, False)}}
-        self.core.follow(listed, fresh=fresh, regressed=regressed, now_s=self.now_s, answers=self.answers)
+        self.core.apply_members(listed, fresh=fresh, regressed=regressed, now_s=self.now_s, answers=self.answers)
         return self.kept()
 
     def kept(self, after_s: float = 0.0) -> list[str]:
         self.now_s += after_s
-        return self.core.review(self.answers, self.now_s).get(0, [])
+        return self.core.kept_without_record(self.answers, self.now_s).get(0, [])
 
     def answers(self, _pool: int, member: str) -> bool:
         return member not in self.silent
@@ -93,10 +93,12 @@ def test_a_history_that_went_back_keeps_even_a_single_one() -> None:
 
 
 def test_each_pool_is_judged_alone() -> None:
-    core: Disappearance[int, str] = Disappearance(TTL_S)
-    core.follow({0: {"a": True, "b": True}, 1: {"x": True, "y": True, "z": True}}, fresh=True, regressed=False, now_s=0)
-    core.follow({0: {}, 1: {"x": True, "y": True}}, fresh=True, regressed=False, now_s=0)
-    assert core.review(lambda pool, member: True, 0.0) == {0: ["a", "b"]}
+    core: MassLossGuard[int, str] = MassLossGuard(TTL_S)
+    core.apply_members(
+        {0: {"a": True, "b": True}, 1: {"x": True, "y": True, "z": True}}, fresh=True, regressed=False, now_s=0
+    )
+    core.apply_members({0: {}, 1: {"x": True, "y": True}}, fresh=True, regressed=False, now_s=0)
+    assert core.kept_without_record(lambda pool, member: True, 0.0) == {0: ["a", "b"]}
 
 
 def test_they_are_kept_until_one_ttl_after_the_view_is_proved_fresh_again() -> None:

@@ -15,7 +15,7 @@ from omni_discovery.kv import DeleteEvent, KeyValue, Listing, PutEvent, WatchBat
 from omni_discovery.records import keys
 from omni_discovery.records.schema import HubRecord, ReplicaRecord, ReplicaStatus, encode_record
 from omni_discovery.testing import FakeKV, ManualClock, settle
-from omni_discovery.view.anti_entropy import UpkeepOptions
+from omni_discovery.view.anti_entropy import AntiEntropyOptions
 from omni_discovery.view.table import Delta, ReplicaTable, View
 from omni_discovery.view.watcher import Watcher
 
@@ -103,6 +103,7 @@ class Mirror:
             self.replicas[info.stage_id, info.replica_id] = info
 
 
+@settings(deadline=None)
 @given(changes=CHANGES, data=st.data())
 def test_a_stream_cut_anywhere_with_repeats_and_relists_ends_equal(changes: list[Any], data: st.DataObject) -> None:
     """At each step a batch comes, comes again from some way back, or the stream is cut and a list is taken in."""
@@ -128,6 +129,7 @@ def test_a_stream_cut_anywhere_with_repeats_and_relists_ends_equal(changes: list
     assert table.summary() == full_table(registry).summary()
 
 
+@settings(deadline=None)
 @given(changes=CHANGES, data=st.data())
 def test_a_stream_that_loses_and_reorders_is_mended_by_one_more_list(changes: list[Any], data: st.DataObject) -> None:
     registry, table, mirror = Registry(), ReplicaTable(NS), Mirror()
@@ -144,6 +146,7 @@ def test_a_stream_that_loses_and_reorders_is_mended_by_one_more_list(changes: li
     assert mirror.replicas == dict(table.snapshot().replicas)
 
 
+@settings(deadline=None)
 @given(changes=CHANGES, later=CHANGES, cut=st.integers(0, 40))
 def test_a_list_that_is_overtaken_by_the_watch_takes_nothing_back(
     changes: list[Any], later: list[Any], cut: int
@@ -217,7 +220,7 @@ async def test_a_bad_value_hides_one_replica_and_costs_one_count_and_one_line(
     kv, table = FakeKV(clock), ReplicaTable(NS)
     for replica_id in (0, 1):
         await kv.put(keys.replica_key(NS, 0, replica_id), record(replica_id))
-    options = UpkeepOptions(count=lambda name: counts.update([name]))
+    options = AntiEntropyOptions(count=lambda name: counts.update([name]))
     prefix = keys.namespace_prefix(NS)
     watcher = Watcher(kv, table, prefix, lambda *_: None, clock=clock, options=options)
     watcher.start()

@@ -291,3 +291,11 @@ def test_live_hubs_are_those_that_are_registered_and_not_revoked_and_at_least_th
     table.apply(batch(PutEvent(control_item("c", 6, b'{"revoked": true}'))), 101.0)
     table.apply(batch(PutEvent(control_item("away", 7, b'{"revoked": true}'))), 102.0)
     assert live_hubs(table.snapshot()) == 2
+
+
+def test_a_table_shows_itself() -> None:
+    table = ReplicaTable(NS)
+    table.replace(listing(5, item(0, 0, 2), item(0, 1, 3), hub_item("h", 4)), 1.0)
+    assert repr(table) == "ReplicaTable(default, replicas=2, hubs=1, bad=0, revision=5)"
+    table.mark_stale(1_700_000_000.25)
+    assert repr(table).endswith("revision=5, stale since 2023-11-14T22:13:20.250Z)")

@@ -1,0 +1,139 @@
+"""Stories: what happened to the leases and requests that failed lately, left where ``omni doctor`` finds it.
+
+Each process writes one small file in a folder of its user and namespace; the file is replaced whole, bounded, and stays
+when the process ends. Nothing else reads it, so its format may change with any release.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from omni_discovery.log_once import LogOnce
+from omni_discovery.runtime_dir import is_private
+
+logger = logging.getLogger(__name__)
+
+#: Stories that a process keeps, lines of one, and characters of a line.
+_MOST_STORIES: Final = 20
+_MOST_LINES: Final = 100
+_MOST_CHARACTERS: Final = 500
+#: Files of processes that a folder keeps, and the size of one that is read.
+_MOST_FILES: Final = 50
+_MOST_BYTES: Final = 2 << 20
+#: Many requests may fail at once: the file is written this long after the first, with the first of them.
+_WRITE_AFTER_S: Final = 1.0
+
+
+class Story(msgspec.Struct, frozen=True, kw_only=True):
+    """What happened to one lease or request, until it was lost or failed at wall-clock ``at_s``."""
+
+    #: ``lease`` or ``request``.
+    kind: str
+    #: The key that the lease holds, or the request's id.
+    name: str
+    pid: int
+    at_s: float
+    #: Oldest first.
+    lines: tuple[str, ...]
+
+
+class Stories:
+    """Writes the stories of this process in the background. All methods may be called from any thread.
+
+    ``folder`` is the user's runtime folder, ``namespace`` a checked one.
+    """
+
+    def __init__(self, folder: Path, namespace: str, wall_s: Callable[[], float] = time.time) -> None:
+        self._folder = _folder(folder, namespace)
+        self._wall_s = wall_s
+        self._lock = threading.Lock()
+        #: Guarded by the lock, as are the two below.
+        self._stories: deque[Story] = deque(maxlen=_MOST_STORIES)
+        #: How many of them are not written yet.
+        self._unwritten = 0
+        self._timer: threading.Timer | None = None
+        #: Held while the file is written; guards ``_log_once``.
+        self._file_lock = threading.Lock()
+        self._log_once = LogOnce()
+
+    def write(self, kind: str, name: str, read_lines: Callable[[], Iterable[str]]) -> None:
+        """Keep what happened to one lease or request that just failed. Returns at once; the file follows in a second.
+
+        ``read_lines`` is called at once, but not for a story that is dropped: of those within one second, the first
+        few are kept.
+        """
+        with self._lock:
+            if self._unwritten >= _MOST_STORIES:
+                return
+            kept = tuple(line[:_MOST_CHARACTERS] for line in deque(read_lines(), maxlen=_MOST_LINES))
+            story = Story(kind=kind, name=name, pid=os.getpid(), at_s=self._wall_s(), lines=kept)
+            self._stories.append(story)
+            self._unwritten += 1
+            if self._timer is None:
+                self._timer = threading.Timer(_WRITE_AFTER_S, self.flush)
+                self._timer.daemon = True
+                self._timer.start()
+
+    def flush(self) -> None:
+        """Write what is not written yet. Blocks for the file; a file that can't be written is logged once."""
+        with self._file_lock:
+            with self._lock:
+                timer, self._timer = self._timer, None
+                stories, self._unwritten = tuple(self._stories), 0
+            if timer is None:
+                return
+            timer.cancel()
+            try:
+                self._replace_file(msgspec.json.encode(stories))
+            except OSError as error:
+                if self._log_once.should():
+                    logger.warning("stories.not_written folder=%s reason=%s", self._folder, error)
+
+    def _replace_file(self, content: bytes) -> None:
+        self._folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not is_private(self._folder.parent):
+            raise PermissionError(f"others can write to {self._folder.parent}")
+        self._folder.mkdir(mode=0o700, exist_ok=True)
+        file = self._folder / f"{os.getpid()}.json"
+        half_written = file.with_suffix(".part")
+        half_written.write_bytes(content)
+        half_written.chmod(0o600)
+        half_written.replace(file)
+        files = sorted(self._folder.glob("*.json"), key=_written_at_s)
+        for old in files[:-_MOST_FILES]:
+            old.unlink(missing_ok=True)
+
+
+def read_stories(folder: Path, namespace: str) -> list[Story]:
+    """The stories that all processes of this user left for a namespace, the oldest first. Never raises OSError.
+
+    Files that can't be read are left out, and all of them if others can write to the folder.
+    """
+    found: list[Story] = []
+    if is_private(folder):
+        for file in _folder(folder, namespace).glob("*.json"):
+            with contextlib.suppress(OSError, msgspec.DecodeError, UnicodeDecodeError):
+                if file.stat().st_size <= _MOST_BYTES:
+                    found += msgspec.json.decode(file.read_bytes(), type=tuple[Story, ...])
+    return sorted(found, key=lambda story: story.at_s)
+
+
+def _folder(folder: Path, namespace: str) -> Path:
+    return folder / f"{namespace}.stories"
+
+
+def _written_at_s(file: Path) -> float:
+    try:
+        return file.stat().st_mtime
+    except OSError:
+        return 0.0

@@ -1,0 +1,108 @@
+"""Stories of what failed, from process to doctor."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from omni_discovery.stories import Stories, read_stories
+
+
+def folder(tmp_path: Path) -> Path:
+    made = tmp_path / "omni"
+    made.mkdir(mode=0o700)
+    return made
+
+
+def test_what_one_process_wrote_another_reads_the_oldest_first(tmp_path: Path) -> None:
+    home, now_s = folder(tmp_path), [10.0]
+    stories = Stories(home, "n", lambda: now_s[0])
+    stories.write("lease", "/omni/v1/n/replicas/0/1", lambda: ["granted", "lost"])
+    now_s[0] = 11.0
+    stories.write("request", "r1", lambda: ["submitted"])
+    stories.flush()
+    first, second = read_stories(home, "n")
+    assert (first.kind, first.name, first.lines, first.at_s) == (
+        "lease",
+        "/omni/v1/n/replicas/0/1",
+        ("granted", "lost"),
+        10.0,
+    )
+    assert (second.kind, second.pid) == ("request", os.getpid())
+    assert read_stories(home, "other") == []
+
+
+def test_the_file_follows_by_itself(tmp_path: Path) -> None:
+    home = folder(tmp_path)
+    stories = Stories(home, "n")
+    stories.write("request", "r1", lambda: ["submitted"])
+    timer = stories._timer
+    assert timer is not None
+    timer.join(5.0)
+    assert [story.name for story in read_stories(home, "n")] == ["r1"]
+    stories.flush()
+
+
+def test_only_the_latest_are_kept_and_long_ones_are_cut(tmp_path: Path) -> None:
+    home = folder(tmp_path)
+    stories = Stories(home, "n")
+    for number in range(100):
+        stories.write("request", f"r{number}", lambda: ["x" * 10_000] * 1000)
+        if number % 7 == 0:
+            stories.flush()
+    stories.flush()
+    kept = read_stories(home, "n")
+    assert [kept[0].name, kept[-1].name, len(kept)] == ["r80", "r99", 20]
+    assert (len(kept[0].lines), len(kept[0].lines[0])) == (100, 500)
+
+
+def test_of_many_at_once_the_first_are_kept_and_no_lines_are_made_for_the_others(tmp_path: Path) -> None:
+    home, made = folder(tmp_path), []
+
+    def lines(number: int) -> list[str]:
+        made.append(number)
+        return ["failed"]
+
+    stories = Stories(home, "n")
+    for number in range(1000):
+        stories.write("request", f"r{number}", lambda number=number: lines(number))
+    stories.flush()
+    assert made == list(range(20))
+    assert len(read_stories(home, "n")) == 20
+
+
+def test_files_of_former_processes_stay_and_the_oldest_of_many_go(tmp_path: Path) -> None:
+    home = folder(tmp_path)
+    (home / "n.stories").mkdir(mode=0o700)
+    for number in range(60):
+        file = home / "n.stories" / f"{9_000_000 + number}.json"
+        file.write_text(f'[{{"kind":"lease","name":"{number}","pid":1,"at_s":{number},"lines":[]}}]')
+        os.utime(file, (number, number))
+    stories = Stories(home, "n")
+    stories.write("lease", "mine", list)
+    stories.flush()
+    names = [story.name for story in read_stories(home, "n")]
+    assert names == [*(str(number) for number in range(11, 60)), "mine"]
+
+
+@pytest.mark.parametrize("content", [b"", b"[{}]", b"\xff\xff", b"[" * 100])
+def test_a_damaged_file_is_left_out(tmp_path: Path, content: bytes) -> None:
+    home = folder(tmp_path)
+    (home / "n.stories").mkdir(mode=0o700)
+    (home / "n.stories" / "1.json").write_bytes(content)
+    assert read_stories(home, "n") == []
+
+
+def test_a_folder_that_others_can_write_to_is_neither_written_nor_read(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    home = folder(tmp_path)
+    home.chmod(0o777)
+    stories = Stories(home, "n")
+    for _ in range(2):
+        stories.write("lease", "x", lambda: ["lost"])
+        stories.flush()
+    assert [record.getMessage().split()[0] for record in caplog.records] == ["stories.not_written"]
+    assert read_stories(home, "n") == []
