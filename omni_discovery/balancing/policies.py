@@ -24,6 +24,21 @@ from omni_discovery.errors import ConfigError
 from omni_discovery.plugins import POLICY_GROUPS, find_plugins
 from omni_discovery.records.schema import ReplicaInfo
 
+#: LoadBalancer and Task were defined here before 0.2, and are imported from here by third parties.
+__all__ = [
+    "DEFAULT_POLICY",
+    "LeastLoadBalancer",
+    "LeastQueueLengthBalancer",
+    "LoadBalancer",
+    "LoadBalancingPolicy",
+    "PowerOfTwoBalancer",
+    "PrefixHashBalancer",
+    "RandomBalancer",
+    "RoundRobinBalancer",
+    "Task",
+    "build_load_balancer_factory",
+]
+
 
 class LoadBalancingPolicy(StrEnum):
     """The names of the built-in policies, as users write them."""
