@@ -44,7 +44,6 @@ LAYERS = {
             "lazy",
             "plugins",
             "list_watch",
-            "runtime_dir",
             "stories",
         ),
         ("records", "wire"),
