@@ -47,7 +47,7 @@ class Scene:
             pool.core.upsert(info, pool.now())
             pool.core.session_up(addr, pool.now(), uses_credits=True)
 
-    def review(self) -> None:
+    def review_members(self) -> None:
         self.reviews += 1
         self.next_review_s = None
 
