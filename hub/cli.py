@@ -15,7 +15,7 @@ from hub.serve.flags import (
     hub_config,
     warn_of_ignored_flags,
 )
-from hub.serve.plan import deploy_of, plan_here, stages_here, to_start
+from hub.serve.plan import deploy_of, plan_on_host, stages_on_host, supervisor_options
 from omni_discovery.balancing.policies import DEFAULT_POLICY
 from omni_discovery.commands.flags import read_labels, warn_if_plain
 from omni_discovery.commands.output import configure_logging
@@ -85,8 +85,8 @@ def serve_config(arguments: argparse.Namespace, deploy: DeployConfig) -> ServeCo
         raise ConfigError(f"--omni-lb-policy: {error}") from error
     warn_if_plain(arguments.zmq_security)
     raise_descriptor_limit("a hub")
-    here = stages_here(arguments, deploy)
-    plan_here(arguments, deploy, here)
+    stages = stages_on_host(arguments, deploy)
+    plan_on_host(arguments, deploy, stages)
     return ServeConfig(
         deploy=deploy,
         hub=hub_config(arguments),
@@ -99,7 +99,7 @@ def serve_config(arguments: argparse.Namespace, deploy: DeployConfig) -> ServeCo
         policy=policy,
         host=DEFAULT_HOST if arguments.host is None else arguments.host,
         port=DEFAULT_PORT if arguments.port is None else arguments.port,
-        local_stages=to_start(here, arguments),
+        local_stages=supervisor_options(stages, arguments),
         runtime_dir=user_runtime_dir(),
         state_dir=user_state_dir(),
         api=arguments.api,

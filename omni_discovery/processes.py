@@ -1,4 +1,4 @@
-"""Processes: a child that never outlives its parent (Linux), process groups, and the limit of open files."""
+"""Processes: the per-user folder in which they find each other's files, children that end with their parent, limits."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ import ctypes
 import os
 import resource
 import signal
+import stat
 import sys
+import tempfile
+from pathlib import Path
 from typing import Final
 
 from omni_discovery.errors import ConfigError
@@ -16,6 +19,20 @@ _PR_SET_PDEATHSIG: Final = 1
 #: The fewest open files to start with. An idle replica has two dozen and two more for each hub, besides those of its
 #: engine and hand-offs; a hub has as many, and some for each replica and each client.
 LEAST_FILES: Final = 256
+
+
+def runtime_dir(xdg_runtime_dir: str | None) -> Path:
+    """The per-user folder: under XDG_RUNTIME_DIR where the system has one, else under the temporary folder."""
+    return Path(xdg_runtime_dir or Path(tempfile.gettempdir()) / f"omni-{os.getuid()}") / "omni"
+
+
+def is_private(folder: Path) -> bool:
+    """Whether ``folder`` is a folder that only this user writes to: in the temporary folder, others may be first."""
+    try:
+        status = folder.lstat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o022
 
 
 def die_with_parent(parent_pid: int, number: signal.Signals = signal.SIGTERM) -> None:

@@ -19,7 +19,7 @@ from typing import Final
 import msgspec
 
 from omni_discovery.log_once import LogOnce
-from omni_discovery.runtime_dir import is_private
+from omni_discovery.processes import is_private
 
 logger = logging.getLogger(__name__)
 

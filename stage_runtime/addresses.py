@@ -29,14 +29,14 @@ def find_hosts(endpoints: str, replica_address: str = "") -> tuple[str, str]:
         if host in _LOOPBACK:
             return _LOOPBACK[host], _LOOPBACK[host]
         try:
-            found = _source_address(host, int(port))
+            source = _source_address(host, int(port))
         except OSError as error:
             failures.append(f"{endpoint}: {error}")
             continue
-        if not _is_usable(found):
-            failures.append(f"{endpoint}: {found} is not an address that others can reach")
+        if not _is_usable(source):
+            failures.append(f"{endpoint}: {source} is not an address that others can reach")
             continue
-        return found, found
+        return source, source
     raise ConfigError(f"no address to give to hubs ({'; '.join(failures)}); say one with --omni-replica-address")
 
 
@@ -45,10 +45,10 @@ def _is_only_ipv6(host: str) -> bool:
     if ":" in host:
         return True
     try:
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        addresses = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except OSError:
         return False
-    return all(family == socket.AF_INET6 for family, *_ in found)
+    return all(family == socket.AF_INET6 for family, *_ in addresses)
 
 
 def _source_address(host: str, port: int) -> str:

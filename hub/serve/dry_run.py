@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from hub.serve.pipeline_claim import check_pipeline
-from hub.serve.plan import StagesHere, plan_here, stages_here
+from hub.serve.plan import StagesOnHost, plan_on_host, stages_on_host
 from omni_discovery.commands.flags import RAY
 from omni_discovery.commands.registry import child_environment
 from omni_discovery.commands.stage_options import StageCheck, open_config, stage_command
@@ -36,10 +36,10 @@ def dry_run_hub(arguments: argparse.Namespace, config: ServeConfig) -> int:
     """Print the plan of this hub; return 0. Raise OmniError if the hub could not start."""
     from hub.api.server import bind
 
-    here, deploy = stages_here(arguments, config.deploy), config.deploy
-    topology = plan(deploy, here, on_this_machine=arguments.worker_backend != RAY)
+    local_stages, deploy = stages_on_host(arguments, config.deploy), config.deploy
+    topology = plan(deploy, local_stages, on_this_machine=arguments.worker_backend != RAY)
     pipeline = _agree(config)
-    check_here(arguments, deploy, here)
+    check_on_host(arguments, deploy, local_stages)
     bind(config.host, config.port).close()
     hub = [
         ("HTTP", f"{config.host}:{config.port or '<a free port>'}, the API of {config.api}"),
@@ -54,8 +54,8 @@ def dry_run_hub(arguments: argparse.Namespace, config: ServeConfig) -> int:
     _print(
         ("hub", hub),
         ("registry", _registry(config.endpoints, config.namespace, config.ttl_s, pipeline)),
-        *_layout(arguments, deploy, here, topology),
-        ("would be written", [*writes, *_records(config.namespace, here)]),
+        *_layout(arguments, deploy, local_stages, topology),
+        ("would be written", [*writes, *_records(config.namespace, local_stages)]),
     )
     return 0
 
@@ -72,14 +72,14 @@ def dry_run_headless(arguments: argparse.Namespace, security: RegistrySecurity) 
         return 0
     deploy = decode_deploy(in_force, pipeline_key(namespace))
     deploy.stage(arguments.stage_id)
-    here = stages_here(arguments, deploy)
-    topology = plan_here(arguments, deploy, here)
-    check_here(arguments, deploy, here)
+    local_stages = stages_on_host(arguments, deploy)
+    topology = plan_on_host(arguments, deploy, local_stages)
+    check_on_host(arguments, deploy, local_stages)
     _print(
         supervisor,
         title,
-        *_layout(arguments, deploy, here, topology),
-        ("would be written", [*_records(namespace, here)]),
+        *_layout(arguments, deploy, local_stages, topology),
+        ("would be written", [*_records(namespace, local_stages)]),
     )
     return 0
 
@@ -88,9 +88,9 @@ _IN_FORCE: Final = "the one in force, as it stands in etcd"
 _WAITS: Final = "none is in force yet: the replicas would wait for the first hub's, and devices are not known before"
 
 
-def check_here(arguments: argparse.Namespace, deploy: DeployConfig, here: StagesHere) -> None:
+def check_on_host(arguments: argparse.Namespace, deploy: DeployConfig, local_stages: StagesOnHost) -> None:
     """Check engine, model, devices and connectors of each stage in a process of its own. Raise ConfigError."""
-    for stage, count in () if arguments.worker_backend == RAY else here:
+    for stage, count in () if arguments.worker_backend == RAY else local_stages:
         config_fd = open_config(StageCheck(stage=stage, deploy=deploy, count=count))
         try:
             ended = subprocess.run(
@@ -154,9 +154,9 @@ def _data_plane(arguments: argparse.Namespace) -> list[Row]:
 
 
 def _layout(
-    arguments: argparse.Namespace, deploy: DeployConfig, here: StagesHere, topology: Topology
+    arguments: argparse.Namespace, deploy: DeployConfig, local_stages: StagesOnHost, topology: Topology
 ) -> Sequence[tuple[str, list[Row]]]:
-    counts = {stage.stage_id: count for stage, count in here}
+    counts = {stage.stage_id: count for stage, count in local_stages}
     stages: list[Row] = [("id", "engine", "model", "input from", "output", "replicas here")]
     for stage in deploy.stages:
         before = ", ".join(str(each) for each in deploy.inputs_of(stage.stage_id)) or "the client"
@@ -175,14 +175,14 @@ def _layout(
     return [("stages", stages), ("replicas here", replicas), ("edges", edges)]
 
 
-def _records(namespace: str, here: StagesHere) -> list[Row]:
+def _records(namespace: str, local_stages: StagesOnHost) -> list[Row]:
     return [
         (
             f"{replicas_prefix(namespace, stage.stage_id)}<lowest free id>",
             "leased",
             f"{count} replica {'record' if count == 1 else 'records'}",
         )
-        for stage, count in here
+        for stage, count in local_stages
     ]
 
 

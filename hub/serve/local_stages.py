@@ -45,10 +45,10 @@ class StageEnd:
 
 
 @dataclass(slots=True)
-class _Running:
+class _Supervised:
     """One stage, over all its supervisors. ``child`` is None between two of them, and after the last."""
 
-    stage: StageOptions
+    options: StageOptions
     child: subprocess.Popen[bytes] | None = None
     pauses: RestartPauses = field(default_factory=RestartPauses)
     start_at_s: float = _NEVER_S
@@ -66,14 +66,14 @@ class LocalStages:
     #: The hub's current view of the registry.
     view: Callable[[], View]
     now: Callable[[], float] = time.monotonic
-    _running: list[_Running] = field(default_factory=list)
+    _running: list[_Supervised] = field(default_factory=list)
     _hurries: bool = False
 
     def start(self, stages: tuple[StageOptions, ...]) -> None:
         """Start a supervisor for each stage."""
-        self._running = [_Running(stage) for stage in stages]
-        for each in self._running:
-            self._start(each)
+        self._running = [_Supervised(stage) for stage in stages]
+        for supervised in self._running:
+            self._start(supervised)
 
     def restart_ended(self) -> list[StageEnd]:
         """Restart supervisors after their backoff; return the ends since the last call. Call it twice a second.
@@ -81,25 +81,27 @@ class LocalStages:
         A stage that was drained or has a wrong configuration stays down; any other is restarted.
         """
         ends, view = [], self.view()
-        for each in self._running:
-            if each.child is None:
-                if self.now() >= each.start_at_s:
-                    self._start_again(each)
+        for supervised in self._running:
+            if supervised.child is None:
+                if self.now() >= supervised.start_at_s:
+                    self._start_again(supervised)
                 continue
-            if each.up_since_s is None and _is_up(each, view):
-                each.up_since_s, each.was_up = self.now(), True
-            code = each.child.poll()
+            if supervised.up_since_s is None and _is_up(supervised, view):
+                supervised.up_since_s, supervised.was_up = self.now(), True
+            code = supervised.child.poll()
             if code is not None:
-                self._ended(each, code)
-                ends.append(StageEnd(each.stage.stage_id, code, each.was_up))
+                self._ended(supervised, code)
+                ends.append(StageEnd(supervised.options.stage_id, code, supervised.was_up))
         return ends
 
     def stop(self) -> None:
         """Drain all stages at the same time; kill supervisors that take too long. Idempotent. ``hurry`` shortens it."""
         running, self._running = self._running, []
-        children = {each.stage.stage_id: each.child for each in running if each.child is not None}
+        children = {
+            supervised.options.stage_id: supervised.child for supervised in running if supervised.child is not None
+        }
         _terminate(children.values())
-        stop_s = max((each.stage.drain_timeout_s for each in running), default=0.0) + _KILL_S
+        stop_s = max((supervised.options.drain_timeout_s for supervised in running), default=0.0) + _KILL_S
         deadline_s = self.now() + stop_s
         for stage_id, child in children.items():
             while child.poll() is None and self.now() < deadline_s:
@@ -117,12 +119,12 @@ class LocalStages:
         """Have ``stop``, now or later, fail the requests in flight instead of waiting for them. From any thread."""
         self._hurries = True
 
-    def _start(self, each: _Running) -> None:
-        each.start_revision, each.up_since_s, each.start_at_s = self.view().revision, None, _NEVER_S
-        config_fd = open_config(each.stage)
+    def _start(self, supervised: _Supervised) -> None:
+        supervised.start_revision, supervised.up_since_s, supervised.start_at_s = self.view().revision, None, _NEVER_S
+        config_fd = open_config(supervised.options)
         try:
-            each.child = subprocess.Popen(
-                [*stage_command(config_fd, each.stage.stage_id), "--parent-pid", str(os.getpid())],
+            supervised.child = subprocess.Popen(
+                [*stage_command(config_fd, supervised.options.stage_id), "--parent-pid", str(os.getpid())],
                 stdin=subprocess.DEVNULL,
                 pass_fds=(config_fd,),
                 env=child_environment(),
@@ -131,33 +133,35 @@ class LocalStages:
             )
         finally:
             os.close(config_fd)
-        logger.info("stage.starting stage=%d replicas=%d", each.stage.stage_id, each.stage.count)
+        logger.info("stage.starting stage=%d replicas=%d", supervised.options.stage_id, supervised.options.count)
 
-    def _start_again(self, each: _Running) -> None:
+    def _start_again(self, supervised: _Supervised) -> None:
         try:
-            self._start(each)
+            self._start(supervised)
         except OSError as error:
             # A lack of processes or memory must not end the hub: retried like any other end.
-            logger.error("stage.not_started stage=%d: %s", each.stage.stage_id, error)
-            each.start_at_s = self.now() + each.pauses.ended(0.0)
+            logger.error("stage.not_started stage=%d: %s", supervised.options.stage_id, error)
+            supervised.start_at_s = self.now() + supervised.pauses.ended(0.0)
 
-    def _ended(self, each: _Running, code: int) -> None:
-        stage_id, now_s = each.stage.stage_id, self.now()
-        each.child = None
+    def _ended(self, supervised: _Supervised, code: int) -> None:
+        stage_id, now_s = supervised.options.stage_id, self.now()
+        supervised.child = None
         if code in (_DRAINED, _BAD_CONFIG):
             level = logging.ERROR if code else logging.INFO
             logger.log(level, "stage.ended stage=%d exit_code=%d: no local replica of it runs any more", stage_id, code)
             return
-        pause_s = each.pauses.ended(0.0 if each.up_since_s is None else now_s - each.up_since_s)
-        each.start_at_s = now_s + pause_s
+        pause_s = supervised.pauses.ended(0.0 if supervised.up_since_s is None else now_s - supervised.up_since_s)
+        supervised.start_at_s = now_s + pause_s
         text = "stage.ended stage=%d exit_code=%d next_try_s=%.1f: its supervisor is started again then"
         logger.error(text, stage_id, code, pause_s)
 
 
-def _is_up(each: _Running, view: View) -> bool:
+def _is_up(supervised: _Supervised, view: View) -> bool:
     """Whether a replica of the stage is up that is younger than its supervisor."""
     return any(
-        info.stage_id == each.stage.stage_id and info.status is ReplicaStatus.UP and info.epoch > each.start_revision
+        info.stage_id == supervised.options.stage_id
+        and info.status is ReplicaStatus.UP
+        and info.epoch > supervised.start_revision
         for info in view.replicas.values()
     )
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 #: The stages that run on this host, with its overrides applied, and the number of replicas of each.
-StagesHere = Sequence[tuple[StageConfig, int]]
+StagesOnHost = Sequence[tuple[StageConfig, int]]
 
 
 def deploy_of(arguments: argparse.Namespace) -> DeployConfig:
@@ -52,7 +52,7 @@ def with_overrides(deploy: DeployConfig, arguments: argparse.Namespace) -> Deplo
     return read_deploy(msgspec.to_builtins(deploy), FLAG, overrides) if overrides else deploy
 
 
-def stages_here(arguments: argparse.Namespace, deploy: DeployConfig) -> StagesHere:
+def stages_on_host(arguments: argparse.Namespace, deploy: DeployConfig) -> StagesOnHost:
     """The stages that the flags run on this host. Raise ConfigError."""
     overrides = of_this_host(parse_overrides(arguments.stage_overrides))
     for stage_id in overrides:
@@ -61,8 +61,8 @@ def stages_here(arguments: argparse.Namespace, deploy: DeployConfig) -> StagesHe
     for stage in () if arguments.hub_only else deploy.stages:
         if arguments.stage_id in (None, stage.stage_id):
             override = overrides.get(stage.stage_id, {})
-            here = on_this_host(stage, override)
-            stages.append((here, replica_count(arguments, here, override)))
+            local = on_this_host(stage, override)
+            stages.append((local, replica_count(arguments, local, override)))
     return stages
 
 
@@ -74,7 +74,7 @@ def replica_count(arguments: argparse.Namespace, stage: StageConfig, override: M
     return int(arguments.omni_dp_size_local or (by_document if "num_replicas" in override else 1))
 
 
-def plan_here(arguments: argparse.Namespace, deploy: DeployConfig, here: StagesHere) -> Topology:
+def plan_on_host(arguments: argparse.Namespace, deploy: DeployConfig, local_stages: StagesOnHost) -> Topology:
     """Lay out what runs on this host. Raise ConfigError for what can't run here; possible slips are logged.
 
     Engines and connectors of stages that run elsewhere need not be installed here: an unknown one is a warning.
@@ -82,37 +82,38 @@ def plan_here(arguments: argparse.Namespace, deploy: DeployConfig, here: StagesH
     engines, connectors = find_plugins(ENGINE_GROUPS), find_plugins(CONNECTOR_GROUPS)
     on_this_machine = arguments.worker_backend != RAY
     if on_this_machine:
-        _check_stages([stage for stage, _ in here], engines)
-        _check_connectors(deploy, [stage.stage_id for stage, _ in here], connectors)
+        _check_stages([stage for stage, _ in local_stages], engines)
+        _check_connectors(deploy, [stage.stage_id for stage, _ in local_stages], connectors)
     for doubt in doubtful_engines(deploy.stages, engines):
         logger.warning("deploy.engine_unknown %s", doubt)
     for doubt in doubtful_connectors(deploy, None, connectors):
         logger.warning("deploy.connector_unknown %s", doubt)
-    topology = plan(deploy, here, on_this_machine=on_this_machine)
+    topology = plan(deploy, local_stages, on_this_machine=on_this_machine)
     for warning in topology.warnings:
         logger.warning("deploy.devices %s", warning)
     return topology
 
 
-def _check_connectors(deploy: DeployConfig, here: Collection[int], installed: Collection[str]) -> None:
-    if doubts := doubtful_connectors(deploy, here, installed):
+def _check_connectors(deploy: DeployConfig, stage_ids: Collection[int], installed: Collection[str]) -> None:
+    if doubts := doubtful_connectors(deploy, stage_ids, installed):
         raise ConfigError("; ".join(doubts))
 
 
-def _check_stages(here: Sequence[StageConfig], installed: Collection[str]) -> None:
-    if doubts := doubtful_engines(here, installed):
+def _check_stages(local_stages: Sequence[StageConfig], installed: Collection[str]) -> None:
+    if doubts := doubtful_engines(local_stages, installed):
         raise ConfigError("; ".join(doubts))
-    for stage in here:
+    for stage in local_stages:
         if stage.model.startswith("/") and not Path(stage.model).exists():
             raise ConfigError(f"stage {stage.stage_id}: the model folder {stage.model} does not exist; correct 'model'")
 
 
-def to_start(here: StagesHere, arguments: argparse.Namespace) -> tuple[StageOptions, ...]:
+def supervisor_options(local_stages: StagesOnHost, arguments: argparse.Namespace) -> tuple[StageOptions, ...]:
     """The settings of the supervisors, one for each stage that runs here. Raise ConfigError."""
     overrides = of_this_host(parse_overrides(arguments.stage_overrides))
-    elsewhere = sorted(set(overrides) - {stage.stage_id for stage, _ in here})
+    elsewhere = sorted(set(overrides) - {stage.stage_id for stage, _ in local_stages})
     if elsewhere:
         logger.warning("flag.ignored %s: the runtime of stages %s, which do not run here", FLAG, elsewhere)
     return tuple(
-        read_stage_options(arguments, stage.stage_id, count, overrides.get(stage.stage_id, {})) for stage, count in here
+        read_stage_options(arguments, stage.stage_id, count, overrides.get(stage.stage_id, {}))
+        for stage, count in local_stages
     )

@@ -16,10 +16,10 @@ import msgspec
 
 from omni_discovery.errors import RecordError
 from omni_discovery.kv import PutEvent, WatchEvent
+from omni_discovery.processes import is_private
 from omni_discovery.records import keys
 from omni_discovery.records.keys import check_namespace
 from omni_discovery.records.schema import ReplicaInfo, ReplicaStatus, decode_replica
-from omni_discovery.runtime_dir import is_private
 from omni_discovery.text import one_line
 from omni_discovery.view.table import Delta, View
 

@@ -80,7 +80,7 @@ def child_environment() -> dict[str, str]:
 
 def user_runtime_dir() -> Path:
     """The folder in which this user's embedded etcd leaves its endpoint."""
-    from omni_discovery.runtime_dir import runtime_dir
+    from omni_discovery.processes import runtime_dir
 
     return runtime_dir(os.environ.get("XDG_RUNTIME_DIR"))
 

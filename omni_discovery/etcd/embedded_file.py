@@ -8,8 +8,8 @@ from pathlib import Path
 import msgspec
 
 from omni_discovery.errors import ConfigError
+from omni_discovery.processes import is_private
 from omni_discovery.records.keys import check_namespace
-from omni_discovery.runtime_dir import is_private
 
 
 class EmbeddedEndpoint(msgspec.Struct, frozen=True, kw_only=True):

@@ -27,8 +27,8 @@ def is_known(error: BaseException) -> bool:
 def not_loaded(stage: StageConfig, error: Exception) -> ConfigError | EngineDeadError:
     """The error of a model that could not be loaded: ConfigError if a restart would fail in the same way."""
     if _is_broken_file(error):
-        what = f"the model {stage.model} has a file that can't be read; fetch it anew"
-        return ConfigError(f"stage {stage.stage_id}: {what} ({describe_failure(error)})")
+        failure = f"the model {stage.model} has a file that can't be read; fetch it anew"
+        return ConfigError(f"stage {stage.stage_id}: {failure} ({describe_failure(error)})")
     return EngineDeadError(f"could not be loaded: {describe_failure(error)}")
 
 
@@ -37,8 +37,8 @@ def describe_failure(error: BaseException) -> str:
     text = one_line(str(error))
     if len(text) > _MOST_CHARACTERS:
         text = text[: _MOST_CHARACTERS - 4] + " ..."
-    what = f"{type(error).__name__}: {text}" if text else type(error).__name__
-    return f"too little memory: {what}; {_MEMORY_ADVICE}" if lacks_memory(error) else what
+    failure = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    return f"too little memory: {failure}; {_MEMORY_ADVICE}" if lacks_memory(error) else failure
 
 
 def _is_broken_file(error: BaseException) -> bool:

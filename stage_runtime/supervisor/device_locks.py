@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 
 from omni_discovery.errors import ConfigError
-from omni_discovery.runtime_dir import is_private
+from omni_discovery.processes import is_private
 
 logger = logging.getLogger(__name__)
 

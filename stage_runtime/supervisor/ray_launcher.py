@@ -144,12 +144,12 @@ def bundle_of(stage: StageConfig) -> dict[str, float]:
     if gpus is None:
         gpus = group_size(stage) if device_names(stage) else 0
     wanted = {"CPU": asked.num_cpus, "GPU": gpus, **asked.resources}
-    found = {name: float(size) for name, size in wanted.items() if size}
-    if not found:
+    resources = {name: float(size) for name, size in wanted.items() if size}
+    if not resources:
         raise ConfigError(
             f"stage {stage.stage_id}: runtime.ray asks for nothing; give it num_cpus, num_gpus or resources"
         )
-    return found
+    return resources
 
 
 def _import_ray() -> Any:

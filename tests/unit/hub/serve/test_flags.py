@@ -11,7 +11,7 @@ import pytest
 from hub.cli import check_flags, serve_config
 from hub.command import ServeCommand
 from hub.serve.flags import warn_of_ignored_flags
-from hub.serve.plan import deploy_of, stages_here
+from hub.serve.plan import deploy_of, stages_on_host
 from omni_discovery.errors import ConfigError
 
 PAIR = """
@@ -56,7 +56,7 @@ def test_how_many_replicas_run_here(
     """A stage that is named runs once unless K says otherwise; without a name, all run as the document says."""
     arguments = parser.parse_args(["--deploy-config", pair, *flags])
     check_flags(arguments)
-    assert [(stage.stage_id, count) for stage, count in stages_here(arguments, deploy_of(arguments))] == counts
+    assert [(stage.stage_id, count) for stage, count in stages_on_host(arguments, deploy_of(arguments))] == counts
 
 
 @pytest.mark.parametrize(

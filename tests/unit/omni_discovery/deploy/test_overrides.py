@@ -9,7 +9,7 @@ import pytest
 
 from hub.cli import check_flags
 from hub.command import ServeCommand
-from hub.serve.plan import deploy_of, stages_here, to_start
+from hub.serve.plan import deploy_of, stages_on_host, supervisor_options
 from omni_discovery.deploy.document import encode_deploy, parse_deploy
 from omni_discovery.deploy.overrides import document_here, parse_overrides
 from omni_discovery.errors import ConfigError
@@ -54,9 +54,9 @@ def test_runtime_holds_for_this_host_and_is_in_nobodys_document(pair: str) -> No
     arguments = parse("--deploy-config", pair, "--stage-overrides", '{"0": {"runtime": {"devices": "4"}}}')
     deploy = deploy_of(arguments)
     assert encode_deploy(deploy) == encode_deploy(parse_deploy(PAIR, "p"))
-    (first, count), (second, _) = stages_here(arguments, deploy)
+    (first, count), (second, _) = stages_on_host(arguments, deploy)
     assert (first.runtime.devices, count, second.runtime.devices) == ("4", 2, "")
-    started = to_start([(first, count), (second, 1)], arguments)
+    started = supervisor_options([(first, count), (second, 1)], arguments)
     assert [each.runtime for each in started] == [{"devices": "4"}, {}]
     # That is what the supervisor makes of it.
     assert document_here(deploy, 0, started[0].runtime).stage(0).runtime == first.runtime
@@ -96,7 +96,7 @@ def test_a_model_alone_can_be_tuned_too() -> None:
 def test_what_makes_no_sense_is_refused_with_what_would(pair: str, text: str, reason: str) -> None:
     arguments = parse("--deploy-config", pair, "--stage-overrides", text)
     with pytest.raises(ConfigError, match=reason):
-        stages_here(arguments, deploy_of(arguments))
+        stages_on_host(arguments, deploy_of(arguments))
 
 
 def test_headless_may_say_how_its_stage_runs_here_and_nothing_else() -> None:
@@ -109,5 +109,5 @@ def test_headless_may_say_how_its_stage_runs_here_and_nothing_else() -> None:
 def test_the_runtime_of_a_stage_that_does_not_run_here_is_told(pair: str, caplog: pytest.LogCaptureFixture) -> None:
     flags = ("--deploy-config", pair, "--stage-id", "0", "--stage-overrides", '{"1": {"devices": "0"}}')
     arguments = parse(*flags)
-    to_start(stages_here(arguments, deploy_of(arguments)), arguments)
+    supervisor_options(stages_on_host(arguments, deploy_of(arguments)), arguments)
     assert "the runtime of stages [1], which do not run here" in caplog.text

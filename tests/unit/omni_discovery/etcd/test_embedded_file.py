@@ -14,7 +14,7 @@ from omni_discovery.etcd.embedded_file import (
     remove_endpoint,
     write_endpoint,
 )
-from omni_discovery.runtime_dir import runtime_dir
+from omni_discovery.processes import runtime_dir
 
 
 def test_what_a_living_process_wrote_is_found_until_it_takes_it_back(tmp_path: Path) -> None:
