@@ -18,13 +18,6 @@ NAMING = sorted(
     for path in (ROOT / folder).rglob("*")
     if path.suffix in {".py", ".yaml", ".service"}
 )
-#: What is named before it is there. Take away what has come.
-COMING = {
-    # Gone, and still named by hub/engine_control.py, which is under work; it means operations/run.md.
-    ROOT / "docs" / "operations.md",
-    ROOT / "docs" / "request-path.md",
-}
-
 _LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 _IMAGE = re.compile(r'<img src="([^"]+)"')
 _HEADING = re.compile(r"^#{1,6} (.+?)\s*$", re.MULTILINE)
@@ -64,8 +57,6 @@ def target(page: Path, link: str) -> tuple[Path, str]:
 def wrong(page: Path, link: str) -> str:
     """Why a link leads nowhere; empty if it does."""
     path, anchor = target(page, link)
-    if path in COMING and not path.exists():
-        return ""
     if not path.exists():
         return f"{link}: there is no such file"
     if anchor and (path.suffix != ".md" or anchor not in anchors(path)):
@@ -101,10 +92,6 @@ def test_headings_of_one_page_differ() -> None:
     for page in PAGES:
         headings = [heading.lower() for heading in _HEADING.findall(prose(page))]
         assert len(set(headings)) == len(headings), page
-
-
-def test_nothing_that_has_come_is_still_called_coming() -> None:
-    assert [str(path.relative_to(ROOT)) for path in COMING if path.exists()] == []
 
 
 def test_a_link_to_nowhere_is_found(tmp_path: Path) -> None:
