@@ -343,7 +343,7 @@ def _folders(visits: Sequence[Visit]) -> str:
         about = first_line(visit.file).replace("|", "\\|")
         by_folder.setdefault(folder, []).append(f"| {number} | `{stem}` | `{visit.function}` | {about} |")
     head = "| | file | first called | what it is |\n|---|---|---|---|"
-    return "\n\n".join(f"### `{folder}/`\n\n{head}\n" + "\n".join(lines) for folder, lines in by_folder.items())
+    return "\n\n".join(f"**`{folder}/`**\n\n{head}\n" + "\n".join(lines) for folder, lines in by_folder.items())
 
 
 def _placed(file: str) -> tuple[str, str]:
