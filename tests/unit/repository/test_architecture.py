@@ -392,6 +392,35 @@ def test_no_class_name_stands_twice_in_a_package(package: str) -> None:
     assert {name for name, files in places.items() if len(files) > 1} == SHARED_CLASS_NAMES.get(package, frozenset())
 
 
+#: Files of packages that do more than say what is in the folder: they export names, most of them lazily.
+FACES = {
+    *(f"{package}/__init__.py" for package in PACKAGES),
+    "hub/orchestrator/__init__.py",
+    "omni_discovery/clients/__init__.py",
+    "omni_discovery/deploy/__init__.py",
+    "omni_discovery/wire/__init__.py",
+    *(f"stage_runtime/connectors{folder}/__init__.py" for folder in ("", "/shm", "/tcp", "/yuanrong")),
+}
+
+
+def test_the_file_of_a_package_says_what_is_in_the_folder_and_holds_nothing() -> None:
+    packages = {name for name in files_of(*PACKAGES) if Path(name).name == "__init__.py"}
+    assert {name for name in packages if not docstring_of(name)} == set()
+    assert {name for name in packages if len(tree_of(name).body) > 1} == FACES
+
+
+#: Pure modules of data alone: the golden bytes and the tests of the machine hold them.
+TESTED_ELSEWHERE = {"omni_discovery/wire/messages.py", "hub/request/events.py"}
+
+
+def test_each_module_of_a_pure_folder_has_a_test_of_its_name() -> None:
+    names = [name for folder in PURE_FOLDERS for name in files_of(folder) if Path(name).name != "__init__.py"]
+    lacking = {
+        name for name in names if not (ROOT / "tests/unit" / Path(name).with_name(f"test_{Path(name).name}")).exists()
+    }
+    assert lacking == TESTED_ELSEWHERE
+
+
 def test_the_top_level_holds_what_was_agreed_and_nothing_else() -> None:
     agreed = {"pyproject.toml", "Makefile", "LICENSE", "README.md", "docs", "tests", "compose", *PACKAGES}
     left_by_tools = {"demo-output", "build", "dist"}

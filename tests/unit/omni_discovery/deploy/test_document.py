@@ -20,26 +20,9 @@ from omni_discovery.deploy.document import (
     encode_deploy,
     parse_deploy,
 )
-from omni_discovery.deploy.load import describe_difference, doubtful_connectors, doubtful_engines
 from omni_discovery.errors import ConfigError
 from stage_runtime.connectors.factory import OmniConnectorFactory
-
-TREE = """
-model: tree
-stages:
-  - {stage_id: 0, engine: echo, model: /m/thinker, final_output: text}
-  - {stage_id: 1, engine: echo, final_output: audio}
-  - {stage_id: 2, engine: echo, final_output: image, input_from: [0], runtime: {devices: "0,1", num_replicas: 2}}
-edges:
-  - {from: 0, to: 2, connector: small}
-connectors:
-  small: {name: SharedMemoryConnector, extra: {shm_threshold_bytes: 0}}
-"""
-
-
-@pytest.fixture
-def tree() -> DeployConfig:
-    return parse_deploy(TREE, "tree.yaml")
+from tests.support.documents import TREE
 
 
 def test_a_stage_takes_input_from_the_one_before_unless_it_says_otherwise(tree: DeployConfig) -> None:
@@ -94,15 +77,6 @@ def test_an_edge_may_name_a_connector_of_an_installed_package_by_itself() -> Non
         parse_deploy(text, "t")
 
 
-def test_a_connector_that_is_not_known_here_is_named_with_its_edge(tree: DeployConfig) -> None:
-    assert doubtful_connectors(tree, None, ()) == []
-    text = f"{TREE.partition('connectors:')[0]}connectors: {{small: {{name: TcpConector}}}}"
-    slip = parse_deploy(text, "t")
-    told = ["the edge 0 to 2: connector 'TcpConector' is not known on this host; did you mean 'TcpConnector'?"]
-    assert doubtful_connectors(slip, None, ()) == doubtful_connectors(slip, [0], ()) == told
-    assert doubtful_connectors(slip, [1], ()) == doubtful_connectors(slip, [0], ["TcpConector"]) == []
-
-
 def test_the_document_survives_the_registry_and_has_one_form(tree: DeployConfig) -> None:
     value = encode_deploy(tree)
     assert decode_deploy(value, "pipeline") == tree
@@ -113,43 +87,6 @@ def test_clients_see_the_model_name_or_the_first_stages(tree: DeployConfig) -> N
     assert tree.served_name == "tree"
     assert parse_deploy(TREE.replace("model: tree\n", ""), "t").served_name == "thinker"
     assert parse_deploy("stages: [{stage_id: 0, engine: echo, final_output: text}]", "t").served_name == "echo"
-
-
-def test_a_difference_names_the_place_and_both_sides(tree: DeployConfig) -> None:
-    other = parse_deploy(TREE.replace("audio", "none").replace("num_replicas: 2", "num_replicas: 3"), "other")
-    assert describe_difference(tree, tree) == ""
-    assert describe_difference(tree, other) == (
-        "stage 1.final_output: 'audio' here, 'none' in force; stage 2.runtime.num_replicas: 2 here, 3 in force"
-    )
-
-
-def test_a_stage_that_only_one_of_two_documents_has_is_named_and_no_other(tree: DeployConfig) -> None:
-    shorter = parse_deploy("stages: [{stage_id: 2, engine: echo, final_output: image}]", "short.yaml")
-    told = describe_difference(tree, shorter)
-    assert told.startswith("stage 0 only here; stage 1 only here; stage 2.runtime.devices: '0,1' here, '' in force")
-    assert "(and " in told
-    assert describe_difference(shorter, tree).startswith("stage 0 only in force; stage 1 only in force")
-    many = "x" * 1000
-    long = parse_deploy(f"stages: [{{stage_id: 2, engine: echo, model: {many}, final_output: image}}]", "long.yaml")
-    assert len(describe_difference(shorter, long)) < 150
-
-
-def test_the_order_of_stages_is_a_difference_that_shows_in_their_inputs() -> None:
-    stage = "{stage_id: %d, engine: e, final_output: text}"
-    one, other = (
-        parse_deploy(f"stages: [{stage % first}, {stage % second}]", "t.yaml") for first, second in ((0, 1), (1, 0))
-    )
-    assert describe_difference(one, other).endswith("order of stages: '[0, 1]' here, '[1, 0]' in force")
-
-
-def test_an_engine_that_nobody_knows_is_named_with_the_nearest(tree: DeployConfig) -> None:
-    assert doubtful_engines(tree.stages, ()) == []
-    slip = parse_deploy("stages: [{stage_id: 0, engine: ehco, final_output: text}]", "slip.yaml")
-    told = ["stage 0: engine 'ehco' is not known on this host; did you mean 'echo'?"]
-    assert doubtful_engines(slip.stages, ()) == told
-    assert doubtful_engines(slip.stages, ("ehco",)) == []
-    other = parse_deploy("stages: [{stage_id: 0, engine: zzz, final_output: text}]", "other.yaml")
-    assert "there are diffusion, echo, mine, torch, vllm" in doubtful_engines(other.stages, ("mine",))[0]
 
 
 @pytest.mark.parametrize(
