@@ -12,7 +12,7 @@ from omni_discovery.errors import CompactedError, RegistryError, RegistryUnavail
 from omni_discovery.kv import KVStore, Listing, WatchBatch
 from omni_discovery.list_watch import list_and_watch
 from omni_discovery.log_once import LogOnce
-from omni_discovery.view.anti_entropy import AntiEntropy, AntiEntropyOptions, NotProvedError
+from omni_discovery.view.anti_entropy import AntiEntropy, AntiEntropyOptions
 from omni_discovery.view.table import Delta, ReplicaTable, View
 
 logger = logging.getLogger(__name__)
@@ -25,6 +25,9 @@ class Watcher:
 
     ``on_view(view, delta)`` is called on the watcher's loop with the first list, at each change, and when the table
     turns stale or fresh (then with an empty delta). An exception from it is logged and changes nothing.
+
+    With beats, a view is stale since its last proof, whatever ended the watch. Without them, it is stale since the end
+    of the watch.
     """
 
     def __init__(
@@ -55,6 +58,8 @@ class Watcher:
             jitter,
         )
         self._task: asyncio.Task[None] | None = None
+        #: Turns the view stale if the list after a compaction does not come in time.
+        self._relist_alarm: asyncio.Task[None] | None = None
         self._log_once = LogOnce()
 
     def start(self) -> None:
@@ -74,6 +79,7 @@ class Watcher:
 
     async def close(self) -> None:
         """Stop watching. Idempotent."""
+        self._stop_relist_alarm()
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
@@ -81,6 +87,7 @@ class Watcher:
 
     async def replace(self, listing: Listing, asked_at_s: float) -> None:
         """See WatchSink."""
+        self._stop_relist_alarm()
         before = self._table.snapshot()
         delta = self._table.replace(listing, self._clock.wall_s())
         after = self._table.snapshot()
@@ -108,18 +115,34 @@ class Watcher:
         if isinstance(error, CompactedError):
             # The registry answers: the view is not stale, only the revision to watch from is gone.
             logger.info("watcher.relist prefix=%s reason=%s", self._prefix, error)
+            if self._relist_alarm is None and self._anti_entropy.is_proving and self._table.snapshot().revision:
+                self._relist_alarm = asyncio.create_task(self._await_relist(error))
             return
         if not isinstance(error, RegistryError):
             logger.error("watcher.failed prefix=%s", self._prefix, exc_info=error)
-        proved_ago_s = self._clock.monotonic_s() - error.fresh_at_s if isinstance(error, NotProvedError) else 0.0
-        self._turn_stale(error, proved_ago_s)
+        self._turn_stale(error)
 
-    def _turn_stale(self, error: Exception, proved_ago_s: float) -> None:
+    async def _await_relist(self, error: Exception) -> None:
+        await self._clock.sleep(max(0.0, self._anti_entropy.stale_at_s - self._clock.monotonic_s()))
+        self._turn_stale(error)
+
+    def _stop_relist_alarm(self) -> None:
+        alarm, self._relist_alarm = self._relist_alarm, None
+        if alarm is not None:
+            alarm.cancel()
+
+    def unproved_s(self) -> float:
+        """For how many seconds the view has had no proof; 0 without beats, and before the first list."""
+        if not self._anti_entropy.is_proving or not self._table.snapshot().revision:
+            return 0.0
+        return max(0.0, self._clock.monotonic_s() - self._anti_entropy.fresh_at_s)
+
+    def _turn_stale(self, error: Exception) -> None:
         # An etcd that is away is logged by its connection.
         is_news = type(error) is not RegistryUnavailableError and self._log_once.should("stale")
         level = logging.WARNING if is_news else logging.DEBUG
         logger.log(level, "watcher.stale prefix=%s reason=%s", self._prefix, error)
-        if self._table.mark_stale(self._clock.wall_s() - proved_ago_s):
+        if self._table.mark_stale(self._clock.wall_s() - self.unproved_s()):
             view = self._table.snapshot()
             self._deliver(view, Delta(since_revision=view.revision))
 
