@@ -132,7 +132,7 @@ class Phase(Enum):
 
     #: Its inputs are not there yet, or its last attempt has failed.
     WAITING = auto()
-    #: An attempt was asked for: a replica is being picked, or has not answered yet.
+    #: An attempt has begun: a replica is being picked, or has not answered the dispatch yet.
     DISPATCHED = auto()
     #: A replica works on it.
     ACCEPTED = auto()
