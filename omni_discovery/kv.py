@@ -25,7 +25,7 @@ class KeyValue:
 
 @dataclass(frozen=True, slots=True)
 class LeaseGrant:
-    """A lease as the server granted it: ``ttl_s`` may be longer than what was asked for."""
+    """A lease as the server granted it: ``ttl_s`` may be longer than the requested TTL."""
 
     lease_id: int
     ttl_s: float

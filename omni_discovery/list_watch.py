@@ -27,10 +27,10 @@ class WatchSink(Protocol):
     """Receives the state of the keys and its changes; all calls come from one task, one after the other."""
 
     async def replace(self, listing: Listing, asked_at_s: float) -> None:
-        """All keys as a list asked for at ``asked_at_s``, monotonic, found them; a watch follows."""
+        """Replace all keys by the result of a list request sent at ``asked_at_s``, monotonic; a watch follows."""
 
     async def apply(self, batch: WatchBatch) -> None:
-        """One batch of the watch, in revision order; the first is empty and says that the watch stands."""
+        """Apply one batch of the watch, in revision order; the first is empty: the watch is open."""
 
     def on_watch_failed(self, error: Exception, log_level: int) -> None:
         """List or watch ended with ``error``, or a method of the sink raised it: the copy may be stale until the next

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _CALL_S: Final = 3.0
 _TCP_S: Final = 2.0
 _RELEASE_TRIES: Final = 50
-#: A lease this much longer than what was asked for delays the discovery of dead replicas noticeably.
+#: A granted TTL that exceeds the requested one by so much delays the discovery of dead replicas noticeably.
 _LONG_TTL_S: Final = 10.0
 
 

@@ -35,7 +35,7 @@ class ReplicaOptions(msgspec.Struct, frozen=True, kw_only=True):
     security: RegistrySecurity = RegistrySecurity()
     #: TTL of the replica's lease.
     ttl_s: float = 10.0
-    #: ``curve``, or ``none`` for sockets that everybody can read.
+    #: ``curve``, or ``none`` for sockets in plain text.
     zmq_security: str = CURVE
     #: Where the replica is, for hubs that prefer what is near.
     labels: dict[str, str] = {}
@@ -95,7 +95,7 @@ def runtime_here(arguments: argparse.Namespace, stage_id: int) -> Mapping[str, A
 def stage_command(config_fd: int, stage_id: int, *flags: str) -> list[str]:
     """The command of a process of ``stage_runtime`` with its settings in ``config_fd``.
 
-    ``flags`` come first and choose the kind of process. The stage id is for whoever reads the process list; the
+    ``flags`` come first and choose the kind of process. The stage id is only there to be read in the process list; the
     process takes it from its settings.
     """
     words = ["-u", "-m", "stage_runtime", *flags, "--stage-id", str(stage_id), "--config-fd", str(config_fd)]

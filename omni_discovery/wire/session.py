@@ -391,7 +391,7 @@ class ReplicaSessions(_Role):
         return self._welcome(socket, peer, hello)
 
     def peers(self) -> list[Peer]:
-        """The connections that have said Hello on ``output`` and were not given up since."""
+        """The connections with a Hello on ``output`` that were not given up since."""
         return [peer for (socket, _), (peer, _) in self._hellos.items() if socket == "output"]
 
     def probed_peers(self) -> dict[str, Peer]:
