@@ -40,7 +40,7 @@ class Work(msgspec.Struct, frozen=True):
     priority: int = 0
     #: Of a request that comes in segments, which one this is.
     segment: int | None = None
-    #: Of whom pieces come, and which of ``next_stages`` take them.
+    #: The stages that send pieces of their hand-off, and those of ``next_stages`` that take pieces.
     stream_from: tuple[int, ...] = ()
     stream_to: tuple[int, ...] = ()
     #: The hub's span of it, as the W3C's header names it; empty where nothing is traced.

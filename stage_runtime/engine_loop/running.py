@@ -1,4 +1,4 @@
-"""One request in the engine, as the engine's thread knows it. Pure."""
+"""The state of one request in the engine, owned by the engine's thread. Pure."""
 
 from __future__ import annotations
 

@@ -206,11 +206,11 @@ class ThreadedEngine(Protocol):
 
 
 class DescribedEngine(Protocol):
-    """Offered by an engine that knows what it has loaded, so that unlike replicas are told apart."""
+    """Offered by an engine that can describe what it has loaded, so that hubs find mismatched replicas."""
 
     @property
     def model_details(self) -> Mapping[str, str]:
-        """After ``load``, those that it knows of ``revision``, ``dtype``, ``tokenizer``, ``content`` and ``code``.
+        """After ``load``: ``revision``, ``dtype``, ``tokenizer``, ``content`` and ``code``, as far as they are known.
 
         Replicas of one stage with unlike ``content`` are not used together. Without an entry, ``content`` is a hash of
         the model's folder.

@@ -82,7 +82,7 @@ class Handshake:
         return False
 
     def greeted_peers(self) -> list[Peer]:
-        """The connections whose hubs have said Hello on the output socket and were not given up since."""
+        """The connections with a Hello on the output socket that were not given up since."""
         return self._protocol.peers()
 
     def probed_peers(self) -> dict[str, Peer]:

@@ -30,7 +30,7 @@ class ReverseEngine:
     def __init__(self, stage: StageConfig) -> None:
         self._args = checked_args(stage, ReverseArgs)
         self.capacity = self._args.capacity
-        #: The words that are still to be said, the next one last, by request key; oldest request first.
+        #: The words still to be put out, the next one last, by request key; oldest request first.
         self._words: dict[str, list[str]] = {}
         #: The last outputs of aborted requests, which the next step returns.
         self._aborted: list[EngineOutput] = []
