@@ -360,7 +360,7 @@ class _CountedMember(Member):
 
 
 class BalancerContract:
-    """What every load balancing policy promises, as tests. Derive a class ``Test...`` and define ``make_balancer``.
+    """The contract of every load balancing policy, as tests. Derive a class ``Test...`` and define ``make_balancer``.
 
     Both ways of use are tested: ``select`` on a list, and the index that a pool of replicas keeps and changes.
     """

@@ -124,7 +124,7 @@ _UNHEARD_TIMEOUT_S: Final = 1.5
 
 
 class Verdict(StrEnum):
-    """What a draining replica does next."""
+    """The next step of a draining replica."""
 
     WAIT = "wait"
     #: No request is in flight, and no hub will send another one.

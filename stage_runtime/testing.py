@@ -1,4 +1,4 @@
-"""What every engine and every connector promises, as tests: for those of other packages, and run over all of ours.
+"""The contracts of engines and of connectors, as tests: run over the built-in ones, and for those of other packages.
 
 Derive a class whose name begins with ``Test`` from ``EngineContract`` or ``ConnectorContract``; docs/examples has one
 of each. Needs pytest.
@@ -80,7 +80,7 @@ def check_every_cut(engine: Engine, request: StageRequest) -> int:
 
 
 def shown(outputs: Sequence[EngineOutput]) -> tuple[Resume, list[bytes]]:
-    """What a client has of these outputs, however they were cut: the text with its tokens, and the files."""
+    """The client's part of these outputs, however they were cut: the text with its tokens, and the files."""
     files = [file for each in outputs for file in _files(each) if file is not None]
     return resume_of(outputs), files
 
@@ -297,7 +297,7 @@ _SOON_S: Final = 5.0
 
 
 class ConnectorContract:
-    """What every connector promises. Define ``make_connector``; all that a test makes see each other's hand-offs.
+    """The contract of every connector. Define ``make_connector``; the connectors of a test see each other's hand-offs.
 
     What the connector has beyond the base class stands in ``offers``; the tests of the others are left out:
     ``limits`` (the settings ``max_inflight``, ``window_size`` and ``max_inflight_bytes``), ``ttl`` (the setting

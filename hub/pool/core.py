@@ -569,12 +569,12 @@ class Pool:
         return StageStatus(self.stage_id, members.registered_count, members.pickable_count, self.why_absent())
 
     def why_absent(self) -> str:
-        """What keeps back the replicas that can't take work; empty if nothing does."""
+        """Why the replicas that can't take work are not picked, as text; empty if every replica can."""
         return why_absent(self.members)
 
     @property
     def is_unused(self) -> bool:
-        """Whether it has neither a replica nor a waiting pick."""
+        """Whether the pool has neither a replica nor a waiting pick."""
         return not (self.members.entries or self._waiters.count)
 
     # ---- after a change

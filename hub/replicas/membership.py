@@ -47,7 +47,7 @@ def is_same_process(ours: ReplicaInfo, info: ReplicaInfo) -> bool:
 
 
 class MembershipOwner(Protocol):
-    """What Membership needs of the orchestrator."""
+    """The part of the orchestrator that Membership calls."""
 
     def connect_replica_of(self, info: ReplicaInfo) -> StageClient | None:
         """Make the client of a listed replica; None if ``Membership.attach`` will bring it. Raise ConfigError."""

@@ -355,7 +355,7 @@ _LINES_SHOWN: Final = 10
 
 
 def recent_findings(stories: Sequence[Story], now_s: float) -> list[Finding]:
-    """What happened to leases and requests that failed on this machine within the last hour, the latest last."""
+    """Findings about leases and requests that failed on this machine within the last hour, the latest last."""
     recent = [story for story in stories if now_s - story.at_s <= _RECENT_S][-_MOST_RECENT:]
     return [Finding(Grade.NOTE, "recent", _story_text(story, now_s)) for story in recent]
 

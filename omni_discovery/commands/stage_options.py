@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 class ReplicaOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What a supervisor and each of its replicas have to know. Not checked: ReplicaConfig does that."""
+    """The settings that a supervisor and its replicas share. Not checked here: ReplicaConfig checks them."""
 
     stage_id: int
     #: The etcd cluster, as ``parse_endpoints`` reads it; empty while the hub's embedded etcd has not started.
@@ -37,7 +37,7 @@ class ReplicaOptions(msgspec.Struct, frozen=True, kw_only=True):
     ttl_s: float = 10.0
     #: ``curve``, or ``none`` for sockets in plain text.
     zmq_security: str = CURVE
-    #: Where the replica is, for hubs that prefer what is near.
+    #: The replica's labels, such as its zone; hubs prefer replicas that share theirs.
     labels: dict[str, str] = {}
     #: How long a drain waits for the requests in flight.
     drain_timeout_s: float = 60.0
@@ -46,7 +46,7 @@ class ReplicaOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StageOptions(ReplicaOptions, frozen=True, kw_only=True):
-    """What one supervisor runs: ``count`` replicas of one stage."""
+    """The settings of one supervisor: ``count`` replicas of one stage."""
 
     count: int = 1
     #: The address that the replicas publish; empty for the one from which this machine reaches etcd.

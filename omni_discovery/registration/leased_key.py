@@ -172,7 +172,7 @@ class LeasedKey(abc.ABC):
         return self._keeper.lease_id
 
     def story_lines(self) -> list[str]:
-        """What happened to the lease, oldest first, each line with its time."""
+        """The events of the lease, oldest first, each line with its time."""
         return self._keeper.story_lines()
 
     @property

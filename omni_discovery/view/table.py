@@ -158,7 +158,7 @@ class ReplicaTable:
         return delta
 
     def summary(self) -> Summary:
-        """What KVStore.summary returns if the table equals the registry."""
+        """The table's summary, equal to that of KVStore.summary if the table equals the registry."""
         revisions = [row.item.mod_revision for row in self._rows.values()]
         return Summary(len(revisions), max(revisions, default=0))
 

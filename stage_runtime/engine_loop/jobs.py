@@ -1,4 +1,4 @@
-"""What the ZMQ thread asks of the engine's thread, and what comes back.
+"""The messages between the ZMQ thread and the engine's thread: jobs one way, outcomes the other.
 
 Every request that was accepted has a ``key`` of its own in this replica; exactly one Finished or RequestFailed ends
 it. These are structs because every token makes one, and a frozen dataclass takes several times as long to make.

@@ -138,7 +138,7 @@ class ResumingEngine(Protocol):
 
     @property
     def not_resumable(self) -> Mapping[str, str] | None:
-        """What can keep an answer that another replica began from being continued here: name and reason of each.
+        """The parameters with which an answer of another replica can't be continued here: name and reason of each.
 
         None, as without the attribute: this engine never continues an answer, and is never given a ``resume``.
         """

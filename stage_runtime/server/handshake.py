@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ReplicaState:
-    """What the ZMQ thread reads of the replica's state, for every request."""
+    """The part of the replica's state that the ZMQ thread reads, for every request."""
 
     stage: Callable[[], Stage]
     capacity: Callable[[], int]

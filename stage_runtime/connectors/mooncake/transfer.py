@@ -246,7 +246,7 @@ class MooncakeTransferEngineConnector(StoringConnector):
             self._senders[sender_rank] = _Sender((sender_host, sender_zmq_port), sender_token)
 
     def get_connection_info(self) -> dict[str, Any]:
-        """What a receiver needs to ask by key, the secret token included. Raise OSError if this one can't listen."""
+        """The address and secret token for a receiver's fetch by key. Raise OSError if the port can't be bound."""
         return {**self.endpoint(), "sender_token": self._sender_token}
 
     def endpoint(self) -> dict[str, Any]:

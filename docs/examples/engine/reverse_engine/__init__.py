@@ -13,7 +13,7 @@ from stage_runtime.engines.prompts import prompt_text
 
 
 class ReverseArgs(msgspec.Struct, frozen=True, kw_only=True):
-    """What ``engine_args`` of the stage may hold; a wrong one is refused with what would be right."""
+    """The stage's ``engine_args``; an unknown or wrong one is refused with a message that names the right ones."""
 
     capacity: int = 4
     separator: str = " "
