@@ -1,4 +1,4 @@
-"""The lifecycle of one replica: its stage, admission of requests, the stall check, and how long a drain waits. Pure."""
+"""The lifecycle of one replica: its state, admission of requests, the stall check, and how long a drain waits. Pure."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from omni_discovery.records.schema import ReplicaStatus
 from omni_discovery.wire import FailureKind
 
 
-class Stage(StrEnum):
-    """The stage of a replica's life."""
+class LifeState(StrEnum):
+    """The state of a replica's life."""
 
     STARTING = "starting"
     READY = "ready"
-    #: Ready, but put to sleep by a control call, or about to be: no request is admitted. Lifecycle.stage stays READY.
+    #: Ready, but put to sleep by a control call, or about to be: no request is admitted. Lifecycle.state stays READY.
     ASLEEP = "asleep"
     DRAINING = "draining"
     STOPPED = "stopped"
@@ -52,25 +52,28 @@ class Lifecycle:
 
     def __init__(self) -> None:
         #: Written by the replica's main thread only; other threads read it as one value.
-        self.stage = Stage.STARTING
+        self.state = LifeState.STARTING
         #: Why the replica failed; empty otherwise.
         self.reason = ""
 
+    def __repr__(self) -> str:
+        return f"Lifecycle({self.state.name}{f': {self.reason}' if self.reason else ''})"
+
     def handle(self, event: LifecycleEvent) -> bool:
-        """Apply one event; return whether the stage changed. An event that doesn't fit the stage changes nothing."""
-        if self.stage in (Stage.STOPPED, Stage.FAILED):
+        """Apply one event; return whether the state changed. An event that doesn't fit the state changes nothing."""
+        if self.state in (LifeState.STOPPED, LifeState.FAILED):
             return False
-        before = self.stage
+        before = self.state
         match event:
             case EngineLoaded():
-                self.stage = Stage.READY if before is Stage.STARTING else before
+                self.state = LifeState.READY if before is LifeState.STARTING else before
             case DrainAsked():
-                self.stage = Stage.DRAINING
+                self.state = LifeState.DRAINING
             case WorkFinished():
-                self.stage = Stage.STOPPED if before is Stage.DRAINING else before
+                self.state = LifeState.STOPPED if before is LifeState.DRAINING else before
             case EngineDied(reason):
-                self.stage, self.reason = Stage.FAILED, reason
-        return self.stage is not before
+                self.state, self.reason = LifeState.FAILED, reason
+        return self.state is not before
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,20 +84,20 @@ class Refusal:
     reason: str
 
 
-def admit(stage: Stage, in_flight: int, limit: int) -> Refusal | None:
+def admit(state: LifeState, in_flight: int, limit: int) -> Refusal | None:
     """Admit one more request (None), or refuse it. ``limit`` bounds running and waiting requests together."""
-    match stage:
-        case Stage.READY if in_flight >= limit:
+    match state:
+        case LifeState.READY if in_flight >= limit:
             return Refusal(FailureKind.OVERLOADED, f"{in_flight} requests are in flight, the bound is {limit}")
-        case Stage.READY:
+        case LifeState.READY:
             return None
-        case Stage.STARTING:
+        case LifeState.STARTING:
             return Refusal(FailureKind.OVERLOADED, "the replica is still loading its model")
-        case Stage.ASLEEP:
+        case LifeState.ASLEEP:
             return Refusal(FailureKind.DRAINING, "the replica is asleep")
-        case Stage.DRAINING | Stage.STOPPED:
+        case LifeState.DRAINING | LifeState.STOPPED:
             return Refusal(FailureKind.DRAINING, "the replica is draining")
-        case Stage.FAILED:
+        case LifeState.FAILED:
             return Refusal(FailureKind.ENGINE, "the replica's engine is dead")
 
 
@@ -104,18 +107,18 @@ def stalled(busy: bool, now_s: float, progress_at_s: float, stall_after_s: float
 
 
 _STATUS: Final = {
-    Stage.STARTING: ReplicaStatus.STARTING,
-    Stage.READY: ReplicaStatus.UP,
-    Stage.ASLEEP: ReplicaStatus.STARTING,
-    Stage.DRAINING: ReplicaStatus.DRAINING,
-    Stage.STOPPED: ReplicaStatus.DOWN,
-    Stage.FAILED: ReplicaStatus.ERROR,
+    LifeState.STARTING: ReplicaStatus.STARTING,
+    LifeState.READY: ReplicaStatus.UP,
+    LifeState.ASLEEP: ReplicaStatus.STARTING,
+    LifeState.DRAINING: ReplicaStatus.DRAINING,
+    LifeState.STOPPED: ReplicaStatus.DOWN,
+    LifeState.FAILED: ReplicaStatus.ERROR,
 }
 
 
-def published_status(stage: Stage, is_stalled: bool) -> ReplicaStatus:
+def published_status(state: LifeState, is_stalled: bool) -> ReplicaStatus:
     """The status in the record; a stalled replica must not be picked, so it is ERROR."""
-    return ReplicaStatus.ERROR if is_stalled else _STATUS[stage]
+    return ReplicaStatus.ERROR if is_stalled else _STATUS[state]
 
 
 _NEVER: Final = float("inf")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from omni_discovery.records.schema import ReplicaStatus
-from stage_runtime.lifecycle import Stage, published_status
+from stage_runtime.lifecycle import LifeState, published_status
 from stage_runtime.status_pipe import Exiting, WriteStatus, no_status
 from stage_runtime.supervisor.restarts import EXIT_FAILED
 
@@ -40,7 +40,7 @@ class RecordPublisher(Protocol):
 class ReplicaSnapshot:
     """The state of a replica at one moment. ``is_hopeless``: stalled for so long that the process has to end."""
 
-    stage: Stage
+    state: LifeState
     queue_length: int
     is_stalled: bool
     is_hopeless: bool
@@ -104,7 +104,7 @@ class StatusPublisher:
             logger.warning("replica.stall stalled=%s", snapshot.is_stalled)
             self._client.describe(reason=self._stall_reason if snapshot.is_stalled else "")
             self._was_stalled = snapshot.is_stalled
-        is_asleep = snapshot.stage is Stage.ASLEEP
+        is_asleep = snapshot.state is LifeState.ASLEEP
         if is_asleep is not self._was_asleep:
             logger.info("replica.sleep asleep=%s", is_asleep)
             self._client.describe(phase="asleep" if is_asleep else "ready")
@@ -114,8 +114,8 @@ class StatusPublisher:
             self._write_status(Exiting(self._stall_reason))
             # The main thread, which would close everything in order, is the one that hangs.
             self._end_process(EXIT_FAILED)
-        current = published_status(snapshot.stage, snapshot.is_stalled), snapshot.queue_length
+        current = published_status(snapshot.state, snapshot.is_stalled), snapshot.queue_length
         # The final status, down or error with its reason, is published by the main thread.
-        if current != self._published and snapshot.stage not in (Stage.STOPPED, Stage.FAILED):
+        if current != self._published and snapshot.state not in (LifeState.STOPPED, LifeState.FAILED):
             self._client.update_info(status=current[0], queue_length=current[1])
             self._published = current

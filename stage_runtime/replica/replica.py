@@ -34,7 +34,7 @@ from stage_runtime.lifecycle import (
     EngineDied,
     EngineLoaded,
     Lifecycle,
-    Stage,
+    LifeState,
     Verdict,
     WorkFinished,
     stalled,
@@ -114,7 +114,7 @@ class Replica:
             build_edges(deploy, config.stage_id, config.namespace, config.bind_host, config.advertise_host),
             time.monotonic,
         )
-        state = ReplicaState(lambda: self._lifecycle.stage, lambda: self._engine.capacity)
+        state = ReplicaState(lambda: self._lifecycle.state, lambda: self._engine.capacity)
         self._server = ReplicaServer(config.server, config.bind_host, self._keys, state, self._queue_job)
         self._loop = EngineLoop(
             self._engine, self._payloads, dict(self._stage.default_sampling_params), self._server.emit
@@ -231,10 +231,10 @@ class Replica:
 
     def _serve(self) -> None:
         is_draining = False
-        while self._lifecycle.stage in (Stage.READY, Stage.DRAINING):
+        while self._lifecycle.state in (LifeState.READY, LifeState.DRAINING):
             self._loop.turn()
             self._readiness.check_again()
-            if self._lifecycle.stage is not Stage.DRAINING:
+            if self._lifecycle.state is not LifeState.DRAINING:
                 continue
             if not is_draining:
                 is_draining = True
@@ -278,15 +278,15 @@ class Replica:
             self._client.update_info(status=ReplicaStatus.ERROR)
 
     def _take_snapshot(self) -> ReplicaSnapshot:
-        stage, queue_length = self._server.stage, self._server.queue_length
-        return ReplicaSnapshot(stage, queue_length, self._is_stalled(), self._is_stalled(_HOPELESS))
+        state, queue_length = self._server.life_state, self._server.queue_length
+        return ReplicaSnapshot(state, queue_length, self._is_stalled(), self._is_stalled(_HOPELESS))
 
     def _queue_job(self, job: Job) -> None:
         self._loop.jobs.put(job)
 
     def _is_stalled(self, times: float = 1.0) -> bool:
         progress, now_s = self._loop.progress, time.monotonic()
-        if self._lifecycle.stage is Stage.STARTING:
+        if self._lifecycle.state is LifeState.STARTING:
             return stalled(
                 not self._readiness.is_waiting, now_s, self._load_started_s, times * self._config.load_timeout_s
             )
@@ -335,7 +335,7 @@ class Replica:
         self._start_drain(0.0 if self._drain.is_bounded else self._config.drain_timeout_s)
 
     def _start_drain(self, timeout_s: float) -> None:
-        is_loading = self._lifecycle.stage is Stage.STARTING
+        is_loading = self._lifecycle.state is LifeState.STARTING
         self._lifecycle.handle(DrainAsked())
         if is_loading:
             raise _StoppedWhileLoadingError

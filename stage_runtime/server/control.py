@@ -13,7 +13,7 @@ from typing import Final
 from omni_discovery import wire
 from omni_discovery.wire.session import Peer
 from stage_runtime.engine_loop.jobs import SLEEP, Call, Called
-from stage_runtime.lifecycle import Stage
+from stage_runtime.lifecycle import LifeState
 
 #: How many calls may be open in one replica.
 _MAX_OPEN: Final = 64
@@ -31,16 +31,19 @@ class _OpenCall:
 
 
 class ControlCalls:
-    """The open calls. ``stage`` gives the replica's stage, ``queue_length`` its load; ``answer`` sends a result."""
+    """The open calls.
+
+    ``life_state`` gives the replica's state, ``queue_length`` its load; ``answer`` sends a result.
+    """
 
     def __init__(
         self,
-        stage: Callable[[], Stage],
+        life_state: Callable[[], LifeState],
         queue_length: Callable[[], int],
         counters: Counter[str],
         answer: Callable[[Peer, wire.ControlResult], None],
     ) -> None:
-        self._stage = stage
+        self._life_state = life_state
         self._queue_length = queue_length
         self._counters = counters
         self._send_answer = answer
@@ -52,10 +55,10 @@ class ControlCalls:
         #: Open calls for sleep: the replica takes no new work from the moment that one comes.
         self._falling = 0
 
-    def stage(self) -> Stage:
-        """The replica's stage, ASLEEP if it is put to sleep. May be read by any thread."""
-        stage = self._stage()
-        return Stage.ASLEEP if stage is Stage.READY and (self._is_asleep or self._falling) else stage
+    def life_state(self) -> LifeState:
+        """The replica's state, ASLEEP if it is put to sleep. May be read by any thread."""
+        state = self._life_state()
+        return LifeState.ASLEEP if state is LifeState.READY and (self._is_asleep or self._falling) else state
 
     def accept_call(self, peer: Peer, control: wire.Control, now_s: float) -> list[Call]:
         """A call has come; return its job, or none if it is refused (and answered so) or came before."""
@@ -117,10 +120,10 @@ class ControlCalls:
     def _refusal(self) -> str:
         if len(self._open) >= _MAX_OPEN:
             return f"ControlRefusedError: {len(self._open)} calls are open in this replica, the bound is {_MAX_OPEN}"
-        match self._stage():
-            case Stage.STARTING:
+        match self._life_state():
+            case LifeState.STARTING:
                 return "ControlRefusedError: the replica is still loading its model"
-            case Stage.STOPPED | Stage.FAILED:
+            case LifeState.STOPPED | LifeState.FAILED:
                 return "ControlRefusedError: the replica's engine is gone"
-            case Stage.READY | Stage.ASLEEP | Stage.DRAINING:
+            case LifeState.READY | LifeState.ASLEEP | LifeState.DRAINING:
                 return ""

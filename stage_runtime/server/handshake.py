@@ -27,7 +27,7 @@ from omni_discovery.wire.session import (
     SocketName,
     same_security,
 )
-from stage_runtime.lifecycle import Stage
+from stage_runtime.lifecycle import LifeState
 from stage_runtime.server.credits import CreditBook, GrantCredits
 from stage_runtime.server.ledger import Ledger
 from stage_runtime.server.outbox import Outbox
@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 class ReplicaState:
     """The part of the replica's state that the ZMQ thread reads, for every request."""
 
-    stage: Callable[[], Stage]
+    life_state: Callable[[], LifeState]
     capacity: Callable[[], int]
 
 
@@ -103,7 +103,7 @@ class Handshake:
 
     def settle_credits(self, now_s: float) -> None:
         """Lend free slots, recall credits that other hubs wait for. A replica that takes nothing lends nothing."""
-        is_ready = self._state.stage() is Stage.READY
+        is_ready = self._state.life_state() is LifeState.READY
         self.credits.set_capacity(self._state.capacity() if is_ready else 0)
         for action in self.credits.lend_and_recall(now_s):
             kind = wire.Grant if isinstance(action, GrantCredits) else wire.Recall

@@ -22,7 +22,7 @@ from omni_discovery.log_once import LogOnce
 from omni_discovery.wire.session import ForeignIdentityError, MisplacedError, Peer
 from stage_runtime.config import ServerConfig
 from stage_runtime.engine_loop.jobs import Job, Outcome
-from stage_runtime.lifecycle import Stage
+from stage_runtime.lifecycle import LifeState
 from stage_runtime.server.handshake import ReplicaState
 from stage_runtime.server.outbox import Outbox
 from stage_runtime.server.router import Router
@@ -114,9 +114,9 @@ class ReplicaServer:
         return len(self._sessions.ledger)
 
     @property
-    def stage(self) -> Stage:
+    def life_state(self) -> LifeState:
         """The replica's stage as hubs see it: ASLEEP if it is ready and was put to sleep."""
-        return self._sessions.calls.stage()
+        return self._sessions.calls.life_state()
 
     @property
     def idle(self) -> bool:

@@ -167,8 +167,8 @@ class Sessions:
         self._acks = acks
         self._replies = replies
         self.ledger = Ledger()
-        self.calls = ControlCalls(state.stage, lambda: len(self.ledger), counters, self._answer_call)
-        self._state = state = ReplicaState(self.calls.stage, state.capacity)
+        self.calls = ControlCalls(state.life_state, lambda: len(self.ledger), counters, self._answer_call)
+        self._state = state = ReplicaState(self.calls.life_state, state.capacity)
         self.handshake = Handshake(state, self.ledger, counters, acks, replies)
         self._credits = self.handshake.credits
         self._next_probe_s = 0.0
@@ -226,7 +226,7 @@ class Sessions:
             self._counters["replayed"] += 1
             return
         limit = self._state.capacity() + self._config.max_waiting
-        refusal = admit(self._state.stage(), len(self.ledger.tickets), limit)
+        refusal = admit(self._state.life_state(), len(self.ledger.tickets), limit)
         if refusal is not None:
             self._reject(peer, submit, refusal)
             return

@@ -25,7 +25,7 @@ from stage_runtime.engine_loop.jobs import Job, Wake
 from stage_runtime.engine_loop.loop import EngineLoop
 from stage_runtime.engine_loop.payloads import Payloads
 from stage_runtime.engines.base import create_engine
-from stage_runtime.lifecycle import Stage
+from stage_runtime.lifecycle import LifeState
 from stage_runtime.server.handshake import ReplicaState
 from stage_runtime.server.server import ReplicaServer
 
@@ -41,7 +41,7 @@ class EchoReplica:
         logging.disable(logging.WARNING)
         stages = [{"stage_id": 0, "engine": "echo", "engine_args": {"capacity": capacity}, "final_output": "text"}]
         engine = create_engine(decode_deploy(msgspec.json.encode({"stages": stages}), "bench").stage(0))
-        state = ReplicaState(lambda: Stage.READY, lambda: engine.capacity)
+        state = ReplicaState(lambda: LifeState.READY, lambda: engine.capacity)
         self._server = ReplicaServer(ServerConfig(), "127.0.0.1", keys, state, self._take)
         self._loop = EngineLoop(engine, Payloads(0, {}, time.monotonic), {}, self._server.emit)
         self._is_over = False

@@ -17,7 +17,7 @@ from stage_runtime.engine_loop.loop import EngineLoop
 from stage_runtime.engine_loop.payloads import Payloads, build_edges
 from stage_runtime.engines.base import StageRequest
 from stage_runtime.engines.echo.engine import EchoEngine
-from stage_runtime.lifecycle import Stage
+from stage_runtime.lifecycle import LifeState
 from stage_runtime.server.handshake import ReplicaState
 from stage_runtime.server.server import ReplicaServer
 from tests.support.replica_hub import RawHub
@@ -66,8 +66,8 @@ class LocalReplica:
     ) -> None:
         self.keys = KeyPair.generate() if encrypted else None
         self.engine = engine or CountingEcho(StageConfig(stage_id=stage_id, engine="echo", engine_args=engine_args))
-        self.stage = Stage.READY
-        state = ReplicaState(lambda: self.stage, lambda: self.engine.capacity)
+        self.life_state = LifeState.READY
+        state = ReplicaState(lambda: self.life_state, lambda: self.engine.capacity)
         self.server = ReplicaServer(config or ServerConfig(), "127.0.0.1", self.keys, state, self._take)
         edges = {} if deploy is None else build_edges(deploy, stage_id, "test", "127.0.0.1", "127.0.0.1")
         self.payloads = Payloads(stage_id, edges, time.monotonic)

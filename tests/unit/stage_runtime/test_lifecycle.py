@@ -12,7 +12,7 @@ from stage_runtime.lifecycle import (
     EngineLoaded,
     Lifecycle,
     LifecycleEvent,
-    Stage,
+    LifeState,
     WorkFinished,
     admit,
     published_status,
@@ -29,18 +29,18 @@ def after(*events: LifecycleEvent) -> Lifecycle:
 
 def test_a_replica_loads_serves_drains_and_stops() -> None:
     life = Lifecycle()
-    seen = [life.stage]
+    seen = [life.state]
     for event in (EngineLoaded(), DrainAsked(), WorkFinished()):
         assert life.handle(event)
-        seen.append(life.stage)
-    assert seen == [Stage.STARTING, Stage.READY, Stage.DRAINING, Stage.STOPPED]
+        seen.append(life.state)
+    assert seen == [LifeState.STARTING, LifeState.READY, LifeState.DRAINING, LifeState.STOPPED]
 
 
 @pytest.mark.parametrize("events", [(), (EngineLoaded(),), (EngineLoaded(), DrainAsked())])
 def test_an_engine_may_die_at_any_time_and_the_reason_is_kept(events: tuple[LifecycleEvent, ...]) -> None:
     life = after(*events)
     assert life.handle(EngineDied("out of memory"))
-    assert (life.stage, life.reason) == (Stage.FAILED, "out of memory")
+    assert (life.state, life.reason) == (LifeState.FAILED, "out of memory")
 
 
 def test_what_does_not_fit_changes_nothing() -> None:
@@ -52,26 +52,26 @@ def test_what_does_not_fit_changes_nothing() -> None:
     draining = after(DrainAsked())
     assert not draining.handle(EngineLoaded())
     assert not draining.handle(DrainAsked())
-    assert draining.stage is Stage.DRAINING
+    assert draining.state is LifeState.DRAINING
 
 
 @pytest.mark.parametrize("end", [WorkFinished(), EngineDied("x")])
 def test_the_end_is_final(end: LifecycleEvent) -> None:
     life = after(EngineLoaded(), DrainAsked(), end)
-    stage = life.stage
+    stage = life.state
     for event in (EngineLoaded(), DrainAsked(), WorkFinished(), EngineDied("later")):
         assert not life.handle(event)
-    assert life.stage is stage
+    assert life.state is stage
 
 
 def test_only_a_ready_replica_with_room_takes_work() -> None:
-    assert admit(Stage.READY, 9, 10) is None
+    assert admit(LifeState.READY, 9, 10) is None
     refusals = {
-        Stage.READY: FailureKind.OVERLOADED,
-        Stage.STARTING: FailureKind.OVERLOADED,
-        Stage.DRAINING: FailureKind.DRAINING,
-        Stage.STOPPED: FailureKind.DRAINING,
-        Stage.FAILED: FailureKind.ENGINE,
+        LifeState.READY: FailureKind.OVERLOADED,
+        LifeState.STARTING: FailureKind.OVERLOADED,
+        LifeState.DRAINING: FailureKind.DRAINING,
+        LifeState.STOPPED: FailureKind.DRAINING,
+        LifeState.FAILED: FailureKind.ENGINE,
     }
     for stage, kind in refusals.items():
         refusal = admit(stage, 10, 10)
@@ -86,6 +86,11 @@ def test_standing_still_counts_only_with_work_in_hand() -> None:
 
 
 def test_every_stage_has_a_status_and_a_stall_is_an_error() -> None:
-    assert {published_status(stage, False) for stage in Stage} == set(ReplicaStatus)
-    assert {published_status(stage, True) for stage in Stage} == {ReplicaStatus.ERROR}
-    assert [stage for stage in Stage if published_status(stage, False) is ReplicaStatus.UP] == [Stage.READY]
+    assert {published_status(stage, False) for stage in LifeState} == set(ReplicaStatus)
+    assert {published_status(stage, True) for stage in LifeState} == {ReplicaStatus.ERROR}
+    assert [stage for stage in LifeState if published_status(stage, False) is ReplicaStatus.UP] == [LifeState.READY]
+
+
+def test_a_debugger_shows_the_state_and_why() -> None:
+    assert repr(after(EngineLoaded())) == "Lifecycle(READY)"
+    assert repr(after(EngineDied("out of memory"))) == "Lifecycle(FAILED: out of memory)"

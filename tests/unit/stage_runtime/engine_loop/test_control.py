@@ -21,7 +21,7 @@ from stage_runtime.engines.base import CONTROL_METHODS
 from stage_runtime.engines.capabilities import capabilities_of
 from stage_runtime.engines.echo.engine import EchoEngine
 from stage_runtime.engines.vllm.control import Adapters, vllm_controls
-from stage_runtime.lifecycle import Stage, admit, published_status
+from stage_runtime.lifecycle import LifeState, admit, published_status
 from stage_runtime.server.control import ControlCalls
 from tests.support.replica_engine import ScriptedEngine
 
@@ -45,7 +45,7 @@ class Desk:
     """The ZMQ thread's part, with what it said."""
 
     def __init__(self) -> None:
-        self.own = Stage.READY
+        self.own = LifeState.READY
         self.counters: Counter[str] = Counter()
         self.said: list[tuple[Peer, wire.ControlResult]] = []
         self.calls = ControlCalls(lambda: self.own, lambda: 3, self.counters, lambda *what: self.said.append(what))
@@ -80,35 +80,36 @@ def test_nothing_is_taken_from_the_call_for_sleep_until_the_engine_says_that_it_
     """
     desk = Desk()
     (first,), (second,) = desk.take("a", "sleep"), desk.take("b", "sleep")
-    assert desk.calls.stage() is Stage.ASLEEP
+    assert desk.calls.life_state() is LifeState.ASLEEP
     desk.calls.finish_call(Called(second.key, ok=False, error="no", is_asleep=False))
-    assert desk.calls.stage() is Stage.ASLEEP
+    assert desk.calls.life_state() is LifeState.ASLEEP
     desk.calls.finish_call(Called(first.key, ok=True, is_asleep=True))
-    assert desk.calls.stage() is Stage.ASLEEP
+    assert desk.calls.life_state() is LifeState.ASLEEP
     (wake,) = desk.take("c", "wake_up")
     desk.calls.finish_call(Called(wake.key, ok=True, is_asleep=False))
-    assert desk.calls.stage() is Stage.READY
+    assert desk.calls.life_state() is LifeState.READY
     (again,) = desk.take("d", "sleep")
     desk.calls.finish_call(Called(again.key, ok=False, error="late"))
-    assert desk.calls.stage() is Stage.READY
+    assert desk.calls.life_state() is LifeState.READY
     (half,) = desk.take("e", "sleep")
     desk.calls.finish_call(Called(half.key, ok=False, error="no", is_asleep=True))
-    assert desk.calls.stage() is Stage.ASLEEP
-    desk.own = Stage.DRAINING
-    assert desk.calls.stage() is Stage.DRAINING
+    assert desk.calls.life_state() is LifeState.ASLEEP
+    desk.own = LifeState.DRAINING
+    assert desk.calls.life_state() is LifeState.DRAINING
 
 
 def test_a_replica_that_sleeps_refuses_work_and_is_not_up_in_the_registry() -> None:
-    refusal = admit(Stage.ASLEEP, 0, 10)
+    refusal = admit(LifeState.ASLEEP, 0, 10)
     assert refusal is not None
     assert (refusal.kind, refusal.reason) == (wire.FailureKind.DRAINING, "the replica is asleep")
-    assert published_status(Stage.ASLEEP, is_stalled=False).value == "starting"
+    assert published_status(LifeState.ASLEEP, is_stalled=False).value == "starting"
 
 
 @pytest.mark.parametrize(
-    ("stage", "reason"), [(Stage.STARTING, "still loading"), (Stage.FAILED, "engine is gone"), (Stage.STOPPED, "gone")]
+    ("stage", "reason"),
+    [(LifeState.STARTING, "still loading"), (LifeState.FAILED, "engine is gone"), (LifeState.STOPPED, "gone")],
 )
-def test_a_replica_without_an_engine_says_so_at_once(stage: Stage, reason: str) -> None:
+def test_a_replica_without_an_engine_says_so_at_once(stage: LifeState, reason: str) -> None:
     desk = Desk()
     desk.own = stage
     assert desk.take("c") == []
@@ -134,9 +135,9 @@ def test_a_hub_that_is_given_up_gets_no_answers_and_its_sleep_counts_until_the_e
     desk.take("d", peer=OTHER)
     assert desk.calls.drop_calls(HUB.name) == [behind.key, job.key]
     assert desk.calls.calling_peers() == [OTHER]
-    assert desk.calls.stage() is Stage.ASLEEP
+    assert desk.calls.life_state() is LifeState.ASLEEP
     desk.calls.finish_call(Called(job.key, ok=False, error="nobody waits"))
-    assert desk.calls.stage() is Stage.READY
+    assert desk.calls.life_state() is LifeState.READY
     assert desk.said == []
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from omni_discovery.records.schema import ReplicaStatus
-from stage_runtime.lifecycle import Stage
+from stage_runtime.lifecycle import LifeState
 from stage_runtime.replica.publisher import ReplicaSnapshot, StatusPublisher
 from stage_runtime.status_pipe import Exiting, StatusMessage
 from stage_runtime.supervisor.restarts import EXIT_FAILED
@@ -48,7 +48,7 @@ def until(holds: Callable[[], bool]) -> None:
 class Scene:
     def __init__(self) -> None:
         self.client = Client()
-        self.look = ReplicaSnapshot(Stage.READY, 0, is_stalled=False, is_hopeless=False)
+        self.look = ReplicaSnapshot(LifeState.READY, 0, is_stalled=False, is_hopeless=False)
         self.ended_with: list[int] = []
         self.told: list[StatusMessage] = []
         self.publisher = StatusPublisher(
@@ -63,9 +63,9 @@ def test_changes_are_published_once_and_the_last_words_are_left_to_others() -> N
     scene = Scene()
     scene.publisher.start()
     until(lambda: scene.client.published == [(ReplicaStatus.UP, 0)])
-    scene.look = ReplicaSnapshot(Stage.DRAINING, 2, is_stalled=False, is_hopeless=False)
+    scene.look = ReplicaSnapshot(LifeState.DRAINING, 2, is_stalled=False, is_hopeless=False)
     until(lambda: scene.client.published[1:] == [(ReplicaStatus.DRAINING, 2)])
-    scene.look = ReplicaSnapshot(Stage.STOPPED, 0, is_stalled=False, is_hopeless=False)
+    scene.look = ReplicaSnapshot(LifeState.STOPPED, 0, is_stalled=False, is_hopeless=False)
     time.sleep(0.2)
     scene.publisher.stop()
     assert len(scene.client.published) == 2
@@ -75,9 +75,9 @@ def test_a_replica_that_sleeps_is_not_up_and_says_why_until_it_is_awake() -> Non
     scene = Scene()
     scene.publisher.start()
     until(lambda: scene.client.published == [(ReplicaStatus.UP, 0)])
-    scene.look = ReplicaSnapshot(Stage.ASLEEP, 0, is_stalled=False, is_hopeless=False)
+    scene.look = ReplicaSnapshot(LifeState.ASLEEP, 0, is_stalled=False, is_hopeless=False)
     until(lambda: scene.client.published[1:] == [(ReplicaStatus.STARTING, 0)])
-    scene.look = ReplicaSnapshot(Stage.READY, 0, is_stalled=False, is_hopeless=False)
+    scene.look = ReplicaSnapshot(LifeState.READY, 0, is_stalled=False, is_hopeless=False)
     until(lambda: scene.client.published[2:] == [(ReplicaStatus.UP, 0)])
     scene.publisher.stop()
     assert scene.client.described == [{"phase": "asleep"}, {"phase": "ready"}]
@@ -99,15 +99,15 @@ def test_what_can_not_be_published_is_counted_said_once_and_tried_again(caplog: 
 
 def test_a_stall_is_told_with_its_reason_taken_back_and_ended_when_there_is_no_hope() -> None:
     scene = Scene()
-    scene.look = ReplicaSnapshot(Stage.READY, 1, is_stalled=True, is_hopeless=False)
+    scene.look = ReplicaSnapshot(LifeState.READY, 1, is_stalled=True, is_hopeless=False)
     scene.publisher.start()
     until(lambda: scene.client.published == [(ReplicaStatus.ERROR, 1)])
     assert scene.client.described == [{"reason": "it stands"}]
     assert scene.ended_with == []
-    scene.look = ReplicaSnapshot(Stage.READY, 1, is_stalled=False, is_hopeless=False)
+    scene.look = ReplicaSnapshot(LifeState.READY, 1, is_stalled=False, is_hopeless=False)
     until(lambda: scene.client.published[1:] == [(ReplicaStatus.UP, 1)])
     assert scene.client.described[1:] == [{"reason": ""}]
-    scene.look = ReplicaSnapshot(Stage.READY, 1, is_stalled=True, is_hopeless=True)
+    scene.look = ReplicaSnapshot(LifeState.READY, 1, is_stalled=True, is_hopeless=True)
     until(lambda: EXIT_FAILED in scene.ended_with)
     assert scene.told[0] == Exiting("it stands")
     scene.publisher.stop()

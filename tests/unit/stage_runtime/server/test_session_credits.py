@@ -17,7 +17,7 @@ from stage_runtime.engine_loop.jobs import (
     ReleasePayload,
     RequestFailed,
 )
-from stage_runtime.lifecycle import Stage
+from stage_runtime.lifecycle import LifeState
 from stage_runtime.server.outbox import SendResult
 from tests.unit.stage_runtime.server.test_sessions import Replica
 
@@ -106,7 +106,7 @@ def test_slots_are_counted_right_whatever_becomes_of_requests_that_rest(seed: in
             case "leave":
                 replica.gone ^= {hub}
             case "drain":
-                replica.stage = random.choice((Stage.READY, Stage.READY, Stage.DRAINING))
+                replica.life_state = random.choice((LifeState.READY, LifeState.READY, LifeState.DRAINING))
             case _:
                 pass
         replica.tick(now_s)
@@ -114,10 +114,10 @@ def test_slots_are_counted_right_whatever_becomes_of_requests_that_rest(seed: in
         aside |= {work.key: False for work in works[taken:]}
         taken = len(works)
         running = sum(not ticket.is_parked for ticket in tickets.values())
-        assert book.free == (2 if replica.stage is Stage.READY else 0) - running - book.unspent
+        assert book.free == (2 if replica.life_state is LifeState.READY else 0) - running - book.unspent
         assert book.unspent >= 0
     replica.gone = {"a/1", "a/2", "b"}
-    replica.stage = Stage.READY
+    replica.life_state = LifeState.READY
     replica.delivers(*(broken(key) for key in aside), now_s=now_s)
     for later_s in (10.0, 20.0, 30.0):
         replica.tick(now_s + later_s)
@@ -144,13 +144,13 @@ def test_the_same_hello_again_brings_nothing_more_and_another_session_everything
 def test_nothing_is_granted_before_the_replica_is_ready_nor_while_it_drains() -> None:
     """1. loading: no credits; 2. ready: two; 3. draining: both are asked back, and a freed slot goes to nobody."""
     replica = Replica()
-    replica.stage = Stage.STARTING
+    replica.life_state = LifeState.STARTING
     assert credits_of(replica.hears_on_output("h", hello())) == []
-    replica.stage = Stage.READY
+    replica.life_state = LifeState.READY
     replica.tick(0.0)
     assert replica.said[-1][2] == grant(2)
     replica.submit(credit=True)
-    replica.stage = Stage.DRAINING
+    replica.life_state = LifeState.DRAINING
     replica.tick(0.0)
     assert replica.said[-1][2] == wire.Recall(epoch=7, session=1, credits=1, queue_length=1)
     replica.delivers(Finished(replica.works()[0].key, "stop"))

@@ -26,7 +26,7 @@ from stage_runtime.engine_loop.jobs import (
     RequestFailed,
     Work,
 )
-from stage_runtime.lifecycle import Stage
+from stage_runtime.lifecycle import LifeState
 from stage_runtime.server.handshake import ReplicaState
 from stage_runtime.server.outbox import Frames, Outbox, SendResult
 from stage_runtime.server.sessions import Sessions
@@ -36,7 +36,7 @@ class Replica:
     """Sessions with everything around them in lists."""
 
     def __init__(self, **config: Any) -> None:
-        self.stage = Stage.READY
+        self.life_state = LifeState.READY
         self.jobs: list[Job] = []
         self.said: list[tuple[str, str, wire.FromReplica, Sequence[bytes | memoryview]]] = []
         self.reachable = SendResult.SENT
@@ -46,7 +46,7 @@ class Replica:
         self.counters: Counter[str] = Counter()
         self.sessions = Sessions(
             ServerConfig(**config),
-            ReplicaState(lambda: self.stage, lambda: 2),
+            ReplicaState(lambda: self.life_state, lambda: 2),
             self.counters,
             self.jobs.append,
             Outbox(lambda hub, frames: self._send("input", hub, frames), 10, 10_000),
@@ -172,14 +172,14 @@ def test_the_bound_is_what_runs_and_what_may_wait_together() -> None:
 @pytest.mark.parametrize(
     ("stage", "kind"),
     [
-        (Stage.STARTING, FailureKind.OVERLOADED),
-        (Stage.DRAINING, FailureKind.DRAINING),
-        (Stage.FAILED, FailureKind.ENGINE),
+        (LifeState.STARTING, FailureKind.OVERLOADED),
+        (LifeState.DRAINING, FailureKind.DRAINING),
+        (LifeState.FAILED, FailureKind.ENGINE),
     ],
 )
-def test_a_replica_that_is_not_ready_says_why(stage: Stage, kind: FailureKind) -> None:
+def test_a_replica_that_is_not_ready_says_why(stage: LifeState, kind: FailureKind) -> None:
     replica = Replica()
-    replica.stage = stage
+    replica.life_state = stage
     (rejected,) = replica.submit()
     assert isinstance(rejected, wire.Rejected)
     assert (rejected.kind, replica.jobs) == (kind, [])
