@@ -9,7 +9,9 @@ request, piece or step), or for picks the median time of one call (nanoseconds).
 of the turns that stand next to each other: its median, and the interval that holds the true median with 95 %
 (binomial, from the order of the ratios). An interval that holds 1 means: not told apart.
 
-What is measured is this file's own code in both checkouts, over parts of ``tests.bench`` that both have.
+What is measured is this file's own code in both checkouts, over parts of ``tests.bench`` that both have. A checkout
+whose entry points differ from those installed needs its own metadata in its root: ``pip install --no-deps --target
+META -e FOLDER`` and META's ``dist-info`` copied there.
 """
 
 from __future__ import annotations
