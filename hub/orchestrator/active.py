@@ -13,7 +13,7 @@ from hub.request.plan import RequestPlan
 from omni_discovery.errors import RequestError
 
 if TYPE_CHECKING:
-    from hub.orchestrator.releases import DeployVersion
+    from hub.orchestrator.deploy_versions import DeployVersion
     from hub.pool.stage_pool import StagePool
 
 

@@ -26,7 +26,7 @@ from omni_discovery.errors import InvalidRequestError, RequestError
 
 if TYPE_CHECKING:
     from hub.config import HubConfig
-    from hub.orchestrator.releases import DeployVersion
+    from hub.orchestrator.deploy_versions import DeployVersion
     from hub.orchestrator.tracing import Tracing
     from hub.pool.stage_pool import StagePool
     from hub.replicas.events import Answered

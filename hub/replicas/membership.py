@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from hub.replicas.refused import MismatchedReplicas
+from hub.replicas.mismatched import MismatchedReplicas
 from omni_discovery.errors import ConfigError
 from omni_discovery.log_once import LogOnce
 from omni_discovery.records.schema import ReplicaInfo, ReplicaStatus

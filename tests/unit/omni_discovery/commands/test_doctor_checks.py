@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from omni_discovery.commands.checks import (
+from omni_discovery.commands.doctor_checks import (
     Evidence,
     Finding,
     Grade,
