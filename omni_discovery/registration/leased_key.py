@@ -271,8 +271,12 @@ class LeasedKey(abc.ABC):
         if not lease_id:
             return
         if self._standing is None or self._standing.lease_id != lease_id:
-            self._standing = await self._claim(lease_id)
-            self._watch_own_key(self._standing)
+            claimed = await self._claim(lease_id)
+            if self._keeper.lease_id != lease_id:
+                # The lease was lost meanwhile, and the key with it: the next step claims under the next lease.
+                return
+            self._standing = claimed
+            self._watch_own_key(claimed)
             self._schedule_publish(at_once=True)
             logger.info("registrar.registered key=%s epoch=%d", self._standing.key, self._standing.create_revision)
             self._notify(self._listener.on_registered, self._standing)

@@ -368,6 +368,10 @@ async def test_a_registry_restored_from_a_backup_is_written_to_again_and_not_wit
     assert len(tries) == 2
 
 
+def own_key_watches() -> list[asyncio.Task[Any]]:
+    return [task for task in asyncio.all_tasks() if task.get_name() == "own-key-watch"]
+
+
 async def _claim_is_answered_after_its_lease_ended(scene: Scene) -> KeyValue:
     """Claim id 0, end its lease, let another replica have id 0; then the answer to the claim comes. Return that key."""
     scene.kv.release_create = release = asyncio.Event()
@@ -397,10 +401,41 @@ async def test_the_watch_of_a_life_that_ended_does_not_end_the_next_one(scene: S
         await scene.clock.advance(1.0)
     assert not [line for line in scene.story if line.startswith("lost")]
     assert (await scene.key(1)).create_revision == mine.create_revision
-    watches = [task for task in asyncio.all_tasks() if task.get_name() == "own-key-watch"]
+    watches = own_key_watches()
     assert len(watches) == 1
     await scene.registrars[0].close()
     assert watches[0].done()
+
+
+async def test_a_claim_answered_after_its_lease_was_lost_is_abandoned(scene: Scene) -> None:
+    """The key of that claim is gone with its lease: only the claim under the next lease is a registration."""
+    await _claim_is_answered_after_its_lease_ended(scene)
+    mine = await scene.key(1)
+    assert scene.story == [f"registered 1 epoch {mine.create_revision}", "published"]
+    assert await scene.ids() == ["0", "1"]
+
+
+async def test_a_hub_abandons_a_claim_answered_after_its_lease_was_lost(scene: Scene) -> None:
+    scene.kv.release_create = release = asyncio.Event()
+    hub = await scene.hub()
+    lost = hub.lease_id
+    scene.kv.end_lease(lost)
+    await scene.clock.advance(3.5)
+    assert hub.lease_id not in (0, lost)
+    release.set()
+    await scene.clock.advance(0.0)
+    key = await scene.kv.get(keys.hub_key(NS, "h1"))
+    assert key is not None
+    assert key.lease_id == hub.lease_id
+
+
+async def test_a_watch_that_begins_ends_the_former_one(scene: Scene) -> None:
+    registrar = await scene.replica()
+    former = own_key_watches()
+    registrar._watch_own_key(await scene.key())
+    await settle()
+    assert (len(former), len(own_key_watches())) == (1, 1)
+    assert former[0].cancelled()
 
 
 async def test_a_watch_is_not_heard_about_a_life_that_is_over(caplog: pytest.LogCaptureFixture) -> None:
