@@ -283,17 +283,22 @@ class Requests:
         self._metrics.in_flight.set(len(self.active))
         if self._tracing is not None:
             self._tracing.end_request(request_id, outcome, error)
-        if error is not None and logger.isEnabledFor(logging.DEBUG):
-            story = active.machine.story.lines()
-            logger.debug("request.story request=%s\n  %s", active.request.shown_id, "\n  ".join(story))
-        if error is not None and self._stories is not None and not isinstance(error, InvalidRequestError):
-            self._stories.write("request", active.request.shown_id, active.machine.story.lines)
         if active.request.parent_id:
             reason = error or RequestError("it was aborted")
             self._notify_parent(active.request, ev.CompanionFailed(active.request.role, reason))
-            return
-        self._metrics.requests.labels(outcome if error is None else type(error).__name__).inc()
-        self._emit(request_id, Ended(error))
+        else:
+            self._metrics.requests.labels(outcome if error is None else type(error).__name__).inc()
+            self._emit(request_id, Ended(error))
+        if error is not None:
+            self._keep_story(active, error)
+
+    def _keep_story(self, active: Active, error: RequestError) -> None:
+        """Last of all: the client has its answer, whatever becomes of the diagnosis."""
+        if logger.isEnabledFor(logging.DEBUG):
+            story = active.machine.story.lines()
+            logger.debug("request.story request=%s\n  %s", active.request.shown_id, "\n  ".join(story))
+        if self._stories is not None and not isinstance(error, InvalidRequestError):
+            self._stories.write("request", active.request.shown_id, active.machine.story.lines)
 
     # ---- companions
 

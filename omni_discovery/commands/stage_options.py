@@ -11,12 +11,13 @@ import argparse
 import os
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import msgspec
 
 from omni_discovery.commands.flags import CURVE, PROCESSES, read_labels
-from omni_discovery.commands.registry import read_security
+from omni_discovery.commands.registry import read_password, read_security
 from omni_discovery.deploy.document import DeployConfig, StageConfig
 from omni_discovery.deploy.overrides import of_this_host, parse_overrides
 from omni_discovery.errors import ConfigError
@@ -115,9 +116,16 @@ def open_config(config: msgspec.Struct) -> int:
 
 
 def read_config(config_fd: int, kind: type[T]) -> T:
-    """Read the document of ``open_config`` and close the descriptor. Raise ConfigError if it is no ``kind``."""
+    """Read the document of ``open_config`` and close the descriptor. Raise ConfigError if it is no ``kind``.
+
+    A password that came from a file is read from there again: it may have been changed since the parent started.
+    """
     try:
         with os.fdopen(config_fd, "rb") as file:
-            return msgspec.json.decode(file.read(), type=kind)
+            config = msgspec.json.decode(file.read(), type=kind)
     except (OSError, ValueError) as error:
         raise ConfigError(f"--config-fd {config_fd} holds no settings that this version can read: {error}") from error
+    if isinstance(config, ReplicaOptions) and config.security.password_file:
+        password = read_password(config.security.password_file)
+        return msgspec.structs.replace(config, security=replace(config.security, password=password))
+    return config
