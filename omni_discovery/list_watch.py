@@ -2,7 +2,7 @@
 
 The loop of client-go's reflector: list the keys, watch them from the next revision on, and list again whenever the
 watch ends, after a pause that grows. What the keys mean is decided by the sink: ``Watcher`` keeps a table,
-``ControlWatch`` obeys one control key, ``LeasedKey`` watches over its own record.
+``ControlWatch`` obeys one control key, ``LeasedKey`` watches its own record.
 """
 
 from __future__ import annotations

@@ -101,8 +101,8 @@ class Membership:
     def apply(self, view: View, delta: Delta) -> bool:
         """Make clients and pools what ``view`` shows; return whether it may have changed which replicas can be picked.
 
-        A view older than the last is ignored; the same one again changes nothing. ``delta`` is used if it leads from
-        the last view to this one; else whole views are compared.
+        A view older than the last is ignored; the same one again changes nothing. ``delta`` is used if its
+        ``since_revision`` is the revision of the last view; else whole views are compared.
         """
         history, cluster_id, revision = self._version
         is_later = (view.history, view.cluster_id) == (history, cluster_id)
