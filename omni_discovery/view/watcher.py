@@ -6,6 +6,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable
+from dataclasses import replace
 
 from omni_discovery.clock import Clock, SystemClock
 from omni_discovery.errors import CompactedError, RegistryError, RegistryUnavailableError
@@ -24,7 +25,8 @@ class Watcher:
     """Keeps a table equal to all keys under ``prefix``.
 
     ``on_view(view, delta)`` is called on the watcher's loop with the first list, at each change, and when the table
-    turns stale or fresh (then with an empty delta). An exception from it is logged and changes nothing.
+    turns stale or fresh (then with an empty delta). ``delta.since_revision`` is the revision of the view delivered
+    before. An exception from ``on_view`` is logged and changes nothing.
 
     With beats, a view is stale since its last proof, whatever ended the watch. Without them, it is stale since the end
     of the watch.
@@ -61,6 +63,8 @@ class Watcher:
         #: Turns the view stale if the list after a compaction does not come in time.
         self._relist_alarm: asyncio.Task[None] | None = None
         self._log_once = LogOnce()
+        #: The revision of the view delivered last; None before the first. A table may be ahead, by keys in no view.
+        self._delivered_revision: int | None = None
 
     def start(self) -> None:
         """Begin to watch; returns at once."""
@@ -91,6 +95,7 @@ class Watcher:
         before = self._table.snapshot()
         delta = self._table.replace(listing, self._clock.wall_s())
         after = self._table.snapshot()
+        self._anti_entropy.watch_opened(asked_at_s)
         if before.stale_since_s is not None:
             level = logging.INFO if self._log_once.forget("stale") else logging.DEBUG
             logger.log(level, "watcher.fresh prefix=%s revision=%d", self._prefix, listing.revision)
@@ -98,7 +103,6 @@ class Watcher:
             self._deliver(after, delta)
         if before.revision:
             self._count("relist")
-        self._anti_entropy.watch_opened(asked_at_s)
 
     async def apply(self, batch: WatchBatch) -> None:
         """See WatchSink."""
@@ -115,7 +119,9 @@ class Watcher:
         if isinstance(error, CompactedError):
             # The registry answers: the view is not stale, only the revision to watch from is gone.
             logger.info("watcher.relist prefix=%s reason=%s", self._prefix, error)
-            if self._relist_alarm is None and self._anti_entropy.is_proving and self._table.snapshot().revision:
+            view = self._table.snapshot()
+            is_fresh = view.revision > 0 and view.stale_since_s is None
+            if self._relist_alarm is None and self._anti_entropy.is_proving and is_fresh:
                 self._relist_alarm = asyncio.create_task(self._await_relist(error))
             return
         if not isinstance(error, RegistryError):
@@ -143,13 +149,15 @@ class Watcher:
         level = logging.WARNING if is_news else logging.DEBUG
         logger.log(level, "watcher.stale prefix=%s reason=%s", self._prefix, error)
         if self._table.mark_stale(self._clock.wall_s() - self.unproved_s()):
-            view = self._table.snapshot()
-            self._deliver(view, Delta(since_revision=view.revision))
+            self._deliver(self._table.snapshot(), Delta())
 
     def _deliver(self, view: View, delta: Delta) -> None:
         for bad in delta.bad:
             self._count("bad_value")
             logger.warning("watcher.bad_value key=%s reason=%s", bad.key, bad.reason)
+        delta = replace(delta, since_revision=self._delivered_revision)
+        # Also if the listener fails: the next delta leads from this view on, which the listener has missed then.
+        self._delivered_revision = view.revision
         try:
             self._on_view(view, delta)
         except Exception:
