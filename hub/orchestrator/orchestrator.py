@@ -275,12 +275,8 @@ class Orchestrator:
                 self._requests.abort_request(item)
             case TimeUp() | CompanionEnded() | UpdateRequest() | BackpressureChanged():
                 self._requests.apply_item(item)
-            case PickEnded():
-                self._requests.resume_dispatch(
-                    item.request_id, lambda active: self._dispatcher.pick_ended(active, item)
-                )
-            case RetryDue():
-                self._requests.resume_dispatch(item.request_id, lambda active: self._dispatcher.retry_due(active, item))
+            case PickEnded() | RetryDue():
+                self._requests.resume_dispatch(item)
             case StillSilent() | ReturnDue():
                 self._listener.apply_item(item)
             case CollectiveCall() | CallDue():
