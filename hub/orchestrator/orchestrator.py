@@ -284,8 +284,11 @@ class Orchestrator:
             case TimersDue():
                 self._housekeeping.run_timers(item)
             case ViewChanged(view, delta):
-                self._rollout.apply_view(view, delta)
-                self._housekeeping.follow_membership()
+                try:
+                    self._rollout.apply_view(view, delta)
+                finally:
+                    # A mass loss that the view shows needs its review, even if a third party's client raises here.
+                    self._housekeeping.follow_membership()
             case _:
                 self._handle_client_event(item)
 

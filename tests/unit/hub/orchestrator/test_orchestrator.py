@@ -120,3 +120,21 @@ async def test_a_pick_that_ends_after_its_request_gives_its_slot_and_credit_back
     scene.hub._post(PickEnded("r", dispatch, None, binding))
     await asyncio.sleep(0.01)
     assert (scene.pool.core.members.in_flight("a0"), scene.pool.core.members.credits("a0")) == ([], 1)
+
+
+async def test_a_mass_loss_has_its_review_even_if_a_client_of_the_same_view_can_not_be_made(scene: Scene) -> None:
+    """1. three replicas, with sessions; 2. all vanish in a view that has another, whose client raises: they are kept
+    3. the time of the mass loss is over: only the last that answers stays
+    """
+    scene.hub.apply_view(view(1, 0, 1, 2), Delta())
+    await asyncio.sleep(0.01)
+    core = scene.pool.core
+    for name in ("a0", "a1", "a2"):
+        core.session_up(name, scene.pool.now())
+    scene.hub.apply_view(view(2, 9), Delta())
+    await asyncio.sleep(0.01)
+    assert core.members.held_count == 3
+    for name in ("a0", "a1"):
+        core.session_down(name, scene.pool.now())
+    await asyncio.sleep(0.3)
+    assert core.members.held_count == 1
