@@ -35,6 +35,21 @@ def is_private(folder: Path) -> bool:
     return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o022
 
 
+def write_private(path: Path, content: bytes) -> None:
+    """Replace a file atomically, readable by its owner only. Raise OSError."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    number, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(number, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(name).replace(path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
 def die_with_parent(parent_pid: int, number: signal.Signals = signal.SIGTERM) -> None:
     """Have the kernel send this process a signal when its parent ends, however it ends.
 

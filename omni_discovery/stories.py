@@ -1,4 +1,4 @@
-"""Stories: what happened to the leases and requests that failed lately, left where ``omni doctor`` finds it.
+"""Stories: the last events of leases and requests that failed lately, in files that ``omni doctor`` reads.
 
 Each process writes one small file in a folder of its user and namespace; the file is replaced whole, bounded, and stays
 when the process ends. Nothing else reads it, so its format may change with any release.
@@ -19,7 +19,7 @@ from typing import Final
 import msgspec
 
 from omni_discovery.log_once import LogOnce
-from omni_discovery.processes import is_private
+from omni_discovery.processes import is_private, write_private
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ _WRITE_AFTER_S: Final = 1.0
 
 
 class Story(msgspec.Struct, frozen=True, kw_only=True):
-    """What happened to one lease or request, until it was lost or failed at wall-clock ``at_s``."""
+    """The events of one lease or request, until it was lost or failed at wall-clock ``at_s``."""
 
     #: ``lease`` or ``request``.
     kind: str
@@ -70,29 +70,40 @@ class Stories:
         """Keep what happened to one lease or request that just failed. Returns at once; the file follows in a second.
 
         ``read_lines`` is called at once, but not for a story that is dropped: of those within one second, the first
-        few are kept.
+        few are kept. Never raises: a diagnosis must not add to the failure that it is about.
         """
+        try:
+            self._keep(kind, name, read_lines)
+        except Exception:
+            logger.exception("stories.not_kept kind=%s", kind)
+
+    def _keep(self, kind: str, name: str, read_lines: Callable[[], Iterable[str]]) -> None:
         with self._lock:
             if self._unwritten >= _MOST_STORIES:
                 return
-            kept = tuple(line[:_MOST_CHARACTERS] for line in deque(read_lines(), maxlen=_MOST_LINES))
-            story = Story(kind=kind, name=name, pid=os.getpid(), at_s=self._wall_s(), lines=kept)
-            self._stories.append(story)
+            kept = tuple(_printable(line[:_MOST_CHARACTERS]) for line in deque(read_lines(), maxlen=_MOST_LINES))
+            self._stories.append(
+                Story(kind=kind, name=_printable(name), pid=os.getpid(), at_s=self._wall_s(), lines=kept)
+            )
             self._unwritten += 1
             if self._timer is None:
-                self._timer = threading.Timer(_WRITE_AFTER_S, self.flush)
-                self._timer.daemon = True
-                self._timer.start()
+                timer = threading.Timer(_WRITE_AFTER_S, self.flush)
+                timer.daemon = True
+                # Where no thread can be started, the next story or ``flush`` at the end tries again.
+                timer.start()
+                self._timer = timer
 
     def flush(self) -> None:
         """Write what is not written yet. Blocks for the file; a file that can't be written is logged once."""
         with self._file_lock:
             with self._lock:
                 timer, self._timer = self._timer, None
+                is_written = not self._unwritten
                 stories, self._unwritten = tuple(self._stories), 0
-            if timer is None:
+            if timer is not None:
+                timer.cancel()
+            if is_written:
                 return
-            timer.cancel()
             try:
                 self._replace_file(msgspec.json.encode(stories))
             except OSError as error:
@@ -103,12 +114,7 @@ class Stories:
         self._folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not is_private(self._folder.parent):
             raise PermissionError(f"others can write to {self._folder.parent}")
-        self._folder.mkdir(mode=0o700, exist_ok=True)
-        file = self._folder / f"{os.getpid()}.json"
-        half_written = file.with_suffix(".part")
-        half_written.write_bytes(content)
-        half_written.chmod(0o600)
-        half_written.replace(file)
+        write_private(self._folder / f"{os.getpid()}.json", content)
         files = sorted(self._folder.glob("*.json"), key=_written_at_s)
         for old in files[:-_MOST_FILES]:
             old.unlink(missing_ok=True)
@@ -126,6 +132,11 @@ def read_stories(folder: Path, namespace: str) -> list[Story]:
                 if file.stat().st_size <= _MOST_BYTES:
                     found += msgspec.json.decode(file.read_bytes(), type=tuple[Story, ...])
     return sorted(found, key=lambda story: story.at_s)
+
+
+def _printable(text: str) -> str:
+    """The text without what UTF-8 can't hold: a client may name its request by anything."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _folder(folder: Path, namespace: str) -> Path:

@@ -16,7 +16,7 @@ from hub.orchestrator.aborts import AbortTracker
 from hub.orchestrator.active import AbortRequest, Active, AddRequest, BackpressureChanged, Ended, UpdateRequest, answer
 from hub.orchestrator.admission import Backlog
 from hub.orchestrator.dispatcher import Dispatcher, PickEnded
-from hub.orchestrator.retries import RetryDue
+from hub.orchestrator.retry_budget import RetryDue
 from hub.request import events as ev
 from hub.request.companions import companion_plan
 from hub.request.machine import RequestMachine
@@ -27,7 +27,7 @@ from omni_discovery.errors import InvalidRequestError, RequestError
 
 if TYPE_CHECKING:
     from hub.config import HubConfig
-    from hub.orchestrator.releases import DeployVersion
+    from hub.orchestrator.deploy_versions import DeployVersion
     from hub.orchestrator.tracing import Tracing
     from hub.pool.stage_pool import StagePool
     from hub.replicas.events import Answered
@@ -175,7 +175,7 @@ class Requests:
             self.apply_event(request.request_id, event)
 
     def stories(self) -> dict[str, list[str]]:
-        """What happened lately to each request under way, by the client's name for it; see ``Story.lines``."""
+        """The latest events of each request under way, by the client's name for it; see ``Story.lines``."""
         return {
             active.request.shown_id + (f"%{active.request.role}" if active.request.parent_id else ""): lines
             for active in self.active.values()
@@ -294,17 +294,22 @@ class Requests:
         self._metrics.in_flight.set(len(self.active))
         if self._tracing is not None:
             self._tracing.end_request(request_id, outcome, error)
-        if error is not None and logger.isEnabledFor(logging.DEBUG):
-            story = active.machine.story.lines()
-            logger.debug("request.story request=%s\n  %s", active.request.shown_id, "\n  ".join(story))
-        if error is not None and self._stories is not None and not isinstance(error, InvalidRequestError):
-            self._stories.write("request", active.request.shown_id, active.machine.story.lines)
         if active.request.parent_id:
             reason = error or RequestError("it was aborted")
             self._notify_parent(active.request, ev.CompanionFailed(active.request.role, reason))
-            return
-        self._metrics.requests.labels(outcome if error is None else type(error).__name__).inc()
-        self._emit(request_id, Ended(error))
+        else:
+            self._metrics.requests.labels(outcome if error is None else type(error).__name__).inc()
+            self._emit(request_id, Ended(error))
+        if error is not None:
+            self._keep_story(active, error)
+
+    def _keep_story(self, active: Active, error: RequestError) -> None:
+        """Last of all: the client has its answer, whatever becomes of the diagnosis."""
+        if logger.isEnabledFor(logging.DEBUG):
+            story = active.machine.story.lines()
+            logger.debug("request.story request=%s\n  %s", active.request.shown_id, "\n  ".join(story))
+        if self._stories is not None and not isinstance(error, InvalidRequestError):
+            self._stories.write("request", active.request.shown_id, active.machine.story.lines)
 
     # ---- companions
 

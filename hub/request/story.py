@@ -10,7 +10,6 @@ from typing import Any, Final
 from hub.request import events as ev
 from hub.request.events import Action, Event, ReplicaRef, StageMessage
 from omni_discovery import wire
-from omni_discovery.errors import RequestError
 
 #: How many events are kept, and how much of a reason is shown, in characters.
 MAX_EVENTS: Final = 100
@@ -24,17 +23,33 @@ Entry = tuple[
     type[Event | StageMessage],
     int | None,
     int | None,
-    ReplicaRef | str | RequestError | None,
+    ReplicaRef | str | None,
     tuple[tuple[type[Action], int | None], ...],
 ]
 
-_DETAILS: Final[Mapping[type[Any], Callable[[Any], ReplicaRef | str | RequestError | None]]] = {
+
+def _reason_of(message: wire.Rejected | wire.StageFailed) -> str:
+    """Why a stage failed; of what an engine says only the kind of error, since its text may quote the prompt."""
+    match message.kind:
+        case wire.FailureKind.ENGINE:
+            return f"{message.kind}: {message.reason.partition(':')[0]}" if ":" in message.reason else str(message.kind)
+        case wire.FailureKind.INVALID:
+            return str(message.kind)
+        case _:
+            return message.reason
+
+
+def _error_of(event: ev.Cancelled | ev.CompanionFailed) -> str | None:
+    return None if event.error is None else type(event.error).__name__
+
+
+_DETAILS: Final[Mapping[type[Any], Callable[[Any], ReplicaRef | str | None]]] = {
     ev.Sent: attrgetter("replica"),
-    ev.Cancelled: attrgetter("error"),
-    ev.CompanionFailed: attrgetter("error"),
-    **dict.fromkeys(
-        (ev.ReplicaLost, ev.StageUnavailable, ev.DispatchRefused, wire.Rejected, wire.StageFailed), attrgetter("reason")
-    ),
+    ev.Cancelled: _error_of,
+    ev.CompanionFailed: _error_of,
+    wire.Rejected: _reason_of,
+    wire.StageFailed: _reason_of,
+    **dict.fromkeys((ev.ReplicaLost, ev.StageUnavailable, ev.DispatchRefused), attrgetter("reason")),
 }
 
 
@@ -84,7 +99,7 @@ class Story:
         if isinstance(detail, ReplicaRef):
             words.append(f"replica={detail}")
         elif detail:
-            words.append(f"reason={str(detail)[:_MAX_REASON]!r}")
+            words.append(f"reason={detail[:_MAX_REASON]!r}")
         if actions:
             words.append(f"-> {', '.join(_name_of(*action) for action in actions)}")
         return " ".join(words)

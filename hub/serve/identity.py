@@ -23,8 +23,8 @@ import msgspec
 from omni_discovery.curve import KeyPair
 from omni_discovery.errors import ConfigError
 from omni_discovery.etcd.config import parse_endpoints
+from omni_discovery.processes import write_private
 from omni_discovery.records import keys
-from omni_discovery.view.saved_view import write_private
 
 logger = logging.getLogger(__name__)
 

@@ -61,12 +61,14 @@ def read_security(arguments: argparse.Namespace) -> RegistrySecurity:
     tls = RegistryTls(**files) if any(files.values()) else None
     if not arguments.etcd_user:
         return RegistrySecurity(tls=tls)
-    return RegistrySecurity(tls=tls, user=arguments.etcd_user, password=_read_password(arguments.etcd_password_file))
+    file = arguments.etcd_password_file
+    password = read_password(file) if file else os.environ.get("OMNI_ETCD_PASSWORD", "")
+    password_file = str(Path(file).absolute()) if file else ""
+    return RegistrySecurity(tls=tls, user=arguments.etcd_user, password=password, password_file=password_file)
 
 
-def _read_password(file: str) -> str:
-    if not file:
-        return os.environ.get("OMNI_ETCD_PASSWORD", "")
+def read_password(file: str) -> str:
+    """The password in a file, without the line's end. Raise ConfigError if it can't be read."""
     try:
         return Path(file).read_text(encoding="utf-8").rstrip("\r\n")
     except (OSError, UnicodeDecodeError) as error:

@@ -119,6 +119,8 @@ class RegistrySecurity:
     user: str = ""
     #: Never shown, never logged, never in an argument list.
     password: str = field(default="", repr=False)
+    #: The file that ``password`` was read from, absolute: it may hold another one by the time a child starts.
+    password_file: str = ""
 
     def __post_init__(self) -> None:
         """Raise ConfigError for half a credential."""

@@ -9,8 +9,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-import os
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
@@ -21,6 +19,7 @@ from omni_discovery.clock import Clock
 from omni_discovery.etcd.config import parse_endpoints
 from omni_discovery.kv import KeyValue, Listing
 from omni_discovery.log_once import LogOnce
+from omni_discovery.processes import write_private
 
 logger = logging.getLogger(__name__)
 
@@ -100,21 +99,6 @@ class SavedView:
         if (saved.namespace, saved.endpoints) != (self._namespace, self._endpoints):
             raise ValueError(f"it is of namespace {saved.namespace} at {', '.join(saved.endpoints)}")
         return saved
-
-
-def write_private(path: Path, content: bytes) -> None:
-    """Replace a file atomically, readable by its owner only. Raise OSError."""
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    number, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(number, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
 
 
 class ViewSaver:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -106,3 +107,39 @@ def test_a_folder_that_others_can_write_to_is_neither_written_nor_read(
         stories.flush()
     assert [record.getMessage().split()[0] for record in caplog.records] == ["stories.not_written"]
     assert read_stories(home, "n") == []
+
+
+def test_a_story_that_can_not_be_kept_costs_nobody_anything(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """1. its lines can't be read; 2. no thread can be started: the story waits for the end; 3. both are logged"""
+    home = folder(tmp_path)
+    stories = Stories(home, "n")
+    stories.write("request", "r0", lambda: [1 / 0 and ""])
+
+    def no_thread(_timer: threading.Timer) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Timer, "start", no_thread)
+    stories.write("request", "r1", lambda: ["submitted"])
+    stories.flush()
+    assert [story.name for story in read_stories(home, "n")] == ["r1"]
+    assert caplog.text.count("stories.not_kept kind=request") == 2
+
+
+def test_a_name_that_utf_8_can_not_hold_is_shown_escaped(tmp_path: Path) -> None:
+    home = folder(tmp_path)
+    stories = Stories(home, "n")
+    stories.write("request", "r\ud800", lambda: ["a\udfff"])
+    stories.flush()
+    (story,) = read_stories(home, "n")
+    assert (story.name, story.lines) == ("r\\ud800", ("a\\udfff",))
+
+
+def test_the_file_is_its_users_alone_and_no_half_of_one_is_left(tmp_path: Path) -> None:
+    home = folder(tmp_path)
+    stories = Stories(home, "n")
+    stories.write("lease", "k", lambda: ["lost"])
+    stories.flush()
+    (file,) = (home / "n.stories").iterdir()
+    assert file.stat().st_mode & 0o777 == 0o600

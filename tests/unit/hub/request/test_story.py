@@ -33,7 +33,7 @@ def test_a_story_tells_events_with_stage_attempt_replica_and_what_followed() -> 
         "+8.000 StageDone stage=0 attempt=1 -> Emit, Dispatch(1)",
         "+9.000 Sent stage=1 attempt=0 replica=1/0",
         "+10.000 Accepted stage=1 attempt=0",
-        "+11.000 StageFailed stage=1 attempt=0 reason='no such size' -> ReleasePayload(0), ReleasePayload(0), Finish",
+        "+11.000 StageFailed stage=1 attempt=0 reason='invalid' -> ReleasePayload(0), ReleasePayload(0), Finish",
     ]
 
 
@@ -43,6 +43,9 @@ def test_nothing_of_the_prompt_and_the_output_is_kept() -> None:
     walk.accepted(0)
     walk.words(0, "secret", "words")
     walk.done(0, 2, to=[1])
+    walk.accepted(1)
+    walk.failed(1, FailureKind.ENGINE, "ValueError: can't parse 'secret words'")
+    assert "StageFailed stage=1 attempt=0 reason='engine: ValueError'" in lines_of(walk)[-1]
     text = repr(list(walk.machine.story._entries)) + "".join(lines_of(walk))
     assert not [word for word in ("hi", "secret", "words", "17") if word in text.replace("machine", "")]
 

@@ -142,3 +142,17 @@ def test_a_bad_document_ends_the_child_with_one_clear_line(document: bytes, reas
 def test_a_descriptor_that_is_none_is_named() -> None:
     with pytest.raises(ConfigError, match="--config-fd 9999 holds no settings"):
         read_config(9999, StageOptions)
+
+
+def test_a_child_reads_a_password_that_was_changed_since_its_parent_started(tmp_path: Path) -> None:
+    """1. the parent read the file at its start; 2. the password is changed; 3. a child that starts then has the new one
+    4. without the file, the child ends with the reason
+    """
+    file = tmp_path / "password"
+    file.write_text("new\n")
+    security = RegistrySecurity(user="u", password="old", password_file=str(file))
+    options = msgspec.structs.replace(OPTIONS, security=security)
+    assert read_config(open_config(options), StageOptions).security.password == "new"
+    file.unlink()
+    with pytest.raises(ConfigError, match="can't be read"):
+        read_config(open_config(options), StageOptions)
