@@ -138,3 +138,25 @@ async def test_a_mass_loss_has_its_review_even_if_a_client_of_the_same_view_can_
         core.session_down(name, scene.pool.now())
     await asyncio.sleep(0.3)
     assert core.members.held_count == 1
+
+
+async def test_an_index_that_raises_when_a_bug_has_ended_a_request_does_not_end_the_hub(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1. r has a binding; its machine and the pool's index raise: r ends; 2. the next request is handled"""
+    scene.serve_replica()
+    await scene.add("r")
+    scene.pool.core.bind("r", "a0")
+
+    def broken(*_args: Any) -> Any:
+        raise RuntimeError("a bug")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RequestMachine, "handle", broken)
+        patch.setattr(scene.pool.core, "_reindex", broken)
+        await scene.hub.rpc_async_queue.put(AbortRequest("r"))
+        await asyncio.sleep(0.01)
+    assert not scene.task.done()
+    assert (scene.hub.request_states, scene.pool.core.bound("r")) == ({}, None)
+    await scene.add("s")
+    assert list(scene.hub.request_states) == ["s"]
