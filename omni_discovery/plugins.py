@@ -1,4 +1,4 @@
-"""What installed packages add: the entry-point groups that are read, and the names that come with the product.
+"""Plugins of other installed packages: the entry-point groups that are read, and the built-in names beside them.
 
 Also what the built-in engines need installed, and what hides a package of the product.
 

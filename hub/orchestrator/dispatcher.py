@@ -13,7 +13,7 @@ from hub.config import NotConnectedError, SendFailedError
 from hub.metrics import HubMetrics
 from hub.orchestrator.aborts import AbortTracker
 from hub.orchestrator.active import Active, Pick
-from hub.orchestrator.retries import PacedRetries, RetryDue
+from hub.orchestrator.retry_budget import PacedRetries, RetryDue
 from hub.pool.entry import Binding, BindingEnd
 from hub.pool.stage_pool import StagePool
 from hub.replicas.membership import Membership
@@ -94,6 +94,20 @@ class Dispatcher:
         if self._is_lost(pool, ended.result):
             return self._dispatch(active, action)
         return self._send(active, action, pool, ended.result)
+
+    def drop_pick(self, ended: PickEnded) -> None:
+        """Release the binding of a pick whose request has ended; nothing was sent."""
+        if isinstance(ended.result, Binding):
+            self._end(ended.dispatch.stage_id, ended.result, BindingEnd.UNSENT)
+
+    def cancel_pick(self, active: Active, stage_id: int) -> None:
+        """Cancel the pick of a stage, or its retry, that waits. Does nothing where none does."""
+        self.retries.forget(active.request.request_id, stage_id)
+        pick = active.picks.pop(stage_id, None)
+        if pick is not None:
+            pick.task.cancel()
+            # It may have been served a moment ago.
+            self._release_unsent(active, active.pools[stage_id])
 
     def move(self, active: Active, pools: Mapping[int, StagePool]) -> list[ev.Event]:
         """Move a request to other pools; picks that wait are repeated there. Return the events of those that ended."""

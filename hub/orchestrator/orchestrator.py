@@ -22,7 +22,7 @@ from hub.orchestrator.dispatcher import Dispatcher, PickEnded
 from hub.orchestrator.housekeeping import Housekeeping, TimersDue
 from hub.orchestrator.replica_events import ReplicaListener, ReturnDue, StillSilent
 from hub.orchestrator.requests import CompanionEnded, Requests, TimeUp
-from hub.orchestrator.retries import RetryDue
+from hub.orchestrator.retry_budget import RetryDue
 from hub.orchestrator.rollout import Rollout
 from hub.pool.stage_pool import StagePool
 from hub.pool.versions import Pools
@@ -47,7 +47,7 @@ from omni_discovery.records.schema import ReplicaInfo
 
 if TYPE_CHECKING:
     from hub.config import HubConfig
-    from hub.orchestrator.releases import DeployVersions
+    from hub.orchestrator.deploy_versions import DeployVersions
     from hub.orchestrator.tracing import Tracing
     from omni_discovery.stories import Stories
     from omni_discovery.view.table import Delta, View
@@ -275,12 +275,8 @@ class Orchestrator:
                 self._requests.abort_request(item)
             case TimeUp() | CompanionEnded() | UpdateRequest() | BackpressureChanged():
                 self._requests.apply_item(item)
-            case PickEnded():
-                self._requests.resume_dispatch(
-                    item.request_id, lambda active: self._dispatcher.pick_ended(active, item)
-                )
-            case RetryDue():
-                self._requests.resume_dispatch(item.request_id, lambda active: self._dispatcher.retry_due(active, item))
+            case PickEnded() | RetryDue():
+                self._requests.resume_dispatch(item)
             case StillSilent() | ReturnDue():
                 self._listener.apply_item(item)
             case CollectiveCall() | CallDue():
@@ -288,8 +284,11 @@ class Orchestrator:
             case TimersDue():
                 self._housekeeping.run_timers(item)
             case ViewChanged(view, delta):
-                self._rollout.apply_view(view, delta)
-                self._housekeeping.follow_membership()
+                try:
+                    self._rollout.apply_view(view, delta)
+                finally:
+                    # A mass loss that the view shows needs its review, even if a third party's client raises here.
+                    self._housekeeping.follow_membership()
             case _:
                 self._handle_client_event(item)
 

@@ -15,7 +15,8 @@ from hub.metrics import HubMetrics
 from hub.orchestrator.aborts import AbortTracker
 from hub.orchestrator.active import AbortRequest, Active, AddRequest, BackpressureChanged, Ended, UpdateRequest, answer
 from hub.orchestrator.admission import Backlog
-from hub.orchestrator.dispatcher import Dispatcher
+from hub.orchestrator.dispatcher import Dispatcher, PickEnded
+from hub.orchestrator.retry_budget import RetryDue
 from hub.request import events as ev
 from hub.request.companions import companion_plan
 from hub.request.machine import RequestMachine
@@ -26,7 +27,7 @@ from omni_discovery.errors import InvalidRequestError, RequestError
 
 if TYPE_CHECKING:
     from hub.config import HubConfig
-    from hub.orchestrator.releases import DeployVersion
+    from hub.orchestrator.deploy_versions import DeployVersion
     from hub.orchestrator.tracing import Tracing
     from hub.pool.stage_pool import StagePool
     from hub.replicas.events import Answered
@@ -156,8 +157,11 @@ class Requests:
             self.apply_event(request_id, ev.Cancelled(error))
         active = self.active.get(request_id)
         if active is not None:
-            for pool in active.pools.values():
-                pool.release(request_id)
+            for stage_id, pool in active.pools.items():
+                # The bug may be in the index that a release changes; the books are right before it is called.
+                with suppress(Exception):
+                    self._dispatcher.cancel_pick(active, stage_id)
+                    pool.release(request_id)
             self._finish(active, ev.Outcome.FAILED, error)
 
     def move_request(self, active: Active, release: DeployVersion) -> None:
@@ -171,7 +175,7 @@ class Requests:
             self.apply_event(request.request_id, event)
 
     def stories(self) -> dict[str, list[str]]:
-        """What happened lately to each request under way, by the client's name for it; see ``Story.lines``."""
+        """The latest events of each request under way, by the client's name for it; see ``Story.lines``."""
         return {
             active.request.shown_id + (f"%{active.request.role}" if active.request.parent_id else ""): lines
             for active in self.active.values()
@@ -203,11 +207,18 @@ class Requests:
             settled = [each for each, run in machine.runs.items() if run.settled]
             self._backlog.passed(active.request.request_id, settled)
 
-    def resume_dispatch(self, request_id: str, dispatch: Callable[[Active], ev.Event | None]) -> None:
-        """Go on with a dispatch that has waited, if the request is still there."""
-        active = self.active.get(request_id)
-        event = None if active is None else dispatch(active)
-        if active is not None and event is not None:
+    def resume_dispatch(self, item: PickEnded | RetryDue) -> None:
+        """Go on with a dispatch that has waited; if the request has ended, release the binding of its pick."""
+        active = self.active.get(item.request_id)
+        if active is None:
+            if isinstance(item, PickEnded):
+                self._dispatcher.drop_pick(item)
+            return
+        if isinstance(item, PickEnded):
+            event = self._dispatcher.pick_ended(active, item)
+        else:
+            event = self._dispatcher.retry_due(active, item)
+        if event is not None:
             self._apply(active, event)
 
     def _apply(self, active: Active, event: ev.Event) -> None:

@@ -72,12 +72,14 @@ class Indices:
             if tier != NO_TIER:
                 self.tiers[tier].update(entry)
             return
-        entry.tier = tier
+        # A third party's index may raise: until it has returned, the entry counts as being where it was.
         if before != NO_TIER:
             self.tiers[before].remove(entry)
+            entry.tier = NO_TIER
             self.free_count -= 1
         if tier != NO_TIER:
             self.tiers[tier].add(entry)
+            entry.tier = tier
             self.free_count += 1
             self.pickable_version += before == NO_TIER
 
@@ -156,9 +158,9 @@ class Pool:
             self._drop_if_idle(entry)
 
     def hold(self, addr: str, now_s: float) -> None:
-        """The registry lists the replica no more and is not believed: picks go on while it answers.
+        """Keep picking a replica that is gone from the registry, while it answers: a mass loss is suspected.
 
-        That ends with ``upsert`` or ``remove``.
+        ``upsert`` or ``remove`` ends the hold.
         """
         entry = self.members.entries.get(addr)
         if entry is not None:
@@ -206,6 +208,8 @@ class Pool:
             for entry in self.members:
                 entry.reload(count)
                 self._reindex(entry)
+            # The loads decide whether the best replicas lack only a credit, and so when credits are requested.
+            self._announce()
 
     # ---- load and outcomes
 
@@ -265,7 +269,7 @@ class Pool:
                 self._serve()
 
     def recall(self, addr: str, count: int) -> int:
-        """The replica wants credits back; return how many unspent ones are given up."""
+        """Handle a replica's recall of ``count`` credits; return how many unspent ones are given back."""
         entry = self.members.entries.get(addr)
         if entry is None:
             return 0
@@ -277,7 +281,7 @@ class Pool:
         return given_up
 
     def credit_replicas(self, *, with_ejected: bool = False) -> tuple[str, ...]:
-        """The addresses that can be asked for credits; ``with_ejected``: for a pick that has no other replica left."""
+        """The addresses that credit requests can go to; ``with_ejected``: for a pick that has no other replica left."""
         addrs = self.members.credit_addrs()
         if self.outliers.ejected and not with_ejected:
             replicas = self.members.credit_replicas
@@ -285,7 +289,7 @@ class Pool:
         return addrs
 
     def credit_requests(self, now_s: float) -> list[CreditRequest]:
-        """Which replicas to ask for how many credits now; ``waiting`` 0 takes back what was asked."""
+        """The credit requests to send now; one with ``waiting`` 0 withdraws an earlier request."""
         waiting, hurry = self._waiters.count, self.queue.all_prefer_best
         if not self._requester.is_due(now_s, waiting, hurry=hurry):
             return []
@@ -520,18 +524,22 @@ class Pool:
 
     def run_timers(self, now_s: float) -> None:
         """Apply what time has changed: weights in slow start, ends of ejections, send queues to be tried again."""
-        for entry in self.outliers.end_ejections(now_s):
-            self._reindex(entry)
-        for addr, entry in list(self._full.items()):
-            if entry.send_queue_full_until_s <= now_s:
-                entry.send_queue_full_until_s = 0.0
-                del self._full[addr]
-                self._reindex(entry)
-        for entry in self.slow_start.step(now_s):
-            self._reindex(entry)
-        # A timer that fired too early has to be set again.
+        # The driver's timer has fired, perhaps too early: it has to be set again, even if an index raises here.
         self._announced_s = nan
-        self._changed()
+        try:
+            for entry in self.outliers.end_ejections(now_s):
+                self._reindex(entry)
+            for addr, entry in list(self._full.items()):
+                if entry.send_queue_full_until_s <= now_s:
+                    entry.send_queue_full_until_s = 0.0
+                    del self._full[addr]
+                    self._reindex(entry)
+            for entry in self.slow_start.step(now_s):
+                self._reindex(entry)
+            if self._waiters.count:
+                self.queue.recheck()
+        finally:
+            self._announce()
 
     # ---- what the queue needs
 
@@ -569,12 +577,12 @@ class Pool:
         return StageStatus(self.stage_id, members.registered_count, members.pickable_count, self.why_absent())
 
     def why_absent(self) -> str:
-        """What keeps back the replicas that can't take work; empty if nothing does."""
+        """Why the replicas that can't take work are not picked, as text; empty if every replica can."""
         return why_absent(self.members)
 
     @property
     def is_unused(self) -> bool:
-        """Whether it has neither a replica nor a waiting pick."""
+        """Whether the pool has neither a replica nor a waiting pick."""
         return not (self.members.entries or self._waiters.count)
 
     # ---- after a change
@@ -610,7 +618,7 @@ class Pool:
         self._announce()
 
     def _announce(self) -> None:
-        """Call the driver if its next call is due at another moment, or credits are to be asked for now."""
+        """Call the driver if its next call is due at another moment, or credit requests are due now."""
         moment_s, credit_s = self.next_timer_s, self.next_credit_request_s
         if credit_s == 0.0:
             self._credit_wanted()
