@@ -231,7 +231,7 @@ async def test_replicas_that_sleep_finish_what_runs_take_nothing_new_and_wake_up
         show(omni, *(replace(info, status=ReplicaStatus.STARTING) for info in infos))
         with pytest.raises(StageUnavailableError):
             await said(omni, "nobody")
-        assert {replica.server.stage.value for replica in scene.replicas.values()} == {"asleep"}
+        assert {replica.server.life_state.value for replica in scene.replicas.values()} == {"asleep"}
         assert places(await omni.wake_up(), ok=True) == ["0/0", "0/1"]
         show(omni, *infos)
         assert await said(omni, "good morning") == "good morning"
@@ -246,7 +246,7 @@ async def test_sleep_that_cannot_come_in_time_leaves_the_replica_awake() -> None
         await until(lambda: replica.server.queue_length == 1)
         (result,) = await scene.omni.sleep(timeout_s=0.3)
         assert result.error.startswith("DeadlineExceededError")
-        assert await asyncio.to_thread(eventually, lambda: replica.server.stage.value == "ready")
+        assert await asyncio.to_thread(eventually, lambda: replica.server.life_state.value == "ready")
         assert await running == "word " * 8
         assert await said(scene.omni, "still here") == "still here"
 
@@ -296,9 +296,9 @@ def test_a_revoked_hubs_calls_are_dropped_and_those_that_wait_never_begin(keys: 
         friend.acknowledged()
         hub.send(wire.Control(epoch=hub.epoch, call_id="c", method="sleep"))
         hub.send(wire.Control(epoch=hub.epoch, call_id="d", method="add_lora", args=("mine", 1, "/l")))
-        assert eventually(lambda: replica.server.stage.value == "asleep")
+        assert eventually(lambda: replica.server.life_state.value == "asleep")
         replica.server.set_revoked_hubs(frozenset({"hub-1"}))
-        assert eventually(lambda: replica.server.stage.value == "ready")
+        assert eventually(lambda: replica.server.life_state.value == "ready")
         hub.send(wire.Control(epoch=hub.epoch, call_id="e", method="add_lora", args=("mine", 2, "/l")))
         assert friend.collect("r", 30.0)[1].finish_reason == "stop"
         friend.send(wire.Control(epoch=hub.epoch, call_id="f", method="list_loras"))
