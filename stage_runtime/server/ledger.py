@@ -32,6 +32,10 @@ class Ticket:
     is_idle: bool = False
     #: Whether the engine has parked the request: its slot is then free for others.
     is_parked: bool = False
+    #: When the request's time is over, monotonic seconds.
+    deadline_s: float = float("inf")
+    #: Whether the hub stopped the request because its time was over.
+    is_overdue: bool = False
 
     @property
     def owner(self) -> str:
