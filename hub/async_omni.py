@@ -22,9 +22,9 @@ from hub.engine_control import CollectiveCalls
 from hub.metrics import HubMetrics
 from hub.orchestrator.active import AbortRequest, UpdateRequest
 from hub.orchestrator.admission import Admission, RequestParts
+from hub.orchestrator.deploy_versions import DeployVersions
 from hub.orchestrator.orchestrator import Orchestrator
-from hub.orchestrator.rejections import RejectionLog, log_revocation
-from hub.orchestrator.releases import DeployVersions
+from hub.orchestrator.rejection_log import RejectionLog, log_revocation
 from hub.output_queue import OutputQueue, deliver
 from hub.pool.stage_pool import PoolOptions, StageStatus
 from hub.pool.versions import make_pools

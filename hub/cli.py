@@ -1,4 +1,4 @@
-"""What ``omni serve`` runs: a hub with its local stages, or (``--headless``) only replicas of one stage."""
+"""Runs ``omni serve``: a hub with its local stages, or (``--headless``) only replicas of one stage."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ class HubConfig:
     silence_grace_s: float = 2.0
     #: How long the load in a replica's frame counts instead of the load in the registry.
     load_fresh_s: float = 1.0
-    #: The TTL of the namespace's leases: a mass loss of records is not believed within it.
+    #: The TTL of the namespace's leases: after a mass loss of records, replicas that answer stay in service so long.
     registry_ttl_s: float = 10.0
     #: Requests in flight; more are refused.
     max_in_flight: int = 4096

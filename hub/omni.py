@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from hub.async_omni import AsyncOmni
     from hub.serve.local_stages import LocalStages
 
-#: Pause before an overloaded hub is asked again, if its error has no retry_after_s.
+#: Seconds before a request to an overloaded hub is repeated, if its error has no retry_after_s.
 _RETRY_S: Final = 0.5
 
 

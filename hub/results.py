@@ -31,7 +31,7 @@ class StageResult:
     timings_s: Mapping[str, float] = field(default_factory=dict)
     #: ``stage/replica_id`` of the replica that ended it.
     replica: str = ""
-    #: If they were asked for, one entry for each of ``token_ids``, and of the prompt's tokens but its first.
+    #: If the request has them: one entry for each of ``token_ids``, and for each prompt token but the first.
     logprobs: tuple[TokenLogprobs, ...] = ()
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     #: Which of the request's stop tokens or texts ended the answer, if one did.

@@ -87,7 +87,7 @@ class RegistryLoginError(RegistryRefusedError):
 
 
 class RegistryDeniedError(RegistryRefusedError):
-    """etcd knows the user, whose role does not allow the call."""
+    """The role of the etcd user does not allow the call."""
 
 
 class EmbeddedEtcdError(OmniError):

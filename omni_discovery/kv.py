@@ -25,7 +25,7 @@ class KeyValue:
 
 @dataclass(frozen=True, slots=True)
 class LeaseGrant:
-    """A lease as the server granted it: ``ttl_s`` may be longer than what was asked for."""
+    """A lease as the server granted it: ``ttl_s`` may be longer than the requested TTL."""
 
     lease_id: int
     ttl_s: float
@@ -54,7 +54,7 @@ class Listing:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What is cheap to read of a prefix: how many keys it has, and the revision of the latest write among them."""
+    """The summary of a prefix, cheap to read: the number of its keys, and the revision of the latest write."""
 
     count: int
     max_mod_revision: int
@@ -90,7 +90,7 @@ class WatchBatch:
 
 
 class KVStore(Protocol):
-    """What the registry's drivers ask of etcd."""
+    """The interface of etcd for the registry's drivers: leases, transactions, lists, watches."""
 
     async def grant(self, ttl_s: float) -> LeaseGrant:
         """Create a lease of at least ``ttl_s`` seconds."""

@@ -1,7 +1,7 @@
 """Lazy exports: names that a package offers without importing the modules that define them (PEP 562).
 
-A package's ``__init__`` imports its public names under ``TYPE_CHECKING``, for type checkers and editors, and gets them
-at run time from here, each when it is first asked for. So ``import hub`` loads neither etcd's client nor ZMQ.
+A package's ``__init__`` imports its public names under ``TYPE_CHECKING``, for type checkers and editors. At run time
+this module imports each name at its first use. So ``import hub`` loads neither etcd's client nor ZMQ.
 """
 
 from __future__ import annotations

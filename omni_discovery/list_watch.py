@@ -2,7 +2,7 @@
 
 The loop of client-go's reflector: list the keys, watch them from the next revision on, and list again whenever the
 watch ends, after a pause that grows. What the keys mean is decided by the sink: ``Watcher`` keeps a table,
-``ControlWatch`` obeys one control key, ``LeasedKey`` watches over its own record.
+``ControlWatch`` obeys one control key, ``LeasedKey`` watches its own record.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ class WatchSink(Protocol):
     """Receives the state of the keys and its changes; all calls come from one task, one after the other."""
 
     async def replace(self, listing: Listing, asked_at_s: float) -> None:
-        """All keys as a list asked for at ``asked_at_s``, monotonic, found them; a watch follows."""
+        """Replace all keys by the result of a list request sent at ``asked_at_s``, monotonic; a watch follows."""
 
     async def apply(self, batch: WatchBatch) -> None:
-        """One batch of the watch, in revision order; the first is empty and says that the watch stands."""
+        """Apply one batch of the watch, in revision order; the first is empty: the watch is open."""
 
     def on_watch_failed(self, error: Exception, log_level: int) -> None:
         """List or watch ended with ``error``, or a method of the sink raised it: the copy may be stale until the next

@@ -10,7 +10,7 @@ class LogOnce:
     """Remembers which lines were logged, by a key of the caller's; belongs to one thread.
 
     At most ``most_keys`` keys are remembered, the one logged longest ago goes first: with 1, a line is logged whenever
-    it differs from the last. ``now_s`` gives monotonic seconds; it is only asked for lines that may come again.
+    it differs from the last. ``now_s`` returns monotonic seconds; it is only called for lines that may be repeated.
     """
 
     def __init__(self, now_s: Callable[[], float] = lambda: 0.0, most_keys: int = 1000) -> None:

@@ -1,4 +1,4 @@
-"""What other installed packages add: the entry-point groups that are read, and the names that come with the product.
+"""Plugins of other installed packages: the entry-point groups that are read, and the built-in names beside them.
 
 The names are here, and not with the classes that they stand for, because hubs check a deploy document without importing
 an engine or a connector.

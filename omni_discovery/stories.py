@@ -1,4 +1,4 @@
-"""Stories: what happened to the leases and requests that failed lately, left where ``omni doctor`` finds it.
+"""Stories: the last events of leases and requests that failed lately, in files that ``omni doctor`` reads.
 
 Each process writes one small file in a folder of its user and namespace; the file is replaced whole, bounded, and stays
 when the process ends. Nothing else reads it, so its format may change with any release.
@@ -35,7 +35,7 @@ _WRITE_AFTER_S: Final = 1.0
 
 
 class Story(msgspec.Struct, frozen=True, kw_only=True):
-    """What happened to one lease or request, until it was lost or failed at wall-clock ``at_s``."""
+    """The events of one lease or request, until it was lost or failed at wall-clock ``at_s``."""
 
     #: ``lease`` or ``request``.
     kind: str

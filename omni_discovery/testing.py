@@ -143,7 +143,7 @@ class FakeKV:
         self._wake_watches()
 
     def wipe(self) -> None:
-        """Begin anew, empty, as another cluster."""
+        """Become another, empty cluster: a new cluster id, no keys, no leases, no history."""
         self._cluster_id += 1
         self._leases.clear()
         self._begin_history()
@@ -324,7 +324,7 @@ class FakeKV:
             raise RegistryUnavailableError("the answer was lost", may_have_run=True)
 
     def _wake_watches(self) -> None:
-        # Each waiter holds the event it waits on; whoever waits next gets a new one.
+        # Each waiter holds the event that it waits on; the next waiter gets a new event.
         woken, self._changed = self._changed, asyncio.Event()
         woken.set()
 
@@ -360,7 +360,7 @@ class _CountedMember(Member):
 
 
 class BalancerContract:
-    """What every load balancing policy promises, as tests. Derive a class ``Test...`` and define ``make_balancer``.
+    """The contract of every load balancing policy, as tests. Derive a class ``Test...`` and define ``make_balancer``.
 
     Both ways of use are tested: ``select`` on a list, and the index that a pool of replicas keeps and changes.
     """

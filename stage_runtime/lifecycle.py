@@ -29,7 +29,7 @@ class EngineLoaded:
 
 @dataclass(frozen=True, slots=True)
 class DrainAsked:
-    """The supervisor or the operator has asked for a drain."""
+    """The supervisor or the operator has requested a drain."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +127,7 @@ _UNHEARD_TIMEOUT_S: Final = 1.5
 
 
 class Verdict(StrEnum):
-    """What a draining replica does next."""
+    """The next step of a draining replica."""
 
     WAIT = "wait"
     #: No request is in flight, and no hub will send another one.
@@ -140,13 +140,13 @@ class Drain:
     """How long a drain waits. Moments are monotonic seconds.
 
     A drain is done when no request is in flight and every live hub has acknowledged that it no longer picks this
-    replica. Acknowledgements are awaited for at most ``ack_timeout_s`` from the start, or 1.5 s where the registry
-    doesn't tell which hubs live; requests in flight until the earliest deadline of those who asked for the drain.
+    replica. Acknowledgements are awaited for at most ``ack_timeout_s`` from the start, or 1.5 s if the live hubs are
+    unknown; requests in flight are awaited until the earliest deadline of all drain requests.
     """
 
     def __init__(self, ack_timeout_s: float) -> None:
         self._ack_timeout_s = ack_timeout_s
-        #: When a drain was first asked for; None before.
+        #: When a drain was first requested; None before.
         self._began_s: float | None = None
         #: When the requests in flight are failed; never for a drain by the operator's control key.
         self._until_s = _NEVER
@@ -155,7 +155,7 @@ class Drain:
 
     @property
     def is_bounded(self) -> bool:
-        """Whether a drain with a deadline was asked for."""
+        """Whether a drain with a deadline was requested."""
         return self._until_s < _NEVER
 
     def request(self, now_s: float, timeout_s: float) -> None:
@@ -165,7 +165,7 @@ class Drain:
         self._until_s = min(self._until_s, now_s + timeout_s)
 
     def verdict(self, now_s: float, in_flight: int, *, knows_hubs: bool = True) -> Verdict:
-        """The next step of a drain. ``knows_hubs``: the registry has told which hubs must acknowledge it."""
+        """The next step of a drain. ``knows_hubs``: whether the hubs that must acknowledge it are known."""
         if in_flight:
             return Verdict.GIVE_UP if now_s >= self._until_s else Verdict.WAIT
         began_s = now_s if self._began_s is None else self._began_s

@@ -1,4 +1,4 @@
-"""What every engine and every connector promises, as tests: for those of other packages, and run over all of ours.
+"""The contracts of engines and of connectors, as tests: run over the built-in ones, and for those of other packages.
 
 Derive a class whose name begins with ``Test`` from ``EngineContract`` or ``ConnectorContract``; docs/examples has one
 of each. Needs pytest.
@@ -29,7 +29,7 @@ _MAX_STEPS: Final = 100_000
 
 
 def drain(engine: Engine) -> list[EngineOutput]:
-    """Step until there is nothing to do; everything that was said. Raise AssertionError if that never comes."""
+    """Step until no request is unfinished; return all outputs. Raise AssertionError if the engine never finishes."""
     said: list[EngineOutput] = []
     for _ in range(_MAX_STEPS):
         if not engine.has_unfinished():
@@ -39,7 +39,7 @@ def drain(engine: Engine) -> list[EngineOutput]:
 
 
 def run(engine: Engine, *requests: StageRequest) -> dict[str, list[EngineOutput]]:
-    """Everything said about these requests, by their keys. Raise AssertionError if more was said."""
+    """Run these requests; return their outputs by key. Raise AssertionError for an output of any other key."""
     for request in requests:
         engine.add(request)
     said: dict[str, list[EngineOutput]] = {request.key: [] for request in requests}
@@ -50,7 +50,7 @@ def run(engine: Engine, *requests: StageRequest) -> dict[str, list[EngineOutput]
 
 
 def resume_of(outputs: Sequence[EngineOutput]) -> Resume:
-    """What a client has seen, as another replica is told of it."""
+    """The output that a client has seen, as another replica gets it to continue the answer."""
     return Resume(
         token_ids=tuple(token_id for output in outputs for token_id in output.token_ids),
         text="".join(output.text for output in outputs),
@@ -60,8 +60,8 @@ def resume_of(outputs: Sequence[EngineOutput]) -> Resume:
 def check_every_cut(engine: Engine, request: StageRequest) -> int:
     """Cut the answer behind each of its pieces, none and all included, and continue it; return how many there were.
 
-    Each continuation must be what was missing, with the whole answer's end, usage and hand-off. The whole is asked
-    again besides, so that the continuations run in company. Raise AssertionError, or NotResumableError of the engine.
+    Each continuation must be the missing part, with the whole answer's end, usage and hand-off. The whole request runs
+    again beside the continuations, so that they share a batch. Raise AssertionError, or the engine's NotResumableError.
     """
     whole = run(engine, request)[request.key]
     cuts = [
@@ -80,7 +80,7 @@ def check_every_cut(engine: Engine, request: StageRequest) -> int:
 
 
 def shown(outputs: Sequence[EngineOutput]) -> tuple[Resume, list[bytes]]:
-    """What a client has of these outputs, however they were cut: the text with its tokens, and the files."""
+    """The client's part of these outputs, however they were cut: the text with its tokens, and the files."""
     files = [file for each in outputs for file in _files(each) if file is not None]
     return resume_of(outputs), files
 
@@ -119,7 +119,7 @@ class EngineContract:
     """
 
     offers: ClassVar[frozenset[str]] = frozenset()
-    #: What is tested, and what its loading has said.
+    #: The engine under test, and the reports of its loading.
     loaded: ClassVar[Engine | None] = None
     reports: ClassVar[list[tuple[str, float]]] = []
 
@@ -297,7 +297,7 @@ _SOON_S: Final = 5.0
 
 
 class ConnectorContract:
-    """What every connector promises. Define ``make_connector``; all that a test makes see each other's hand-offs.
+    """The contract of every connector. Define ``make_connector``; the connectors of a test see each other's hand-offs.
 
     What the connector has beyond the base class stands in ``offers``; the tests of the others are left out:
     ``limits`` (the settings ``max_inflight``, ``window_size`` and ``max_inflight_bytes``), ``ttl`` (the setting
@@ -525,7 +525,7 @@ class ConnectorContract:
 
     def test_beyond_the_limits_of_an_edge_put_fails_at_once_and_says_which(self, make: MakeConnector) -> None:
         """1. two in flight are allowed: the third is refused until one is cleaned up
-        2. one that nobody fetched is allowed: the next one is refused until that one is fetched
+        2. one unfetched hand-off is allowed: the next one is refused until that one is fetched
         3. bytes are bounded in the same way; the same key again needs no room of its own.
         """
         producer, consumer = make(max_inflight=2), make()

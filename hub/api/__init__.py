@@ -1,1 +1,1 @@
-"""The HTTP faces of the hub."""
+"""The HTTP APIs of the hub."""

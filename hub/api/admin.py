@@ -1,4 +1,4 @@
-"""``--admin-api``: control calls to replicas over HTTP, for operators: everybody who reaches the port may make them.
+"""``--admin-api``: control calls to replicas over HTTP, for operators: any client of the port may make them.
 
 ``POST /admin/<method>`` with a JSON body of ``args``, ``kwargs``, ``stage_ids`` and ``timeout_s``, all optional, gives
 a JSON list with one entry for each replica; a failure is in its entry, and the status is 200 all the same.

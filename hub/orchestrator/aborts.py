@@ -10,25 +10,25 @@ from dataclasses import dataclass
 @dataclass(slots=True)
 class _Waiter:
     done: asyncio.Future[None]
-    #: The requests that are not quiet yet.
+    #: The ids of the requests that are not quiet yet.
     open_ids: set[str]
 
 
 class AbortTracker:
-    """Part of the orchestrator's task. A request is quiet once no replica may still work on it."""
+    """Tracks aborts on the orchestrator's task. A request is quiet once no replica may still work on it."""
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
-        #: The clients that have not acknowledged, by request.
+        #: The StageClients whose replica has not acknowledged the abort, by request id.
         self._open: dict[str, set[Hashable]] = {}
-        #: The waiters for a request to be quiet.
+        #: The waiters for a request to be quiet, by its id.
         self._waiters: dict[str, list[_Waiter]] = {}
 
     def __len__(self) -> int:
         return len(self._open)
 
     def abort_sent(self, request_id: str, client: Hashable) -> None:
-        """A replica's client was asked to abort the request."""
+        """An abort of the request was handed to the StageClient of a replica."""
         self._open.setdefault(request_id, set()).add(client)
 
     def acknowledged(self, request_id: str, client: Hashable) -> None:

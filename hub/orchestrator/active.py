@@ -1,4 +1,4 @@
-"""The items of a client's request: what the orchestrator's queues carry, and Active, one request under way."""
+"""The items of the orchestrator's queues, and Active: one request under way."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hub.request.plan import RequestPlan
 from omni_discovery.errors import RequestError
 
 if TYPE_CHECKING:
-    from hub.orchestrator.releases import DeployVersion
+    from hub.orchestrator.deploy_versions import DeployVersion
     from hub.pool.stage_pool import StagePool
 
 
@@ -30,27 +30,27 @@ class AddRequest:
     plan: RequestPlan
     params: Mapping[int, Mapping[str, Any]]
     timeout_s: float
-    #: When the hub received it, on ``time.perf_counter``; ``timeout_s`` counts from there.
+    #: When the hub received the request, on ``time.perf_counter``; ``timeout_s`` counts from there.
     received_s: float
-    #: Lower goes first where requests wait for a slot.
+    #: Requests that wait for a slot are served in ascending order of it.
     priority: int = 0
-    #: Whether its input comes in segments, ``inputs`` being the first.
+    #: Whether the input comes in segments, ``inputs`` being the first.
     segmented: bool = False
-    #: The W3C headers of the trace that it belongs to.
+    #: The W3C headers of the trace that the request belongs to.
     trace_headers: Mapping[str, str] = field(default_factory=dict)
-    #: The prompts that run through the first stage with it, by role.
+    #: The prompts that run through the first stage together with the request, by role.
     companions: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    #: Of a companion: the request that it belongs to, and its role there.
+    #: If the request is a companion: the id of its parent, and its role there.
     parent_id: str = ""
     role: str = ""
-    #: The deploy document that it goes by (None: the hub has only one), and the client's own sampling parameters.
+    #: The deploy document that serves the request (None: the hub has only one), and the client's sampling parameters.
     release: DeployVersion | None = None
     asked_params: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class UpdateRequest:
-    """The next segment of a request; ``inputs`` None: no more come.
+    """The next segment of a request; ``inputs`` None ends the input.
 
     ``done`` is resolved when the first stage has taken the segment or the request has ended, with the empty string, or
     with the reason why the segment was refused.
@@ -103,14 +103,14 @@ class Active:
     #: On ``time.perf_counter``.
     deadline_s: float
     timer: asyncio.TimerHandle
-    #: Picks that wait, by stage.
+    #: The picks that wait for a slot, by stage.
     picks: dict[int, Pick] = field(default_factory=dict)
     #: Timers of stages whose session was lost and whose work waits for it, by stage.
     graces: dict[int, asyncio.TimerHandle] = field(default_factory=dict)
     first_sent: bool = False
     #: The futures of segments that wait for the first stage to take them.
     updates: list[asyncio.Future[str]] = field(default_factory=list)
-    #: The requests that its companions are, by role.
+    #: The request ids of its companions, by role.
     companions: dict[str, str] = field(default_factory=dict)
     #: The span of a stage's present attempt, as the W3C's header names it; empty where nothing is traced.
     trace_of: Callable[[int], str] = lambda _stage_id: ""

@@ -23,7 +23,7 @@ from omni_discovery.wire import MAX_PRIORITY
 
 if TYPE_CHECKING:
     from hub.config import HubConfig
-    from hub.orchestrator.releases import DeployVersions
+    from hub.orchestrator.deploy_versions import DeployVersions
 
 #: Bounds of the Retry-After of a rejected request, in seconds.
 LEAST_RETRY_S: Final = 1.0

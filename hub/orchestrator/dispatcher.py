@@ -13,7 +13,7 @@ from hub.config import NotConnectedError, SendFailedError
 from hub.metrics import HubMetrics
 from hub.orchestrator.aborts import AbortTracker
 from hub.orchestrator.active import Active, Pick
-from hub.orchestrator.retries import PacedRetries, RetryDue
+from hub.orchestrator.retry_budget import PacedRetries, RetryDue
 from hub.pool.entry import Binding, BindingEnd
 from hub.pool.stage_pool import StagePool
 from hub.replicas.membership import Membership

@@ -35,13 +35,13 @@ class Housekeeping:
         self._timers: dict[StagePool | None, asyncio.TimerHandle] = {}
         #: When the membership's timer is due, monotonic.
         self._membership_due_s: float | None = None
-        #: The pools whose credit requests are due, in the order in which they said so.
+        #: The pools whose credit requests are due, the one that was due first in front.
         self._credit_pools: dict[StagePool, None] = {}
         self._closed = False
         pools.watch_pools(self._watch_pool)
 
     def run_timers(self, due: TimersDue) -> None:
-        """Do what time has made due."""
+        """Run the timers that are due: those of pools, of the membership, and credit requests."""
         if due.pool is None:
             self._membership_due_s = None
             self.review_membership()

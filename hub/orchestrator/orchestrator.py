@@ -22,7 +22,7 @@ from hub.orchestrator.dispatcher import Dispatcher, PickEnded
 from hub.orchestrator.housekeeping import Housekeeping, TimersDue
 from hub.orchestrator.replica_events import ReplicaListener, ReturnDue, StillSilent
 from hub.orchestrator.requests import CompanionEnded, Requests, TimeUp
-from hub.orchestrator.retries import RetryDue
+from hub.orchestrator.retry_budget import RetryDue
 from hub.orchestrator.rollout import Rollout
 from hub.pool.stage_pool import StagePool
 from hub.pool.versions import Pools
@@ -47,7 +47,7 @@ from omni_discovery.records.schema import ReplicaInfo
 
 if TYPE_CHECKING:
     from hub.config import HubConfig
-    from hub.orchestrator.releases import DeployVersions
+    from hub.orchestrator.deploy_versions import DeployVersions
     from hub.orchestrator.tracing import Tracing
     from omni_discovery.stories import Stories
     from omni_discovery.view.table import Delta, View

@@ -27,7 +27,7 @@ from omni_discovery.errors import InvalidRequestError, RequestError
 
 if TYPE_CHECKING:
     from hub.config import HubConfig
-    from hub.orchestrator.releases import DeployVersion
+    from hub.orchestrator.deploy_versions import DeployVersion
     from hub.orchestrator.tracing import Tracing
     from hub.pool.stage_pool import StagePool
     from hub.replicas.events import Answered
@@ -177,7 +177,7 @@ class Requests:
             self.apply_event(request.request_id, event)
 
     def stories(self) -> dict[str, list[str]]:
-        """What happened lately to each request under way, by the client's name for it; see ``Story.lines``."""
+        """The latest events of each request under way, by the client's name for it; see ``Story.lines``."""
         return {
             active.request.shown_id + (f"%{active.request.role}" if active.request.parent_id else ""): lines
             for active in self.active.values()

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
     from hub.orchestrator.active import Active
-    from hub.orchestrator.releases import DeployVersion, DeployVersions
+    from hub.orchestrator.deploy_versions import DeployVersion, DeployVersions
     from hub.orchestrator.requests import Requests
     from hub.pool.stage_pool import StagePool
     from hub.pool.versions import Pools

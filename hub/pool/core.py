@@ -156,9 +156,9 @@ class Pool:
             self._drop_if_idle(entry)
 
     def hold(self, addr: str, now_s: float) -> None:
-        """The registry lists the replica no more and is not believed: picks go on while it answers.
+        """Keep picking a replica that is gone from the registry, while it answers: a mass loss is suspected.
 
-        That ends with ``upsert`` or ``remove``.
+        ``upsert`` or ``remove`` ends the hold.
         """
         entry = self.members.entries.get(addr)
         if entry is not None:
@@ -265,7 +265,7 @@ class Pool:
                 self._serve()
 
     def recall(self, addr: str, count: int) -> int:
-        """The replica wants credits back; return how many unspent ones are given up."""
+        """Handle a replica's recall of ``count`` credits; return how many unspent ones are given back."""
         entry = self.members.entries.get(addr)
         if entry is None:
             return 0
@@ -277,7 +277,7 @@ class Pool:
         return given_up
 
     def credit_replicas(self, *, with_ejected: bool = False) -> tuple[str, ...]:
-        """The addresses that can be asked for credits; ``with_ejected``: for a pick that has no other replica left."""
+        """The addresses that credit requests can go to; ``with_ejected``: for a pick that has no other replica left."""
         addrs = self.members.credit_addrs()
         if self.outliers.ejected and not with_ejected:
             replicas = self.members.credit_replicas
@@ -285,7 +285,7 @@ class Pool:
         return addrs
 
     def credit_requests(self, now_s: float) -> list[CreditRequest]:
-        """Which replicas to ask for how many credits now; ``waiting`` 0 takes back what was asked."""
+        """The credit requests to send now; one with ``waiting`` 0 withdraws an earlier request."""
         waiting, hurry = self._waiters.count, self.queue.all_prefer_best
         if not self._requester.is_due(now_s, waiting, hurry=hurry):
             return []
@@ -569,12 +569,12 @@ class Pool:
         return StageStatus(self.stage_id, members.registered_count, members.pickable_count, self.why_absent())
 
     def why_absent(self) -> str:
-        """What keeps back the replicas that can't take work; empty if nothing does."""
+        """Why the replicas that can't take work are not picked, as text; empty if every replica can."""
         return why_absent(self.members)
 
     @property
     def is_unused(self) -> bool:
-        """Whether it has neither a replica nor a waiting pick."""
+        """Whether the pool has neither a replica nor a waiting pick."""
         return not (self.members.entries or self._waiters.count)
 
     # ---- after a change
@@ -610,7 +610,7 @@ class Pool:
         self._announce()
 
     def _announce(self) -> None:
-        """Call the driver if its next call is due at another moment, or credits are to be asked for now."""
+        """Call the driver if its next call is due at another moment, or credit requests are due now."""
         moment_s, credit_s = self.next_timer_s, self.next_credit_request_s
         if credit_s == 0.0:
             self._credit_wanted()

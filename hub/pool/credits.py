@@ -1,4 +1,7 @@
-"""Which replicas a pool asks for credits, for how many and how often; and which ones lack only a credit. Pure."""
+"""Credit requests: to which replicas a pool sends them, for how many credits, how often.
+
+``CreditStarved`` tracks the replicas that lack only a credit, and that a pick would prefer. Pure.
+"""
 
 from __future__ import annotations
 
@@ -10,35 +13,35 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from hub.pool.entry import Entry
 
-#: So many replicas are asked at one time.
+#: Credit requests are open to so many replicas at one time,
 _ASKED_AT_ONCE: Final = 16
-#: They are asked again after so long,
+#: and are repeated, to the next replicas, after so long,
 _ASK_AGAIN_S: Final = 0.05
-#: or, where more picks wait than were asked for and those will not wait for long, after so long.
+#: or after so long, where more picks wait than credits were requested for, and none of them will wait for long.
 _ASK_AGAIN_SOON_S: Final = 0.005
 
 
 class CreditStarved:
-    """Replicas with free slots for which this hub has no credit yet, and which are better than others that it has.
+    """Replicas with free slots for which this hub has no credit, and which are better than others that it has one for.
 
-    Better are local replicas where others are not (``labels``), and those with more weight than another and less load
-    for it (``weights``). Where labels and weights are alike there are none, and tracking them costs nothing.
+    A local replica is better than a distant one (``labels``), and of two replicas the one with more weight and less
+    load for its weight (``weights``). Where labels and weights are alike no replica is tracked, at no cost.
     """
 
     def __init__(self, *, labels: bool, weights: bool) -> None:
         self._labels, self._weights = labels, weights
         self._local: dict[str, Entry] = {}
         self._heavy: dict[str, Entry] = {}
-        #: The least weight that any replica was ever given.
+        #: The least weight of any replica so far.
         self._lightest = inf
-        #: Whether there may be such replicas at all; never where labels and weights are alike.
+        #: Whether any replica can be better than another; never where labels and weights are alike.
         self.is_active = labels
 
     def __bool__(self) -> bool:
         return bool(self._local or self._heavy)
 
     def note_weight(self, weight: float) -> None:
-        """A replica has this weight by its record."""
+        """Note a weight from a replica's record; replicas are tracked from the second unlike weight on."""
         differs = self._lightest not in (inf, weight)
         self._lightest = min(self._lightest, weight)
         if differs and self._weights:
@@ -57,7 +60,7 @@ class CreditStarved:
         return tuple(self._local or self._heavy)
 
     def free_slots(self) -> int:
-        """How many more requests those could run."""
+        """How many more requests the tracked replicas could run."""
         return sum(entry.capacity - entry.own_load() for entry in (self._local or self._heavy).values())
 
     def has_better(self, chosen: Entry, avoid: Collection[str] = ()) -> bool:
@@ -86,7 +89,7 @@ def _outweighs(entry: Entry, chosen: Entry) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class CreditRequest:
-    """Ask the replica at ``addr`` for credits for ``waiting`` picks; 0 takes back what was asked."""
+    """Ask the replica at ``addr`` for credits for ``waiting`` picks; 0 withdraws the request before."""
 
     addr: str
     waiting: int
@@ -94,19 +97,19 @@ class CreditRequest:
 
 
 class CreditRequester:
-    """Asks up to 16 replicas at a time for credits, others each time, while picks wait."""
+    """Requests credits of up to 16 replicas at a time, in turn, while picks wait."""
 
     def __init__(self) -> None:
-        #: The replicas that were asked, and for which that was not taken back.
+        #: The replicas with an open credit request, by address.
         self._asked: tuple[str, ...] = ()
         self._asked_at_s = 0.0
-        #: How many picks waited then.
+        #: How many picks waited when the open requests were made.
         self._asked_for = 0
         self._start = 0
 
     @property
     def has_asked(self) -> bool:
-        """Whether a replica was asked, and that was not taken back."""
+        """Whether a credit request is open."""
         return bool(self._asked)
 
     def is_due(self, now_s: float, waiting: int, *, hurry: bool = False) -> bool:
@@ -125,7 +128,7 @@ class CreditRequester:
         still_asked = set(chosen)
         requests = [CreditRequest(addr, 0, 0.0) for addr in self._asked if addr not in still_asked]
         if chosen:
-            # Each is asked for its part: whichever frees a slot first, the credits are about as many as needed.
+            # Each replica gets a part of the request, so that all together lend about as many credits as picks wait.
             part = -(-waiting // len(chosen))
             requests += [CreditRequest(addr, part, oldest_wait_s) for addr in chosen]
         self._asked, self._asked_at_s, self._asked_for = chosen, now_s, waiting

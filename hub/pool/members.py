@@ -15,24 +15,24 @@ if TYPE_CHECKING:
 
 #: A replica in its slow start begins with this part of its weight,
 _FIRST_PART: Final = 0.1
-#: and comes to all of it in so many steps.
+#: and reaches all of it in so many steps.
 _RAMP_STEPS: Final = 20
 #: A replica of weight 0 is not picked at all; all others can be divided by.
 _LEAST_WEIGHT: Final = 1e-6
 
 
 class Members:
-    """Records and sessions. After each change of an entry ``recount`` has to be called for it."""
+    """The entries of one stage's replicas, and counts over them. Call ``recount`` after each change of an entry."""
 
     def __init__(self, options: PoolOptions) -> None:
         self._labels = options.labels
         self._load_fresh_s = options.load_fresh_s
-        #: In order of registration.
+        #: Entries by input address, in order of registration.
         self.entries: dict[str, Entry] = {}
-        #: How many are registered or held, and how many can take work.
+        #: How many replicas are registered or held, and how many can take work.
         self.listed_count = 0
         self.pickable_count = 0
-        #: The sum of the capacities of those that can take work.
+        #: The sum of the capacities of the replicas that can take work.
         self.slots = 0
         #: The pickable replicas that give credits, by address.
         self.credit_replicas: dict[str, Entry] = {}
@@ -126,7 +126,7 @@ class Members:
 
     @property
     def held_count(self) -> int:
-        """How many replicas are served though the registry lists them no more."""
+        """How many replicas are held: still picked, though gone from the registry."""
         return sum(entry.held for entry in self.entries.values())
 
     @property
@@ -159,7 +159,7 @@ class Members:
 
 
 class SlowStart:
-    """A replica that joins others which have served for a while comes to its weight little by little."""
+    """Slow start: the weight of a new replica rises in steps, if other replicas have served for a while."""
 
     def __init__(self, length_s: float) -> None:
         self._length_s = length_s
@@ -168,7 +168,10 @@ class SlowStart:
         self._stepped_at_s = 0.0
 
     def begin(self, entry: Entry, serving_since_s: float | None, now_s: float) -> None:
-        """A process has answered for the first time; others have been pickable since then, None: there are none."""
+        """Begin the slow start of a replica that has answered for the first time.
+
+        ``serving_since_s``: since when other replicas have been pickable; None if there are none.
+        """
         entry.first_up_s = now_s
         # Where no replica has served for that long the whole pool is new.
         if self._length_s > 0 and serving_since_s is not None and now_s - serving_since_s >= self._length_s:
@@ -176,7 +179,7 @@ class SlowStart:
             self.warming[entry.addr] = entry
 
     def weigh(self, entry: Entry, now_s: float) -> None:
-        """Set the entry's weight of now."""
+        """Set the entry's weight: the part of it that its slow start allows at ``now_s``."""
         weight = max(entry.info.weight, _LEAST_WEIGHT)
         if entry.warm_at_s is not None:
             left = (entry.warm_at_s - now_s) / self._length_s
@@ -193,7 +196,7 @@ class SlowStart:
         return self._stepped_at_s + self._length_s / _RAMP_STEPS if self.warming else None
 
     def step(self, now_s: float) -> list[Entry]:
-        """Weigh the entries on their way, and return them; does nothing before ``next_step_s``."""
+        """Update the weights of the entries in slow start, and return them; do nothing before ``next_step_s``."""
         next_s = self.next_step_s
         if next_s is None or now_s < next_s:
             return []
@@ -204,5 +207,5 @@ class SlowStart:
         return entries
 
     def forget(self, addr: str) -> None:
-        """Drop a replica that is gone or whose process is another now."""
+        """Drop a replica that is gone or that runs as a new process."""
         self.warming.pop(addr, None)

@@ -113,7 +113,7 @@ class Health:
 
 
 class Ejectable(Protocol):
-    """What the rules need of a replica."""
+    """A replica as the ejection rules see it."""
 
     addr: str
     health: Health

@@ -119,7 +119,7 @@ class PendingPick(Protocol):
 
 
 class Picker(Protocol):
-    """What the queue needs of the pool."""
+    """The part of a pool that its WaitQueue uses."""
 
     @property
     def free_count(self) -> int:
@@ -159,11 +159,11 @@ class Picker(Protocol):
         """Whether every replica that can take work is in ``avoid`` or ejected."""
 
     def why_absent(self) -> str:
-        """What keeps back the replicas that can't take work."""
+        """Why the replicas that can't take work are not picked, as text."""
 
 
 class WaitQueue:
-    """Serves the waiting picks of one pool. No free slot is left that any of them could use."""
+    """Serves the waiting picks of one pool, so that no pick waits while a slot that it can use is free."""
 
     def __init__(self, stage_id: int, picker: Picker, timeout_s: float) -> None:
         self._stage_id = stage_id

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class ReplicaLink(Protocol):
-    """The connection that an event came from, as far as those who take the event need it; a StageClient is one."""
+    """The connection that an event came from, as the event's handlers see it; StageClient implements it."""
 
     def __hash__(self) -> int: ...
 
@@ -69,7 +69,7 @@ class Granted:
 
 @dataclass(frozen=True, slots=True)
 class Recalled:
-    """The replica wants up to so many unspent credits of ``session`` back, for other hubs."""
+    """The replica recalls up to so many unspent credits of ``session``, for other hubs."""
 
     client: ReplicaLink
     session: int

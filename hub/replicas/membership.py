@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from hub.replicas.refused import MismatchedReplicas
+from hub.replicas.mismatched import MismatchedReplicas
 from omni_discovery.errors import ConfigError
 from omni_discovery.log_once import LogOnce
 from omni_discovery.records.schema import ReplicaInfo, ReplicaStatus
@@ -47,7 +47,7 @@ def is_same_process(ours: ReplicaInfo, info: ReplicaInfo) -> bool:
 
 
 class MembershipOwner(Protocol):
-    """What Membership needs of the orchestrator."""
+    """The part of the orchestrator that Membership calls."""
 
     def connect_replica_of(self, info: ReplicaInfo) -> StageClient | None:
         """Make the client of a listed replica; None if ``Membership.attach`` will bring it. Raise ConfigError."""
@@ -101,8 +101,8 @@ class Membership:
     def apply(self, view: View, delta: Delta) -> bool:
         """Make clients and pools what ``view`` shows; return whether it may have changed which replicas can be picked.
 
-        A view older than the last is ignored; the same one again changes nothing. ``delta`` is used if it leads from
-        the last view to this one; else whole views are compared.
+        A view older than the last is ignored; the same one again changes nothing. ``delta`` is used if its
+        ``since_revision`` is the revision of the last view; else whole views are compared.
         """
         history, cluster_id, revision = self._version
         is_later = (view.history, view.cluster_id) == (history, cluster_id)

@@ -1,4 +1,4 @@
-"""What was sent to one replica and is not acknowledged, and why a replica that is listed has no session.
+"""Messages to one replica that it has not acknowledged, and the cause if a listed replica has no session.
 
 PendingDispatches reports dispatches that are neither accepted nor rejected in time, PendingAborts keeps aborts for
 repetition, DispatchBatcher sends the dispatches of one turn of the loop together, and ConnectDiagnostics warns once

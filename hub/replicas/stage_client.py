@@ -99,7 +99,7 @@ class StageClient:
     # ---- what the orchestrator asks for
 
     def renew(self, info: ReplicaInfo, *, afresh: bool = False) -> None:
-        """The record has changed. Another epoch, or ``afresh``, begins a new session with the same process."""
+        """Store the replica's changed record. A new epoch, or ``afresh``, begins a new session with its process."""
         is_new_life = afresh or info.epoch != self.info.epoch
         self.info = info
         if is_new_life:

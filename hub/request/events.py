@@ -1,4 +1,4 @@
-"""What a RequestMachine takes and what it returns: events, messages of replicas, and actions; all frozen. Pure.
+"""The inputs and outputs of a RequestMachine: events, messages of replicas, and actions; all frozen. Pure.
 
 Each event and message about a dispatch carries its ``attempt``; one about an attempt that is over changes nothing.
 """

@@ -63,9 +63,10 @@ class OmniOutput:
     #: Where the input came in segments: the segment's number, from 0, and on its last output the finish reason.
     segment: int = 0
     segment_end: str | None = None
-    #: If the request asked for them, one entry for each of ``token_ids``.
+    #: One entry for each of ``token_ids``, if the request has ``logprobs``.
     logprobs: tuple[wire.TokenLogprobs, ...] = ()
-    #: If the request asked for them, of the prompt's tokens but its first: the next ones. All come before any token.
+    #: If the request has ``prompt_logprobs``: the next entries, one for each prompt token but the first. All of them
+    #: come before the first token of the answer.
     prompt_logprobs: tuple[wire.TokenLogprobs, ...] = ()
     #: On the output with the first token: the tokens of a prompt that pictures or other items were put into.
     prompt_token_ids: tuple[int, ...] = ()

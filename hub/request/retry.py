@@ -30,7 +30,7 @@ _DOUBTFUL: Final = ("stop", "presence_penalty", "frequency_penalty", "bad_words"
 
 
 class Shown(Enum):
-    """What the client has seen of a stage's output."""
+    """How much of a stage's output the client has seen."""
 
     NOTHING = auto()
     #: Text with its token ids: another replica can continue it.

@@ -99,7 +99,7 @@ class StreamingInputState:
 
 @dataclass
 class OrchestratorRequestState:
-    """What other parts of the hub may read of one request; names as users of vLLM-Omni know them.
+    """The public state of one request, for other parts of the hub; fields have vLLM-Omni's names.
 
     ``request_timestamp`` is wall-clock seconds; ``stage_submit_ts`` and ``pipeline_timings`` count on the monotonic
     clock. ``sampling_params_list`` has one entry for each stage of the request, in their order.
@@ -132,7 +132,7 @@ class Phase(Enum):
 
     #: Its inputs are not there yet, or its last attempt has failed.
     WAITING = auto()
-    #: An attempt was asked for: a replica is being picked, or has not answered yet.
+    #: An attempt has begun: a replica is being picked, or has not answered the dispatch yet.
     DISPATCHED = auto()
     #: A replica works on it.
     ACCEPTED = auto()
@@ -159,7 +159,7 @@ ALLOWED: Final[Mapping[Phase, frozenset[Phase]]] = {
 
 @dataclass(slots=True)
 class Seen:
-    """What the client has seen of one stage's output, over all attempts."""
+    """The part of one stage's output that the client has seen, over all attempts."""
 
     #: How many chunks, and whether the stage's end was shown.
     chunks: int = 0

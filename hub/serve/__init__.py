@@ -1,1 +1,1 @@
-"""omni serve: putting the parts of a hub together, and taking them apart."""
+"""omni serve: flags, plan, dry run, and the start and stop of a hub with its local stages."""

@@ -114,7 +114,7 @@ def check_on_host(arguments: argparse.Namespace, deploy: DeployConfig, local_sta
 
 
 def _agree(config: ServeConfig) -> str:
-    """What would become of the document, as text.
+    """Whether the document would be put, or is in force already, as text.
 
     Raise ConfigError if another document is in force, RegistryError if etcd refuses the login or the certificate.
     """

@@ -74,14 +74,14 @@ class ServeConfig:
     etcd_binary: Path | None
     #: Folder for the hub's identity and saved view; None keeps neither.
     state_dir: Path | None = None
-    #: ``curve``, or ``none`` for a data plane that everybody can read.
+    #: ``curve``, or ``none`` for a data plane in plain text.
     zmq_security: str = CURVE
     #: Labels of this hub's place: replicas that have all of them are picked first.
     labels: Mapping[str, str] = field(default_factory=dict)
     #: The HTTP API: ``omni``, or ``vllm`` with the flags of vLLM's server.
     api: str = OMNI_API
     api_flags: str = ""
-    #: Whether control calls to replicas are served over HTTP, to everybody who reaches the port.
+    #: Whether control calls to replicas are served over HTTP, to every client that reaches the port.
     admin_api: bool = False
     #: The collector to which spans of requests are sent; None for none.
     traces_endpoint: str | None = None

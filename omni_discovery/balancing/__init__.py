@@ -1,1 +1,1 @@
-"""Which of several replicas gets a request: policies and the indices behind them."""
+"""Load balancing: the policies, and the indices that they pick replicas from."""

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Task(TypedDict, total=False):
-    """What is known of a request when a replica is chosen; any part may be missing."""
+    """The request that a replica is chosen for; any part may be missing."""
 
     request_id: str
     engine_inputs: Any

@@ -14,7 +14,7 @@ from omni_discovery.commands.registry import add_registry_options, find_endpoint
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from omni_discovery.commands.checks import Finding
+    from omni_discovery.commands.doctor_checks import Finding
     from omni_discovery.etcd.config import RegistrySecurity
     from omni_discovery.etcd.store import EtcdKV
     from omni_discovery.kv import KVStore
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _CALL_S: Final = 3.0
 _TCP_S: Final = 2.0
 _RELEASE_TRIES: Final = 50
-#: A lease this much longer than what was asked for delays the discovery of dead replicas noticeably.
+#: A granted TTL that exceeds the requested one by so much delays the discovery of dead replicas noticeably.
 _LONG_TTL_S: Final = 10.0
 
 
@@ -45,7 +45,7 @@ class DoctorCommand:
 
         import msgspec
 
-        from omni_discovery.commands.checks import Grade, recent_findings
+        from omni_discovery.commands.doctor_checks import Grade, recent_findings
         from omni_discovery.etcd.embedded_file import embedded_among
         from omni_discovery.records.keys import check_namespace
         from omni_discovery.stories import read_stories
@@ -73,7 +73,7 @@ async def diagnose(endpoints: str, security: RegistrySecurity, namespace: str, e
     """
     import asyncio
 
-    from omni_discovery.commands.checks import Evidence, Finding, Grade, count_namespaces, examine
+    from omni_discovery.commands.doctor_checks import Evidence, Finding, Grade, count_namespaces, examine
     from omni_discovery.errors import RegistryError
     from omni_discovery.etcd.config import parse_endpoints
     from omni_discovery.etcd.store import EtcdKV
@@ -113,7 +113,7 @@ async def _check_endpoint(
     endpoint: str, endpoints: str, security: RegistrySecurity, namespace: str, embedded: bool
 ) -> list[Finding]:
     """Check that one endpoint answers, lets us read, and runs a release without known bugs."""
-    from omni_discovery.commands.checks import Finding, Grade, judge_version
+    from omni_discovery.commands.doctor_checks import Finding, Grade, judge_version
     from omni_discovery.errors import RegistryError, RegistryRefusedError
     from omni_discovery.etcd.config import scheme_of
     from omni_discovery.etcd.store import EtcdKV
@@ -157,7 +157,7 @@ async def _release(kv: EtcdKV, endpoint: str) -> str:
 
 async def _least_ttl(kv: KVStore) -> Finding:
     """Check how short a lease this server grants."""
-    from omni_discovery.commands.checks import Finding, Grade
+    from omni_discovery.commands.doctor_checks import Finding, Grade
     from omni_discovery.errors import RegistryError
 
     try:
@@ -176,7 +176,7 @@ async def _check_addresses(view: View) -> list[Finding]:
     """Check that the sockets of all replicas can be reached from this machine."""
     import asyncio
 
-    from omni_discovery.commands.checks import Finding, Grade
+    from omni_discovery.commands.doctor_checks import Finding, Grade
 
     infos = [view.replicas[key] for key in sorted(view.replicas)]
     results = await asyncio.gather(*(_unreachable(info) for info in infos))
@@ -221,7 +221,7 @@ def findings_table(found: list[Finding]) -> Table:
     from rich.table import Table
     from rich.text import Text
 
-    from omni_discovery.commands.checks import Grade
+    from omni_discovery.commands.doctor_checks import Grade
 
     looks: dict[Grade, tuple[str, str]] = {
         Grade.OK: ("ok", "green"),

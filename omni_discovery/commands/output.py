@@ -1,4 +1,4 @@
-"""What the commands write: answers and complaints, and the log of those that serve."""
+"""Output of the commands: answers on standard output, errors on standard error, and logging."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import sys
 
 
 def say(text: str, *, error: bool = False) -> None:
-    """Print one line: of an answer on standard output, with ``error`` a complaint on standard error."""
+    """Print one line on standard output, with ``error`` on standard error."""
     stream = sys.stderr if error else sys.stdout
     stream.write(f"omni: {text}\n" if error else f"{text}\n")
     stream.flush()
 
 
 def configure_logging(*, verbose: bool = False) -> None:
-    """One line per transition on standard error."""
+    """Log to standard error, one line for each transition; ``verbose`` adds debug lines."""
     # gRPC's core writes a line of its own for each attempt that fails; ours says what is wrong, once.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     logging.basicConfig(
@@ -27,5 +27,5 @@ def configure_logging(*, verbose: bool = False) -> None:
 
 
 def quiet_logging() -> None:
-    """For a command that prints an answer: only what needs a person now, and never between its lines."""
+    """Log only what needs an operator now, and never between the lines of an answer: for commands that print one."""
     logging.basicConfig(level=logging.ERROR, format="omni: %(message)s", stream=sys.stderr)

@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 class ReplicaOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What a supervisor and each of its replicas have to know. Not checked: ReplicaConfig does that."""
+    """The settings that a supervisor and its replicas share. Not checked here: ReplicaConfig checks them."""
 
     stage_id: int
     #: The etcd cluster, as ``parse_endpoints`` reads it; empty while the hub's embedded etcd has not started.
@@ -36,9 +36,9 @@ class ReplicaOptions(msgspec.Struct, frozen=True, kw_only=True):
     security: RegistrySecurity = RegistrySecurity()
     #: TTL of the replica's lease.
     ttl_s: float = 10.0
-    #: ``curve``, or ``none`` for sockets that everybody can read.
+    #: ``curve``, or ``none`` for sockets in plain text.
     zmq_security: str = CURVE
-    #: Where the replica is, for hubs that prefer what is near.
+    #: The replica's labels, such as its zone; hubs prefer replicas that share theirs.
     labels: dict[str, str] = {}
     #: How long a drain waits for the requests in flight.
     drain_timeout_s: float = 60.0
@@ -47,7 +47,7 @@ class ReplicaOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StageOptions(ReplicaOptions, frozen=True, kw_only=True):
-    """What one supervisor runs: ``count`` replicas of one stage."""
+    """The settings of one supervisor: ``count`` replicas of one stage."""
 
     count: int = 1
     #: The address that the replicas publish; empty for the one from which this machine reaches etcd.
@@ -96,7 +96,7 @@ def runtime_here(arguments: argparse.Namespace, stage_id: int) -> Mapping[str, A
 def stage_command(config_fd: int, stage_id: int, *flags: str) -> list[str]:
     """The command of a process of ``stage_runtime`` with its settings in ``config_fd``.
 
-    ``flags`` come first and choose the kind of process. The stage id is for whoever reads the process list; the
+    ``flags`` come first and choose the kind of process. The stage id is only there to be read in the process list; the
     process takes it from its settings.
     """
     words = ["-u", "-m", "stage_runtime", *flags, "--stage-id", str(stage_id), "--config-fd", str(config_fd)]

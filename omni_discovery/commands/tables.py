@@ -1,4 +1,4 @@
-"""A view of the registry for a person, as tables of replicas and of hubs, or for a script, as JSON lines."""
+"""A view of the registry as text: tables of replicas and of hubs, or JSON lines for scripts."""
 
 from __future__ import annotations
 
@@ -40,7 +40,8 @@ _PROCESS: Final = 5
 def replica_table(view: View, namespace: str, now_s: float, width: int = 80) -> Table:
     """Return the replicas of a view as a table of ``width`` columns; ages are counted to ``now_s``, wall-clock seconds.
 
-    Names and addresses of replicas are never cut; the process gets what is left, then a long reason is cut.
+    Names and addresses of replicas are never cut; the process column gets the width that is left, then a long reason is
+    cut.
     """
     unlike = {
         (info.stage_id, info.replica_id): why for info, why in mismatches_in_force(in_key_order(view), view.pipeline)

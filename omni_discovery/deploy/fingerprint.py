@@ -60,8 +60,8 @@ OTHER_DOCUMENT: Final = "it runs another deploy document than the one in force"
 def mismatches(listed: Iterable[ReplicaInfo], knows: Callable[[ReplicaInfo], bool]) -> list[tuple[ReplicaInfo, str]]:
     """Return the replicas that must not be picked, each with the reason.
 
-    Those are replicas for which ``knows`` is false (their document is not served), and, of one document, those whose
-    model files differ from those that most of its replicas have loaded. In a tie, the files of the replica that
+    A replica must not be picked if ``knows`` is false for it (its deploy document is not served), or if its model files
+    differ from the files that most replicas of the same document have loaded. In a tie, the files of the replica that
     registered first count. All readers of the same records come to the same result.
     """
     found: list[tuple[ReplicaInfo, str]] = []

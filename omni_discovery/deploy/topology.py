@@ -83,9 +83,9 @@ class ReplicaPlan:
 
     stage_id: int
     ordinal: int
-    #: By the document's names; none for the CPU.
+    #: Devices by their names in the document; none for the CPU.
     devices: tuple[str, ...]
-    #: What its ports are for; each is chosen among the free ones when it starts.
+    #: The names of the replica's port variables; each gets a free port when the replica starts.
     ports: tuple[str, ...]
 
 
@@ -108,7 +108,7 @@ class Topology:
 
     replicas: tuple[ReplicaPlan, ...]
     edges: tuple[EdgePlan, ...]
-    #: Settings that are allowed and may be a slip, for a person to read.
+    #: Warnings about settings that are allowed but look like mistakes.
     warnings: tuple[str, ...]
 
 

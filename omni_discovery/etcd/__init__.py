@@ -1,1 +1,1 @@
-"""The client of etcd, and an etcd of our own. The only folder that imports gRPC."""
+"""The client of etcd, and the embedded etcd. The only folder that imports gRPC."""

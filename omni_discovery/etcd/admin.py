@@ -25,7 +25,7 @@ _READ_AND_WRITE: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class NamespaceAccess:
-    """What was done. ``user_is_new`` is false if the user was there: its password is then as it was."""
+    """The result of a grant. ``user_is_new`` is false if the user existed: its password was not changed."""
 
     role: str
     user_is_new: bool

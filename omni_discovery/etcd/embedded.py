@@ -1,7 +1,7 @@
 """A real etcd as a child process, for one machine: nothing to install or configure besides the wheel.
 
-The child is killed by the kernel when its owner dies, started anew (empty, at the same endpoint) when it dies itself,
-and its data goes with it. Replicas and hubs put themselves back, so an empty registry heals.
+The kernel kills the child when its owner dies. When the child itself dies, its data is lost and it is restarted, empty,
+at the same endpoint; replicas and hubs then register again.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What gRPC's errors mean, in the project's words: which endpoint, and whose turn it is to do something."""
+"""Maps gRPC's errors to the project's: with the endpoint, and with the party that must act."""
 
 from __future__ import annotations
 

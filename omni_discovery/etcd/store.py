@@ -76,7 +76,7 @@ class EtcdKV:
         return self._server_versions.versions
 
     async def grant(self, ttl_s: float) -> LeaseGrant:
-        """See KVStore. The TTL is asked for in whole seconds, rounded up."""
+        """See KVStore. The requested TTL is rounded up to whole seconds."""
         request = rpc.LeaseGrantRequest(TTL=max(1, -int(-ttl_s // 1)))
         # A grant whose answer is lost leaves a lease that holds nothing and expires.
         response = await self._call(lambda channel: channel.lease.LeaseGrant, request, repeatable=True)

@@ -43,7 +43,7 @@ class HubControlSpec:
 
 @dataclass(frozen=True, slots=True)
 class AppliedControl:
-    """What a replica has applied of its control key, as it answers in its record."""
+    """The part of its control key that a replica has applied, as its record shows it."""
 
     cordoned: bool = False
     #: None: the replica keeps its own weight.
@@ -58,7 +58,7 @@ class AppliedControl:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What to apply. ``bound``: the value to write first, by compare-and-swap; None if none is needed."""
+    """The control to apply. ``bound``: the value to write first, by compare-and-swap; None if none is needed."""
 
     applied: AppliedControl
     bound: bytes | None = None

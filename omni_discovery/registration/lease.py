@@ -26,7 +26,7 @@ _STORY_LINES: Final = 100
 
 class LeaseState(Enum):
     """What this client knows of the lease. UNGRANTED: none was granted yet. HELD: the server can't have ended it.
-    SUSPECT: its deadline has passed without an answer. LOST: the server said that it is gone.
+    SUSPECT: its deadline has passed without a renewal. LOST: the server answered that the lease does not exist.
     """
 
     UNGRANTED = "ungranted"
@@ -37,7 +37,7 @@ class LeaseState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Granted:
-    """The server made a lease. ``ttl_s`` is what it granted, ``sent_at_s`` when we asked."""
+    """The server granted a lease with this TTL; the request was sent at ``sent_at_s``, monotonic."""
 
     lease_id: int
     ttl_s: float
@@ -72,7 +72,7 @@ class RenewFailed:
 
 @dataclass(frozen=True, slots=True)
 class ServerForgot:
-    """The server said that there is no such lease: in answer to a renewal, or to a write under the lease."""
+    """The server answered a renewal, or a write under the lease, that the lease does not exist."""
 
     lease_id: int
     at_s: float
@@ -120,7 +120,7 @@ class DeclareSuspect:
 
 @dataclass(frozen=True, slots=True)
 class DeclareLost:
-    """The server said that the lease is gone, and its keys with it."""
+    """The lease is lost by the server's answer, and its keys with it."""
 
     lease_id: int
     reason: str
@@ -141,7 +141,7 @@ class Lease:
         self.state = LeaseState.UNGRANTED
         #: 0 while no lease is granted. Set back to 0 only on the server's word.
         self.lease_id = 0
-        #: Seconds the server granted last, which may be more than was asked for.
+        #: The TTL that the server granted last, in seconds; it may be longer than the requested one.
         self.granted_ttl_s = ttl_s
         #: Until then the server can't have ended the lease.
         self.deadline_s = 0.0

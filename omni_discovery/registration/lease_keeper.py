@@ -73,7 +73,7 @@ class LeaseKeeper:
         return f"LeaseKeeper({self._lease.describe(self._clock.monotonic_s())})"
 
     def story_lines(self) -> list[str]:
-        """What happened to the lease, oldest first, each line with its wall-clock time in UTC."""
+        """The events of the lease, oldest first, each line with its wall-clock time in UTC."""
         offset_s = self._clock.wall_s() - self._clock.monotonic_s()
         return [f"{utc_time(offset_s + at_s)} {text}" for at_s, text in self._lease.story]
 

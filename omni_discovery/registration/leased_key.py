@@ -92,6 +92,54 @@ class Listener:
     on_lease_change: Callable[[LeaseState], None] = _ignore
 
 
+class _OwnKeySink:
+    """WatchSink for one life of a leased key: from its claim to its deletion, by key and create_revision.
+
+    ``standing`` returns the claimed key as last known, None while none is claimed. Once that is not of this life any
+    more, lists, events and errors are ignored: the key may belong to another replica by then. Until then ``observe``
+    is called with the key as it is in the registry, None if it was deleted.
+    """
+
+    def __init__(
+        self, life: KeyValue, standing: Callable[[], KeyValue | None], observe: Callable[[KeyValue | None], None]
+    ) -> None:
+        self._life = life
+        self._standing = standing
+        self._observe = observe
+
+    async def replace(self, listing: Listing, asked_at_s: float) -> None:
+        """See WatchSink: the key was read."""
+        if self._standing_in_life() is not None:
+            self._observe(listing.items[0] if listing.items else None)
+
+    async def apply(self, batch: WatchBatch) -> None:
+        """See WatchSink: the key was written or deleted, by this process or another."""
+        for event in batch.events:
+            current = event.item if isinstance(event, PutEvent) else None
+            revision = event.item.mod_revision if isinstance(event, PutEvent) else event.mod_revision
+            standing = self._standing_in_life()
+            # Events older than the last acknowledged write are known already.
+            if standing is not None and revision > standing.mod_revision:
+                self._observe(current)
+
+    def on_watch_failed(self, error: Exception, log_level: int) -> None:
+        """See WatchSink."""
+        if self._standing_in_life() is None or isinstance(error, CompactedError):
+            return
+        if isinstance(error, RegistryError):
+            logger.log(log_level, "registrar.guard_retrying key=%s reason=%s", self._life.key, error)
+        else:
+            logger.error("registrar.guard_failed key=%s", self._life.key, exc_info=error)
+
+    def _standing_in_life(self) -> KeyValue | None:
+        """The claimed key as last known; None if this life of it is over."""
+        standing = self._standing()
+        if standing is None:
+            return None
+        is_same = (standing.key, standing.create_revision) == (self._life.key, self._life.create_revision)
+        return standing if is_same else None
+
+
 class LeasedKey(abc.ABC):
     """One key under one lease. All methods belong to one event loop."""
 
@@ -119,7 +167,7 @@ class LeasedKey(abc.ABC):
         self._repair_backoff = Backoff(0.05, 30.0, jitter)
         #: The key as last acknowledged or watched; None while it has to be claimed.
         self._standing: KeyValue | None = None
-        #: Watches the claimed key; cancelled when that is lost.
+        #: Watches the claimed key; cancelled when the key is lost or claimed again.
         self._own_key_watch: asyncio.Task[None] | None = None
         #: The values written last, to recognise them on the watch.
         self._sent_values: deque[bytes] = deque(maxlen=4)
@@ -172,7 +220,7 @@ class LeasedKey(abc.ABC):
         return self._keeper.lease_id
 
     def story_lines(self) -> list[str]:
-        """What happened to the lease, oldest first, each line with its time."""
+        """The events of the lease, oldest first, each line with its time."""
         return self._keeper.story_lines()
 
     @property
@@ -223,8 +271,12 @@ class LeasedKey(abc.ABC):
         if not lease_id:
             return
         if self._standing is None or self._standing.lease_id != lease_id:
-            self._standing = await self._claim(lease_id)
-            self._watch_own_key(self._standing)
+            claimed = await self._claim(lease_id)
+            if self._keeper.lease_id != lease_id:
+                # The lease was lost meanwhile, and the key with it: the next step claims under the next lease.
+                return
+            self._standing = claimed
+            self._watch_own_key(claimed)
             self._schedule_publish(at_once=True)
             logger.info("registrar.registered key=%s epoch=%d", self._standing.key, self._standing.create_revision)
             self._notify(self._listener.on_registered, self._standing)
@@ -253,30 +305,11 @@ class LeasedKey(abc.ABC):
 
     def _watch_own_key(self, life: KeyValue) -> None:
         """Watch the key until this life of it ends. Renewals are no proof: servers have renewed ended leases."""
-        watching = list_and_watch(self._kv, life.key, self, is_prefix=False, clock=self._clock, jitter=self._jitter)
+        if self._own_key_watch is not None:
+            self._own_key_watch.cancel()
+        sink = _OwnKeySink(life, lambda: self._standing, self._observe)
+        watching = list_and_watch(self._kv, life.key, sink, is_prefix=False, clock=self._clock, jitter=self._jitter)
         self._own_key_watch = asyncio.create_task(watching, name="own-key-watch")
-
-    async def replace(self, listing: Listing, asked_at_s: float) -> None:
-        """See WatchSink: the key was read."""
-        self._observe(listing.items[0] if listing.items else None)
-
-    async def apply(self, batch: WatchBatch) -> None:
-        """See WatchSink: the key was written or deleted, by this process or another."""
-        for event in batch.events:
-            current = event.item if isinstance(event, PutEvent) else None
-            revision = event.item.mod_revision if isinstance(event, PutEvent) else event.mod_revision
-            # Events older than the last acknowledged write are of a former life, or known.
-            if self._standing is not None and revision > self._standing.mod_revision:
-                self._observe(current)
-
-    def on_watch_failed(self, error: Exception, log_level: int) -> None:
-        """See WatchSink."""
-        if isinstance(error, CompactedError):
-            return
-        if isinstance(error, RegistryError):
-            logger.log(log_level, "registrar.guard_retrying key=%s reason=%s", self._key_name, error)
-        else:
-            logger.error("registrar.guard_failed key=%s", self._key_name, exc_info=error)
 
     def _observe(self, current: KeyValue | None) -> None:
         """The key is ``current`` in the registry now, None if it does not exist."""

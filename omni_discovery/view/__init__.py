@@ -1,1 +1,1 @@
-"""A copy of the registry that is watched: how fresh it is, and what losing many keys at once means."""
+"""View: a watched copy of the registry, its freshness, anti-entropy, and mass losses of keys."""

@@ -60,8 +60,9 @@ class Delta:
     pipeline_changed: bool = False
     #: Errors of values that can't be read and were not in the last view.
     bad: tuple[RecordError, ...] = ()
-    #: The revision of the view before these changes; None if not known. A reader that has applied another view than
-    #: that one has missed changes, and must compare all of both views.
+    #: The revision of the view that the watcher delivered before this one; None if there was none, or not known. Keys
+    #: that are in no view, as beats are, raise the table's revision between the two. A reader whose last view is of
+    #: another revision has missed changes, and must compare all of both views.
     since_revision: int | None = field(default=None, compare=False)
 
     def __bool__(self) -> bool:
@@ -158,7 +159,7 @@ class ReplicaTable:
         return delta
 
     def summary(self) -> Summary:
-        """What KVStore.summary returns if the table equals the registry."""
+        """The table's summary, equal to that of KVStore.summary if the table equals the registry."""
         revisions = [row.item.mod_revision for row in self._rows.values()]
         return Summary(len(revisions), max(revisions, default=0))
 
@@ -228,7 +229,7 @@ class ReplicaTable:
 
     def _show(self, view: View, before: Mapping[str, _Row | None], at_s: float, is_first: bool) -> Delta:
         """Set the view to ``view`` with the changes of the keys in ``before``; return these changes."""
-        delta = replace(_difference(before, self._rows), since_revision=self._view.revision)
+        delta = _difference(before, self._rows)
         if delta.added or delta.updated or delta.removed:
             replicas = self._replicas.copy()
             for info in delta.removed:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable
+from dataclasses import replace
 
 from omni_discovery.clock import Clock, SystemClock
 from omni_discovery.errors import CompactedError, RegistryError, RegistryUnavailableError
@@ -24,7 +25,8 @@ class Watcher:
     """Keeps a table equal to all keys under ``prefix``.
 
     ``on_view(view, delta)`` is called on the watcher's loop with the first list, at each change, and when the table
-    turns stale or fresh (then with an empty delta). An exception from it is logged and changes nothing.
+    turns stale or fresh (then with an empty delta). ``delta.since_revision`` is the revision of the view delivered
+    before. An exception from ``on_view`` is logged and changes nothing.
     """
 
     def __init__(
@@ -56,6 +58,8 @@ class Watcher:
         )
         self._task: asyncio.Task[None] | None = None
         self._log_once = LogOnce()
+        #: The revision of the view delivered last; None before the first. A table may be ahead, by keys in no view.
+        self._delivered_revision: int | None = None
 
     def start(self) -> None:
         """Begin to watch; returns at once."""
@@ -120,13 +124,15 @@ class Watcher:
         level = logging.WARNING if is_news else logging.DEBUG
         logger.log(level, "watcher.stale prefix=%s reason=%s", self._prefix, error)
         if self._table.mark_stale(self._clock.wall_s() - proved_ago_s):
-            view = self._table.snapshot()
-            self._deliver(view, Delta(since_revision=view.revision))
+            self._deliver(self._table.snapshot(), Delta())
 
     def _deliver(self, view: View, delta: Delta) -> None:
         for bad in delta.bad:
             self._count("bad_value")
             logger.warning("watcher.bad_value key=%s reason=%s", bad.key, bad.reason)
+        delta = replace(delta, since_revision=self._delivered_revision)
+        # Also if the listener fails: the next delta leads from this view on, which the listener has missed then.
+        self._delivered_revision = view.revision
         try:
             self._on_view(view, delta)
         except Exception:

@@ -1,4 +1,4 @@
-"""What a hub and a replica say to each other: the messages, and the frames that carry them. Pure."""
+"""The wire format between hubs and replicas over ZMQ: messages, frames, the session protocol. Pure."""
 
 from omni_discovery.wire import frames, messages
 from omni_discovery.wire.frames import *

@@ -306,10 +306,10 @@ class Recall(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="reca
 class Chunk(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="chunk"):
     """A piece of output; ``seq`` counts from 0 without a gap. An image comes as one attachment of type ``mime``.
 
-    ``logprobs`` has one entry for each of ``token_ids``, and is left out where they were not asked for.
-    ``prompt_logprobs`` has one for each of the prompt's tokens but its first, in order over as many chunks as it takes,
-    all of them before the first chunk with a token of the answer. That one has ``prompt_token_ids``, where the prompt
-    is not what was asked because pictures, sound or other items were put into it: what it came to.
+    ``logprobs``, if the request has it, has one entry for each of ``token_ids``. ``prompt_logprobs`` has one entry for
+    each prompt token but the first, in order over as many chunks as needed, all of them before the first chunk with a
+    token of the answer. That chunk has ``prompt_token_ids`` if pictures, sound or other items were put into the
+    prompt: the prompt's tokens with the items in it.
     """
 
     epoch: _Count

@@ -172,7 +172,7 @@ def same_security(our_public_key: str, their_public_key: str) -> bool:
 
 
 class _Role:
-    """What both roles keep: the replica's present epoch, and which epochs of its process messages may name."""
+    """The state of both roles: the replica's present epoch, and the epochs of its process that messages may name."""
 
     def __init__(self, epoch: int) -> None:
         #: The life of the replica that the registry knows, as far as this side knows; 0 before the first.
@@ -391,7 +391,7 @@ class ReplicaSessions(_Role):
         return self._welcome(socket, peer, hello)
 
     def peers(self) -> list[Peer]:
-        """The connections that have said Hello on ``output`` and were not given up since."""
+        """The connections with a Hello on ``output`` that were not given up since."""
         return [peer for (socket, _), (peer, _) in self._hellos.items() if socket == "output"]
 
     def probed_peers(self) -> dict[str, Peer]:

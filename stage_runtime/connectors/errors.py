@@ -3,7 +3,7 @@
 OmniError
 └── TransferError                the caller: the hand-off can't be fetched; the earlier stage may have to run again
     ├── TransferTimeoutError     the caller: the deadline passed first
-    ├── TransferCancelledError   nobody: the caller itself cancelled the fetch
+    ├── TransferCancelledError   no one: the caller itself cancelled the fetch
     └── EdgeFullError            the operator: more is in flight on the edge than its limits allow
 """
 

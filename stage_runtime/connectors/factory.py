@@ -109,13 +109,13 @@ Constructor = Callable[[dict[str, Any]], OmniConnectorBase]
 
 
 def _create_built_in(name: str, extra: dict[str, Any]) -> OmniConnectorBase:
-    # The package's face imports the connector's module, and with it perhaps a library, only now.
+    # Lazy: the connector's module, and the library it may need, are imported only here.
     connector: OmniConnectorBase = getattr(import_module("stage_runtime.connectors"), name)(extra)
     return connector
 
 
 class OmniConnectorFactory:
-    """Makes connectors by name. Packages add theirs by an entry point, programs by ``register_connector``."""
+    """Makes connectors by name. Packages add connectors by an entry point, programs by ``register_connector``."""
 
     #: Built-in and registered connectors; those of entry points are looked up when one is named.
     _registry: ClassVar[dict[str, Constructor]] = {

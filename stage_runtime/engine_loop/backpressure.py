@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 
 class Behind(Enum):
-    """Who is behind with a request's output."""
+    """Which consumer is behind with a request's output."""
 
     NEXT_STAGES = auto()
     CLIENT = auto()
@@ -37,7 +37,7 @@ class Pauses:
         self._engine = engine
         self._pause = capabilities.pause
         self._reasons: dict[str, set[Behind]] = {}
-        #: Whether the engine was told last to pause, by the key of each request that it works on.
+        #: Whether the engine's last call of ``pause`` paused the request, by the key of each request that it works on.
         self._in_engine: dict[str, bool] = {}
         #: Requests that the engine has put aside, and those of them that are parked.
         self._set_aside: set[str] = set()
@@ -53,14 +53,14 @@ class Pauses:
         self._in_engine.pop(key, None)
 
     def forget_request(self, key: str) -> None:
-        """Drop what is known of a request that is over."""
+        """Drop all state of a request that has ended."""
         self._reasons.pop(key, None)
         self._set_aside.discard(key)
         self._parked_keys.discard(key)
         self.request_ended(key)
 
     def set_behind(self, key: str, who: Behind, *, is_behind: bool) -> Sequence[RequestFailed | Parked]:
-        """Note that ``who`` has fallen behind with a request's output, or has caught up."""
+        """Note that the consumer ``who`` has fallen behind with a request's output, or has caught up."""
         reasons = self._reasons.setdefault(key, set())
         (reasons.add if is_behind else reasons.discard)(who)
         if not reasons:

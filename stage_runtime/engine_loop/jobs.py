@@ -1,4 +1,4 @@
-"""What the ZMQ thread asks of the engine's thread, and what comes back.
+"""The messages between the ZMQ thread and the engine's thread: jobs one way, outcomes the other.
 
 Every request that was accepted has a ``key`` of its own in this replica; exactly one Finished or RequestFailed ends
 it. These are structs because every token makes one, and a frozen dataclass takes several times as long to make.
@@ -40,7 +40,7 @@ class Work(msgspec.Struct, frozen=True):
     priority: int = 0
     #: Of a request that comes in segments, which one this is.
     segment: int | None = None
-    #: Of whom pieces come, and which of ``next_stages`` take them.
+    #: The stages that send pieces of their hand-off, and those of ``next_stages`` that take pieces.
     stream_from: tuple[int, ...] = ()
     stream_to: tuple[int, ...] = ()
     #: The hub's span of it, as the W3C's header names it; empty where nothing is traced.

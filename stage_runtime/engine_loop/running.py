@@ -1,4 +1,4 @@
-"""One request in the engine, as the engine's thread knows it. Pure."""
+"""The state of one request in the engine, owned by the engine's thread. Pure."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Running:
         return self.segmented is not None and self.segmented.is_idle
 
     def timings(self, done_at_s: float, now_s: float) -> dict[str, float]:
-        """What took how long, in seconds; between the two moments its hand-off was stored."""
+        """The durations of the request's parts, in seconds; its hand-off was stored from ``done_at_s`` to ``now_s``."""
         accepted_at_s = self.work.accepted_at_s
         timings_s = {
             "queue": self.added_at_s - self.transfer_s - accepted_at_s,

@@ -1,1 +1,1 @@
-"""Engines: what turns one stage request into outputs."""
+"""Engines: each turns requests of one stage into outputs."""

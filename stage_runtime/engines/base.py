@@ -138,7 +138,7 @@ class ResumingEngine(Protocol):
 
     @property
     def not_resumable(self) -> Mapping[str, str] | None:
-        """What can keep an answer that another replica began from being continued here: name and reason of each.
+        """The parameters with which an answer of another replica can't be continued here: name and reason of each.
 
         None, as without the attribute: this engine never continues an answer, and is never given a ``resume``.
         """
@@ -206,11 +206,11 @@ class ThreadedEngine(Protocol):
 
 
 class DescribedEngine(Protocol):
-    """Offered by an engine that knows what it has loaded, so that unlike replicas are told apart."""
+    """Offered by an engine that can describe what it has loaded, so that hubs find mismatched replicas."""
 
     @property
     def model_details(self) -> Mapping[str, str]:
-        """After ``load``, those that it knows of ``revision``, ``dtype``, ``tokenizer``, ``content`` and ``code``.
+        """After ``load``: ``revision``, ``dtype``, ``tokenizer``, ``content`` and ``code``, as far as they are known.
 
         Replicas of one stage with unlike ``content`` are not used together. Without an entry, ``content`` is a hash of
         the model's folder.

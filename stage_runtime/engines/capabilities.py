@@ -1,8 +1,8 @@
-"""What an engine offers beyond ``Engine``, looked up once when the engine loop is built.
+"""The optional methods of an engine beyond ``Engine``, looked up once when the engine loop is built.
 
 Engines are found by entry point and typed by shape: a third party's class need not derive from anything here. The
-attributes are read through the protocols of ``base``, so mypy checks their names and signatures; a name that stands in
-a string would be checked by nothing.
+attributes are read through the protocols of ``base``, so mypy checks their names and signatures; a name in a
+string would not be checked.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Capabilities:
         return _read(lambda: cast(ControlEngine, self.engine).controls) or {}
 
     def model_details(self) -> Mapping[str, Any]:
-        """What the engine says of its loaded model, see ``DescribedEngine``; empty if it says nothing."""
+        """The details of the loaded model, see ``DescribedEngine``; empty if the engine has none."""
         return _read(lambda: cast(DescribedEngine, self.engine).model_details) or {}
 
     def can_resume(self) -> bool:

@@ -1,6 +1,6 @@
-"""What an exception out of an engine means: for the request that met it, and for who runs the replica. Pure.
+"""Classify an engine's exception: the failure kind of its request, and whether memory was short. Pure.
 
-Errors of libraries that may be absent are known by the names of their classes and by their words.
+Errors of libraries that may be absent are recognised by class name and message.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from omni_discovery.errors import InvalidRequestError
 from omni_discovery.wire import FailureKind
 from stage_runtime.config import NotResumableError, PayloadError
 
-#: Of torch, by the name of their class.
+#: Out-of-memory errors of torch, by class name.
 _MEMORY_TYPES: Final = frozenset({"OutOfMemoryError"})
-#: What torch, CUDA, HIP, CANN and vLLM say where memory is short at the moment; vLLM does so with a plain ValueError.
-#: What it says of memory that can never suffice for the engine_args is none of these.
+#: Messages of torch, CUDA, HIP, CANN and vLLM for memory that is short at the moment; vLLM's error is a plain
+#: ValueError. vLLM's messages for memory that can never suffice for the engine_args are none of these.
 _MEMORY_WORDS: Final = (
     "out of memory",
     "can't allocate memory",

@@ -1,1 +1,1 @@
-"""One replica process: its life, its record, its exit."""
+"""One replica process: its start, readiness check, published state, graceful shutdown."""

@@ -19,7 +19,7 @@ _CHECK_EVERY_S: Final = 5.0
 
 
 class ReadinessCheck:
-    """Used by the replica's main thread. ``describe`` updates fields of the replica's record."""
+    """Checks the connectors on the replica's main thread. ``describe`` updates fields of the replica's record."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class ReadinessCheck:
         self.is_waiting = False
 
     def wait_ready(self) -> None:
-        """Block until every connector is healthy. Until then the record and the log show what is missing."""
+        """Block until every connector is healthy. Until then the record and the log show the cause."""
         while trouble := self._payloads.trouble():
             self.is_waiting = True
             self._show(trouble, phase=WAITING_PHASE)
@@ -49,7 +49,7 @@ class ReadinessCheck:
         self.is_waiting = False
 
     def check_again(self) -> None:
-        """Show in the record why hand-offs fail, while they do. Connectors are asked only after a failed hand-off."""
+        """Show in the record why hand-offs fail, while they do. Connectors are checked only after a failed hand-off."""
         if not self._shown and self._failures == self._payloads.failures:
             return
         now_s = self._clock()

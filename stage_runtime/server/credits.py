@@ -43,7 +43,7 @@ class _Account:
     #: How many requests wait in the hub for a credit of this replica, and since when the oldest of them waits.
     waiting: int = 0
     waiting_since_s: float = 0.0
-    #: Credits that were lent for waiting requests and are about to be spent; believed until the moment below.
+    #: Credits that were lent for waiting requests and are about to be spent; counted so until ``pledged_until_s``.
     pledged: int = 0
     pledged_until_s: float = 0.0
     #: Credits in an unanswered recall, until when the answer counts, and what was lent since the recall was sent.
@@ -145,7 +145,7 @@ class CreditBook:
             return True
         left = account.unspent - min(credits_, account.unspent)
         if credits_ < account.recalled:
-            # The hub gave back all that it held when it was asked, so only what was lent since then is left.
+            # The hub gave back all credits that it held at the recall, so only those lent since then are left.
             left = min(left, account.lent_since)
         self._set_unspent(account, left)
         account.recalled = 0

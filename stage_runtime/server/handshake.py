@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ReplicaState:
-    """What the ZMQ thread reads of the replica's state, for every request."""
+    """The part of the replica's state that the ZMQ thread reads, for every request."""
 
     life_state: Callable[[], LifeState]
     capacity: Callable[[], int]
@@ -82,7 +82,7 @@ class Handshake:
         return False
 
     def greeted_peers(self) -> list[Peer]:
-        """The connections whose hubs have said Hello on the output socket and were not given up since."""
+        """The connections with a Hello on the output socket that were not given up since."""
         return self._protocol.peers()
 
     def probed_peers(self) -> dict[str, Peer]:

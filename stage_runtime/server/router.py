@@ -41,7 +41,7 @@ class Peers:
     def identify_peer(self, routing_id: bytes, hub_of_key: Callable[[], str | None]) -> Peer | None:
         """The connection that a frame came on; None for a revoked hub. Raise ForeignIdentityError for another's key.
 
-        ``hub_of_key`` gives the hub id of the connection's key. Without keys, the hub id in the routing id is believed.
+        ``hub_of_key`` returns the hub id of the connection's key. Without keys, that of the routing id is trusted.
         """
         try:
             name = routing_id.decode("utf-8")

@@ -1,4 +1,4 @@
-"""The ZMQ thread: two ROUTER sockets, one that hubs send requests to and one that they get output from.
+"""The ZMQ thread: two ROUTER sockets, one for requests of hubs and one for output to them.
 
 This thread owns the sockets, the ledger and the send queues. It takes outcomes from the engine's thread and gives it
 jobs; neither ever waits for the other.
@@ -41,7 +41,7 @@ class ReplicaServer:
     """Binds at construction, serves from ``start`` to ``close``. All methods may be called from any thread.
 
     Without ``keys`` connections are neither encrypted nor authenticated: the hub id in a routing id and in Hello is
-    believed. That is for trusted networks only.
+    trusted. Use that on trusted networks only.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class ReplicaServer:
         self._output = Router(self._context, config, bind_host, keys)
         self.input_port, self.output_port = self._input.port, self._output.port
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        #: Held around the write to and the closing of the descriptor, whose number may be given to another file.
+        #: Held while the descriptor is written to or closed: a closed descriptor's number may be another file's.
         self._wake_lock = threading.Lock()
         #: Whether the ZMQ thread has to be woken to see new outcomes. Set before its last look at the queue.
         self._asleep = False
@@ -203,7 +203,7 @@ class ReplicaServer:
         return is_behind
 
     def _deliver_waiting(self) -> None:
-        # Outcomes that come meanwhile are left to the next turn: hubs must not wait until the engine falls silent.
+        # Outcomes that arrive meanwhile are left to the next turn: a busy engine must not hold up messages of hubs.
         for _ in range(len(self._outcomes)):
             self._deliver(self._outcomes.popleft())
 

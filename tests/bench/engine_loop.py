@@ -27,7 +27,7 @@ from stage_runtime.engine_loop.payloads import Payloads
 from stage_runtime.engines.base import create_engine
 from stage_runtime.engines.sampling import token_sampling
 from stage_runtime.engines.vllm.engine import VllmEngine
-from stage_runtime.engines.vllm.params import sampling_params
+from stage_runtime.engines.vllm.sampling_params import sampling_params
 from stage_runtime.supervisor.environment import stage_environment
 from tests.bench import report
 

@@ -25,7 +25,7 @@ from stage_runtime.engines.prompts import read_prompt
 from stage_runtime.engines.sampling import token_sampling
 from stage_runtime.engines.vllm import resume as vllm_resume
 from stage_runtime.engines.vllm.engine import VllmEngine
-from stage_runtime.engines.vllm.params import sampling_params
+from stage_runtime.engines.vllm.sampling_params import sampling_params
 from stage_runtime.server.ledger import Ticket
 from stage_runtime.server.sessions import head_of
 from stage_runtime.testing import check_every_cut, drain, resume_of

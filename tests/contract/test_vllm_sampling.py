@@ -13,7 +13,7 @@ from hub.api.vllm.params import params_of_choices, stage_params
 from hub.serve.app import _load_vllm
 from omni_discovery.errors import ConfigError, InvalidRequestError
 from stage_runtime.engines.sampling import TokenSampling, pooling_asked, token_sampling
-from stage_runtime.engines.vllm.params import pooling_params, sampling_params
+from stage_runtime.engines.vllm.sampling_params import pooling_params, sampling_params
 from tests.support.engines import as_the_supervisor_has_it
 
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]

@@ -358,7 +358,7 @@ def key_rows() -> dict[type[Any], _Key]:
             True,
             "the hub's record",
             "the hub",
-            "replicas (who may connect); hubs (how many share the replicas); `omni hubs`",
+            "replicas (which hubs may connect); hubs (how many share the replicas); `omni hubs`",
             HubRecord,
             _HUB_FIELDS,
         ),
@@ -408,7 +408,7 @@ _KEYS_INTRO: Final = """\
 
 All values are JSON. Readers ignore fields that they do not know; a field that is missing has its default. A value that
 can't be read hides what it describes and nothing else. A leased key goes when its owner's lease ends. A `string` has at
-most 4096 characters where nothing else is said.
+most 4096 characters unless stated otherwise.
 
 How hubs and replicas use the keys, and what happens when etcd is away: [the registry](../registry.md). How to write
 control keys: [steer replicas](../operations/run.md#steer-replicas).

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hub.config import PoolOptions
-from hub.orchestrator.retries import RetryBudget
+from hub.orchestrator.retry_budget import RetryBudget
 from hub.pool.core import Pool
 from hub.pool.entry import BindingEnd
 from hub.pool.wait_queue import PriorityQueue, Waiter

@@ -1,4 +1,4 @@
-"""What is printed of replicas that are busy, full, or take nothing new."""
+"""The output for replicas that are busy, full, or take nothing new."""
 
 from __future__ import annotations
 

@@ -22,5 +22,6 @@ class TestReverseEngine(EngineContract):
 
 def test_the_last_word_comes_first() -> None:
     engine = ReverseEngine(StageConfig(stage_id=0, engine="reverse", engine_args={"separator": "-"}))
-    said = run(engine, StageRequest("k", "k", inputs={"messages": [{"role": "user", "content": "you hear me"}]}))["k"]
-    assert [output.text for output in said] == ["me-", "hear-", "you"]
+    request = StageRequest("k", "k", inputs={"messages": [{"role": "user", "content": "you hear me"}]})
+    outputs = run(engine, request)["k"]
+    assert [output.text for output in outputs] == ["me-", "hear-", "you"]

@@ -61,7 +61,7 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class FetchRequest:
-    """What a consumer asks for and shows; ``size_bytes`` is the announced size, None if none was announced."""
+    """A consumer's request for one hand-off; ``size_bytes`` is the announced size, None if none was announced."""
 
     generation: bytes
     token: bytes

@@ -97,8 +97,8 @@ class MooncakeTransferEngineConnector(StoringConnector):
     """Bytes, tensors and buffers of the pool are sent raw and come as ManagedBuffer; other objects are serialized.
 
     A hand-off is read by any number of consumers at once, from the producer's pool into theirs. The metadata of ``put``
-    is all that a consumer needs. Without them, or with ``source_host`` and ``source_port`` only, a hand-off is asked
-    for by its key, which takes the sender's token: see ``update_sender_info``.
+    is all that a consumer needs. Without metadata, or with only ``source_host`` and ``source_port``, a consumer fetches
+    a hand-off by its key, which takes the sender's token: see ``update_sender_info``.
     """
 
     supports_raw_data = True
@@ -246,7 +246,7 @@ class MooncakeTransferEngineConnector(StoringConnector):
             self._senders[sender_rank] = _Sender((sender_host, sender_zmq_port), sender_token)
 
     def get_connection_info(self) -> dict[str, Any]:
-        """What a receiver needs to ask by key, the secret token included. Raise OSError if this one can't listen."""
+        """The address and secret token for a receiver's fetch by key. Raise OSError if the port can't be bound."""
         return {**self.endpoint(), "sender_token": self._sender_token}
 
     def endpoint(self) -> dict[str, Any]:

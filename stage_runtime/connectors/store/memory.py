@@ -1,8 +1,8 @@
 """Memory of hand-offs: blocks that a store keeps them in, buffers that they are received into, and loans.
 
-``MemoryBlock`` and ``BlockPool`` are what a store needs, wherever the memory is. ``ReceivePool`` reuses buffers,
-because fresh memory costs a page fault for each page, which takes longer than receiving into it. ``Lent`` knows which
-memory an object of ``get`` lies in, so that it can be released early.
+``MemoryBlock`` and ``BlockPool`` are the interfaces of a store's memory, of any kind. ``ReceivePool`` reuses buffers,
+because fresh memory costs a page fault for each page, which takes longer than receiving into it. ``Lent`` maps an
+object returned by ``get`` to the memory that it lies in, so that the memory can be released early.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class MemoryBlock(Protocol):
     """The memory of one stored hand-off. ``pins`` counts the readers under way; the store changes it under its lock."""
 
     pins: int
-    #: Where other processes of this host find it; None if they can't.
+    #: The file under which other processes of this host map the block; None if they can't.
     path: str | None
 
     @property
@@ -33,29 +33,29 @@ class MemoryBlock(Protocol):
 
     @property
     def fetched(self) -> bool:
-        """Whether any reader has fetched it since it was filled."""
+        """Whether any reader has fetched the block since it was filled."""
 
     @property
     def consumed(self) -> bool:
-        """Whether a reader has consumed it, so that no other can fetch it."""
+        """Whether a reader has consumed the block, so that no other reader can fetch it."""
 
     def fill(self, parts: Sequence[Buffer], size_bytes: int, generation: bytes, key_digest: bytes) -> None:
         """Write a hand-off, ``parts`` one after the other. Raise OSError if there is no memory for it."""
 
     def publish(self, path: str) -> None:
-        """Make it visible to other processes under a path."""
+        """Make the block visible to other processes under a path."""
 
     def hide(self) -> bool:
-        """Take its path back, so that no further reader finds it by the key; False if it was consumed already."""
+        """Remove the block's path, so that no further reader finds it by the key; False if it was consumed already."""
 
     def note_fetched(self) -> None:
-        """Note that a reader has fetched it."""
+        """Note that a reader has fetched the block."""
 
     def view(self, size_bytes: int) -> memoryview:
         """The first ``size_bytes`` of the hand-off, not copied; the caller has to release the view."""
 
     def drop(self) -> None:
-        """Release the memory. Readers under way keep what they see."""
+        """Release the memory. Readers under way keep their view of it."""
 
 
 class BlockPool(Protocol):
@@ -73,13 +73,13 @@ class BlockPool(Protocol):
         """A block for ``size_bytes``, the caller's from now on. Raise OSError if there is no memory."""
 
     def give_back(self, segment: Any) -> None:
-        """Return a block whose hand-off was dropped; it is reused or released once nobody reads it."""
+        """Return a block whose hand-off was dropped; it is reused or released once no reader is left."""
 
     def trim(self) -> None:
         """Release the free memory that is kept for later."""
 
     def close(self) -> None:
-        """Keep nothing from now on. Idempotent."""
+        """Release all free memory, and keep none from now on. Idempotent."""
 
 
 class PooledBuffer(np.ndarray[Any, np.dtype[np.uint8]]):
@@ -157,11 +157,11 @@ class Loan(Protocol):
 
 
 class Lent:
-    """Which object lies in which memory, for as long as anything of the object lives. Used by any thread."""
+    """Maps each object to the memory that it lies in, while any part of the object is alive. Used by any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        # Not a WeakValueDictionary: one entry of it takes as long as all the rest of a small ``get``.
+        # Not a WeakValueDictionary: making one of its entries takes as long as the rest of a small ``get``.
         self._loans: dict[int, weakref.ref[Any]] = {}
         self._look_at = _GONE_AT_MOST
 

@@ -212,13 +212,13 @@ class ManagedBuffer:
 
     @property
     def tensor(self) -> Any:
-        """Its bytes as a tensor of uint8, of shape [bytes], in the pool. Raise ValueError after ``release``."""
+        """The buffer as a tensor of uint8, of shape [bytes], in the pool. Raise ValueError after ``release``."""
         if not self._give_back.alive:
             raise ValueError("the buffer was released")
         return self.pool.slice(self.block, self.size)
 
     def as_tensor(self, dtype: Any, shape: Sequence[int]) -> Any:
-        """Its bytes as a tensor of that dtype and shape, in the pool. Raise ValueError if the sizes differ."""
+        """The buffer as a tensor of that dtype and shape, in the pool. Raise ValueError if the sizes differ."""
         try:
             return self.tensor.view(dtype).reshape(tuple(shape))
         except RuntimeError as error:

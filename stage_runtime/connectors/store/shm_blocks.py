@@ -60,7 +60,7 @@ def size_class(size_bytes: int) -> int:
 
 
 class ShmBlock:
-    """One block of shared memory, see MemoryBlock. Owned by whoever took it from the pool.
+    """One block of shared memory, see MemoryBlock. Owned by the caller that took it from the pool.
 
     Readers that do not consume note their fetch only if the block is ``counted``. The constructor raises OSError if
     there is no memory or no descriptor.

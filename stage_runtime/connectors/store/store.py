@@ -53,7 +53,7 @@ class Limits:
 
 @dataclass(slots=True)
 class Kept:
-    """One stored hand-off. ``generation`` is unique to it; whoever shows ``token`` may fetch it over the network."""
+    """One stored hand-off. ``generation`` is unique to it; a peer with its ``token`` may fetch it over the network."""
 
     edge: Edge
     pool: BlockPool

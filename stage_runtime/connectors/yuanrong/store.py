@@ -76,7 +76,7 @@ class YuanrongBlock:
 
     @property
     def payload(self) -> str:
-        """Its name in the datasystem."""
+        """The hand-off's name in the datasystem."""
         return payload_name(self.digest, self.generation)
 
     def fill(self, parts: Sequence[Buffer], size_bytes: int, generation: bytes, key_digest: bytes) -> None:

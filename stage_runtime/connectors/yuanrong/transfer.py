@@ -128,7 +128,7 @@ def _outcome(what: str, result: Any) -> int:
 
 
 def _told(result: Any) -> str:
-    # Each of its reasons ends with places in its source; the first says what is wrong.
+    # Each reason of the library ends with lines of its source; the part before them is the cause.
     return str(result.get_msg()).partition(", file=")[0].partition(";")[0]
 
 
@@ -140,7 +140,7 @@ def _free_port(host: str) -> int:
 
 
 class YuanrongTransferEngineConnector(MooncakeTransferEngineConnector):
-    """As Mooncake's, with another library below: the pool, the buffers and the protocol are the same.
+    """As Mooncake's connector, over another library: the pool, the buffers and the protocol are the same.
 
     The constructor raises ConfigError if there is no NPU.
     """

@@ -1,4 +1,4 @@
-"""What the thinker is asked and what it should say: sums, differences and numbers to draw, from 0 to 99.
+"""The thinker's questions and their answers: sums, differences and numbers to draw, from 0 to 99.
 
 Pure: chance comes in as a `random.Random`. Some pairs of operands are held out: no training question holds them in any
 phrasing or order, so answering them shows that the thinker computes and does not recall.
@@ -30,7 +30,7 @@ class Operation(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ThinkerAnswer:
-    """What the thinker says, and the digits it hands to the painter ("" when it asks for no picture)."""
+    """The thinker's answer, and the digits that it hands to the painter ("" for no picture)."""
 
     text: str
     digits: str

@@ -114,7 +114,7 @@ def load(folder: Path, source: PipelineSource) -> Any:
 
 
 def traits_of(pipe: Any, source: PipelineSource, call_args: Mapping[str, Any], max_side_px: int) -> Traits:
-    """What the pipeline takes. Raise ConfigError for a pipeline that no stage can serve, and for unknown call_args."""
+    """The inputs and limits of a pipeline. Raise ConfigError for unknown call_args, or if no stage can serve it."""
     name = type(pipe).__name__
     parameters = inspect.signature(pipe.__call__).parameters
     for argument in call_args:

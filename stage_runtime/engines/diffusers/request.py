@@ -43,17 +43,17 @@ class PipelineParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
 
 @dataclass(frozen=True, slots=True)
 class Traits:
-    """What a loaded pipeline takes."""
+    """The inputs and limits of a loaded pipeline."""
 
     name: str
-    #: The parameters of its call.
+    #: The names of the parameters of the pipeline's call.
     parameters: frozenset[str]
     #: Whether it has what it needs to read text.
     reads_text: bool
     #: Sides of its pictures are multiples of this, in pixels, and at most ``max_side_px``.
     side_multiple: int
     max_side_px: int
-    #: Of a pipeline that draws classes: their names, where it knows them, and how many there are.
+    #: Of a pipeline that draws classes: the names of the classes, if it has them, and their number.
     labels: Mapping[str, int] = field(default_factory=dict)
     num_labels: int = 0
 
@@ -69,7 +69,7 @@ class Traits:
 
     @property
     def mask_name(self) -> str:
-        """Its parameter for the mask of the embeddings; empty if it has none."""
+        """The name of the parameter for the mask of the embeddings; empty if the pipeline has none."""
         return next((name for name in (MASK, EQUAL_MASK) if name in self.parameters), "")
 
     @property

@@ -1,7 +1,7 @@
 """The echo engine: puts out its prompt again, one word a step. For tests and benchmarks; needs no model.
 
 As a later stage it puts out, or draws, the text of the hand-off. The words of ``engine_args`` that make it fail are
-there so that every kind of failure can be tried without a GPU. Its control methods only remember what they were asked.
+there so that every kind of failure can be tried without a GPU. Its control methods only record their calls.
 """
 
 from __future__ import annotations

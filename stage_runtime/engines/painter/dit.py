@@ -84,7 +84,7 @@ def check_sampling(steps: int, guidance: float) -> None:
 def digits_from_tokens(token_ids: Tensor, config: PainterConfig) -> list[int]:
     """Read the answer's digits out of the thinker's 1-D output token ids.
 
-    Empty when the thinker asked for no picture. Raises ValueError when it asked for one that cannot be drawn.
+    Empty when the thinker's answer has no picture. Raises ValueError for a picture that cannot be drawn.
     """
     if token_ids.dim() != 1:
         raise ValueError(f"token ids must be one-dimensional, not of shape {tuple(token_ids.shape)}")

@@ -1,4 +1,4 @@
-"""What a vLLM stage that makes tokens and one that pools have in common: loading, control methods, outputs, the end."""
+"""The common base of vLLM engines, for tokens and for pooling: loading, control methods, outputs, the end."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class LlmStage:
         return bool(self._runs)
 
     def _read_output(self, made: Any) -> EngineOutput | None:
-        """What one of vLLM's outputs is for its request; None if it is nothing to put out."""
+        """Convert one output of vLLM to the output of its request; None if there is nothing to put out."""
         raise NotImplementedError
 
 

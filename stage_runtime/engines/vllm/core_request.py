@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from omni_discovery.errors import InvalidRequestError
-from stage_runtime.engines.vllm.params import check_chosen_tokens
+from stage_runtime.engines.vllm.sampling_params import check_chosen_tokens
 
 #: Further keys of a prompt, and their types; each goes into the field of the same name.
 _PASSED_ON: Final = {

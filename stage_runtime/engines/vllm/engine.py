@@ -25,11 +25,11 @@ from stage_runtime.engines.vllm.handoff import Answer, HandoffArgs, Handoffs, Hi
 from stage_runtime.engines.vllm.interrupt import can_pause, rest_of, take_over
 from stage_runtime.engines.vllm.load import id_of_token
 from stage_runtime.engines.vllm.output import new_output
-from stage_runtime.engines.vllm.params import sampling_params
 from stage_runtime.engines.vllm.prefill_decode import PrefillDecode
 from stage_runtime.engines.vllm.prompt import Prompt, checked_prompt, read_request, salt_of
 from stage_runtime.engines.vllm.read_ahead import PartialPrompt, ReadAhead
 from stage_runtime.engines.vllm.resume import NOT_RESUMABLE
+from stage_runtime.engines.vllm.sampling_params import sampling_params
 
 logger = logging.getLogger(__name__)
 

@@ -1,6 +1,6 @@
-"""Loads vLLM: checks a stage's ``engine_args``, builds the LLMEngine, and reads from it what its stage can take.
+"""Loads vLLM: checks a stage's ``engine_args``, builds the LLMEngine, and reads the model's limits from it.
 
-vLLM's process group, also one of a single rank, meets at a file in the temporary folder and leaves it there;
+vLLM's process group, even of a single rank, uses a rendezvous file in the temporary folder and leaves it there;
 ``rendezvous_removed`` removes it.
 """
 
@@ -22,7 +22,7 @@ from stage_runtime.engines.base import check_model_folder, checked_args
 from stage_runtime.engines.errors import lacks_memory
 from stage_runtime.engines.files import check_model_files
 
-#: What vLLM runs at once when ``max_num_seqs`` is not given.
+#: How many requests vLLM runs at once by default, without ``max_num_seqs``.
 _USUAL_CAPACITY: Final = 256
 
 
@@ -43,7 +43,7 @@ def check_model(stage: StageConfig) -> None:
 
 
 def engine_args_of(stage: StageConfig, given: Mapping[str, Any], kind: Any) -> Any:
-    """The EngineArgs, of class ``kind``, for a stage. Raise ConfigError that names an argument this vLLM has not."""
+    """The EngineArgs, of class ``kind``, for a stage. Raise ConfigError that names an argument unknown to this vLLM."""
     known = set(kind.__dataclass_fields__)
     for name in given:
         if name not in known:
@@ -85,7 +85,7 @@ def load_llm(stage: StageConfig, given: Mapping[str, Any]) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """What requests have to be checked against; read from vLLM once it has loaded."""
+    """The model's limits that requests are checked against; read from vLLM once it has loaded."""
 
     tokenizer: Any
     max_model_len: int
@@ -93,14 +93,14 @@ class Model:
     #: Tokens that end an answer unless the request ignores them.
     eos_token_ids: frozenset[int]
     has_logits_processors: bool = False
-    #: Size of a token's prompt embeds, and their dtype; 0: it takes none.
+    #: Size of a token's prompt embeds, and their dtype; 0: the model takes none.
     embeds_size: int = 0
     dtype: Any = None
-    #: Tokens of a block of the prefix cache; 0: there is no prefix cache.
+    #: Tokens in a block of the prefix cache; 0: there is no prefix cache.
     block_size: int = 0
-    #: Whether it takes pictures, sound or other items beside its prompt; which of them, vLLM checks.
+    #: Whether the model takes pictures, sound or other items beside its prompt; vLLM checks which kinds.
     takes_items: bool = False
-    #: How many tokens an answer has at least: none if the stage pools.
+    #: The least number of tokens of an answer: 0 if the stage pools.
     least_answer: int = 1
 
 
@@ -124,7 +124,7 @@ def describe_model(llm: Any, tokenizer: Any, given: Mapping[str, Any]) -> Model:
 
 
 def details_of(llm: Any) -> dict[str, str]:
-    """See DescribedEngine, of a loaded LLMEngine."""
+    """The details of a loaded LLMEngine, see DescribedEngine."""
     config = llm.vllm_config.model_config
     dtype, commit = str(config.dtype).removeprefix("torch."), getattr(config.hf_config, "_commit_hash", None)
     return {"dtype": dtype, "revision": str(config.revision or commit or "")}

@@ -46,7 +46,7 @@ def new_output(
 def plain_logprobs(
     made: Sequence[Mapping[int, Any]] | None, token_ids: Sequence[int], new: int, tokenizer: Any
 ) -> tuple[TokenLogprobs, ...]:
-    """The log probabilities of the ``new`` last of these tokens, one entry each; empty if none were asked for."""
+    """The log probabilities of the ``new`` last of these tokens, one entry each; empty if the request has none."""
     if not made:
         return ()
     first = len(token_ids) - new

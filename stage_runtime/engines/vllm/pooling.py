@@ -20,8 +20,8 @@ from stage_runtime.engines.files import npy_of
 from stage_runtime.engines.sampling import pooling_asked
 from stage_runtime.engines.vllm.base import LlmStage, failed_output
 from stage_runtime.engines.vllm.engine import VllmEngine
-from stage_runtime.engines.vllm.params import pooling_params
 from stage_runtime.engines.vllm.prompt import read_request
+from stage_runtime.engines.vllm.sampling_params import pooling_params
 
 #: Arguments of a stage that generates tokens, which a stage that pools has not.
 _NOT_HERE: Final = ("handoff", "pd")

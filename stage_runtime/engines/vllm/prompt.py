@@ -16,7 +16,7 @@ from omni_discovery.errors import InvalidRequestError
 from stage_runtime.engines.base import StageRequest
 from stage_runtime.engines.prompts import read_prompt
 from stage_runtime.engines.vllm.load import Model
-from stage_runtime.engines.vllm.params import check_prompt
+from stage_runtime.engines.vllm.sampling_params import check_prompt
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -1,4 +1,4 @@
-"""Log probabilities of prompt tokens: asked of vLLM until an answer begins, and put out with its first token.
+"""Log probabilities of prompt tokens: requested from vLLM until an answer begins, and sent with its first token.
 
 A run that continues an answer does not ask again: they were put out before. vLLM computes none for tokens of the prefix
 cache, so a run that asks for them does not read it.

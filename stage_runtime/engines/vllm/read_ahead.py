@@ -18,9 +18,9 @@ from msgspec.structs import replace
 from omni_discovery.errors import InvalidRequestError
 from stage_runtime.engines.base import StageRequest
 from stage_runtime.engines.vllm.load import Model
-from stage_runtime.engines.vllm.params import sampling_params
 from stage_runtime.engines.vllm.prompt import Prompt, checked_prompt, read_handed, salt_of
 from stage_runtime.engines.vllm.runs import Runs
+from stage_runtime.engines.vllm.sampling_params import sampling_params
 
 _Handed = Mapping[str, Any]
 

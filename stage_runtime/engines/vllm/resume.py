@@ -83,7 +83,7 @@ def stop_reason_of(shown: Sequence[int], params: Any, model: Model) -> int | Non
 
 
 def shorten(params: Any, shown: int) -> None:
-    """Make the parameters ask for the rest of an answer, behind ``shown`` tokens, without text: that is made here."""
+    """Shorten the parameters to the rest of an answer, after ``shown`` tokens; vLLM makes no text, this module does."""
     if params.max_tokens is not None:
         params.max_tokens -= shown
     params.min_tokens = max(0, params.min_tokens - shown)
@@ -96,7 +96,7 @@ class ResumableDetokenizer:
     def __init__(self, key: str, prompt_token_ids: Sequence[int], params: Any, model: Model) -> None:
         from vllm.v1.engine.detokenizer import IncrementalDetokenizer
 
-        # As for the answer from its beginning: a tokenizer may put a space before a token that follows another.
+        # Detokenize the answer from its beginning: a tokenizer may put a space before a token that follows another.
         request = SimpleNamespace(
             request_id=key, prompt_token_ids=list(prompt_token_ids), prompt_embeds=None, sampling_params=params
         )

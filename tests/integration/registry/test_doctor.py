@@ -10,8 +10,8 @@ import time
 from pathlib import Path
 
 from omni_discovery.clients import OmniCoordClientForStage
-from omni_discovery.commands.checks import Finding, Grade, recent_findings
 from omni_discovery.commands.doctor import diagnose
+from omni_discovery.commands.doctor_checks import Finding, Grade, recent_findings
 from omni_discovery.etcd.config import RegistrySecurity
 from omni_discovery.records.schema import ReplicaRecord, ReplicaStatus, encode_record
 from omni_discovery.stories import Stories, read_stories

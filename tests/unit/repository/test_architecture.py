@@ -156,16 +156,18 @@ def _is_module(dotted: str) -> bool:
     return path.with_suffix(".py").exists() or (path / "__init__.py").exists()
 
 
-def docstring_of(name: str) -> str:
-    return " ".join((ast.get_docstring(tree_of(name)) or "").split())
+def claims_to_be_pure(name: str) -> bool:
+    """Whether a paragraph of the module's docstring ends in "Pure."."""
+    docstring = ast.get_docstring(tree_of(name)) or ""
+    return any(paragraph.rstrip().endswith("Pure.") for paragraph in docstring.split("\n\n"))
 
 
 def pure_files() -> list[str]:
-    """Those in pure folders, and those that say of themselves that they are."""
+    """The files in pure folders, and the files whose docstring claims it."""
     by_place = [
         name for folder, drivers in PURE_FOLDERS.items() for name in files_of(folder) if Path(name).name not in drivers
     ]
-    by_word = [name for name in files_of(*PACKAGES) if docstring_of(name).endswith("Pure.")]
+    by_word = [name for name in files_of(*PACKAGES) if claims_to_be_pure(name)]
     return sorted({*by_place, *by_word})
 
 
@@ -406,7 +408,7 @@ FACES = {
 
 def test_the_file_of_a_package_says_what_is_in_the_folder_and_holds_nothing() -> None:
     packages = {name for name in files_of(*PACKAGES) if Path(name).name == "__init__.py"}
-    assert {name for name in packages if not docstring_of(name)} == set()
+    assert {name for name in packages if not ast.get_docstring(tree_of(name))} == set()
     assert {name for name in packages if len(tree_of(name).body) > 1} == FACES
 
 

@@ -13,7 +13,7 @@ from stage_runtime.engines.prompts import prompt_text
 
 
 class ReverseArgs(msgspec.Struct, frozen=True, kw_only=True):
-    """What ``engine_args`` of the stage may hold; a wrong one is refused with what would be right."""
+    """The stage's ``engine_args``; an unknown or wrong one is refused with a message that names the right ones."""
 
     capacity: int = 4
     separator: str = " "
@@ -30,7 +30,7 @@ class ReverseEngine:
     def __init__(self, stage: StageConfig) -> None:
         self._args = checked_args(stage, ReverseArgs)
         self.capacity = self._args.capacity
-        #: The words that are still to be said, the next one last, by request key; oldest request first.
+        #: The words still to be put out, the next one last, by request key; oldest request first.
         self._words: dict[str, list[str]] = {}
         #: The last outputs of aborted requests, which the next step returns.
         self._aborted: list[EngineOutput] = []

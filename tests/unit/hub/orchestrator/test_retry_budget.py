@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hub.orchestrator.retries import RetryBudget
+from hub.orchestrator.retry_budget import RetryBudget
 
 
 def spend_all(budget: RetryBudget, now_s: float) -> int:

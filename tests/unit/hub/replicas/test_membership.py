@@ -15,8 +15,12 @@ from hub.pool.versions import Pools
 from hub.replicas.membership import Membership
 from hub.replicas.stage_client import StageClient
 from omni_discovery.balancing.policies import RoundRobinBalancer
-from omni_discovery.records.schema import ReplicaInfo, ReplicaStatus
-from omni_discovery.view.table import Delta, View
+from omni_discovery.kv import KeyValue, Listing, PutEvent, WatchBatch
+from omni_discovery.records import keys
+from omni_discovery.records.schema import ReplicaInfo, ReplicaRecord, ReplicaStatus, encode_record
+from omni_discovery.testing import FakeKV, ManualClock
+from omni_discovery.view.table import Delta, ReplicaTable, View
+from omni_discovery.view.watcher import Watcher
 
 
 def record(stage_id: int, replica_id: int, port: int, epoch: int) -> ReplicaInfo:
@@ -184,3 +188,78 @@ def test_a_delta_from_another_view_than_the_last_is_not_trusted() -> None:
     scene.membership.apply(first, Delta())
     scene.membership.apply(last, delta_of(missed, last))
     assert set(scene.membership.clients) == {"tcp://h:0", "tcp://h:1"}
+
+
+class Registry:
+    """A watcher that is fed by hand and delivers to a membership, but for views that are ``missed``."""
+
+    def __init__(self, scene: Scene, replicas: int) -> None:
+        self._scene = scene
+        self._revision = replicas
+        self.missed = False
+        clock = ManualClock()
+        self._watcher = Watcher(
+            FakeKV(clock), ReplicaTable("default"), keys.namespace_prefix("default"), self._deliver, clock=clock
+        )
+        self._items = [self._replica(number, 0, number + 1) for number in range(replicas)]
+
+    def _deliver(self, view: View, delta: Delta) -> None:
+        if not self.missed:
+            self._scene.membership.apply(view, delta)
+
+    def _replica(self, replica_id: int, load: int, revision: int) -> KeyValue:
+        written = ReplicaRecord(
+            stage_id=0,
+            replica_id=replica_id,
+            input_addr=f"tcp://h:{replica_id}",
+            output_addr=f"tcp://o:{replica_id}",
+            status=ReplicaStatus.UP,
+            queue_length=load,
+        )
+        return KeyValue(keys.replica_key("default", 0, replica_id), encode_record(written), replica_id + 1, revision)
+
+    async def list(self) -> None:
+        await self._watcher.replace(Listing(self._revision, 1, tuple(self._items)), 0.0)
+
+    async def _put(self, item: KeyValue) -> None:
+        await self._watcher.apply(WatchBatch(self._revision, (PutEvent(item),)))
+
+    async def load(self, replica_id: int, load: int) -> None:
+        self._revision += 1
+        await self._put(self._replica(replica_id, load, self._revision))
+
+    async def beat(self) -> None:
+        self._revision += 1
+        await self._put(KeyValue(keys.beat_key("default", "h"), b"{}", self._revision, self._revision))
+
+    async def control(self) -> None:
+        self._revision += 1
+        key = keys.replica_control_key("default", 0, 0)
+        await self._put(KeyValue(key, b"{}", self._revision, self._revision))
+
+
+async def test_a_beat_between_two_loads_leaves_the_short_way_open() -> None:
+    """1. replicas are listed; 2. a beat or a control key is written, which is in no view; 3. a load changes."""
+    scene = Scene()
+    registry = Registry(scene, 3)
+    await registry.list()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Membership, "_replace_all", lambda *_, **__: pytest.fail("the long way"))
+        for load in range(1, 4):
+            await registry.beat()
+            await registry.control()
+            await registry.load(1, load)
+    assert [told[1].queue_length for told in scene.told if told[0] == "renew"] == [1, 2, 3]  # type: ignore[index]
+
+
+async def test_a_view_that_was_missed_takes_the_long_way() -> None:
+    """1. the load of replica 0 changes in a view that is missed; 2. that of replica 1 in the next: both are applied."""
+    scene = Scene()
+    registry = Registry(scene, 3)
+    await registry.list()
+    registry.missed = True
+    await registry.load(0, 5)
+    registry.missed = False
+    await registry.beat()
+    await registry.load(1, 6)
+    assert [info.queue_length for info in scene.membership.members([0])] == [5, 6, 0]

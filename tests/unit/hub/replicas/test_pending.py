@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from hub.config import HubConfig
 from hub.orchestrator.aborts import AbortTracker
-from hub.orchestrator.retries import PacedRetries, RetryDue
+from hub.orchestrator.retry_budget import PacedRetries, RetryDue
 from hub.replicas.pending import PendingAborts, PendingDispatches
 from hub.request.events import Dispatch
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from hub.orchestrator.retries import RetryBudget
+from hub.orchestrator.retry_budget import RetryBudget
 from hub.request import events as ev
 from hub.request.machine import RequestMachine
 from hub.request.plan import RequestPlan, StageGraph

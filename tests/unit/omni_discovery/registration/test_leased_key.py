@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from typing import Any
@@ -9,11 +10,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from omni_discovery.errors import ConfigError
-from omni_discovery.kv import Claim, KeyValue
+from omni_discovery.errors import ConfigError, RegistryUnavailableError
+from omni_discovery.kv import Claim, DeleteEvent, KeyValue, Listing, PutEvent, WatchBatch
 from omni_discovery.records import keys
 from omni_discovery.records.schema import HubRecord, ReplicaRecord, ReplicaStatus
-from omni_discovery.registration.leased_key import Listener
+from omni_discovery.registration.leased_key import Listener, _OwnKeySink
 from omni_discovery.registration.registrars import HubRegistrar, ReplicaRegistrar, changed_record, replica_id_of
 from omni_discovery.testing import FakeKV, ManualClock, settle
 
@@ -23,12 +24,40 @@ RECORD = ReplicaRecord(
 )
 
 
+class SlowKV(FakeKV):
+    """Answers the first create only when ``release_create`` is set; afterwards one write and one read of it fail."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        super().__init__(clock)
+        self.release_create: asyncio.Event | None = None
+        self.failing_writes = self.failing_reads = 0
+
+    async def create(self, key: str, value: bytes, lease_id: int = 0) -> Claim:
+        claim = await super().create(key, value, lease_id)
+        release, self.release_create = self.release_create, None
+        if release is not None:
+            await release.wait()
+        return claim
+
+    async def compare_and_put(self, key: str, value: bytes, mod_revision: int, lease_id: int = 0) -> Claim:
+        if self.failing_writes:
+            self.failing_writes -= 1
+            raise RegistryUnavailableError("away")
+        return await super().compare_and_put(key, value, mod_revision, lease_id)
+
+    async def list_key(self, key: str) -> Listing:
+        if self.failing_reads:
+            self.failing_reads -= 1
+            raise RegistryUnavailableError("away")
+        return await super().list_key(key)
+
+
 class Scene:
     """One clock, one registry, and registrars that are closed at the end."""
 
     def __init__(self) -> None:
         self.clock = ManualClock()
-        self.kv = FakeKV(self.clock)
+        self.kv = SlowKV(self.clock)
         self.story: list[str] = []
         self.may_renew = True
         self.registrars: list[ReplicaRegistrar | HubRegistrar] = []
@@ -337,3 +366,96 @@ async def test_a_registry_restored_from_a_backup_is_written_to_again_and_not_wit
     await scene.clock.advance(2.0)
     assert (await scene.record())["queue_length"] == 2
     assert len(tries) == 2
+
+
+def own_key_watches() -> list[asyncio.Task[Any]]:
+    return [task for task in asyncio.all_tasks() if task.get_name() == "own-key-watch"]
+
+
+async def _claim_is_answered_after_its_lease_ended(scene: Scene) -> KeyValue:
+    """Claim id 0, end its lease, let another replica have id 0; then the answer to the claim comes. Return that key."""
+    scene.kv.release_create = release = asyncio.Event()
+    registrar = await scene.replica()
+    scene.kv.end_lease(registrar.lease_id)
+    other = await scene.kv.grant(10_000.0)
+    claim = await scene.kv.create(keys.replica_key(NS, 0, 0), b"{}", other.lease_id)
+    # A renewal is told that the lease is gone, and another lease is granted.
+    await scene.clock.advance(3.5)
+    release.set()
+    await scene.clock.advance(2.0)
+    assert claim.won
+    assert claim.current is not None
+    return claim.current
+
+
+async def test_the_watch_of_a_life_that_ended_does_not_end_the_next_one(scene: Scene) -> None:
+    """1. a claim of id 0 is answered after its lease was lost and another granted; one write and one read fail then
+    2. id 0 belongs to another replica; ours claims id 1
+    3. the other replica publishes its load again and again: ours keeps its registration, with one watch
+    """
+    scene.kv.failing_writes = scene.kv.failing_reads = 1
+    taken = await _claim_is_answered_after_its_lease_ended(scene)
+    mine = await scene.key(1)
+    for number in range(5):
+        await scene.kv.put(taken.key, b"%d" % number, taken.lease_id)
+        await scene.clock.advance(1.0)
+    assert not [line for line in scene.story if line.startswith("lost")]
+    assert (await scene.key(1)).create_revision == mine.create_revision
+    watches = own_key_watches()
+    assert len(watches) == 1
+    await scene.registrars[0].close()
+    assert watches[0].done()
+
+
+async def test_a_claim_answered_after_its_lease_was_lost_is_abandoned(scene: Scene) -> None:
+    """The key of that claim is gone with its lease: only the claim under the next lease is a registration."""
+    await _claim_is_answered_after_its_lease_ended(scene)
+    mine = await scene.key(1)
+    assert scene.story == [f"registered 1 epoch {mine.create_revision}", "published"]
+    assert await scene.ids() == ["0", "1"]
+
+
+async def test_a_hub_abandons_a_claim_answered_after_its_lease_was_lost(scene: Scene) -> None:
+    scene.kv.release_create = release = asyncio.Event()
+    hub = await scene.hub()
+    lost = hub.lease_id
+    scene.kv.end_lease(lost)
+    await scene.clock.advance(3.5)
+    assert hub.lease_id not in (0, lost)
+    release.set()
+    await scene.clock.advance(0.0)
+    key = await scene.kv.get(keys.hub_key(NS, "h1"))
+    assert key is not None
+    assert key.lease_id == hub.lease_id
+
+
+async def test_a_watch_that_begins_ends_the_former_one(scene: Scene) -> None:
+    registrar = await scene.replica()
+    former = own_key_watches()
+    registrar._watch_own_key(await scene.key())
+    await settle()
+    assert (len(former), len(own_key_watches())) == (1, 1)
+    assert former[0].cancelled()
+
+
+async def test_a_watch_is_not_heard_about_a_life_that_is_over(caplog: pytest.LogCaptureFixture) -> None:
+    """While its life stands, deletions and writes after the last acknowledged one are observed; afterwards nothing."""
+    life = KeyValue("k", b"", 5, 5, 1)
+    others = KeyValue("k", b"theirs", 9, 9, 2)
+    observed: list[KeyValue | None] = []
+    standing: KeyValue | None = KeyValue("k", b"", 5, 7, 1)
+    sink = _OwnKeySink(life, lambda: standing, observed.append)
+
+    async def hear_everything() -> None:
+        await sink.replace(Listing(9, 1, (others,)), 0.0)
+        await sink.apply(WatchBatch(7, (PutEvent(KeyValue("k", b"", 5, 7, 1)),)))
+        await sink.apply(WatchBatch(8, (DeleteEvent("k", 8),)))
+        sink.on_watch_failed(RegistryUnavailableError("away"), 30)
+
+    await hear_everything()
+    assert observed == [others, None]
+    assert [record.message for record in caplog.records] == ["registrar.guard_retrying key=k reason=away"]
+    for standing in (None, KeyValue("k", b"", 6, 6, 1), KeyValue("j", b"", 5, 5, 1)):  # noqa: B007 - read by the sink
+        await hear_everything()
+    assert observed == [others, None]
+    assert len(caplog.records) == 1

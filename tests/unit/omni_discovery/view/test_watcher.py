@@ -187,3 +187,40 @@ async def test_a_bad_value_that_goes_away_leaves_the_view(scene: Scene) -> None:
     await scene.kv.delete(key(7))
     await settle()
     assert not scene.view.bad
+
+
+async def test_a_delta_names_the_revision_of_the_view_that_was_delivered_before(scene: Scene) -> None:
+    """Beats and control keys are in no view: they raise the revision of the table, and deliver nothing. A stale view
+    and the fresh one after it are delivered.
+    """
+    await scene.kv.put(keys.beat_key(NS, "h"), b"{}")
+    await scene.kv.put(key(1), value(1))
+    await scene.kv.put(keys.beat_key(NS, "h"), b"{}")
+    await scene.clock.advance(1.0)
+    scene.kv.is_out = True
+    await scene.clock.advance(1.0)
+    scene.kv.is_out = False
+    await scene.clock.advance(3.0)
+    assert [view.revision for view, _ in scene.seen] == [2, 4, 5, 5]
+    assert [delta.since_revision for _, delta in scene.seen] == [None, 2, 4, 5]
+
+
+async def test_a_view_whose_listener_failed_counts_as_delivered() -> None:
+    """The listener may have applied none of it: the next delta must not seem to lead on from the view before."""
+    clock = ManualClock()
+    kv = FakeKV(clock)
+    since: list[int | None] = []
+
+    def listen(view: View, delta: Delta) -> None:
+        since.append(delta.since_revision)
+        if len(since) == 2:
+            raise ZeroDivisionError
+
+    watcher = Watcher(kv, ReplicaTable(NS), PREFIX, listen, clock=clock)
+    watcher.start()
+    for number in range(3):
+        await settle()
+        await kv.put(key(number), value(number))
+    await settle()
+    await watcher.close()
+    assert since == [None, 1, 2, 3]

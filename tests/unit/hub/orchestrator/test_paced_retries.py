@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from hub.orchestrator.retries import PacedRetries, RetryDue
+from hub.orchestrator.retry_budget import PacedRetries, RetryDue
 from hub.request import events as ev
 
 

@@ -17,7 +17,10 @@ logger = logging.getLogger(__name__)
 
 
 class MismatchedReplicas:
-    """Part of Membership. ``knows``: whether a replica runs a deploy document that this hub serves."""
+    """The mismatched replicas of all pools, for Membership.
+
+    ``knows`` returns whether a replica runs a deploy document that this hub serves.
+    """
 
     def __init__(self, pools: Pools, knows: Callable[[ReplicaInfo], bool]) -> None:
         self._pools = pools

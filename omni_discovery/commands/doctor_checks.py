@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import groupby
 from typing import Final
 
 from omni_discovery.deploy.document import DeployConfig, decode_deploy
@@ -354,8 +355,12 @@ _MOST_RECENT: Final = 5
 _LINES_SHOWN: Final = 10
 
 
+#: As many lines of the same text in a row are shown as three.
+_REPEATS: Final = 4
+
+
 def recent_findings(stories: Sequence[Story], now_s: float) -> list[Finding]:
-    """What happened to leases and requests that failed on this machine within the last hour, the latest last."""
+    """Findings about leases and requests that failed on this machine within the last hour, the latest last."""
     recent = [story for story in stories if now_s - story.at_s <= _RECENT_S][-_MOST_RECENT:]
     return [Finding(Grade.NOTE, "recent", _story_text(story, now_s)) for story in recent]
 
@@ -363,4 +368,16 @@ def recent_findings(stories: Sequence[Story], now_s: float) -> list[Finding]:
 def _story_text(story: Story, now_s: float) -> str:
     ago_s = max(0.0, now_s - story.at_s)
     head = f"{story.kind} {story.name} of process {story.pid}, {ago_s:.0f} s ago:"
-    return "\n".join([head, *(f"  {line}" for line in story.lines[-_LINES_SHOWN:])])
+    return "\n".join([head, *(f"  {line}" for line in _without_repeats(story.lines)[-_LINES_SHOWN:])])
+
+
+def _without_repeats(lines: Sequence[str]) -> list[str]:
+    """The lines of a story; of those in a row that differ in their time alone only the first, their number, the last.
+
+    A line's time is its first word.
+    """
+    shown: list[str] = []
+    for _text, group in groupby(lines, lambda line: line.partition(" ")[2] or line):
+        same = list(group)
+        shown += same if len(same) < _REPEATS else [same[0], f"... {len(same) - 2} more of these", same[-1]]
+    return shown

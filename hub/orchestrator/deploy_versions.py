@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from hub.pool.versions import Pools
     from omni_discovery.records.schema import ReplicaInfo
 
-#: How many documents a hub serves: replicas that run an older one get no requests.
+#: How many deploy documents a hub serves at most: replicas that run an older one get no requests.
 _REMEMBERED: Final = 4
 
 #: How many unfinished requests of this hub still need that version of a stage.
@@ -77,7 +77,7 @@ class DeployVersions:
         return self._releases[-1]
 
     def apply_document(self, document: bytes | None) -> bool:
-        """Take the document in force (None: the registry has none); return whether it has changed."""
+        """Apply the deploy document in force (None: the registry has none); return whether it is a new one."""
         if document is None or document == self._seen:
             return False
         self._seen = document

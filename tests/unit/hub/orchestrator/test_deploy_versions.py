@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from hub.orchestrator.releases import DeployVersion, DeployVersions
+from hub.orchestrator.deploy_versions import DeployVersion, DeployVersions
 from hub.pool.stage_pool import PoolOptions
 from hub.pool.versions import Pools, make_pools
 from omni_discovery.balancing.policies import LeastLoadBalancer

@@ -9,7 +9,7 @@ import pytest
 
 from hub.api.errors import BodyTooLongError, ModelNotFoundError
 from hub.metrics import HubMetrics
-from hub.orchestrator.rejections import RejectionLog, log_revocation
+from hub.orchestrator.rejection_log import RejectionLog, log_revocation
 from omni_discovery.errors import EngineFailedError, InvalidRequestError, OverloadedError, StageUnavailableError
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from omni_discovery.commands.checks import (
+from omni_discovery.commands.doctor_checks import (
     Evidence,
     Finding,
     Grade,
@@ -233,3 +233,17 @@ def test_stories_of_the_last_hour_are_shown_with_their_last_lines() -> None:
     head, *lines = finding.text.splitlines()
     assert head == "request r1 of process 7, 60 s ago:"
     assert lines == [f"  {number}" for number in range(20, 30)]
+
+
+def test_a_story_that_repeats_itself_is_shortened() -> None:
+    """Of 21 failed renewals the first and the last tell all: when they began, and that they went on."""
+    failed = [f"12:00:{second:02} renewal failed: unreachable" for second in range(21)]
+    lines = ("11:59:58 held: granted", *failed, "12:00:30 lost: gone")
+    (finding,) = recent_findings([Story(kind="lease", name="k", pid=1, at_s=0.0, lines=lines)], 1.0)
+    assert [line.strip() for line in finding.text.splitlines()[1:]] == [
+        "11:59:58 held: granted",
+        failed[0],
+        "... 19 more of these",
+        failed[-1],
+        "12:00:30 lost: gone",
+    ]
