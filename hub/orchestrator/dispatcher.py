@@ -95,6 +95,20 @@ class Dispatcher:
             return self._dispatch(active, action)
         return self._send(active, action, pool, ended.result)
 
+    def drop_pick(self, ended: PickEnded) -> None:
+        """Release the binding of a pick whose request has ended; nothing was sent."""
+        if isinstance(ended.result, Binding):
+            self._end(ended.dispatch.stage_id, ended.result, BindingEnd.UNSENT)
+
+    def cancel_pick(self, active: Active, stage_id: int) -> None:
+        """Cancel the pick of a stage, or its retry, that waits. Does nothing where none does."""
+        self.retries.forget(active.request.request_id, stage_id)
+        pick = active.picks.pop(stage_id, None)
+        if pick is not None:
+            pick.task.cancel()
+            # It may have been served a moment ago.
+            self._release_unsent(active, active.pools[stage_id])
+
     def move(self, active: Active, pools: Mapping[int, StagePool]) -> list[ev.Event]:
         """Move a request to other pools; picks that wait are repeated there. Return the events of those that ended."""
         old_pools, active.pools = active.pools, pools

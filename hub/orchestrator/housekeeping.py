@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
+from omni_discovery.log_once import LogOnce
+
 if TYPE_CHECKING:
+    from hub.pool.credits import CreditRequest
     from hub.pool.stage_pool import StagePool
     from hub.pool.versions import Pools
     from hub.replicas.membership import Membership
+    from hub.replicas.stage_client import StageClient
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +44,8 @@ class Housekeeping:
         self._membership_due_s: float | None = None
         #: The pools whose credit requests are due, the one that was due first in front.
         self._credit_pools: dict[StagePool, None] = {}
+        #: By stage, replica and epoch whose client raised.
+        self._log_once = LogOnce()
         self._closed = False
         pools.watch_pools(self._watch_pool)
 
@@ -98,4 +107,18 @@ class Housekeeping:
         for request in pool.core.credit_requests(time.monotonic()):
             client = self._membership.clients.get(request.addr)
             if client is not None:
-                client.want_credits(request.waiting, request.oldest_wait_s)
+                self._want_credits_of(client, request)
+
+    def _want_credits_of(self, client: StageClient, request: CreditRequest) -> None:
+        try:
+            client.want_credits(request.waiting, request.oldest_wait_s)
+        except Exception:
+            # A bug in a third party's client must not end the requests to all other replicas.
+            info = client.info
+            if self._log_once.should((info.stage_id, info.replica_id, info.epoch)):
+                logger.exception(
+                    "credits.bug stage=%d replica=%d epoch=%d: its client can't request credits",
+                    info.stage_id,
+                    info.replica_id,
+                    info.epoch,
+                )

@@ -276,12 +276,8 @@ class Orchestrator:
                 self._requests.abort_request(item)
             case TimeUp() | CompanionEnded() | UpdateRequest() | BackpressureChanged():
                 self._requests.apply_item(item)
-            case PickEnded():
-                self._requests.resume_dispatch(
-                    item.request_id, lambda active: self._dispatcher.pick_ended(active, item)
-                )
-            case RetryDue():
-                self._requests.resume_dispatch(item.request_id, lambda active: self._dispatcher.retry_due(active, item))
+            case PickEnded() | RetryDue():
+                self._requests.resume_dispatch(item)
             case StillSilent() | ReturnDue():
                 self._listener.apply_item(item)
             case CollectiveCall() | CallDue():
@@ -289,8 +285,11 @@ class Orchestrator:
             case TimersDue():
                 self._housekeeping.run_timers(item)
             case ViewChanged(view, delta):
-                self._rollout.apply_view(view, delta)
-                self._housekeeping.follow_membership()
+                try:
+                    self._rollout.apply_view(view, delta)
+                finally:
+                    # A mass loss that the view shows needs its review, even if a third party's client raises here.
+                    self._housekeeping.follow_membership()
             case _:
                 self._handle_client_event(item)
 

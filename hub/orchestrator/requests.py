@@ -15,8 +15,9 @@ from hub.metrics import HubMetrics
 from hub.orchestrator.aborts import AbortTracker
 from hub.orchestrator.active import AbortRequest, Active, AddRequest, BackpressureChanged, Ended, UpdateRequest, answer
 from hub.orchestrator.admission import Backlog
-from hub.orchestrator.dispatcher import Dispatcher
+from hub.orchestrator.dispatcher import Dispatcher, PickEnded
 from hub.orchestrator.failures import RequestFailures
+from hub.orchestrator.retry_budget import RetryDue
 from hub.request import events as ev
 from hub.request.companions import companion_plan
 from hub.request.machine import RequestMachine
@@ -162,8 +163,11 @@ class Requests:
             self.apply_event(request_id, ev.Cancelled(error))
         active = self.active.get(request_id)
         if active is not None:
-            for pool in active.pools.values():
-                pool.release(request_id)
+            for stage_id, pool in active.pools.items():
+                # The bug may be in the index that a release changes; the books are right before it is called.
+                with suppress(Exception):
+                    self._dispatcher.cancel_pick(active, stage_id)
+                    pool.release(request_id)
             self._finish(active, ev.Outcome.FAILED, error)
 
     def move_request(self, active: Active, release: DeployVersion) -> None:
@@ -209,11 +213,18 @@ class Requests:
             settled = [each for each, run in machine.runs.items() if run.settled]
             self._backlog.passed(active.request.request_id, settled)
 
-    def resume_dispatch(self, request_id: str, dispatch: Callable[[Active], ev.Event | None]) -> None:
-        """Go on with a dispatch that has waited, if the request is still there."""
-        active = self.active.get(request_id)
-        event = None if active is None else dispatch(active)
-        if active is not None and event is not None:
+    def resume_dispatch(self, item: PickEnded | RetryDue) -> None:
+        """Go on with a dispatch that has waited; if the request has ended, release the binding of its pick."""
+        active = self.active.get(item.request_id)
+        if active is None:
+            if isinstance(item, PickEnded):
+                self._dispatcher.drop_pick(item)
+            return
+        if isinstance(item, PickEnded):
+            event = self._dispatcher.pick_ended(active, item)
+        else:
+            event = self._dispatcher.retry_due(active, item)
+        if event is not None:
             self._apply(active, event)
 
     def _apply(self, active: Active, event: ev.Event) -> None:

@@ -72,12 +72,14 @@ class Indices:
             if tier != NO_TIER:
                 self.tiers[tier].update(entry)
             return
-        entry.tier = tier
+        # A third party's index may raise: until it has returned, the entry counts as being where it was.
         if before != NO_TIER:
             self.tiers[before].remove(entry)
+            entry.tier = NO_TIER
             self.free_count -= 1
         if tier != NO_TIER:
             self.tiers[tier].add(entry)
+            entry.tier = tier
             self.free_count += 1
             self.pickable_version += before == NO_TIER
 
@@ -206,6 +208,8 @@ class Pool:
             for entry in self.members:
                 entry.reload(count)
                 self._reindex(entry)
+            # The loads decide whether the best replicas lack only a credit, and so when credits are requested.
+            self._announce()
 
     # ---- load and outcomes
 
@@ -520,18 +524,22 @@ class Pool:
 
     def run_timers(self, now_s: float) -> None:
         """Apply what time has changed: weights in slow start, ends of ejections, send queues to be tried again."""
-        for entry in self.outliers.end_ejections(now_s):
-            self._reindex(entry)
-        for addr, entry in list(self._full.items()):
-            if entry.send_queue_full_until_s <= now_s:
-                entry.send_queue_full_until_s = 0.0
-                del self._full[addr]
-                self._reindex(entry)
-        for entry in self.slow_start.step(now_s):
-            self._reindex(entry)
-        # A timer that fired too early has to be set again.
+        # The driver's timer has fired, perhaps too early: it has to be set again, even if an index raises here.
         self._announced_s = nan
-        self._changed()
+        try:
+            for entry in self.outliers.end_ejections(now_s):
+                self._reindex(entry)
+            for addr, entry in list(self._full.items()):
+                if entry.send_queue_full_until_s <= now_s:
+                    entry.send_queue_full_until_s = 0.0
+                    del self._full[addr]
+                    self._reindex(entry)
+            for entry in self.slow_start.step(now_s):
+                self._reindex(entry)
+            if self._waiters.count:
+                self.queue.recheck()
+        finally:
+            self._announce()
 
     # ---- what the queue needs
 

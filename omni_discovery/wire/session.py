@@ -13,7 +13,7 @@ replica's epoch (one life of its key in the registry) and by a number that the h
 5.  Work begins only under the present epoch; what began under an earlier epoch of the same process may go on and end.
 6.  Half-open: a replica that gives up a hub whose connection may still stand repeats a Welcome with number 0 to it. A
     hub whose session is open then knows that the replica has forgotten it, and begins the next number; one whose Hello
-    is still on its way does not take that Welcome for the answer.
+    is still on its way does not take that Welcome for the answer, if this process has named a session before.
 7.  A revoked hub is neither listened to nor answered, until it is revoked no more.
 8.  Both sides encrypt or neither does (``same_security``); a record shows what its process does.
 9.  A frame of another protocol version never gets here: it does not decode, so its Hello stays unanswered.
@@ -212,6 +212,9 @@ class HubSession(_Role):
         self.is_open = False
         #: Whether the replica lends credits: a Welcome has named the present number.
         self.is_gated = False
+        #: Whether this process has named a session in a Welcome, under whatever number: it then names one in every
+        #: answer to Hello, and its Welcomes with number 0 answer none (rule 6).
+        self._lends = False
         self._connected: set[SocketName] = set()
         #: The sockets whose Hello of the present number was answered. ``is_open`` only while all were.
         self._welcomed: set[SocketName] = set()
@@ -288,7 +291,8 @@ class HubSession(_Role):
     def _receive_welcome(self, socket: SocketName, message: Welcome) -> Sequence[HubAction]:
         if message.epoch != self.epoch:
             return [MessageRefused(Flaw.EPOCH, message.epoch)]
-        if message.session == 0 and self.is_gated:
+        self._lends = self._lends or message.session != 0
+        if message.session == 0 and self._lends:
             # While the session is not open yet, our Hello on this socket is on its way to the replica (rule 6).
             return self._lose("the replica has given us up") if self.is_open else []
         # The answer to an earlier Hello may come late; a replica that lends no credits names no session.

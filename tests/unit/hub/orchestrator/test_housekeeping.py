@@ -22,9 +22,13 @@ from omni_discovery.records.schema import ReplicaInfo, ReplicaStatus
 class Client:
     """A connection to a replica, and what was asked there."""
 
+    info: ReplicaInfo
     wanted: list[int] = field(default_factory=list)
+    is_broken: bool = False
 
     def want_credits(self, waiting: int, oldest_wait_s: float) -> None:
+        if self.is_broken:
+            raise RuntimeError("a third party's bug")
         self.wanted.append(waiting)
 
 
@@ -42,8 +46,8 @@ class Scene:
         self.housekeeping = Housekeeping(self.pools, cast(Any, self), self._post)
         for pool in self.pools:
             addr = f"a{pool.stage_id}"
-            self.clients[addr] = Client()
             info = ReplicaInfo(addr, "", pool.stage_id, ReplicaStatus.UP, 0, 0.0, 0.0, 0, capacity=4)
+            self.clients[addr] = Client(info)
             pool.core.upsert(info, pool.now())
             pool.core.session_up(addr, pool.now(), uses_credits=True)
 
@@ -87,6 +91,29 @@ async def test_credits_are_requested_once_for_all_picks_that_begin_to_wait_and_a
     assert scene.clients["a0"].wanted == [3, 3, 0]
     assert scene.clients["a1"].wanted == []
     assert {due.pool for due in scene.due} == {pool}
+
+
+async def test_a_client_that_raises_keeps_no_other_replica_from_being_asked(
+    scene: Scene, caplog: pytest.LogCaptureFixture
+) -> None:
+    """1. stage 0 has a client that raises, and one that does not; a pick waits in each of two stages
+    2. all others are asked, and asked again; the client that raises is logged once, by its replica
+    """
+    scene.clients["a0"].is_broken = True
+    first, second = scene.pools
+    info = ReplicaInfo("b0", "", 0, ReplicaStatus.UP, 0, 0.0, 0.0, 1, capacity=4)
+    scene.clients["b0"] = Client(info)
+    first.core.upsert(info, first.now())
+    first.core.session_up("b0", first.now(), uses_credits=True)
+    picks = [asyncio.create_task(pool.pick("r", {})) for pool in (first, second)]
+    await asyncio.sleep(0.07)
+    assert [scene.clients[addr].wanted[:2] for addr in ("b0", "a1")] == [[1, 1], [1, 1]]
+    assert [record.getMessage().partition(":")[0] for record in caplog.records if record.exc_info] == [
+        "credits.bug stage=0 replica=0 epoch=0"
+    ]
+    for pick in picks:
+        pick.cancel()
+    await asyncio.wait(picks)
 
 
 async def test_a_replica_that_comes_while_picks_wait_is_asked_at_once(scene: Scene) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 from heapq import heappop, heappush
@@ -15,6 +16,9 @@ from hypothesis import strategies as st
 
 from hub.config import PoolOptions
 from hub.pool.core import Pool
+from hub.pool.entry import Binding
+from hub.pool.wait_queue import Waiter
+from omni_discovery.balancing.base import ListIndex, Member
 from omni_discovery.balancing.policies import LeastLoadBalancer, LeastQueueLengthBalancer, RandomBalancer
 from omni_discovery.records.schema import ReplicaInfo, ReplicaStatus
 from tests.support.pools import accept
@@ -230,6 +234,105 @@ def test_binding_to_nobody_is_refused_and_binding_anew_moves() -> None:
     core.bind("r1", "tcp://b:1")
     assert core.members.in_flight("tcp://a:1") == []
     assert core.members.in_flight("tcp://b:1") == ["r1"]
+
+
+class BrokenIndex(ListIndex):
+    """A third party's index, one method of which raises while it is named in ``broken``."""
+
+    def __init__(self) -> None:
+        super().__init__(LeastLoadBalancer())
+        self.broken = ""
+
+    def add(self, member: Member) -> None:
+        self._check("add")
+        super().add(member)
+
+    def update(self, member: Member) -> None:
+        self._check("update")
+        super().update(member)
+
+    def remove(self, member: Member) -> None:
+        self._check("remove")
+        super().remove(member)
+
+    def _check(self, method: str) -> None:
+        if method == self.broken:
+            raise RuntimeError(f"{method} is broken")
+
+
+class BrokenBalancer(LeastLoadBalancer):
+    def __init__(self) -> None:
+        self.made = BrokenIndex()
+
+    def index(self) -> BrokenIndex:
+        return self.made
+
+
+@pytest.mark.parametrize("broken", ["add", "remove"])
+def test_an_index_that_raises_leaves_the_count_of_free_replicas_right(broken: str) -> None:
+    """1. a goes and comes back, and b stays; one of the two changes of the index raises
+    2. the index works again: with the next change the pool has both, or neither
+    """
+    balancer = BrokenBalancer()
+    core, index = Pool(0, balancer, PoolOptions(slow_start_s=0.0)), balancer.made
+    for name in "ab":
+        core.upsert(info(name), 0.0)
+        core.session_up(f"tcp://{name}:1", 0.0)
+    if broken == "add":
+        core.session_down("tcp://a:1", 1.0)
+    index.broken = broken
+    with pytest.raises(RuntimeError):
+        (core.session_up if broken == "add" else core.session_down)("tcp://a:1", 1.0)
+    assert core.free_count == len(core.candidates())
+    index.broken = ""
+    core.session_up("tcp://a:1", 2.0)
+    assert core.free_count == len(core.candidates()) == 2
+    for name in "ab":
+        core.session_down(f"tcp://{name}:1", 3.0)
+    assert core.free_count == len(core.candidates()) == 0
+    assert picked(core, "r") is None
+
+
+def test_an_index_that_raises_in_a_timer_does_not_lose_the_next_deadline() -> None:
+    """1. the send queues of a and b are full; 2. a's time is over, and the index raises: b's deadline is announced"""
+    balancer = BrokenBalancer()
+    core, index = Pool(0, balancer, PoolOptions(slow_start_s=0.0)), balancer.made
+    for name in "ab":
+        core.upsert(info(name), 0.0)
+        core.session_up(f"tcp://{name}:1", 0.0)
+    deadlines_s: list[float | None] = []
+    core.watch_pool(deadlines_s.append, lambda: None)
+    core.send_queue_full("tcp://a:1", 1.0)
+    core.send_queue_full("tcp://b:1", 1.02)
+    index.broken = "add"
+    with pytest.raises(RuntimeError):
+        core.run_timers(1.06)
+    index.broken = ""
+    assert deadlines_s == [None, pytest.approx(1.05), pytest.approx(1.07)]
+    core.run_timers(deadlines_s[-1] or 0.0)
+    assert core.free_count == 1
+    core.report("tcp://a:1", 0, 2.0)
+    assert core.free_count == 2
+
+
+def test_another_number_of_hubs_announces_what_it_makes_due() -> None:
+    """1. one pick waits for a credit and it was asked for; another begins to wait, and is due to be asked for in 50 ms
+    2. with the loads the pool sees that the heavier replica lacks only a credit: it is due in 5 ms
+    """
+    core = Pool(0, LeastLoadBalancer(), PoolOptions(slow_start_s=0.0))
+    for name, weight in {"heavy": 2.0, "light": 1.0}.items():
+        core.upsert(replace(info(name), weight=weight, capacity=4), 0.0)
+        core.session_up(f"tcp://{name}:1", 0.0, uses_credits=True)
+    deadlines_s: list[float | None] = []
+    core.watch_pool(deadlines_s.append, lambda: None)
+    for number in range(2):
+        token: Future[Binding] = Future()
+        core.wait(Waiter(f"r{number}", {}, None, (), 0, 1.0, token))
+        core.credit_requests(1.0)
+    assert deadlines_s[-1] == pytest.approx(1.05)
+    core.set_live_hubs(2)
+    assert core.next_credit_request_s == pytest.approx(1.005)
+    assert deadlines_s[-1] == core.next_credit_request_s
 
 
 _names = st.sampled_from("abc")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable
 
 import pytest
@@ -272,6 +272,12 @@ class HubProcess:
         self.credits = 0
         #: Whether the session was opened as one whose replica lends credits.
         self.is_gated = False
+        #: The number of the session during which a Welcome first named a session; None before.
+        self.lent_since: int | None = None
+
+    def note_lender(self, message: wire.Welcome | wire.Grant | wire.Recall) -> None:
+        if isinstance(message, wire.Welcome) and message.session and message.epoch == self.session.epoch:
+            self.lent_since = self.session.number if self.lent_since is None else self.lent_since
 
 
 class Pair:
@@ -288,6 +294,8 @@ class Pair:
         self.processes = 0
         self.hub = self._new_hub()
         self.replica = ReplicaSessions()
+        #: The sessions that the replica has named in a Welcome, by socket and connection: (epoch, number).
+        self.named: dict[tuple[SocketName, str], set[tuple[int, int]]] = defaultdict(set)
         #: What the replica has lent, by connection: (session, credits).
         self.accounts: dict[str, tuple[int, int]] = {}
         #: None: not connected.
@@ -328,6 +336,7 @@ class Pair:
             messages, _ = wire.decode_from_replica([frame])
             for message in messages:
                 assert isinstance(message, wire.Welcome | wire.Grant | wire.Recall)
+                self.hub.note_lender(message)
                 self.hub_does(self.hub.session.receive(socket, message))
             return
         for order in wire.decode_to_replica([frame]):
@@ -348,6 +357,9 @@ class Pair:
                 case SessionOpened(is_gated=is_gated):
                     assert self.hub.session.is_open
                     self.hub.is_gated = is_gated
+                    if self.hub.lent_since is not None and self.hub.session.number > self.hub.lent_since:
+                        opened_as = self.hub.session.epoch, self.hub.session.number
+                        assert all(opened_as in self.named[each, self.hub.peer.name] for each in SOCKETS)
                 case SessionClosed():
                     assert not self.hub.session.is_open
                     self.hub.credits = 0
@@ -360,6 +372,7 @@ class Pair:
         for action in actions:
             match action:
                 case SendWelcome(socket, peer, epoch, session):
+                    self.named[socket, peer.name].add((epoch, session))
                     if peer == self.hub.peer:
                         message = wire.Welcome(epoch=epoch, capacity=1, queue_length=0, session=session)
                         self.send(self.to_hub[socket], message)
@@ -560,6 +573,28 @@ def test_a_probe_that_crosses_a_hello_is_not_taken_for_its_answer() -> None:
     assert session.receive("output", welcome(session=2)) == [SessionOpened(0, is_gated=True)]
 
 
+def test_a_second_probe_before_any_answer_opens_and_closes_nothing() -> None:
+    """1. a probe with number 0 ends the session; 2. another comes before either socket has answered the next Hello
+    3. input answers, and output does not yet: the session stays closed; 4. one more probe: no loss; 5. output answers
+    """
+    session = opened()
+    assert session.receive("output", welcome(session=0)) == [SessionClosed("the replica has given us up", lost=True)]
+    assert session.receive("output", welcome(session=0)) == []
+    assert session.repeat_hellos() == [SendToReplica(socket, hello(session=2)) for socket in SOCKETS]
+    assert session.receive("input", welcome(session=2)) == []
+    assert session.receive("output", welcome(session=0)) == []
+    assert session.repeat_hellos() == [SendToReplica("output", hello(session=2))]
+    assert session.receive("output", welcome(session=2)) == [SessionOpened(0, is_gated=True)]
+
+
+def test_a_late_probe_under_the_next_epoch_is_no_answer_either() -> None:
+    session = opened()
+    session.begin_epoch(8)
+    session.receive("output", welcome(session=0, epoch=8))
+    assert session.receive("input", welcome(session=2, epoch=8)) == []
+    assert session.receive("output", welcome(session=2, epoch=8)) == [SessionOpened(0, is_gated=True)]
+
+
 def test_a_revoked_hub_has_no_session_until_it_is_revoked_no_more() -> None:
     pair = Pair()
     pair.revoke()
@@ -618,6 +653,16 @@ class SessionMachine(RuleBasedStateMachine):
         queue = (self.pair.to_hub if to_hub else self.pair.to_replica)[socket]
         if queue and not isinstance(_read(queue[0], to_hub=to_hub), wire.Grant):
             queue.popleft()
+
+    @rule()
+    def probe_a_hub_that_was_given_up(self) -> None:
+        """The hub reads so late that several probes are on their way at once."""
+        self.pair.settle()
+        self.pair.give_up_hub()
+        for _ in range(3):
+            self.pair.tick_replica()
+        self.pair.deliver("output", to_hub=True)
+        self.pair.tick_hub()
 
     @rule(socket=st.sampled_from(SOCKETS))
     def repeat_a_hello(self, socket: SocketName) -> None:
