@@ -32,8 +32,8 @@ class Ticket:
     is_idle: bool = False
     #: Whether the engine has parked the request: its slot is then free for others.
     is_parked: bool = False
-    #: When the request's time is over, monotonic seconds.
-    deadline_s: float = float("inf")
+    #: From when on an Abort counts as the end of the request's time, monotonic seconds.
+    overdue_at_s: float = float("inf")
     #: Whether the hub stopped the request because its time was over.
     is_overdue: bool = False
 

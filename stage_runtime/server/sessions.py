@@ -147,8 +147,9 @@ _PROBE_INTERVAL_S: Final = 0.2
 _GONE: Final = "is gone"
 #: An Abort that names no attempt names them all.
 _ALL_ATTEMPTS: Final = (1 << 53) - 1
-#: Hub and replica both end a request at its deadline. An Abort that comes this close to it is the hub's doing so.
-_DEADLINE_SLACK_S: Final = 0.1
+#: Hub and replica both end a request at its deadline, which the replica counts from when the Submit came. An Abort that
+#: comes this close to it, or in the second half of a shorter time, is taken for the hub's doing so.
+_DEADLINE_SLACK_S: Final = 1.0
 
 
 class Sessions:
@@ -254,7 +255,7 @@ class Sessions:
             ),
         )
         ticket.segment = 0 if submit.segmented else None
-        ticket.deadline_s = now_s + submit.remaining_s
+        ticket.overdue_at_s = now_s + max(submit.remaining_s - _DEADLINE_SLACK_S, submit.remaining_s / 2)
         self._to_do.append(work_of(ticket, submit, now_s))
 
     def _reject(self, peer: Peer, submit: wire.Submit, refusal: Refusal) -> None:
@@ -270,7 +271,7 @@ class Sessions:
         ticket = self.ledger.current_ticket(peer.hub_id, abort.request_id)
         is_running = ticket is not None and ticket.attempt <= abort.attempt
         if ticket is not None and is_running:
-            ticket.is_overdue = now_s >= ticket.deadline_s - _DEADLINE_SLACK_S
+            ticket.is_overdue = now_s >= ticket.overdue_at_s
             self._to_do.append(Cancel(ticket.key))
         self._acknowledge(
             peer,
