@@ -39,6 +39,7 @@ from omni_discovery.deploy.document import DeployConfig, StageConfig
 from omni_discovery.deploy.overrides import check_headless, document_here, parse_overrides
 from omni_discovery.errors import ConfigError, OmniError
 from omni_discovery.etcd.embedded_file import embedded_among
+from omni_discovery.plugins import check_packages
 from omni_discovery.processes import die_with_parent, raise_descriptor_limit
 from stage_runtime.addresses import find_hosts
 from stage_runtime.config import ReplicaConfig, SupervisorConfig, replica_config
@@ -145,6 +146,7 @@ def _check(check: StageCheck) -> int:
     """Whether this machine could run the stage; prints why not."""
     configure_logging()
     try:
+        check_packages(check.stage.stage_id, check.stage.engine)
         from stage_runtime.engine_loop.payloads import build_edges
         from stage_runtime.engines.base import create_engine
         from stage_runtime.engines.capabilities import capabilities_of
@@ -187,6 +189,8 @@ def _supervise(arguments: argparse.Namespace) -> int:
     if options.endpoints:
         bind_host, advertise_host = find_hosts(options.endpoints, options.replica_address)
     replica = replica_config(options, bind_host, advertise_host, os.getpid())
+    if options.worker_backend != RAY:
+        check_packages(replica.stage_id)
     # The replicas have it in their settings; the libraries and processes that they load or start need not see it.
     os.environ.pop("OMNI_ETCD_PASSWORD", None)
     _be_brief(replica)
@@ -295,11 +299,13 @@ def _run_replica(config: ReplicaConfig) -> int:
     write = write_status if config.parent_pid else no_status
     code = EXIT_FAILED
     try:
-        from stage_runtime.replica.replica import Replica
         from stage_runtime.supervisor.deploy_document import deploy_of_replica
 
         _be_brief(config)
         deploy, device = deploy_of_replica(config), device_text(os.environ)
+        check_packages(config.stage_id, deploy.stage(config.stage_id).engine)
+        from stage_runtime.replica.replica import Replica
+
         code = Replica(config, deploy, _connect_with_stories(config), device=device, write_status=write).run()
     except OmniError as error:
         code = EXIT_CONFIG if isinstance(error, ConfigError) else EXIT_FAILED

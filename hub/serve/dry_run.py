@@ -19,6 +19,7 @@ from omni_discovery.deploy.topology import Topology, plan
 from omni_discovery.errors import ConfigError, RegistryTlsError, RegistryUnavailableError
 from omni_discovery.etcd.check import check_registry
 from omni_discovery.etcd.config import RegistryConfig
+from omni_discovery.plugins import check_packages
 from omni_discovery.records.keys import beat_key, hub_key, pipeline_key, replicas_prefix
 
 if TYPE_CHECKING:
@@ -62,6 +63,8 @@ def dry_run_hub(arguments: argparse.Namespace, config: ServeConfig) -> int:
 
 def dry_run_headless(arguments: argparse.Namespace, security: RegistrySecurity) -> int:
     """Print the plan of this supervisor; return 0. Raise OmniError if the supervisor could not start."""
+    if arguments.worker_backend != RAY:
+        check_packages(arguments.stage_id)
     ttl_s, namespace = arguments.omni_heartbeat_timeout, arguments.namespace
     registry = RegistryConfig(arguments.etcd_endpoints, namespace, security, ttl_s=ttl_s)
     in_force = check_registry(registry, _ANSWER_S)

@@ -18,7 +18,7 @@ from omni_discovery.deploy.load import doubtful_connectors, doubtful_engines, lo
 from omni_discovery.deploy.overrides import FLAG, of_the_document, of_this_host, on_this_host, parse_overrides
 from omni_discovery.deploy.topology import Topology, plan
 from omni_discovery.errors import ConfigError
-from omni_discovery.plugins import CONNECTOR_GROUPS, ENGINE_GROUPS, find_plugins
+from omni_discovery.plugins import CONNECTOR_GROUPS, ENGINE_GROUPS, check_packages, find_plugins
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -103,6 +103,7 @@ def _check_stages(local_stages: Sequence[StageConfig], installed: Collection[str
     if doubts := doubtful_engines(local_stages, installed):
         raise ConfigError("; ".join(doubts))
     for stage in local_stages:
+        check_packages(stage.stage_id, stage.engine)
         if stage.model.startswith("/") and not Path(stage.model).exists():
             raise ConfigError(f"stage {stage.stage_id}: the model folder {stage.model} does not exist; correct 'model'")
 

@@ -14,7 +14,10 @@ from typing import Protocol
 
 from omni_discovery import __version__
 from omni_discovery.errors import ConfigError, OmniError
-from omni_discovery.plugins import COMMAND_GROUPS, find_plugins
+from omni_discovery.plugins import COMMAND_GROUPS, find_plugins, find_shadow
+
+#: Our packages with generic names, which a file or folder of a user may hide.
+_OURS = ("hub", "stage_runtime")
 
 
 class Command(Protocol):
@@ -60,6 +63,13 @@ def main(argv: list[str] | None = None) -> int:
 
 def _load(entry: EntryPoint) -> Command | None:
     """Import a sub-command; None, with a line on standard error, if that fails."""
+    package = entry.value.partition(":")[0].partition(".")[0]
+    if package in _OURS and (shadow := find_shadow(package)) is not None:
+        sys.stderr.write(
+            f"omni: the command {entry.name!r} can't be loaded: {shadow} hides omni-discovery's package {package!r}: "
+            "rename it, or start from another folder\n"
+        )
+        return None
     try:
         command: Command = entry.load()()
     except Exception as error:  # noqa: BLE001 - one broken third-party command must not take the others away

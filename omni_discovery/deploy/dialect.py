@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
+from omni_discovery.deploy.lines import Problem, line_at, line_of_key, move_key, take_keys
 from omni_discovery.plugins import BUILT_IN_CONNECTORS, CONNECTOR_ALIASES
 
 #: The names of connectors that an edge may use without a declaration under ``connectors``.
@@ -119,11 +120,11 @@ def translate(
     """
     ours = dict(document)
     if "stage_args" in ours and "stages" not in ours:
-        ours["stages"] = ours.pop("stage_args")
+        move_key(ours, "stage_args", "stages")
     _lift_runtime(ours)
     if not isinstance(ours.get("stages"), list):
         return ours
-    wide: dict[str, Any] = {name: ours.pop(name) for name in _WIDE_KEYS if name in ours}
+    wide = take_keys(ours, _WIDE_KEYS)
     ours["stages"] = [
         _translate_whole(stage, known, overrides, wide) if isinstance(stage, dict) else stage
         for stage in ours["stages"]
@@ -138,13 +139,13 @@ def translate_stage(stage: Mapping[str, Any], known: Known) -> dict[str, Any]:
     ours = dict(stage)
     for theirs, name in _STAGE_ALIASES.items():
         if theirs in ours and name not in ours:
-            ours[name] = ours.pop(theirs)
+            move_key(ours, theirs, name)
     engine = _STAGE_TYPES.get(str(ours.get("stage_type")))
     if engine is not None and ours.setdefault("engine", engine) == engine:
         del ours["stage_type"]
     _translate_output(ours)
     _translate_runtime(ours)
-    beside = {name: ours.pop(name) for name in list(ours) if name in ENGINE_KEYS and name not in known["stage"]}
+    beside = take_keys(ours, [name for name in ours if name in ENGINE_KEYS and name not in known["stage"]])
     if isinstance(ours.get("engine_extras"), dict):
         beside = merged(beside, ours.pop("engine_extras"))
     beside = merged(beside, ours.get("engine_args", {}))
@@ -169,10 +170,13 @@ def merged(base: Any, over: Any) -> Any:
     """Return ``base`` with ``over`` merged into it: mappings key by key, any other value replaced."""
     if not (isinstance(base, dict) and isinstance(over, dict)):
         return over
-    return {**base, **{name: merged(base[name], value) if name in base else value for name, value in over.items()}}
+    # A key of ``over`` takes the place of an equal one of ``base``: a value's line is that of its own key.
+    keys = {name: name for name in over}
+    both = {keys.get(name, name): merged(value, over[name]) if name in over else value for name, value in base.items()}
+    return both | {name: value for name, value in over.items() if name not in base}
 
 
-def unknown_keys(document: Mapping[str, Any], known: Known) -> list[str]:
+def unknown_keys(document: Mapping[str, Any], known: Known) -> list[Problem]:
     """Describe each unknown key of a document, with its place and a hint."""
     problems = _unknown_in("", document, known["document"], "")
     for index, stage in enumerate(_list_of(document.get("stages"))):
@@ -180,10 +184,9 @@ def unknown_keys(document: Mapping[str, Any], known: Known) -> list[str]:
             place = f"stage {stage['stage_id']}." if "stage_id" in stage else f"stages[{index}]."
             of_stage = unknown_stage_keys(place, stage, known)
             problems += of_stage
-            if "engine" not in stage and not any("'engine'" in problem for problem in of_stage):
-                problems.append(
-                    f"{place}engine is missing: say vllm, diffusion, echo or another engine that is installed"
-                )
+            if "engine" not in stage and not any("'engine'" in problem.text for problem in of_stage):
+                missing = f"{place}engine is missing: say vllm, diffusion, echo or another engine that is installed"
+                problems.append(Problem(missing, line_at(document, ("stages", index))))
     for index, edge in enumerate(_list_of(document.get("edges"))):
         problems += _unknown_in(f"edges[{index}].", edge, known["edge"], "")
     for name, connector in _mapping_of(document.get("connectors")).items():
@@ -192,21 +195,27 @@ def unknown_keys(document: Mapping[str, Any], known: Known) -> list[str]:
     return problems
 
 
-def unknown_stage_keys(place: str, stage: Mapping[str, Any], known: Known) -> list[str]:
+def unknown_stage_keys(place: str, stage: Mapping[str, Any], known: Known) -> list[Problem]:
     """Describe each unknown key of one stage; ``place`` is what stands before a key, as ``stage 0.``."""
     problems = _unknown_in(place, stage, known["stage"], "what its engine takes goes in 'engine_args'")
     problems += _unknown_in(f"{place}runtime.", stage.get("runtime"), known["runtime"], "")
     arguments = stage.get("engine_args")
     if stage.get("engine", "vllm") == "vllm" and isinstance(arguments, dict):
         refused = [name for name in arguments if name in _NOT_VLLMS]
-        problems += [f"{place}engine_args.{name} is not known: {_HINTS[name]}" for name in refused]
+        problems += [
+            Problem(f"{place}engine_args.{name} is not known: {_HINTS[name]}", line_of_key(name)) for name in refused
+        ]
     return problems
 
 
-def _unknown_in(place: str, part: Any, known: tuple[str, ...], otherwise: str) -> list[str]:
+def _unknown_in(place: str, part: Any, known: tuple[str, ...], otherwise: str) -> list[Problem]:
     if not isinstance(part, dict):
         return []
-    return [f"{place}{name} is not known{_hint(str(name), known, otherwise)}" for name in part if name not in known]
+    return [
+        Problem(f"{place}{name} is not known{_hint(str(name), known, otherwise)}", line_of_key(name))
+        for name in part
+        if name not in known
+    ]
 
 
 def _hint(name: str, known: tuple[str, ...], otherwise: str) -> str:
@@ -224,14 +233,15 @@ def _translate_output(stage: dict[str, Any]) -> None:
         stage["final_output"] = "none"
         stage.pop("final_output_type", None)
     elif "final_output_type" in stage and (final is True or final is None):
-        stage["final_output"] = stage.pop("final_output_type")
+        stage.pop("final_output", None)
+        move_key(stage, "final_output_type", "final_output")
 
 
 def _translate_runtime(stage: dict[str, Any]) -> None:
     runtime = stage.get("runtime", {})
     if not isinstance(runtime, dict):
         return
-    runtime = {**{name: stage.pop(name) for name in ("devices", "num_replicas") if name in stage}, **runtime}
+    runtime = {**take_keys(stage, ("devices", "num_replicas")), **runtime}
     if runtime.get("process") is True:
         del runtime["process"]
     devices = runtime.get("devices")
@@ -253,7 +263,7 @@ def _lift_runtime(document: dict[str, Any]) -> None:
     rest = dict(runtime)
     for name in ("connectors", "edges"):
         if name in rest and name not in document:
-            document[name] = rest.pop(name)
+            document |= take_keys(rest, (name,))
     if rest.get("enabled") is True:
         del rest["enabled"]
     if rest:

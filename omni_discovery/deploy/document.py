@@ -2,20 +2,21 @@
 
 Written as YAML by people, kept as JSON under the namespace's ``pipeline`` key. Hubs build the stage graph from it,
 replicas read their own stage's part. Unknown keys are errors, all reported at once, each with a hint; a wrong value is
-reported with its place and what would be right. Pure.
+reported with its place and what would be right, and with its line if the document comes from a file. Pure.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
-from types import MappingProxyType
-from typing import Annotated, Any, Final, Literal
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from types import MappingProxyType, UnionType
+from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin
 
 import msgspec
 import yaml
 
 from omni_discovery.deploy.dialect import CONNECTORS, Overrides, translate, unknown_keys
+from omni_discovery.deploy.lines import Problem, line_at, load_yaml, without_lines
 from omni_discovery.errors import ConfigError
 
 #: What would be right for the bound of an edge.
@@ -52,25 +53,72 @@ _STEP: Final = re.compile(r"\.([^.\[]+)|\[(\d+|\.\.\.)\]")
 _LONGEST_VALUE: Final = 60
 
 
-def wrong_value(message: str, document: Any) -> str:
-    """Return a decoder's error message in the document's own terms; unchanged if its place can't be found."""
+def _describe(message: str, outer: Sequence[str | int], document: Any) -> Problem:
+    """Return a decoder's error message in the document's own terms; unchanged if its place can't be found.
+
+    ``outer`` leads to the part of the document that was decoded, the message's own place leads on from there.
+    """
     found = _PLACE.search(message)
-    if found is None:
-        return message
-    steps: list[str | int] = [
-        name if name else int(index) if index.isdigit() else index for name, index in _STEP.findall(found[1])
-    ]
+    inner = _STEP.findall(found[1]) if found is not None else ()
+    steps = [*outer, *(name if name else int(index) if index.isdigit() else index for name, index in inner)]
+    if not steps:
+        return Problem(message)
+    line = line_at(document, steps)
     try:
         place, value = _look_up(document, steps)
     except (KeyError, IndexError, TypeError):
-        return message
+        return Problem(message, line)
     key = steps[-2] if steps[-2:-1] == ["input_from"] else steps[-1]
     if key not in _RIGHT or message.startswith("Object missing"):
-        return f"{place}: {message[: found.start()]}"
-    return f"{place} is {short_value(value)}; right would be {_RIGHT[str(key)]}"
+        return Problem(f"{place}: {message if found is None else message[: found.start()]}", line)
+    return Problem(f"{place} is {short_value(value)}; right would be {_RIGHT[str(key)]}", line)
 
 
-def _look_up(document: Any, steps: list[str | int]) -> tuple[str, Any]:
+def _wrong_values(
+    kind: Any, value: Any, steps: tuple[str | int, ...], document: Any, others: Sequence[Problem]
+) -> Iterator[Problem]:
+    """Describe every value at or below ``steps`` that does not fit the type ``kind``; unknown keys are passed over.
+
+    A missing key is passed over, too, if one of ``others`` is about its misspelling.
+    """
+    try:
+        msgspec.convert(value, kind)
+        return
+    except msgspec.ValidationError as error:
+        message = str(error)
+    kind = _without_wrapping(kind)
+    inner = get_args(kind)
+    if _is_struct(kind) and isinstance(value, dict):
+        for field in msgspec.structs.fields(kind):
+            name = field.encode_name
+            if name in value:
+                yield from _wrong_values(field.type, value[name], (*steps, name), document, others)
+            elif field.required and not (name == "engine" or any(f"mean '{name}'" in each.text for each in others)):
+                yield _describe(f"Object missing required field `{name}`", steps, document)
+    elif get_origin(kind) is tuple and isinstance(value, list):
+        for index, part in enumerate(value):
+            yield from _wrong_values(inner[0], part, (*steps, index), document, others)
+    elif get_origin(kind) is dict and _is_struct(inner[1]) and isinstance(value, dict):
+        for name, part in value.items():
+            yield from _wrong_values(inner[1], part, (*steps, name), document, others)
+    else:
+        yield _describe(message, steps, document)
+
+
+def _without_wrapping(kind: Any) -> Any:
+    """Return the type inside ``Annotated``, the struct of a union; any other type as it is."""
+    if get_origin(kind) is Annotated:
+        return get_args(kind)[0]
+    if get_origin(kind) in (Union, UnionType):
+        return next((each for each in get_args(kind) if _is_struct(each) or get_origin(each) is tuple), kind)
+    return kind
+
+
+def _is_struct(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, msgspec.Struct)
+
+
+def _look_up(document: Any, steps: Sequence[str | int]) -> tuple[str, Any]:
     """Return the place that ``steps`` lead to, as people would write it, and the value there."""
     place, value = "", document
     for at, step in enumerate(steps):
@@ -246,14 +294,24 @@ def parse_deploy(
     places and what would be right.
     """
     try:
-        document = yaml.safe_load(text)
+        document, problems = load_yaml(text)
     except yaml.YAMLError as error:
-        place = getattr(error, "problem_mark", None)
-        where = f" line {place.line + 1}" if place is not None else ""
-        raise ConfigError(f"{source}{where}: not YAML: {getattr(error, 'problem', None) or error}") from error
+        raise ConfigError(
+            f"{source}{_where(error, text)}: not YAML: {getattr(error, 'problem', None) or error}"
+        ) from error
+    except RecursionError as error:
+        raise ConfigError(f"{source}: not YAML: too many levels") from error
     if not isinstance(document, dict):
         raise ConfigError(f"{source}: a deploy document is a mapping with the key 'stages'")
-    return read_deploy(document, source, overrides, installed)
+    return _read(document, source, overrides, installed, problems)
+
+
+def _where(error: yaml.YAMLError, text: str) -> str:
+    """Return the line of a syntax error as text; empty if it has none. An error at the end is in the last line."""
+    place = getattr(error, "problem_mark", None)
+    if place is None:
+        return ""
+    return f" line {min(place.line + 1, max(1, len(text.splitlines())))}"
 
 
 def read_deploy(
@@ -263,11 +321,21 @@ def read_deploy(
     installed: Collection[str] = (),
 ) -> DeployConfig:
     """Like ``parse_deploy``, of a document that is a mapping already. Raise ConfigError."""
+    return _read(document, source, overrides, installed)
+
+
+def _read(
+    document: Mapping[str, Any],
+    source: str,
+    overrides: Overrides,
+    installed: Collection[str],
+    problems: Sequence[Problem] = (),
+) -> DeployConfig:
     try:
         ours = translate(document, KNOWN_KEYS, overrides, installed)
     except RecursionError as error:
         raise ConfigError(f"{source}: a part of it holds itself") from error
-    deploy = _convert(ours, source)
+    deploy = _convert(ours, source, problems)
     for stage_id in overrides:
         deploy.stage(stage_id)
     return deploy
@@ -287,53 +355,79 @@ def encode_deploy(deploy: DeployConfig) -> bytes:
     return msgspec.json.encode(deploy, order="sorted")
 
 
-def _convert(document: Any, source: str) -> DeployConfig:
-    if isinstance(document, dict) and (problems := unknown_keys(document, KNOWN_KEYS)):
-        raise ConfigError(f"{source}: {join_problems(problems)}")
+def _convert(document: Any, source: str, text_problems: Sequence[Problem] = ()) -> DeployConfig:
+    """Decode and check a document. Raise ConfigError with all problems, ``text_problems`` among them."""
+    problems, deploy = list(text_problems), None
+    if isinstance(document, dict):
+        problems += unknown_keys(document, KNOWN_KEYS)
     try:
-        deploy = msgspec.convert(document, DeployConfig)
-    except (msgspec.ValidationError, RecursionError) as error:
-        raise ConfigError(f"{source}: {wrong_value(str(error), document)}") from error
-    _check(deploy, source)
+        plain = without_lines(document)
+        deploy = msgspec.convert(plain, DeployConfig)
+    except msgspec.ValidationError as error:
+        variables = [problem for problem in text_problems if problem.variable]
+        problems += [
+            problem
+            for problem in _wrong_values(DeployConfig, plain, (), document, problems)
+            if not any(each.line == problem.line and each.variable in problem.text for each in variables)
+        ]
+        problems = problems or [_describe(str(error), (), document)]
+    except RecursionError as error:
+        raise ConfigError(f"{source}: {error}") from error
+    if deploy is not None and not problems:
+        problems = list(_check(deploy, document))
+    if deploy is None or problems:
+        raise ConfigError(join_problems(problems, source))
     return deploy
 
 
-def _check(deploy: DeployConfig, source: str) -> None:
+def _check(deploy: DeployConfig, document: Any) -> Iterator[Problem]:
+    """Describe what stages and edges have wrong together; of a document with two equal stage ids, only those."""
     ids = [stage.stage_id for stage in deploy.stages]
+    line = line_at(document, ("stages",))
     if not ids:
-        raise ConfigError(f"{source}: 'stages' is empty; a pipeline needs at least one")
+        yield Problem("'stages' is empty; a pipeline needs at least one", line)
+        return
     if len(set(ids)) != len(ids):
-        raise ConfigError(f"{source}: a stage_id appears twice in {ids}")
+        second = next(index for index, stage_id in enumerate(ids) if stage_id in ids[:index])
+        line = line_at(document, ("stages", second, "stage_id"))
+        yield Problem(f"a stage_id appears twice in {ids}", line)
+        return
     if all(stage.final_output == "none" for stage in deploy.stages):
-        raise ConfigError(f"{source}: no stage has a final_output; set one to text, image, audio or embedding")
-    _check_order(deploy, source)
-    for edge in deploy.edges:
-        _check_edge(deploy, edge, source)
+        yield Problem("no stage has a final_output; set one to text, image, audio or embedding", line)
+    yield from _check_order(deploy, document)
+    for index, edge in enumerate(deploy.edges):
+        yield from _check_edge(deploy, edge, index, document)
 
 
-def _check_order(deploy: DeployConfig, source: str) -> None:
+def _check_order(deploy: DeployConfig, document: Any) -> Iterator[Problem]:
     seen: set[int] = set()
-    for stage in deploy.stages:
+    for index, stage in enumerate(deploy.stages):
         for before in deploy.inputs_of(stage.stage_id):
             if before not in seen:
-                raise ConfigError(
-                    f"{source}: stage {stage.stage_id} takes input from stage {before}, which does not stand before it"
+                yield Problem(
+                    f"stage {stage.stage_id} takes input from stage {before}, which does not stand before it",
+                    line_at(document, ("stages", index, "input_from")),
                 )
         seen.add(stage.stage_id)
 
 
-def _check_edge(deploy: DeployConfig, edge: EdgeConfig, source: str) -> None:
+def _check_edge(deploy: DeployConfig, edge: EdgeConfig, index: int, document: Any) -> Iterator[Problem]:
     ids = [stage.stage_id for stage in deploy.stages]
     if edge.to not in ids or edge.from_ not in deploy.inputs_of(edge.to):
-        raise ConfigError(f"{source}: the edge {edge.from_} to {edge.to} joins no two stages of the pipeline")
+        line = line_at(document, ("edges", index))
+        yield Problem(f"the edge {edge.from_} to {edge.to} joins no two stages of the pipeline", line)
     if edge.connector and edge.connector not in deploy.connectors:
         known = ", ".join([*sorted(deploy.connectors), *CONNECTORS])
-        raise ConfigError(
-            f"{source}: the edge {edge.from_} to {edge.to} wants connector {edge.connector!r}; there are: {known}"
+        yield Problem(
+            f"the edge {edge.from_} to {edge.to} wants connector {edge.connector!r}; there are: {known}",
+            line_at(document, ("edges", index, "connector")),
         )
     for name, bound in (("window_size", edge.window_size), ("max_inflight", edge.max_inflight)):
         if bound == 0:
-            raise ConfigError(f"{source}: the edge {edge.from_} to {edge.to}: {name} is 0; right would be {BOUND}")
+            yield Problem(
+                f"the edge {edge.from_} to {edge.to}: {name} is 0; right would be {BOUND}",
+                line_at(document, ("edges", index, name)),
+            )
 
 
 #: The keys that each part of a document may have.
@@ -346,8 +440,19 @@ KNOWN_KEYS: Final = {
 }
 
 
-def join_problems(problems: Sequence[str]) -> str:
-    """Return one problem as it is, several with a heading and each on a line of its own."""
+#: How many problems of one document are listed; of more, the number.
+_MOST_LISTED: Final = 20
+
+
+def join_problems(problems: Sequence[Problem], source: str) -> str:
+    """Return one problem as one line, several with a heading and each on a line of its own, in the order of lines."""
     if len(problems) == 1:
-        return problems[0]
-    return f"{len(problems)} keys are wrong:" + "".join(f"\n  {problem}" for problem in problems)
+        return f"{_place_of(problems[0], source) or f'{source}: '}{problems[0].text}"
+    ordered = sorted(problems, key=lambda problem: problem.line)
+    lines = [f"\n  {_place_of(problem, source)}{problem.text}" for problem in ordered[:_MOST_LISTED]]
+    more = len(problems) - _MOST_LISTED
+    return f"{source}: {len(problems)} keys are wrong:{''.join(lines)}" + (f"\n  and {more} more" if more > 0 else "")
+
+
+def _place_of(problem: Problem, source: str) -> str:
+    return f"{source}:{problem.line}: " if problem.line else ""

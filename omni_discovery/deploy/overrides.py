@@ -12,6 +12,7 @@ import msgspec
 
 from omni_discovery.deploy.dialect import Overrides, merged, translate_stage, unknown_stage_keys
 from omni_discovery.deploy.document import KNOWN_KEYS, DeployConfig, RuntimeConfig, StageConfig, join_problems
+from omni_discovery.deploy.lines import Problem
 from omni_discovery.errors import ConfigError
 
 FLAG: Final = "--stage-overrides"
@@ -29,7 +30,7 @@ def parse_overrides(text: str | None) -> dict[int, dict[str, Any]]:
     if not isinstance(document, dict):
         raise ConfigError(f"{FLAG} is no mapping; {_RIGHT}")
     found: dict[int, dict[str, Any]] = {}
-    problems: list[str] = []
+    problems: list[Problem] = []
     for name, part in document.items():
         if not (name.isascii() and name.isdigit() and isinstance(part, dict)):
             raise ConfigError(f"{FLAG} says {part!r} of {name!r}; {_RIGHT}")
@@ -39,7 +40,7 @@ def parse_overrides(text: str | None) -> dict[int, dict[str, Any]]:
         problems += unknown_stage_keys(f"stage {name}.", ours, KNOWN_KEYS)
         found[int(name)] = ours
     if problems:
-        raise ConfigError(f"{FLAG}: {join_problems(problems)}")
+        raise ConfigError(join_problems(problems, FLAG))
     return found
 
 

@@ -15,7 +15,7 @@ from omni_discovery.errors import CompactedError, RegistryError, RegistryUnavail
 from omni_discovery.kv import KVStore, PutEvent, WatchBatch
 from omni_discovery.records.beat import Beat
 from omni_discovery.records.schema import ReplicaStatus
-from omni_discovery.view.freshness import Distrust, Freshness, WriteBeat
+from omni_discovery.view.freshness import LONGEST_ECHO_S, Distrust, Freshness, WriteBeat
 from omni_discovery.view.table import Delta, ReplicaTable
 
 logger = logging.getLogger(__name__)
@@ -27,11 +27,7 @@ _SECOND_LOOK_S: Final = 1.0
 
 
 class NotProvedError(RegistryUnavailableError):
-    """The watch is open, but its view is proved fresh only as of ``fresh_at_s``, monotonic."""
-
-    def __init__(self, reason: str, fresh_at_s: float) -> None:
-        super().__init__(reason)
-        self.fresh_at_s = fresh_at_s
+    """The watch is open, but its view could not be proved fresh in time."""
 
 
 def _ignore(_name: str) -> None:
@@ -44,7 +40,7 @@ class AntiEntropyOptions:
 
     beat: Callable[[KVStore], Beat] | None = None
     #: How long a beat may take from its write to the watch.
-    echo_timeout_s: float = 3.0
+    echo_timeout_s: float = LONGEST_ECHO_S
     #: How often the view is compared with the registry.
     anti_entropy_s: float = 60.0
     #: The revision that the owner of the view has applied; None: that of the view.
@@ -85,6 +81,21 @@ class AntiEntropy:
         """A watch begins after a list that was requested at ``listed_at_s``, monotonic."""
         self._freshness.watch_opened(listed_at_s, self._clock.monotonic_s())
 
+    @property
+    def is_proving(self) -> bool:
+        """Whether beats prove the view fresh. Without them an open watch is taken to be fresh until it ends."""
+        return self._beat is not None
+
+    @property
+    def fresh_at_s(self) -> float:
+        """The moment of the last proof, monotonic seconds; minus infinity before the first list."""
+        return self._freshness.fresh_at_s
+
+    @property
+    def stale_at_s(self) -> float:
+        """The moment, monotonic seconds, from which the view is stale unless another proof comes before."""
+        return self.fresh_at_s + self._freshness.longest_unproved_s(self._count_hubs())
+
     def batch_applied(self, batch: WatchBatch, delta: Delta) -> None:
         """A batch of the watch has been applied, with the effect ``delta``."""
         if self._beat is None:
@@ -104,23 +115,36 @@ class AntiEntropy:
             self._wake.set()
 
     async def prove_freshness(self) -> None:
-        """Write beats while the watch is quiet. Ends only by NotProvedError or another RegistryUnavailableError."""
-        while True:
-            hubs = max(1, len(self._table.snapshot().hubs))
-            delay_s = None if self._beat is None else self._freshness.due_s(hubs) - self._clock.monotonic_s()
-            await wait_for_event(self._wake, self._clock, delay_s)
-            self._wake.clear()
-            match self._freshness.tick(self._clock.monotonic_s(), hubs):
-                case WriteBeat(counter):
-                    await self._write(counter)
-                case Distrust(fresh_at_s):
-                    self._options.count("unproved")
-                    # The next watch would be of the same member, which answers but may be behind.
-                    self._kv.move_on()
-                    text = f"a beat did not come back within {self._options.echo_timeout_s:g} s"
-                    raise NotProvedError(text, fresh_at_s)
-                case None:
-                    continue
+        """Write beats while the watch is quiet. Ends only by NotProvedError, CompactedError or a cancellation."""
+        # A write that hangs must not delay the end of trust, so each beat is written by a task of its own.
+        writing: asyncio.Task[None] | None = None
+        try:
+            while True:
+                hubs = self._count_hubs()
+                delay_s = None if self._beat is None else self._freshness.due_s(hubs) - self._clock.monotonic_s()
+                await wait_for_event(self._wake, self._clock, delay_s)
+                self._wake.clear()
+                if writing is not None and writing.done():
+                    writing.result()
+                    writing = None
+                match self._freshness.tick(self._clock.monotonic_s(), hubs):
+                    case WriteBeat(counter):
+                        if writing is not None:
+                            # Its beat came back on the watch, though the call has not ended yet.
+                            writing.cancel()
+                        writing = asyncio.create_task(self._write(counter))
+                        writing.add_done_callback(lambda _: self._wake.set())
+                    case Distrust():
+                        self._options.count("unproved")
+                        # The next watch would be of the same member, which answers but may be behind.
+                        self._kv.move_on()
+                        raise NotProvedError(f"a beat did not come back within {self._options.echo_timeout_s:g} s")
+                    case None:
+                        continue
+        finally:
+            if writing is not None:
+                writing.cancel()
+                await asyncio.gather(writing, return_exceptions=True)
 
     async def compare_with_registry(self) -> None:
         """List again a second after the watch began, then compare periodically. Ends only by CompactedError."""
@@ -165,7 +189,10 @@ class AntiEntropy:
         except CompactedError:
             raise
         except RegistryError as error:
-            raise NotProvedError(str(error), self._freshness.fresh_at_s) from error
+            raise NotProvedError(str(error)) from error
+
+    def _count_hubs(self) -> int:
+        return max(1, len(self._table.snapshot().hubs))
 
     def _revision(self) -> int:
         return self._table.snapshot().revision

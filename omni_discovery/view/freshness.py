@@ -2,7 +2,7 @@
 
 A watch that brings nothing may be idle or broken, and servers have reported progress that they had not made. So a hub
 writes a key and waits for the write to arrive on the same watch: everything written before it has then arrived, too.
-Pure.
+A list and a change that arrives are proofs as well. A view without a proof for ``longest_unproved_s`` is stale. Pure.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from typing import Final
 
 #: A watch that brought something within this time needs no beat.
 QUIET_S: Final = 1.0
+#: The longest that a beat may take from its write to the watch: a silent etcd is noticed ``QUIET_S`` later at most.
+LONGEST_ECHO_S: Final = 2.0
 #: Beats written per second, by all hubs of a namespace together.
 BEATS_PER_S: Final = 20.0
 #: The pause after a beat that could not be written, though the registry answered.
@@ -37,7 +39,7 @@ class Freshness:
 
     def __init__(self, echo_timeout_s: float) -> None:
         self._echo_timeout_s = echo_timeout_s
-        #: All writes up to this moment are in the view.
+        #: The last proof: all writes up to this moment are in the view.
         self.fresh_at_s = float("-inf")
         self._heard_at_s = float("-inf")
         self._not_before_s = float("-inf")
@@ -57,8 +59,10 @@ class Freshness:
         self._is_out = False
 
     def news_arrived(self, now_s: float) -> None:
-        """The watch brought a change other than a beat."""
+        """The watch brought a change other than a beat. It is a proof, except while a beat is out: its echo decides."""
         self._heard_at_s = now_s
+        if not self._is_out:
+            self.fresh_at_s = max(self.fresh_at_s, now_s)
 
     def request_beat(self) -> None:
         """A replica waits for this hub's acknowledgement: write a beat as soon as the rate allows."""
@@ -75,6 +79,10 @@ class Freshness:
         self._is_out = False
         self.fresh_at_s = max(self.fresh_at_s, listed_at_s)
         self._not_before_s = now_s + _REFUSED_PAUSE_S
+
+    def longest_unproved_s(self, hubs: int) -> float:
+        """How long after its last proof a view may be called fresh, in seconds: one beat's pause and its way back."""
+        return max(QUIET_S, hubs / BEATS_PER_S) + self._echo_timeout_s
 
     def due_s(self, hubs: int) -> float:
         """When to call ``tick`` next."""

@@ -13,6 +13,7 @@ from omni_discovery.records import keys
 from omni_discovery.records.beat import Beat
 from omni_discovery.registration.leased_key import LeasedKey
 from omni_discovery.view.anti_entropy import AntiEntropyOptions
+from omni_discovery.view.freshness import LONGEST_ECHO_S
 from omni_discovery.view.saved_view import SavedView, ViewSaver
 from omni_discovery.view.table import Delta, ReplicaTable, View
 from omni_discovery.view.watcher import Watcher
@@ -47,12 +48,12 @@ class HubWatcher(Watcher):
         registrar: LeasedKey | None = None,
         clock: Clock | None = None,
     ) -> None:
-        clock = clock or SystemClock()
+        clock = self._hub_clock = clock or SystemClock()
         key = keys.beat_key(config.namespace, hub_id)
         anti_entropy = AntiEntropyOptions(
             beat=None if registrar is None else lambda kv: Beat(kv, key, lambda: registrar.lease_id, options.serves),
             # A third of a lease, as for a renewal, but at least a second: etcd may be slow.
-            echo_timeout_s=min(3.0, max(1.0, config.ttl_s / 3)),
+            echo_timeout_s=min(LONGEST_ECHO_S, max(1.0, config.ttl_s / 3)),
             anti_entropy_s=options.anti_entropy_s,
             applied_revision=options.applied_revision,
             count=options.count,
@@ -82,6 +83,8 @@ class HubWatcher(Watcher):
         delta = self._hub_table.restore(listing, fresh_at_s)
         self._deliver(self._hub_table.snapshot(), delta)
 
-    def _fresh_list(self) -> Listing | None:
+    def _fresh_list(self) -> tuple[Listing, float] | None:
         view = self._hub_table.snapshot()
-        return self._hub_table.listing() if view.revision and view.stale_since_s is None else None
+        if not view.revision or view.stale_since_s is not None:
+            return None
+        return self._hub_table.listing(), self._hub_clock.wall_s() - self.unproved_s()

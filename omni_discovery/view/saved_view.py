@@ -102,9 +102,12 @@ class SavedView:
 
 
 class ViewSaver:
-    """Keeps one file up to date, beside the loop it runs on. ``current`` gives the list, and None while it is stale."""
+    """Keeps one file up to date, by a task on the event loop that calls ``start``.
 
-    def __init__(self, file: SavedView, current: Callable[[], Listing | None], clock: Clock) -> None:
+    ``current`` returns the list and the wall-clock time of its last proof; None while the view is stale.
+    """
+
+    def __init__(self, file: SavedView, current: Callable[[], tuple[Listing, float] | None], clock: Clock) -> None:
         self._file = file
         self._current = current
         self._clock = clock
@@ -133,14 +136,15 @@ class ViewSaver:
             await self._clock.sleep(_SAVE_EVERY_S)
 
     async def _save_if_due(self, *, changed_only: bool) -> None:
-        listing = self._current()
-        if listing is None:
+        current = self._current()
+        if current is None:
             return
+        listing, fresh_at_s = current
         overdue = self._clock.monotonic_s() - self._saved_at_s >= _REFRESH_S
         if listing.items == self._saved_items and (changed_only or not overdue):
             return
         try:
-            await asyncio.to_thread(self._file.save, listing, self._clock.wall_s())
+            await asyncio.to_thread(self._file.save, listing, fresh_at_s)
         except (OSError, ValueError) as error:
             if self._log_once.should():
                 logger.warning("view.not_saved file=%s reason=%s", self._file.path, error)

@@ -13,7 +13,7 @@ from omni_discovery.errors import CompactedError, RegistryError, RegistryUnavail
 from omni_discovery.kv import KVStore, Listing, WatchBatch
 from omni_discovery.list_watch import list_and_watch
 from omni_discovery.log_once import LogOnce
-from omni_discovery.view.anti_entropy import AntiEntropy, AntiEntropyOptions, NotProvedError
+from omni_discovery.view.anti_entropy import AntiEntropy, AntiEntropyOptions
 from omni_discovery.view.table import Delta, ReplicaTable, View
 
 logger = logging.getLogger(__name__)
@@ -27,6 +27,9 @@ class Watcher:
     ``on_view(view, delta)`` is called on the watcher's loop with the first list, at each change, and when the table
     turns stale or fresh (then with an empty delta). ``delta.since_revision`` is the revision of the view delivered
     before. An exception from ``on_view`` is logged and changes nothing.
+
+    With beats, a view is stale since its last proof, whatever ended the watch. Without them, it is stale since the end
+    of the watch.
     """
 
     def __init__(
@@ -57,6 +60,8 @@ class Watcher:
             jitter,
         )
         self._task: asyncio.Task[None] | None = None
+        #: Turns the view stale if the list after a compaction does not come in time.
+        self._relist_alarm: asyncio.Task[None] | None = None
         self._log_once = LogOnce()
         #: The revision of the view delivered last; None before the first. A table may be ahead, by keys in no view.
         self._delivered_revision: int | None = None
@@ -78,6 +83,7 @@ class Watcher:
 
     async def close(self) -> None:
         """Stop watching. Idempotent."""
+        self._stop_relist_alarm()
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
@@ -85,9 +91,11 @@ class Watcher:
 
     async def replace(self, listing: Listing, asked_at_s: float) -> None:
         """See WatchSink."""
+        self._stop_relist_alarm()
         before = self._table.snapshot()
         delta = self._table.replace(listing, self._clock.wall_s())
         after = self._table.snapshot()
+        self._anti_entropy.watch_opened(asked_at_s)
         if before.stale_since_s is not None:
             level = logging.INFO if self._log_once.forget("stale") else logging.DEBUG
             logger.log(level, "watcher.fresh prefix=%s revision=%d", self._prefix, listing.revision)
@@ -95,7 +103,6 @@ class Watcher:
             self._deliver(after, delta)
         if before.revision:
             self._count("relist")
-        self._anti_entropy.watch_opened(asked_at_s)
 
     async def apply(self, batch: WatchBatch) -> None:
         """See WatchSink."""
@@ -112,18 +119,36 @@ class Watcher:
         if isinstance(error, CompactedError):
             # The registry answers: the view is not stale, only the revision to watch from is gone.
             logger.info("watcher.relist prefix=%s reason=%s", self._prefix, error)
+            view = self._table.snapshot()
+            is_fresh = view.revision > 0 and view.stale_since_s is None
+            if self._relist_alarm is None and self._anti_entropy.is_proving and is_fresh:
+                self._relist_alarm = asyncio.create_task(self._await_relist(error))
             return
         if not isinstance(error, RegistryError):
             logger.error("watcher.failed prefix=%s", self._prefix, exc_info=error)
-        proved_ago_s = self._clock.monotonic_s() - error.fresh_at_s if isinstance(error, NotProvedError) else 0.0
-        self._turn_stale(error, proved_ago_s)
+        self._turn_stale(error)
 
-    def _turn_stale(self, error: Exception, proved_ago_s: float) -> None:
+    async def _await_relist(self, error: Exception) -> None:
+        await self._clock.sleep(max(0.0, self._anti_entropy.stale_at_s - self._clock.monotonic_s()))
+        self._turn_stale(error)
+
+    def _stop_relist_alarm(self) -> None:
+        alarm, self._relist_alarm = self._relist_alarm, None
+        if alarm is not None:
+            alarm.cancel()
+
+    def unproved_s(self) -> float:
+        """For how many seconds the view has had no proof; 0 without beats, and before the first list."""
+        if not self._anti_entropy.is_proving or not self._table.snapshot().revision:
+            return 0.0
+        return max(0.0, self._clock.monotonic_s() - self._anti_entropy.fresh_at_s)
+
+    def _turn_stale(self, error: Exception) -> None:
         # An etcd that is away is logged by its connection.
         is_news = type(error) is not RegistryUnavailableError and self._log_once.should("stale")
         level = logging.WARNING if is_news else logging.DEBUG
         logger.log(level, "watcher.stale prefix=%s reason=%s", self._prefix, error)
-        if self._table.mark_stale(self._clock.wall_s() - proved_ago_s):
+        if self._table.mark_stale(self._clock.wall_s() - self.unproved_s()):
             self._deliver(self._table.snapshot(), Delta())
 
     def _deliver(self, view: View, delta: Delta) -> None:

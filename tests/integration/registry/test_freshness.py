@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import signal
+import time
 from collections import Counter
 
 from omni_discovery.clients import OmniCoordClientForHub
 from omni_discovery.records import keys
 from omni_discovery.records.schema import HubRecord
+from omni_discovery.view.freshness import LONGEST_ECHO_S, QUIET_S
 from omni_discovery.view.hub_watcher import ViewOptions
 from tests.support.registry import EtcdServer, etcdctl, eventually
 
@@ -46,4 +49,28 @@ async def test_a_server_that_hangs_makes_the_view_stale_and_then_fresh_again(ser
         server.signal(signal.SIGSTOP)
         await eventually("a stale view", lambda: hub.get_replica_list().stale_since_s)
         server.signal(signal.SIGCONT)
+        await eventually("a fresh view", lambda: hub.get_replica_list().stale_since_s is None)
+
+
+async def test_the_age_of_a_view_counts_from_the_last_proof_before_the_server_hung(server: EtcdServer) -> None:
+    """1. etcd is stopped: at most 3 s later the view is stale
+    2. its age counts from the last beat that came back, at most a second before the stop, and keeps counting
+    """
+    slack_s = 0.6  # of a busy test machine
+    hub = OmniCoordClientForHub(server.endpoint, namespace="n", hub=HubRecord(hub_id="a"))
+    with hub:
+        await eventually("two beats", lambda: beat(server.endpoint, "n", "a")[0] >= 2)
+        await asyncio.sleep(0.5)
+        assert hub.get_replica_list().stale_since_s is None
+        stopped_at_s = time.time()
+        server.signal(signal.SIGSTOP)
+        try:
+            while (since_s := hub.get_replica_list().stale_since_s) is None:
+                assert time.time() < stopped_at_s + QUIET_S + LONGEST_ECHO_S + slack_s
+                await asyncio.sleep(0.02)
+            assert stopped_at_s - QUIET_S - slack_s <= since_s <= stopped_at_s + 0.1
+            await asyncio.sleep(8.0)
+            assert hub.get_replica_list().stale_since_s == since_s
+        finally:
+            server.signal(signal.SIGCONT)
         await eventually("a fresh view", lambda: hub.get_replica_list().stale_since_s is None)

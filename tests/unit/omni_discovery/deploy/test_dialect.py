@@ -105,14 +105,14 @@ def test_all_that_has_no_meaning_here_is_told_at_once_with_its_place_and_what_to
     head, *told = str(raised.value).splitlines()
     assert head == "flat.yaml: 8 keys are wrong:"
     assert [line.split(" is not known")[0].strip() for line in told] == [
-        "pipeline",
-        "base_config",
-        "platforms",
-        "stage 0.engine_args.model_stage",
-        "stage 1.env",
-        "stage 1.max_num_seq",
-        "stage 1.engin",
-        "connectors.shared.extras",
+        "flat.yaml:2: pipeline",
+        "flat.yaml:3: base_config",
+        "flat.yaml:4: platforms",
+        "flat.yaml:14: stage 0.engine_args.model_stage",
+        "flat.yaml:23: stage 1.env",
+        "flat.yaml:24: stage 1.max_num_seq",
+        "flat.yaml:25: stage 1.engin",
+        "flat.yaml:30: connectors.shared.extras",
     ]
     assert all(": " in line or "did you mean" in line for line in told)
     assert "did you mean 'engine'" in told[6]
@@ -121,7 +121,7 @@ def test_all_that_has_no_meaning_here_is_told_at_once_with_its_place_and_what_to
 
 def test_a_stage_without_an_engine_is_told_which_there_are() -> None:
     """vLLM-Omni takes it from the pipeline that its own package knows by name."""
-    with pytest.raises(ConfigError, match=r"f: stage 1\.engine is missing: say vllm, diffusion, echo"):
+    with pytest.raises(ConfigError, match=r"^f:\d+: stage 1\.engine is missing: say vllm, diffusion, echo"):
         parse_deploy(FLAT.replace("    engine: diffusion\n", ""), "f")
 
 

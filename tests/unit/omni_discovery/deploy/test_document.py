@@ -185,4 +185,4 @@ def test_a_value_that_can_not_be_is_told_with_its_place_and_what_would_be_right(
     text = f"stages: [{{stage_id: 0, engine: echo}}, {{stage_id: 7, engine: echo, {stage}}}]"
     with pytest.raises(ConfigError) as refused:
         parse_deploy(text + (f"\nedges: [{{from: 0, to: 7, {edge}}}]" if edge else ""), "pair.yaml")
-    assert str(refused.value).startswith(f"pair.yaml: {said}")
+    assert str(refused.value).startswith(f"pair.yaml:{2 if edge else 1}: {said}")

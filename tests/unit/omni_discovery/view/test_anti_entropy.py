@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 
 import pytest
 
-from omni_discovery.errors import RegistryUnavailableError
+from omni_discovery.errors import CompactedError, RegistryRefusedError, RegistryUnavailableError
 from omni_discovery.kv import DeleteEvent, Listing, PutEvent, WatchBatch
 from omni_discovery.records import keys
 from omni_discovery.records.beat import Beat, decode_beat
@@ -36,29 +37,61 @@ class LyingKV(FakeKV):
 
     def __init__(self, clock: ManualClock) -> None:
         super().__init__(clock)
+        self._call_clock = clock
         self.lists = self.watches = 0
         self.drops: set[str] = set()
-        self.is_mute = self.is_read_only = False
+        self.is_mute = self.is_read_only = self.hangs = False
         self.moves = 0
+        #: Ends the open watch, and each later one, with this error.
+        self.watch_error: Exception | None = None
+        self._watch_ends = asyncio.Event()
+
+    def end_watch(self, error: Exception) -> None:
+        self.watch_error = error
+        self._watch_ends.set()
 
     def move_on(self) -> None:
         self.moves += 1
 
     async def list(self, prefix: str, *, keys_only: bool = False) -> Listing:
         self.lists += 1
+        await self._answer()
         return await super().list(prefix, keys_only=keys_only)
 
     async def put(self, key: str, value: bytes, lease_id: int = 0) -> int:
         if self.is_read_only:
             raise RegistryUnavailableError("no space")
+        await self._answer()
         return await super().put(key, value, lease_id)
 
     async def watch(self, prefix: str, start_revision: int) -> AsyncGenerator[WatchBatch, None]:
         self.watches += 1
-        async for batch in super().watch(prefix, start_revision):
+        self._watch_ends.clear()
+        async for batch in self._until_ended(super().watch(prefix, start_revision)):
             kept = [event for event in batch.events if not (self.is_mute or _key_of(event) in self.drops)]
             if kept or not batch.events:
                 yield WatchBatch(batch.revision, tuple(kept))
+
+    async def _until_ended(self, batches: AsyncGenerator[WatchBatch, None]) -> AsyncGenerator[WatchBatch, None]:
+        ended = asyncio.ensure_future(self._watch_ends.wait())
+        try:
+            while True:
+                batch = asyncio.ensure_future(anext(batches))
+                await asyncio.wait([batch, ended], return_when=asyncio.FIRST_COMPLETED)
+                if ended.done() and self.watch_error is not None:
+                    batch.cancel()
+                    await asyncio.gather(batch, return_exceptions=True)
+                    raise self.watch_error
+                yield await batch
+        finally:
+            ended.cancel()
+            await batches.aclose()
+
+    async def _answer(self) -> None:
+        """A stopped server: the call gets no answer and ends by its own timeout, as EtcdKV's do."""
+        if self.hangs:
+            await self._call_clock.sleep(6.0)
+            raise RegistryUnavailableError("timeout")
 
 
 def _key_of(event: PutEvent | DeleteEvent) -> str:
@@ -265,3 +298,51 @@ async def test_a_hub_that_never_applies_does_not_beat_fast_for_ever() -> None:
     await scene.clock.advance(10.0)
     assert await scene.beat() <= beats + 11
     await scene.watcher.close()
+
+
+async def test_a_server_that_hangs_makes_the_view_stale_three_seconds_after_the_last_proof(scene: Scene) -> None:
+    """SIGSTOP: the watch is silent, and the write of the beat hangs for longer than the view may be trusted."""
+    await scene.clock.advance(5.5)
+    scene.kv.is_mute = scene.kv.hangs = True
+    await scene.clock.advance(2.4)
+    assert scene.table.snapshot().stale_since_s is None
+    await scene.clock.advance(0.2)
+    assert scene.table.snapshot().stale_since_s == pytest.approx(1_000_005.0, abs=0.05)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [RegistryUnavailableError("keepalive"), RegistryRefusedError("permission denied"), ZeroDivisionError("a defect")],
+)
+async def test_however_a_watch_ends_the_view_is_stale_since_the_last_proof(scene: Scene, error: Exception) -> None:
+    await scene.clock.advance(5.5)
+    scene.kv.is_mute = True
+    await scene.clock.advance(1.0)
+    scene.kv.end_watch(error)
+    await settle()
+    assert [view.stale_since_s for view in scene.views[1:2]] == [pytest.approx(1_000_005.0, abs=0.05)]
+
+
+async def test_a_change_that_came_is_the_last_proof_when_the_watch_ends(scene: Scene) -> None:
+    await scene.clock.advance(5.2)
+    await scene.kv.put(key(1), value(1))
+    await scene.clock.advance(0.6)
+    scene.kv.end_watch(RegistryUnavailableError("reset"))
+    await settle()
+    assert [view.stale_since_s for view in scene.views if view.stale_since_s] == [pytest.approx(1_000_005.2, abs=0.05)]
+
+
+async def test_a_list_that_hangs_after_a_compaction_makes_the_view_stale_in_time(scene: Scene) -> None:
+    """1. the watch ends because its revision is compacted: etcd answers, the view is fresh
+    2. the list gets no answer: three seconds after the last proof the view is stale, before the list has failed
+    """
+    await scene.clock.advance(5.5)
+    scene.kv.hangs = True
+    scene.kv.end_watch(CompactedError("compacted"))
+    await scene.clock.advance(2.0)
+    assert scene.table.snapshot().stale_since_s is None
+    await scene.clock.advance(0.6)
+    assert scene.table.snapshot().stale_since_s == pytest.approx(1_000_005.0, abs=0.05)
+    scene.kv.hangs = False
+    await scene.clock.advance(10.0)
+    assert scene.table.snapshot().stale_since_s is None

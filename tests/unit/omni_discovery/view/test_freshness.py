@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from omni_discovery.view.freshness import Distrust, Freshness, WriteBeat
+from omni_discovery.view.freshness import LONGEST_ECHO_S, Distrust, Freshness, WriteBeat
 
 
 def opened() -> Freshness:
@@ -95,3 +95,33 @@ def test_a_beat_that_could_not_be_written_is_tried_again_later() -> None:
     assert freshness.fresh_at_s == 12.5
     assert freshness.tick(17.9, 1) is None
     assert freshness.tick(18.0, 1) == WriteBeat(2)
+
+
+def test_a_change_that_arrives_is_a_proof() -> None:
+    freshness = opened()
+    freshness.news_arrived(10.7)
+    assert freshness.fresh_at_s == 10.7
+
+
+def test_while_a_beat_is_out_only_its_echo_is_a_proof() -> None:
+    """A watch that lags brings old changes: they do not prove what the beat does not."""
+    freshness = opened()
+    freshness.tick(12.0, 1)
+    freshness.news_arrived(12.5)
+    assert freshness.fresh_at_s == 10.0
+    assert freshness.tick(15.0, 1) == Distrust(10.0)
+
+
+@pytest.mark.parametrize(("hubs", "longest_s"), [(1, 3.0), (20, 3.0), (40, 4.0), (200, 12.0)])
+def test_a_silent_etcd_is_noticed_within_a_beats_pause_and_its_way_back(hubs: int, longest_s: float) -> None:
+    """1. a beat of 20 comes back: the last proof
+    2. nothing comes any more: the next beat is written, and trust ends ``longest_s`` after the proof
+    """
+    freshness = Freshness(LONGEST_ECHO_S)
+    freshness.watch_opened(10.0, 10.1)
+    freshness.tick(70.0, hubs)
+    freshness.beat_echoed()
+    assert isinstance(freshness.tick(freshness.due_s(hubs), hubs), WriteBeat)
+    assert freshness.due_s(hubs) == pytest.approx(70.0 + longest_s)
+    assert freshness.tick(freshness.due_s(hubs), hubs) == Distrust(70.0)
+    assert freshness.longest_unproved_s(hubs) == longest_s

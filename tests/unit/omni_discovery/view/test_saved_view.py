@@ -13,7 +13,8 @@ import pytest
 from omni_discovery.etcd.config import RegistryConfig
 from omni_discovery.kv import KeyValue, Listing
 from omni_discovery.records import keys
-from omni_discovery.records.schema import ReplicaRecord, ReplicaStatus, encode_record
+from omni_discovery.records.schema import HubRecord, ReplicaRecord, ReplicaStatus, encode_record
+from omni_discovery.registration.registrars import HubRegistrar
 from omni_discovery.testing import FakeKV, ManualClock, settle
 from omni_discovery.view.hub_watcher import HubWatcher, ViewOptions
 from omni_discovery.view.saved_view import SavedView
@@ -126,6 +127,23 @@ async def test_a_hub_that_starts_while_etcd_is_away_begins_with_the_saved_view(t
     assert set(scene.views[-1].replicas) == {(0, 0), (0, 1)}
     assert scene.views[-1].stale_since_s is None
     await second.close()
+
+
+async def test_a_view_is_saved_with_the_moment_of_its_last_proof(tmp_path: Path) -> None:
+    """The list at 0 s is the only proof when the file is written, half a second later."""
+    scene = Scene(tmp_path)
+    await scene.kv.put(keys.replica_key(NS, 0, 0), record(0))
+    config = RegistryConfig("etcd:2379", namespace=NS)
+    registrar = HubRegistrar(scene.kv, NS, HubRecord(hub_id="a"), ttl_s=10.0)
+    options = ViewOptions(saved_view=scene.path)
+    watcher = HubWatcher(scene.kv, config, lambda *_: None, options, "a", registrar, scene.clock)
+    watcher.start()
+    await scene.clock.advance(0.7)
+    await scene.written()
+    found = SavedView(scene.path, NS, "etcd:2379").load()
+    assert found is not None
+    assert found[1] == pytest.approx(1_000_000.0, abs=0.05)
+    await watcher.close()
 
 
 async def test_a_registry_that_was_wiped_meanwhile_is_told_from_one_that_lost_a_replica(tmp_path: Path) -> None:
