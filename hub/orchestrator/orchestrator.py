@@ -173,6 +173,7 @@ class Orchestrator:
             if self._attaching is not None:
                 self._attaching.close()
             self.end_all()
+            self._requests.close()
             self._dispatcher.retries.close()
             self._membership.close()
             self._end_rpcs()

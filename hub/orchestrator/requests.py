@@ -16,6 +16,7 @@ from hub.orchestrator.aborts import AbortTracker
 from hub.orchestrator.active import AbortRequest, Active, AddRequest, BackpressureChanged, Ended, UpdateRequest, answer
 from hub.orchestrator.admission import Backlog
 from hub.orchestrator.dispatcher import Dispatcher, PickEnded
+from hub.orchestrator.failures import RequestFailures
 from hub.orchestrator.retry_budget import RetryDue
 from hub.request import events as ev
 from hub.request.companions import companion_plan
@@ -87,6 +88,7 @@ class Requests:
         self._emit = emit
         self._tracing = tracing
         self._stories = stories
+        self._failures = RequestFailures()
         self._companion_count = 0
         active = self.active
         metrics.clients_behind.set_function(lambda: sum(each.machine.is_client_behind for each in active.values()))
@@ -150,6 +152,10 @@ class Requests:
         """Abort every stage of every request; each ends with the error."""
         for request_id in list(self.active):
             self.apply_event(request_id, ev.Cancelled(error))
+
+    def close(self) -> None:
+        """Log the failures that are not logged yet; call it after ``end_all``. Idempotent."""
+        self._failures.close()
 
     def force_end(self, request_id: str, error: RequestError) -> None:
         """End a request after a bug, whatever state its machine is in."""
@@ -301,6 +307,7 @@ class Requests:
             self._metrics.requests.labels(outcome if error is None else type(error).__name__).inc()
             self._emit(request_id, Ended(error))
         if error is not None:
+            self._failures.log_failure(active, error)
             self._keep_story(active, error)
 
     def _keep_story(self, active: Active, error: RequestError) -> None:

@@ -453,7 +453,7 @@ class RequestMachine:
         # The engine died with work that had killed no other one: for the client of that work the replica is lost.
         is_lost = kind is None or (run.engine_deaths == 1 and not run.losses and reason.startswith(ENGINE_DIED))
         error = ReplicaLostError(text) if kind is None or is_lost else error_of(kind, run.stage_id, text)
-        run.failure = error
+        run.failure, run.failed_attempt, run.failed_replica = error, run.attempt, run.replica
         # The failed attempt needs no Abort any more; a finish or a restart below must not send a second one.
         run.to(Phase.WAITING)
         match decision.verdict:

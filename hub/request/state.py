@@ -226,8 +226,10 @@ class StageRun:
     next_piece: int = 0
     #: Where hand-offs of this stage may lie, of any attempt, by input address.
     holders: dict[str, ReplicaRef] = field(default_factory=dict)
-    #: Why the last attempt failed.
+    #: Why the last attempt that failed did so, its number, and its replica (None: none was picked).
     failure: RequestError | None = None
+    failed_attempt: int = -1
+    failed_replica: ReplicaRef | None = None
     #: How many replicas reported that their engine died with this work, and how many fell silent after they accepted
     #: it.
     engine_deaths: int = 0

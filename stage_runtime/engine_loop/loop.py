@@ -9,6 +9,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
 from queue import Empty, SimpleQueue
 from typing import Any, Final
 
@@ -43,6 +44,7 @@ from stage_runtime.engine_loop.running import (
     companions_of,
     end_of,
     failed,
+    name_of,
     refusal_of,
     request_of,
 )
@@ -53,6 +55,8 @@ from stage_runtime.engines.errors import failure_kind
 logger = logging.getLogger(__name__)
 
 _IDLE_WAIT_S: Final = 0.5
+#: Requests that the log line of an engine's crash names.
+_MOST_NAMED: Final = 20
 
 
 class Progress(msgspec.Struct, frozen=True):
@@ -114,7 +118,7 @@ class EngineLoop:
             outcomes += self._of_pieces(self._pieces.feed_waiting())
             outcomes += self._controls.run_due()
         except Exception as error:
-            logger.exception("engine.died")
+            logger.exception("engine.died requests=%s", self._names_of_running())
             self._emit(outcomes)
             self.fail_all(FailureKind.ENGINE, f"the engine died: {type(error).__name__}: {error}")
             raise EngineDeadError(f"{type(error).__name__}: {error}") from error
@@ -134,6 +138,11 @@ class EngineLoop:
             elif isinstance(job, Call):
                 outcomes += fail([job], reason)
         self._emit(outcomes)
+
+    def _names_of_running(self) -> str:
+        names = [name_of(running.work) for running in islice(self._running.values(), _MOST_NAMED)]
+        more = len(self._running) - len(names)
+        return ",".join([*names, *([f"and {more} more"] if more else [])]) or "none"
 
     def _extend_progress(self, until_s: float) -> None:
         self.progress = Progress(busy=True, at_s=until_s)
@@ -234,7 +243,7 @@ class EngineLoop:
         except Exception as error:
             # The engine is not in a step, so the other requests in it are unharmed.
             if failure_kind(error) is FailureKind.ENGINE:
-                logger.exception("engine.add_failed")
+                logger.exception("engine.add_failed request=%s", name_of(work))
             self._forget(work.key)
             return [failed(work.key, error)]
         self._run(work, added_at_s, transfer_s=added_at_s - now_s)

@@ -79,6 +79,12 @@ class Running:
         return timings_s
 
 
+def name_of(work: Work) -> str:
+    """The work as log lines name it: ``<hub>/<request id>/<attempt>``, without white space."""
+    name = f"{work.owner[:200]}/{work.attempt}"
+    return "".join(char if char.isprintable() and not char.isspace() else "_" for char in name)
+
+
 def request_of(
     work: Work,
     defaults: Mapping[str, Any],

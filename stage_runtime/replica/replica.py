@@ -310,7 +310,8 @@ class Replica:
         self._security_mismatches.warn_of_hubs(hubs)
         self._server.set_allowed_hubs({hub.curve_public_key: hub_id for hub_id, hub in hubs.items()})
 
-    def _on_registered(self, _replica_id: int, epoch: int) -> None:
+    def _on_registered(self, replica_id: int, epoch: int) -> None:
+        self._server.set_replica_name(f"{self._config.stage_id}/{replica_id}")
         self._server.set_epoch(epoch)
 
     def _on_lost(self, *details: object) -> None:

@@ -32,6 +32,10 @@ class Ticket:
     is_idle: bool = False
     #: Whether the engine has parked the request: its slot is then free for others.
     is_parked: bool = False
+    #: From when on an Abort counts as the end of the request's time, monotonic seconds.
+    overdue_at_s: float = float("inf")
+    #: Whether the hub stopped the request because its time was over.
+    is_overdue: bool = False
 
     @property
     def owner(self) -> str:

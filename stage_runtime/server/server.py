@@ -85,6 +85,10 @@ class ReplicaServer:
         self._sessions.handshake.registered_epoch = epoch
         self._wake()
 
+    def set_replica_name(self, name: str) -> None:
+        """Set what log lines call this replica, ``<stage>/<replica id>``."""
+        self._sessions.replica_name = name
+
     def set_allowed_hubs(self, hubs_by_key: Mapping[str, str]) -> None:
         """Let exactly these hubs connect from now on: hub id by public key. Connections that stand are not touched."""
         if self._gate is not None:
@@ -178,6 +182,7 @@ class ReplicaServer:
                 # A faulty message of one hub must not end the service of all others.
                 logger.exception("server.error")
                 self.counters["internal_errors"] += 1
+        self._sessions.failures.close()
 
     def _serve(self, ready: Mapping[object, int], now_s: float) -> bool:
         """Handle what is ready, at most one batch of each socket. Return whether more messages may wait."""

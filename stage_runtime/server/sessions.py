@@ -7,6 +7,7 @@ until ``flush_messages``. Outcomes of the engine become messages here, to the hu
 from __future__ import annotations
 
 import logging
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Final
@@ -15,6 +16,7 @@ from msgspec import UNSET
 
 from omni_discovery import wire
 from omni_discovery.errors import WireError
+from omni_discovery.failure_log import Failure, FailureLog
 from omni_discovery.wire import MAX_ATTACHMENT_BYTES, FailureKind
 from omni_discovery.wire.session import Peer, SocketName
 from stage_runtime.config import ServerConfig
@@ -145,6 +147,9 @@ _PROBE_INTERVAL_S: Final = 0.2
 _GONE: Final = "is gone"
 #: An Abort that names no attempt names them all.
 _ALL_ATTEMPTS: Final = (1 << 53) - 1
+#: Hub and replica both end a request at its deadline, which the replica counts from when the Submit came. An Abort that
+#: comes this close to it, or in the second half of a shorter time, is taken for the hub's doing so.
+_DEADLINE_SLACK_S: Final = 1.0
 
 
 class Sessions:
@@ -172,6 +177,10 @@ class Sessions:
         self.handshake = Handshake(state, self.ledger, counters, acks, replies)
         self._credits = self.handshake.credits
         self._next_probe_s = 0.0
+        #: ``<stage>/<replica id>`` as log lines name this replica; empty before it is registered.
+        self.replica_name = ""
+        #: A line for each failed request in the replica's log.
+        self.failures = FailureLog(logger.log, time.monotonic)
 
     def __repr__(self) -> str:
         return f"Sessions({self.handshake!r}, {self.ledger!r}, jobs={len(self._to_do)})"
@@ -197,7 +206,7 @@ class Sessions:
             case wire.Submit():
                 self._submit(peer, message, now_s)
             case wire.Abort():
-                self._abort(peer, message)
+                self._abort(peer, message, now_s)
             case wire.ReleasePayloads() | wire.Feed() | wire.PieceRoom() | wire.Pause() | wire.Update():
                 self._handle_order(peer, message)
             case wire.WantCredits() | wire.ReturnCredits():
@@ -246,6 +255,7 @@ class Sessions:
             ),
         )
         ticket.segment = 0 if submit.segmented else None
+        ticket.overdue_at_s = now_s + max(submit.remaining_s - _DEADLINE_SLACK_S, submit.remaining_s / 2)
         self._to_do.append(work_of(ticket, submit, now_s))
 
     def _reject(self, peer: Peer, submit: wire.Submit, refusal: Refusal) -> None:
@@ -254,13 +264,14 @@ class Sessions:
             self._credits.spend_credit(peer.name)
         self._acknowledge(peer, rejection_of(submit, refusal, len(self.ledger)))
 
-    def _abort(self, peer: Peer, abort: wire.Abort) -> None:
+    def _abort(self, peer: Peer, abort: wire.Abort, now_s: float) -> None:
         if abort.attempt < _ALL_ATTEMPTS:
             # The Submit may still be on its way, through a connection that broke meanwhile.
             self.ledger.bar_attempts(peer, abort.request_id, abort.attempt)
         ticket = self.ledger.current_ticket(peer.hub_id, abort.request_id)
         is_running = ticket is not None and ticket.attempt <= abort.attempt
         if ticket is not None and is_running:
+            ticket.is_overdue = now_s >= ticket.overdue_at_s
             self._to_do.append(Cancel(ticket.key))
         self._acknowledge(
             peer,
@@ -308,6 +319,7 @@ class Sessions:
     def _report(self, ticket: Ticket, outcome: Report) -> None:
         if isinstance(outcome, (Finished, RequestFailed)):
             self._close(ticket)
+            self._log_end(ticket, outcome)
         queue_length = len(self.ledger.tickets)
         try:
             head = head_of(ticket, outcome, queue_length)
@@ -317,12 +329,25 @@ class Sessions:
             self._close(ticket)
             self._to_do += (Cancel(ticket.key), ReleasePayload(ticket.owner))
             broken = RequestFailed(ticket.key, FailureKind.ENGINE, f"the output can't be sent: {error}")
+            self._log_end(ticket, broken)
             head, attachment = head_of(ticket, broken, len(self.ledger)), None
         ticket.is_idle = ticket.is_idle or isinstance(outcome, SegmentEnded)
         ticket.next_seq += not isinstance(outcome, (HandedPiece, TookPiece))
         ticket.pieces += isinstance(outcome, HandedPiece)
         if not self._replies.push_message(ticket.peer.name, head, attachment):
             self._give_up(ticket.peer, "reads too slowly")
+
+    def _log_end(self, ticket: Ticket, end: Finished | RequestFailed) -> None:
+        """Log the end of a request if it is a failure; one that the hub has cancelled is none, but for its deadline."""
+        if isinstance(end, RequestFailed):
+            kind, cause = end.kind, end.reason
+        elif ticket.is_overdue and end.finish_reason == "abort":
+            kind, cause = FailureKind.DEADLINE, "the hub stopped the request at its deadline"
+        else:
+            return
+        stage, name = self.replica_name.partition("/")[0], self.replica_name
+        failure = Failure(ticket.request_id, stage, name, ticket.attempt, kind.value, cause)
+        self.failures.add(failure, logging.INFO if kind is FailureKind.INVALID else logging.WARNING)
 
     # ---- timers
 
@@ -338,6 +363,7 @@ class Sessions:
 
     def run_timers(self, now_s: float) -> None:
         """Retry what could not be sent, give up hubs that stay unreachable, and probe connections without traffic."""
+        self.failures.write_due()
         self._acks.retry_all(now_s)
         self._replies.retry_all(now_s)
         for name in self._replies.unreachable_peers(0.0, now_s):

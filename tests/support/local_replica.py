@@ -73,6 +73,7 @@ class LocalReplica:
         self.payloads = Payloads(stage_id, edges, time.monotonic)
         self.loop = EngineLoop(self.engine, self.payloads, {}, self.server.emit)
         self.server.set_allowed_hubs(dict(hubs or {}))
+        self.server.set_replica_name(f"{stage_id}/{replica_id}")
         self.server.set_epoch(epoch)
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)

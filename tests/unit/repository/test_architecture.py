@@ -41,6 +41,7 @@ LAYERS = {
             "curve",
             "data_urls",
             "log_once",
+            "failure_log",
             "lazy",
             "plugins",
             "list_watch",

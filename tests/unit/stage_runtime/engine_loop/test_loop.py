@@ -164,8 +164,12 @@ def test_a_request_past_its_deadline_is_stopped_and_says_so(bench: Bench) -> Non
 
 
 @pytest.mark.parametrize("error", [RuntimeError("CUDA error"), MemoryError()])
-def test_an_engine_that_raises_takes_all_requests_with_it_but_says_so(bench: Bench, error: Exception) -> None:
-    """1. two requests run, a third waits in the queue; 2. the engine raises; 3. all three end with the reason."""
+def test_an_engine_that_raises_takes_all_requests_with_it_but_says_so(
+    bench: Bench, error: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    """1. two requests run, a third waits in the queue; 2. the engine raises, and the log names those that ran
+    3. all three end with the reason
+    """
     bench.submit("a")
     bench.submit("b")
     bench.turn()
@@ -173,6 +177,7 @@ def test_an_engine_that_raises_takes_all_requests_with_it_but_says_so(bench: Ben
     bench.outcomes.clear()
     with pytest.raises(EngineDeadError, match=type(error).__name__):
         bench.loop.turn()
+    assert caplog.messages == ["engine.died requests=hub/a/0,hub/b/0"]
     bench.submit("c")
     bench.loop.fail_all(FailureKind.ENGINE, "dead")
     broken = [outcome for outcome in bench.outcomes if isinstance(outcome, RequestFailed)]

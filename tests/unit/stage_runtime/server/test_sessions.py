@@ -359,3 +359,42 @@ def test_only_a_hub_that_heard_nothing_for_a_while_is_probed() -> None:
         (hub_id, wire.Welcome(epoch=7, capacity=2, queue_length=1)) for hub_id in ("busy", "idle")
     ]
     assert [type(said[2]) for said in replica.said if said[1] == "busy"][-1] is wire.Welcome
+
+
+def test_a_failed_request_leaves_a_line_and_a_cancelled_one_only_at_its_deadline(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """1. an engine fails one request; 2. a hub cancels a second one early, and a third one at its deadline
+    3. a fourth one was wrong: that is no warning
+    """
+    caplog.set_level("INFO")
+    replica = Replica()
+    replica.sessions.replica_name = "0/3"
+    for request_id in ("a", "b"):
+        replica.submit(request_id, remaining_s=10.0)
+    first, second = (work.key for work in replica.works())
+    replica.delivers(RequestFailed(first, FailureKind.PAYLOAD, "the hand-off\nis gone"))
+    replica.hears("h", wire.Abort(epoch=7, request_id="b", attempt=0), now_s=5.0)
+    replica.delivers(Finished(second, "abort"))
+    replica.submit("c", remaining_s=10.0)
+    replica.hears("h", wire.Abort(epoch=7, request_id="c", attempt=0), now_s=9.95)
+    replica.delivers(Finished(replica.works()[-1].key, "abort"))
+    replica.submit("d", attempt=1)
+    replica.delivers(RequestFailed(replica.works()[-1].key, FailureKind.INVALID, "no such voice"))
+    where, late = "stage=0 replica=0/3", "the hub stopped the request at its deadline"
+    assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
+        ("WARNING", f"request.failed request=a {where} attempt=0 kind=payload cause=the hand-off is gone"),
+        ("WARNING", f"request.failed request=c {where} attempt=0 kind=deadline cause={late}"),
+        ("INFO", f"request.failed request=d {where} attempt=1 kind=invalid cause=no such voice"),
+    ]
+
+
+def test_a_storm_of_failures_in_a_replica_is_summed_up(caplog: pytest.LogCaptureFixture) -> None:
+    replica = Replica(max_waiting=100)
+    replica.sessions.replica_name = "0/3"
+    for number in range(50):
+        replica.submit(f"r{number}")
+        replica.delivers(RequestFailed(replica.works()[-1].key, FailureKind.ENGINE, "it broke"))
+    assert len(caplog.messages) == 20
+    replica.sessions.failures.close()
+    assert caplog.messages[20].startswith("requests.failed count=30 kinds={engine:30} stages={0:30} in_s=")

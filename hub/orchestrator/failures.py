@@ -1,0 +1,88 @@
+"""RequestFailures: a log line for each request of the hub that ends with an error."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import TYPE_CHECKING, Final
+
+from omni_discovery.errors import HubUnavailableError, InvalidRequestError, RequestError, StageUnavailableError
+from omni_discovery.failure_log import Failure, FailureLog
+
+if TYPE_CHECKING:
+    from hub.orchestrator.active import Active
+    from hub.request.machine import RequestMachine
+    from hub.request.state import StageRun
+
+logger = logging.getLogger(__name__)
+
+#: How late the sum of a storm may be: a timer that fires a moment early must not fire again at once.
+_SLACK_S: Final = 0.01
+
+
+class RequestFailures:
+    """Lives on the hub's loop. Many failures at once are summed up, see FailureLog."""
+
+    def __init__(self) -> None:
+        self._log = FailureLog(logger.log, time.monotonic)
+        self._timer: asyncio.TimerHandle | None = None
+
+    def log_failure(self, active: Active, error: RequestError) -> None:
+        """Log that a request has ended with this error; a client's own mistake at INFO. Never raises."""
+        try:
+            # The operator can't change a client's mistake.
+            level = logging.INFO if isinstance(error, InvalidRequestError) else logging.WARNING
+            self._log.add(failure_of(active, error), level)
+            self._write_due()
+        except Exception:
+            # The client has its answer, and the request's end must not be undone by its diagnosis.
+            logger.exception("request.failure_not_logged request=%s", active.request.request_id)
+
+    def close(self) -> None:
+        """Log the sums that are not logged yet. Idempotent."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._log.close()
+
+    def _write_due(self) -> None:
+        due_s = self._log.write_due()
+        if due_s is not None and self._timer is None:
+            delay_s = max(0.0, due_s - time.monotonic()) + _SLACK_S
+            self._timer = asyncio.get_running_loop().call_later(delay_s, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        self._write_due()
+
+
+def failure_of(active: Active, error: RequestError) -> Failure:
+    """The values of the log line: the stage at fault, and its attempt that failed or was the last, with the replica."""
+    run = stage_at_fault(active.machine, error)
+    attempt, replica = (-1, None) if run is None else (run.attempt, run.replica)
+    if run is not None and run.failure is error:
+        # A later attempt may have found no replica.
+        attempt, replica = run.failed_attempt, run.failed_replica
+    return Failure(
+        request_id=active.request.request_id,
+        stage="" if run is None else str(run.stage_id),
+        replica="" if replica is None else str(replica),
+        attempt=None if attempt < 0 else attempt,
+        kind=type(error).__name__,
+        cause=str(error),
+        parent=active.request.parent_id,
+    )
+
+
+def stage_at_fault(machine: RequestMachine, error: RequestError) -> StageRun | None:
+    """The stage that failed with this error, or that ran when the error ended the request; None if all were done."""
+    runs = machine.runs.values()
+    for run in runs:
+        if run.failure is error:
+            return run
+    # A hub that stops names its first stage, whatever the request was at.
+    if isinstance(error, StageUnavailableError) and not isinstance(error, HubUnavailableError):
+        return machine.runs.get(error.stage_id)
+    unsettled = [run for run in runs if not run.settled]
+    return next((run for run in unsettled if run.running), unsettled[0] if unsettled else None)

@@ -1,0 +1,131 @@
+"""FailureLog: one log line for each failed request, and under a storm of failures a few lines and their sum. Pure."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+from omni_discovery.text import one_line
+
+#: Characters of a cause and of any other value in a line.
+_MOST_CAUSE: Final = 400
+_MOST_VALUE: Final = 200
+#: Values that a sum lists of its kinds and stages each.
+_MOST_COUNTED: Final = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A request that failed. ``attempt`` None: it was not dispatched; ``parent``: the request whose companion it is."""
+
+    request_id: str
+    #: Empty where no stage is to blame.
+    stage: str
+    #: ``<stage>/<replica id>``; empty where no replica had the request.
+    replica: str
+    attempt: int | None
+    #: The type of the error, or the wire's failure kind.
+    kind: str
+    #: The text that the client gets.
+    cause: str
+    parent: str = ""
+
+    def line(self) -> str:
+        """The failure as one line of printable characters, at most about 1000 of them."""
+        parent = f" parent={_value(self.parent)}" if self.parent else ""
+        attempt = "-" if self.attempt is None else self.attempt
+        return (
+            f"request.failed request={_value(self.request_id)}{parent} stage={_value(self.stage)} "
+            f"replica={_value(self.replica)} attempt={attempt} kind={_value(self.kind)} cause={_cause(self.cause)}"
+        )
+
+
+@dataclass(slots=True)
+class _Window:
+    """The failures of one log level within ``window_s`` of the first of them."""
+
+    began_at_s: float
+    ends_at_s: float
+    lines: int = 0
+    #: The failures without a line of their own, by kind and by stage.
+    kinds: Counter[str] = field(default_factory=Counter)
+    stages: Counter[str] = field(default_factory=Counter)
+
+
+class FailureLog:
+    """Belongs to one thread, which calls ``write_due`` when the moment comes that it returns, and ``close`` at the end.
+
+    ``write`` gets a level of ``logging`` and a line; ``now_s`` gives monotonic seconds. In each ``window_s`` and level,
+    the first ``most_lines`` failures have a line each; the others are counted in one line when the window is over.
+    """
+
+    def __init__(
+        self,
+        write: Callable[[int, str], None],
+        now_s: Callable[[], float],
+        most_lines: int = 20,
+        window_s: float = 10.0,
+    ) -> None:
+        self._write = write
+        self._now_s = now_s
+        self._most_lines = most_lines
+        self._window_s = window_s
+        #: By level.
+        self._windows: dict[int, _Window] = {}
+
+    def add(self, failure: Failure, level: int = logging.WARNING) -> None:
+        """Log a failure, or count it for the sum of its window."""
+        self.write_due()
+        now_s = self._now_s()
+        window = self._windows.setdefault(level, _Window(now_s, now_s + self._window_s))
+        if window.lines < self._most_lines:
+            window.lines += 1
+            self._write(level, failure.line())
+        else:
+            window.kinds[_value(failure.kind)] += 1
+            window.stages[_value(failure.stage)] += 1
+
+    def write_due(self) -> float | None:
+        """Log the sums of windows that are over. Return when the next sum is due (monotonic), None if none will be."""
+        now_s = self._now_s()
+        for level, window in list(self._windows.items()):
+            if now_s >= window.ends_at_s:
+                self._end_window(level, now_s)
+        return min((window.ends_at_s for window in self._windows.values() if window.kinds), default=None)
+
+    def close(self) -> None:
+        """Log the sums of all windows. Idempotent."""
+        for level in list(self._windows):
+            self._end_window(level, self._now_s())
+
+    def _end_window(self, level: int, now_s: float) -> None:
+        window = self._windows.pop(level)
+        if window.kinds:
+            self._write(
+                level,
+                f"requests.failed count={window.kinds.total()} kinds={_counts(window.kinds)} "
+                f"stages={_counts(window.stages)} in_s={now_s - window.began_at_s:.1f}",
+            )
+
+
+def _counts(counter: Counter[str]) -> str:
+    listed = counter.most_common(_MOST_COUNTED)
+    more = counter.total() - sum(count for _, count in listed)
+    return "{" + ",".join([f"{name}:{count}" for name, count in listed] + [f"others:{more}"] * (more > 0)) + "}"
+
+
+def _value(text: str) -> str:
+    """The text as one word: a client may name its request by anything."""
+    word = "".join(char if char.isprintable() and not char.isspace() else "_" for char in text[:_MOST_VALUE])
+    return word or "-"
+
+
+def _cause(text: str) -> str:
+    # The reason stands at the beginning, what was made of it at the end.
+    if len(text) > _MOST_CAUSE:
+        half = _MOST_CAUSE // 2
+        text = f"{text[:half]}...{text[-half:]}"
+    return "".join(char if char.isprintable() else "_" for char in one_line(text)) or "-"

@@ -1,0 +1,106 @@
+"""Whom the log line of a failed request names: the stage at fault, the attempt and the replica."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from hub.orchestrator import failures
+from hub.orchestrator.failures import RequestFailures, failure_of
+from hub.request.events import ReplicaRef
+from hub.request.state import Phase, StageRun
+from omni_discovery.errors import (
+    DeadlineExceededError,
+    EngineFailedError,
+    HubUnavailableError,
+    InvalidRequestError,
+    RequestError,
+    StageUnavailableError,
+)
+from omni_discovery.failure_log import FailureLog
+
+
+def run_of(stage_id: int, *phases: Phase, attempt: int = -1, failure: RequestError | None = None) -> StageRun:
+    run = StageRun(stage_id, attempt=attempt, failure=failure)
+    for phase in phases:
+        run.to(phase)
+    if attempt >= 0:
+        run.replica = ReplicaRef(stage_id, 3, 70, "tcp://127.0.0.1:1")
+    return run
+
+
+def active_of(*runs: StageRun, parent_id: str = "") -> Any:
+    request = SimpleNamespace(request_id="r~1", parent_id=parent_id)
+    return SimpleNamespace(request=request, machine=SimpleNamespace(runs={run.stage_id: run for run in runs}))
+
+
+DONE = (Phase.DISPATCHED, Phase.ACCEPTED, Phase.DONE)
+
+
+def named(active: Any, error: RequestError) -> tuple[str, str, int | None]:
+    failure = failure_of(active, error)
+    return failure.stage, failure.replica, failure.attempt
+
+
+def test_the_stage_that_failed_is_named_with_the_attempt_that_did() -> None:
+    """Attempt 1 fails, and attempt 2 finds no replica."""
+    error = EngineFailedError("it broke")
+    failed = run_of(1, *DONE[:1], attempt=2, failure=error)
+    failed.failed_attempt, failed.failed_replica, failed.replica = 1, failed.replica, None
+    assert named(active_of(run_of(0, *DONE, attempt=0), failed), error) == ("1", "1/3", 1)
+
+
+def test_at_the_deadline_the_stage_that_runs_is_named() -> None:
+    active = active_of(run_of(0, *DONE, attempt=0), run_of(1), run_of(2, *DONE[:2], attempt=1))
+    assert named(active, DeadlineExceededError("too late")) == ("2", "2/3", 1)
+
+
+def test_an_empty_stage_is_named_and_a_stopping_hub_names_what_ran() -> None:
+    active = active_of(run_of(0, *DONE, attempt=0), run_of(1, *DONE[:1], attempt=0))
+    active.machine.runs[1].replica = None
+    assert named(active, StageUnavailableError(1, "no replica")) == ("1", "", 0)
+    assert named(active, HubUnavailableError(0, "the hub is stopping")) == ("1", "", 0)
+
+
+def test_a_request_that_was_never_dispatched_and_one_whose_stages_are_done() -> None:
+    assert named(active_of(run_of(0)), DeadlineExceededError("")) == ("0", "", None)
+    assert named(active_of(run_of(0, *DONE, attempt=0)), DeadlineExceededError("")) == ("", "", None)
+
+
+def test_a_companion_names_its_parent() -> None:
+    assert failure_of(active_of(run_of(0), parent_id="p~1"), DeadlineExceededError("")).parent == "p~1"
+
+
+async def test_a_storm_is_summed_up_by_a_timer_and_at_the_end(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1. 30 fail at once: 2 lines; 2. a moment later, with no further failure, their sum; 3. the rest at the close"""
+
+    def short(*arguments: Any) -> FailureLog:
+        return FailureLog(*arguments, most_lines=2, window_s=0.1)
+
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(failures, "FailureLog", short)
+    log = RequestFailures()
+    for _ in range(30):
+        log.log_failure(active_of(run_of(0)), EngineFailedError("it broke"))
+    assert len(caplog.messages) == 2
+    await asyncio.sleep(0.3)
+    assert caplog.messages[2].startswith("requests.failed count=28 kinds={EngineFailedError:28} stages={0:28} in_s=0.1")
+    for _ in range(3):
+        log.log_failure(active_of(run_of(0)), EngineFailedError("it broke"))
+    log.close()
+    log.close()
+    assert caplog.messages[5:] == ["requests.failed count=1 kinds={EngineFailedError:1} stages={0:1} in_s=0.0"]
+    log.log_failure(active_of(run_of(0)), InvalidRequestError("n is 2"))
+    assert [record.levelno for record in caplog.records] == [logging.WARNING] * 6 + [logging.INFO]
+
+
+async def test_a_line_that_can_not_be_made_does_not_stop_the_requests_end(caplog: pytest.LogCaptureFixture) -> None:
+    broken: Any = SimpleNamespace(request=SimpleNamespace(request_id="r~1"))
+    RequestFailures().log_failure(broken, EngineFailedError("it broke"))
+    assert caplog.messages == ["request.failure_not_logged request=r~1"]
