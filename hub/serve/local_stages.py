@@ -144,11 +144,10 @@ class LocalStages:
 
     def _start(self, supervised: _Supervised) -> None:
         supervised.start_revision, supervised.up_since_s, supervised.start_at_s = self.view().revision, None, _NEVER_S
-        # Packets, so that a sample comes whole or, where too many wait, not at all.
-        samples, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        samples.setblocking(False)
         supervised.close_samples()
-        supervised.samples = samples
+        # Packets, so that a sample comes whole or, where too many wait, not at all.
+        supervised.samples, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        supervised.samples.setblocking(False)
         config_fd = open_config(msgspec.structs.replace(supervised.options, metrics_fd=theirs.fileno()))
         try:
             supervised.child = subprocess.Popen(

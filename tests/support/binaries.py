@@ -1,4 +1,4 @@
-"""The etcd binaries, Prometheus' promtool and the Docker engine of the tests. Absent on a workplace is a skip, absent in CI a failure."""
+"""The etcd binaries, promtool and the Docker engine of the tests. Absent on a workplace is a skip, in CI a failure."""
 
 from __future__ import annotations
 

@@ -8,15 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
-from tests.support.binaries import require_promtool
-
-FILE = Path(__file__).resolve().parents[3] / "compose" / "monitoring" / "alerts.yaml"
-#: The rules by the names of their alerts.
-RULES: dict[str, Any] = {
-    rule["alert"]: rule for group in yaml.safe_load(FILE.read_text(encoding="utf-8"))["groups"] for rule in group["rules"]
-}
+from tests.support.alerts import RULES, run_promtool
 
 HUB = 'instance="hub:8000",job="omni-hub"'
 STAGE = 'instance="stage:9100",job="omni-stage"'
@@ -148,11 +141,7 @@ def checked(folder: Path, rules: list[Any], cases: list[Case]) -> subprocess.Com
         }
         for case in cases
     ]
-    document = {"rule_files": ["rules.yaml"], "evaluation_interval": "15s", "tests": tests}
-    (folder / "rules.yaml").write_text(yaml.safe_dump({"groups": [{"name": "all", "rules": rules}]}))
-    (folder / "test.yaml").write_text(yaml.safe_dump(document))
-    command = [require_promtool(), "test", "rules", "test.yaml"]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60, check=False)
+    return run_promtool(folder, rules, tests)
 
 
 def expected(case: Case) -> list[Any]:
