@@ -250,7 +250,8 @@ def metrics_page() -> str:
     hosts = [*_family_rows(REPLICA_FAMILIES, ("stage", "replica"))]
     hosts += _family_rows(SUPERVISOR_FAMILIES, ("namespace", "stage"))
     labels = {label for metric in metrics for label in metric._labelnames}
-    labels |= {label for family in (*REPLICA_FAMILIES, *SUPERVISOR_FAMILIES) for label in family.labels}
+    labels |= {label for of_replica in REPLICA_FAMILIES for label in of_replica.labels}
+    labels |= {label for of_supervisor in SUPERVISOR_FAMILIES for label in of_supervisor.labels}
     rows = [
         [
             code(_metric_name(metric)),
