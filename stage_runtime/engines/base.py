@@ -222,7 +222,7 @@ class MeasuredEngine(Protocol):
     def metrics(self) -> Mapping[str, float]:
         """What is known of ``requests_running``, ``requests_waiting`` and ``kv_cache_usage`` (0 to 1).
 
-        Called between two steps, at most once a second; must be quick. Other names are ignored.
+        Called between two steps, at most four times a second; must be quick. Other names are ignored.
         """
 
 
