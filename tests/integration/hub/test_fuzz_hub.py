@@ -22,8 +22,8 @@ from tests.support.tcp_listener import Serve, listening
 
 ROUNDS = rounds(1500)
 KINDS = {"malformed", "misplaced", "epoch", "session", "stale", "gap", "late"}
-#: The connection may be cut for a frame that is too long; it is back soon. A busy machine may hold this process, and with
-#: it the honest replica, for a second: only what the hostile one keeps may run out of time.
+#: The connection may be cut for a frame that is too long; it is back soon. A busy machine may hold this process, and
+#: with it the honest replica, for a second: only what the hostile one keeps may run out of time.
 CONFIG = replace(QUICK, request_timeout_s=6.0, silence_grace_s=1.5, accept_limit_s=2.0)
 #: More than the requests that the hostile replica leaves without an end.
 AT_ONCE = 64
