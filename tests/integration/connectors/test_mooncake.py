@@ -216,8 +216,8 @@ def test_a_receiver_without_the_senders_token_says_so_once(make: Make, caplog: p
     assert caplog.text.count("connector.no_sender_token") == 1
 
 
-def test_a_taken_zmq_port_is_not_the_end_of_the_second_replica(make: Make) -> None:
-    """Two connectors on a host with one document: each listens, and each one's metadata say where."""
+def test_a_taken_zmq_port_is_not_the_end_of_the_second_replica(make: Make, host: Host) -> None:
+    """Connectors of one document, in this process and in another: each listens, and each one's metadata say where."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         wanted = free.getsockname()[1]
@@ -228,6 +228,17 @@ def test_a_taken_zmq_port_is_not_the_end_of_the_second_replica(make: Make) -> No
     assert second.endpoint()["zmq_port"] == second.zmq_port == found[1]["source_port"]
     for number, metadata in enumerate(found):
         assert consumer.get("0", "1", "key", metadata)[0] == {"of": number}  # type: ignore[index]
+    other = Peer(TRANSFER, host, zmq_port=wanted, memory_pool_size=POOL)
+    try:
+        stored, _, metadata = other.call("put", "key", 5000, 9)
+        assert stored
+        assert metadata["source_port"] not in (0, *(each["source_port"] for each in found))
+        got = consumer.get("0", "1", "key", metadata)
+        assert got is not None
+        assert got[0]["seed"] == 9
+        assert intact(got[0])
+    finally:
+        other.kill()
     with pytest.raises(ConfigError, match="zmq_port is 99999; a port is wanted"):
         make(zmq_port=99999)
 
