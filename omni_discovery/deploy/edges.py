@@ -48,7 +48,7 @@ def read_edges(
         found |= {"edges": edges}
     if isinstance(found.get("stages"), list):
         found |= {"stages": _stages(found["stages"], edges if isinstance(edges, list) else [])}
-    if not found["stages"]:
+    if found["stages"] == []:
         return DeployConfig(stages=())
     return convert_document(found, source, [each for each in problems if not each.variable or _is_of_edges(each)])
 
@@ -69,12 +69,15 @@ def overlaid(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]
 
 
 def _overlaid_stages(below: list[Any], above: list[Any]) -> list[Any]:
-    changes = {stage.get("stage_id"): stage for stage in above if isinstance(stage, dict)}
-    ids = [stage.get("stage_id") for stage in below if isinstance(stage, dict)]
-    changed = [
-        merged(stage, changes.get(stage.get("stage_id"), {})) if isinstance(stage, dict) else stage for stage in below
-    ]
-    return changed + [stage for stage in above if not isinstance(stage, dict) or stage.get("stage_id") not in ids]
+    changes = {number: stage for stage in above if (number := _id_of(stage)) is not None}
+    ids = {_id_of(stage) for stage in below} - {None}
+    changed = [merged(stage, changes.get(_id_of(stage), {})) if _id_of(stage) in ids else stage for stage in below]
+    return changed + [stage for stage in above if _id_of(stage) not in ids]
+
+
+def _id_of(stage: Any) -> int | None:
+    number = stage.get("stage_id") if isinstance(stage, dict) else None
+    return number if isinstance(number, int) else None
 
 
 def _with_numbers(edge: Any) -> Any:
@@ -92,13 +95,12 @@ def _stages(stages: list[Any], edges: list[Any]) -> list[Any]:
 
     A stage that says no inputs has those of the edges that end there; without any, the stage before it.
     """
-    ids = (stage.get("stage_id") for stage in stages if isinstance(stage, dict))
-    known = {number for number in ids if isinstance(number, int)}
+    known = {_id_of(stage) for stage in stages}
     inputs: dict[int, list[int]] = {}
     for edge in edges:
         if isinstance(edge, dict) and isinstance(edge.get("from"), int) and isinstance(edge.get("to"), int):
             inputs.setdefault(edge["to"], []).append(edge["from"])
-    more = {end for after, before in inputs.items() for end in (after, *before)} - known
+    more = {end for after, before in inputs.items() for end in (after, *before) if end not in known}
     return [_stage(stage, inputs) for stage in stages] + [
         _stage({"stage_id": number, "input_from": []}, inputs) for number in sorted(more)
     ]
@@ -108,8 +110,8 @@ def _stage(stage: Any, inputs: Mapping[int, list[int]]) -> Any:
     if not isinstance(stage, dict):
         return stage
     kept = {name: value for name, value in stage.items() if name in _OF_STAGE} | _ANY_STAGE
-    number, said = kept.get("stage_id"), kept.get("input_from")
-    by_edges = inputs.get(number, []) if isinstance(number, int) else []
+    number, said = _id_of(stage), kept.get("input_from")
+    by_edges = [] if number is None else inputs.get(number, [])
     if said is None or isinstance(said, list):
         wanted = [*(said or []), *(each for each in by_edges if each not in (said or []))]
         if said is not None or wanted:

@@ -222,7 +222,7 @@ def test_small_hand_offs_travel_in_the_metadata(make: Make) -> None:
 
 def test_a_small_hand_off_that_is_found_by_key_is_freed_as_any_other(make: Make) -> None:
     """By a consumer, by ``cleanup``, and at the end of its time; TcpConnector finds nothing by key and stores none."""
-    producer, consumer = make(shm_threshold_bytes=65536, ttl_s=1.0), make()
+    producer, consumer = make(shm_threshold_bytes=65536), make()
     metadata = put(producer, "consumed", {"a": 1})
     if isinstance(producer, TcpConnector):
         assert metadata["inline"]
@@ -233,10 +233,11 @@ def test_a_small_hand_off_that_is_found_by_key_is_freed_as_any_other(make: Make)
     assert get(consumer, "consumed", metadata) is None
     put(producer, "cleaned", {"a": 1})
     producer.cleanup("cleaned")
-    put(producer, "expires", {"a": 1})
+    wait_for("the first two to be dropped", lambda: _tidied(producer) == 1)
+    brief = make(shm_threshold_bytes=65536, ttl_s=1.0)
+    put(brief, "expires", {"a": 1})
     time.sleep(1.2)
-    put(producer, "fresh", {"a": 1})
-    wait_for("the others to be dropped", lambda: _tidied(producer) == 1)
+    wait_for("the last one to be dropped", lambda: _tidied(brief) == 1)
 
 
 def _tidied(producer: OmniConnectorBase) -> int:

@@ -134,10 +134,10 @@ class _StoredObject:
     def drop(self) -> None:
         """See MemoryBlock. An object that can't be removed now goes with this process's segment."""
         try:
-            if self._index is not None and self._digest:
-                self._index.drop_name(self._digest, self.name)
             for name in (self.name, self.name + _FETCHED):
                 self._client.remove(name, time.monotonic() + _SHORT_S)
+            if self._index is not None and self._digest:
+                self._index.drop_name(self._digest, self.name)
         except TransferError as error:
             logger.warning("mooncake.not_removed reason=%s", error)
 

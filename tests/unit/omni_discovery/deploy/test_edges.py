@@ -101,6 +101,8 @@ def test_an_edge_that_travels_in_pieces_has_the_same_settings_as_for_a_replica()
             r"^f:1: .*\$\{HOST\} is not expanded",
         ),
         (THEIRS.replace("from_stage_0: wire", "from_stage_0: TcpConnector"), r"^f:13: stage 1\.input_connectors"),
+        ("stages:\nedges: [{from: 0, to: 1}]", r"^f:1: stages is None; right would be a list"),
+        ("stages: [{stage_id: [0]}, 5]\nedges: 3", r"^f: 3 keys are wrong:"),
         ("- 1", r"^f: a deploy document is a mapping"),
         ("a: [", r"^f line \d: not YAML"),
     ],
@@ -127,6 +129,8 @@ def test_a_document_over_another_changes_it_by_key_and_by_stage() -> None:
     assert [stage["stage_id"] for stage in both["stages"]] == [0, 1, 2]
     assert both["stages"][1] == {"stage_id": 1, "devices": "3", "input_connectors": {"from_stage_0": "wire"}}
     assert sorted(_pairs(both)) == [(0, 1), (1, 2)]
+    nonsense: dict[str, Any] = {"stages": [{"stage_id": [0]}, 5, {"stage_id": 1}]}
+    assert len(overlaid(nonsense, nonsense)["stages"]) == 5
     with pytest.raises(ConfigError, match="base_config names a file"):
         read_edges(over, "f")
 
