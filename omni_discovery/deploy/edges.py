@@ -69,7 +69,7 @@ def overlaid(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]
 
 
 def _overlaid_stages(below: list[Any], above: list[Any]) -> list[Any]:
-    changes = {number: stage for stage in above if (number := _id_of(stage)) is not None}
+    changes: dict[int | None, Any] = {_id_of(stage): stage for stage in above}
     ids = {_id_of(stage) for stage in below} - {None}
     changed = [merged(stage, changes.get(_id_of(stage), {})) if _id_of(stage) in ids else stage for stage in below]
     return changed + [stage for stage in above if _id_of(stage) not in ids]
