@@ -364,6 +364,35 @@ def test_a_fetch_can_be_given_up_by_another_thread(make: Make, lying: Any, how: 
     thread.join()
 
 
+def test_no_more_than_the_bound_is_fetched_whatever_was_announced(make: Make) -> None:
+    """Nobody is connected to for more: the size is known before."""
+    producer, careful = make(), make(max_fetch_bytes=200_000)
+    assert fetched(careful, offer(producer, "small", size_bytes=100_000), "small") == 1
+    metadata = offer(producer, size_bytes=300_000)
+    with pytest.raises(TransferError, match="max_fetch_bytes is 200000"):
+        careful.get("0", "1", "key", metadata)
+    assert producer.health()["transfers"] == {"sent": 1}
+    with pytest.raises(TransferError, match="bytes are announced"):
+        make().get("0", "1", "key", {**metadata, "data_size": 1 << 60})
+
+
+def test_a_server_that_died_listens_again_where_it_was(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The replica's record names its address, and hubs refuse hand-offs at any other."""
+    producer, consumer = make(), make()
+    address = producer.endpoint()
+    metadata = offer(producer)
+    assert address == {"host": metadata["source_host"], "port": metadata["source_port"]}
+    server = producer._tcp._server
+    assert server is not None
+    monkeypatch.setattr(server, "_serve", lambda _: 1 / 0)
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)
+    with dial(metadata) as connection:
+        connection.sendall(request(metadata))
+        wait_for("the server to die", lambda: not server.alive, 30.0)
+    assert producer.endpoint() == address
+    assert fetched(consumer, metadata) == 1
+
+
 def test_nobody_there_is_an_error_at_once(make: Make) -> None:
     producer = make()
     metadata = offer(producer)
