@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 
     from hub.async_omni import AsyncOmni
     from hub.pool.stage_pool import StageStatus
+    from hub.pool.status import Ejection
     from omni_discovery.deploy.document import DeployConfig
 
 
@@ -53,13 +56,17 @@ def build_app(omni: AsyncOmni, deploy: DeployConfig, started_s: int) -> Starlett
 
 
 def ready_response(omni: AsyncOmni) -> Response:
-    """The readiness check: 200 if this hub can serve every stage now, else 503 with the reason."""
-    stages = omni.stage_status()
+    """The readiness check: 200 if this hub can serve every stage and none keeps failing, else 503 with the reason."""
+    stages, now_s = omni.stage_status(), time.monotonic()
     empty = [stage for stage in stages if not stage.pickable]
+    failing = {stage.stage_id: how for stage in stages if (how := stage.failures.describe(now_s))}
     body: dict[str, Any] = {
-        "ready": omni.is_running and not empty and not omni.is_revoked,
-        "stages": {str(stage.stage_id): _shown(stage, revoked=omni.is_revoked) for stage in stages},
+        "ready": omni.is_running and not empty and not failing and not omni.is_revoked,
+        "stages": {str(stage.stage_id): _shown(stage, now_s, revoked=omni.is_revoked) for stage in stages},
     }
+    if failing:
+        named = (f"stage {stage_id}: {how}" for stage_id, how in failing.items())
+        body["reason"] = f"requests keep failing; {'; '.join(named)}; the log's lines 'request.failed' say why"
     if empty:
         named = (f"stage {stage.stage_id} ({stage.why_absent or 'none is registered'})" for stage in empty)
         body["reason"] = f"no replica can take work of {', '.join(named)}; omni doctor looks for what is wrong"
@@ -76,9 +83,25 @@ def ready_response(omni: AsyncOmni) -> Response:
     return JSONResponse(body, status_code=200 if body["ready"] else 503)
 
 
-def _shown(stage: StageStatus, *, revoked: bool) -> dict[str, Any]:
+def _shown(stage: StageStatus, now_s: float, *, revoked: bool) -> dict[str, Any]:
     shown: dict[str, Any] = {"registered": stage.registered, "pickable": 0 if revoked else stage.pickable}
-    return {**shown, "why": stage.why_absent} if stage.why_absent else shown
+    if stage.why_absent:
+        shown["why"] = stage.why_absent
+    if failing := stage.failures.describe(now_s):
+        shown["failing"] = failing
+    if stage.ejected:
+        shown["ejected"] = [_ejected(each, now_s) for each in stage.ejected]
+    return shown
+
+
+def _ejected(ejection: Ejection, now_s: float) -> dict[str, Any]:
+    """An ejected replica; ``until`` null: its ejection is over, and its next request decides."""
+    until = None
+    if ejection.until_s is not None:
+        wall_s = time.time() + ejection.until_s - now_s
+        until = datetime.fromtimestamp(wall_s, UTC).isoformat(timespec="seconds")
+    shown = {"replica": ejection.replica, "until": until, "why": ejection.why}
+    return {**shown, "still_used": "too few other replicas are left"} if ejection.is_ignored else shown
 
 
 async def _not_found_or_not_allowed(request: Request, error: Exception) -> Response:

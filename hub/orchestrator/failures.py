@@ -5,9 +5,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from math import inf
 from typing import TYPE_CHECKING, Final
 
-from omni_discovery.errors import HubUnavailableError, InvalidRequestError, RequestError, StageUnavailableError
+from omni_discovery.errors import (
+    DeadlineExceededError,
+    EngineFailedError,
+    HubUnavailableError,
+    InvalidRequestError,
+    ReplicaLostError,
+    RequestError,
+    StageUnavailableError,
+)
 from omni_discovery.failure_log import Failure, FailureLog
 
 if TYPE_CHECKING:
@@ -22,15 +31,26 @@ _SLACK_S: Final = 0.01
 
 
 class RequestFailures:
-    """Lives on the hub's loop. Many failures at once are summed up, see FailureLog."""
+    """Lives on the hub's loop. Many failures at once are summed up, see FailureLog.
 
-    def __init__(self) -> None:
+    ``usual_timeout_s`` is the timeout of requests that name none.
+    """
+
+    def __init__(self, usual_timeout_s: float = inf) -> None:
+        self._usual_timeout_s = usual_timeout_s
         self._log = FailureLog(logger.log, time.monotonic)
         self._timer: asyncio.TimerHandle | None = None
 
     def log_failure(self, active: Active, error: RequestError) -> None:
-        """Log that a request has ended with this error; a client's own mistake at INFO. Never raises."""
+        """Log that a request has ended with this error; a client's own mistake at INFO. Never raises.
+
+        Its stage is told, if that has not done its work.
+        """
         try:
+            run = failing_stage(active, error, self._usual_timeout_s)
+            if run is not None:
+                pool = active.pools[run.stage_id]
+                pool.core.stage_failed(type(error).__name__, pool.now())
             # The operator can't change a client's mistake.
             level = logging.INFO if isinstance(error, InvalidRequestError) else logging.WARNING
             self._log.add(failure_of(active, error), level)
@@ -86,3 +106,16 @@ def stage_at_fault(machine: RequestMachine, error: RequestError) -> StageRun | N
         return machine.runs.get(error.stage_id)
     unsettled = [run for run in runs if not run.settled]
     return next((run for run in unsettled if run.running), unsettled[0] if unsettled else None)
+
+
+def failing_stage(active: Active, error: RequestError, usual_timeout_s: float) -> StageRun | None:
+    """The stage that did not do its work for this request, so that it counts as failing if that goes on; else None.
+
+    A deadline counts only where the client left the hub's usual time, took what was made, and had sent its whole input.
+    """
+    if isinstance(error, EngineFailedError | ReplicaLostError):
+        return next((run for run in active.machine.runs.values() if run.failure is error), None)
+    if not isinstance(error, DeadlineExceededError):
+        return None
+    is_usual = active.request.timeout_s >= usual_timeout_s and not active.request.segmented
+    return stage_at_fault(active.machine, error) if is_usual and not active.machine.is_client_behind else None

@@ -171,13 +171,15 @@ class ReplicaListener:
     def _update_health(self, pool: StagePool, active: Active, event: Answered) -> None:
         """Count a success or a failure of the replica: an invalid request is no failure of it, nor is a full queue."""
         addr, message = event.client.info.input_addr, event.message
+        if isinstance(message, wire.StageDone) and message.finish_reason != "abort":
+            pool.core.stage_served()
         if isinstance(message, wire.StageDone) and message.finish_reason != "abort" and not active.request.segmented:
             run = active.machine.runs[pool.stage_id]
             # The time of a request that was paused for its client says nothing of how long the stage takes.
             service_s = event.received_at_s - run.sent_at_s if run.pause_sent is None else None
             pool.core.succeeded(addr, service_s, pool.now())
         elif isinstance(message, wire.StageFailed) and message.kind is wire.FailureKind.ENGINE:
-            pool.core.failed(addr, pool.now())
+            pool.core.failed(addr, pool.now(), "its engine raised")
 
     def _unanswered(self, event: Unanswered) -> None:
         info, active = event.client.info, self._active.get(event.request_id)
@@ -191,7 +193,7 @@ class ReplicaListener:
             is_bound = active.machine.has_past(info.stage_id)
             if is_last or is_bound or not pool.core.has_free({*run.avoid, *run.slow, info.input_addr}):
                 return
-        pool.core.failed(info.input_addr, pool.now())
+        pool.core.failed(info.input_addr, pool.now(), "it did not answer")
         silence_s = self._config.accept_limit_s if event.is_final else self._config.accept_timeout_s
         reason = f"it said nothing for {silence_s:g} s after the dispatch"
         lost = ev.ReplicaLost(
@@ -239,7 +241,7 @@ class ReplicaListener:
         self._metrics.session_losses.labels(info.stage_id).inc()
         in_flight = pool.core.members.in_flight(info.input_addr)
         if in_flight:
-            pool.core.failed(info.input_addr, pool.now())
+            pool.core.failed(info.input_addr, pool.now(), "its connection was lost")
         for request_id in in_flight:
             active = self._active.get(request_id)
             if active is not None:

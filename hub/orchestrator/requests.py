@@ -88,7 +88,7 @@ class Requests:
         self._emit = emit
         self._tracing = tracing
         self._stories = stories
-        self._failures = RequestFailures()
+        self._failures = RequestFailures(config.request_timeout_s)
         self._companion_count = 0
         active = self.active
         metrics.clients_behind.set_function(lambda: sum(each.machine.is_client_behind for each in active.values()))

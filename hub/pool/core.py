@@ -17,7 +17,7 @@ from hub.pool.credits import CreditRequest, CreditRequester, CreditStarved
 from hub.pool.entry import NO_TIER, Binding, BindingEnd, BindingState, Entry
 from hub.pool.members import Members, SlowStart
 from hub.pool.outliers import Health, Outliers, OutlierState
-from hub.pool.status import StageStatus, why_absent
+from hub.pool.status import NO_FAILURES, StageStatus, ejections_of, why_absent
 from hub.pool.wait_queue import PendingPick, Waiter, WaitQueue
 from omni_discovery.balancing.base import index_of
 from omni_discovery.balancing.policies import LeastLoadBalancer
@@ -98,6 +98,8 @@ class Pool:
         self.slow_start = SlowStart(options.slow_start_s)
         self.indices = Indices(balancer, options, self.outliers)
         self.queue = WaitQueue(stage_id, self, options.pick_timeout_s)
+        #: The requests that failed here since the stage last served one.
+        self.streak = NO_FAILURES
         #: How long a request lately took at a replica; None before the first.
         self.mean_service_s: float | None = None
         self._requester = CreditRequester()
@@ -175,6 +177,8 @@ class Pool:
         entry.answers, entry.uses_credits, entry.unusable = True, uses_credits, ""
         entry.void_credits()
         if entry.first_up_s is None:
+            # What others have failed says nothing about a new process.
+            self.streak = NO_FAILURES
             self.slow_start.begin(entry, self.members.serving_since_s, now_s)
         self.slow_start.weigh(entry, now_s)
         self._update(entry, now_s)
@@ -234,13 +238,25 @@ class Pool:
             self._reindex(entry)
             self._changed()
 
-    def failed(self, addr: str, now_s: float) -> None:
-        """A request failed by the replica's fault: it did not answer, the transport broke, or its engine failed."""
+    def failed(self, addr: str, now_s: float, cause: str = "it failed") -> None:
+        """A request failed by the replica's fault: it did not answer, the transport broke, or its engine failed.
+
+        ``cause`` is a few words for operators.
+        """
         entry = self.members.entries.get(addr)
-        if entry is not None and self.outliers.failed(entry, self.members.listed_count, now_s):
+        if entry is not None and self.outliers.failed(entry, self.members.listed_count, now_s, cause):
             self._heed_outliers()
             self._reindex(entry)
             self._changed()
+
+    def stage_served(self) -> None:
+        """The stage has done its work for a request, at whatever replica."""
+        if self.streak.count:
+            self.streak = NO_FAILURES
+
+    def stage_failed(self, kind: str, now_s: float) -> None:
+        """A request ended with an error by the fault of this stage, after all retries; ``kind`` is the error's type."""
+        self.streak = self.streak.extended(kind, now_s)
 
     def outlier_state(self, addr: str) -> OutlierState:
         """Whether a replica is ejected; FINE if it is unknown."""
@@ -574,7 +590,9 @@ class Pool:
     def status(self) -> StageStatus:
         """The counts of replicas, and why those can't take work that can't."""
         members = self.members
-        return StageStatus(self.stage_id, members.registered_count, members.pickable_count, self.why_absent())
+        counts = members.registered_count, members.pickable_count
+        ejected = ejections_of(self.outliers)
+        return StageStatus(self.stage_id, *counts, self.why_absent(), ejected, self.streak)
 
     def why_absent(self) -> str:
         """Why the replicas that can't take work are not picked, as text; empty if every replica can."""

@@ -36,6 +36,7 @@ class Health:
         "probe",
         "state",
         "until_s",
+        "why",
     )
 
     def __init__(self) -> None:
@@ -48,6 +49,8 @@ class Health:
         self.probe: str | None = None
         #: When the ejection ends, monotonic.
         self.until_s = 0.0
+        #: Why it was ejected the last time; without any text of an engine, which may quote a prompt.
+        self.why = ""
         #: Ejections lately, each twice as long as the one before.
         self.ejections = 0
         #: The last outcomes as bits, the newest lowest, set where one failed.
@@ -76,8 +79,14 @@ class Health:
             return True
         return self._seen >= _WINDOW_MIN and 2 * self._failures.bit_count() > self._seen
 
-    def eject(self, now_s: float, min_s: float, max_s: float) -> None:
+    def eject(self, now_s: float, min_s: float, max_s: float, cause: str = "it failed") -> None:
         """Eject for twice as long as the last time, from ``min_s`` to ``max_s``; for ``min_s`` after a quiet time."""
+        if self.state is OutlierState.PROBED:
+            self.why = f"it failed again when it was tried: {cause}"
+        elif self._in_a_row >= _FAILURES_IN_A_ROW:
+            self.why = f"{self._in_a_row} requests in a row failed: {cause}"
+        else:
+            self.why = f"{self._failures.bit_count()} of its last {self._seen} requests failed: {cause}"
         if self.state is OutlierState.FINE and now_s - self._recovered_at_s > max_s:
             self.ejections = 0
         self.until_s = now_s + min(max_s, min_s * 2.0 ** min(self.ejections, 64))
@@ -153,14 +162,14 @@ class Outliers(Generic[ReplicaT]):
         del self.ejected[replica.addr]
         return True
 
-    def failed(self, replica: ReplicaT, listed_count: int, now_s: float) -> bool:
+    def failed(self, replica: ReplicaT, listed_count: int, now_s: float, cause: str = "it failed") -> bool:
         """A request failed by the replica's fault; return whether the replica is ejected now, of so many listed."""
         health = replica.health
         if not health.failed() or health.state is OutlierState.EJECTED:
             return False
         if replica.addr not in self.ejected and len(self.ejected) >= most_ejected(listed_count):
             return False
-        health.eject(now_s, self._min_s, self._max_s)
+        health.eject(now_s, self._min_s, self._max_s, cause)
         self.ejected[replica.addr] = replica
         return True
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from hub.orchestrator import failures
-from hub.orchestrator.failures import RequestFailures, failure_of
+from hub.orchestrator.failures import RequestFailures, failing_stage, failure_of
 from hub.request.events import ReplicaRef
 from hub.request.state import Phase, StageRun
 from omni_discovery.errors import (
@@ -18,6 +18,8 @@ from omni_discovery.errors import (
     EngineFailedError,
     HubUnavailableError,
     InvalidRequestError,
+    OverloadedError,
+    ReplicaLostError,
     RequestError,
     StageUnavailableError,
 )
@@ -104,3 +106,35 @@ async def test_a_line_that_can_not_be_made_does_not_stop_the_requests_end(caplog
     broken: Any = SimpleNamespace(request=SimpleNamespace(request_id="r~1"))
     RequestFailures().log_failure(broken, EngineFailedError("it broke"))
     assert caplog.messages == ["request.failure_not_logged request=r~1"]
+
+
+def failing(
+    error: RequestError, *, timeout_s: float = 10.0, segmented: bool = False, behind: bool = False
+) -> int | None:
+    """The stage that counts as failing, of a request whose stage 1 had that failure and whose usual time is 10 s."""
+    active = active_of(run_of(0, *DONE, attempt=0), run_of(1, *DONE[:2], attempt=0, failure=error))
+    active.request.timeout_s, active.request.segmented = timeout_s, segmented
+    active.machine.is_client_behind = behind
+    run = failing_stage(active, error, 10.0)
+    return None if run is None else run.stage_id
+
+
+@pytest.mark.parametrize("kind", [EngineFailedError, ReplicaLostError, DeadlineExceededError])
+def test_a_stage_that_did_not_do_its_work_counts_as_failing(kind: type[RequestError]) -> None:
+    assert failing(kind("x")) == 1
+
+
+@pytest.mark.parametrize(
+    "error",
+    [InvalidRequestError("x"), OverloadedError("x"), StageUnavailableError(1, "x"), HubUnavailableError(1, "x")],
+)
+def test_a_wrong_request_and_a_stage_without_replicas_are_no_failing_stage(error: RequestError) -> None:
+    assert failing(error) is None
+
+
+def test_a_deadline_that_is_the_clients_own_doing_does_not_count() -> None:
+    """A short timeout, a client that does not read, one that has more input to send: any client could do that."""
+    late = DeadlineExceededError("x")
+    assert failing(late, timeout_s=9.9) is None
+    assert failing(late, behind=True) is None
+    assert failing(late, segmented=True) is None
