@@ -264,6 +264,7 @@ class AsyncOmni(CollectiveCalls):
         trace_headers: Mapping[str, str] | None = None,
         segmented: bool = False,
         async_chunk: bool | None = None,
+        label: str = "",
     ) -> AsyncGenerator[OmniOutput, None]:
         """Run one request; yield its outputs as they come, then one summary. Raise RequestError.
 
@@ -274,7 +275,8 @@ class AsyncOmni(CollectiveCalls):
         negative prompt: they run through the first stage on the same replica, and later stages get their hand-offs,
         too. ``received_s`` (``time.perf_counter``) is when the client's bytes came, ``trace_headers`` the W3C headers
         that came with them. ``async_chunk``: whether stages start on pieces of each other's output; None: as the
-        pipeline says. Closing the generator early, or cancelling its reader, aborts every stage.
+        pipeline says. ``label`` is one more name of the request in log lines. Closing the generator early, or
+        cancelling its reader, aborts every stage.
 
         ``inputs`` may also be an asynchronous iterator of segments: each is answered, by the same replicas, before the
         next is sent; an output's ``segment`` is the index of its segment. With ``segmented``, ``inputs`` is the first
@@ -293,6 +295,7 @@ class AsyncOmni(CollectiveCalls):
             trace_headers or {},
             segmented or feeder.is_segmented,
             async_chunk,
+            label,
         )
         orchestrator = self._running_orchestrator()
         live_hubs = orchestrator.live_hubs

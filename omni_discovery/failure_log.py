@@ -32,14 +32,17 @@ class Failure:
     #: The text that the client gets.
     cause: str
     parent: str = ""
+    #: The client's name for the request; empty if it gave none.
+    label: str = ""
 
     def line(self) -> str:
-        """The failure as one line of printable characters, at most about 1000 of them."""
-        parent = f" parent={_value(self.parent)}" if self.parent else ""
+        """The failure as one line of printable characters, at most about 1200 of them."""
+        parent = f" parent={word(self.parent)}" if self.parent else ""
+        label = f" x_request_id={word(self.label)}" if self.label else ""
         attempt = "-" if self.attempt is None else self.attempt
         return (
-            f"request.failed request={_value(self.request_id)}{parent} stage={_value(self.stage)} "
-            f"replica={_value(self.replica)} attempt={attempt} kind={_value(self.kind)} cause={_cause(self.cause)}"
+            f"request.failed request={word(self.request_id)}{parent}{label} stage={word(self.stage)} "
+            f"replica={word(self.replica)} attempt={attempt} kind={word(self.kind)} cause={_cause(self.cause)}"
         )
 
 
@@ -85,8 +88,8 @@ class FailureLog:
             window.lines += 1
             self._write(level, failure.line())
         else:
-            window.kinds[_value(failure.kind)] += 1
-            window.stages[_value(failure.stage)] += 1
+            window.kinds[word(failure.kind)] += 1
+            window.stages[word(failure.stage)] += 1
 
     def write_due(self) -> float | None:
         """Log the sums of windows that are over. Return when the next sum is due (monotonic), None if none will be."""
@@ -117,10 +120,10 @@ def _counts(counter: Counter[str]) -> str:
     return "{" + ",".join([f"{name}:{count}" for name, count in listed] + [f"others:{more}"] * (more > 0)) + "}"
 
 
-def _value(text: str) -> str:
-    """The text as one word: a client may name its request by anything."""
-    word = "".join(char if char.isprintable() and not char.isspace() else "_" for char in text[:_MOST_VALUE])
-    return word or "-"
+def word(text: str) -> str:
+    """The text as one word of at most 200 characters: a client may name its request by anything."""
+    shown = "".join(char if char.isprintable() and not char.isspace() else "_" for char in text[:_MOST_VALUE])
+    return shown or "-"
 
 
 def _cause(text: str) -> str:

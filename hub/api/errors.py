@@ -74,10 +74,10 @@ def error_body(message: str, name: str, code: str, param: str | None = None) -> 
     return {"error": {"message": message, "type": name, "param": param, "code": code}}
 
 
-def error_response(error: OmniError, request_id: str | None = None) -> JSONResponse:
+def error_response(error: OmniError) -> JSONResponse:
     """The answer to a request that failed before its first output."""
     status, body = describe(error)
-    headers = {} if request_id is None else {"x-request-id": request_id}
+    headers = {}
     if isinstance(error, RequestError) and error.retry_after_s is not None:
         headers["Retry-After"] = str(math.ceil(error.retry_after_s))
     return JSONResponse(body, status_code=status, headers=headers)

@@ -36,6 +36,8 @@ class AddRequest:
     priority: int = 0
     #: Whether the input comes in segments, ``inputs`` being the first.
     segmented: bool = False
+    #: A name that the client gave it besides, for log lines only: several requests may have the same.
+    label: str = ""
     #: The W3C headers of the trace that the request belongs to.
     trace_headers: Mapping[str, str] = field(default_factory=dict)
     #: The prompts that run through the first stage together with the request, by role.

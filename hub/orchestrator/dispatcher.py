@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from msgspec import UNSET
+
 from hub.config import NotConnectedError, SendFailedError
 from hub.metrics import HubMetrics
 from hub.orchestrator.aborts import AbortTracker
@@ -256,6 +258,7 @@ class Dispatcher:
             stream_from=action.stream_from,
             stream_to=action.stream_to,
             trace=active.trace_of(action.stage_id),
+            label=active.request.label or UNSET,
         )
         try:
             if client is None:

@@ -92,6 +92,7 @@ def failure_of(active: Active, error: RequestError) -> Failure:
         kind=type(error).__name__,
         cause=str(error),
         parent=active.request.parent_id,
+        label=active.request.label,
     )
 
 

@@ -233,7 +233,8 @@ class RequestMachine:
             actions.append(ev.StopCompanions())
         if error is None and not state.is_companion:
             reason = "done" if outcome is Outcome.OK else "abort"
-            actions.append(ev.Emit(summary_output(state.shown_id, reason, state.public.pipeline_timings)))
+            timings_s, replicas = state.public.pipeline_timings, state.replicas
+            actions.append(ev.Emit(summary_output(state.shown_id, reason, timings_s, replicas)))
         return [*actions, ev.Finish(outcome, error)]
 
     def _stop_all(self) -> list[Action]:
@@ -295,12 +296,15 @@ class RequestMachine:
         run.next_seq += 1
         if run.stage_id not in self._plan.finals or message.seq < run.skip:
             return []
+        is_first = message.seq == 0 and not self.state.request_shown
         run.seen.add(message, attachments)
         replica, shown_id = str(run.replica), self.state.shown_id
         outputs = chunk_outputs(shown_id, run.stage_id, replica, message, attachments, received_at_s)
         segments = self.state.segments
         if segments is not None:
             outputs = [replace(output, segment=segments.segment_of(run.stage_id)) for output in outputs]
+        if is_first:
+            outputs[0] = replace(outputs[0], replicas=self.state.replicas)
         return [ev.Emit(output) for output in outputs]
 
     def _done(self, run: StageRun, message: wire.StageDone, now_s: float, received_at_s: float) -> list[Action]:

@@ -370,6 +370,12 @@ class RequestState:
         return any(run.seen for run in self.runs.values())
 
     @property
+    def replicas(self) -> tuple[str, ...]:
+        """The replicas that have accepted the present attempts of its stages, or have done them, in stage order."""
+        has_it = (Phase.ACCEPTED, Phase.DONE)
+        return tuple(str(run.replica) for run in self.runs.values() if run.replica is not None and run.phase in has_it)
+
+    @property
     def progress(self) -> str:
         """Which stages are not finished, for the error of a deadline that has passed."""
         open_stages = [str(run.stage_id) for run in self.runs.values() if not run.settled]

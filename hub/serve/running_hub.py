@@ -83,6 +83,8 @@ class ServeConfig:
     api_flags: str = ""
     #: Whether control calls to replicas are served over HTTP, to every client that reaches the port.
     admin_api: bool = False
+    #: Whether each HTTP request leaves a line in the log.
+    access_log: bool = False
     #: The collector to which spans of requests are sent; None for none.
     traces_endpoint: str | None = None
 

@@ -254,6 +254,7 @@ class Sessions:
                 queue_length=len(self.ledger.tickets),
             ),
         )
+        ticket.label = "" if submit.label is UNSET else submit.label
         ticket.segment = 0 if submit.segmented else None
         ticket.overdue_at_s = now_s + max(submit.remaining_s - _DEADLINE_SLACK_S, submit.remaining_s / 2)
         self._to_do.append(work_of(ticket, submit, now_s))
@@ -346,7 +347,7 @@ class Sessions:
         else:
             return
         stage, name = self.replica_name.partition("/")[0], self.replica_name
-        failure = Failure(ticket.request_id, stage, name, ticket.attempt, kind.value, cause)
+        failure = Failure(ticket.request_id, stage, name, ticket.attempt, kind.value, cause, label=ticket.label)
         self.failures.add(failure, logging.INFO if kind is FailureKind.INVALID else logging.WARNING)
 
     # ---- timers

@@ -14,6 +14,7 @@ from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.engine.input_processor import InputProcessor
 
+from hub.api.exchange import current_exchange
 from hub.api.vllm.control import StageAdapters, StageControl
 from hub.api.vllm.errors import OmniHttpError, as_vllm_error
 from hub.api.vllm.fan_out import announce, in_flight, merged
@@ -135,15 +136,18 @@ class OmniEngineClient(StageControl, EngineClient):
     async def _stage_outputs(
         self, request_id: str, inputs: Mapping[str, Any], params: dict[int, Mapping[str, Any]], more: Mapping[str, Any]
     ) -> AsyncGenerator[OmniOutput, None]:
+        exchange = current_exchange()
         outputs = self._omni.generate(
             inputs,
             request_id=request_id,
+            label=exchange.label,
             modalities=[self._modality],
             params=params,
             **more,
         )
         async with in_flight(), aclosing(outputs):
             async for output in outputs:
+                exchange.note_output(output)
                 if output.stage_id == self._stage_id:
                     yield output
 
