@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from msgspec import UNSET
+
 from hub.request import events as ev
 from hub.request.backpressure import pause_or_resume, update_backpressure
 from hub.request.companions import of_companion
@@ -421,6 +423,7 @@ class RequestMachine:
         kind, reason = message.kind, message.reason
         if isinstance(message, wire.StageFailed):
             run.engine_deaths += kind is wire.FailureKind.ENGINE and reason.startswith(ENGINE_DIED)
+            run.refusal_status = 400 if message.status is UNSET else message.status
             return self._refused(run, kind, reason, now_s, may_have_run=True)
         if self.has_past(run.stage_id):
             return self._lost_at(run, reason, now_s)
@@ -456,7 +459,11 @@ class RequestMachine:
         text += f"; {decision.why}" if decision.why else ""
         # The engine died with work that had killed no other one: for the client of that work the replica is lost.
         is_lost = kind is None or (run.engine_deaths == 1 and not run.losses and reason.startswith(ENGINE_DIED))
-        error = ReplicaLostError(text) if kind is None or is_lost else error_of(kind, run.stage_id, text)
+        error = (
+            ReplicaLostError(text)
+            if kind is None or is_lost
+            else error_of(kind, run.stage_id, text, run.refusal_status)
+        )
         run.failure, run.failed_attempt, run.failed_replica = error, run.attempt, run.replica
         # The failed attempt needs no Abort any more; a finish or a restart below must not send a second one.
         run.to(Phase.WAITING)

@@ -230,6 +230,8 @@ class StageRun:
     failure: RequestError | None = None
     failed_attempt: int = -1
     failed_replica: ReplicaRef | None = None
+    #: The HTTP status that the engine wants for a wrong request.
+    refusal_status: int = 400
     #: How many replicas reported that their engine died with this work, and how many fell silent after they accepted
     #: it.
     engine_deaths: int = 0

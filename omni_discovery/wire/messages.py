@@ -353,7 +353,10 @@ class StageDone(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="d
 
 
 class StageFailed(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="failed"):
-    """The stage had accepted the request and has failed it."""
+    """The stage had accepted the request and has failed it.
+
+    ``status``, with the kind INVALID only, is the HTTP status that the client is to get in place of 400.
+    """
 
     epoch: _Count
     request_id: _Name
@@ -361,6 +364,7 @@ class StageFailed(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag=
     reason: _Reason
     queue_length: _Count
     attempt: _Count = 0
+    status: Annotated[int, msgspec.Meta(ge=400, le=499)] | msgspec.UnsetType = msgspec.UNSET
 
 
 class Feed(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="feed"):

@@ -136,6 +136,7 @@ def _message(ticket: Ticket, outcome: Report, queue_length: int) -> wire.FromRep
                 reason=wire.shortened(outcome.reason),
                 queue_length=queue_length,
                 attempt=ticket.attempt,
+                status=UNSET if outcome.status == 400 else outcome.status,
             )
 
 

@@ -517,6 +517,21 @@ def test_a_pipeline_that_vllms_server_cant_speak_for_is_refused(frontend: Any, s
         type(frontend)(DeployConfig(stages=stages), "")
 
 
+@pytest.mark.parametrize(("status", "shown"), [(403, 403), (413, 413), (422, 422), (418, 400)])
+async def test_the_status_of_an_engines_refusal_is_the_clients(frontend: Any, status: int, shown: int) -> None:
+    """One that this release does not know is the 400 that it was before."""
+
+    def refuse(replica: FakeReplica, submit: wire.Submit) -> None:
+        replica.accept(submit)
+        about = replica._about(submit)
+        kind = wire.FailureKind.INVALID
+        replica.say(wire.StageFailed(**about, kind=kind, reason="not that", status=status))
+
+    async with serving(frontend, refuse) as (client, _):
+        answer = await client.post("/v1/completions", json=ASK)
+    assert (answer.status_code, "not that" in answer.json()["error"]["message"]) == (shown, True), answer.text
+
+
 async def test_a_client_names_its_request_and_the_servers_own_ids_stay_ours(frontend: Any) -> None:
     """1. two requests with one label at a time: both are served, and no id is made of the label
     2. the answer names the label, our id and the replica; the replica is told the label for its log
