@@ -20,6 +20,7 @@ OmniError
     ├── ReplicaLostError            none: retried where that is safe
     ├── EngineFailedError           the operator: the engine raised
     ├── OverloadedError             the caller: retry later
+    ├── AbortFailedError            the operator: the hub could not carry out an abort
     └── DeadlineExceededError       the caller: it took too long
 """
 
@@ -148,6 +149,10 @@ class OverloadedError(RequestError):
     def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+
+
+class AbortFailedError(RequestError, RuntimeError):
+    """An abort went wrong in the hub: the request may run on."""
 
 
 class DeadlineExceededError(RequestError, TimeoutError):

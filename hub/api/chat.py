@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing
@@ -26,7 +27,7 @@ from hub.api.chat_schema import (
 from hub.api.errors import BodyTooLongError, describe, error_response
 from hub.api.exchange import Exchange, exchange_of
 from hub.orchestrator.tracing import trace_headers
-from omni_discovery.errors import InvalidRequestError, OmniError
+from omni_discovery.errors import InvalidRequestError, OmniError, RequestError
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
     from hub.async_omni import AsyncOmni
     from hub.request.outputs import OmniOutput
     from omni_discovery.deploy.document import DeployConfig
+
+logger = logging.getLogger(__name__)
 
 #: nginx's status for a client that closed its connection before the answer.
 _CLIENT_LEFT = 499
@@ -60,7 +63,11 @@ class _ClientWatch:
         while (await self._request.receive())["type"] != "http.disconnect":
             pass
         self.has_left = True
-        await self._omni.abort(self._request_id)
+        try:
+            await self._omni.abort(self._request_id)
+        except RequestError as error:
+            # Nobody waits for the answer any more, and a silent replica has lines of its own.
+            logger.debug("request.abort_unconfirmed request=%s: %s", self._request_id, error)
 
 
 class ChatCompletions:

@@ -65,7 +65,11 @@ class UpdateRequest:
 
 @dataclass(frozen=True, slots=True)
 class AbortRequest:
-    """Stop a request, with ``error`` if the hub and not the client ends it. ``done`` is resolved in any case."""
+    """Stop a request, with ``error`` if the hub and not the client ends it.
+
+    ``done`` is resolved in any case: with None once no replica works on it any more, with DeadlineExceededError if a
+    replica does not acknowledge that in time, with AbortFailedError if the hub could not do it.
+    """
 
     request_id: str
     error: RequestError | None = None

@@ -183,7 +183,7 @@ class Dispatcher:
             client = self._membership.clients.get(action.replica.input_addr)
             if client is not None:
                 client.abort_request(active.request.request_id, action.attempt)
-                self._aborts.abort_sent(active.request.request_id, client)
+                self._aborts.abort_sent(active.request.request_id, client, str(action.replica))
             self.release(active, action.stage_id)
         else:
             self._release_unsent(active, active.pools[action.stage_id])

@@ -42,7 +42,7 @@ from hub.replicas.stage_client import StageClient
 from hub.request.events import ClientBackpressure
 from hub.request.outputs import OmniOutput
 from hub.request.state import OrchestratorRequestState, StreamingInputState
-from omni_discovery.errors import HubUnavailableError, RequestError, StageUnavailableError
+from omni_discovery.errors import AbortFailedError, HubUnavailableError, RequestError, StageUnavailableError
 from omni_discovery.records.schema import ReplicaInfo
 
 if TYPE_CHECKING:
@@ -265,8 +265,10 @@ class Orchestrator:
             logger.exception("orchestrator.bug event=%s", type(item).__name__)
             request_id = item.message.request_id if isinstance(item, Answered) else getattr(item, "request_id", "")
             self._requests.force_end(request_id, RequestError(f"a bug in the hub: {error!r}"))
-            if isinstance(item, AbortRequest | CollectiveCall):
+            if isinstance(item, CollectiveCall):
                 _answer_rpc(item)
+            elif isinstance(item, AbortRequest) and item.done is not None and not item.done.done():
+                item.done.set_exception(AbortFailedError(f"the abort failed: a bug in the hub: {error!r}"))
 
     def _route(self, item: _Rpc | _Request | _InboxItem) -> None:
         match item:

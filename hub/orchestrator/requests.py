@@ -129,7 +129,9 @@ class Requests:
         """Stop a request; its ``done`` gets its result when no replica works on it any more."""
         active = self.active.get(abort.request_id)
         ids = [abort.request_id, *(() if active is None else active.companions.values())]
-        self.apply_event(abort.request_id, ev.Cancelled(abort.error))
+        # A companion that is done only keeps its hand-off for its parent, which the abort came too late for.
+        if active is None or not (active.request.parent_id and active.machine.is_done):
+            self.apply_event(abort.request_id, ev.Cancelled(abort.error))
         if abort.done is not None:
             self._aborts.when_quiet(ids, abort.done)
 

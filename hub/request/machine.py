@@ -68,6 +68,11 @@ class RequestMachine:
         return self.state.finished
 
     @property
+    def is_done(self) -> bool:
+        """Whether no stage has anything left to do; a companion is kept after that, until its parent ends."""
+        return all(run.settled for run in self.runs.values())
+
+    @property
     def segments(self) -> Segments | None:
         """The input of a request that comes in segments; None for any other."""
         return self.state.segments
@@ -350,7 +355,7 @@ class RequestMachine:
         else:
             for stage_id in self._plan.next_stages[run.stage_id]:
                 actions += self._hand_over_to(self.runs[stage_id], run, message, now_s)
-        if all(each.settled for each in self.runs.values()):
+        if self.is_done:
             actions += self._finish(Outcome.OK, None, now_s)
         return actions
 

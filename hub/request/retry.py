@@ -131,7 +131,7 @@ def may_not_resume(params: Mapping[str, Any]) -> bool:
 
 
 def error_of(kind: FailureKind, stage_id: int, text: str, status: int = 400) -> RequestError:
-    """The typed error for a failure that a replica reported; ``status`` is what its engine wants for a wrong request."""
+    """The typed error for a failure that a replica reported; ``status`` is what its engine says of a wrong request."""
     match kind:
         case FailureKind.INVALID:
             # A later release may know more of them.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
 from contextlib import aclosing, contextmanager
 from dataclasses import replace
@@ -20,11 +21,13 @@ from hub.api.vllm.errors import OmniHttpError, as_vllm_error
 from hub.api.vllm.fan_out import announce, in_flight, merged
 from hub.api.vllm.params import Logprobs, PromptLogprobs, answers_with_prompt, check_prompt_logprobs, params_of_choices
 from hub.api.vllm.pictures import split
-from omni_discovery.errors import InvalidRequestError, OmniError, StageUnavailableError
+from omni_discovery.errors import InvalidRequestError, OmniError, RequestError, StageUnavailableError
 
 if TYPE_CHECKING:
     from hub.async_omni import AsyncOmni
     from hub.request.outputs import OmniOutput
+
+logger = logging.getLogger(__name__)
 
 #: The tasks of a stage that makes tokens.
 TASKS: Final = ("generate",)
@@ -154,10 +157,12 @@ class OmniEngineClient(StageControl, EngineClient):
     async def abort(self, request_id: str | Iterable[str]) -> None:
         """Abort requests, by the ids that ``generate`` got. Does nothing for unknown ids."""
         wanted = {request_id} if isinstance(request_id, str) else set(request_id)
-        for key, ids in list(self._running.items()):
-            if key.rpartition("#")[0] in wanted:
-                for each in ids:
-                    await self._omni.abort(each)
+        running = list(self._running.items())
+        try:
+            await self._omni.abort([each for key, ids in running if key.rpartition("#")[0] in wanted for each in ids])
+        except RequestError as error:
+            # vLLM's server aborts in tasks that it does not look at again.
+            logger.warning("request.abort_unconfirmed %s", error)
 
     async def check_health(self) -> None:
         """Raise EngineDeadError if the hub can't serve; a stage without replicas is no reason to restart a hub."""
