@@ -121,7 +121,7 @@ class Exchanges:
             await self._app(scope, receive, send_named)
         finally:
             if self._logs:
-                logger.info("%s", answer.line(scope, exchange, time.perf_counter() - began_s))
+                answer.log(scope, exchange, time.perf_counter() - began_s)
 
 
 def _take_label(scope: Scope) -> str:
@@ -163,14 +163,20 @@ class _Sent:
         self._size_bytes += len(body)
         self._pieces += bool(body)
 
-    def line(self, scope: Scope, exchange: Exchange, duration_s: float) -> str:
-        """The line of the access log: neither the query nor a header but the label, for both may hold secrets."""
-        # A WebSocket begins as a GET.
-        method = scope.get("method", "GET")
-        parts = [
-            f"http.request method={word(method)} path={word(scope['path'])} status={self._status}",
-            f"duration_s={duration_s:.3f} bytes={self._size_bytes} pieces={self._pieces}",
-            f"request={exchange.request_id} x_request_id={word(exchange.label)}",
-            f"replicas={exchange.replicas.replace(', ', ',').replace(' ', '_') or '-'}",
-        ]
-        return " ".join(parts if self._is_complete else [*parts, "complete=no"])
+    def log(self, scope: Scope, exchange: Exchange, duration_s: float) -> None:
+        """Write the line of the access log: neither the query nor a header but the label, for they may hold secrets."""
+        logger.info(
+            "http.request method=%s path=%s status=%s duration_s=%.3f bytes=%d pieces=%d complete=%s request=%s "
+            "x_request_id=%s replicas=%s",
+            # A WebSocket begins as a GET.
+            word(scope.get("method", "GET")),
+            word(scope["path"]),
+            self._status,
+            duration_s,
+            self._size_bytes,
+            self._pieces,
+            "yes" if self._is_complete else "no",
+            exchange.request_id,
+            word(exchange.label),
+            exchange.replicas.replace(", ", ",").replace(" ", "_") or "-",
+        )

@@ -19,8 +19,8 @@ from hub.request.outputs import OmniOutput
 
 LINE = re.compile(
     r"http\.request method=(?P<method>\S+) path=(?P<path>\S+) status=(?P<status>\S+) duration_s=\d+\.\d{3} "
-    r"bytes=(?P<bytes>\d+) pieces=(?P<pieces>\d+) request=(?P<request>\S+) x_request_id=(?P<label>\S+) "
-    r"replicas=(?P<replicas>\S+)(?P<rest>.*)"
+    r"bytes=(?P<bytes>\d+) pieces=(?P<pieces>\d+) complete=(?P<complete>\S+) request=(?P<request>\S+) "
+    r"x_request_id=(?P<label>\S+) replicas=(?P<replicas>\S+)"
 )
 
 
@@ -112,7 +112,7 @@ def test_the_headers_of_a_stream_name_what_is_known_when_they_leave_and_its_line
     answer = client(logs=True).get("/streamed?key=secret", headers={"x-request-id": "mine"})
     assert (answer.text, answer.headers["x-omni-replicas"]) == ("onethree", "0/1")
     (line,) = lines(caplog)
-    assert (line["method"], line["path"], line["status"], line["rest"]) == ("GET", "/streamed", "200", "")
+    assert (line["method"], line["path"], line["status"], line["complete"]) == ("GET", "/streamed", "200", "yes")
     assert (line["bytes"], line["pieces"], line["replicas"]) == ("8", "2", "0/1,1/0")
     assert (line["request"], line["label"]) == (answer.headers["x-omni-request-id"], "mine")
     assert "secret" not in "".join(record.getMessage() for record in caplog.records if "exchange" in record.name)
@@ -145,7 +145,7 @@ def test_an_answer_that_breaks_off_is_told_as_such(caplog: pytest.LogCaptureFixt
     with pytest.raises(RuntimeError):
         TestClient(Exchanges(broken, logs=True)).get("/")
     (line,) = lines(caplog)
-    assert (line["status"], line["bytes"], line["rest"]) == ("200", "4", " complete=no")
+    assert (line["status"], line["bytes"], line["complete"]) == ("200", "4", "no")
 
 
 def test_thousands_of_replicas_make_no_header_of_kilobytes() -> None:
