@@ -1,4 +1,4 @@
-"""RequestFailures: a log line for each request of the hub that ends with an error."""
+"""RequestFailures: a log line for each request of the hub that ends with an error, and their number lately."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import logging
 import time
 from typing import TYPE_CHECKING, Final
 
+from hub.request.recent import RecentRequests
 from omni_discovery.errors import HubUnavailableError, InvalidRequestError, RequestError, StageUnavailableError
 from omni_discovery.failure_log import Failure, FailureLog
 
@@ -22,11 +23,16 @@ _SLACK_S: Final = 0.01
 
 
 class RequestFailures:
-    """Lives on the hub's loop. Many failures at once are summed up, see FailureLog."""
+    """Lives on the hub's loop. Many failures at once are summed up, see FailureLog; ``recent`` counts them."""
 
-    def __init__(self) -> None:
+    def __init__(self, recent: RecentRequests | None = None) -> None:
+        self._recent = recent or RecentRequests()
         self._log = FailureLog(logger.log, time.monotonic)
         self._timer: asyncio.TimerHandle | None = None
+
+    def count_end(self) -> None:
+        """A request has ended that its client did not cancel, whatever its outcome."""
+        self._recent.count_end(time.monotonic())
 
     def log_failure(self, active: Active, error: RequestError) -> None:
         """Log that a request has ended with this error; a client's own mistake at INFO. Never raises."""
@@ -35,6 +41,7 @@ class RequestFailures:
             level = logging.INFO if isinstance(error, InvalidRequestError) else logging.WARNING
             self._log.add(failure_of(active, error), level)
             self._write_due()
+            self._count(active, error)
         except Exception:
             # The client has its answer, and the request's end must not be undone by its diagnosis.
             logger.exception("request.failure_not_logged request=%s", active.request.request_id)
@@ -45,6 +52,13 @@ class RequestFailures:
             self._timer.cancel()
             self._timer = None
         self._log.close()
+
+    def _count(self, active: Active, error: RequestError) -> None:
+        # A companion's failure is its parent's, which is counted.
+        if isinstance(error, InvalidRequestError) or active.request.parent_id:
+            return
+        run = stage_at_fault(active.machine, error)
+        self._recent.count_failure(None if run is None else run.stage_id, type(error).__name__, time.monotonic())
 
     def _write_due(self) -> None:
         due_s = self._log.write_due()
