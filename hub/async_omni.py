@@ -46,6 +46,7 @@ from omni_discovery.errors import (
 
 if TYPE_CHECKING:
     from hub.orchestrator.tracing import Tracing
+    from omni_discovery.records.health import HubHealth, ReplicaTrouble
     from omni_discovery.stories import Stories
     from omni_discovery.view.table import Delta, View
 
@@ -249,6 +250,20 @@ class AsyncOmni(CollectiveCalls):
         """For how many seconds the view of the registry has been stale; None while it is fresh."""
         since_s = self._stale_since_s
         return None if since_s is None else max(0.0, time.time() - since_s)
+
+    def health(self) -> HubHealth | None:
+        """What this hub reports of requests and replicas; None before ``start``. May be called from any thread."""
+        return None if self._orchestrator is None else self._orchestrator.health.report
+
+    def watch_health(self, on_change: Callable[[], None]) -> None:
+        """Have ``on_change`` called, on the loop, when the report should be seen soon. Call it after ``start``."""
+        if self._orchestrator is not None:
+            self._orchestrator.health.on_change = on_change
+
+    def troubles(self) -> list[ReplicaTrouble]:
+        """The registered replicas that are ejected, or that don't answer though they are up, at this moment."""
+        now_s, wall_s = time.monotonic(), time.time()
+        return [trouble for pool in self.releases.every for trouble in pool.core.troubles(now_s, wall_s)]
 
     def applied_revision(self) -> int:
         """The registry's revision that picks are based on. May be called from any thread."""

@@ -15,13 +15,15 @@ from starlette.routing import Route, WebSocketRoute
 from hub.api.chat import ChatCompletions
 from hub.api.errors import error_body
 from hub.api.stream import Stream
+from omni_discovery.records.health import TroubleKind
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from starlette.requests import Request
 
     from hub.async_omni import AsyncOmni
     from hub.pool.stage_pool import StageStatus
-    from hub.pool.status import Ejection
     from omni_discovery.deploy.document import DeployConfig
 
 
@@ -57,12 +59,12 @@ def build_app(omni: AsyncOmni, deploy: DeployConfig, started_s: int) -> Starlett
 
 def ready_response(omni: AsyncOmni) -> Response:
     """The readiness check: 200 if this hub can serve every stage and none keeps failing, else 503 with the reason."""
-    stages, now_s = omni.stage_status(), time.monotonic()
+    stages, now_s, ejected = omni.stage_status(), time.monotonic(), _ejected(omni)
     empty = [stage for stage in stages if not stage.pickable]
     failing = {stage.stage_id: how for stage in stages if (how := stage.failures.describe(now_s))}
     body: dict[str, Any] = {
         "ready": omni.is_running and not empty and not failing and not omni.is_revoked,
-        "stages": {str(stage.stage_id): _shown(stage, now_s, revoked=omni.is_revoked) for stage in stages},
+        "stages": {str(stage.stage_id): _shown(stage, ejected, now_s, revoked=omni.is_revoked) for stage in stages},
     }
     if failing:
         named = (f"stage {stage_id}: {how}" for stage_id, how in failing.items())
@@ -83,25 +85,30 @@ def ready_response(omni: AsyncOmni) -> Response:
     return JSONResponse(body, status_code=200 if body["ready"] else 503)
 
 
-def _shown(stage: StageStatus, now_s: float, *, revoked: bool) -> dict[str, Any]:
+def _shown(
+    stage: StageStatus, ejected: Mapping[int, Sequence[dict[str, Any]]], now_s: float, *, revoked: bool
+) -> dict[str, Any]:
     shown: dict[str, Any] = {"registered": stage.registered, "pickable": 0 if revoked else stage.pickable}
     if stage.why_absent:
         shown["why"] = stage.why_absent
     if failing := stage.failures.describe(now_s):
         shown["failing"] = failing
-    if stage.ejected:
-        shown["ejected"] = [_ejected(each, now_s) for each in stage.ejected]
+    if stage.stage_id in ejected:
+        shown["ejected"] = ejected[stage.stage_id]
     return shown
 
 
-def _ejected(ejection: Ejection, now_s: float) -> dict[str, Any]:
-    """An ejected replica; ``until`` null: its ejection is over, and its next request decides."""
-    until = None
-    if ejection.until_s is not None:
-        wall_s = time.time() + ejection.until_s - now_s
-        until = datetime.fromtimestamp(wall_s, UTC).isoformat(timespec="seconds")
-    shown = {"replica": ejection.replica, "until": until, "why": ejection.why}
-    return {**shown, "still_used": "too few other replicas are left"} if ejection.is_ignored else shown
+def _ejected(omni: AsyncOmni) -> dict[int, list[dict[str, Any]]]:
+    """The ejected replicas by stage. ``until`` null: the ejection is over, and the next request decides."""
+    shown: dict[int, list[dict[str, Any]]] = {}
+    for trouble in omni.troubles():
+        if trouble.kind in (TroubleKind.EJECTED, TroubleKind.PROBED):
+            until = datetime.fromtimestamp(trouble.until, UTC).isoformat(timespec="seconds") if trouble.until else None
+            entry: dict[str, Any] = {"replica": trouble.name, "until": until, "why": trouble.reason}
+            if trouble.is_picked:
+                entry["still_used"] = "too few other replicas are left"
+            shown.setdefault(trouble.stage_id, []).append(entry)
+    return shown
 
 
 async def _not_found_or_not_allowed(request: Request, error: Exception) -> Response:

@@ -1,4 +1,4 @@
-"""RequestFailures: a log line for each request of the hub that ends with an error."""
+"""RequestFailures: a log line for each request of the hub that ends with an error, and their number lately."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import time
 from math import inf
 from typing import TYPE_CHECKING, Final
 
+from hub.request.recent import RecentRequests
 from omni_discovery.errors import (
     DeadlineExceededError,
     EngineFailedError,
@@ -31,15 +32,20 @@ _SLACK_S: Final = 0.01
 
 
 class RequestFailures:
-    """Lives on the hub's loop. Many failures at once are summed up, see FailureLog.
+    """Lives on the hub's loop. Many failures at once are summed up, see FailureLog; ``recent`` counts them.
 
     ``usual_timeout_s`` is the timeout of requests that name none.
     """
 
-    def __init__(self, usual_timeout_s: float = inf) -> None:
+    def __init__(self, recent: RecentRequests | None = None, usual_timeout_s: float = inf) -> None:
+        self._recent = recent or RecentRequests()
         self._usual_timeout_s = usual_timeout_s
         self._log = FailureLog(logger.log, time.monotonic)
         self._timer: asyncio.TimerHandle | None = None
+
+    def count_end(self) -> None:
+        """A request has ended that its client did not cancel, whatever its outcome."""
+        self._recent.count_end(time.monotonic())
 
     def log_failure(self, active: Active, error: RequestError) -> None:
         """Log that a request has ended with this error; a client's own mistake at INFO. Never raises.
@@ -55,6 +61,7 @@ class RequestFailures:
             level = logging.INFO if isinstance(error, InvalidRequestError) else logging.WARNING
             self._log.add(failure_of(active, error), level)
             self._write_due()
+            self._count(active, error)
         except Exception:
             # The client has its answer, and the request's end must not be undone by its diagnosis.
             logger.exception("request.failure_not_logged request=%s", active.request.request_id)
@@ -65,6 +72,13 @@ class RequestFailures:
             self._timer.cancel()
             self._timer = None
         self._log.close()
+
+    def _count(self, active: Active, error: RequestError) -> None:
+        # A companion's failure is its parent's, which is counted.
+        if isinstance(error, InvalidRequestError) or active.request.parent_id:
+            return
+        run = stage_at_fault(active.machine, error)
+        self._recent.count_failure(None if run is None else run.stage_id, type(error).__name__, time.monotonic())
 
     def _write_due(self) -> None:
         due_s = self._log.write_due()

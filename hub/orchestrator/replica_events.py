@@ -28,13 +28,16 @@ from hub.replicas.events import (
     Unanswered,
     Unsent,
 )
+from hub.replicas.lost import LostReplicas
 from hub.request import events as ev
+from hub.request.story import shown_reason
 from omni_discovery import wire
 
 if TYPE_CHECKING:
     from hub.config import HubConfig
     from hub.orchestrator.requests import Requests
     from hub.pool.versions import Pools
+    from omni_discovery.records.schema import ReplicaInfo
 
 logger = logging.getLogger(__name__)
 
@@ -72,6 +75,7 @@ class ReplicaListener:
         aborts: AbortTracker,
         release: Callable[[Active, int], None],
         post: Callable[[StillSilent | ReturnDue], None],
+        lost: LostReplicas | None = None,
     ) -> None:
         self._pools = pools
         self._requests = requests
@@ -81,6 +85,7 @@ class ReplicaListener:
         self._aborts = aborts
         self._release = release
         self._post = post
+        self._lost_replicas = lost or LostReplicas()
 
     def handle_client_event(self, event: ClientEvent) -> None:
         """Apply one event of one replica's connection."""
@@ -177,9 +182,20 @@ class ReplicaListener:
             run = active.machine.runs[pool.stage_id]
             # The time of a request that was paused for its client says nothing of how long the stage takes.
             service_s = event.received_at_s - run.sent_at_s if run.pause_sent is None else None
-            pool.core.succeeded(addr, service_s, pool.now())
+            if pool.core.succeeded(addr, service_s, pool.now()):
+                info = event.client.info
+                logger.info("replica.readmitted stage=%d replica=%d", info.stage_id, info.replica_id)
         elif isinstance(message, wire.StageFailed) and message.kind is wire.FailureKind.ENGINE:
-            pool.core.failed(addr, pool.now(), "its engine raised")
+            self._blame(pool, event.client.info, shown_reason(message))
+
+    def _blame(self, pool: StagePool, info: ReplicaInfo, cause: str) -> None:
+        """Count a failure of a replica; log it if that ejects the replica. ``cause`` quotes no prompt."""
+        if not pool.core.failed(info.input_addr, pool.now(), cause):
+            return
+        entry = pool.core.members.entries[info.input_addr]
+        text = "replica.ejected stage=%d replica=%d for_s=%.1f heeded=%s: %s"
+        for_s, is_heeded = entry.health.until_s - pool.now(), not pool.core.outliers.panics
+        logger.warning(text, info.stage_id, info.replica_id, for_s, is_heeded, entry.health.reason)
 
     def _unanswered(self, event: Unanswered) -> None:
         info, active = event.client.info, self._active.get(event.request_id)
@@ -193,9 +209,9 @@ class ReplicaListener:
             is_bound = active.machine.has_past(info.stage_id)
             if is_last or is_bound or not pool.core.has_free({*run.avoid, *run.slow, info.input_addr}):
                 return
-        pool.core.failed(info.input_addr, pool.now(), "it did not answer")
         silence_s = self._config.accept_limit_s if event.is_final else self._config.accept_timeout_s
         reason = f"it said nothing for {silence_s:g} s after the dispatch"
+        self._blame(pool, info, reason)
         lost = ev.ReplicaLost(
             info.stage_id, event.attempt, reason, avoid_addr=info.input_addr, is_slow=not event.is_final
         )
@@ -225,6 +241,7 @@ class ReplicaListener:
             logger.info("replica.session_up stage=%d replica=%d epoch=%d", info.stage_id, info.replica_id, info.epoch)
             pool.core.report(client.addr, event.queue_length, pool.now())
             pool.core.session_up(client.addr, pool.now(), uses_credits=event.gated)
+            self._lost_replicas.session_up(info)
             for request_id in pool.core.members.in_flight(client.addr):
                 active = self._active.get(request_id)
                 if active is not None and active.machine.must_repeat(info.stage_id):
@@ -235,13 +252,14 @@ class ReplicaListener:
         info = event.client.info
         logger.warning("replica.session_down stage=%d replica=%d: %s", info.stage_id, info.replica_id, event.reason)
         pool = self._pools.of(info)
-        pool.core.session_down(info.input_addr, pool.now())
+        pool.core.session_down(info.input_addr, pool.now(), event.reason)
+        self._lost_replicas.session_lost(info)
         if not event.lost:
             return
         self._metrics.session_losses.labels(info.stage_id).inc()
         in_flight = pool.core.members.in_flight(info.input_addr)
         if in_flight:
-            pool.core.failed(info.input_addr, pool.now(), "its connection was lost")
+            self._blame(pool, info, event.reason)
         for request_id in in_flight:
             active = self._active.get(request_id)
             if active is not None:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from hub.orchestrator.tracing import Tracing
     from hub.pool.stage_pool import StagePool
     from hub.replicas.events import Answered
+    from hub.request.recent import RecentRequests
     from omni_discovery.stories import Stories
 
 
@@ -73,6 +74,7 @@ class Requests:
         emit: Callable[[str, OmniOutput | Ended], None],
         tracing: Tracing | None = None,
         stories: Stories | None = None,
+        recent: RecentRequests | None = None,
     ) -> None:
         #: By id, until they end.
         self.active: dict[str, Active] = {}
@@ -88,7 +90,7 @@ class Requests:
         self._emit = emit
         self._tracing = tracing
         self._stories = stories
-        self._failures = RequestFailures(config.request_timeout_s)
+        self._failures = RequestFailures(recent, config.request_timeout_s)
         self._companion_count = 0
         active = self.active
         metrics.clients_behind.set_function(lambda: sum(each.machine.is_client_behind for each in active.values()))
@@ -307,6 +309,8 @@ class Requests:
             self._notify_parent(active.request, ev.CompanionFailed(active.request.role, reason))
         else:
             self._metrics.requests.labels(outcome if error is None else type(error).__name__).inc()
+            if error is not None or outcome is not ev.Outcome.CANCELLED:
+                self._failures.count_end()
             self._emit(request_id, Ended(error))
         if error is not None:
             self._failures.log_failure(active, error)

@@ -1,4 +1,4 @@
-"""StageStatus: how many replicas of a stage can take work, why the others can't, and whether requests fail. Pure."""
+"""StageStatus: how many replicas of a stage can take work, why the others can't, and whether it fails. Pure."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from math import inf
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from hub.pool.outliers import OutlierState
+from omni_discovery.records.health import MOST_REASON, ReplicaTrouble, TroubleKind
 from omni_discovery.records.schema import ReplicaStatus
+from omni_discovery.text import one_line
 
 if TYPE_CHECKING:
     from hub.pool.entry import Entry
-    from hub.pool.outliers import Outliers
 
 #: Characters that are shown of the reason in a replica's record.
 _REASON_CHARS: Final = 200
@@ -52,31 +53,6 @@ NO_FAILURES: Final = FailureStreak()
 
 
 @dataclass(frozen=True, slots=True)
-class Ejection:
-    """A replica that gets no new work for its failures, or that is on trial after that."""
-
-    #: ``<stage>/<replica id>``.
-    replica: str
-    why: str
-    #: When the ejection ends, monotonic; None: it has ended, and the next request is the trial.
-    until_s: float | None
-    #: Whether work goes there all the same, because too few other replicas are left.
-    is_ignored: bool = False
-
-
-def ejections_of(outliers: Outliers[Entry]) -> tuple[Ejection, ...]:
-    """The ejected replicas of a pool, and those on trial, sorted by replica."""
-    ejected = sorted(outliers.ejected.values(), key=lambda entry: entry.info.replica_id)
-    return tuple(_ejection(entry, panics=outliers.panics) for entry in ejected)
-
-
-def _ejection(entry: Entry, *, panics: bool) -> Ejection:
-    info, health = entry.info, entry.health
-    until_s = health.until_s if health.state is OutlierState.EJECTED else None
-    return Ejection(f"{info.stage_id}/{info.replica_id}", health.why, until_s, panics)
-
-
-@dataclass(frozen=True, slots=True)
 class StageStatus:
     """The counts of a stage's replicas: listed by the registry, and able to take work now."""
 
@@ -85,7 +61,6 @@ class StageStatus:
     pickable: int
     #: Why the others can't take work; empty if all can.
     why_absent: str = ""
-    ejected: tuple[Ejection, ...] = ()
     failures: FailureStreak = NO_FAILURES
 
 
@@ -115,3 +90,51 @@ def _cause(entry: Entry) -> str:
     if info.weight <= 0:
         return "of weight 0"
     return f"unusable ({entry.unusable})" if entry.unusable else "without a session"
+
+
+#: A new replica may take so long, in seconds, to get its first session.
+_FIRST_SESSION_S: Final = 3.0
+
+
+def troubles_of(entries: Iterable[Entry], *, is_panic: bool, now_s: float, wall_s: float) -> list[ReplicaTrouble]:
+    """The registered replicas that are ejected, or that don't answer though they are up by their record.
+
+    ``now_s`` is monotonic, ``wall_s`` the same moment by the wall clock; with ``is_panic`` ejections are ignored.
+    """
+    found = []
+    for entry in entries:
+        if not (entry.listed and entry.info.status is ReplicaStatus.UP):
+            continue
+        health = entry.health
+        if entry.unusable:
+            found.append(_trouble(entry, TroubleKind.UNUSABLE, reason=entry.unusable))
+        elif not entry.answers and (entry.down_reason or now_s - entry.down_since_s >= _FIRST_SESSION_S):
+            since = wall_s - (now_s - entry.down_since_s)
+            found.append(_trouble(entry, TroubleKind.NO_SESSION, since=since, reason=entry.down_reason))
+        elif health.state is not OutlierState.FINE:
+            is_over = health.state is OutlierState.PROBED
+            found.append(
+                _trouble(
+                    entry,
+                    TroubleKind.PROBED if is_over else TroubleKind.EJECTED,
+                    since=wall_s - (now_s - health.ejected_at_s),
+                    until=0.0 if is_over else wall_s + health.until_s - now_s,
+                    reason=health.reason,
+                    is_picked=is_panic,
+                )
+            )
+    return found
+
+
+def _trouble(entry: Entry, kind: TroubleKind, **fields: Any) -> ReplicaTrouble:
+    info = entry.info
+    fields["reason"] = one_line(fields["reason"])[:MOST_REASON]
+    return ReplicaTrouble(
+        stage_id=info.stage_id,
+        replica_id=info.replica_id,
+        epoch=info.epoch,
+        kind=kind,
+        host=info.host,
+        pid=info.pid,
+        **fields,
+    )

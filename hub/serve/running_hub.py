@@ -209,8 +209,10 @@ class RunningHub:
                 applied_revision=omni.applied_revision,
                 count=omni.hub_metrics.count_view,
                 serves=lambda: omni.releases.served,
+                health=omni.health,
             ),
         )
+        omni.watch_health(client.request_beat)
         client.keep_stories(self._stories)
         return client
 

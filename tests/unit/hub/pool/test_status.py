@@ -106,30 +106,6 @@ def test_a_new_process_of_a_stage_ends_its_streak_and_a_session_that_is_back_doe
     assert pool.status.failures.count == 0
 
 
-@pytest.mark.parametrize(
-    ("outcomes", "why"),
-    [
-        ("xxx", "3 requests in a row failed: its engine raised"),
-        ("xx.xx.xx.x", "7 of its last 10 requests failed: its engine raised"),
-    ],
-)
-def test_an_ejected_replica_is_shown_with_its_end_and_the_reason(outcomes: str, why: str) -> None:
-    pool = pool_of(UP, UP, UP).core
-    for outcome in outcomes:
-        if outcome == "x":
-            pool.failed("tcp://h:1", 10.0, "its engine raised")
-        else:
-            pool.succeeded("tcp://h:1", None, 10.0)
-    (ejected,) = pool.status.ejected
-    assert (ejected.replica, ejected.until_s, ejected.why) == ("0/1", 11.0, why)
-    assert (ejected.is_ignored, pool.status.why_absent) == (False, "")
-    pool.run_timers(11.0)
-    assert pool.status.ejected[0].until_s is None
-    pool.failed("tcp://h:1", 12.0, "it did not answer")
-    assert pool.status.ejected[0].why == "it failed again when it was tried: it did not answer"
-    assert pool.status.ejected[0].until_s == 14.0
-
-
 async def test_ready_lists_what_is_ejected_and_turns_while_requests_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     """1. a replica of three is ejected: ready, and the replica is listed with when and why
     2. five requests have failed in a row: not ready, and the reason quotes no engine
@@ -139,13 +115,14 @@ async def test_ready_lists_what_is_ejected_and_turns_while_requests_fail(monkeyp
     try:
         pool = pool_of(UP, UP, UP).core
         monkeypatch.setattr(omni, "stage_status", lambda: (pool.status,))
+        monkeypatch.setattr(omni, "troubles", lambda: pool.troubles(time.monotonic(), time.time()))
         for _ in range(3):
             pool.failed("tcp://h:1", time.monotonic(), "its engine raised")
         response = ready_response(omni)
         stage = json.loads(bytes(response.body))["stages"]["0"]
         assert (response.status_code, stage["pickable"]) == (200, 3)
         (ejected,) = stage["ejected"]
-        assert (ejected["replica"], ejected["why"]) == ("0/1", "3 requests in a row failed: its engine raised")
+        assert (ejected["replica"], ejected["why"]) == ("0/1", "3 failures in a row, the last: its engine raised")
         assert 0.0 <= datetime.fromisoformat(ejected["until"]).timestamp() - time.time() + 1.0 < 3.0
         for _ in range(5):
             pool.stage_failed("EngineFailedError", time.monotonic())
