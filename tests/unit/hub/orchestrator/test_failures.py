@@ -36,7 +36,7 @@ def run_of(stage_id: int, *phases: Phase, attempt: int = -1, failure: RequestErr
 
 
 def active_of(*runs: StageRun, parent_id: str = "") -> Any:
-    request = SimpleNamespace(request_id="r~1", parent_id=parent_id)
+    request = SimpleNamespace(request_id="r~1", parent_id=parent_id, label="")
     return SimpleNamespace(request=request, machine=SimpleNamespace(runs={run.stage_id: run for run in runs}))
 
 
