@@ -432,7 +432,8 @@ def waiting_findings(waits: Sequence[Wait], endpoints: str, now_s: float) -> lis
             continue
         where = "" if ours & set(_endpoints_in(wait.endpoints)) else f", at the etcd {wait.endpoints}"
         text = f"{wait.who}, process {wait.pid} of this machine{where}, waits for {now_s - wait.since_s:.0f} s: "
-        found.append(Finding(Grade.PROBLEM, "waiting", text + one_line(wait.reason), "it goes on by itself after that"))
+        advice = "it goes on by itself once that has come"
+        found.append(Finding(Grade.PROBLEM, "waiting", text + one_line(wait.reason), advice))
     return found
 
 

@@ -15,6 +15,7 @@ from omni_discovery.commands.registry import add_registry_options, user_runtime_
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
+    from rich.console import Console
     from rich.table import Table
 
     from omni_discovery.commands.history_log import AnyTransition, EventReader, HubLife, Life
@@ -83,23 +84,36 @@ async def _show(kv: KVStore, arguments: argparse.Namespace) -> int:
             sys.stdout.write(msgspec.json.encode({**dataclasses.asdict(life), "end": life.end}).decode() + "\n")
         return 0
     console, now_s = Console(), time.time()
-    count = f"{len(replicas)} {'life' if len(replicas) == 1 else 'lives'} of replicas"
     console.print(
-        f"namespace {arguments.namespace} · registry {past.registry} · {count} · "
-        f"etcd remembers from revision {past.oldest}",
+        f"namespace {arguments.namespace} · registry {past.registry} · etcd remembers from revision {past.oldest}",
         style="italic",
     )
-    console.print(history_table(replicas, arguments.limit, now_s, console.width))
-    for line in reasons(replicas[-arguments.limit :]):
-        console.print(line, style="red", markup=False, highlight=False)
-    if hubs:
-        console.print(hub_history_table(hubs, arguments.limit, now_s, console.width))
+    registries = {life.registry: None for life in (*replicas, *hubs)}
+    # That of the etcd which is asked comes last, next to the prompt.
+    for registry in sorted({*registries, past.registry}, key=lambda each: each == past.registry):
+        if registry != past.registry:
+            console.print(f"registry {registry or 'not known'}", style="italic")
+        _print_lives(
+            console,
+            [life for life in replicas if life.registry == registry],
+            [life for life in hubs if life.registry == registry],
+            arguments.limit,
+            now_s,
+        )
     if others:
         console.print(
             f"not shown: {others} more that hubs of this machine saw in other registries; see --all-registries",
             style="dim",
         )
     return 0
+
+
+def _print_lives(console: Console, replicas: list[Life], hubs: list[HubLife], limit: int, now_s: float) -> None:
+    console.print(history_table(replicas, limit, now_s, console.width))
+    for line in reasons(replicas[-limit:]):
+        console.print(line, style="red", markup=False, highlight=False)
+    if hubs:
+        console.print(hub_history_table(hubs, limit, now_s, console.width))
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,8 +141,9 @@ def merge(
 
     logged, others = (list(log), 0) if every else of_registry(log, past.registry, past.transitions)
     found = [*past.transitions, *logged]
-    replicas = lives((each for each in found if isinstance(each, Transition)), past.replicas)
-    return replicas, hub_lives((each for each in found if isinstance(each, HubTransition)), past.hubs), others
+    replicas = lives((each for each in found if isinstance(each, Transition)), past.replicas, past.registry)
+    hubs = hub_lives((each for each in found if isinstance(each, HubTransition)), past.hubs, past.registry)
+    return replicas, hubs, others
 
 
 async def read_registry(kv: KVStore, namespace: str) -> RegistryPast:

@@ -232,11 +232,16 @@ class EventReader:
             yield transition
 
 
-def hub_lives(transitions: Iterable[HubTransition], present: Iterable[HubRecord] = ()) -> list[HubLife]:
-    """Merge the transitions of hubs, of any source and order, into lives; ``present`` are the hubs registered now."""
+def hub_lives(
+    transitions: Iterable[HubTransition], present: Iterable[HubRecord] = (), registry: str = ""
+) -> list[HubLife]:
+    """Merge the transitions of hubs, of any source and order, into lives.
+
+    ``present`` are the hubs that are registered now, in ``registry``.
+    """
     found: dict[tuple[str, str, int, float], HubLife] = {}
     here = {_hub_key(hub) for hub in present}
-    for each in (*transitions, *(of_hub(hub, REGISTERED, None) for hub in present)):
+    for each in (*transitions, *(of_hub(hub, REGISTERED, None, registry) for hub in present)):
         key = _hub_key(each)
         life = found.get(key) or HubLife(each.hub_id, each.host, each.pid, each.started_at, is_gone=key not in here)
         ends_s = [moment for moment in (life.gone_at_s, each.at_s) if moment is not None]
@@ -277,8 +282,10 @@ def _any_key(transition: AnyTransition) -> tuple[object, ...]:
     return _hub_key(transition) if isinstance(transition, HubTransition) else _key(transition)
 
 
-def lives(transitions: Iterable[Transition], present: Iterable[ReplicaInfo] = ()) -> list[Life]:
-    """Merge transitions of any source and order into lives, oldest first; ``present`` are the replicas registered now.
+def lives(transitions: Iterable[Transition], present: Iterable[ReplicaInfo] = (), registry: str = "") -> list[Life]:
+    """Merge transitions of any source and order into lives, oldest first.
+
+    ``present`` are the replicas that are registered now, in ``registry``.
 
     A life whose end is not among the transitions counts as ended unless it is present.
     """
@@ -294,7 +301,7 @@ def lives(transitions: Iterable[Transition], present: Iterable[ReplicaInfo] = ()
     here = {_key(info): info for info in present}
     for key, info in here.items():
         life = found.get(key) or Life(*key)
-        for transition in of_record(info, None):
+        for transition in of_record(info, None, registry):
             life = _with_transition(life, transition)
         found[key] = replace(life, is_gone=False, gone_at_s=None, last_status=info.status.value)
     ended = (life if key in here else replace(life, is_gone=True) for key, life in found.items())
