@@ -11,8 +11,8 @@ MAX_LABEL: Final = 128
 
 
 def one_line(text: str) -> str:
-    """Return the text with each run of white space replaced by one space."""
-    return " ".join(text.split())
+    """Return the text with each run of white space as one space, and what a terminal might obey as underscores."""
+    return "".join(char if char.isprintable() else "_" for char in " ".join(text.split()))
 
 
 def essence(error: BaseException) -> str:

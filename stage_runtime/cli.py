@@ -13,6 +13,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -41,6 +42,7 @@ from omni_discovery.errors import ConfigError, OmniError
 from omni_discovery.etcd.embedded_file import embedded_among
 from omni_discovery.plugins import check_packages
 from omni_discovery.processes import die_with_parent, raise_descriptor_limit
+from omni_discovery.stories import Waits
 from stage_runtime.addresses import find_hosts
 from stage_runtime.config import ReplicaConfig, SupervisorConfig, replica_config
 from stage_runtime.status_pipe import Exiting, no_status, write_status
@@ -202,9 +204,14 @@ def _supervise(arguments: argparse.Namespace) -> int:
     from stage_runtime.supervisor.deploy_document import read_pipeline
 
     raise_descriptor_limit("a replica")
-    deploy = read_pipeline(
-        replica.endpoints, replica.namespace, security=replica.security, absent_wait_s=replica.pipeline_wait_s
-    )
+    with closing(Waits(user_runtime_dir(), replica.namespace, replica.endpoints)) as waits:
+        deploy = read_pipeline(
+            replica.endpoints,
+            replica.namespace,
+            security=replica.security,
+            absent_wait_s=replica.pipeline_wait_s,
+            on_wait=lambda reason: waits.begin("pipeline", f"the supervisor of stage {replica.stage_id}", reason),
+        )
     deploy = document_here(deploy, replica.stage_id, options.runtime)
     check_ttl(RegistryConfig(replica.endpoints, replica.namespace, replica.security, ttl_s=replica.ttl_s))
     if options.worker_backend == RAY:
@@ -227,7 +234,10 @@ def _run_supervisor(config: SupervisorConfig, deploy: DeployConfig) -> int:
     devices = _devices_here(base, stage, config.count, machine)
     holder = Holder(pid=os.getpid(), namespace=replica.namespace, stage_id=replica.stage_id)
     locks = DeviceLocks(user_runtime_dir(), devices, holder)
-    locks.acquire()
+    waits = Waits(user_runtime_dir(), replica.namespace, replica.endpoints)
+    who = f"the supervisor of stage {replica.stage_id}"
+    with closing(waits):
+        locks.acquire(on_wait=lambda reason: waits.begin("devices", who, reason))
     settings = stage_environment(stage, Path(stage.model).exists(), replica.advertise_host)
     # On the CPU only: a process that has initialized a GPU must not be forked.
     modules = modules_to_preload(stage.engine)
@@ -237,6 +247,7 @@ def _run_supervisor(config: SupervisorConfig, deploy: DeployConfig) -> int:
         ZygoteLauncher(modules) if modules and not stage.runtime.devices else SpawnLauncher(),
         lambda ordinal: replica_environment(base, stage, settings, config.count, ordinal, machine),
         locks.mark_leaving,
+        waits,
     )
     return supervisor.run()
 
@@ -246,8 +257,12 @@ def _run_on_ray(config: SupervisorConfig, deploy: DeployConfig, address: str) ->
     from stage_runtime.supervisor.supervisor import Supervisor
 
     replica = config.replica
-    launcher = RayLauncher(deploy.stage(replica.stage_id), config.count, address, replica.pipeline_wait_s)
-    return Supervisor(config, deploy, launcher, lambda ordinal: {}).run()
+    waits = Waits(user_runtime_dir(), replica.namespace, replica.endpoints)
+    with closing(waits):
+        who = f"the supervisor of stage {replica.stage_id}"
+        waits.begin("ray", who, "the Ray cluster has not given it room yet")
+        launcher = RayLauncher(deploy.stage(replica.stage_id), config.count, address, replica.pipeline_wait_s)
+    return Supervisor(config, deploy, launcher, lambda ordinal: {}, waits=waits).run()
 
 
 def _run_zygote(parent_pid: int, modules: list[str]) -> int:

@@ -49,16 +49,17 @@ class DoctorCommand:
 
         import msgspec
 
-        from omni_discovery.commands.doctor_checks import Grade, recent_findings
+        from omni_discovery.commands.doctor_checks import Grade, recent_findings, waiting_findings
         from omni_discovery.etcd.embedded_file import embedded_among
         from omni_discovery.records.keys import check_namespace
-        from omni_discovery.stories import read_stories
+        from omni_discovery.stories import read_stories, read_waits
 
         quiet_logging()
         namespace = check_namespace(arguments.namespace)
         endpoints, security = find_endpoints(arguments), read_security(arguments)
         embedded = embedded_among(user_runtime_dir(), namespace, endpoints)
         found = asyncio.run(diagnose(endpoints, security, namespace, embedded))
+        found += waiting_findings(read_waits(user_runtime_dir(), namespace), endpoints, time.time())
         found += recent_findings(read_stories(user_runtime_dir(), namespace), time.time())
         if arguments.json:
             for finding in found:

@@ -19,12 +19,21 @@ from omni_discovery.records.beat import read_beats
 from omni_discovery.records.control import ControlError, answered_revision, parse
 from omni_discovery.records.health import HubHealth
 from omni_discovery.records.schema import WAITING_PHASE, ReplicaInfo, ReplicaStatus
-from omni_discovery.stories import Story
+from omni_discovery.stories import Story, Wait
 from omni_discovery.text import one_line
 from omni_discovery.view.hub_reports import read_reports
 from omni_discovery.view.table import View
 
-__all__ = ["Evidence", "Finding", "Grade", "count_namespaces", "examine", "judge_version", "recent_findings"]
+__all__ = [
+    "Evidence",
+    "Finding",
+    "Grade",
+    "count_namespaces",
+    "examine",
+    "judge_version",
+    "recent_findings",
+    "waiting_findings",
+]
 
 
 class Grade(StrEnum):
@@ -407,6 +416,29 @@ def recent_findings(stories: Sequence[Story], now_s: float) -> list[Finding]:
     """Findings about leases and requests that failed on this machine within the last hour, the latest last."""
     recent = [story for story in stories if now_s - story.at_s <= _RECENT_S][-_MOST_RECENT:]
     return [Finding(Grade.NOTE, "recent", _story_text(story, now_s)) for story in recent]
+
+
+#: Waits that are shown, and how long a wait may be that is nothing to speak of.
+_MOST_WAITS: Final = 8
+_SHORT_WAIT_S: Final = 1.0
+
+
+def waiting_findings(waits: Sequence[Wait], endpoints: str, now_s: float) -> list[Finding]:
+    """Findings about processes of this machine that wait, the longest first."""
+    ours = set(_endpoints_in(endpoints))
+    found = []
+    for wait in waits[:_MOST_WAITS]:
+        if now_s - wait.since_s < _SHORT_WAIT_S:
+            continue
+        where = "" if ours & set(_endpoints_in(wait.endpoints)) else f", at the etcd {wait.endpoints}"
+        text = f"{wait.who}, process {wait.pid} of this machine{where}, waits for {now_s - wait.since_s:.0f} s: "
+        advice = "it goes on by itself once that has come"
+        found.append(Finding(Grade.PROBLEM, "waiting", text + one_line(wait.reason), advice))
+    return found
+
+
+def _endpoints_in(text: str) -> list[str]:
+    return [part.strip().rpartition("/")[2] for part in text.split(",")]
 
 
 def _story_text(story: Story, now_s: float) -> str:

@@ -21,6 +21,7 @@ from typing import Final, Protocol
 import msgspec
 
 from omni_discovery.deploy.document import DeployConfig, encode_deploy
+from omni_discovery.stories import Waits
 from stage_runtime.config import ReplicaConfig, SupervisorConfig
 from stage_runtime.status_pipe import Exiting, Up, split_line
 from stage_runtime.supervisor.restarts import EXIT_DONE, EXIT_FAILED, LeaveDown, Restarts, StartAgain
@@ -85,8 +86,11 @@ class Supervisor:
         launcher: Launcher,
         environment_of: Callable[[int], dict[str, str]],
         on_stop: Callable[[], None] = lambda: None,
+        waits: Waits | None = None,
     ) -> None:
         self._config = config
+        #: Receives which replicas wait to be started again, for ``omni doctor``; None: not told.
+        self._waits = waits
         self._on_stop = on_stop
         known_pipeline = encode_deploy(deploy).decode("utf-8")
         self._replica_config = msgspec.structs.replace(
@@ -109,6 +113,8 @@ class Supervisor:
                     if self._kill_at_s is None and all(slot.is_hopeless for slot in self._slots):
                         break
             finally:
+                if self._waits is not None:
+                    self._waits.close()
                 self._kill_all()
                 self._launcher.close()
                 self._selector.close()
@@ -152,6 +158,8 @@ class Supervisor:
         config = msgspec.structs.replace(self._replica_config, ordinal=slot.ordinal, former_end=slot.former_end)
         slot.up_since_s, slot.exit_reason = None, ""
         slot.start_at_s = float("inf")
+        if self._waits is not None:
+            self._waits.end(str(slot.ordinal))
         try:
             slot.child = self._launcher.start(config, self._environment_of(slot.ordinal))
         except OSError as error:
@@ -192,15 +200,23 @@ class Supervisor:
                 slot.start_at_s = now_s + delay_s
                 text = "supervisor.restarting stage=%d ordinal=%d code=%d in_s=%.1f: %s"
                 logger.warning(text, stage_id, slot.ordinal, code, delay_s, slot.former_end)
+                self._tell_wait(slot, delay_s)
             case StartAgain(delay_s, why):
                 slot.start_at_s = now_s + delay_s
                 text = "supervisor.not_kept_up stage=%d ordinal=%d code=%d next_try_s=%.0f: %s: %s"
                 logger.error(text, stage_id, slot.ordinal, code, delay_s, why, slot.former_end)
                 slot.former_end = f"{why}: {slot.former_end}"
+                self._tell_wait(slot, delay_s)
             case LeaveDown():
                 slot.former_end = ""
                 text = "supervisor.drained stage=%d ordinal=%d: an operator has drained it; it stays down"
                 logger.info(text, stage_id, slot.ordinal)
+
+    def _tell_wait(self, slot: _Slot, delay_s: float) -> None:
+        if self._waits is not None:
+            who = f"the supervisor of stage {self._config.replica.stage_id}"
+            reason = f"one of its replicas is started again after {delay_s:.1f} s; its last process: {slot.former_end}"
+            self._waits.begin(str(slot.ordinal), who, reason)
 
     def _stop(self, now_s: float) -> None:
         if self._kill_at_s is None:

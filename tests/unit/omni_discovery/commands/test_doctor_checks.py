@@ -15,6 +15,7 @@ from omni_discovery.commands.doctor_checks import (
     examine,
     judge_version,
     recent_findings,
+    waiting_findings,
 )
 from omni_discovery.deploy.document import decode_deploy
 from omni_discovery.deploy.fingerprint import document_fingerprint, stage_fingerprint
@@ -23,7 +24,7 @@ from omni_discovery.records import keys
 from omni_discovery.records.beat import BeatRecord
 from omni_discovery.records.health import HubHealth, ReplicaTrouble, StageFailures
 from omni_discovery.records.schema import HubRecord, ReplicaRecord, ReplicaStatus, encode_record
-from omni_discovery.stories import Story
+from omni_discovery.stories import Story, Wait
 from omni_discovery.view.table import ReplicaTable
 
 NOW_S = 5000.0
@@ -318,6 +319,17 @@ def test_failing_requests_are_wrong_and_few_among_many_are_a_note(requests: int,
     assert f"hub hub-1: {failed} of {requests} request" in finding.text
     assert f"stage 0: {failed} EngineFailedError" in finding.text
     assert "request.failed" in finding.advice
+
+
+def test_a_process_that_waits_is_wrong_and_one_at_another_etcd_is_told_so() -> None:
+    def wait(since_s: float, endpoints: str = "http://etcd:2379") -> Wait:
+        return Wait(pid=7, since_s=since_s, who="the supervisor of stage 0", reason="no\npipeline", endpoints=endpoints)
+
+    waits = [wait(NOW_S - 60), wait(NOW_S - 30, "elsewhere:2379"), wait(NOW_S - 0.2)]
+    here, there = waiting_findings(waits, "other:2379,etcd:2379", NOW_S)
+    assert here.grade is Grade.PROBLEM
+    assert here.text == "the supervisor of stage 0, process 7 of this machine, waits for 60 s: no pipeline"
+    assert "process 7 of this machine, at the etcd elsewhere:2379, waits" in there.text
 
 
 def test_a_hub_that_does_not_report_is_told_as_unknown_not_as_well() -> None:
