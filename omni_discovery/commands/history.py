@@ -78,8 +78,8 @@ async def _show(kv: KVStore, arguments: argparse.Namespace) -> int:
         stage_id, replica_id = arguments.target
         replicas = [life for life in replicas if life.stage_id == stage_id and replica_id in (None, life.replica_id)]
         hubs = []
+    every: list[Life | HubLife] = [*replicas, *hubs]
     if arguments.json:
-        every: list[Life | HubLife] = [*replicas, *hubs]
         for life in every:
             sys.stdout.write(msgspec.json.encode({**dataclasses.asdict(life), "end": life.end}).decode() + "\n")
         return 0
@@ -88,9 +88,9 @@ async def _show(kv: KVStore, arguments: argparse.Namespace) -> int:
         f"namespace {arguments.namespace} · registry {past.registry} · etcd remembers from revision {past.oldest}",
         style="italic",
     )
-    registries = {life.registry: None for life in (*replicas, *hubs)}
-    # That of the etcd which is asked comes last, next to the prompt.
-    for registry in sorted({*registries, past.registry}, key=lambda each: each == past.registry):
+    # In the order of their first lives; that of the etcd which is asked comes last, next to the prompt.
+    registries = dict.fromkeys([*(life.registry for life in every), past.registry])
+    for registry in sorted(registries, key=lambda each: each == past.registry):
         if registry != past.registry:
             console.print(f"registry {registry or 'not known'}", style="italic")
         _print_lives(

@@ -524,7 +524,7 @@ def _json_type(kind: Any) -> str:
             return {msgspec.inspect.StrType: "object of strings", msgspec.inspect.IntType: "object of integers"}.get(
                 type(value), "object"
             )
-    names = {
+    names: dict[type[Any], str] = {
         msgspec.inspect.StructType: "object",
         msgspec.inspect.ListType: "array",
         msgspec.inspect.NoneType: "null",

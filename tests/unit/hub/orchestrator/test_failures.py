@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from hub.orchestrator import failures
 from hub.orchestrator.failures import RequestFailures, failing_stage, failure_of
 from hub.request.events import ReplicaRef
+from hub.request.recent import RecentRequests
 from hub.request.state import Phase, StageRun
 from omni_discovery.errors import (
     DeadlineExceededError,
@@ -75,6 +77,20 @@ def test_a_request_that_was_never_dispatched_and_one_whose_stages_are_done() -> 
 
 def test_a_companion_names_its_parent() -> None:
     assert failure_of(active_of(run_of(0), parent_id="p~1"), DeadlineExceededError("")).parent == "p~1"
+
+
+async def test_failures_are_counted_by_stage_for_the_hubs_report_and_mistakes_of_clients_are_not() -> None:
+    recent = RecentRequests()
+    log = RequestFailures(recent)
+    for error in (EngineFailedError("it broke"), InvalidRequestError("no"), DeadlineExceededError("late")):
+        log.count_end()
+        log.log_failure(active_of(run_of(0, *DONE, attempt=0), run_of(1, *DONE[:2], attempt=0)), error)
+    log.log_failure(active_of(run_of(0), parent_id="p~1"), EngineFailedError("a companion's is its parent's"))
+    now_s = time.monotonic()
+    (stage,) = recent.failures(now_s, 0.0)
+    assert (stage.stage_id, stage.kinds) == (1, {"EngineFailedError": 1, "DeadlineExceededError": 1})
+    assert recent.requests(now_s) == 3
+    log.close()
 
 
 async def test_a_storm_is_summed_up_by_a_timer_and_at_the_end(
