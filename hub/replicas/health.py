@@ -18,8 +18,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _PERIOD_S: Final = 1.0
-#: Counts alone are announced so often at most; they are in every beat all the same.
+#: Counts alone are announced so often at most, and the report so often at least: in a busy registry no other beat may
+#: be due.
 _COUNTS_PERIOD_S: Final = 5.0
+_LONGEST_S: Final = 30.0
 
 
 def _ignore() -> None:
@@ -62,8 +64,9 @@ class HealthReporter:
             troubles=troubles[:MOST_TROUBLES],
             more=max(0, len(troubles) - MOST_TROUBLES),
         )
-        has_news = _names(report) != _names(self._announced)
-        if has_news or (report.failed != self._announced.failed and now_s - self._announced_at_s >= _COUNTS_PERIOD_S):
+        has_news, quiet_s = _names(report) != _names(self._announced), now_s - self._announced_at_s
+        has_counts = report.failed != self._announced.failed and quiet_s >= _COUNTS_PERIOD_S
+        if has_news or has_counts or quiet_s >= _LONGEST_S:
             self._announced, self._announced_at_s = report, now_s
             self.on_change()
 

@@ -65,8 +65,9 @@ async def test_a_report_that_changed_is_seen_soon_by_who_only_reaches_etcd(endpo
         try:
             await asyncio.to_thread(replica.wait_registered, 30.0)
             await asyncio.to_thread(hub.wait_synced, 30.0)
-            reports.append(HubHealth(requests=2, failures=[StageFailures(stage_id=0, failed=1)]))
+            hub.request_beat()
             await eventually("a beat", reader.read_beats, 30.0)
+            reports.append(HubHealth(requests=2, failures=[StageFailures(stage_id=0, failed=1)]))
             hub.request_beat()
             await eventually("the report", lambda: reader.read_beats()["a"].health == reports[-1], 30.0)
             assert set(reader.read_beats()) == {"a"}
