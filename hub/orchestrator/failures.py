@@ -1,4 +1,4 @@
-"""RequestFailures: a log line for each request of the hub that ends with an error, and their number lately."""
+"""RequestFailures: a log line and a count for each request of the hub that ends with an error."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from omni_discovery.errors import HubUnavailableError, InvalidRequestError, Requ
 from omni_discovery.failure_log import Failure, FailureLog
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from hub.orchestrator.active import Active
     from hub.request.machine import RequestMachine
     from hub.request.state import StageRun
@@ -25,7 +27,9 @@ _SLACK_S: Final = 0.01
 class RequestFailures:
     """Lives on the hub's loop. Many failures at once are summed up, see FailureLog; ``recent`` counts them."""
 
-    def __init__(self, recent: RecentRequests | None = None) -> None:
+    def __init__(self, count: Callable[[str, str, str], None], recent: RecentRequests | None = None) -> None:
+        """``count(stage, replica, type of the error)`` is called for each failed request but companions."""
+        self._count = count
         self._recent = recent or RecentRequests()
         self._log = FailureLog(logger.log, time.monotonic)
         self._timer: asyncio.TimerHandle | None = None
@@ -39,9 +43,15 @@ class RequestFailures:
         try:
             # The operator can't change a client's mistake.
             level = logging.INFO if isinstance(error, InvalidRequestError) else logging.WARNING
-            self._log.add(failure_of(active, error), level)
+            failure = failure_of(active, error)
+            if not failure.parent:
+                self._count(failure.stage, failure.replica, failure.kind)
+            # A companion's failure is its parent's, which is counted.
+            if not (failure.parent or isinstance(error, InvalidRequestError)):
+                stage_id = int(failure.stage) if failure.stage else None
+                self._recent.count_failure(stage_id, failure.kind, time.monotonic())
+            self._log.add(failure, level)
             self._write_due()
-            self._count(active, error)
         except Exception:
             # The client has its answer, and the request's end must not be undone by its diagnosis.
             logger.exception("request.failure_not_logged request=%s", active.request.request_id)
@@ -52,13 +62,6 @@ class RequestFailures:
             self._timer.cancel()
             self._timer = None
         self._log.close()
-
-    def _count(self, active: Active, error: RequestError) -> None:
-        # A companion's failure is its parent's, which is counted.
-        if isinstance(error, InvalidRequestError) or active.request.parent_id:
-            return
-        run = stage_at_fault(active.machine, error)
-        self._recent.count_failure(None if run is None else run.stage_id, type(error).__name__, time.monotonic())
 
     def _write_due(self) -> None:
         due_s = self._log.write_due()
