@@ -1,4 +1,4 @@
-"""RequestFailures: a log line for each request of the hub that ends with an error, and their number lately."""
+"""RequestFailures: a log line and a count for each request of the hub that ends with an error."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ from omni_discovery.errors import (
 from omni_discovery.failure_log import Failure, FailureLog
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from hub.orchestrator.active import Active
     from hub.request.machine import RequestMachine
     from hub.request.state import StageRun
@@ -37,7 +39,14 @@ class RequestFailures:
     ``usual_timeout_s`` is the timeout of requests that name none.
     """
 
-    def __init__(self, recent: RecentRequests | None = None, usual_timeout_s: float = inf) -> None:
+    def __init__(
+        self,
+        count: Callable[[str, str, str], None],
+        recent: RecentRequests | None = None,
+        usual_timeout_s: float = inf,
+    ) -> None:
+        """``count(stage, replica, type of the error)`` is called for each failed request but companions."""
+        self._count = count
         self._recent = recent or RecentRequests()
         self._usual_timeout_s = usual_timeout_s
         self._log = FailureLog(logger.log, time.monotonic)
@@ -53,15 +62,21 @@ class RequestFailures:
         Its stage is told, if that has not done its work.
         """
         try:
+            # The operator can't change a client's mistake.
+            level = logging.INFO if isinstance(error, InvalidRequestError) else logging.WARNING
+            failure = failure_of(active, error)
+            if not failure.parent:
+                self._count(failure.stage, failure.replica, failure.kind)
+            # A companion's failure is its parent's, which is counted.
+            if not (failure.parent or isinstance(error, InvalidRequestError)):
+                stage_id = int(failure.stage) if failure.stage else None
+                self._recent.count_failure(stage_id, failure.kind, time.monotonic())
+            self._log.add(failure, level)
+            self._write_due()
             run = failing_stage(active, error, self._usual_timeout_s)
             if run is not None:
                 pool = active.pools[run.stage_id]
                 pool.core.stage_failed(type(error).__name__, pool.now())
-            # The operator can't change a client's mistake.
-            level = logging.INFO if isinstance(error, InvalidRequestError) else logging.WARNING
-            self._log.add(failure_of(active, error), level)
-            self._write_due()
-            self._count(active, error)
         except Exception:
             # The client has its answer, and the request's end must not be undone by its diagnosis.
             logger.exception("request.failure_not_logged request=%s", active.request.request_id)
@@ -72,13 +87,6 @@ class RequestFailures:
             self._timer.cancel()
             self._timer = None
         self._log.close()
-
-    def _count(self, active: Active, error: RequestError) -> None:
-        # A companion's failure is its parent's, which is counted.
-        if isinstance(error, InvalidRequestError) or active.request.parent_id:
-            return
-        run = stage_at_fault(active.machine, error)
-        self._recent.count_failure(None if run is None else run.stage_id, type(error).__name__, time.monotonic())
 
     def _write_due(self) -> None:
         due_s = self._log.write_due()

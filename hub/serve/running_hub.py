@@ -186,6 +186,7 @@ class RunningHub:
         await self._agree_on_pipeline(client, stack)
         waits = Waits(config.runtime_dir, config.namespace, self._endpoints)
         stages = LocalStages(client.view, waits=waits)
+        omni.hub_metrics.watch_host(stages.samples)
         stack.push_async_callback(asyncio.to_thread, stages.stop)
         stages.start(tuple(msgspec.structs.replace(stage, endpoints=self._endpoints) for stage in config.local_stages))
         return omni, stages

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from omni_discovery.clients.base import RegistryClient, client_config
+from omni_discovery.clients.base import RegistryClient, accepts_old_name, client_config
 from omni_discovery.etcd.config import RegistryTls
 from omni_discovery.etcd.store import EtcdKV
 from omni_discovery.kv import Claim
@@ -28,6 +28,7 @@ class OmniCoordClientForHub(RegistryClient):
     with ``relist``, ``bad_value``, ``repair`` and ``unproved`` as they happen.
     """
 
+    @accepts_old_name
     def __init__(
         self,
         endpoints: str | Sequence[str],

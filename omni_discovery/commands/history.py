@@ -84,8 +84,10 @@ async def _show(kv: KVStore, arguments: argparse.Namespace) -> int:
             sys.stdout.write(msgspec.json.encode({**dataclasses.asdict(life), "end": life.end}).decode() + "\n")
         return 0
     console, now_s = Console(), time.time()
+    count = sum(life.registry == past.registry for life in replicas)
     console.print(
-        f"namespace {arguments.namespace} · registry {past.registry} · etcd remembers from revision {past.oldest}",
+        f"namespace {arguments.namespace} · registry {past.registry} · {count} {'life' if count == 1 else 'lives'} · "
+        f"etcd remembers from revision {past.oldest}",
         style="italic",
     )
     # In the order of their first lives; that of the etcd which is asked comes last, next to the prompt.
