@@ -17,7 +17,7 @@ from hub.serve.flags import (
 )
 from hub.serve.plan import deploy_of, plan_on_host, stages_on_host, supervisor_options
 from omni_discovery.balancing.policies import DEFAULT_POLICY
-from omni_discovery.commands.flags import read_labels, warn_if_plain
+from omni_discovery.commands.flags import read_labels, read_log_options, warn_if_plain
 from omni_discovery.commands.output import configure_logging
 from omni_discovery.commands.registry import child_environment, read_security, user_runtime_dir
 from omni_discovery.commands.stage_options import open_config, read_stage_options, runtime_here, stage_command
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 def serve(arguments: argparse.Namespace) -> int:
     """Run ``omni serve`` with these arguments; return the exit code. Raise OmniError for what can't be served."""
-    configure_logging()
+    configure_logging(read_log_options(arguments))
     check_flags(arguments)
     warn_of_ignored_flags(arguments)
     if arguments.dry_run:

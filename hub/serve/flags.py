@@ -9,7 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from omni_discovery.balancing.policies import DEFAULT_POLICY
-from omni_discovery.commands.flags import add_backend_options, add_data_plane_options, check_backend, check_data_plane
+from omni_discovery.commands.flags import (
+    add_backend_options,
+    add_data_plane_options,
+    add_log_options,
+    check_backend,
+    check_data_plane,
+)
 from omni_discovery.commands.registry import add_registry_options, read_security
 from omni_discovery.deploy.overrides import check_headless, parse_overrides
 from omni_discovery.errors import ConfigError
@@ -175,6 +181,7 @@ def add_serve_options(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help="the lease's TTL: how long a silent replica or hub stays listed (default: %(default)g)",
     )
+    add_log_options(parser.add_argument_group("the log, on standard error"))
     _add_ignored_options(parser)
     parser.add_argument("--parent-pid", type=int, help=argparse.SUPPRESS)
 
