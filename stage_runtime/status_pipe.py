@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
@@ -17,6 +18,7 @@ from omni_discovery.text import one_line
 #: In no text. Output before it in a line is an unfinished line of another thread or library.
 _MARK: Final = b"\x00omni "
 _STDOUT: Final = 1
+_NAME: Final = re.compile(rb"\d+/\d+")
 #: A write of at most this many bytes (PIPE_BUF) is never interleaved with another one.
 _MOST_BYTES: Final = 512
 
@@ -33,7 +35,21 @@ class Exiting:
     reason: str
 
 
-StatusMessage = Up | Exiting
+@dataclass(frozen=True, slots=True)
+class Registered:
+    """The replica has a name from now on, ``<stage>/<replica id>``; it may get another one later."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Loading:
+    """How far the replica is with its start."""
+
+    phase: str
+
+
+StatusMessage = Up | Exiting | Registered | Loading
 WriteStatus = Callable[[StatusMessage], None]
 
 
@@ -44,6 +60,10 @@ def write_status(message: StatusMessage) -> None:
             content = b"up"
         case Exiting(reason):
             content = b"end " + one_line(reason).encode("utf-8", "replace")
+        case Registered(name):
+            content = b"name " + name.encode()
+        case Loading(phase):
+            content = b"phase " + one_line(phase).encode("utf-8", "replace")
     with contextlib.suppress(OSError):
         os.write(_STDOUT, _MARK + content[: _MOST_BYTES - len(_MARK) - 1] + b"\n")
 
@@ -63,5 +83,9 @@ def split_line(line: bytes) -> tuple[bytes, StatusMessage | None]:
             return printed, Up()
         case b"end":
             return printed, Exiting(text.decode("utf-8", "replace"))
+        case b"name" if _NAME.fullmatch(text):
+            return printed, Registered(text.decode())
+        case b"phase":
+            return printed, Loading(text.decode("utf-8", "replace"))
         case _:
             return printed, None

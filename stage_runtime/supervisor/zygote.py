@@ -45,7 +45,7 @@ class Signal(msgspec.Struct, frozen=True, tag_field="t", tag="signal"):
 
 
 class Started(msgspec.Struct, frozen=True, tag_field="t", tag="started"):
-    """The replica was forked."""
+    """The replica was forked; it says so itself, before it prints anything."""
 
     token: Token
     pid: int
@@ -108,11 +108,11 @@ class Zygote:
             self._become_replica(order, output_fd)
         os.close(output_fd)
         self._tokens[pid] = order.token
-        self._send(Started(order.token, pid))
 
     def _become_replica(self, order: Start, output_fd: int) -> None:
         code = 1
         try:
+            self._send(Started(order.token, os.getpid()))
             self._orders.close()
             os.setsid()
             for standard in (1, 2):

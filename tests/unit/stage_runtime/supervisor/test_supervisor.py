@@ -21,6 +21,8 @@ from tests.support.hub_fakes import ONE_STAGE, deploy_of
 
 
 class _Running:
+    pid = 4711
+
     def __init__(self) -> None:
         self.output_fd, self.write_fd = os.pipe()
 
@@ -33,6 +35,8 @@ class _Running:
 
 class _Launcher:
     """Starts the first replica, and then the machine has no process left to give."""
+
+    phase = ""
 
     def __init__(self) -> None:
         self.started: list[_Running] = []
@@ -91,6 +95,8 @@ class _Ended(_Running):
 
 class _Ending:
     """Each replica that it starts ends at once, as it is told for each ordinal."""
+
+    phase = ""
 
     def __init__(self, *ends: tuple[int, bytes]) -> None:
         self.ends = ends
@@ -176,7 +182,7 @@ def test_the_time_to_load_is_no_service(capfd: pytest.CaptureFixture[str]) -> No
         supervisor._reap(slot)
         assert slot.up_since_s is not None
     assert slot.is_hopeless
-    assert capfd.readouterr().err.splitlines()[:2] == ["[stage 0 #0] a", "[stage 0 #0] b"]
+    assert capfd.readouterr().err.splitlines()[:2] == ["[stage 0 pid 4711] a", "[stage 0 pid 4711] b"]
 
 
 def test_a_line_that_can_not_be_printed_is_lost_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
