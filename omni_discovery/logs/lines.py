@@ -124,7 +124,9 @@ def _conversions(template: str) -> list[str]:
 
 def _lifted(fields: Mapping[str, Any]) -> dict[str, Any]:
     lifted = {name: fields[name] for name in _LIFTED if fields.get(name) not in (None, "", "-")}
-    replica = str(lifted.get("replica", ""))
+    replica, stage = str(lifted.get("replica", "")), str(lifted.get("stage", ""))
+    if stage.isdecimal():
+        lifted["stage"] = int(stage)
     if "stage" not in lifted and _REPLICA.fullmatch(replica):
         lifted["stage"] = int(replica.partition("/")[0])
     return lifted

@@ -195,8 +195,9 @@ class Supervisor:
         for slot in due:
             self._start(slot, now_s)
         if started := sum(slot.child is not None for slot in due):
-            text = "supervisor.starting stage=%d replicas=%d: %s"
-            logger.info(text, self._config.replica.stage_id, started, self._launcher.phase or "each in its own process")
+            phase = [self._launcher.phase] if self._launcher.phase else []
+            text = "supervisor.starting stage=%d replicas=%d" + ": %s" * len(phase)
+            logger.info(text, self._config.replica.stage_id, started, *phase)
 
     def _tell_readiness(self, now_s: float) -> None:
         """Log whether the stage can serve; a hub above this supervisor does that itself, for all stages."""
