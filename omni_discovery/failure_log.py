@@ -63,8 +63,9 @@ class _Window:
 class FailureLog:
     """Belongs to one thread, which calls ``write_due`` when the moment comes that it returns, and ``close`` at the end.
 
-    ``write`` gets a level of ``logging``, a template and its arguments; ``now_s`` gives monotonic seconds. In each ``window_s`` and level,
-    the first ``most_lines`` failures have a line each; the others are counted in one line when the window is over.
+    ``write`` gets a level of ``logging``, a template and its arguments; ``now_s`` gives monotonic seconds. In each
+    ``window_s`` and level, the first ``most_lines`` failures have a line each; the others are counted in one line when
+    the window is over.
     """
 
     def __init__(

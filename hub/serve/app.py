@@ -136,7 +136,7 @@ class _Hub:
                     "the hub's orchestrator has ended, and nothing can be served without it: hub.died above"
                     " says why; start the hub again"
                 )
-            self._readiness.check(omni)
+            self._readiness.check(omni, stages.starting())
             try:
                 await asyncio.wait_for(self._stopping.wait(), _SUPERVISOR_CHECK_S)
             except TimeoutError:

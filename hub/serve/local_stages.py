@@ -94,6 +94,10 @@ class LocalStages:
                 ends.append(StageEnd(supervised.options.stage_id, code, supervised.was_up))
         return ends
 
+    def starting(self) -> dict[int, int]:
+        """How many replicas the supervisors start here, by stage; none for a stage whose supervisor does not run."""
+        return {each.options.stage_id: each.options.count for each in self._running if each.child is not None}
+
     def stop(self) -> None:
         """Drain all stages at the same time; kill supervisors that take too long. Idempotent. ``hurry`` shortens it."""
         running, self._running = self._running, []

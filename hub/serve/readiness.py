@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Final
 
 from omni_discovery.logs.readiness import NotReady, ReadinessLog, Ready, StillMissing
 
 if TYPE_CHECKING:
     from hub.async_omni import AsyncOmni
+    from hub.pool.status import StageStatus
 
 logger = logging.getLogger(__name__)
 
@@ -26,10 +27,14 @@ class HubReadiness:
         self._now = now
         self._log = ReadinessLog(now())
 
-    def check(self, omni: AsyncOmni) -> None:
-        """Log what has changed: that every stage can serve, that one can't any more, or what the hub waits for."""
+    def check(self, omni: AsyncOmni, starting: Mapping[int, int]) -> None:
+        """Log what has changed: that every stage can serve, that one can't any more, or what the hub waits for.
+
+        ``starting``: how many replicas of each stage are started here, be they registered or not.
+        """
         stages = omni.stage_status()
-        missing = ", ".join(f"stage {stage.stage_id} ({stage.why_absent})" for stage in stages if not stage.pickable)
+        empty = [stage for stage in stages if not stage.pickable]
+        missing = ", ".join(f"stage {stage.stage_id} ({_why(stage, starting)})" for stage in empty)
         if omni.is_revoked:
             missing = "any stage: this hub is revoked"
         match self._log.observe(missing, self._now()):
@@ -43,6 +48,11 @@ class HubReadiness:
                 logger.info("hub.waiting after_s=%.1f: no replica can take work of %s", after_s, missing)
             case None:
                 pass
+
+
+def _why(stage: StageStatus, starting: Mapping[int, int]) -> str:
+    count = 0 if stage.registered else starting.get(stage.stage_id, 0)
+    return f"none is registered yet, {count} on the way here" if count else stage.why_absent
 
 
 def short_list(names: Collection[str]) -> str:

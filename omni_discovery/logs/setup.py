@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import sys
@@ -50,6 +51,38 @@ class JsonFormatter(logging.Formatter):
         return json_line(record, self.process, error)
 
 
+class LoggedStream(io.TextIOBase):
+    """In place of ``sys.stderr``: each line that somebody prints there becomes a record of the logger ``output``.
+
+    Bytes that are written to ``buffer`` go where they would have gone.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__()
+        self.buffer = stream.buffer
+        self._stream = stream
+        self._unfinished = ""
+
+    def write(self, text: str) -> int:
+        """See TextIOBase."""
+        *lines, self._unfinished = (self._unfinished + text).split("\n")
+        for line in lines:
+            if line.strip():
+                logging.getLogger("output").info("%s", line)
+        # Of a progress bar, which never ends its line, what a terminal would show.
+        self._unfinished = self._unfinished.rpartition("\r")[2]
+        return len(text)
+
+    @property
+    def encoding(self) -> str:
+        """See TextIOBase."""
+        return "utf-8"
+
+    def fileno(self) -> int:
+        """See IOBase."""
+        return self._stream.fileno()
+
+
 class _Handler(logging.StreamHandler[TextIO]):
     """The handler of ``set_up_logging``, told from those of a program that has set up its logging itself."""
 
@@ -65,7 +98,11 @@ def set_up_logging(options: LogOptions) -> None:
         return
     for former in ours:
         root.removeHandler(former)
-    handler = _Handler(sys.stderr)
+    stream = sys.stderr
+    if options.is_json and sys.__stderr__ is not None:
+        # A handler that fails must not report that on standard error: it would get its own report to log.
+        stream, sys.stderr, logging.raiseExceptions = sys.__stderr__, LoggedStream(sys.__stderr__), False
+    handler = _Handler(stream)
     handler.setFormatter(JsonFormatter() if options.is_json else logging.Formatter(_TEXT, _DATE))
     root.addHandler(handler)
     level = logging.getLevelNamesMapping()[options.level.upper()]

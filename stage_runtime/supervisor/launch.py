@@ -148,7 +148,11 @@ class ZygoteLauncher:
     @property
     def phase(self) -> str:
         """See Launcher."""
-        return "" if self._importing_since_s is None else f"importing {', '.join(self._modules)}"
+        return "" if self._importing_since_s is None else f"importing {self._packages}"
+
+    @property
+    def _packages(self) -> str:
+        return ",".join(dict.fromkeys(module.partition(".")[0] for module in self._modules))
 
     def signal_child(self, child: ForkedChild, number: int) -> None:
         """Have the zygote send a signal: it reaps its children, so it can't hit a reused process id."""
@@ -188,7 +192,7 @@ class ZygoteLauncher:
     def _note_imported(self) -> None:
         if self._importing_since_s is not None:
             took_s, self._importing_since_s = time.monotonic() - self._importing_since_s, None
-            logger.info("supervisor.imported modules=%s took_s=%.1f", ",".join(self._modules), took_s)
+            logger.info("supervisor.imported packages=%s took_s=%.1f", self._packages, took_s)
 
     def _ensure_zygote(self, log: LogOptions, environment: dict[str, str]) -> tuple[int, socket.socket]:
         if self._zygote is None or self._orders is None:

@@ -34,13 +34,15 @@ def test_a_hub_says_what_it_waits_for_and_once_that_it_can_serve_and_that_it_can
     readiness = HubReadiness("http://h:1", lambda: now_s)
 
     def told() -> list[tuple[int, str]]:
-        readiness.check(cast("Any", omni))
+        readiness.check(cast("Any", omni), {0: 2, 1: 2})
         found = [(record.levelno, record.getMessage()) for record in caplog.records]
         caplog.clear()
         return found
 
     nobody = "no replica can take work of stage"
-    assert told() == [(logging.INFO, f"hub.waiting after_s=0.0: {nobody} 0 (none is registered)")]
+    assert told() == [
+        (logging.INFO, f"hub.waiting after_s=0.0: {nobody} 0 (none is registered yet, 2 on the way here)")
+    ]
     now_s = 102.5
     omni.stages[0] = StageStatus(0, 1, 1)
     ready = "hub.ready url=http://h:1 stages=0,1 replicas=0/3,1/0,1/1 after_s={}: every stage can serve"

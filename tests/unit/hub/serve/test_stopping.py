@@ -73,6 +73,9 @@ class FakeStages:
         ends, self.ends = self.ends, []
         return ends
 
+    def starting(self) -> dict[int, int]:
+        return {}
+
 
 async def test_a_stage_that_is_misconfigured_ends_the_hub_only_if_it_never_was_up(
     monkeypatch: pytest.MonkeyPatch,

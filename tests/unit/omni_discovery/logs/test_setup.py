@@ -79,6 +79,43 @@ def test_with_json_nothing_else_is_printed() -> None:
     assert {(each["stage"], each["replica"]) for each in (error, warning, thread, last)} == {(1, "1/0")}
 
 
+def test_what_a_library_prints_on_standard_error_is_an_object_too() -> None:
+    """Also through a logging handler of its own, as torch has one; what is written as bytes goes out as it is."""
+    program = """
+        import sys
+        configure_logging(LogOptions(format="json"))
+        print("half a", end=" ", file=sys.stderr)
+        print("line", file=sys.stderr)
+        print("10 %\\r20 %", end="\\r", file=sys.stderr)
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("W1122 %(message)s"))
+        torch = logging.getLogger("torch")
+        torch.propagate = False
+        torch.addHandler(handler)
+        torch.warning("Triton not available")
+        sys.stderr.buffer.write(b'{"relayed": 1, "event": "", "message": ""}\\n')
+        sys.stderr.buffer.flush()
+    """
+    found = objects(program)
+    assert [each["message"] for each in found] == ["half a line", "W1122 Triton not available", ""]
+    assert [each["event"] for each in found[:2]] == ["text", "text"]
+
+
+def test_a_full_disk_behind_the_log_costs_its_lines_and_nothing_else() -> None:
+    program = """
+        import sys
+        configure_logging(LogOptions(format="json"))
+        full = os.open("/dev/full", os.O_WRONLY)
+        former = os.dup(2)
+        os.dup2(full, 2)
+        logging.getLogger("hub.x").info("a.lost")
+        print("lost", file=sys.stderr)
+        os.dup2(former, 2)
+        logging.getLogger("hub.x").info("a.found")
+    """
+    assert objects(program)[-1]["event"] == "a.found"
+
+
 def test_a_forked_process_says_its_own_id_once_it_has_set_up_its_logging() -> None:
     program = """
         configure_logging(LogOptions(format="json"))
