@@ -57,6 +57,8 @@ class LoggedStream(io.TextIOBase):
     Bytes that are written to ``buffer`` go where they would have gone.
     """
 
+    encoding = "utf-8"
+
     def __init__(self, stream: TextIO) -> None:
         super().__init__()
         self.buffer = stream.buffer
@@ -72,11 +74,6 @@ class LoggedStream(io.TextIOBase):
         # Of a progress bar, which never ends its line, what a terminal would show.
         self._unfinished = self._unfinished.rpartition("\r")[2]
         return len(text)
-
-    @property
-    def encoding(self) -> str:
-        """See TextIOBase."""
-        return "utf-8"
 
     def fileno(self) -> int:
         """See IOBase."""
