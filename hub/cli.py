@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import sys
 from pathlib import Path
@@ -27,6 +28,8 @@ from omni_discovery.processes import die_with_parent, raise_descriptor_limit
 
 if TYPE_CHECKING:
     from hub.serve.running_hub import ServeConfig
+
+logger = logging.getLogger(__name__)
 
 
 def serve(arguments: argparse.Namespace) -> int:
@@ -56,6 +59,7 @@ def run_headless(arguments: argparse.Namespace) -> int:
     runtime = runtime_here(arguments, stage_id)
     count = arguments.omni_dp_size_local or runtime.get("num_replicas") or 1
     config_fd = open_config(read_stage_options(arguments, stage_id, count, runtime))
+    logger.info("stage.starting stage=%d replicas=%d namespace=%s", stage_id, count, arguments.namespace)
     os.set_inheritable(config_fd, True)
     os.execve(sys.executable, stage_command(config_fd, stage_id), child_environment())  # noqa: S606 - no shell is wanted
 

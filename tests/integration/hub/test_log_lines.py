@@ -112,6 +112,7 @@ def test_a_headless_stage_says_in_json_when_it_can_serve_and_each_line_is_an_obj
         assert (ready["level"], ready["logger"]) == ("info", "stage_runtime.supervisor.supervisor")
         assert ready["fields"]["replicas"] == registered["replica"]
         assert (ready["stage"], ready["fields"]["up"], ready["fields"]["of"]) == (0, 1, 1)
+        assert named("stage.starting")[0]["fields"] == {"replicas": 1, "namespace": hub.namespace}
         assert named("stage.waiting")[0]["fields"]["after_s"] < ready["fields"]["after_s"]
         (up,) = named("replica.ready")
         assert (up["stage"], up["pid"]) == (0, registered["fields"]["pid"])
