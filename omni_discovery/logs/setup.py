@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import logging
 import os
 import sys
 import threading
+from datetime import UTC, datetime
 from types import TracebackType
 from typing import Any, Final, Literal, TextIO
 
 import msgspec
 
-from omni_discovery.logs.lines import json_line
+from omni_discovery.logs.lines import json_line, relayed_line
 
 LEVELS: Final = ("debug", "info", "warning", "error")
 FORMATS: Final = ("text", "json")
@@ -52,17 +54,18 @@ class JsonFormatter(logging.Formatter):
 
 
 class LoggedStream(io.TextIOBase):
-    """In place of ``sys.stderr``: each line that somebody prints there becomes a record of the logger ``output``.
+    """In place of ``sys.stderr``: each line that somebody prints there is written as a JSON object, at any level.
 
     Bytes that are written to ``buffer`` go where they would have gone.
     """
 
     encoding = "utf-8"
 
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(self, stream: TextIO, formatter: JsonFormatter) -> None:
         super().__init__()
         self.buffer = stream.buffer
         self._stream = stream
+        self._formatter = formatter
         self._unfinished = ""
 
     def write(self, text: str) -> int:
@@ -70,7 +73,11 @@ class LoggedStream(io.TextIOBase):
         *lines, self._unfinished = (self._unfinished + text).split("\n")
         for line in lines:
             if line.strip():
-                logging.getLogger("output").info("%s", line)
+                content = relayed_line(line.encode("utf-8", "replace"), datetime.now(UTC), self._formatter.process)
+                # A full disk costs the line.
+                with contextlib.suppress(OSError):
+                    self._stream.write(f"{content.decode()}\n")
+                    self._stream.flush()
         # Of a progress bar, which never ends its line, what a terminal would show.
         self._unfinished = self._unfinished.rpartition("\r")[2]
         return len(text)
@@ -95,14 +102,17 @@ def set_up_logging(options: LogOptions) -> None:
         return
     for former in ours:
         root.removeHandler(former)
-    stream = sys.stderr
-    if options.is_json and sys.__stderr__ is not None:
-        # A handler that fails must not report that on standard error: it would get its own report to log.
-        stream, sys.stderr, logging.raiseExceptions = sys.__stderr__, LoggedStream(sys.__stderr__), False
+    level, stream = logging.getLevelNamesMapping()[options.level.upper()], sys.stderr
+    formatter: logging.Formatter = logging.Formatter(_TEXT, _DATE)
+    if options.is_json:
+        formatter = as_json = JsonFormatter()
+        if sys.__stderr__ is not None:
+            stream, sys.stderr = sys.__stderr__, LoggedStream(sys.__stderr__, as_json)
     handler = _Handler(stream)
-    handler.setFormatter(JsonFormatter() if options.is_json else logging.Formatter(_TEXT, _DATE))
+    handler.setFormatter(formatter)
+    # Libraries set levels of their own loggers.
+    handler.setLevel(level)
     root.addHandler(handler)
-    level = logging.getLevelNamesMapping()[options.level.upper()]
     root.setLevel(max(level, logging.INFO))
     for name in _OURS:
         logging.getLogger(name).setLevel(level)

@@ -80,16 +80,20 @@ def test_with_json_nothing_else_is_printed() -> None:
 
 
 def test_what_a_library_prints_on_standard_error_is_an_object_too() -> None:
-    """Also through a logging handler of its own, as torch has one; what is written as bytes goes out as it is."""
+    """1. also through a logging handler of its own, as torch has one; what is written as bytes goes out as it is
+    2. the level is that of records: what is printed past them, such as a traceback, is never left out
+    """
     program = """
         import sys
-        configure_logging(LogOptions(format="json"))
+        configure_logging(LogOptions(format="json", level="error"))
+        logging.getLogger("vllm.x").info("a.thing")
         print("half a", end=" ", file=sys.stderr)
         print("line", file=sys.stderr)
         print("10 %\\r20 %", end="\\r", file=sys.stderr)
         handler = logging.StreamHandler()
         handler.setFormatter(logging.Formatter("W1122 %(message)s"))
         torch = logging.getLogger("torch")
+        torch.setLevel("INFO")
         torch.propagate = False
         torch.addHandler(handler)
         torch.warning("Triton not available")
