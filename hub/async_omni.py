@@ -200,6 +200,7 @@ class AsyncOmni(CollectiveCalls):
         self._context = make_context()
         config = self._config
         self.hub_metrics.watch(self.releases.every)
+        self.hub_metrics.watch_wanted(self.releases.wanted_count, self.graph.stage_ids)
         self.hub_metrics.pipeline_not_followed.set_function(lambda: bool(self.releases.problem))
         self._orchestrator = Orchestrator(
             list(self.releases.newest.pools.values()),

@@ -82,6 +82,11 @@ class RegistryClient(abc.ABC):
         )
         self._start_on_loop(self._kv)
 
+    @property
+    def lease_left_s(self) -> float:
+        """How long the lease lasts if it is not renewed; 0 without one."""
+        return 0.0 if self._registrar is None else self._registrar.lease_left_s
+
     def keep_stories(self, stories: Stories) -> None:
         """Write the story of this client's lease to ``stories`` whenever the lease turns suspect or is lost."""
         self._stories = stories

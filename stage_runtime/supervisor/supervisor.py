@@ -22,8 +22,9 @@ import msgspec
 
 from omni_discovery.deploy.document import DeployConfig, encode_deploy
 from omni_discovery.logs.readiness import NotReady, ReadinessLog, Ready, StillMissing
+from omni_discovery.metrics.samples import SAMPLE_INTERVAL_S, Sample, SupervisorSample
 from stage_runtime.config import ReplicaConfig, SupervisorConfig
-from stage_runtime.status_pipe import Exiting, Loading, Registered, Up, split_line
+from stage_runtime.status_pipe import Exiting, Loading, Registered, Sampled, Up, split_line
 from stage_runtime.supervisor.relay import LineSource, relay_line
 from stage_runtime.supervisor.restarts import EXIT_DONE, EXIT_FAILED, LeaveDown, Restarts, StartAgain
 
@@ -82,6 +83,8 @@ class _Slot:
     exit_reason: str = ""
     #: How the previous process ended.
     former_end: str = ""
+    #: The replica id of the current process, as its last sample has it.
+    replica_id: int | None = None
 
     @property
     def is_up(self) -> bool:
@@ -104,9 +107,18 @@ class _Slot:
         """Whether no process runs and a restart is expected to fail, too."""
         return self.child is None and self.restarts.hopeless_code is not None
 
+    @property
+    def is_left_down(self) -> bool:
+        """Whether no process runs and none will be started: an operator has drained the replica."""
+        return self.child is None and self.start_at_s == float("inf")
+
 
 class Supervisor:
-    """Made and run in the main thread, which has the signal handlers."""
+    """Made and run in the main thread, which has the signal handlers.
+
+    ``export`` is called with each sample of a replica, and with the supervisor's own once a second. Without it the
+    replicas take no samples.
+    """
 
     def __init__(
         self,
@@ -115,6 +127,7 @@ class Supervisor:
         launcher: Launcher,
         environment_of: Callable[[int], dict[str, str]],
         on_stop: Callable[[], None] = lambda: None,
+        export: Callable[[Sample], None] | None = None,
         shared_output_fd: int | None = None,
     ) -> None:
         """``shared_output_fd``: the read end of a pipe for what the launcher's own process prints; None for none."""
@@ -122,8 +135,14 @@ class Supervisor:
         self._on_stop = on_stop
         known_pipeline = encode_deploy(deploy).decode("utf-8")
         self._replica_config = msgspec.structs.replace(
-            config.replica, known_pipeline=known_pipeline, parent_pid=config.replica.parent_pid or os.getpid()
+            config.replica,
+            known_pipeline=known_pipeline,
+            parent_pid=config.replica.parent_pid or os.getpid(),
+            sampled=export is not None,
         )
+        self._export = export
+        self._export_at_s = 0.0
+        self._restart_count = 0
         self._launcher = launcher
         self._environment_of = environment_of
         self._slots = [_Slot(ordinal, Restarts()) for ordinal in range(config.count)]
@@ -177,6 +196,7 @@ class Supervisor:
                 self._forward(key.data)
         for slot in self._slots:
             self._reap(slot)
+        self._export_own(time.monotonic())
         if self._kill_at_s is not None and time.monotonic() >= self._kill_at_s:
             logger.error("supervisor.killing: the drain's bound has passed")
             self._kill_all()
@@ -185,6 +205,20 @@ class Supervisor:
         for number in numbers:
             if number in (signal.SIGTERM, signal.SIGINT):
                 self._stop(time.monotonic())
+
+    def _export_own(self, now_s: float) -> None:
+        if self._export is None or now_s < self._export_at_s:
+            return
+        self._export_at_s = now_s + SAMPLE_INTERVAL_S
+        is_stopping = self._kill_at_s is not None
+        sample = SupervisorSample(
+            namespace=self._config.replica.namespace,
+            stage_id=self._config.replica.stage_id,
+            wanted=0 if is_stopping else sum(not slot.is_left_down for slot in self._slots),
+            restarts=self._restart_count,
+            replica_ids=tuple(slot.replica_id for slot in self._slots if slot.replica_id is not None),
+        )
+        self._export(sample)
 
     def _wait_s(self, now_s: float) -> float:
         due = [slot.start_at_s - now_s for slot in self._slots if slot.child is None]
@@ -249,7 +283,8 @@ class Supervisor:
         slot.find_pid()
         self._unregister(child.output_fd)
         os.close(child.output_fd)
-        slot.child = None
+        slot.child = slot.replica_id = None
+        self._export_at_s = 0.0
         self._handle_end(slot, code)
 
     def _handle_end(self, slot: _Slot, code: int) -> None:
@@ -262,7 +297,9 @@ class Supervisor:
         served_for_s = 0.0 if slot.up_since_s is None else now_s - slot.up_since_s
         slot.former_end = slot.exit_reason or how_it_ended(code)
         # Exit code 0 counts, too: this supervisor has not stopped the replica.
-        match slot.restarts.record_end(code, served_for_s):
+        follows = slot.restarts.record_end(code, served_for_s)
+        self._restart_count += isinstance(follows, StartAgain)
+        match follows:
             case StartAgain(delay_s, ""):
                 slot.start_at_s = now_s + delay_s
                 text = f"supervisor.restarting stage=%d {who} code=%d in_s=%.1f: %s"
@@ -322,6 +359,10 @@ class Supervisor:
                 slot.source = replace(slot.source, replica=name)
             case Loading(phase):
                 slot.phase = phase
+            case Sampled(sample):
+                slot.replica_id = sample.replica_id
+                if self._export is not None:
+                    self._export(sample)
             case None:
                 self._print(slot.source, line)
                 return
