@@ -114,7 +114,7 @@ def test_a_headless_stage_says_in_json_when_it_can_serve_and_each_line_is_an_obj
         assert (ready["stage"], ready["fields"]["up"], ready["fields"]["of"]) == (0, 1, 1)
         assert named("stage.starting")[0]["fields"] == {"replicas": 1, "namespace": hub.namespace}
         assert named("stage.waiting")[0]["fields"]["after_s"] < ready["fields"]["after_s"]
-        (up,) = named("replica.ready")
+        (up,) = wait_for("the line of the replica itself", lambda: named("replica.ready"))
         assert (up["stage"], up["pid"]) == (0, registered["fields"]["pid"])
         assert up["pid"] != ready["pid"]
         assert {each["level"] for each in objects()} >= {"info"}
