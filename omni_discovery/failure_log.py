@@ -35,15 +35,21 @@ class Failure:
     #: The client's name for the request; empty if it gave none.
     label: str = ""
 
-    def line(self) -> str:
-        """The failure as one line of printable characters, at most about 1200 of them."""
-        parent = f" parent={word(self.parent)}" if self.parent else ""
-        label = f" x_request_id={word(self.label)}" if self.label else ""
-        attempt = "-" if self.attempt is None else self.attempt
-        return (
-            f"request.failed request={word(self.request_id)}{parent}{label} stage={word(self.stage)} "
-            f"replica={word(self.replica)} attempt={attempt} kind={word(self.kind)} cause={_cause(self.cause)}"
-        )
+    def message(self) -> tuple[str, tuple[object, ...]]:
+        """Template and arguments of a log call: one line of printable characters, at most about 1200 of them."""
+        values: dict[str, object] = {"request": word(self.request_id)}
+        if self.parent:
+            values["parent"] = word(self.parent)
+        if self.label:
+            values["x_request_id"] = word(self.label)
+        values |= {
+            "stage": word(self.stage),
+            "replica": word(self.replica),
+            "attempt": "-" if self.attempt is None else self.attempt,
+            "kind": word(self.kind),
+            "cause": _cause(self.cause),
+        }
+        return " ".join(["request.failed", *(f"{name}=%s" for name in values)]), tuple(values.values())
 
 
 @dataclass(slots=True)
@@ -61,13 +67,14 @@ class _Window:
 class FailureLog:
     """Belongs to one thread, which calls ``write_due`` when the moment comes that it returns, and ``close`` at the end.
 
-    ``write`` gets a level of ``logging`` and a line; ``now_s`` gives monotonic seconds. In each ``window_s`` and level,
-    the first ``most_lines`` failures have a line each; the others are counted in one line when the window is over.
+    ``write`` gets a level of ``logging``, a template and its arguments; ``now_s`` gives monotonic seconds. In each
+    ``window_s`` and level, the first ``most_lines`` failures have a line each; the others are counted in one line when
+    the window is over.
     """
 
     def __init__(
         self,
-        write: Callable[[int, str], None],
+        write: Callable[..., None],
         now_s: Callable[[], float],
         most_lines: int = 20,
         window_s: float = 10.0,
@@ -86,7 +93,8 @@ class FailureLog:
         window = self._windows.setdefault(level, _Window(now_s, now_s + self._window_s))
         if window.lines < self._most_lines:
             window.lines += 1
-            self._write(level, failure.line())
+            template, arguments = failure.message()
+            self._write(level, template, *arguments)
         else:
             window.kinds[word(failure.kind)] += 1
             window.stages[word(failure.stage)] += 1
@@ -107,11 +115,9 @@ class FailureLog:
     def _end_window(self, level: int, now_s: float) -> None:
         window = self._windows.pop(level)
         if window.kinds:
-            self._write(
-                level,
-                f"requests.failed count={window.kinds.total()} kinds={_counts(window.kinds)} "
-                f"stages={_counts(window.stages)} in_s={now_s - window.began_at_s:.1f}",
-            )
+            kinds, stages = window.kinds, window.stages
+            text = "requests.failed count=%d kinds=%s stages=%s in_s=%.1f"
+            self._write(level, text, kinds.total(), _counts(kinds), _counts(stages), now_s - window.began_at_s)
 
 
 def _counts(counter: Counter[str]) -> str:

@@ -186,8 +186,7 @@ class ReplicaListener:
             # The time of a request that was paused for its client says nothing of how long the stage takes.
             service_s = event.received_at_s - run.sent_at_s if run.pause_sent is None else None
             if pool.core.succeeded(addr, service_s, pool.now()):
-                info = event.client.info
-                logger.info("replica.readmitted stage=%d replica=%d", info.stage_id, info.replica_id)
+                logger.info("replica.readmitted replica=%s", event.client.info.name)
         elif isinstance(message, wire.StageFailed) and message.kind is wire.FailureKind.ENGINE:
             self._blame(pool, event.client.info, shown_reason(message))
 
@@ -196,9 +195,9 @@ class ReplicaListener:
         if not pool.core.failed(info.input_addr, pool.now(), cause):
             return
         entry = pool.core.members.entries[info.input_addr]
-        text = "replica.ejected stage=%d replica=%d for_s=%.1f heeded=%s: %s"
+        text = "replica.ejected replica=%s for_s=%.1f heeded=%s: %s"
         for_s, is_heeded = entry.health.until_s - pool.now(), not pool.core.outliers.panics
-        logger.warning(text, info.stage_id, info.replica_id, for_s, is_heeded, entry.health.reason)
+        logger.warning(text, info.name, for_s, is_heeded, entry.health.reason)
 
     def _unanswered(self, event: Unanswered) -> None:
         info, active = event.client.info, self._active.get(event.request_id)
@@ -243,7 +242,7 @@ class ReplicaListener:
         client, info, pool = event.client, event.client.info, self._pools.of(event.client.info)
         # The session may be lost again by now: pools and requests only learn what is true at this moment.
         if client.session_up:
-            logger.info("replica.session_up stage=%d replica=%d epoch=%d", info.stage_id, info.replica_id, info.epoch)
+            logger.info("replica.session_up replica=%s epoch=%d", info.name, info.epoch)
             pool.core.report(client.addr, event.queue_length, pool.now())
             pool.core.session_up(client.addr, pool.now(), uses_credits=event.gated)
             self._lost_replicas.session_up(info)
@@ -255,7 +254,8 @@ class ReplicaListener:
 
     def _session_down(self, event: SessionDown) -> None:
         info = event.client.info
-        logger.warning("replica.session_down stage=%d replica=%d: %s", info.stage_id, info.replica_id, event.reason)
+        text = "replica.session_down replica=%s addr=%s output_addr=%s: %s"
+        logger.warning(text, info.name, info.input_addr, info.output_addr, event.reason)
         pool = self._pools.of(info)
         pool.core.session_down(info.input_addr, pool.now(), event.reason)
         self._lost_replicas.session_lost(info)
