@@ -125,10 +125,15 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _devices_here(base: Mapping[str, str], stage: StageConfig, count: int, machine: Machine) -> tuple[str, ...]:
-    """The devices of all local replicas; a warning for devices that may be wrong. Raise ConfigError."""
-    from stage_runtime.supervisor.environment import doubtful_devices, stage_devices
+    """The devices that the document gives to all local replicas. Raise ConfigError.
+
+    A warning is logged for devices that may be wrong, and what is inherited where it gives none.
+    """
+    from stage_runtime.supervisor.environment import doubtful_devices, inherited_text, stage_devices
 
     devices = stage_devices(base, stage, count, machine)
+    if inherited := inherited_text(base, stage, count, machine):
+        logger.info("stage.devices stage %d: %s", stage.stage_id, inherited)
     if doubt := doubtful_devices(base, stage, count, machine):
         logger.warning("stage.devices %s", doubt)
     return devices
@@ -218,7 +223,7 @@ def _run_supervisor(config: SupervisorConfig, deploy: DeployConfig) -> int:
     from stage_runtime.engines.base import modules_to_preload
     from stage_runtime.supervisor.device_locks import DeviceLocks, Holder
     from stage_runtime.supervisor.devices import find_machine
-    from stage_runtime.supervisor.environment import replica_environment, stage_environment
+    from stage_runtime.supervisor.environment import on_cpu_only, replica_environment, stage_environment
     from stage_runtime.supervisor.launch import SpawnLauncher, ZygoteLauncher
     from stage_runtime.supervisor.supervisor import Supervisor
 
@@ -234,7 +239,7 @@ def _run_supervisor(config: SupervisorConfig, deploy: DeployConfig) -> int:
     supervisor = Supervisor(
         config,
         deploy,
-        ZygoteLauncher(modules) if modules and not stage.runtime.devices else SpawnLauncher(),
+        ZygoteLauncher(modules) if modules and on_cpu_only(base, stage, config.count, machine) else SpawnLauncher(),
         lambda ordinal: replica_environment(base, stage, settings, config.count, ordinal, machine),
         locks.mark_leaving,
     )

@@ -46,7 +46,7 @@ from stage_runtime.replica.readiness import ReadinessCheck
 from stage_runtime.server.handshake import ReplicaState, SecurityMismatchLog
 from stage_runtime.server.server import ReplicaServer
 from stage_runtime.status_pipe import Exiting, Up, WriteStatus, no_status
-from stage_runtime.supervisor.devices import check_devices_are_seen
+from stage_runtime.supervisor.devices import device_in_use
 from stage_runtime.supervisor.restarts import EXIT_CONFIG, EXIT_DONE, EXIT_DRAINED, EXIT_FAILED
 
 logger = logging.getLogger(__name__)
@@ -214,7 +214,7 @@ class Replica:
         self._load_started_s = time.monotonic()
         try:
             self._engine.load(self._report_loading)
-            check_devices_are_seen(stage, self._device)
+            self._device = device_in_use(stage, self._device)
         except ConfigError:
             raise
         except Exception as error:
@@ -222,7 +222,9 @@ class Replica:
                 logger.exception("engine.load_failed")
             raise not_loaded(stage, error) from None
         known = model_details(stage.model, self._engine)
-        self._describe(phase="ready", progress=1.0, reason="", capacity=self._engine.capacity, **known)
+        self._describe(
+            phase="ready", progress=1.0, reason="", device=self._device, capacity=self._engine.capacity, **known
+        )
         self._lifecycle.handle(EngineLoaded())
         self._write_status(Up())
         self._server.state_changed()
