@@ -22,8 +22,10 @@ from omni_discovery.commands.flags import (
     RAY,
     add_backend_options,
     add_data_plane_options,
+    add_loading_options,
     check_backend,
     check_data_plane,
+    check_timeout,
     warn_if_plain,
 )
 from omni_discovery.commands.output import configure_logging
@@ -97,6 +99,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--parent-pid", type=int, default=0, metavar="PID", help="drain when this process is gone")
     # In place of the other flags, in a supervisor that a hub or omni serve --headless has started.
     parser.add_argument("--config-fd", type=int, help=argparse.SUPPRESS)
+    add_loading_options(parser)
     add_backend_options(parser)
     add_data_plane_options(parser)
     add_security_options(parser)
@@ -177,6 +180,7 @@ def _read_options(arguments: argparse.Namespace) -> StageOptions:
     if arguments.config_fd is not None:
         return read_config(arguments.config_fd, StageOptions)
     check_data_plane(arguments)
+    check_timeout("--stage-init-timeout", arguments.stage_init_timeout)
     check_headless(parse_overrides(arguments.stage_overrides))
     check_backend(arguments)
     runtime = runtime_here(arguments, arguments.stage_id)

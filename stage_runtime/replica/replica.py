@@ -41,6 +41,7 @@ from stage_runtime.lifecycle import (
 )
 from stage_runtime.replica.failures import describe_failure, is_known, not_loaded
 from stage_runtime.replica.identity import identity, model_details
+from stage_runtime.replica.load_deadline import load_deadline
 from stage_runtime.replica.publisher import RecordPublisher, ReplicaSnapshot, StatusPublisher
 from stage_runtime.replica.readiness import ReadinessCheck
 from stage_runtime.server.handshake import ReplicaState, SecurityMismatchLog
@@ -213,7 +214,8 @@ class Replica:
         self._readiness.wait_ready()
         self._load_started_s = time.monotonic()
         try:
-            self._engine.load(self._report_loading)
+            with load_deadline(self._config.init_timeout_s, self._give_up_loading):
+                self._engine.load(self._report_loading)
             self._device = device_in_use(stage, self._device)
         except ConfigError:
             raise
@@ -230,6 +232,13 @@ class Replica:
         self._server.state_changed()
         took_s = time.monotonic() - self._load_started_s
         logger.info("replica.ready stage=%d capacity=%d took_s=%.1f", stage.stage_id, self._engine.capacity, took_s)
+
+    def _give_up_loading(self, reason: str) -> None:
+        logger.error("replica.load_timeout stage=%d: ending, to be started anew: %s", self._config.stage_id, reason)
+        self._write_status(Exiting(reason))
+        logging.shutdown()
+        # The main thread, which would close everything in order, is in the load.
+        os._exit(EXIT_FAILED)
 
     def _serve(self) -> None:
         is_draining = False
