@@ -416,8 +416,9 @@ def _check(deploy: DeployConfig, document: Any) -> Iterator[Problem]:
 
 def _check_engines(deploy: DeployConfig, document: Any) -> Iterator[Problem]:
     ids = [stage.stage_id for stage in deploy.stages]
-    for stage_id, text in engine_problems(deploy.stages, {each: deploy.inputs_of(each) for each in ids}):
-        yield Problem(text, line_at(document, ("stages", ids.index(stage_id), "engine_args")))
+    for stage_id, place, text in engine_problems(deploy.stages, {each: deploy.inputs_of(each) for each in ids}):
+        steps = ("stages", ids.index(stage_id), "engine_args", *filter(None, place.split(".")))
+        yield Problem(text, line_at(document, steps))
 
 
 def _check_order(deploy: DeployConfig, document: Any) -> Iterator[Problem]:

@@ -55,14 +55,17 @@ def bootstrap_port(stage: StageConfig) -> int | None:
 
 def engine_problems(
     stages: Collection[StageConfig], inputs: Mapping[int, Collection[int]]
-) -> Iterator[tuple[int, str]]:
-    """Describe what is wrong, each with the id of the stage; ``inputs`` are the stages that each takes input from."""
+) -> Iterator[tuple[int, str, str]]:
+    """Describe what is wrong, after the id of the stage and the place in its ``engine_args``, as far as it is known.
+
+    ``inputs`` are the stages that each stage takes input from.
+    """
     for stage in stages:
-        for check in (group_size, bootstrap_port):
+        for check, place in ((group_size, ""), (bootstrap_port, "kv_transfer_config")):
             try:
                 check(stage)
             except ConfigError as error:
-                yield stage.stage_id, str(error)
+                yield stage.stage_id, place, str(error)
     prefills = {stage.stage_id: stage for stage in stages if _role(stage) == PREFILL}
     fed = set()
     for stage in stages:
@@ -72,18 +75,22 @@ def engine_problems(
         fed |= {each.stage_id for each in before}
         if not before:
             text = "decodes (engine_args.pd), and no stage that it takes input from prefills: name that in input_from"
-            yield stage.stage_id, f"stage {stage.stage_id} {text}"
+            yield stage.stage_id, "pd", f"stage {stage.stage_id} {text}"
         for prefill in before:
-            yield from ((stage.stage_id, text) for text in _mismatches(prefill, stage))
+            yield from ((stage.stage_id, place, text) for place, text in _mismatches(prefill, stage))
     for stage_id in sorted(prefills.keys() - fed):
-        yield stage_id, f"stage {stage_id} prefills (engine_args.pd), and no stage with pd: decode takes input from it"
+        yield (
+            stage_id,
+            "pd",
+            f"stage {stage_id} prefills (engine_args.pd), and no stage with pd: decode takes input from it",
+        )
 
 
 def _role(stage: StageConfig) -> object:
     return stage.engine_args.get("pd") if stage.engine == "vllm" else None
 
 
-def _mismatches(prefill: StageConfig, decode: StageConfig) -> Iterator[str]:
+def _mismatches(prefill: StageConfig, decode: StageConfig) -> Iterator[tuple[str, str]]:
     """Describe what the two stages of a pair don't have in common, which vLLM notices with the first request."""
     both = [each.engine_args.get("kv_transfer_config") for each in (prefill, decode)]
     ours, theirs = (each if isinstance(each, Mapping) else {} for each in both)
@@ -92,8 +99,6 @@ def _mismatches(prefill: StageConfig, decode: StageConfig) -> Iterator[str]:
     pairs.append((tensor, prefill.engine_args.get(tensor, 1), decode.engine_args.get(tensor, 1)))
     for name, of_prefill, of_decode in pairs:
         if None not in (of_prefill, of_decode) and of_prefill != of_decode:
-            yield (
-                f"stages {prefill.stage_id} and {decode.stage_id} prefill and decode together, but engine_args.{name}"
-                f" is {of_prefill!r} in stage {prefill.stage_id} and {of_decode!r} in stage {decode.stage_id}; right"
-                " would be the same"
-            )
+            text = f"{of_prefill!r} in stage {prefill.stage_id} and {of_decode!r} in stage {decode.stage_id}"
+            both_stages = f"stages {prefill.stage_id} and {decode.stage_id} prefill and decode together"
+            yield name, f"{both_stages}, but engine_args.{name} is {text}; right would be the same"

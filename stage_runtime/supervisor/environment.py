@@ -82,6 +82,8 @@ def _resolved(
     except NoSuchDeviceError as error:
         if not counts_up(stage, count):
             raise
+        # Where not even the first replica's devices are there, sharing them would not help.
+        resolve(stage.stage_id, devices_of(stage, count, 0), base, machine)
         raise ConfigError(
             f"{error}; {count} replicas take the devices from {stage.runtime.devices!r} on, one after the other: run"
             " fewer here, or let them share on purpose with runtime: {share_devices: true}"

@@ -21,7 +21,7 @@ def side(stage_id: int, role: str, connector: str = "NixlConnector", tensor: int
     return stage(stage_id, pd=role, tensor_parallel_size=tensor, kv_transfer_config=more)
 
 
-def told(*stages: StageConfig) -> list[tuple[int, str]]:
+def told(*stages: StageConfig) -> list[tuple[int, str, str]]:
     """What is wrong with stages that each take input from the one before."""
     return list(engine_problems(stages, {each.stage_id: (each.stage_id - 1,) for each in stages}))
 
@@ -59,14 +59,14 @@ def test_a_pair_that_fits_is_accepted_whatever_only_one_of_them_says() -> None:
 def test_a_pair_that_does_not_fit_is_refused_with_both_values(
     prefill: dict[str, Any], decode: dict[str, Any], name: str, values: str
 ) -> None:
-    ((stage_id, text),) = told(side(0, "prefill", **prefill), side(1, "decode", **decode))
-    assert stage_id == 1
+    ((stage_id, place, text),) = told(side(0, "prefill", **prefill), side(1, "decode", **decode))
+    assert (stage_id, place) == (1, name)
     assert re.search(f"stages 0 and 1 prefill and decode .*engine_args.{name} is .*{values}", text)
 
 
 def test_one_half_of_a_pair_is_refused() -> None:
-    assert "stage 1 decodes (engine_args.pd), and no stage" in told(stage(0), side(1, "decode"))[0][1]
-    assert "no stage with pd: decode takes input from it" in told(side(0, "prefill"), stage(1))[0][1]
+    assert "stage 1 decodes (engine_args.pd), and no stage" in told(stage(0), side(1, "decode"))[0][2]
+    assert "no stage with pd: decode takes input from it" in told(side(0, "prefill"), stage(1))[0][2]
 
 
 def test_the_bootstrap_port_is_read_and_checked() -> None:
@@ -105,7 +105,7 @@ def test_a_file_of_vllm_omni_says_the_roles_in_its_own_way() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ("size: 1", "size: 2", "p:11: stages 0 and 1 prefill and decode together"),
+        ("size: 1", "size: 2", "p:12: stages 0 and 1 prefill and decode together"),
         (
             "is_prefill_only: false",
             "is_prefill_only: true",

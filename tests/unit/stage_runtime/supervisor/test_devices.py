@@ -110,9 +110,10 @@ def test_a_device_that_is_counted_up_and_is_not_there_is_refused_with_the_way_to
         stage_devices({}, stage("0"), 2, Machine({Platform.CUDA: 1}))
     assert "stage 3: there is no device 1 here: this machine has 1 device, counted from 0" in str(refused.value)
     assert "share on purpose with runtime: {share_devices: true}" in str(refused.value)
-    with pytest.raises(ConfigError) as refused:
-        stage_devices({}, stage("0,1"), 2, Machine({Platform.CUDA: 1}))
-    assert "share" not in str(refused.value)
+    for devices, machine in (("0,1", Machine({Platform.CUDA: 1})), ("0", NOTHING)):
+        with pytest.raises(ConfigError) as refused:
+            stage_devices({}, stage(devices), 2, machine)
+        assert "share" not in str(refused.value)
 
 
 def test_what_is_visible_is_read_off_the_variables_before_the_machine() -> None:
