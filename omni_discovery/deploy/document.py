@@ -417,7 +417,7 @@ def _check(deploy: DeployConfig, document: Any) -> Iterator[Problem]:
 def _check_engines(deploy: DeployConfig, document: Any) -> Iterator[Problem]:
     ids = [stage.stage_id for stage in deploy.stages]
     for stage_id, place, text in engine_problems(deploy.stages, {each: deploy.inputs_of(each) for each in ids}):
-        steps = ["stages", ids.index(stage_id), "engine_args", *place.split(".")]
+        steps: list[str | int] = ["stages", ids.index(stage_id), "engine_args", *place.split(".")]
         yield Problem(text, line_at(document, steps))
 
 
