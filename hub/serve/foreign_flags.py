@@ -66,7 +66,7 @@ def add_foreign_options(parser: argparse.ArgumentParser) -> None:
         (vllm_omni_flags.SWITCHES, 0),
     ):
         for flag in flags:
-            _add(group, [flag], _OMNI, flag, nargs)
+            _add(group, [flag, f"--{flag.removeprefix('--').replace('-', '_')}"], _OMNI, flag, nargs)
     for origin, names, nargs in (
         (_ENGINE, vllm_flags.SWITCHES, 0),
         (_ENGINE, vllm_flags.TEXTS | vllm_flags.VALUES, None),
@@ -117,7 +117,10 @@ def _answers(flags: Sequence[ForeignFlag]) -> Iterable[str]:
     for flag in flags:
         if flag.origin == _OMNI:
             yield f"{flag.flag}: {of_omni[flag.name]}"
-    if server := [flag.text for flag in flags if flag.origin == _SERVER]:
+        elif flag.name in vllm_flags.WITHOUT_EFFECT:
+            yield f"{flag.text}: has no effect on a hub, whose listener is its own: leave it out (docs/security.md)"
+    taken = [flag for flag in flags if flag.origin == _SERVER and flag.name not in vllm_flags.WITHOUT_EFFECT]
+    if server := [flag.text for flag in taken]:
         api_args = shlex.quote(" ".join(server))
         yield f"{', '.join(server)}: a flag of vLLM's server, which --api vllm starts: --api vllm --api-args={api_args}"
 

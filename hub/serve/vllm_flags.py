@@ -112,7 +112,7 @@ SERVER_SWITCHES: Final = frozenset(
 SERVER_VALUES: Final = frozenset(
     (
         *("allowed_headers", "allowed_methods", "allowed_origins", "anthropic_disabled_thinking_effort"),
-        *("api_server_count", "chat_template", "chat_template_content_format", "cohere_format"),
+        *("chat_template", "chat_template_content_format", "cohere_format"),
         *("data_parallel_supervisor_port", "default_chat_template_kwargs", "disable_access_log_for_endpoints"),
         *("dp_supervisor_probe_failure_threshold", "dp_supervisor_probe_interval_s", "dp_supervisor_probe_timeout_s"),
         *("fingerprint_mode", "fingerprint_value", "grpc_port", "h11_max_header_count"),
@@ -123,11 +123,20 @@ SERVER_VALUES: Final = frozenset(
 )
 #: Those that take one or more.
 SERVER_LISTS: Final = frozenset((*("api_key", "lora_modules"),))
+#: Of the server's flags, those that a hub's ``--api-args`` refuses: it has a listener of its own.
+WITHOUT_EFFECT: Final = frozenset(
+    (
+        *("grpc_port", "uds", "uvicorn_log_level", "disable_uvicorn_access_log", "disable_access_log_for_endpoints"),
+        *("h11_max_incomplete_event_size", "h11_max_header_count", "enable_per_request_metrics"),
+        *("enable_flash_late_interaction", "ssl_keyfile", "ssl_certfile", "ssl_ca_certs", "ssl_cert_reqs"),
+        *("ssl_ciphers", "enable_ssl_refresh", "data_parallel_supervisor_port", "dp_supervisor_probe_interval_s"),
+        *("dp_supervisor_probe_timeout_s", "dp_supervisor_probe_failure_threshold"),
+    )
+)
 
 #: Short and second names of flags.
 ALIASES: Final = {
     "-ac": "attention_config",
-    "-asc": "api_server_count",
     "-cc": "compilation_config",
     "-dc": "diffusion_config",
     "-dcp": "decode_context_parallel_size",

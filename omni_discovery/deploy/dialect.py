@@ -274,7 +274,7 @@ def _translate_runtime(stage: dict[str, Any]) -> None:
         runtime.pop("devices", None)
     if runtime.get("share_devices") is False:
         del runtime["share_devices"]
-    if runtime:
+    if runtime or "runtime" in stage:
         stage["runtime"] = runtime
 
 

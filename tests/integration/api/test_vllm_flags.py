@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
 
 #: Ours, or answered by ``hub.serve.vllm_omni_flags``.
 NOT_ENGINES = {"help", "device_ids"}
-NOT_SERVERS = {"host", "port", "headless", "config"}
+NOT_SERVERS = {"host", "port", "headless", "config", "api_server_count"}
 
 
 def engine_actions() -> list[Action]:
@@ -80,3 +80,11 @@ def test_every_flag_of_the_server_is_known_with_what_it_takes() -> None:
         None: vllm_flags.SERVER_VALUES,
         "+": vllm_flags.SERVER_LISTS,
     }
+
+
+def test_flags_that_api_args_refuses_are_not_recommended_for_it() -> None:
+    from hub.api.vllm.server import _NOT_HERE, _NOT_HERE_PREFIXES
+
+    server = vllm_flags.SERVER_SWITCHES | vllm_flags.SERVER_VALUES | vllm_flags.SERVER_LISTS
+    refused = {name for name in server if name in _NOT_HERE or name.startswith(_NOT_HERE_PREFIXES)}
+    assert refused == vllm_flags.WITHOUT_EFFECT
