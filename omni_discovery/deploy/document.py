@@ -301,6 +301,15 @@ def parse_deploy(
     ``installed`` are connectors of other packages that edges may name directly. Raise ConfigError with the file, the
     places and what would be right.
     """
+    document, problems = parse_mapping(text, source)
+    return _read(document, source, overrides, installed, problems)
+
+
+def parse_mapping(text: str, source: str) -> tuple[dict[str, Any], list[Problem]]:
+    """Read the YAML of a document as a mapping whose keys know their lines, and what is wrong with its text.
+
+    Raise ConfigError if the text is no YAML, or no mapping.
+    """
     try:
         document, problems = load_yaml(text)
     except yaml.YAMLError as error:
@@ -311,7 +320,7 @@ def parse_deploy(
         raise ConfigError(f"{source}: not YAML: too many levels") from error
     if not isinstance(document, dict):
         raise ConfigError(f"{source}: a deploy document is a mapping with the key 'stages'")
-    return _read(document, source, overrides, installed, problems)
+    return document, problems
 
 
 def _where(error: yaml.YAMLError, text: str) -> str:
@@ -343,7 +352,7 @@ def _read(
         ours = translate(document, KNOWN_KEYS, overrides, installed)
     except RecursionError as error:
         raise ConfigError(f"{source}: a part of it holds itself") from error
-    deploy = _convert(ours, source, problems, with_engines=True)
+    deploy = convert_document(ours, source, problems, with_engines=True)
     for stage_id in overrides:
         deploy.stage(stage_id)
     return deploy
@@ -355,7 +364,7 @@ def decode_deploy(value: bytes, source: str) -> DeployConfig:
         document = msgspec.json.decode(value)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"{source}: {error}") from error
-    return _convert(document, source)
+    return convert_document(document, source)
 
 
 def encode_deploy(deploy: DeployConfig) -> bytes:
@@ -363,10 +372,10 @@ def encode_deploy(deploy: DeployConfig) -> bytes:
     return msgspec.json.encode(deploy, order="sorted")
 
 
-def _convert(
+def convert_document(
     document: Any, source: str, text_problems: Sequence[Problem] = (), *, with_engines: bool = False
 ) -> DeployConfig:
-    """Decode and check a document. Raise ConfigError with all problems, ``text_problems`` among them.
+    """Decode and check a document in our own keys. Raise ConfigError with all problems, ``text_problems`` too.
 
     The engines' arguments are only checked in a document that comes from outside, not in one that is in force.
     """
