@@ -281,11 +281,12 @@ def _read_flags(deploy: str | PathLike[str] | DeployConfig, flags: Sequence[str]
         deploy = load_deploy(Path(deploy))
     # The document is loaded already: the flags are checked as if it had been named.
     arguments = parser.parse_args(["--deploy-config", "given", *flags])
-    check_flags(arguments)
-    if arguments.headless or arguments.model or arguments.api != "omni" or arguments.dry_run:
+    has_model = arguments.model or arguments.model_flag
+    if arguments.headless or has_model or arguments.api != "omni" or arguments.dry_run:
         raise ConfigError("flags of Omni: --headless, --api, --dry-run and a MODEL are for omni serve")
     if arguments.init_timeout is not None:
         raise ConfigError("flags of Omni: --init-timeout is for omni serve: give ready_timeout_s to Omni")
+    check_flags(arguments)
     deploy = with_flags(deploy, arguments)
     if arguments.stage_id is not None:
         deploy.stage(arguments.stage_id)

@@ -7,6 +7,7 @@ devices only where its ``runtime.share_devices`` says so.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -202,16 +203,22 @@ def _idle(stage: StageConfig, count: int) -> str:
 
 def _shared(replicas: Sequence[ReplicaPlan], on_purpose: Collection[int]) -> list[str]:
     """Return a warning for each device of several replicas, unless all of them share theirs on purpose."""
-    users: dict[str, list[ReplicaPlan]] = {}
+    users: dict[str, Counter[int]] = {}
     for replica in replicas:
         for device in replica.devices:
-            users.setdefault(device, []).append(replica)
+            users.setdefault(device, Counter())[replica.stage_id] += 1
     return [
-        f"device {device} is shared by {', '.join(f'stage {each.stage_id} #{each.ordinal}' for each in those)}: its"
-        " memory must do for all of them"
-        for device, those in users.items()
-        if len(those) > 1 and any(each.stage_id not in on_purpose for each in those)
+        f"device {device} is shared by {_users_text(stages)}: its memory must do for all of them"
+        for device, stages in users.items()
+        if stages.total() > 1 and any(stage_id not in on_purpose for stage_id in stages)
     ]
+
+
+def _users_text(stages: Counter[int]) -> str:
+    return " and ".join(
+        f"stage {stage_id}" if count == 1 else f"{count} replicas of stage {stage_id}"
+        for stage_id, count in stages.items()
+    )
 
 
 def _ports(stage: StageConfig) -> tuple[str, ...]:

@@ -103,8 +103,8 @@ def inherited_text(base: Mapping[str, str], stage: StageConfig, count: int, mach
     if stage.engine == "echo" or stage.runtime.devices:
         return ""
     shares = [replica_devices(base, stage, count, ordinal, machine) for ordinal in range(count)]
-    given = [f"#{ordinal}: {','.join(share)}" for ordinal, share in enumerate(shares) if share]
-    return f"{what_shows(base)} what its replicas use: {'; '.join(given)}" if given else ""
+    given = [f"one gets {','.join(share)}" for share in shares if share]
+    return f"{what_shows(base)} what its replicas use: {', '.join(given)}" if given else ""
 
 
 def on_cpu_only(base: Mapping[str, str], stage: StageConfig, count: int, machine: Machine) -> bool:

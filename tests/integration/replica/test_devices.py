@@ -41,7 +41,9 @@ def test_replicas_of_a_stage_that_names_no_devices_share_out_what_their_supervis
         deployed.start(0, 2)
         assert shown(deployed, 2) == {"cuda:4": "4", "cuda:5": "5"}
         log = deployed.log().read_text()
-    assert "stage.devices stage 0: CUDA_VISIBLE_DEVICES='4,5' shows what its replicas use: #0: 4; #1: 5" in log
+    assert (
+        "stage.devices stage 0: CUDA_VISIBLE_DEVICES='4,5' shows what its replicas use: one gets 4, one gets 5" in log
+    )
 
 
 def test_a_device_of_the_document_is_the_first_replica_s_and_the_next_replica_gets_the_next(
@@ -69,4 +71,4 @@ def test_a_dry_run_tells_what_is_inherited(tmp_path: Path, monkeypatch: pytest.M
     ended = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
     assert ended.returncode == 0, ended.stderr
     assert "  0      1  inherited  input, output, MASTER_PORT" in ended.stdout.splitlines()
-    assert "CUDA_VISIBLE_DEVICES='4,5' shows what its replicas use: #0: 4; #1: 5" in ended.stderr
+    assert "CUDA_VISIBLE_DEVICES='4,5' shows what its replicas use: one gets 4, one gets 5" in ended.stderr

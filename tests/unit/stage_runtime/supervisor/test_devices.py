@@ -92,7 +92,7 @@ def test_a_single_replica_inherits_everything_and_the_log_says_it() -> None:
     assert shown(replica_environment(base, stage(""), {}, 1, 0, TWO_GPUS)) == base
     assert (
         inherited_text(base, stage(""), 1, TWO_GPUS)
-        == "CUDA_VISIBLE_DEVICES='4,5' shows what its replicas use: #0: 4,5"
+        == "CUDA_VISIBLE_DEVICES='4,5' shows what its replicas use: one gets 4,5"
     )
     assert inherited_text({}, stage(""), 1, NOTHING) == inherited_text({}, stage("0"), 1, TWO_GPUS) == ""
 
