@@ -16,8 +16,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import msgspec
-
 from omni_discovery.commands.flags import (
     RAY,
     add_backend_options,
@@ -80,13 +78,6 @@ def build_parser() -> argparse.ArgumentParser:
         default="",
         metavar="HOST",
         help="the address under which hubs reach the replicas (default: the one that leads to etcd)",
-    )
-    parser.add_argument(
-        "--stall-after",
-        type=float,
-        default=60.0,
-        metavar="S",
-        help="an engine that has work and stands still for so long is not renewed (default: %(default)s)",
     )
     parser.add_argument(
         "--stage-overrides",
@@ -175,8 +166,7 @@ def _read_options(arguments: argparse.Namespace) -> StageOptions:
     check_headless(parse_overrides(arguments.stage_overrides))
     check_backend(arguments)
     runtime = runtime_here(arguments, arguments.stage_id)
-    options = read_stage_options(arguments, arguments.stage_id, arguments.omni_dp_size_local, runtime)
-    return msgspec.structs.replace(options, stall_after_s=arguments.stall_after)
+    return read_stage_options(arguments, arguments.stage_id, arguments.omni_dp_size_local, runtime)
 
 
 def _supervise(arguments: argparse.Namespace) -> int:

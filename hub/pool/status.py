@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 #: Characters that are shown of the reason in a replica's record.
 _REASON_CHARS: Final = 200
 #: The phase of a replica whose engine sleeps.
-_ASLEEP: Final = "asleep"
+ASLEEP_PHASE: Final = "asleep"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +45,8 @@ def _cause(entry: Entry) -> str:
     if info.status is not ReplicaStatus.UP:
         names = {ReplicaStatus.ERROR: "with an error", ReplicaStatus.DOWN: "going down"}
         # The record of a sleeping replica has the status STARTING until it is awake.
-        is_asleep = info.status is ReplicaStatus.STARTING and info.phase == _ASLEEP
-        text = _ASLEEP if is_asleep else names.get(info.status, str(info.status))
+        is_asleep = info.status is ReplicaStatus.STARTING and info.phase == ASLEEP_PHASE
+        text = ASLEEP_PHASE if is_asleep else names.get(info.status, str(info.status))
         return f"{text} ({info.reason[:_REASON_CHARS]})" if info.reason else text
     if entry.refused:
         return f"refused ({entry.refused})"

@@ -42,7 +42,7 @@ class ReplicaOptions(msgspec.Struct, frozen=True, kw_only=True):
     labels: dict[str, str] = {}
     #: How long a drain waits for the requests in flight.
     drain_timeout_s: float = 60.0
-    #: How long the engine may make no progress on its requests before the lease is no longer renewed.
+    #: How long the engine may make no progress on its requests before the replica is replaced.
     stall_after_s: float = 60.0
 
 
@@ -83,6 +83,7 @@ def read_stage_options(
         zmq_security=arguments.zmq_security,
         labels=dict(read_labels(arguments.label)),
         drain_timeout_s=arguments.drain_timeout,
+        stall_after_s=arguments.stall_after,
         worker_backend=arguments.worker_backend,
         ray_address=arguments.ray_address,
     )
