@@ -19,6 +19,7 @@ OmniError
     │   └── HubUnavailableError         the caller: this hub serves no requests any more, another hub may
     ├── ReplicaLostError            none: retried where that is safe
     ├── EngineFailedError           the operator: the engine raised
+    │   └── PoisonousRequestError       the caller: replicas end when they run it; it must not be sent again as it is
     ├── OverloadedError             the caller: retry later
     └── DeadlineExceededError       the caller: it took too long
 """
@@ -126,6 +127,10 @@ class ReplicaLostError(RequestError):
 
 class EngineFailedError(RequestError):
     """The stage's engine raised while it worked on the request."""
+
+
+class PoisonousRequestError(EngineFailedError):
+    """Replicas ended while they ran the request, and it is the likely cause."""
 
 
 class OverloadedError(RequestError):

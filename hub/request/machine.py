@@ -35,6 +35,7 @@ from omni_discovery.errors import (
     DeadlineExceededError,
     EngineFailedError,
     InvalidRequestError,
+    PoisonousRequestError,
     ReplicaLostError,
     RequestError,
 )
@@ -462,7 +463,7 @@ class RequestMachine:
         text += f"; {decision.why}" if decision.why else ""
         error: RequestError
         if decision.is_poison:
-            error = EngineFailedError(f"{text} (lost with it: {', '.join(map(str, run.blamed_for))})")
+            error = PoisonousRequestError(f"{text} (lost with it: {', '.join(map(str, run.blamed_for))})")
         elif kind is None or _is_engine_death(kind, reason):
             # The engine died with work that is not known to be the cause: for its client the replica is lost.
             error = ReplicaLostError(text)

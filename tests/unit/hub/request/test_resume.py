@@ -8,7 +8,7 @@ import pytest
 
 from hub.request import events as ev
 from omni_discovery import wire
-from omni_discovery.errors import EngineFailedError, ReplicaLostError, StageUnavailableError
+from omni_discovery.errors import PoisonousRequestError, ReplicaLostError, StageUnavailableError
 from omni_discovery.wire import FailureKind
 from tests.support.request_walk import Walk, at_picture, finish_of, of
 
@@ -176,7 +176,7 @@ def test_a_request_that_kills_engines_gets_no_third_replica() -> None:
     walk.failed(0, FailureKind.ENGINE, "the engine died: RuntimeError: out of memory")
     walk.accepted(0, replica_id=1)
     error = finish_of(walk.failed(0, FailureKind.ENGINE, "the engine died: RuntimeError: out of memory")).error
-    assert isinstance(error, EngineFailedError)
+    assert isinstance(error, PoisonousRequestError)
     assert "too many replicas were lost with this work on them" in str(error)
 
 
@@ -202,7 +202,7 @@ def test_replicas_that_fall_silent_count_after_they_accepted_and_only_then() -> 
         walk.sent(0)
         walk.lost(0)
     walk.accepted(0, replica_id=1)
-    assert isinstance(finish_of(walk.lost(0)).error, EngineFailedError)
+    assert isinstance(finish_of(walk.lost(0)).error, PoisonousRequestError)
     assert walk.attempt(0) == 7
 
 
@@ -279,7 +279,7 @@ def test_work_whose_output_came_is_a_suspect_only_for_the_second_death() -> None
     assert suspects(walk) == [(), (), ("0/1",)]
     walk.accepted(0, replica_id=2)
     walk.words(0, "three")
-    assert isinstance(finish_of(walk.lost(0)).error, EngineFailedError)
+    assert isinstance(finish_of(walk.lost(0)).error, PoisonousRequestError)
 
 
 def test_a_second_death_before_any_output_makes_it_the_culprit_of_both() -> None:
@@ -291,7 +291,7 @@ def test_a_second_death_before_any_output_makes_it_the_culprit_of_both() -> None
     (convict,) = of(actions, ev.Convict)
     assert [str(each) for each in convict.blamed_for] == ["0/0", "0/1"]
     error = finish_of(actions).error
-    assert isinstance(error, EngineFailedError)
+    assert isinstance(error, PoisonousRequestError)
     assert "(lost with it: 0/0, 0/1)" in str(error)
 
 
