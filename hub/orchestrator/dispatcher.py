@@ -262,7 +262,7 @@ class Dispatcher:
         self._end(pool.stage_id, binding, BindingEnd.UNSENT)
 
     def _end(self, stage_id: int, binding: Binding, end: BindingEnd) -> None:
-        if end is BindingEnd.DONE:
+        if self.trials.held and end is BindingEnd.DONE:
             self.trials.forget(binding.request_id, stage_id)
         # The connection to a replica that is listed is kept in any case.
         if binding.release(end) and not binding.entry.listed:
@@ -331,7 +331,8 @@ class Dispatcher:
             hub_in_s = time.perf_counter() - active.request.received_s
             self._metrics.observe_in(hub_in_s)
             active.machine.state.public.pipeline_timings["hub_in"] = hub_in_s
-        self.trials.placed(active.request.request_id, action.stage_id, info.input_addr)
+        if self.trials.held:
+            self.trials.placed(active.request.request_id, action.stage_id, info.input_addr)
         replica = ev.ReplicaRef(info.stage_id, info.replica_id, info.epoch, info.input_addr)
         return ev.Sent(action.stage_id, action.attempt, replica)
 

@@ -40,15 +40,15 @@ class Trials:
 
     def __init__(self, post: Callable[[TrialDue], None]) -> None:
         self._post = post
-        #: By request and stage, until the trial is over.
-        self._held: dict[tuple[str, int], _Held] = {}
+        #: By request and stage, until the trial is over. Others may look whether there are any: mostly there are none.
+        self.held: dict[tuple[str, int], _Held] = {}
         self._timer: asyncio.Handle | None = None
         #: When the timer ends, monotonic.
         self._due_s = 0.0
 
     def __len__(self) -> int:
         """How many suspects wait or are on trial."""
-        return len(self._held)
+        return len(self.held)
 
     def hold(self, active: Active, dispatch: ev.Dispatch) -> None:
         """Let a suspect's dispatch wait for its trial."""
@@ -68,7 +68,7 @@ class Trials:
 
     def hold_again(self, request_id: str, stage_id: int) -> bool:
         """No replica was found for a trial: let it wait again. Return False if there is none that is being picked."""
-        held = self._held.get((request_id, stage_id))
+        held = self.held.get((request_id, stage_id))
         if held is None or not held.pool.probation.is_on_trial(request_id):
             return False
         self._hold(held)
@@ -76,14 +76,14 @@ class Trials:
 
     def placed(self, request_id: str, stage_id: int, addr: str) -> None:
         """The work is sent to this replica. Requests without a trial are fine."""
-        held = self._held.get((request_id, stage_id))
+        held = self.held.get((request_id, stage_id))
         if held is not None:
             held.pool.probation.placed(request_id, addr)
             self._review_soon()
 
     def forget(self, request_id: str, stage_id: int) -> ev.Dispatch | None:
         """The trial, or the wait for it, is over; return the dispatch that it was for. Others are fine."""
-        held = self._held.pop((request_id, stage_id), None)
+        held = self.held.pop((request_id, stage_id), None)
         if held is None:
             return None
         held.pool.probation.ended(request_id)
@@ -92,7 +92,7 @@ class Trials:
 
     def take_back(self, request_id: str, stage_id: int) -> ev.Dispatch | None:
         """As ``forget``, but work that was sent stays on trial, and None is returned for it."""
-        held = self._held.get((request_id, stage_id))
+        held = self.held.get((request_id, stage_id))
         is_sent = held is not None and held.pool.probation.is_placed(request_id)
         return None if is_sent else self.forget(request_id, stage_id)
 
@@ -103,13 +103,13 @@ class Trials:
 
     def close(self) -> None:
         """Drop all. Idempotent."""
-        self._held.clear()
+        self.held.clear()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     def _hold(self, held: _Held) -> None:
-        self._held[held.suspect.request_id, held.pool.stage_id] = held
+        self.held[held.suspect.request_id, held.pool.stage_id] = held
         held.pool.probation.hold(held.suspect)
         self._review_soon()
 
@@ -128,7 +128,7 @@ class Trials:
 
     def _review(self) -> None:
         self._timer = None
-        pools = {id(held.pool): held.pool for held in self._held.values()}
+        pools = {id(held.pool): held.pool for held in self.held.values()}
         for pool in pools.values():
             healthy = Healthy(pool.core.healthy_addrs, pool.core.members.is_one_starting)
             for step in pool.probation.due(healthy, pool.now()):
@@ -137,9 +137,9 @@ class Trials:
             self._set_timer(_REVIEW_S)
 
     def _pass_on(self, pool: StagePool, step: Try | GiveUp) -> None:
-        held = self._held[step.request_id, pool.stage_id]
+        held = self.held[step.request_id, pool.stage_id]
         if not (isinstance(step, Try) and step.is_trial):
-            del self._held[step.request_id, pool.stage_id]
+            del self.held[step.request_id, pool.stage_id]
         self._post(TrialDue(step.request_id, held.dispatch, step))
 
 
