@@ -3,7 +3,7 @@
 A request is a suspect if a replica ended under it before any output of it came. Each replica runs at most one suspect
 at a time, until output comes or its work is over: a second death then has one explanation. One healthy replica is kept
 free of suspects. Where only one is left, suspects wait for another, but not for ever: then they go to the last one, one
-after the other. Decision 12 says why.
+after the other. Decision 13 says why.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""The etcd binaries and the Docker engine of the tests. Absent on a workplace is a skip, absent in CI a failure."""
+"""The etcd binaries, promtool and the Docker engine of the tests. Absent on a workplace is a skip, in CI a failure."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 from pathlib import Path
 from typing import NoReturn
@@ -36,6 +37,14 @@ def require_docker() -> None:
         subprocess.run(["docker", "version"], check=True, capture_output=True, timeout=20)
     except (OSError, subprocess.SubprocessError) as error:
         absent(f"no Docker engine answers: {error}")
+
+
+def require_promtool() -> str:
+    """The checker of Prometheus' rules."""
+    found = shutil.which("promtool")
+    if found is None:
+        absent("promtool is not there: apt-get install prometheus")
+    return found
 
 
 def absent(reason: str) -> NoReturn:
