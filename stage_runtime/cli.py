@@ -93,13 +93,6 @@ def build_parser() -> argparse.ArgumentParser:
         help="the address under which hubs reach the replicas (default: the one that leads to etcd)",
     )
     parser.add_argument(
-        "--stall-after",
-        type=float,
-        default=60.0,
-        metavar="S",
-        help="an engine that has work and stands still for so long is not renewed (default: %(default)s)",
-    )
-    parser.add_argument(
         "--stage-overrides",
         default="",
         metavar="JSON",
@@ -197,8 +190,7 @@ def _read_options(arguments: argparse.Namespace) -> StageOptions:
     check_backend(arguments)
     check_metrics(arguments)
     runtime = runtime_here(arguments, arguments.stage_id)
-    options = read_stage_options(arguments, arguments.stage_id, arguments.omni_dp_size_local, runtime)
-    return msgspec.structs.replace(options, stall_after_s=arguments.stall_after)
+    return read_stage_options(arguments, arguments.stage_id, arguments.omni_dp_size_local, runtime)
 
 
 def _supervise(arguments: argparse.Namespace) -> int:

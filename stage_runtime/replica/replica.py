@@ -84,8 +84,11 @@ def exit_deadline(timeout_s: float, exit_code: int, end_process: Callable[[int],
 
 
 _FLUSH_TIMEOUT_S: Final = 2.0
-#: A replica that is stalled for so many times ``stall_after_s`` ends itself, for the supervisor to restart it.
-_HOPELESS: Final = 3.0
+#: A stalled replica ends itself so long after it said so, for the supervisor to restart it: by then hubs have moved
+#: its work.
+_LAST_WORD_S: Final = 1.0
+#: One that loads for so many times ``load_timeout_s`` does the same.
+_HOPELESS_LOADING: Final = 3.0
 
 
 class _StoppedWhileLoadingError(BaseException):
@@ -157,7 +160,7 @@ class Replica:
         try:
             self._server.start()
             self._client = self._register()
-            reason = f"no progress for {self._config.stall_after_s:g} s with work in hand"
+            reason = f"no progress for {self._config.stall_after_s:g} s with work in hand (--stall-after)"
             self._publisher = StatusPublisher(
                 self._client, self._take_snapshot, self._config.stage_id, reason, write_status=self._write_status
             )
@@ -306,7 +309,9 @@ class Replica:
 
     def _take_snapshot(self) -> ReplicaSnapshot:
         state, queue_length = self._server.life_state, self._server.queue_length
-        return ReplicaSnapshot(state, queue_length, self._is_stalled(), self._is_stalled(_HOPELESS))
+        is_stalled = self._is_stalled()
+        requests = self._loop.names_of_running() if is_stalled else ""
+        return ReplicaSnapshot(state, queue_length, is_stalled, is_stalled and self._is_hopeless(), requests)
 
     def _take_sample(self) -> ReplicaSample | None:
         """The state for metrics; None before the replica has an id."""
@@ -345,13 +350,19 @@ class Replica:
     def _queue_job(self, job: Job) -> None:
         self._loop.jobs.put(job)
 
-    def _is_stalled(self, times: float = 1.0) -> bool:
+    def _is_stalled(self) -> bool:
+        return self._stands_still_for(self._config.load_timeout_s, self._config.stall_after_s)
+
+    def _is_hopeless(self) -> bool:
+        return self._stands_still_for(
+            _HOPELESS_LOADING * self._config.load_timeout_s, self._config.stall_after_s + _LAST_WORD_S
+        )
+
+    def _stands_still_for(self, loading_s: float, working_s: float) -> bool:
         progress, now_s = self._loop.progress, time.monotonic()
         if self._lifecycle.state is LifeState.STARTING:
-            return stalled(
-                not self._readiness.is_waiting, now_s, self._load_started_s, times * self._config.load_timeout_s
-            )
-        return stalled(progress.busy, now_s, progress.at_s, times * self._config.stall_after_s)
+            return stalled(not self._readiness.is_waiting, now_s, self._load_started_s, loading_s)
+        return stalled(progress.busy, now_s, progress.at_s, working_s)
 
     def _may_renew(self) -> bool:
         return not self._is_stalled()
