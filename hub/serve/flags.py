@@ -203,7 +203,11 @@ def _add_local_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("what runs here")
     group.add_argument("--stage-id", type=int, metavar="N", help="run only this stage here (default: all of them)")
     group.add_argument("--headless", action="store_true", help="only replicas of --stage-id, no hub")
-    group.add_argument("--hub-only", action="store_true", help="only a hub: all replicas run elsewhere")
+    group.add_argument(
+        "--hub-only",
+        action="store_true",
+        help="only a hub: all replicas run elsewhere; without MODEL and --deploy-config, of the pipeline in force",
+    )
     group.add_argument(
         "--omni-dp-size-local",
         type=int,
@@ -226,10 +230,11 @@ def check_flags(arguments: argparse.Namespace) -> None:
     _check_local_replicas(arguments)
     if arguments.headless:
         _check_headless(arguments)
-    elif arguments.deploy_config is None and not arguments.model:
+    elif arguments.deploy_config is None and not arguments.model and not joins_pipeline(arguments):
         raise ConfigError(
             "nothing to serve: give a MODEL or --deploy-config YAML"
-            " ('omni pipeline show > pipeline.yaml' writes the one in force)"
+            " ('omni pipeline show > pipeline.yaml' writes the one in force; with --hub-only and --etcd-endpoints,"
+            " a hub takes that one by itself)"
         )
     check_data_plane(arguments)
     check_backend(arguments)
@@ -244,6 +249,12 @@ def check_flags(arguments: argparse.Namespace) -> None:
     RegistryConfig(endpoints, arguments.namespace, security, ttl_s=arguments.omni_heartbeat_timeout)
     if not arguments.etcd_endpoints and security != RegistrySecurity():
         raise ConfigError("an embedded etcd has neither users nor TLS: give --etcd-endpoints, or no other --etcd flag")
+
+
+def joins_pipeline(arguments: argparse.Namespace) -> bool:
+    """Whether a hub takes the document in force from etcd: one without replicas and without a document of its own."""
+    has_own = arguments.deploy_config is not None or bool(arguments.model)
+    return bool(arguments.hub_only and arguments.etcd_endpoints and not has_own)
 
 
 def _check_local_replicas(arguments: argparse.Namespace) -> None:

@@ -11,14 +11,19 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from hub.api.served_stage import serving_stage
+from hub.serve.flags import joins_pipeline
 from omni_discovery.commands.flags import RAY
+from omni_discovery.commands.registry import ANSWER_S, read_security
 from omni_discovery.commands.stage_options import StageOptions, read_stage_options
-from omni_discovery.deploy.document import DeployConfig, StageConfig, read_deploy
+from omni_discovery.deploy.document import DeployConfig, StageConfig, decode_deploy, read_deploy
 from omni_discovery.deploy.load import doubtful_connectors, doubtful_engines, load_deploy
 from omni_discovery.deploy.overrides import FLAG, of_the_document, of_this_host, on_this_host, parse_overrides
 from omni_discovery.deploy.topology import Topology, plan
 from omni_discovery.errors import ConfigError
+from omni_discovery.etcd.check import check_registry
+from omni_discovery.etcd.config import RegistryConfig
 from omni_discovery.plugins import CONNECTOR_GROUPS, ENGINE_GROUPS, check_packages, find_plugins
+from omni_discovery.records.keys import pipeline_key
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -31,9 +36,14 @@ StagesOnHost = Sequence[tuple[StageConfig, int]]
 
 
 def deploy_of(arguments: argparse.Namespace) -> DeployConfig:
-    """The deploy document of the flags: ``--deploy-config``, or one vLLM stage of MODEL. Raise ConfigError."""
+    """The deploy document of the flags: ``--deploy-config``, one vLLM stage of MODEL, or the one in force.
+
+    Raise ConfigError, or RegistryError where the one in force can't be read.
+    """
     overrides = of_the_document(parse_overrides(arguments.stage_overrides))
-    if arguments.deploy_config is None:
+    if joins_pipeline(arguments):
+        deploy = with_overrides(_deploy_in_force(arguments), arguments)
+    elif arguments.deploy_config is None:
         stage = {"stage_id": 0, "engine": "vllm", "model": arguments.model, "final_output": "text"}
         deploy = read_deploy({"stages": [stage]}, "MODEL", overrides)
     else:
@@ -44,6 +54,18 @@ def deploy_of(arguments: argparse.Namespace) -> DeployConfig:
         # Checked here, because importing vLLM takes long.
         serving_stage(deploy)
     return deploy
+
+
+def _deploy_in_force(arguments: argparse.Namespace) -> DeployConfig:
+    namespace = arguments.namespace
+    config = RegistryConfig(arguments.etcd_endpoints, namespace, read_security(arguments))
+    in_force = check_registry(config, ANSWER_S)
+    if in_force is None:
+        raise ConfigError(
+            f"namespace {namespace!r} has no pipeline yet: give --deploy-config YAML,"
+            " or start the hub that has the file first"
+        )
+    return decode_deploy(in_force, pipeline_key(namespace))
 
 
 def with_overrides(deploy: DeployConfig, arguments: argparse.Namespace) -> DeployConfig:

@@ -9,7 +9,7 @@ import time
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, Final
 
-from omni_discovery.commands.registry import add_registry_options, user_runtime_dir, with_registry
+from omni_discovery.commands.registry import add_registry_options, tell_if_empty, user_runtime_dir, with_registry
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -80,7 +80,7 @@ async def _show(kv: KVStore, arguments: argparse.Namespace) -> int:
         f"namespace {arguments.namespace} · {lives_found} · etcd remembers from revision {oldest}", style="italic"
     )
     console.print(history_table(found, arguments.limit, time.time()))
-    return 0
+    return 0 if transitions or present else await tell_if_empty(kv, arguments.namespace)
 
 
 async def read_registry(kv: KVStore, namespace: str) -> tuple[list[Transition], list[ReplicaInfo], int]:

@@ -7,7 +7,14 @@ import sys
 import time
 
 from omni_discovery.commands.output import quiet_logging
-from omni_discovery.commands.registry import ANSWER_S, add_registry_options, find_endpoints, read_security
+from omni_discovery.commands.registry import (
+    ANSWER_S,
+    add_registry_options,
+    find_endpoints,
+    read_security,
+    tell_if_empty,
+    with_registry,
+)
 from omni_discovery.errors import RegistryUnavailableError
 
 
@@ -29,7 +36,7 @@ class ReplicasCommand:
 
         from omni_discovery.clients import OmniCoordClientForHub
         from omni_discovery.commands.tables import replica_json, replica_table
-        from omni_discovery.etcd.check import check_registry, empty_namespace_text, read_namespaces
+        from omni_discovery.etcd.check import check_registry
         from omni_discovery.etcd.config import RegistryConfig
 
         quiet_logging()
@@ -59,6 +66,5 @@ class ReplicasCommand:
                 console.print(replica_table(client.view(), arguments.namespace, time.time(), console.width))
             view = client.view()
         if not (view.replicas or view.hubs or view.pipeline):
-            names = read_namespaces(endpoints, security)
-            sys.stderr.write(f"omni: {empty_namespace_text(arguments.namespace, names)}\n")
+            return with_registry(arguments, lambda kv: tell_if_empty(kv, arguments.namespace))
         return 0
