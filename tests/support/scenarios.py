@@ -117,6 +117,10 @@ class Client:
             return {}
         return {int(stage): entry["pickable"] for stage, entry in json.loads(body)["stages"].items()}
 
+    def status(self, path: str) -> int:
+        """The status of one of the hub's pages."""
+        return self._exchange(f"http://{self._settings.host}:{self._settings.port}{path}")[0]
+
     def figure(self, name: str) -> float:
         """One of the hub's metrics, over all its labels."""
         lines = self._exchange(f"http://{self._settings.host}:{self._settings.port}/metrics")[1].splitlines()
