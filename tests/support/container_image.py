@@ -118,7 +118,7 @@ def _add_etcd(tar: tarfile.TarFile) -> None:
 
 def _add_product(tar: tarfile.TarFile, packages: Iterable[str]) -> None:
     """Python, the packages, this project as pip would install it, and the user that the Dockerfile makes."""
-    python = Path(sys._base_executable).resolve()
+    python = Path(sys.base_prefix, "bin", f"python{sys.version_info.major}.{sys.version_info.minor}").resolve()
     library = Path(sysconfig.get_path("stdlib"))
     packages_in = _run(str(python), "-I", "-c", "import site; print(site.getsitepackages()[0])").strip()
     trees = [(python, str(python)), *_of_library(library), *_of_packages(packages, packages_in)]
@@ -143,7 +143,7 @@ def _of_library(folder: Path) -> list[tuple[Path, str]]:
 
 def _of_packages(packages: Iterable[str], folder: str) -> list[tuple[Path, str]]:
     """The files and folders that the packages have in site-packages."""
-    found = {}
+    found: dict[str, Path] = {}
     for name in _closure(packages):
         files = distribution(name).files or ()
         tops = {file.parts[0] for file in files if file.parts[0] not in {"..", "__pycache__"}}
