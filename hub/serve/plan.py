@@ -65,7 +65,10 @@ def _deploy_in_force(arguments: argparse.Namespace) -> DeployConfig:
             f"namespace {namespace!r} has no pipeline yet: give --deploy-config YAML,"
             " or start the hub that has the file first"
         )
-    return decode_deploy(in_force, pipeline_key(namespace))
+    deploy = decode_deploy(in_force, pipeline_key(namespace))
+    stages = [stage.stage_id for stage in deploy.stages]
+    logger.info("deploy.in_force namespace=%s model=%s stages=%s", namespace, deploy.served_name, stages)
+    return deploy
 
 
 def with_overrides(deploy: DeployConfig, arguments: argparse.Namespace) -> DeployConfig:

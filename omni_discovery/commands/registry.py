@@ -106,12 +106,16 @@ def find_endpoints(arguments: argparse.Namespace) -> str:
         return str(arguments.etcd_endpoints)
     embedded = read_embedded(user_runtime_dir(), arguments.namespace)
     if embedded is None:
-        others = embedded_namespaces(user_runtime_dir())
-        advice = f": add --namespace {others[0]}" if len(others) == 1 else ": choose with --namespace"
+        match embedded_namespaces(user_runtime_dir()):
+            case []:
+                others = ""
+            case [other]:
+                others = f"; one of {other!r} does: add --namespace {other}"
+            case names:
+                others = f"; those of {', '.join(names)} do: choose with --namespace"
         raise ConfigError(
             f"no etcd known: give --etcd-endpoints HOST:PORT or set OMNI_ETCD_ENDPOINTS "
-            f"(no embedded etcd of namespace {arguments.namespace!r} runs on this machine"
-            + (f"; of {', '.join(map(repr, others))} one does{advice})" if others else ")")
+            f"(no embedded etcd of namespace {arguments.namespace!r} runs on this machine{others})"
         )
     return embedded.endpoint
 

@@ -71,9 +71,9 @@ def test_where_no_etcd_is_known_the_embedded_ones_of_other_namespaces_are_named(
     write_endpoint(folder, "demo", "127.0.0.1:1")
     (folder / "not one.etcd.json").write_text("{}")
     (folder / "gone.etcd.json").write_text('{"endpoint": "127.0.0.1:2", "pid": 4194305}')
-    assert reason().endswith("; of 'demo' one does: add --namespace demo)")
+    assert reason().endswith("; one of 'demo' does: add --namespace demo)")
     write_endpoint(folder, "other", "127.0.0.1:3")
-    assert reason().endswith("; of 'demo', 'other' one does: choose with --namespace)")
+    assert reason().endswith("; those of demo, other do: choose with --namespace)")
 
 
 async def test_an_empty_namespace_is_told_apart_from_one_where_only_this_is_missing(
