@@ -156,6 +156,7 @@ class Orchestrator:
             self._aborts,
             self._dispatcher.release,
             self._post,
+            self._dispatcher.retries.is_free,
         )
 
     async def run(self) -> None:

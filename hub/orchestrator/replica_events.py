@@ -60,7 +60,8 @@ class ReturnDue:
 class ReplicaListener:
     """Part of the orchestrator's task.
 
-    ``release`` ends a stage's binding to its replica, ``post`` puts an item into the orchestrator's inbox.
+    ``release`` ends a stage's binding to its replica, ``post`` puts an item into the orchestrator's inbox, and
+    ``may_retry`` says whether a retry would leave at once.
     """
 
     def __init__(
@@ -72,6 +73,7 @@ class ReplicaListener:
         aborts: AbortTracker,
         release: Callable[[Active, int], None],
         post: Callable[[StillSilent | ReturnDue], None],
+        may_retry: Callable[[], bool],
     ) -> None:
         self._pools = pools
         self._requests = requests
@@ -81,6 +83,7 @@ class ReplicaListener:
         self._aborts = aborts
         self._release = release
         self._post = post
+        self._may_retry = may_retry
 
     def handle_client_event(self, event: ClientEvent) -> None:
         """Apply one event of one replica's connection."""
@@ -186,10 +189,12 @@ class ReplicaListener:
         pool = self._pools.of(info)
         run = active.machine.runs[info.stage_id]
         if not event.is_final:
-            # Without another replica to go to, or with one attempt left, it is better to wait.
+            # Without another replica to go to, with one attempt left, or with a retry that would have to wait for the
+            # budget, it is better to stay: where a burst makes everything slow, the answer comes sooner than a token.
             is_last = run.attempt + 1 >= self._config.attempts
             is_bound = active.machine.has_past(info.stage_id)
-            if is_last or is_bound or not pool.core.has_free({*run.avoid, *run.slow, info.input_addr}):
+            others = {*run.avoid, *run.slow, info.input_addr}
+            if is_last or is_bound or not self._may_retry() or not pool.core.has_free(others):
                 return
         pool.core.failed(info.input_addr, pool.now())
         silence_s = self._config.accept_limit_s if event.is_final else self._config.accept_timeout_s

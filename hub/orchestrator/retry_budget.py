@@ -97,6 +97,10 @@ class PacedRetries:
         """Count an admitted request: the budget grows by a share of it."""
         self._budget.admitted(time.monotonic())
 
+    def is_free(self) -> bool:
+        """Whether a retry that came now would leave at once."""
+        return not self._waiting and self._budget.delay_s(time.monotonic()) == 0.0
+
     def may_go(self, request_id: str, dispatch: ev.Dispatch) -> bool:
         """Whether a retry may leave now; if not, it is posted as RetryDue once the budget has a token for it."""
         if not self._waiting and self._budget.spend(time.monotonic()):

@@ -11,6 +11,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from hub.config import HubConfig, SendFailedError
@@ -27,10 +28,10 @@ _Key = tuple[str, int]
 
 
 class PendingDispatches:
-    """Dispatches without an answer. ``on_silence(request_id, attempt, is_final)`` is called twice for each at most.
+    """Dispatches without an answer. ``on_silence(request_id, attempt, is_final)`` is called until one comes.
 
-    First after ``accept_timeout_s``, when another replica might take the request, then, with ``is_final``, after
-    ``accept_limit_s``, when the dispatch is given up. Lives on the loop.
+    First after ``accept_timeout_s``, then each time after twice as long, when another replica might take the request;
+    then, with ``is_final``, after ``accept_limit_s``, when the dispatch is given up. Lives on the loop.
     """
 
     def __init__(self, config: HubConfig, on_silence: Callable[[str, int, bool], None]) -> None:
@@ -38,14 +39,19 @@ class PendingDispatches:
         self._loop = asyncio.get_running_loop()
         #: When each pending dispatch was sent, on the loop's clock.
         self._sent_at_s: dict[_Key, float] = {}
-        self._first = DeadlineQueue(config.accept_timeout_s, self._report_first)
-        self._final = DeadlineQueue(config.accept_limit_s, self._report_final)
+        #: One for each time at which a dispatch is looked at, the last one at the limit.
+        self._looks: list[DeadlineQueue] = []
+        look_s = config.accept_timeout_s
+        while look_s < config.accept_limit_s:
+            self._looks.append(DeadlineQueue(look_s, partial(self._report_silence, len(self._looks))))
+            look_s *= 2
+        self._looks.append(DeadlineQueue(config.accept_limit_s, partial(self._report_silence, len(self._looks))))
 
     def add_dispatch(self, key: _Key) -> None:
         """A dispatch was sent."""
         now_s = self._loop.time()
         self._sent_at_s[key] = now_s
-        self._first.push_item(now_s, key)
+        self._looks[0].push_item(now_s, key)
 
     def resolve_dispatch(self, key: _Key) -> None:
         """The replica accepted or rejected the dispatch, or it never left. Does nothing for unknown keys."""
@@ -59,18 +65,18 @@ class PendingDispatches:
     def forget_all(self) -> None:
         """Forget all pending dispatches."""
         self._sent_at_s.clear()
-        self._first.clear_items()
-        self._final.clear_items()
+        for look in self._looks:
+            look.clear_items()
 
-    def _report_first(self, sent_at_s: float, key: _Key) -> None:
-        if self._sent_at_s.get(key) == sent_at_s:
-            self._final.push_item(sent_at_s, key)
-            self._on_silence(*key, False)
-
-    def _report_final(self, sent_at_s: float, key: _Key) -> None:
-        if self._sent_at_s.get(key) == sent_at_s:
+    def _report_silence(self, look: int, sent_at_s: float, key: _Key) -> None:
+        if self._sent_at_s.get(key) != sent_at_s:
+            return
+        is_final = look == len(self._looks) - 1
+        if is_final:
             del self._sent_at_s[key]
-            self._on_silence(*key, True)
+        else:
+            self._looks[look + 1].push_item(sent_at_s, key)
+        self._on_silence(*key, is_final)
 
 
 class DeadlineQueue:

@@ -38,6 +38,7 @@ from omni_discovery.registration.registrars import ReplicaRegistrar, changed_rec
 from omni_discovery.testing import FakeKV, ManualClock, settle
 from omni_discovery.view.table import Delta, ReplicaTable, View
 from omni_discovery.view.watcher import Watcher
+from tests.support.quiet import soon_s
 from tests.support.registry import EtcdServer, etcdctl
 
 #: The discard port of this machine: valid, and nobody listens.
@@ -281,7 +282,7 @@ def test_statement_29_a_broken_transport_never_blocks_update_info() -> None:
         began_s = time.monotonic()
         for length in range(1000):
             replica.update_info(queue_length=length)
-        assert time.monotonic() - began_s < 1.0
+        assert time.monotonic() - began_s < soon_s(1.0)
 
 
 # ---- the key prefix
@@ -381,7 +382,7 @@ def test_statement_43_better_a_late_hub_sees_the_full_list_at_once(endpoint: str
         began_s = time.monotonic()
         with Hub(endpoint, namespace) as hub:
             assert len(hub.up()) == 2
-            assert time.monotonic() - began_s < 2.0
+            assert time.monotonic() - began_s < soon_s(2.0)
 
 
 @pytest.mark.parametrize("bad", ["not json", "{", "[]", '{"stage_id": 1e999}', "[" * 2000])
@@ -434,7 +435,7 @@ def test_statement_50_second_close_is_an_error_and_close_is_quick(endpoint: str,
         hub = OmniCoordClientForHub(address, namespace=namespace)
         began_s = time.monotonic()
         hub.close()
-        assert time.monotonic() - began_s < 1.5
+        assert time.monotonic() - began_s < soon_s(1.5)
         with pytest.raises(RuntimeError, match="Client already closed"):
             hub.close()
 
@@ -457,7 +458,7 @@ def test_statement_51_a_hub_whose_source_restarts_recovers_by_itself(tmp_path: P
 def test_statement_52_an_unreachable_address_is_fine_at_once_and_an_invalid_one_is_not() -> None:
     began_s = time.monotonic()
     with OmniCoordClientForHub(NOBODY):
-        assert time.monotonic() - began_s < 1.0
+        assert time.monotonic() - began_s < soon_s(1.0)
     threads = threading.active_count()
     with pytest.raises(RuntimeError, match="nonsense"):
         OmniCoordClientForHub("nonsense")

@@ -24,6 +24,7 @@ from omni_discovery.records.keys import hub_key
 from tests.support.population import Population
 from tests.support.processes import wait_for
 from tests.support.proxy import TcpProxy
+from tests.support.quiet import soon_s
 from tests.support.registry import EtcdServer, compact, etcdctl
 
 
@@ -149,7 +150,7 @@ def test_a_hub_that_starts_on_a_large_namespace_is_there_soon(endpoint: str, nam
     began_s = time.monotonic()
     with OmniCoordClientForHub(endpoint, namespace=namespace) as hub:
         assert len(hub.wait_synced(10.0).hubs) == 5000
-        assert time.monotonic() - began_s < 3.0
+        assert time.monotonic() - began_s < soon_s(3.0)
 
 
 def register_and_wait(endpoint: str, namespace: str, registered: Any) -> None:
@@ -206,7 +207,7 @@ def test_etcd_dead_for_three_ttls_ends_nobody_and_all_are_seen_again_soon(tmp_pa
             server.start()
             began_s = time.monotonic()
             population.settle(3.0)
-            assert time.monotonic() - began_s < 3.0
+            assert time.monotonic() - began_s < soon_s(3.0)
             assert population.lives() == before
             population.assert_keys_are_the_living(server.endpoint)
     finally:

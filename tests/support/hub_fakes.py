@@ -30,9 +30,9 @@ stages:
 """
 #: Short waits, so that what must time out does so within a test's patience.
 QUICK = HubConfig(
-    pick_timeout_s=0.5,
+    pick_timeout_s=1.0,
     accept_timeout_s=0.3,
-    accept_limit_s=0.3,
+    accept_limit_s=1.5,
     abort_timeout_s=0.5,
     request_timeout_s=10.0,
     hello_interval_s=0.02,
@@ -293,7 +293,7 @@ async def started_hub(
         await omni.close()
 
 
-async def until(condition: Callable[[], bool], timeout_s: float = 5.0) -> None:
+async def until(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
     """Wait until something is so. Raise TimeoutError."""
     async with asyncio.timeout(timeout_s):
         while not condition():  # noqa: ASYNC110

@@ -113,7 +113,7 @@ class RawHub:
         self._context.term()
 
 
-def eventually(holds: Callable[[], bool], timeout_s: float = 5.0) -> bool:
+def eventually(holds: Callable[[], bool], timeout_s: float = 20.0) -> bool:
     """Whether something comes true in time."""
     deadline_s = time.monotonic() + timeout_s
     while time.monotonic() < deadline_s:

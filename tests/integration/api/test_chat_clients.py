@@ -14,6 +14,7 @@ from hub.api.server import HttpServer, bind
 from tests.integration.hub.test_streaming_input import ONE
 from tests.support.hub_fakes import deploy_of, until
 from tests.support.local_replica import LocalReplica
+from tests.support.quiet import soon_s
 from tests.support.serving import HUBS, hub_of
 
 
@@ -53,7 +54,7 @@ async def test_a_client_that_leaves_ends_its_request_at_once(stream: bool, delay
                 async with asyncio.timeout(5.0):
                     await reader.readuntil(b"data: ")
             writer.transport.abort()
-            async with asyncio.timeout(2.0):
+            async with asyncio.timeout(soon_s(2.0)):
                 await until(lambda: len(replica.loop) == 0)
             if delay_s < 1.0:
                 reader, writer = await ask(port, "word", stream=stream)
@@ -70,5 +71,5 @@ async def test_an_answer_that_ends_ends_the_watch_over_its_client() -> None:
                 reader, writer = await ask(port, "word", stream=stream)
                 async with asyncio.timeout(5.0):
                     await reader.readuntil(b"[DONE]" if stream else b'"usage"')
-                await until(lambda: not any("_ClientWatch" in repr(task) for task in asyncio.all_tasks()), 2.0)
+                await until(lambda: not any("_ClientWatch" in repr(task) for task in asyncio.all_tasks()), soon_s(2.0))
                 writer.close()

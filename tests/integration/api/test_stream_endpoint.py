@@ -22,6 +22,7 @@ from hub.config import HubConfig
 from tests.integration.hub.test_streaming_input import ONE, TALK
 from tests.support.hub_fakes import deploy_of, until
 from tests.support.local_replica import LocalReplica
+from tests.support.quiet import soon_s
 from tests.support.serving import CONFIG, HUBS, hub_of
 
 
@@ -162,7 +163,7 @@ async def test_a_client_that_leaves_ends_its_request_within_a_second(replica: Lo
                 await hear(client, "delta" if len(prompt) > 10 else "segment_end")
                 if abrupt:
                     client.transport.abort()
-            async with asyncio.timeout(1.5):
+            async with asyncio.timeout(soon_s(1.5)):
                 await until(lambda: len(replica.loop) == 0)
 
 

@@ -27,6 +27,7 @@ from stage_runtime.connectors.tcp.frames import (
 from tests.support.certificates import Certificates, make_certificates
 from tests.support.connector_peer import intact, payload
 from tests.support.processes import wait_for
+from tests.support.quiet import soon_s
 
 Make = Callable[..., TcpConnector]
 KEEP = {"consume": False}
@@ -126,7 +127,7 @@ def test_who_asks_slower_than_the_time_for_it_is_hung_up_on(make: Make) -> None:
             assert fetched(make(), metadata) == 1
             time.sleep(0.1)
         assert hung_up(connection)
-        assert time.monotonic() - begun_s < 2
+        assert time.monotonic() - begun_s < soon_s(2)
     counted(producer, "timed_out")
 
 
@@ -260,7 +261,7 @@ def test_the_deadline_holds_whatever_the_producer_does(make: Make, lying: Any, d
     begun_s = time.monotonic()
     with pytest.raises(TransferTimeoutError):
         make().get("0", "1", "key", {**lying(behave), "timeout_s": 0.4})
-    assert 0.3 < time.monotonic() - begun_s < 1.5
+    assert 0.3 < time.monotonic() - begun_s < soon_s(1.5)
 
 
 @pytest.mark.parametrize("how", ["cancel", "close"])
@@ -287,7 +288,7 @@ def test_a_fetch_can_be_given_up_by_another_thread(make: Make, lying: Any, how: 
     begun_s = time.monotonic()
     with pytest.raises(TransferCancelledError):
         consumer.get("0", "1", "key", metadata)
-    assert time.monotonic() - begun_s < 5
+    assert time.monotonic() - begun_s < soon_s(5)
     thread.join()
 
 
@@ -298,7 +299,7 @@ def test_nobody_there_is_an_error_at_once(make: Make) -> None:
     begun_s = time.monotonic()
     with pytest.raises(TransferError, match="refused"):
         make().get("0", "1", "key", metadata)
-    assert time.monotonic() - begun_s < 2
+    assert time.monotonic() - begun_s < soon_s(2)
 
 
 @pytest.mark.skipif(not socket.has_ipv6, reason="this Python has no IPv6")

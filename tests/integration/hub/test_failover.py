@@ -33,6 +33,7 @@ from tests.support.hub_fakes import (
     until,
     with_status,
 )
+from tests.support.quiet import soon_s
 
 
 def die(replica: FakeReplica, submit: wire.Submit) -> None:
@@ -60,7 +61,7 @@ async def test_a_replica_killed_before_output_costs_the_client_nothing() -> None
     async with running_hub(a, b) as omni:
         begun_s = time.monotonic()
         outputs = await collect(omni.generate({"prompt": "to be"}))
-        assert time.monotonic() - begun_s < 1.0
+        assert time.monotonic() - begun_s < soon_s(1.0)
         assert text_of(outputs) == "to be "
         assert {output.replica for output in outputs if output.text} == {"0/1"}
         assert [submit.attempt for submit in b.of(wire.Submit)] == [1]
@@ -75,7 +76,7 @@ async def test_a_replica_killed_after_output_ends_the_request_with_its_name() ->
         with pytest.raises(ReplicaLostError, match="stage 0 replica 0/0"):
             await anext(outputs)
         # Its port refuses connections: nobody has to wait for the grace to end.
-        assert time.monotonic() - begun_s < 1.0
+        assert time.monotonic() - begun_s < soon_s(1.0)
 
 
 async def test_what_a_replica_said_before_it_died_still_counts() -> None:
@@ -105,7 +106,7 @@ async def test_a_stage_that_is_full_everywhere_is_told_at_once() -> None:
         begun_s = time.monotonic()
         with pytest.raises(OverloadedError):
             await collect(omni.generate({"prompt": "x"}))
-        assert time.monotonic() - begun_s < 0.4
+        assert time.monotonic() - begun_s < soon_s(0.4)
 
 
 async def test_a_request_that_no_replica_could_serve_is_not_tried_twice() -> None:
@@ -151,7 +152,7 @@ async def test_a_painter_that_dies_at_work_has_another_paint() -> None:
 
 async def test_a_stage_without_replicas_is_named_after_the_wait() -> None:
     async with running_hub(FakeReplica(echo), deploy=PAIR) as omni:
-        with pytest.raises(StageUnavailableError, match=r"no UP replica for stage 1 after 0\.5s") as caught:
+        with pytest.raises(StageUnavailableError, match=r"no UP replica for stage 1 after 1\.0s") as caught:
             await collect(omni.generate({"prompt": "x"}, modalities=["image"]))
         assert caught.value.stage_id == 1
 

@@ -18,6 +18,7 @@ from omni_discovery.view.table import Delta, View
 from omni_discovery.wire.session import Peer
 from tests.support.hub_fakes import ONE_STAGE, QUICK, ask, deploy_of, until
 from tests.support.local_replica import LocalReplica
+from tests.support.quiet import soon_s
 
 KEYS = {"a": KeyPair.generate(), "b": KeyPair.generate()}
 
@@ -48,7 +49,7 @@ async def hub(name: str, replica: LocalReplica) -> AsyncIterator[AsyncOmni]:
 
 async def serves(omni: AsyncOmni) -> bool:
     try:
-        async with asyncio.timeout(1.0):
+        async with asyncio.timeout(soon_s(1.0)):
             return await ask(omni) == "hello there"
     except (RequestError, TimeoutError):
         return False
@@ -85,9 +86,9 @@ async def test_a_revoked_hub_ends_its_requests_at_once_and_serves_again_when_it_
             replica.server.set_revoked_hubs(frozenset({"b"}))
             b.apply_view(view_of(replica, frozenset({"b"})), Delta())
             with pytest.raises(StageUnavailableError, match="revoked"):
-                async with asyncio.timeout(1.0):
+                async with asyncio.timeout(soon_s(1.0)):
                     await long
-            await until(lambda: replica.server.queue_length == 0, 1.0)
+            await until(lambda: replica.server.queue_length == 0, soon_s(1.0))
             with pytest.raises(StageUnavailableError, match="revoked"):
                 await ask(b)
             assert await ask(a) == "hello there"

@@ -15,6 +15,7 @@ from omni_discovery import wire
 from omni_discovery.curve import KeyPair
 from omni_discovery.errors import ReplicaLostError
 from tests.support.hub_fakes import QUICK, FakeReplica, accept_only, collect, running_hub, show, text_of, until
+from tests.support.quiet import soon_s
 
 
 def inside(omni: AsyncOmni) -> Orchestrator:
@@ -36,7 +37,7 @@ async def test_an_abort_in_the_turn_in_which_its_request_came_ends_it() -> None:
         reader = asyncio.create_task(collect(omni.generate({"prompt": "x"}, request_id="mine")))
         await asyncio.sleep(0)
         await omni.abort("mine")
-        async with asyncio.timeout(1.0):
+        async with asyncio.timeout(soon_s(1.0)):
             outputs = await reader
         assert outputs[-1].finish_reason == "abort"
         assert not inside(omni).request_states

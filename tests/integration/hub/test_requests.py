@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from omni_discovery.errors import InvalidRequestError, RequestError
 from omni_discovery.stories import Stories, read_stories
 from tests.support.hub_fakes import (
     PAIR,
+    QUICK,
     FakeReplica,
     accept_only,
     collect,
@@ -22,6 +24,7 @@ from tests.support.hub_fakes import (
     text_of,
     until,
 )
+from tests.support.quiet import soon_s
 
 
 async def test_a_prompt_comes_back_in_pieces_then_an_end_then_the_summary() -> None:
@@ -111,9 +114,28 @@ async def test_requests_spread_by_the_load_as_known_now() -> None:
 
 async def test_a_thousand_requests_at_once_all_get_their_own_text() -> None:
     replicas = [FakeReplica(echo, replica_id=number) for number in range(3)]
-    async with running_hub(*replicas) as omni:
+    patient = replace(QUICK, pick_timeout_s=30.0, accept_limit_s=30.0, request_timeout_s=60.0)
+    async with running_hub(*replicas, config=patient) as omni:
         answers = await asyncio.gather(*(collect(omni.generate({"prompt": f"n{number}"})) for number in range(1000)))
         assert [text_of(outputs) for outputs in answers] == [f"n{number} " for number in range(1000)]
+
+
+async def test_a_burst_that_makes_every_replica_slow_wears_out_no_retries() -> None:
+    """1. far more requests than the retry budget allows for come at once, and every replica takes ten times the first
+       limit to accept one
+    2. some are tried elsewhere; the others stay where they are, and none waits for a retry that the budget holds back
+    """
+
+    def slowly(replica: FakeReplica, submit: wire.Submit) -> None:
+        asyncio.get_running_loop().call_later(0.5, echo, replica, submit)
+
+    replicas = [FakeReplica(slowly, replica_id=number) for number in range(3)]
+    patient = replace(QUICK, accept_timeout_s=0.05, accept_limit_s=30.0, request_timeout_s=60.0)
+    async with running_hub(*replicas, config=patient) as omni:
+        async with asyncio.timeout(soon_s(8.0)):
+            answers = await asyncio.gather(*(collect(omni.generate({"prompt": f"n{number}"})) for number in range(500)))
+        assert [text_of(outputs) for outputs in answers] == [f"n{number} " for number in range(500)]
+        assert 0 < (omni.metrics.get_sample_value("omni_hub_retries_total", {"stage": "0"}) or 0) < 250
 
 
 async def test_what_happened_to_a_request_that_failed_is_left_for_doctor_unless_the_client_was_wrong(

@@ -38,6 +38,7 @@ from tests.support.hub_fakes import (
 )
 from tests.support.local_replica import LocalReplica
 from tests.support.proxy import TcpProxy
+from tests.support.quiet import soon_s
 from tests.support.tcp_listener import listening
 
 pytestmark = pytest.mark.long
@@ -168,7 +169,7 @@ async def test_a_stage_that_was_killed_and_started_again_serves_the_next_request
         show(omni, first.info, again.info)
         began_s = time.monotonic()
         assert (await _modalities(omni)) == {"text", "image"}
-        assert time.monotonic() - began_s < 1.0
+        assert time.monotonic() - began_s < soon_s(1.0)
         again.kill()
 
 
@@ -231,8 +232,8 @@ async def test_a_peer_that_takes_nothing_more_never_holds_up_the_hub_nor_its_end
         assert lag.stop() < 0.5
         began_s = time.monotonic()
         await omni.close()
-        assert time.monotonic() - began_s < 1.0
-        async with asyncio.timeout(2.0):
+        assert time.monotonic() - began_s < soon_s(1.0)
+        async with asyncio.timeout(soon_s(2.0)):
             await asyncio.gather(*hanging, return_exceptions=True)
 
 

@@ -18,6 +18,7 @@ from stage_runtime.engine_loop.jobs import Cancel
 from tests.support.child_replica import ChildReplica
 from tests.support.hub_fakes import FakeReplica, collect, deploy_of, running_hub, text_of, until
 from tests.support.local_replica import CountingEcho, LocalReplica
+from tests.support.quiet import soon_s
 from tests.support.serving import CONFIG, HUBS, KEYS, hub_of
 
 TALK = """
@@ -206,7 +207,7 @@ async def test_abort_between_two_segments_frees_the_slot_at_once(stack: ExitStac
         reading = asyncio.create_task(read())
         await until(lambda: text_of(outputs) == "one" and not replica.engine.has_unfinished())
         assert replica.server.queue_length == 1
-        async with asyncio.timeout(1.0):
+        async with asyncio.timeout(soon_s(1.0)):
             await omni.abort("talk")
             await reading
         assert (text_of(outputs), outputs[-1].finish_reason) == ("one", "abort")

@@ -13,6 +13,7 @@ from hub.async_omni import AsyncOmni
 from omni_discovery.curve import KeyPair
 from tests.support.hub_fakes import QUICK, collect, deploy_of, show, until
 from tests.support.local_replica import LocalReplica
+from tests.support.quiet import soon_s
 
 SPEAK_AND_REPEAT = deploy_of("""
 stages:
@@ -66,7 +67,7 @@ async def test_wherever_the_request_is_all_stages_are_idle_within_a_second(at: i
         else:
             await asyncio.gather(*map(omni.abort, names))
         await until(lambda: all(map(is_idle, replicas)))
-        assert time.monotonic() - left_s < 1.0
+        assert time.monotonic() - left_s < soon_s(1.0)
         ends = await asyncio.gather(*readers, return_exceptions=True)
         if how == "aborts":
             assert [outputs[-1].finish_reason for outputs in ends if isinstance(outputs, list)] == ["abort"] * 6

@@ -15,6 +15,7 @@ from omni_discovery import wire
 from omni_discovery.clients import OmniCoordClientForStage
 from omni_discovery.records import keys
 from omni_discovery.records.schema import ReplicaInfo, ReplicaStatus
+from tests.support.quiet import soon_s
 from tests.support.registry import etcdctl
 from tests.support.replica_hub import eventually
 from tests.support.replica_stage import STARTUP_S, Deployment, echo_stages, is_running, kill
@@ -97,7 +98,7 @@ def test_the_answer_comes_in_time(deployment: Deployment) -> None:
         written_s = time.monotonic()
         assert eventually(lambda revision=revision: record(deployment).control_revision == revision)  # type: ignore[misc]
         took_s.append(time.monotonic() - written_s)
-        assert time.monotonic() - began_s < 5.0
+        assert time.monotonic() - began_s < soon_s(5.0)
     assert sorted(took_s)[2] < ACKNOWLEDGED_S
 
 

@@ -11,6 +11,7 @@ import pytest
 from omni_discovery import wire
 from omni_discovery.curve import KeyPair
 from omni_discovery.wire import FailureKind
+from tests.support.quiet import soon_s
 from tests.support.replica_hub import RawHub, eventually
 from tests.support.replica_stage import Deployment, echo_stages
 
@@ -97,7 +98,7 @@ def test_an_abort_is_answered_within_a_moment(hub: RawHub) -> None:
     while isinstance(message := hub.receive(hub.output, (wire.Chunk, wire.StageDone)), wire.Chunk):
         continue
     assert (message.finish_reason, message.queue_length) == ("abort", 0)
-    assert time.monotonic() - asked_s < 1.0
+    assert time.monotonic() - asked_s < soon_s(1.0)
 
 
 def test_a_deadline_that_passes_ends_the_request(hub: RawHub) -> None:

@@ -6,6 +6,7 @@ import asyncio
 
 from hub.orchestrator.retry_budget import PacedRetries, RetryDue
 from hub.request import events as ev
+from tests.support.quiet import soon_s
 
 
 def dispatch(stage_id: int = 0) -> ev.Dispatch:
@@ -30,7 +31,7 @@ async def test_a_retry_that_is_forgotten_takes_no_turn_from_those_behind_it() ->
         retries.forget(str(number), 0)
     retries.forget("49", 1)
     assert len(retries) == 1
-    async with asyncio.timeout(1.0):
+    async with asyncio.timeout(soon_s(1.0)):
         while not due:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     assert [each.request_id for each in due] == ["49"]

@@ -15,6 +15,7 @@ from omni_discovery.balancing.policies import build_load_balancer_factory
 from omni_discovery.errors import ConfigError, EngineFailedError, StageUnavailableError
 from omni_discovery.records.schema import ReplicaInfo, ReplicaStatus
 from tests.support.pools import accept, spent_credit
+from tests.support.quiet import soon_s
 
 
 class First(LoadBalancer):
@@ -50,7 +51,7 @@ async def test_an_empty_stage_is_waited_for_and_then_named() -> None:
     text = r"^no UP replica for stage 3 after 0\.1s \(none is registered\)$"
     with pytest.raises(StageUnavailableError, match=text) as caught:
         await pool.pick("r", TASK)
-    assert 0.09 <= time.monotonic() - begun_s < 1.0
+    assert 0.09 <= time.monotonic() - begun_s < soon_s(1.0)
     assert caught.value.stage_id == 3
 
 
@@ -204,7 +205,7 @@ async def test_a_stage_whose_replicas_are_all_full_is_waited_for_longer_than_one
     gone_at_s = time.monotonic()
     with pytest.raises(StageUnavailableError, match=r"no UP replica for stage 3 after 0\.1s"):
         await picks[0]
-    assert 0.09 <= time.monotonic() - gone_at_s < 1.0
+    assert 0.09 <= time.monotonic() - gone_at_s < soon_s(1.0)
 
 
 async def test_the_time_without_anybody_begins_anew_when_somebody_was_there() -> None:
@@ -390,7 +391,7 @@ async def test_ten_thousand_waiters_and_as_many_slots_take_no_longer_than_they_m
     began_s = loop.time()
     for _ in range(10_000):
         pool.core.grant("tcp://x:1", 1)
-    assert time.monotonic() - began_s < 2.0
+    assert time.monotonic() - began_s < soon_s(2.0)
     assert len(pool.core.queue) == 0
     assert pool.core.members.in_flight("tcp://x:1") == [f"r{number}" for number in range(10_000)]
     await asyncio.gather(*picks)

@@ -14,6 +14,7 @@ from omni_discovery.clients import OmniCoordClientForHub, OmniCoordClientForStag
 from omni_discovery.errors import ConfigError, RegistryUnavailableError
 from omni_discovery.loop_thread import LoopThread
 from omni_discovery.records.schema import ReplicaStatus
+from tests.support.quiet import soon_s
 
 #: The discard port of this machine: valid, and nobody listens.
 NOBODY = "127.0.0.1:9"
@@ -38,7 +39,7 @@ def test_an_endpoint_that_can_not_be_one_is_named_at_once(endpoint: str) -> None
 def test_nobody_answers_and_making_a_client_takes_no_time() -> None:
     began_s = time.monotonic()
     with OmniCoordClientForHub(NOBODY) as hub, stage() as replica:
-        assert time.monotonic() - began_s < 1.0
+        assert time.monotonic() - began_s < soon_s(1.0)
         assert hub.get_replica_list().replicas == []
         assert hub.get_replica_list().timestamp == 0.0
         assert hub.get_replicas_for_stage(0).replicas == []
@@ -47,7 +48,7 @@ def test_nobody_answers_and_making_a_client_takes_no_time() -> None:
         with pytest.raises(TimeoutError):
             replica.wait_registered(0.01)
         replica.update_info(queue_length=1)
-    assert time.monotonic() - began_s < 3.0
+    assert time.monotonic() - began_s < soon_s(3.0)
 
 
 def test_a_call_that_needs_an_answer_says_that_none_came() -> None:
