@@ -200,6 +200,7 @@ class AsyncOmni(CollectiveCalls):
         self._context = make_context()
         config = self._config
         self.hub_metrics.watch(self.releases.every)
+        self.hub_metrics.watch_wanted(self.releases.wanted_count, self.graph.stage_ids)
         self.hub_metrics.pipeline_not_followed.set_function(lambda: bool(self.releases.problem))
         self._orchestrator = Orchestrator(
             list(self.releases.newest.pools.values()),
@@ -269,12 +270,13 @@ class AsyncOmni(CollectiveCalls):
 
         ``inputs`` holds ``messages``, ``prompt`` or ``prompt_token_ids``. ``modalities`` None means all modalities of
         the pipeline. ``params`` is by stage id; in its place, ``sampling_params_list`` has one entry for each stage, in
-        pipeline order, None for the defaults. ``timeout_s`` None means the hub's ``request_timeout_s``. Of queued
-        requests, those with a lower ``priority`` go first. ``companions`` are further inputs by role, such as a
-        negative prompt: they run through the first stage on the same replica, and later stages get their hand-offs,
-        too. ``received_s`` (``time.perf_counter``) is when the client's bytes came, ``trace_headers`` the W3C headers
-        that came with them. ``async_chunk``: whether stages start on pieces of each other's output; None: as the
-        pipeline says. Closing the generator early, or cancelling its reader, aborts every stage.
+        pipeline order, None for the defaults; it may end early. ``timeout_s`` None means the hub's
+        ``request_timeout_s``. Of queued requests, those with a lower ``priority`` go first. ``companions`` are further
+        inputs by role, such as a negative prompt: they run through the first stage on the same replica, and later
+        stages get their hand-offs, too. ``received_s`` (``time.perf_counter``) is when the client's bytes came,
+        ``trace_headers`` the W3C headers that came with them. ``async_chunk``: whether stages start on pieces of each
+        other's output; None: as the pipeline says. Closing the generator early, or cancelling its reader, aborts every
+        stage.
 
         ``inputs`` may also be an asynchronous iterator of segments: each is answered, by the same replicas, before the
         next is sent; an output's ``segment`` is the index of its segment. With ``segmented``, ``inputs`` is the first

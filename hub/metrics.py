@@ -7,18 +7,24 @@ from typing import TYPE_CHECKING, Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from omni_discovery.metrics.collector import HostCollector, add_build_info
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
     from hub.pool.core import Pool
     from hub.pool.stage_pool import StagePool
     from hub.pool.versions import Pools
+    from omni_discovery.metrics.samples import HostSamples
 
 _OVERHEAD_BUCKETS_S: Final = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1.0, 10.0)
 
 _STAGE_BUCKETS_S: Final = (
     *(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 60.0, 120.0, 300.0, 600.0),
 )
+
+#: The kinds of tokens, as a usage names them.
+_TOKEN_TYPES: Final = ("prompt", "completion")
 
 #: Events of the registry's watcher, by its names: the metric and its help text.
 _VIEW_COUNTERS: Final = {
@@ -37,6 +43,30 @@ class HubMetrics:
         self.requests = Counter(
             "omni_hub_requests", "Requests that ended or were refused, by outcome.", ["outcome"], registry=self.registry
         )
+        self.failures = Counter(
+            "omni_hub_request_failures",
+            "Requests that ended with an error, by the stage and the replica at fault and the outcome.",
+            ["stage", "replica", "outcome"],
+            registry=self.registry,
+        )
+        self.request = Histogram(
+            "omni_hub_request_seconds",
+            "From the last byte of a request to the end of its answer, of requests that ended well.",
+            buckets=_STAGE_BUCKETS_S,
+            registry=self.registry,
+        )
+        self.first_output = Histogram(
+            "omni_hub_request_first_output_seconds",
+            "From the last byte of a request to the first output for its client, of any stage.",
+            buckets=_STAGE_BUCKETS_S,
+            registry=self.registry,
+        )
+        self.tokens = Counter(
+            "omni_hub_tokens",
+            "Tokens of prompts and of answers, of stages that were done.",
+            ["stage", "type"],
+            registry=self.registry,
+        )
         self.in_flight = Gauge("omni_hub_requests_in_flight", "Requests that have not ended.", registry=self.registry)
         self.clients_behind = Gauge(
             "omni_hub_clients_behind",
@@ -48,6 +78,12 @@ class HubMetrics:
         )
         self.pickable = Gauge(
             "omni_hub_replicas_pickable", "Replicas that can take work.", ["stage"], registry=self.registry
+        )
+        self.wanted = Gauge(
+            "omni_hub_replicas_wanted",
+            "Replicas that the deploy document in force asks for: num_replicas of the stage's runtime.",
+            ["stage"],
+            registry=self.registry,
         )
         self.session_losses = Counter(
             "omni_hub_session_losses", "Sessions to replicas that were lost.", ["stage"], registry=self.registry
@@ -125,6 +161,7 @@ class HubMetrics:
         )
         #: The labelled histograms: a look-up by ``labels`` costs more than an observation.
         self._parts: dict[tuple[int, str], Histogram] = {}
+        add_build_info(self.registry, "hub")
 
     def watch(self, pools: Pools) -> None:
         """Read the gauges of each stage from its pools, all versions together, whenever metrics are collected."""
@@ -140,6 +177,15 @@ class HubMetrics:
             self.waiting.labels(stage_id).set_function(partial(_sum, of_stage, lambda pool: len(pool.queue)))
             self.ejected.labels(stage_id).set_function(partial(_sum, of_stage, lambda pool: len(pool.outliers)))
             self.slots.labels(stage_id).set_function(partial(_sum, of_stage, lambda pool: pool.members.slots))
+
+    def watch_wanted(self, wanted: Callable[[int], int], stage_ids: Collection[int]) -> None:
+        """Read how many replicas each stage should have when metrics are collected."""
+        for stage_id in stage_ids:
+            self.wanted.labels(stage_id).set_function(partial(wanted, stage_id))
+
+    def watch_host(self, samples: Callable[[], HostSamples]) -> None:
+        """Show the metrics of the local stages, too; ``samples`` is called when metrics are collected."""
+        self.registry.register(HostCollector(samples))
 
     def watch_rollout(
         self,
@@ -163,6 +209,17 @@ class HubMetrics:
         self.retries.labels(stage_id).inc()
         if resumed:
             self.continued.labels(stage_id).inc()
+
+    def count_failure(self, stage: str, replica: str, outcome: str) -> None:
+        """Count a request that ended with an error; ``replica`` is empty where none had it."""
+        self.failures.labels(stage, replica, outcome).inc()
+
+    def count_tokens(self, stage_id: int, usage: Mapping[str, int]) -> None:
+        """Count the tokens of a stage that is done."""
+        for kind in _TOKEN_TYPES:
+            tokens = usage.get(f"{kind}_tokens", 0)
+            if tokens > 0:
+                self.tokens.labels(stage_id, kind).inc(tokens)
 
     def observe_stage(self, stage_id: int, parts_s: Mapping[str, float]) -> None:
         """Count the seconds of each part of a stage that is done."""

@@ -166,9 +166,9 @@ class Omni:
 
         A prompt is a text, a list of token ids, a list of chat messages, or a mapping with ``prompt``,
         ``prompt_token_ids`` or ``messages``. ``sampling_params_list`` has one mapping for each stage, in pipeline
-        order, None for the defaults. A failed prompt doesn't end the others: its result has the ``error``, which
-        reading its ``text`` or ``images`` raises. ``timeout_s`` is for each prompt, from its start. An interrupt
-        (Ctrl-C) aborts all requests and is raised. Raise RequestError for an error of the call itself.
+        order, None for the defaults; it may end early. A failed prompt doesn't end the others: its result has the
+        ``error``, which reading its ``text`` or ``images`` raises. ``timeout_s`` is for each prompt, from its start. An
+        interrupt (Ctrl-C) aborts all requests and is raised. Raise RequestError for an error of the call itself.
         """
         if self._served.done():
             raise RequestError("this Omni is closed, or its hub has failed")

@@ -29,7 +29,7 @@ def find_hosts(endpoints: str, replica_address: str = "") -> tuple[str, str]:
         if host in _LOOPBACK:
             return _LOOPBACK[host], _LOOPBACK[host]
         try:
-            source = _source_address(host, int(port))
+            source = source_address(host, int(port))
         except OSError as error:
             failures.append(f"{endpoint}: {error}")
             continue
@@ -51,7 +51,8 @@ def _is_only_ipv6(host: str) -> bool:
     return all(family == socket.AF_INET6 for family, *_ in addresses)
 
 
-def _source_address(host: str, port: int) -> str:
+def source_address(host: str, port: int) -> str:
+    """The address of this machine on the way to another one. Raise OSError if there is no way."""
     failure: OSError = OSError("no address")
     for family, _, _, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM):
         # Connecting a UDP socket sends nothing: the kernel only looks up the route.

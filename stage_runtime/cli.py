@@ -13,6 +13,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -22,8 +23,10 @@ from omni_discovery.commands.flags import (
     RAY,
     add_backend_options,
     add_data_plane_options,
+    add_metrics_options,
     check_backend,
     check_data_plane,
+    check_metrics,
     warn_if_plain,
 )
 from omni_discovery.commands.output import configure_logging
@@ -39,6 +42,7 @@ from omni_discovery.deploy.document import DeployConfig, StageConfig
 from omni_discovery.deploy.overrides import check_headless, document_here, parse_overrides
 from omni_discovery.errors import ConfigError, OmniError
 from omni_discovery.etcd.embedded_file import embedded_among
+from omni_discovery.metrics.samples import Sample, SupervisorSample
 from omni_discovery.plugins import check_packages
 from omni_discovery.processes import die_with_parent, raise_descriptor_limit
 from stage_runtime.addresses import find_hosts
@@ -49,6 +53,7 @@ from stage_runtime.supervisor.restarts import EXIT_CONFIG, EXIT_FAILED
 
 if TYPE_CHECKING:
     from omni_discovery.clients import OmniCoordClientForStage
+    from stage_runtime.supervisor.exporter import MetricsExporter
 
 logger = logging.getLogger(__name__)
 
@@ -104,6 +109,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_backend_options(parser)
     add_data_plane_options(parser)
     add_security_options(parser)
+    add_metrics_options(parser.add_argument_group("metrics"))
     return parser
 
 
@@ -178,6 +184,7 @@ def _read_options(arguments: argparse.Namespace) -> StageOptions:
     check_data_plane(arguments)
     check_headless(parse_overrides(arguments.stage_overrides))
     check_backend(arguments)
+    check_metrics(arguments)
     runtime = runtime_here(arguments, arguments.stage_id)
     options = read_stage_options(arguments, arguments.stage_id, arguments.omni_dp_size_local, runtime)
     return msgspec.structs.replace(options, stall_after_s=arguments.stall_after)
@@ -199,26 +206,50 @@ def _supervise(arguments: argparse.Namespace) -> int:
     os.environ.pop("OMNI_ETCD_PASSWORD", None)
     _be_brief(replica)
     config = SupervisorConfig(replica=replica, count=options.count, parent_pid=arguments.parent_pid)
+    with closing(_metrics_exporter(options)) as exporter:
+        return _run_stage(config, options, exporter)
 
+
+def _metrics_exporter(options: StageOptions) -> MetricsExporter:
+    """Where the samples of this supervisor go. Raise ConfigError."""
+    from stage_runtime.supervisor.exporter import MetricsExporter
+
+    exporter = MetricsExporter()
+    if options.metrics_fd is not None:
+        exporter.send_to_hub(options.metrics_fd)
+    if options.metrics_port is not None:
+        exporter.serve(options.metrics_host, options.metrics_port)
+    # Seen also while the supervisor waits for a deploy document.
+    exporter.export(
+        SupervisorSample(
+            namespace=options.namespace, stage_id=options.stage_id, wanted=options.count, restarts=0, replica_ids=()
+        )
+    )
+    return exporter
+
+
+def _run_stage(config: SupervisorConfig, options: StageOptions, exporter: MetricsExporter) -> int:
     from omni_discovery.etcd.check import check_ttl
     from omni_discovery.etcd.config import RegistryConfig
     from stage_runtime.engines.base import create_engine
     from stage_runtime.supervisor.deploy_document import read_pipeline
 
+    replica = config.replica
     raise_descriptor_limit("a replica")
     deploy = read_pipeline(
         replica.endpoints, replica.namespace, security=replica.security, absent_wait_s=replica.pipeline_wait_s
     )
     deploy = document_here(deploy, replica.stage_id, options.runtime)
+    export = exporter.export if exporter.is_used else None
     check_ttl(RegistryConfig(replica.endpoints, replica.namespace, replica.security, ttl_s=replica.ttl_s))
     if options.worker_backend == RAY:
-        return _run_on_ray(config, deploy, options.ray_address)
+        return _run_on_ray(config, deploy, options.ray_address, export)
     # Built once here, without loading it, so that an error in its arguments is printed once, before any process starts.
     create_engine(deploy.stage(replica.stage_id)).close()
-    return _run_supervisor(config, deploy)
+    return _run_supervisor(config, deploy, export)
 
 
-def _run_supervisor(config: SupervisorConfig, deploy: DeployConfig) -> int:
+def _run_supervisor(config: SupervisorConfig, deploy: DeployConfig, export: Callable[[Sample], None] | None) -> int:
     from stage_runtime.engines.base import modules_to_preload
     from stage_runtime.supervisor.device_locks import DeviceLocks, Holder
     from stage_runtime.supervisor.devices import find_machine
@@ -241,17 +272,20 @@ def _run_supervisor(config: SupervisorConfig, deploy: DeployConfig) -> int:
         ZygoteLauncher(modules) if modules and not stage.runtime.devices else SpawnLauncher(),
         lambda ordinal: replica_environment(base, stage, settings, config.count, ordinal, machine),
         locks.mark_leaving,
+        export,
     )
     return supervisor.run()
 
 
-def _run_on_ray(config: SupervisorConfig, deploy: DeployConfig, address: str) -> int:
+def _run_on_ray(
+    config: SupervisorConfig, deploy: DeployConfig, address: str, export: Callable[[Sample], None] | None
+) -> int:
     from stage_runtime.supervisor.ray_launcher import RayLauncher
     from stage_runtime.supervisor.supervisor import Supervisor
 
     replica = config.replica
     launcher = RayLauncher(deploy.stage(replica.stage_id), config.count, address, replica.pipeline_wait_s)
-    return Supervisor(config, deploy, launcher, lambda ordinal: {}).run()
+    return Supervisor(config, deploy, launcher, lambda ordinal: {}, export=export).run()
 
 
 def _run_zygote(parent_pid: int, modules: list[str]) -> int:

@@ -66,6 +66,8 @@ class ReplicaConfig(ReplicaOptions, frozen=True, kw_only=True):
     known_pipeline: str = ""
     #: How the previous process of this replica ended, for the record; empty for the first.
     former_end: str = ""
+    #: Whether the supervisor wants samples of the replica's state, for metrics.
+    sampled: bool = False
     server: ServerConfig = ServerConfig()
 
     def __post_init__(self) -> None:

@@ -12,13 +12,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from omni_discovery.metrics.samples import ReplicaSample, decode_sample, encode_sample
 from omni_discovery.text import one_line
 
 #: In no text. Output before it in a line is an unfinished line of another thread or library.
 _MARK: Final = b"\x00omni "
 _STDOUT: Final = 1
-#: A write of at most this many bytes (PIPE_BUF) is never interleaved with another one.
+#: A text is cut to so many bytes with its mark.
 _MOST_BYTES: Final = 512
+#: Linux never interleaves a write of at most this many bytes (PIPE_BUF) with another one.
+_MOST_SAMPLE_BYTES: Final = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,19 +36,33 @@ class Exiting:
     reason: str
 
 
-StatusMessage = Up | Exiting
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """The state of the replica at one moment, for metrics."""
+
+    sample: ReplicaSample
+
+
+StatusMessage = Up | Exiting | Sampled
 WriteStatus = Callable[[StatusMessage], None]
 
 
 def write_status(message: StatusMessage) -> None:
-    """Write a message to standard output, cut to 512 bytes. Does nothing if the supervisor has closed the pipe."""
+    """Write a message to standard output. Does nothing if the supervisor has closed the pipe.
+
+    A reason is cut; a sample that is too long is not written.
+    """
     match message:
         case Up():
             content = b"up"
         case Exiting(reason):
-            content = b"end " + one_line(reason).encode("utf-8", "replace")
-    with contextlib.suppress(OSError):
-        os.write(_STDOUT, _MARK + content[: _MOST_BYTES - len(_MARK) - 1] + b"\n")
+            content = (b"end " + one_line(reason).encode("utf-8", "replace"))[: _MOST_BYTES - len(_MARK) - 1]
+        case Sampled(sample):
+            content = b"sample " + encode_sample(sample)
+    line = _MARK + content + b"\n"
+    if len(line) <= _MOST_SAMPLE_BYTES:
+        with contextlib.suppress(OSError):
+            os.write(_STDOUT, line)
 
 
 def no_status(message: StatusMessage) -> None:
@@ -63,5 +80,7 @@ def split_line(line: bytes) -> tuple[bytes, StatusMessage | None]:
             return printed, Up()
         case b"end":
             return printed, Exiting(text.decode("utf-8", "replace"))
+        case b"sample" if isinstance(sample := decode_sample(text), ReplicaSample):
+            return printed, Sampled(sample)
         case _:
             return printed, None

@@ -107,6 +107,7 @@ OPTIONAL: Final = {
     "feed": "test_a_hand_off_in_pieces_is_fed",
     "update": "test_segments_are_answered_one_after_the_other",
     "controls": "test_controls_have_known_names_and_sleep_can_be_told",
+    "metrics": "test_its_metrics_follow_its_requests",
     "not_resumable": "test_an_answer_begun_elsewhere_goes_on_at_every_cut",
 }
 
@@ -278,6 +279,21 @@ class EngineContract:
         controls["wake_up"]()
         assert controls["is_sleeping"]() is False
         _check_end(run(engine, self.good_request("k"))["k"])
+
+    def test_its_metrics_follow_its_requests(self, engine: Engine) -> None:
+        metrics: Callable[[], Mapping[str, float]] = engine.metrics  # type: ignore[attr-defined]
+        requests = ("requests_running", "requests_waiting")
+        assert {metrics().get(name, 0) for name in requests} == {0}, f"it has nothing to do, and says {metrics()}"
+        count = 2 * engine.capacity + 1
+        for number in range(count):
+            engine.add(self.good_request(f"k{number}"))
+        ended = sum(output.finished for output in engine.step())
+        busy = metrics()
+        drain(engine)
+        assert set(busy) <= {*requests, "kv_cache_usage"}, f"unknown: {sorted(busy)}"
+        if set(requests) <= set(busy):
+            assert sum(busy[name] for name in requests) == count - ended, f"{busy} with {count - ended} requests"
+        assert 0 <= busy.get("kv_cache_usage", 0) <= 1, "the use of the KV cache is from 0 to 1"
 
     def test_an_answer_begun_elsewhere_goes_on_at_every_cut(self, engine: Engine) -> None:
         obstacles = cast(ResumingEngine, engine).not_resumable or {}

@@ -178,7 +178,7 @@ def stage_params(deploy: DeployConfig, chat: ChatRequest) -> dict[int, dict[str,
         if chat.seed is not None:
             asked["seed"] = chat.seed
         if position < len(explicit):
-            asked.update(explicit[position])
+            asked.update(explicit[position] or {})
         params[stage.stage_id] = asked
     return params
 

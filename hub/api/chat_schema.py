@@ -194,7 +194,7 @@ class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class ChatRequest(NeutralFields, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The body of POST /v1/chat/completions.
 
-    ``sampling_params_list`` holds one mapping for each stage of the pipeline and wins over all else.
+    ``sampling_params_list`` holds a mapping for each stage, None for the defaults; it may end early, and wins over all.
     """
 
     messages: list[dict[str, Any]]
@@ -212,7 +212,7 @@ class ChatRequest(NeutralFields, frozen=True, forbid_unknown_fields=True, kw_onl
     stop: str | list[str] | None = None
     seed: Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)] | None = None
     n: Annotated[int, msgspec.Meta(ge=1, le=1)] | None = None
-    sampling_params_list: list[dict[str, Any]] | None = None
+    sampling_params_list: list[dict[str, Any] | None] | None = None
     timeout: Annotated[float, msgspec.Meta(gt=0, le=86400)] | None = None
     #: As in vLLM: of queued requests, a lower priority goes first.
     priority: Annotated[int, msgspec.Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] = 0

@@ -108,6 +108,8 @@ class Active:
     #: Timers of stages whose session was lost and whose work waits for it, by stage.
     graces: dict[int, asyncio.TimerHandle] = field(default_factory=dict)
     first_sent: bool = False
+    #: Whether its client has got output.
+    first_shown: bool = False
     #: The futures of segments that wait for the first stage to take them.
     updates: list[asyncio.Future[str]] = field(default_factory=list)
     #: The request ids of its companions, by role.

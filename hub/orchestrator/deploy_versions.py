@@ -76,6 +76,10 @@ class DeployVersions:
         """The version of the document in force, or of the last one that could be followed."""
         return self._releases[-1]
 
+    def wanted_count(self, stage_id: int) -> int:
+        """How many replicas of a stage that version asks for."""
+        return self.newest.graph.deploy.stage(stage_id).runtime.num_replicas
+
     def apply_document(self, document: bytes | None) -> bool:
         """Apply the deploy document in force (None: the registry has none); return whether it is a new one."""
         if document is None or document == self._seen:

@@ -1,4 +1,4 @@
-"""RequestFailures: a log line for each request of the hub that ends with an error."""
+"""RequestFailures: a log line and a count for each request of the hub that ends with an error."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from omni_discovery.errors import HubUnavailableError, InvalidRequestError, Requ
 from omni_discovery.failure_log import Failure, FailureLog
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from hub.orchestrator.active import Active
     from hub.request.machine import RequestMachine
     from hub.request.state import StageRun
@@ -24,7 +26,9 @@ _SLACK_S: Final = 0.01
 class RequestFailures:
     """Lives on the hub's loop. Many failures at once are summed up, see FailureLog."""
 
-    def __init__(self) -> None:
+    def __init__(self, count: Callable[[str, str, str], None]) -> None:
+        """``count(stage, replica, type of the error)`` is called for each failed request but companions."""
+        self._count = count
         self._log = FailureLog(logger.log, time.monotonic)
         self._timer: asyncio.TimerHandle | None = None
 
@@ -33,7 +37,10 @@ class RequestFailures:
         try:
             # The operator can't change a client's mistake.
             level = logging.INFO if isinstance(error, InvalidRequestError) else logging.WARNING
-            self._log.add(failure_of(active, error), level)
+            failure = failure_of(active, error)
+            if not failure.parent:
+                self._count(failure.stage, failure.replica, failure.kind)
+            self._log.add(failure, level)
             self._write_due()
         except Exception:
             # The client has its answer, and the request's end must not be undone by its diagnosis.

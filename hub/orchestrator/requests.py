@@ -88,7 +88,7 @@ class Requests:
         self._emit = emit
         self._tracing = tracing
         self._stories = stories
-        self._failures = RequestFailures()
+        self._failures = RequestFailures(metrics.count_failure)
         self._companion_count = 0
         active = self.active
         metrics.clients_behind.set_function(lambda: sum(each.machine.is_client_behind for each in active.values()))
@@ -204,8 +204,9 @@ class Requests:
         )
         is_done = isinstance(message, wire.StageDone)
         run = machine.runs[stage_id]
-        if is_done and run.phase is Phase.DONE and run.attempt == message.attempt:
+        if isinstance(message, wire.StageDone) and run.phase is Phase.DONE and run.attempt == message.attempt:
             self._metrics.observe_stage(stage_id, of_stage(machine.state.public.pipeline_timings, stage_id))
+            self._metrics.count_tokens(stage_id, message.usage)
         if self._tracing is not None:
             self._tracing.follow_request(active.request.request_id, machine, stage_id, message, actions)
         self._carry_out_all(active, actions)
@@ -257,7 +258,7 @@ class Requests:
     def _carry_out(self, active: Active, action: ev.Action) -> ev.Event | None:
         match action:
             case ev.Emit(output=output):
-                self._emit(active.request.request_id, output)
+                self._emit_output(active, output)
             case ev.Dispatch():
                 return self._dispatcher.dispatch(active, action)
             case ev.Update() | ev.FeedInput() | ev.PieceRoom() | ev.Pause():
@@ -275,6 +276,13 @@ class Requests:
             case ev.Finish(outcome=outcome, error=error):
                 self._finish(active, outcome, error)
         return None
+
+    def _emit_output(self, active: Active, output: OmniOutput) -> None:
+        # The end of a stage has no content.
+        if not active.first_shown and (output.text or output.token_ids or output.data):
+            active.first_shown = True
+            self._metrics.first_output.observe(time.perf_counter() - active.request.received_s)
+        self._emit(active.request.request_id, output)
 
     def _add_segment(self, update: UpdateRequest) -> None:
         active = self.active.get(update.request_id)
@@ -305,6 +313,8 @@ class Requests:
             self._notify_parent(active.request, ev.CompanionFailed(active.request.role, reason))
         else:
             self._metrics.requests.labels(outcome if error is None else type(error).__name__).inc()
+            if outcome is ev.Outcome.OK:
+                self._metrics.request.observe(time.perf_counter() - active.request.received_s)
             self._emit(request_id, Ended(error))
         if error is not None:
             self._failures.log_failure(active, error)

@@ -88,19 +88,20 @@ class StageGraph:
     def params_of(
         self, params: Mapping[int, Mapping[str, Any]] | None, each: Sequence[Mapping[str, Any] | None] | None
     ) -> Mapping[int, Mapping[str, Any]] | None:
-        """Sampling parameters by stage id: ``params``, or those of ``each``, one for each stage in document order.
+        """Sampling parameters by stage id: ``params``, or those of ``each``, in document order.
 
-        None in the list means the defaults. Raise InvalidRequestError for a list of another length, or for both.
+        None in the list means the defaults, and so does a list that ends early. Raise InvalidRequestError for a list
+        that is too long, or for both.
         """
         if each is None:
             return params
         if params is not None:
             raise InvalidRequestError("give params or sampling_params_list, not both")
-        if len(each) != len(self.stage_ids):
+        if len(each) > len(self.stage_ids):
             raise InvalidRequestError(
                 f"'sampling_params_list' has {len(each)} entries; the pipeline has {len(self.stage_ids)} stages"
             )
-        return {stage_id: params for stage_id, params in zip(self.stage_ids, each, strict=True) if params is not None}
+        return {stage_id: params for stage_id, params in zip(self.stage_ids, each, strict=False) if params is not None}
 
     def merge_params(self, params: Mapping[int, Mapping[str, Any]] | None) -> dict[int, dict[str, Any]]:
         """Sampling parameters of every stage: the document's defaults, overruled by the request's.

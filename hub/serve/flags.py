@@ -9,7 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from omni_discovery.balancing.policies import DEFAULT_POLICY
-from omni_discovery.commands.flags import add_backend_options, add_data_plane_options, check_backend, check_data_plane
+from omni_discovery.commands.flags import (
+    add_backend_options,
+    add_data_plane_options,
+    add_metrics_options,
+    check_backend,
+    check_data_plane,
+    check_metrics,
+)
 from omni_discovery.commands.registry import add_registry_options, read_security
 from omni_discovery.deploy.overrides import check_headless, parse_overrides
 from omni_discovery.errors import ConfigError
@@ -216,6 +223,7 @@ def _add_local_options(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--omni-replica-address", "-ora", metavar="IP", help="the address that local replicas advertise")
     add_backend_options(group)
+    add_metrics_options(group)
 
 
 def _add_ignored_options(parser: argparse.ArgumentParser) -> None:
@@ -238,6 +246,11 @@ def check_flags(arguments: argparse.Namespace) -> None:
         )
     check_data_plane(arguments)
     check_backend(arguments)
+    check_metrics(arguments)
+    if arguments.metrics_port is not None and not arguments.headless:
+        raise ConfigError(
+            "--metrics-port is for --headless: a hub shows the metrics of its local replicas at /metrics of --port"
+        )
     check_api(arguments)
     check_tracing(arguments)
     check_admission(arguments)

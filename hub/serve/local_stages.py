@@ -6,15 +6,19 @@ import contextlib
 import logging
 import os
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Final
 
+import msgspec
+
 from omni_discovery.backoff import RestartPauses
 from omni_discovery.commands.registry import child_environment
 from omni_discovery.commands.stage_options import StageOptions, open_config, stage_command
+from omni_discovery.metrics.samples import HostSamples, LatestSamples, SupervisorSample, decode_sample
 from omni_discovery.records.schema import ReplicaStatus
 from omni_discovery.view.table import View
 
@@ -28,6 +32,8 @@ _BAD_CONFIG: Final = 2
 #: Interval between signals to a supervisor that has to hurry: two at once may reach it as one.
 _HURRY_S: Final = 0.5
 _NEVER_S: Final = float("inf")
+#: A sample is shorter.
+_MOST_SAMPLE_BYTES: Final = 64 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +56,8 @@ class _Supervised:
 
     options: StageOptions
     child: subprocess.Popen[bytes] | None = None
+    #: On which ``child`` sends its samples.
+    samples: socket.socket | None = None
     pauses: RestartPauses = field(default_factory=RestartPauses)
     start_at_s: float = _NEVER_S
     #: The registry's revision when ``child`` was started: its replicas have later epochs.
@@ -57,6 +65,12 @@ class _Supervised:
     #: Since when one of its replicas is up, monotonic seconds; None before that.
     up_since_s: float | None = None
     was_up: bool = False
+
+    def close_samples(self) -> None:
+        """Close the socket of the samples, if there is one."""
+        samples, self.samples = self.samples, None
+        if samples is not None:
+            samples.close()
 
 
 @dataclass(slots=True)
@@ -68,6 +82,7 @@ class LocalStages:
     now: Callable[[], float] = time.monotonic
     _running: list[_Supervised] = field(default_factory=list)
     _hurries: bool = False
+    _latest: LatestSamples = field(default_factory=LatestSamples)
 
     def start(self, stages: tuple[StageOptions, ...]) -> None:
         """Start a supervisor for each stage."""
@@ -81,6 +96,7 @@ class LocalStages:
         A stage that was drained or has a wrong configuration stays down; any other is restarted.
         """
         ends, view = [], self.view()
+        self._receive_samples()
         for supervised in self._running:
             if supervised.child is None:
                 if self.now() >= supervised.start_at_s:
@@ -93,6 +109,11 @@ class LocalStages:
                 self._ended(supervised, code)
                 ends.append(StageEnd(supervised.options.stage_id, code, supervised.was_up))
         return ends
+
+    def samples(self) -> HostSamples:
+        """The latest samples of the supervisors and their replicas, for metrics."""
+        self._receive_samples()
+        return self._latest.latest(time.monotonic())
 
     def stop(self) -> None:
         """Drain all stages at the same time; kill supervisors that take too long. Idempotent. ``hurry`` shortens it."""
@@ -114,6 +135,8 @@ class LocalStages:
                 logger.warning("stage.killed stage=%d after_s=%.0f", stage_id, stop_s)
                 child.kill()
                 child.wait()
+        for supervised in running:
+            supervised.close_samples()
 
     def hurry(self) -> None:
         """Have ``stop``, now or later, fail the requests in flight instead of waiting for them. From any thread."""
@@ -121,18 +144,24 @@ class LocalStages:
 
     def _start(self, supervised: _Supervised) -> None:
         supervised.start_revision, supervised.up_since_s, supervised.start_at_s = self.view().revision, None, _NEVER_S
-        config_fd = open_config(supervised.options)
+        supervised.close_samples()
+        # Packets, so that a sample comes whole or, where too many wait, not at all.
+        supervised.samples, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        supervised.samples.setblocking(False)
+        config_fd = open_config(msgspec.structs.replace(supervised.options, metrics_fd=theirs.fileno()))
         try:
             supervised.child = subprocess.Popen(
                 [*stage_command(config_fd, supervised.options.stage_id), "--parent-pid", str(os.getpid())],
                 stdin=subprocess.DEVNULL,
-                pass_fds=(config_fd,),
+                pass_fds=(config_fd, theirs.fileno()),
                 env=child_environment(),
                 # Ctrl-C in a terminal is for the hub, which stops its supervisors.
                 start_new_session=True,
             )
         finally:
             os.close(config_fd)
+            theirs.close()
+        self._forget_replicas(supervised.options, supervised.options.count)
         logger.info("stage.starting stage=%d replicas=%d", supervised.options.stage_id, supervised.options.count)
 
     def _start_again(self, supervised: _Supervised) -> None:
@@ -146,7 +175,9 @@ class LocalStages:
     def _ended(self, supervised: _Supervised, code: int) -> None:
         stage_id, now_s = supervised.options.stage_id, self.now()
         supervised.child = None
-        if code in (_DRAINED, _BAD_CONFIG):
+        is_over = code in (_DRAINED, _BAD_CONFIG)
+        self._forget_replicas(supervised.options, 0 if is_over else supervised.options.count)
+        if is_over:
             level = logging.ERROR if code else logging.INFO
             logger.log(level, "stage.ended stage=%d exit_code=%d: no local replica of it runs any more", stage_id, code)
             return
@@ -154,6 +185,28 @@ class LocalStages:
         supervised.start_at_s = now_s + pause_s
         text = "stage.ended stage=%d exit_code=%d next_try_s=%.1f: its supervisor is started again then"
         logger.error(text, stage_id, code, pause_s)
+
+    def _receive_samples(self) -> None:
+        for supervised in self._running:
+            while supervised.samples is not None and (content := _packet(supervised.samples)):
+                sample = decode_sample(content)
+                if sample is not None:
+                    self._latest.take_sample(sample, time.monotonic())
+
+    def _forget_replicas(self, options: StageOptions, wanted: int) -> None:
+        """No process of the stage runs; ``wanted`` of them should."""
+        none = SupervisorSample(
+            namespace=options.namespace, stage_id=options.stage_id, wanted=wanted, restarts=0, replica_ids=()
+        )
+        self._latest.take_sample(none, time.monotonic())
+
+
+def _packet(samples: socket.socket) -> bytes:
+    """The next packet; empty if none has come, or none will."""
+    try:
+        return samples.recv(_MOST_SAMPLE_BYTES)
+    except OSError:
+        return b""
 
 
 def _is_up(supervised: _Supervised, view: View) -> bool:

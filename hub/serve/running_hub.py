@@ -164,6 +164,7 @@ class RunningHub:
             return None
         await self._agree_on_pipeline(client, stack)
         stages = LocalStages(client.view)
+        omni.hub_metrics.watch_host(stages.samples)
         stack.push_async_callback(asyncio.to_thread, stages.stop)
         stages.start(tuple(msgspec.structs.replace(stage, endpoints=self._endpoints) for stage in config.local_stages))
         return omni, stages

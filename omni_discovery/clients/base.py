@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import abc
 import concurrent.futures
+import functools
 import logging
 import threading
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from types import TracebackType
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Final, ParamSpec, Self, TypeVar
 
 from omni_discovery.errors import ConfigError, RegistryUnavailableError
 from omni_discovery.etcd.config import RegistryConfig, RegistrySecurity, RegistryTls, parse_endpoints
 from omni_discovery.etcd.store import EtcdKV
+from omni_discovery.log_once import LogOnce
 from omni_discovery.loop_thread import LoopThread
 from omni_discovery.registration.lease import LeaseState
 from omni_discovery.registration.leased_key import LeasedKey
@@ -27,6 +29,28 @@ _OPEN_TIMEOUT_S: Final = 10.0
 _FAILED: Final = (LeaseState.SUSPECT, LeaseState.LOST)
 
 _Result = TypeVar("_Result")
+_Arguments = ParamSpec("_Arguments")
+
+#: What ``endpoints`` is called where a coordinator stands in etcd's place.
+_OLD_NAME: Final = "coord_zmq_addr"
+_log_once = LogOnce()
+
+
+def accepts_old_name(call: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
+    """Let a call take its ``endpoints`` as ``coord_zmq_addr``, too; the first such call of the process warns."""
+
+    @functools.wraps(call)
+    def renamed(*args: _Arguments.args, **options: _Arguments.kwargs) -> _Result:
+        if _OLD_NAME in options:
+            if _log_once.should(_OLD_NAME):
+                logger.warning("client.old_name coord_zmq_addr means etcd's endpoints here: write endpoints=host:port")
+            renamed_options: Any = {("endpoints" if name == _OLD_NAME else name): options[name] for name in options}
+            if len(renamed_options) < len(options):
+                raise TypeError("give endpoints or coord_zmq_addr, not both")
+            return call(*args, **renamed_options)
+        return call(*args, **options)
+
+    return renamed
 
 
 def client_config(
@@ -81,6 +105,11 @@ class RegistryClient(abc.ABC):
             call_timeout_s=config.call_timeout_s,
         )
         self._start_on_loop(self._kv)
+
+    @property
+    def lease_left_s(self) -> float:
+        """How long the lease lasts if it is not renewed; 0 without one."""
+        return 0.0 if self._registrar is None else self._registrar.lease_left_s
 
     def keep_stories(self, stories: Stories) -> None:
         """Write the story of this client's lease to ``stories`` whenever the lease turns suspect or is lost."""

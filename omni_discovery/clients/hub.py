@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 
-from omni_discovery.clients.base import RegistryClient, client_config
+from omni_discovery.clients.base import RegistryClient, accepts_old_name, client_config
 from omni_discovery.etcd.config import RegistryTls
 from omni_discovery.etcd.store import EtcdKV
 from omni_discovery.kv import Claim
@@ -26,6 +26,7 @@ class OmniCoordClientForHub(RegistryClient):
     with ``relist``, ``bad_value``, ``repair`` and ``unproved`` as they happen.
     """
 
+    @accepts_old_name
     def __init__(
         self,
         endpoints: str | Sequence[str],

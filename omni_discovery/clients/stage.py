@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
-from omni_discovery.clients.base import RegistryClient, client_config
+from omni_discovery.clients.base import RegistryClient, accepts_old_name, client_config
 from omni_discovery.errors import ConfigError
 from omni_discovery.etcd.config import RegistryTls
 from omni_discovery.etcd.store import EtcdKV
@@ -53,6 +53,7 @@ class OmniCoordClientForStage(RegistryClient):
     ``on_acknowledged()``: the record says ``draining`` and every hub has applied that.
     """
 
+    @accepts_old_name
     def __init__(
         self,
         endpoints: str | Sequence[str],
@@ -236,6 +237,7 @@ class OmniCoordClientForStage(RegistryClient):
             self._on_acknowledged()
 
 
+@accepts_old_name
 def create_stage_coord_client(
     endpoints: str | Sequence[str],
     input_addr: str,

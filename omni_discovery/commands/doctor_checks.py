@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -133,7 +134,10 @@ _NEWER: Final = "run etcd 3.5.23 or newer, or 3.6"
 
 def examine(evidence: Evidence) -> list[Finding]:
     """Return the findings of all checks of a namespace's keys; a check that finds nothing wrong says so with OK."""
-    checks = (_namespace, _records, _leases, _clocks, _pipeline, _stages, _control, _hubs, _encryption, _versions)
+    checks = (
+        *(_namespace, _records, _leases, _clocks, _pipeline, _stages, _handoffs),
+        *(_control, _hubs, _encryption, _versions),
+    )
     found: list[Finding] = []
     for check in checks:
         found += check(evidence)
@@ -264,6 +268,33 @@ def _stages(evidence: Evidence) -> Iterator[Finding]:
         if not able[stage.stage_id]:
             text = f"stage {stage.stage_id} has nobody who takes work: its requests get 503"
             yield Finding(Grade.PROBLEM, "stage", text, "start a replica of it, or see `omni replicas` for why")
+
+
+def _handoffs(evidence: Evidence) -> Iterator[Finding]:
+    """Check that replicas on other hosts can reach the addresses at which connectors hand over."""
+    infos = sorted(evidence.view.replicas.values(), key=lambda info: (info.stage_id, info.replica_id))
+    for info in infos:
+        for edge, where in info.connectors.items():
+            host = where.get("host") if isinstance(where, Mapping) else None
+            if not isinstance(host, str) or not _is_loopback(host):
+                continue
+            apart = [
+                _name(each)
+                for each in infos
+                if edge == f"{info.stage_id}-{each.stage_id}" and each.host and each.host != info.host
+            ]
+            if apart:
+                names = ", ".join(apart[:_SHOWN])
+                text = f"replica {_name(info)} on {info.host} hands over at {host}, out of reach of {names} elsewhere"
+                advice = "give it an address that others reach, by --omni-replica-address or the connector's 'host'"
+                yield Finding(Grade.PROBLEM, "hand-off", text, advice)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _control(evidence: Evidence) -> Iterator[Finding]:

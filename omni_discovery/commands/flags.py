@@ -135,3 +135,35 @@ def check_backend(arguments: argparse.Namespace) -> None:
             "--omni-replica-address can't be every machine's of a Ray cluster: leave it out, each replica then gives "
             "the address from which its own machine reaches etcd"
         )
+
+
+#: Where a supervisor's metrics are served if nothing else is said.
+METRICS_HOST: Final = "127.0.0.1"
+
+
+def add_metrics_options(parser: argparse._ActionsContainer) -> None:
+    """Add the flags about the metrics of replicas that run without a hub in their process."""
+    parser.add_argument(
+        "--metrics-port",
+        type=int,
+        metavar="PORT",
+        help="serve the metrics of the replicas here to Prometheus, at /metrics of this port; 0 takes a free one"
+        " (default: not served; a hub shows those of its local replicas at its own /metrics)",
+    )
+    parser.add_argument(
+        "--metrics-host",
+        metavar="HOST",
+        help="the address of that port, which asks for no password: only for a network that you trust"
+        f" (default: {METRICS_HOST})",
+    )
+
+
+def check_metrics(arguments: argparse.Namespace) -> None:
+    """Raise ConfigError for a wrong value of these flags, or one without the other."""
+    port = arguments.metrics_port
+    if port is None and arguments.metrics_host is not None:
+        raise ConfigError("--metrics-host is where --metrics-port listens: give that too, or leave it out")
+    if port is not None and not 0 <= port <= 65535:
+        raise ConfigError(f"--metrics-port {port} is none; take 0 to 65535")
+    if arguments.metrics_host is not None:
+        check_host("--metrics-host", arguments.metrics_host)

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from omni_discovery.commands.flags import CURVE, PROCESSES, read_labels
+from omni_discovery.commands.flags import CURVE, METRICS_HOST, PROCESSES, read_labels
 from omni_discovery.commands.registry import read_password, read_security
 from omni_discovery.deploy.document import DeployConfig, StageConfig
 from omni_discovery.deploy.overrides import of_this_host, parse_overrides
@@ -57,6 +57,11 @@ class StageOptions(ReplicaOptions, frozen=True, kw_only=True):
     #: Processes of this machine, or actors of the Ray cluster at ``ray_address`` (empty for the one of this machine).
     worker_backend: str = PROCESSES
     ray_address: str = ""
+    #: Where the supervisor serves metrics over HTTP; None: nowhere.
+    metrics_host: str = METRICS_HOST
+    metrics_port: int | None = None
+    #: The socket on which it sends its samples to the hub that has started it; None: no hub wants any.
+    metrics_fd: int | None = None
 
 
 class StageCheck(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,6 +90,8 @@ def read_stage_options(
         drain_timeout_s=arguments.drain_timeout,
         worker_backend=arguments.worker_backend,
         ray_address=arguments.ray_address,
+        metrics_host=arguments.metrics_host or METRICS_HOST,
+        metrics_port=arguments.metrics_port,
     )
 
 

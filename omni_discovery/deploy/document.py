@@ -293,6 +293,15 @@ def parse_deploy(
     ``installed`` are connectors of other packages that edges may name directly. Raise ConfigError with the file, the
     places and what would be right.
     """
+    document, problems = parse_mapping(text, source)
+    return _read(document, source, overrides, installed, problems)
+
+
+def parse_mapping(text: str, source: str) -> tuple[dict[str, Any], list[Problem]]:
+    """Read the YAML of a document as a mapping whose keys know their lines, and what is wrong with its text.
+
+    Raise ConfigError if the text is no YAML, or no mapping.
+    """
     try:
         document, problems = load_yaml(text)
     except yaml.YAMLError as error:
@@ -303,7 +312,7 @@ def parse_deploy(
         raise ConfigError(f"{source}: not YAML: too many levels") from error
     if not isinstance(document, dict):
         raise ConfigError(f"{source}: a deploy document is a mapping with the key 'stages'")
-    return _read(document, source, overrides, installed, problems)
+    return document, problems
 
 
 def _where(error: yaml.YAMLError, text: str) -> str:
@@ -335,7 +344,7 @@ def _read(
         ours = translate(document, KNOWN_KEYS, overrides, installed)
     except RecursionError as error:
         raise ConfigError(f"{source}: a part of it holds itself") from error
-    deploy = _convert(ours, source, problems)
+    deploy = convert_document(ours, source, problems)
     for stage_id in overrides:
         deploy.stage(stage_id)
     return deploy
@@ -347,7 +356,7 @@ def decode_deploy(value: bytes, source: str) -> DeployConfig:
         document = msgspec.json.decode(value)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"{source}: {error}") from error
-    return _convert(document, source)
+    return convert_document(document, source)
 
 
 def encode_deploy(deploy: DeployConfig) -> bytes:
@@ -355,8 +364,8 @@ def encode_deploy(deploy: DeployConfig) -> bytes:
     return msgspec.json.encode(deploy, order="sorted")
 
 
-def _convert(document: Any, source: str, text_problems: Sequence[Problem] = ()) -> DeployConfig:
-    """Decode and check a document. Raise ConfigError with all problems, ``text_problems`` among them."""
+def convert_document(document: Any, source: str, text_problems: Sequence[Problem] = ()) -> DeployConfig:
+    """Decode and check a document in our own keys. Raise ConfigError with all problems, ``text_problems`` too."""
     problems, deploy = list(text_problems), None
     if isinstance(document, dict):
         problems += unknown_keys(document, KNOWN_KEYS)

@@ -65,6 +65,12 @@ class LeaseKeeper:
         return self._lease.lease_id
 
     @property
+    def left_s(self) -> float:
+        """How long the lease lasts if it is not renewed; 0 without a lease. May be read from any thread."""
+        lease = self._lease
+        return max(0.0, lease.deadline_s - self._clock.monotonic_s()) if lease.lease_id else 0.0
+
+    @property
     def reason(self) -> str:
         """Why the lease is in its state."""
         return self._lease.reason

@@ -190,6 +190,11 @@ class LeasedKey(abc.ABC):
     def _set_withdrawn(self) -> bool:
         """Change the value to one that announces the withdrawal; return False if there is none."""
 
+    @property
+    def lease_left_s(self) -> float:
+        """How long the key's lease lasts if it is not renewed; 0 without one. May be read from any thread."""
+        return self._keeper.left_s
+
     def start(self) -> None:
         """Begin to register; return at once."""
         self._tasks = (

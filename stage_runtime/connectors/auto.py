@@ -33,7 +33,7 @@ def boot_id() -> str:
 
 
 class AutoConnector(StoringConnector):
-    """Sends hand-offs below ``shm_threshold_bytes`` inside the metadata, larger ones in shared memory or over TCP.
+    """Hands over in shared memory or over TCP; without ``by_key``, below ``shm_threshold_bytes`` inside the metadata.
 
     Hand-offs for which shared memory has no room are kept in the producer's own memory. ``get`` consumes what it
     returns, unless the metadata says ``consume: False``; without metadata it looks into shared memory only.
@@ -57,7 +57,7 @@ class AutoConnector(StoringConnector):
     def _describe(self, kept: Kept) -> dict[str, Any]:
         metadata: dict[str, Any] = {"generation": kept.generation}
         if kept.block.path is not None:
-            metadata |= {**described(kept.block), "boot_id": self._boot_id}
+            metadata |= {**described(kept), "boot_id": self._boot_id}
         try:
             return metadata | self._tcp.offer(kept)
         except OSError as error:
@@ -83,6 +83,9 @@ class AutoConnector(StoringConnector):
         return buffer, buffer.payload()
 
     def _in_memory(self, edge: tuple[str, str, str], metadata: dict[str, Any]) -> tuple[Loan, memoryview] | None:
+        if "shm" not in metadata:
+            # A generation without a segment is another transport's.
+            metadata = {**metadata, "generation": None}
         try:
             view = self._reader.read(edge, metadata)
             return None if view is None else (view, view.payload())

@@ -11,14 +11,17 @@ from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
-import yaml
-
-from omni_discovery.deploy.dialect import declare_connectors
+from omni_discovery.deploy.document import DEFAULT_CONNECTOR, join_problems, parse_mapping
+from omni_discovery.deploy.edges import BASE, overlaid, read_edges
+from omni_discovery.deploy.lines import Problem
 from omni_discovery.errors import ConfigError
 from omni_discovery.plugins import BUILT_IN_CONNECTORS, CONNECTOR_ALIASES, CONNECTOR_GROUPS, find_plugins
 from stage_runtime.connectors.base import OmniConnectorBase
+
+#: How many files may stand below one another by ``base_config``.
+_MOST_BASES: Final = 8
 
 
 @dataclass
@@ -52,57 +55,46 @@ def load_omni_transfer_config(
 ) -> OmniTransferConfig | None:
     """Read the edges of a deploy document, from a file or as a mapping; None if neither is given.
 
-    Edges between a stage and those in its ``input_from`` (or the stage before it) that name no connector get shared
-    memory. Raise ConfigError with the place that is wrong.
+    The connectors and their ``extra`` are those that replicas build from the same document, also from one written for
+    vLLM-Omni. An edge that names no connector gets the default one, with ``default_shm_threshold``. Raise ConfigError
+    with the place that is wrong, and its line if it is in a file.
     """
-    if config_dict is None:
-        if config_path is None:
-            return None
-        config_dict = _read(Path(config_path))
-    config_dict = dict(config_dict)
-    declare_connectors(config_dict, find_plugins(CONNECTOR_GROUPS))
-    specs = {name: _spec(name, entry) for name, entry in (config_dict.get("connectors") or {}).items()}
+    if config_dict is None and config_path is None:
+        return None
+    installed = find_plugins(CONNECTOR_GROUPS)
+    if config_dict is not None:
+        deploy = read_edges(config_dict, "the transfer config", installed)
+    else:
+        path = Path(str(config_path))
+        document, problems = _read(path)
+        deploy = read_edges(document, str(path), installed, problems)
+    default = {"shm_threshold_bytes": default_shm_threshold}
+    named = {(edge.from_, edge.to) for edge in deploy.edges if edge.connector}
     edges: dict[tuple[str, str], ConnectorSpec] = {}
-    shared_memory = ConnectorSpec("SharedMemoryConnector", {"shm_threshold_bytes": default_shm_threshold})
-    for edge in config_dict.get("edges") or ():
-        name = edge.get("connector")
-        if name and name not in specs:
-            raise ConfigError(f"edge {edge.get('from')} to {edge.get('to')}: connector {name!r} is not in 'connectors'")
-        spec = specs[name] if name else shared_memory
-        bounds = {bound: edge[bound] for bound in ("window_size", "max_inflight") if edge.get(bound) is not None}
-        edges[str(edge["from"]), str(edge["to"])] = ConnectorSpec(spec.name, {**spec.extra, **bounds})
-    for pair in _implied_edges(config_dict.get("stages") or ()):
-        edges.setdefault(pair, shared_memory)
-    return OmniTransferConfig(edges, shared_memory)
+    for stage in deploy.stages:
+        for before in deploy.inputs_of(stage.stage_id):
+            pair = (before, stage.stage_id)
+            found = deploy.connector_of(*pair)
+            extra = found.extra if pair in named else default | found.extra
+            edges[str(pair[0]), str(pair[1])] = ConnectorSpec(found.name, dict(extra))
+    return OmniTransferConfig(edges, ConnectorSpec(DEFAULT_CONNECTOR, default))
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read(path: Path, depth: int = 0) -> tuple[dict[str, Any], list[Problem]]:
+    """The document of a file, on top of the one that its ``base_config`` names; and what is wrong with its text."""
     try:
-        document = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError) as error:
-        raise ConfigError(f"{path}: {error}") from error
-    if not isinstance(document, dict):
-        raise ConfigError(f"{path}: a mapping is wanted")
-    return document
-
-
-def _spec(name: str, entry: Any) -> ConnectorSpec:
-    if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
-        raise ConfigError(f"connector {name!r} needs a 'name': the class that carries it")
-    return ConnectorSpec(entry["name"], dict(entry.get("extra") or {}))
-
-
-def _implied_edges(stages: Any) -> list[tuple[str, str]]:
-    edges: list[tuple[str, str]] = []
-    before: Any = None
-    for stage in stages:
-        here = stage.get("stage_id")
-        sources = stage.get("input_from")
-        if sources is None:
-            sources = [] if before is None else [before]
-        edges.extend((str(source), str(here)) for source in sources)
-        before = here
-    return edges
+        document, problems = parse_mapping(path.read_text(encoding="utf-8"), str(path))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"can't read {path}: {error}") from error
+    base = document.get(BASE)
+    if base is None:
+        return document, problems
+    if depth == _MOST_BASES or not isinstance(base, str):
+        raise ConfigError(f"{path}: {BASE} is {base!r}; a file is wanted, on at most {_MOST_BASES} others")
+    below, of_base = _read(path.parent / base, depth + 1)
+    if wrong := [problem for problem in of_base if not problem.variable]:
+        raise ConfigError(join_problems(wrong, str(path.parent / base)))
+    return overlaid(below, document), problems
 
 
 Constructor = Callable[[dict[str, Any]], OmniConnectorBase]
@@ -156,7 +148,8 @@ class OmniConnectorFactory:
         name = cls._aliases.get(name, name)
         if name not in cls._ours:
             return {}
-        place: dict[str, Any] = {"namespace": namespace, "stage_id": stage_id}
+        # The hub passes the metadata of each hand-off on, so nobody looks for one by its key alone.
+        place: dict[str, Any] = {"namespace": namespace, "stage_id": stage_id, "by_key": False}
         if name != "SharedMemoryConnector":
             place |= {"bind_host": bind_host, "advertise_host": advertise_host}
         return place

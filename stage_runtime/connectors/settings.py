@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -13,6 +14,7 @@ from stage_runtime.connectors.store.store import Limits
 #: The settings of every connector that stores hand-offs.
 COMMON: Final = frozenset(
     {
+        "by_key",
         "device",
         "max_inflight",
         "max_inflight_bytes",
@@ -24,15 +26,43 @@ COMMON: Final = frozenset(
         "window_size",
     }
 )
+#: Settings of vLLM-Omni's model code that its documents write beside those of a connector. They are taken and kept in
+#: ``config``, and no connector reads them.
+OF_MODEL_CODE: Final = frozenset(
+    (
+        *("audio8_tts_codec_dtype", "audiocodec_token_offset", "audiocodec_vocab_size", "cfm_graph_bucket_frames"),
+        *("cfm_max_graphs", "code_predictor_prefix_graph_buckets", "code_predictor_prefix_graph_seq_lens"),
+        *("code_predictor_prefix_graphs", "codec_chunk_frames", "codec_chunk_frames_at_begin", "codec_chunk_ramp"),
+        *("codec_left_context_frames", "codec_right_holdback_frames", "codec_streaming", "codec_token_offset"),
+        *("codec_vocab_size", "connector_get_max_wait", "connector_get_max_wait_first_chunk"),
+        *("connector_get_sleep_s", "crossfade_sec", "decode_batch_max_size", "decode_cudagraph_batch_sizes"),
+        *("decode_cudagraph_capture_sizes", "decode_enable_tf32", "decoder_emit_chunk_frames", "enable_cfm_graph"),
+        *("enable_hift_graph", "fish_speech_backlog_codec_chunk_frames", "fish_speech_backlog_load_threshold"),
+        *("fish_speech_dac_dtype", "fish_speech_dac_max_batch", "fish_speech_dac_max_padded_frames"),
+        *("fish_speech_single_initial_chunk", "fish_speech_tensor_codes", "initial_codec_chunk_frames"),
+        *("initial_latent_chunk_size", "is_amplify_first_chunk", "is_skip_first_chunk", "latent_chunk_size"),
+        *("latent_left_context", "native_talker", "ref_audio_artifact_cache_max_entries", "ref_code_context_frames"),
+    )
+)
 _MIB: Final = 1 << 20
 _MOST_KEPT_FREE: Final = 512 * _MIB
 _TTL_S: Final = 3600.0
 
 
 def check_known(kind: str, config: Mapping[str, Any], known: Collection[str]) -> None:
-    """Raise ConfigError for settings that the connector does not have; ``kind`` is its name."""
-    if unknown := sorted(set(config) - set(known)):
-        raise ConfigError(f"{kind}: unknown {unknown}; known are {sorted(known)}")
+    """Raise ConfigError for settings that the connector does not have; ``kind`` is its name.
+
+    Those of vLLM-Omni's model code are taken: the model code that reads them is not here.
+    """
+    unknown = sorted(str(name) for name in set(config) - set(known) - OF_MODEL_CODE)
+    if unknown:
+        told = "; ".join(_hint(name, known) for name in unknown)
+        raise ConfigError(f"{kind}: {told}; known are {', '.join(sorted(known))}")
+
+
+def _hint(name: str, known: Collection[str]) -> str:
+    near = difflib.get_close_matches(name, [*known, *OF_MODEL_CODE], n=1)
+    return f"{name!r} is not known" + (f" (did you mean {near[0]!r}?)" if near else "")
 
 
 def number(config: Mapping[str, Any], name: str, default: float, least: float = 0) -> float:
@@ -53,6 +83,24 @@ def limits_of(config: Mapping[str, Any], directory: Path | None) -> Limits:
         window_size=_count(config, "window_size"),
         max_inflight=_count(config, "max_inflight"),
     )
+
+
+def flag(config: Mapping[str, Any], name: str, default: bool) -> bool:
+    """Return a setting that is true or false. Raise ConfigError for any other value."""
+    value = config.get(name, default)
+    if not isinstance(value, bool):
+        raise ConfigError(f"{name} is {value!r}; true or false is wanted")
+    return value
+
+
+def port(config: Mapping[str, Any], name: str) -> int:
+    """Return a setting that is a port; 0, the default and ``auto``, is any. Raise ConfigError for any other value."""
+    value = config.get(name) or 0
+    if value == "auto":
+        return 0
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 65536:
+        raise ConfigError(f"{name} is {value!r}; a port is wanted, or 0 for any")
+    return value
 
 
 def _count(config: Mapping[str, Any], name: str) -> int | None:

@@ -36,6 +36,7 @@ from stage_runtime.engine_loop.jobs import (
     WindowUpdate,
     Work,
 )
+from stage_runtime.engine_loop.meter import EngineMeter
 from stage_runtime.engine_loop.payloads import Payloads
 from stage_runtime.engine_loop.pieces import Pieces
 from stage_runtime.engine_loop.running import (
@@ -67,7 +68,7 @@ class Progress(msgspec.Struct, frozen=True):
 
 
 class EngineLoop:
-    """Runs in the replica's main thread; only ``jobs`` and ``progress`` may be touched from others."""
+    """Runs in the replica's main thread; only ``jobs``, ``progress`` and ``meter`` may be touched from others."""
 
     def __init__(
         self,
@@ -94,6 +95,7 @@ class EngineLoop:
         )
         self._pauses = Pauses(engine, self._capabilities)
         self._pieces = Pieces(engine, self._capabilities, payloads, self._pauses, self._add, self._finish, clock)
+        self.meter = EngineMeter(self._capabilities.metrics)
         #: Outputs of the engine that were discarded, by kind.
         self.counters: Counter[str] = Counter()
         self.jobs: SimpleQueue[Job] = SimpleQueue()
@@ -113,10 +115,12 @@ class EngineLoop:
             self._take_jobs(outcomes)
             self._enforce_deadlines(outcomes)
             if self._engine.has_unfinished():
+                self.meter.steps += 1
                 for output in self._engine.step():
                     outcomes += self._outcomes_of(output)
             outcomes += self._of_pieces(self._pieces.feed_waiting())
             outcomes += self._controls.run_due()
+            self.meter.read_engine(self._clock())
         except Exception as error:
             logger.exception("engine.died requests=%s", self._names_of_running())
             self._emit(outcomes)
@@ -287,6 +291,7 @@ class EngineLoop:
         flaw = "the engine said more of it behind its end" if running.has_ended else flaw_of(output)
         if flaw:
             return self._reject(output.key, flaw)
+        self.meter.count_output(running, output)
         outcomes: list[Outcome] = [*pieces_of(output, self._engine.modality)]
         if outcomes and running.first_output_at_s is None:
             running.first_output_at_s = self._clock()
@@ -311,6 +316,7 @@ class EngineLoop:
         if running is None:
             self._pieces.forget_request(output.key)
             return ()
+        self.meter.count_end(running, output)
         end = end_of(running, output, self._hand_over, self._clock)
         self._pieces.forget_request(output.key)
         if running.segmented is not None:

@@ -54,6 +54,8 @@ class Running:
     added_at_s: float
     transfer_s: float
     first_output_at_s: float | None = None
+    #: Tokens that the engine has put out for it.
+    tokens: int = 0
     #: Whether the engine has put out the end of the request, or of its present segment.
     has_ended: bool = False
     #: Whether the hub has cancelled it: nothing is handed over any more.

@@ -216,6 +216,16 @@ class DescribedEngine(Protocol):
         """
 
 
+class MeasuredEngine(Protocol):
+    """Offered by an engine that knows more of its load than the replica sees."""
+
+    def metrics(self) -> Mapping[str, float]:
+        """What is known of ``requests_running``, ``requests_waiting`` and ``kv_cache_usage`` (0 to 1).
+
+        Called between two steps, at most four times a second; must be quick. Other names are ignored.
+        """
+
+
 class PieceEngine(Protocol):
     """Offered by an engine that works on hand-offs piece by piece (async_chunk); each method also on its own."""
 

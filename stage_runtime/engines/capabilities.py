@@ -19,6 +19,7 @@ from stage_runtime.engines.base import (
     CompanionEngine,
     ControlEngine,
     DescribedEngine,
+    MeasuredEngine,
     PieceEngine,
     ResumingEngine,
     SegmentEngine,
@@ -31,7 +32,7 @@ logger = logging.getLogger(__name__)
 _Member = TypeVar("_Member")
 
 #: Methods that an engine may have beside those of ``Engine``.
-OPTIONAL_METHODS: Final = ("update", "feed", "wants", "pause", "moved_at_s", "check")
+OPTIONAL_METHODS: Final = ("update", "feed", "wants", "pause", "moved_at_s", "check", "metrics")
 #: Attributes and properties that it may have.
 OPTIONAL_ATTRIBUTES: Final = ("controls", "model_details", "not_resumable", "takes_companions")
 #: From which likeness on, 0 to 1, a name counts as a misspelling of another.
@@ -52,6 +53,7 @@ class Capabilities:
     pause: Callable[[str, bool], bool | None] | None
     moved_at_s: Callable[[], float] | None
     check: Callable[[], None] | None
+    metrics: Callable[[], Mapping[str, float]] | None
 
     def controls(self) -> Mapping[str, Callable[..., Any]]:
         """The engine's control methods by name, see ``ControlEngine``; empty if it has none."""
@@ -80,6 +82,7 @@ def capabilities_of(engine: object) -> Capabilities:
         pause=_read(lambda: cast(PieceEngine, engine).pause),
         moved_at_s=_read(lambda: cast(ThreadedEngine, engine).moved_at_s),
         check=_read(lambda: cast(CheckedEngine, engine).check),
+        metrics=_read(lambda: cast(MeasuredEngine, engine).metrics),
     )
 
 

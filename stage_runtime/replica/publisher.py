@@ -32,6 +32,10 @@ class RecordPublisher(Protocol):
         """Withdraw the record."""
 
     @property
+    def lease_left_s(self) -> float:
+        """How long the lease of the record lasts if it is not renewed; 0 without one."""
+
+    @property
     def awaited_hubs(self) -> frozenset[str] | None:
         """The live hubs that have not acknowledged the drain; None while etcd does not tell which hubs live."""
 

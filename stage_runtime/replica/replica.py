@@ -15,11 +15,13 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final
 
+from omni_discovery import __version__
 from omni_discovery.clients import OmniCoordClientForStage
 from omni_discovery.commands.flags import CURVE
 from omni_discovery.curve import KeyPair
 from omni_discovery.deploy.document import DeployConfig, StageConfig
 from omni_discovery.errors import ConfigError
+from omni_discovery.metrics.samples import ReplicaSample
 from omni_discovery.records.schema import HubRecord, ReplicaStatus
 from omni_discovery.wire import FailureKind
 from stage_runtime.addresses import tcp_address
@@ -37,12 +39,14 @@ from stage_runtime.lifecycle import (
     LifeState,
     Verdict,
     WorkFinished,
+    published_status,
     stalled,
 )
 from stage_runtime.replica.failures import describe_failure, is_known, not_loaded
 from stage_runtime.replica.identity import identity, model_details
 from stage_runtime.replica.publisher import RecordPublisher, ReplicaSnapshot, StatusPublisher
 from stage_runtime.replica.readiness import ReadinessCheck
+from stage_runtime.replica.sampler import Sampler, gpu_memory, library_versions
 from stage_runtime.server.handshake import ReplicaState, SecurityMismatchLog
 from stage_runtime.server.server import ReplicaServer
 from stage_runtime.status_pipe import Exiting, Up, WriteStatus, no_status
@@ -127,6 +131,11 @@ class Replica:
         self._security_mismatches = SecurityMismatchLog("" if self._keys is None else self._keys.public)
         self._client: RecordPublisher | None = None
         self._publisher: StatusPublisher | None = None
+        #: None while it is not registered for the first time; the latest one after that.
+        self._replica_id: int | None = None
+        #: How many hubs the registry lists; None while that is not known.
+        self._hub_count: int | None = None
+        self._sampler = Sampler(self._take_sample, write_status) if config.sampled else None
         self._phase = ""
         self._readiness = ReadinessCheck(self._payloads, self._describe)
 
@@ -152,6 +161,8 @@ class Replica:
                 self._client, self._take_snapshot, self._config.stage_id, reason, write_status=self._write_status
             )
             self._publisher.start()
+            if self._sampler is not None:
+                self._sampler.start()
             self._load_engine()
             self._serve()
         except _StoppedWhileLoadingError:
@@ -257,6 +268,8 @@ class Replica:
             logger.warning("replica.drain_unacknowledged stage=%d hubs=%s", self._config.stage_id, hubs)
 
     def _close_parts(self, exit_code: int) -> None:
+        if self._sampler is not None:
+            close_part("sampler", self._sampler.stop)
         # The record is withdrawn first: when the sockets close, no hub picks this replica any more.
         if self._publisher is not None:
             close_part("publisher", self._publisher.stop)
@@ -280,6 +293,40 @@ class Replica:
     def _take_snapshot(self) -> ReplicaSnapshot:
         state, queue_length = self._server.life_state, self._server.queue_length
         return ReplicaSnapshot(state, queue_length, self._is_stalled(), self._is_stalled(_HOPELESS))
+
+    def _take_sample(self) -> ReplicaSample | None:
+        """The state for metrics; None before the replica has an id."""
+        client, server, meter = self._client, self._server, self._loop.meter
+        if client is None or self._replica_id is None:
+            return None
+        used, lent = server.credits
+        is_up = published_status(server.life_state, self._is_stalled()) is ReplicaStatus.UP
+        return ReplicaSample(
+            stage_id=self._config.stage_id,
+            replica_id=self._replica_id,
+            is_up=is_up,
+            in_flight=server.queue_length,
+            slots=self._engine.capacity,
+            credits_used=used,
+            credits_lent=lent,
+            hubs=self._hub_count,
+            lease_left_s=round(client.lease_left_s, 3),
+            engine_steps=meter.steps,
+            prompt_tokens=meter.prompt_tokens,
+            completion_tokens=meter.completion_tokens,
+            outcomes=dict(server.outcomes),
+            events={name: count for name, count in dict(server.counters).items() if count},
+            engine=dict(meter.engine),
+            gpus=gpu_memory(),
+            about={
+                "engine": self._stage.engine,
+                "model": self._stage.model[:200],
+                "device": self._device,
+                "version": __version__,
+                "pid": str(os.getpid()),
+                **library_versions(),
+            },
+        )
 
     def _queue_job(self, job: Job) -> None:
         self._loop.jobs.put(job)
@@ -307,10 +354,12 @@ class Replica:
             self._client.describe(**fields)
 
     def _on_hubs(self, hubs: Mapping[str, HubRecord]) -> None:
+        self._hub_count = len(hubs)
         self._security_mismatches.warn_of_hubs(hubs)
         self._server.set_allowed_hubs({hub.curve_public_key: hub_id for hub_id, hub in hubs.items()})
 
     def _on_registered(self, replica_id: int, epoch: int) -> None:
+        self._replica_id = replica_id
         self._server.set_replica_name(f"{self._config.stage_id}/{replica_id}")
         self._server.set_epoch(epoch)
 

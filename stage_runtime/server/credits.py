@@ -83,6 +83,11 @@ class CreditBook:
         return self._unspent
 
     @property
+    def used(self) -> int:
+        """Slots that run a request."""
+        return self._running
+
+    @property
     def free(self) -> int:
         """Slots that neither run a request nor are lent; below 0 where requests came without a credit."""
         return self._capacity - self._running - self._unspent

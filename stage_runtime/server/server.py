@@ -118,6 +118,17 @@ class ReplicaServer:
         return len(self._sessions.ledger)
 
     @property
+    def outcomes(self) -> Mapping[str, int]:
+        """How many attempts ended, by ``ok``, ``cancelled`` or the failure kind."""
+        return self._sessions.outcomes
+
+    @property
+    def credits(self) -> tuple[int, int]:
+        """How many slots run a request, and how many are lent to hubs that have not spent them."""
+        book = self._sessions.handshake.credits
+        return book.used, book.unspent
+
+    @property
     def life_state(self) -> LifeState:
         """The replica's stage as hubs see it: ASLEEP if it is ready and was put to sleep."""
         return self._sessions.calls.life_state()

@@ -145,6 +145,9 @@ _SILENT_S: Final = 0.75
 _PROBE_INTERVAL_S: Final = 0.2
 #: Why a hub is given up whose connection is gone. Others are given up though their connection may stand.
 _GONE: Final = "is gone"
+#: How attempts end that do not fail.
+OK: Final = "ok"
+CANCELLED: Final = "cancelled"
 #: An Abort that names no attempt names them all.
 _ALL_ATTEMPTS: Final = (1 << 53) - 1
 #: Hub and replica both end a request at its deadline, which the replica counts from when the Submit came. An Abort that
@@ -179,6 +182,8 @@ class Sessions:
         self._next_probe_s = 0.0
         #: ``<stage>/<replica id>`` as log lines name this replica; empty before it is registered.
         self.replica_name = ""
+        #: Attempts that ended here, by ``ok``, ``cancelled`` or the failure kind.
+        self.outcomes = Counter(dict.fromkeys((OK, CANCELLED, *FailureKind), 0))
         #: A line for each failed request in the replica's log.
         self.failures = FailureLog(logger.log, time.monotonic)
 
@@ -338,13 +343,18 @@ class Sessions:
             self._give_up(ticket.peer, "reads too slowly")
 
     def _log_end(self, ticket: Ticket, end: Finished | RequestFailed) -> None:
-        """Log the end of a request if it is a failure; one that the hub has cancelled is none, but for its deadline."""
+        """Count the end of a request, and log it if it is a failure.
+
+        One that the hub has cancelled is none, but for its deadline.
+        """
         if isinstance(end, RequestFailed):
             kind, cause = end.kind, end.reason
         elif ticket.is_overdue and end.finish_reason == "abort":
             kind, cause = FailureKind.DEADLINE, "the hub stopped the request at its deadline"
         else:
+            self.outcomes[CANCELLED if end.finish_reason == "abort" else OK] += 1
             return
+        self.outcomes[kind] += 1
         stage, name = self.replica_name.partition("/")[0], self.replica_name
         failure = Failure(ticket.request_id, stage, name, ticket.attempt, kind.value, cause)
         self.failures.add(failure, logging.INFO if kind is FailureKind.INVALID else logging.WARNING)
@@ -407,6 +417,7 @@ class Sessions:
         dropped = self._replies.drop_peer(peer.name)
         self._counters["hubs_given_up"] += 1
         logger.warning("server.hub_given_up hub=%s %s requests=%d messages=%d", peer.hub_id, why, len(tickets), dropped)
+        self.outcomes[CANCELLED] += len(tickets)
         for ticket in tickets:
             self._close(ticket)
             self._to_do += (Cancel(ticket.key), ReleasePayload(ticket.owner))

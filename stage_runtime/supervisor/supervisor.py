@@ -21,8 +21,9 @@ from typing import Final, Protocol
 import msgspec
 
 from omni_discovery.deploy.document import DeployConfig, encode_deploy
+from omni_discovery.metrics.samples import SAMPLE_INTERVAL_S, Sample, SupervisorSample
 from stage_runtime.config import ReplicaConfig, SupervisorConfig
-from stage_runtime.status_pipe import Exiting, Up, split_line
+from stage_runtime.status_pipe import Exiting, Sampled, Up, split_line
 from stage_runtime.supervisor.restarts import EXIT_DONE, EXIT_FAILED, LeaveDown, Restarts, StartAgain
 
 logger = logging.getLogger(__name__)
@@ -68,15 +69,26 @@ class _Slot:
     exit_reason: str = ""
     #: How the previous process ended.
     former_end: str = ""
+    #: The replica id of the current process, as its last sample has it.
+    replica_id: int | None = None
 
     @property
     def is_hopeless(self) -> bool:
         """Whether no process runs and a restart is expected to fail, too."""
         return self.child is None and self.restarts.hopeless_code is not None
 
+    @property
+    def is_left_down(self) -> bool:
+        """Whether no process runs and none will be started: an operator has drained the replica."""
+        return self.child is None and self.start_at_s == float("inf")
+
 
 class Supervisor:
-    """Made and run in the main thread, which has the signal handlers."""
+    """Made and run in the main thread, which has the signal handlers.
+
+    ``export`` is called with each sample of a replica, and with the supervisor's own once a second. Without it the
+    replicas take no samples.
+    """
 
     def __init__(
         self,
@@ -85,13 +97,20 @@ class Supervisor:
         launcher: Launcher,
         environment_of: Callable[[int], dict[str, str]],
         on_stop: Callable[[], None] = lambda: None,
+        export: Callable[[Sample], None] | None = None,
     ) -> None:
         self._config = config
         self._on_stop = on_stop
         known_pipeline = encode_deploy(deploy).decode("utf-8")
         self._replica_config = msgspec.structs.replace(
-            config.replica, known_pipeline=known_pipeline, parent_pid=config.replica.parent_pid or os.getpid()
+            config.replica,
+            known_pipeline=known_pipeline,
+            parent_pid=config.replica.parent_pid or os.getpid(),
+            sampled=export is not None,
         )
+        self._export = export
+        self._export_at_s = 0.0
+        self._restart_count = 0
         self._launcher = launcher
         self._environment_of = environment_of
         self._slots = [_Slot(ordinal, Restarts()) for ordinal in range(config.count)]
@@ -140,9 +159,24 @@ class Supervisor:
                 self._forward(key.data)
         for slot in self._slots:
             self._reap(slot)
+        self._export_own(time.monotonic())
         if self._kill_at_s is not None and time.monotonic() >= self._kill_at_s:
             logger.error("supervisor.killing: the drain's bound has passed")
             self._kill_all()
+
+    def _export_own(self, now_s: float) -> None:
+        if self._export is None or now_s < self._export_at_s:
+            return
+        self._export_at_s = now_s + SAMPLE_INTERVAL_S
+        is_stopping = self._kill_at_s is not None
+        sample = SupervisorSample(
+            namespace=self._config.replica.namespace,
+            stage_id=self._config.replica.stage_id,
+            wanted=0 if is_stopping else sum(not slot.is_left_down for slot in self._slots),
+            restarts=self._restart_count,
+            replica_ids=tuple(slot.replica_id for slot in self._slots if slot.replica_id is not None),
+        )
+        self._export(sample)
 
     def _wait_s(self, now_s: float) -> float:
         due = [slot.start_at_s - now_s for slot in self._slots if slot.child is None]
@@ -175,7 +209,8 @@ class Supervisor:
             slot.unfinished_line = b""
         self._unregister(child.output_fd)
         os.close(child.output_fd)
-        slot.child = None
+        slot.child = slot.replica_id = None
+        self._export_at_s = 0.0
         self._handle_end(slot, code)
 
     def _handle_end(self, slot: _Slot, code: int) -> None:
@@ -187,7 +222,9 @@ class Supervisor:
         served_for_s = 0.0 if slot.up_since_s is None else now_s - slot.up_since_s
         slot.former_end = slot.exit_reason or how_it_ended(code)
         # Exit code 0 counts, too: this supervisor has not stopped the replica.
-        match slot.restarts.record_end(code, served_for_s):
+        follows = slot.restarts.record_end(code, served_for_s)
+        self._restart_count += isinstance(follows, StartAgain)
+        match follows:
             case StartAgain(delay_s, ""):
                 slot.start_at_s = now_s + delay_s
                 text = "supervisor.restarting stage=%d ordinal=%d code=%d in_s=%.1f: %s"
@@ -242,6 +279,10 @@ class Supervisor:
                 slot.up_since_s = time.monotonic()
             case Exiting(reason):
                 slot.exit_reason = reason
+            case Sampled(sample):
+                slot.replica_id = sample.replica_id
+                if self._export is not None:
+                    self._export(sample)
             case None:
                 self._print(slot, line)
                 return

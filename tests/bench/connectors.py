@@ -142,7 +142,8 @@ def mooncake_ways(common: dict[str, Any]) -> dict[str, Way]:
 
 def ways(wheel: str, path: str, mooncake: bool = False, yuanrong: int = 0) -> dict[str, Way]:
     """All of them, in the order of the tables."""
-    common = {"namespace": _NAMESPACE}
+    # As replicas make them: their hubs pass the metadata on, so nothing is looked for by its key alone.
+    common: dict[str, Any] = {"namespace": _NAMESPACE, "by_key": False}
     found: dict[str, Way] = {
         "pipe": PipeWay(),
         "bare": BareWay(path),

@@ -23,6 +23,7 @@ from stage_runtime.connectors import (
     OmniConnectorFactory,
     OmniTransferConfig,
     SharedMemoryConnector,
+    TcpConnector,
     TransferError,
     load_omni_transfer_config,
 )
@@ -30,6 +31,7 @@ from stage_runtime.testing import ConnectorContract
 from tests.support.connector_peer import Peer, intact, payload
 from tests.support.mooncake import mooncake_host, mooncake_master
 from tests.support.netns import Host
+from tests.support.processes import wait_for
 from tests.support.quiet import soon_s
 from tests.support.yuanrong import yuanrong
 
@@ -186,7 +188,7 @@ class TestContract(ConnectorContract):
 
 
 def test_what_travels_in_the_metadata_needs_no_room(make: Make) -> None:
-    producer = make(window_size=1, shm_threshold_bytes=500)
+    producer = make(window_size=1, shm_threshold_bytes=500, by_key=False)
     put(producer, "a", payload(1000))
     assert producer.put("0", "1", "b", payload(1000)) == (False, 0, None)
     put(producer, "small", {"a": 1})
@@ -195,7 +197,7 @@ def test_what_travels_in_the_metadata_needs_no_room(make: Make) -> None:
 @pytest.mark.parametrize("value", VALUES.values(), ids=VALUES.keys())
 @pytest.mark.parametrize("threshold", [0, 1 << 30], ids=["stored", "inline"])
 def test_what_one_puts_the_other_gets(make: Make, value: Any, threshold: int) -> None:
-    producer, consumer = make(shm_threshold_bytes=threshold), make()
+    producer, consumer = make(shm_threshold_bytes=threshold, by_key=False), make()
     stored, size, metadata = producer.put("0", "1", "key", value)
     assert stored
     got = consumer.get("0", "1", "key", metadata)
@@ -211,9 +213,38 @@ def test_a_very_large_hand_off_crosses_to_another_process(make: Make, peer: Call
 
 
 def test_small_hand_offs_travel_in_the_metadata(make: Make) -> None:
-    producer = make(shm_threshold_bytes=65536)
-    assert isinstance(put(producer, "key", {"a": 1})["inline"], bytes)
+    producer = make(shm_threshold_bytes=65536, by_key=False)
+    metadata = put(producer, "key", {"a": 1})
+    assert isinstance(metadata["inline"], bytes)
+    assert metadata["size"] == len(metadata["inline"])
     assert producer.health()["pending"] == 0
+
+
+def test_a_small_hand_off_that_is_found_by_key_is_freed_as_any_other(make: Make) -> None:
+    """By a consumer, by ``cleanup``, and at the end of its time; TcpConnector finds nothing by key and stores none."""
+    producer, consumer = make(shm_threshold_bytes=65536), make()
+    metadata = put(producer, "consumed", {"a": 1})
+    if isinstance(producer, TcpConnector):
+        assert metadata["inline"]
+        return
+    assert "inline" not in metadata
+    assert producer.health()["pending"] == 1
+    assert get(consumer, "consumed", metadata) == {"a": 1}
+    assert get(consumer, "consumed", metadata) is None
+    put(producer, "cleaned", {"a": 1})
+    producer.cleanup("cleaned")
+    wait_for("the first two to be dropped", lambda: _tidied(producer) == 1)
+    brief = make(shm_threshold_bytes=65536, ttl_s=1.0)
+    put(brief, "expires", {"a": 1})
+    time.sleep(1.2)
+    wait_for("the last one to be dropped", lambda: _tidied(brief) == 1)
+
+
+def _tidied(producer: OmniConnectorBase) -> int:
+    # What was consumed or has expired is dropped at the next call.
+    producer.get("0", "1", "nobody", {"consume": False})
+    producer.put("0", "1", "fresh", {"a": 1})
+    return int(producer.health()["pending"])
 
 
 def test_health_says_what_happened(make: Make) -> None:
@@ -323,7 +354,7 @@ def test_a_replicas_place_is_told_to_our_connectors_and_to_no_others() -> None:
         with OmniConnectorFactory.create_connector(spec) as connector:
             assert cast(Any, connector).config["namespace"] == "n"
     assert OmniConnectorFactory.place("Theirs", **place) == {}
-    assert OmniConnectorFactory.place("MooncakeConnector", **place) == place
+    assert OmniConnectorFactory.place("MooncakeConnector", **place) == place | {"by_key": False}
 
 
 def test_the_base_serializes_for_all() -> None:
@@ -335,7 +366,7 @@ def test_the_base_serializes_for_all() -> None:
         OmniConnectorBase.deserialize_obj(data[:-1])
 
 
-def test_edges_without_a_connector_get_shared_memory() -> None:
+def test_edges_without_a_connector_get_the_one_that_replicas_take() -> None:
     """Stage 2 takes from 0 and 1; the edge from 1 is named, the others are completed."""
     config = load_omni_transfer_config(
         config_dict={
@@ -346,7 +377,7 @@ def test_edges_without_a_connector_get_shared_memory() -> None:
         default_shm_threshold=7,
     )
     assert config is not None
-    shared = ConnectorSpec("SharedMemoryConnector", {"shm_threshold_bytes": 7})
+    shared = ConnectorSpec("AutoConnector", {"shm_threshold_bytes": 7})
     mine = ConnectorSpec("Mine", {"x": 1, "window_size": 4, "max_inflight": -1})
     assert config.connectors == {("0", "1"): shared, ("0", "2"): shared, ("1", "2"): mine}
     assert config.get_connector_for_edge("1", "2") == mine
@@ -359,7 +390,7 @@ def test_an_edge_may_have_bounds_and_no_connector_of_its_own() -> None:
     config = load_omni_transfer_config(config_dict={"edges": [{"from": 0, "to": 1, "max_inflight": 3}]})
     assert config is not None
     spec = config.get_connector_for_edge("0", "1")
-    assert spec == ConnectorSpec("SharedMemoryConnector", {"shm_threshold_bytes": 65536, "max_inflight": 3})
+    assert spec == ConnectorSpec("AutoConnector", {"shm_threshold_bytes": 65536, "max_inflight": 3})
 
 
 def test_an_edge_may_name_a_connector_that_is_not_declared() -> None:
@@ -374,7 +405,7 @@ def test_a_transfer_config_can_be_a_file_and_says_what_is_wrong_in_it(tmp_path: 
     config = load_omni_transfer_config(path)
     assert config is not None
     assert config.has_connector_for_edge("0", "1")
-    with pytest.raises(ConfigError, match="'x' is not in 'connectors'"):
+    with pytest.raises(ConfigError, match="the edge 0 to 1 wants connector 'x'"):
         load_omni_transfer_config(config_dict={"edges": [{"from": 0, "to": 1, "connector": "x"}]})
     with pytest.raises(ConfigError, match="no-such-file"):
         load_omni_transfer_config(tmp_path / "no-such-file")

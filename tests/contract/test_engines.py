@@ -18,7 +18,7 @@ from omni_discovery.deploy.document import StageConfig
 from omni_discovery.errors import ConfigError, InvalidRequestError
 from omni_discovery.wire import FailureKind
 from stage_runtime.engines.base import Engine, StageRequest, create_engine, modules_to_preload
-from stage_runtime.testing import OPTIONAL, EngineContract
+from stage_runtime.testing import OPTIONAL, EngineContract, drain
 from tests.support.engines import ECHO, PAINTER, THINKER, as_the_supervisor_has_it, run
 
 # As the supervisor has it; threads that spin for each other make tiny models slow.
@@ -232,6 +232,19 @@ def test_a_painter_with_nothing_handed_over_refuses(painter: Subject) -> None:
 @pytest.mark.filterwarnings("ignore")
 class TestThinker:
     """vLLM, with the demo's thinker."""
+
+    def test_the_scheduler_tells_its_requests_and_its_cache(self, thinker: Subject) -> None:
+        """Before, between two steps, and when all is done. No cache of prefixes is counted as in use."""
+        engine: Any = thinker.engine
+        idle = {"requests_running": 0, "requests_waiting": 0, "kv_cache_usage": 0}
+        assert engine.metrics() == idle
+        engine.add(thinker.request("a"))
+        engine.step()
+        busy = engine.metrics()
+        assert (busy["requests_running"], busy["requests_waiting"]) == (1, 0)
+        assert 0 < busy["kv_cache_usage"] <= 1
+        drain(engine)
+        assert engine.metrics() == idle
 
     def test_an_answer_streams_token_by_token(self, thinker: Subject) -> None:
         said = run(thinker.engine, ask_thinker("k"))["k"]

@@ -82,7 +82,7 @@ def embedder(_environment: None) -> Iterator[VllmPoolingEngine]:
 class TestPoolingKeepsTheContract(EngineContract):
     """The engine that pools."""
 
-    offers = frozenset({"controls"})
+    offers = frozenset({"controls", "metrics"})
 
     @pytest.fixture
     def engine(self, embedder: VllmPoolingEngine) -> Engine:

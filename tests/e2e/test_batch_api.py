@@ -29,7 +29,7 @@ if __name__ == "__main__":
         print(type(results[40].error).__name__)
         print(omni.generate("alone", modalities=["text"], use_tqdm=False)[0].text)
         try:
-            omni.generate(["x"], [{}])
+            omni.generate(["x"], [{}, {}, {}])
         except ValueError as error:
             print(error)
 """
@@ -71,7 +71,7 @@ def test_a_batch_gets_its_results_in_order_behind_a_progress_bar(tmp_path: Path)
         "True",
         "InvalidRequestError",
         "alone",
-        "'sampling_params_list' has 1 entries; the pipeline has 2 stages",
+        "'sampling_params_list' has 3 entries; the pipeline has 2 stages",
     ]
     assert "41/41" in errors
 

@@ -16,6 +16,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 
 from omni_discovery.wire import FailureKind  # noqa: E402 - torch first
 from stage_runtime.engines.base import Engine, StageRequest, create_engine  # noqa: E402
+from stage_runtime.replica.sampler import gpu_memory  # noqa: E402
 from stage_runtime.testing import OPTIONAL, EngineContract  # noqa: E402
 from tests.support.device_callables import torch_stage  # noqa: E402
 from tests.support.engines import PAINTER, THINKER, as_the_supervisor_has_it, run  # noqa: E402
@@ -152,3 +153,10 @@ class TestThinkerOnTheGpu(EngineContract):
 
     def pieces(self) -> Sequence[Mapping[str, Any]]:
         return [{"token_ids": torch.tensor([34, 35])}, {"token_ids": torch.tensor([36])}]
+
+
+def test_the_memory_of_the_gpu_that_is_used_is_measured() -> None:
+    held = torch.zeros(64 << 20, dtype=torch.uint8, device=DEVICE)
+    (gpu,) = gpu_memory()
+    assert gpu.index == held.device.index
+    assert held.nbytes <= gpu.used_bytes <= gpu.total_bytes

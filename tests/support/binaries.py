@@ -1,8 +1,9 @@
-"""Etcd binaries, the Docker engine and docker compose, for tests. Absent on a workplace is a skip, in CI a failure."""
+"""Etcd binaries, promtool, the Docker engine and docker compose. Absent on a workplace is a skip, in CI a failure."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 from pathlib import Path
 from typing import NoReturn
@@ -45,6 +46,14 @@ def require_compose() -> None:
         subprocess.run(["docker", "compose", "version"], check=True, capture_output=True, timeout=20)
     except (OSError, subprocess.SubprocessError) as error:
         absent(f"docker compose is not there: {error}")
+
+
+def require_promtool() -> str:
+    """The checker of Prometheus' rules."""
+    found = shutil.which("promtool")
+    if found is None:
+        absent("promtool is not there: apt-get install prometheus")
+    return found
 
 
 def absent(reason: str) -> NoReturn:

@@ -19,6 +19,7 @@ import msgspec
 from prometheus_client import Counter, Histogram
 
 from hub.metrics import HubMetrics
+from omni_discovery.metrics.collector import REPLICA_FAMILIES, SUPERVISOR_FAMILIES, Family
 from omni_discovery.records import keys
 from omni_discovery.records.beat import BeatRecord
 from omni_discovery.records.control import ControlSpec, HubControlSpec
@@ -199,8 +200,26 @@ def _capital(text: str) -> str:
 
 #: What a label of a metric says.
 _LABELS: Final = {
-    "outcome": "`ok`, `cancelled`, or the type of the error: `OverloadedError`, `StageUnavailableError`,"
-    " `ReplicaLostError`, `EngineFailedError`, `DeadlineExceededError`, `InvalidRequestError` ...",
+    "component": "`hub` or `supervisor`",
+    "device": "the devices that the replica was shown",
+    "engine": "the engine of the stage",
+    "event": "what a replica's sockets counted: `refused_handshakes`, `bad_frames`, `wrong_epoch`, `replayed`,"
+    " `rejected_<failure kind>`, `hubs_given_up`, `revoked` ...",
+    "gpu": "the GPU's number among those that the replica sees",
+    "model": "the model of the stage",
+    "namespace": "the namespace in etcd",
+    "outcome": "of a hub: `ok`, `cancelled`, or the type of the error: `OverloadedError`, `StageUnavailableError`,"
+    " `ReplicaLostError`, `EngineFailedError`, `DeadlineExceededError`, `InvalidRequestError` ...; of a replica: `ok`,"
+    " `cancelled`, or the failure kind: `engine`, `deadline`, `invalid`, `payload`, `overloaded`, `draining`,"
+    " `not_resumable`",
+    "pid": "the process id of the replica",
+    "python": "the version of Python",
+    "replica": "the replica as everywhere else, `<stage>/<replica id>`; of a hub's failed requests empty where none had"
+    " the request",
+    "torch": "the version of torch in the replica; empty: not loaded",
+    "type": "of tokens: `prompt` or `completion`",
+    "version": "the release of omni-discovery",
+    "vllm": "the version of vLLM in the replica; empty: not loaded",
     "part": "a part of a stage's time: `queue`, `submit`, `first_output`, `generate`, `transfer`"
     " ([what they mean](../operations/watch.md#where-the-time-goes))",
     "reason": "why a frame was dropped: `malformed`, `misplaced` (wrong socket), `session`, `epoch`, `stale` (of an"
@@ -214,8 +233,11 @@ _METRICS_INTRO: Final = """\
 
 {made}
 
-What `GET /metrics` of a hub has, in the format of Prometheus. With `--api vllm`, those of vLLM's own server follow.
-Replicas have no endpoint of their own: a hub reports what it sees of them.
+In the format of Prometheus:
+
+- `GET /metrics` of a hub has its own metrics and those of its local replicas and supervisors. With `--api vllm`, those
+  of vLLM's own server follow.
+- `GET /metrics` at `--metrics-port` of `omni serve --headless` has those of that supervisor and its replicas.
 
 [What to watch, and the alerts](../operations/watch.md#metrics-and-alerts) · `compose/monitoring` has rules for
 Prometheus and a dashboard for Grafana.
@@ -225,7 +247,11 @@ Prometheus and a dashboard for Grafana.
 def metrics_page() -> str:
     """docs/reference/metrics.md."""
     metrics = sorted(_metrics(), key=_metric_name)
-    labels = sorted({label for metric in metrics for label in metric._labelnames})
+    hosts = [*_family_rows(REPLICA_FAMILIES, ("stage", "replica"))]
+    hosts += _family_rows(SUPERVISOR_FAMILIES, ("namespace", "stage"))
+    labels = {label for metric in metrics for label in metric._labelnames}
+    labels |= {label for of_replica in REPLICA_FAMILIES for label in of_replica.labels}
+    labels |= {label for of_supervisor in SUPERVISOR_FAMILIES for label in of_supervisor.labels}
     rows = [
         [
             code(_metric_name(metric)),
@@ -235,14 +261,29 @@ def metrics_page() -> str:
         ]
         for metric in metrics
     ]
-    lines = [_METRICS_INTRO.format(made=_MADE), *table(("metric", "type", "labels", "meaning"), rows)]
-    lines += ["## Labels", "", *table(("label", "values"), [[code(label), _LABELS[label]] for label in labels])]
+    head = ("metric", "type", "labels", "meaning")
+    lines = [_METRICS_INTRO.format(made=_MADE), "## Of a hub", "", *table(head, rows)]
+    lines += ["## Of replicas and supervisors", "", _SAMPLES, "", *table(head, sorted(hosts))]
+    told = [[code(label), _LABELS[label]] for label in sorted(labels | {"namespace"})]
+    lines += ["## Labels", "", *table(("label", "values"), told)]
     lines += ["## Buckets", "", "Upper bounds of the histograms, in seconds. Each also has `_count` and `_sum`.", ""]
     for metric in metrics:
         if isinstance(metric, Histogram):
             bounds = ", ".join(f"{bound:g}" for bound in metric._kwargs["buckets"])
             lines.append(f"- {code(_metric_name(metric))}: {bounds}")
     return "\n".join([*lines, ""])
+
+
+#: How these metrics come about.
+_SAMPLES: Final = """\
+A replica reports once a second. One that has not for 15 s, because it hangs or its host is overloaded, has no metrics
+until it does; nor has one without a replica id. Counters begin at 0 with each process."""
+
+
+def _family_rows(families: Sequence[Family[Any]], labels: tuple[str, ...]) -> Iterator[list[str]]:
+    for family in families:
+        kind, suffix = ("counter", "_total") if family.is_counter else ("gauge", "")
+        yield [code(family.name + suffix), kind, ", ".join(map(code, (*labels, *family.labels))), plain(family.text)]
 
 
 def _metrics() -> list[Any]:

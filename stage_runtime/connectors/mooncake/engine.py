@@ -6,21 +6,27 @@ package is imported when a connector is built.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import ipaddress
 import threading
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
 from omni_discovery.errors import ConfigError
+from stage_runtime.addresses import source_address
 from stage_runtime.connectors.errors import TransferCancelledError, TransferError
 from stage_runtime.connectors.store.registered import STAMP_BYTES, Block, ManagedPool
 
 _WANTED: Final = "pip install 'omni-discovery[mooncake]' and Debian's libibverbs1 (apt-get install libibverbs1)"
 _RDMA_DEVICES: Final = Path("/sys/class/infiniband")
 PROTOCOLS: Final = ("tcp", "rdma")
+_AUTO: Final = "auto"
+#: An address for documentation, which no host has; the kernel looks up its route and nothing is sent.
+_ELSEWHERE: Final = "192.0.2.1"
 
 
 def load(module: str) -> Any:
@@ -49,6 +55,21 @@ def check_devices(protocol: str, names: str, folder: Path = _RDMA_DEVICES) -> No
         raise ConfigError(
             f"protocol is rdma, and {names or 'an RDMA device'} is not here; there are: {names_there}; or use tcp"
         )
+
+
+def host_of(config: Mapping[str, Any]) -> str:
+    """The address that ``host`` or ``advertise_host`` gives to peers; empty if neither does.
+
+    ``host: auto`` without ``advertise_host`` is this machine's address on the way to other networks.
+    """
+    host = str(config.get("host") or "")
+    if host and host != _AUTO:
+        return host
+    advertised = str(config.get("advertise_host") or "")
+    if host == _AUTO and not advertised:
+        with contextlib.suppress(OSError):
+            return source_address(_ELSEWHERE, 9)
+    return advertised
 
 
 def check_host(host: str) -> str:
@@ -115,6 +136,12 @@ class EngineEnd:
             if self._pool is None:
                 self._pool = self._start()
             return self._pool
+
+    @property
+    def library_engine(self) -> Any:
+        """The library's engine, started. Raises what ``pool`` raises."""
+        _ = self.pool
+        return self._engine
 
     @property
     def free_bytes(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import threading
 import time
 from collections.abc import Sequence
@@ -11,14 +12,15 @@ from typing import Any, Final
 
 from omni_discovery.errors import ConfigError
 from stage_runtime.connectors.errors import TransferError
-from stage_runtime.connectors.mooncake.engine import check_devices, check_host, check_protocol
+from stage_runtime.connectors.mooncake.engine import check_devices, check_host, check_protocol, host_of
 from stage_runtime.connectors.mooncake.store_client import StoreClient, StoreConfig, client_of
 from stage_runtime.connectors.serialization import Buffer
 from stage_runtime.connectors.settings import COMMON, limits_of, number
 from stage_runtime.connectors.store.connector import StoringConnector
+from stage_runtime.connectors.store.layout import key_digest
 from stage_runtime.connectors.store.memory import Loan, ReceivePool
 from stage_runtime.connectors.store.store import Kept, Store
-from stage_runtime.connectors.tcp.client import Fetches
+from stage_runtime.connectors.tcp.client import Fetch, Fetches
 
 logger = logging.getLogger(__name__)
 
@@ -47,24 +49,63 @@ _HEALTH_S: Final = 2.0
 _NAME_BYTES: Final = 32
 #: Suffix of the object that marks another one as fetched.
 _FETCHED: Final = "-fetched"
+_OBJECT: Final = re.compile(rf"omni-[0-9a-f]{{{2 * _NAME_BYTES}}}")
 #: A name that no object has.
 _NOBODY: Final = "omni-nobody"
 
 
-class _StoredObject:
-    """See MemoryBlock; one hand-off in the store. Its name is random, so only readers with the metadata find it."""
+def _index_name(digest: bytes) -> str:
+    """The name of the object that holds the name of a key's present hand-off."""
+    return f"omni-key-{digest.hex()}"
 
-    path: str | None = None
+
+class _KeyIndex:
+    """The names of the hand-offs by the hashes of their keys, as objects of the store."""
 
     def __init__(self, client: StoreClient, timeout_s: float) -> None:
         self._client = client
         self._timeout_s = timeout_s
+        self._memory = ReceivePool(0)
+
+    def name_of(self, digest: bytes, deadline_s: float, fetching: Fetch | None = None) -> str | None:
+        """The name of the hand-off under a key; None if there is none. Raise TransferError."""
+        found = self._client.get(_index_name(digest), self._memory, deadline_s, fetching)
+        name = "" if found is None else found.tobytes().decode("ascii", "replace")
+        return name if _OBJECT.fullmatch(name) else None
+
+    def set_name(self, digest: bytes, name: str) -> None:
+        """Have the key mean that hand-off from now on. Raise TransferError."""
+        deadline_s = time.monotonic() + self._timeout_s
+        # An object is never overwritten. In between, the key has no hand-off.
+        self._client.remove(_index_name(digest), deadline_s)
+        self._client.put(_index_name(digest), (name.encode("ascii"),), deadline_s)
+
+    def drop_name(self, digest: bytes, name: str) -> None:
+        """Drop the entry of a key if it still means that hand-off. Raise TransferError."""
+        deadline_s = time.monotonic() + _SHORT_S
+        if self.name_of(digest, deadline_s) == name:
+            self._client.remove(_index_name(digest), deadline_s)
+
+
+class _StoredObject:
+    """See MemoryBlock; one hand-off in the store. Its name is random: the metadata has it, and the index, if any."""
+
+    path: str | None = None
+
+    def __init__(self, client: StoreClient, timeout_s: float, index: _KeyIndex | None) -> None:
+        self._client = client
+        self._timeout_s = timeout_s
+        self._index = index
+        self._digest = b""
         self.pins = 0
         self.name = f"omni-{os.urandom(_NAME_BYTES).hex()}"
 
     def fill(self, parts: Sequence[Buffer], size_bytes: int, generation: bytes, key_digest: bytes) -> None:
         """See MemoryBlock."""
         self._client.put(self.name, parts, time.monotonic() + self._timeout_s)
+        if self._index is not None:
+            self._digest = key_digest
+            self._index.set_name(key_digest, self.name)
 
     def publish(self, path: str) -> None:
         """See MemoryBlock. Does nothing: it has no path."""
@@ -95,6 +136,8 @@ class _StoredObject:
         try:
             for name in (self.name, self.name + _FETCHED):
                 self._client.remove(name, time.monotonic() + _SHORT_S)
+            if self._index is not None and self._digest:
+                self._index.drop_name(self._digest, self.name)
         except TransferError as error:
             logger.warning("mooncake.not_removed reason=%s", error)
 
@@ -110,9 +153,10 @@ class _ObjectPool:
 
     free_bytes = 0
 
-    def __init__(self, client: StoreClient, timeout_s: float) -> None:
+    def __init__(self, client: StoreClient, timeout_s: float, index: _KeyIndex | None) -> None:
         self._client = client
         self._timeout_s = timeout_s
+        self._index = index
         self._lock = threading.Lock()
         self._there = 0
         self.made = 0
@@ -122,7 +166,7 @@ class _ObjectPool:
         with self._lock:
             self._there += 1
             self.made = max(self.made, self._there)
-        return _StoredObject(self._client, self._timeout_s)
+        return _StoredObject(self._client, self._timeout_s, self._index)
 
     def give_back(self, segment: Any) -> None:
         """See BlockPool."""
@@ -138,17 +182,18 @@ class _ObjectPool:
 
 
 class MooncakeStoreConnector(StoringConnector):
-    """Hand-offs below ``shm_threshold_bytes`` travel inside the metadata; larger ones are objects of the store.
+    """Hand-offs are objects of the store; without ``by_key``, small ones travel inside the metadata.
 
-    An object is in the segment of the process that put it, as long as that has room, and goes with the process. It is
-    found by the metadata of ``put`` only. The process connects to the store with its first hand-off.
+    An object is in the segment of the process that put it, as long as that has room, and goes with the process. With
+    ``by_key`` a second object holds its name under the hash of namespace, edge and key. The process connects to the
+    store with its first hand-off.
     """
 
     known_settings = COMMON | _SETTINGS
 
     def __init__(self, config: dict[str, Any] | None = None) -> None:
         given = config or {}
-        self.host = check_host(str(given.get("host") or given.get("advertise_host") or ""))
+        self.host = check_host(host_of(given))
         self.master = str(given.get("master", "127.0.0.1:50051"))
         if not self.master.rpartition(":")[2].isdigit():
             raise ConfigError(f"master is {self.master!r}; host:port of a mooncake_master is wanted")
@@ -162,13 +207,14 @@ class MooncakeStoreConnector(StoringConnector):
         self._timeout_s = float(number(given, "timeout_s", _TIMEOUT_S))
         way = StoreConfig(self.host, self.metadata, self.segment, self.localbuf, self.proto, self.rdma, self.master)
         self._client = client_of(way)
+        self._index = _KeyIndex(self._client, self._timeout_s)
         super().__init__(config)
         self._marks = self.config.get("window_size") not in (None, -1)
         self._memory = ReceivePool(limits_of(self.config, None).pool_bytes)
         self._fetches = Fetches()
 
     def _make_store(self) -> Store:
-        memory = _ObjectPool(self._client, self._timeout_s)
+        memory = _ObjectPool(self._client, self._timeout_s, self._index if self.by_key else None)
         return Store(self.namespace, None, limits_of(self.config, None), in_memory=False, memory=memory)
 
     def _describe(self, kept: Kept) -> dict[str, Any]:
@@ -176,11 +222,13 @@ class MooncakeStoreConnector(StoringConnector):
 
     def _fetch(self, edge: tuple[str, str, str], metadata: dict[str, Any]) -> tuple[Loan, Any] | None:
         name = metadata.get("mooncake_key")
-        if not isinstance(name, str):
-            return None
         timeout_s = metadata.get("timeout_s", self._timeout_s)
         deadline_s = time.monotonic() + (timeout_s if isinstance(timeout_s, int | float) else self._timeout_s)
         with self._fetches.under_way(edge[2]) as fetching:
+            if not isinstance(name, str):
+                name = self._index.name_of(key_digest(self.namespace, *edge), deadline_s, fetching)
+            if name is None:
+                return None
             buffer = self._client.get(name, self._memory, deadline_s, fetching)
             if buffer is None:
                 return None
@@ -191,6 +239,16 @@ class MooncakeStoreConnector(StoringConnector):
             elif metadata.get("mark_fetched") and not self._client.is_there(name + _FETCHED, deadline_s):
                 self._client.put(name + _FETCHED, (b"1",), deadline_s)
         return buffer, buffer.payload()
+
+    @property
+    def store(self) -> Any:
+        """The library's store; None before the first hand-off."""
+        return self._client.library_store
+
+    @property
+    def pin(self) -> Any:
+        """The library's configuration of the objects that this process puts; None before the first hand-off."""
+        return self._client.object_config
 
     def cancel(self, get_key: str) -> None:
         """See OmniConnectorBase."""

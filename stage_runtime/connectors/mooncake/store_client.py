@@ -68,6 +68,16 @@ class StoreClient:
         self._why = ""
         self._asked_again_at_s = 0.0
 
+    @property
+    def library_store(self) -> Any:
+        """The library's store; None before the first call."""
+        return self._store
+
+    @property
+    def object_config(self) -> Any:
+        """The library's configuration of the objects of this process; None before the first call."""
+        return self._mine
+
     def put(self, name: str, parts: Sequence[serialization.Buffer], deadline_s: float) -> None:
         """Store an object of ``parts``. Raise TransferError, also if there is no room."""
         config = self._config
@@ -89,7 +99,9 @@ class StoreClient:
         if answer:
             raise TransferError(f"Mooncake's store answers {answer}")
 
-    def get(self, name: str, memory: ReceivePool, deadline_s: float, fetching: Fetch) -> PooledBuffer | None:
+    def get(
+        self, name: str, memory: ReceivePool, deadline_s: float, fetching: Fetch | None = None
+    ) -> PooledBuffer | None:
         """A copy of an object in a buffer of ``memory``; None if there is no such object. Raise TransferError."""
         found = self._outcome(self._submit(lambda store: _copy(store, name, memory)), deadline_s, fetching)
         if found is None and self.is_there(name, deadline_s):

@@ -2,34 +2,51 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import logging
 import os
 import ssl
 import sys
 import threading
+import uuid
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
 from omni_discovery.errors import ConfigError
+from omni_discovery.log_once import LogOnce
 from stage_runtime.connectors.errors import TransferError
-from stage_runtime.connectors.mooncake.engine import EngineEnd, check_devices, check_host, check_protocol
+from stage_runtime.connectors.mooncake.engine import EngineEnd, check_devices, check_host, check_protocol, host_of
 from stage_runtime.connectors.mooncake.offers import FetchRequest, OfferServer, receive_offered
-from stage_runtime.connectors.settings import COMMON, limits_of, number
+from stage_runtime.connectors.settings import COMMON, flag, limits_of, number, port
 from stage_runtime.connectors.store.connector import StoringConnector
 from stage_runtime.connectors.store.layout import TOKEN_BYTES, key_digest
 from stage_runtime.connectors.store.memory import Loan
-from stage_runtime.connectors.store.registered import ManagedBlockPool, ManagedBuffer, PoolBlock, flat_tensor
+from stage_runtime.connectors.store.registered import (
+    BufferAllocator,
+    ManagedBlockPool,
+    ManagedBuffer,
+    PoolBlock,
+    flat_tensor,
+)
 from stage_runtime.connectors.store.store import Kept, Store
 from stage_runtime.connectors.tcp.client import converse
 from stage_runtime.connectors.tcp.connector import TCP_SETTINGS, TcpEnd
 from stage_runtime.connectors.tcp.server import PayloadServer
 
+logger = logging.getLogger(__name__)
+
 _POOL_BYTES: Final = 1 << 30
+#: How many ports from ``zmq_port`` on are tried: replicas of one document share a host.
+_PORTS_TRIED: Final = 64
+#: What both sides show in place of a sender's token with ``insecure_by_key``: no secret.
+_OPEN_TOKEN: Final = hashlib.blake2b(b"insecure_by_key", digest_size=TOKEN_BYTES).digest()
 _ROLES: Final = ("both", "sender", "receiver")
 _SETTINGS: Final = frozenset(
     {
         "device_name",
         "host",
+        "insecure_by_key",
         "memory_pool_device",
         "memory_pool_size",
         "protocol",
@@ -49,11 +66,30 @@ class _OfferEnd(TcpEnd):
         super().__init__(config, store)
         self._engine = engine
         self._sender_token = sender_token
-        self._port = int(number(config, "zmq_port", 0))
+        self._port = port(config, "zmq_port")
 
     def _make_server(self, tls: ssl.SSLContext | None) -> PayloadServer:
         session = self._engine.start()
-        return OfferServer(self._bind_host, self._store, tls, self._limits, self._port, session, self._sender_token)
+        end = min(self._port + _PORTS_TRIED, 65536) if self._port else 0
+        for wanted in range(self._port, end):
+            server = self._listen_on(wanted, tls, session)
+            if server is not None:
+                if wanted != self._port:
+                    logger.warning("connector.port_taken zmq_port=%d listens_on=%d", self._port, wanted)
+                return server
+        return self._new_server(0, tls, session)
+
+    def _listen_on(self, wanted: int, tls: ssl.SSLContext | None, session: str) -> OfferServer | None:
+        """A server on that port; None if somebody else listens there."""
+        try:
+            return self._new_server(wanted, tls, session)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+            return None
+
+    def _new_server(self, wanted: int, tls: ssl.SSLContext | None, session: str) -> OfferServer:
+        return OfferServer(self._bind_host, self._store, tls, self._limits, wanted, session, self._sender_token)
 
     @property
     def cut_off(self) -> bool:
@@ -98,7 +134,8 @@ class MooncakeTransferEngineConnector(StoringConnector):
 
     A hand-off is read by any number of consumers at once, from the producer's pool into theirs. The metadata of ``put``
     is all that a consumer needs. Without metadata, or with only ``source_host`` and ``source_port``, a consumer fetches
-    a hand-off by its key, which takes the sender's token: see ``update_sender_info``.
+    a hand-off by its key, which takes the sender's token: see ``update_sender_info``. With ``insecure_by_key`` on both
+    sides it takes none.
     """
 
     supports_raw_data = True
@@ -109,8 +146,7 @@ class MooncakeTransferEngineConnector(StoringConnector):
 
     def __init__(self, config: dict[str, Any] | None = None) -> None:
         given = dict(config or {})
-        host = given.get("host")
-        if host and host != "auto":
+        if host := host_of(given):
             given["advertise_host"] = host
         usual = self._usual
         self.host = self._check_host(str(given.get("advertise_host", "")))
@@ -125,17 +161,28 @@ class MooncakeTransferEngineConnector(StoringConnector):
         self.can_put = self.role != "receiver"
         self._engine = self._make_engine(given)
         super().__init__(given)
-        secret = str(given.get("sender_token", ""))
-        #: The token made of a configured secret: senders require it, and receivers show it.
-        self._token_given = hashlib.blake2b(secret.encode(), digest_size=TOKEN_BYTES).digest() if secret else b""
+        #: The token that the settings say: senders require it, and receivers show it.
+        self._token_given = self._token_of(given)
         self._sender_token = self._token_given or os.urandom(TOKEN_BYTES)
         #: Senders by rank; None is the default.
         self._senders: dict[int | None, _Sender] = {}
         self._senders_lock = threading.Lock()
+        self._no_token_told = LogOnce()
         self._offers = _OfferEnd(self.config, self._store, self._engine, self._sender_token)
-        sender_port = int(number(given, "sender_zmq_port", 0))
+        #: Unique to this connector.
+        self.engine_id = str(uuid.uuid4())
+        sender_port = port(given, "sender_zmq_port")
         if given.get("sender_host") and sender_port:
             self.update_sender_info(str(given["sender_host"]), sender_port)
+
+    def _token_of(self, given: dict[str, Any]) -> bytes:
+        secret = str(given.get("sender_token", ""))
+        if not flag(given, "insecure_by_key", False):
+            return hashlib.blake2b(secret.encode(), digest_size=TOKEN_BYTES).digest() if secret else b""
+        if secret:
+            raise ConfigError("insecure_by_key is true beside a sender_token: keep one of the two, best the token")
+        logger.warning("connector.insecure who reaches the port and knows a key may fetch: setting=insecure_by_key")
+        return _OPEN_TOKEN
 
     def _make_engine(self, given: dict[str, Any]) -> EngineEnd:
         return EngineEnd(self.host, self.protocol, self.device_name, self.pool_size, self.pool_device)
@@ -168,6 +215,40 @@ class MooncakeTransferEngineConnector(StoringConnector):
     def zmq_port(self) -> int:
         """The port of the control connections."""
         return self._offers.listen()[1]
+
+    @property
+    def allocator(self) -> BufferAllocator:
+        """Which parts of the pool are free. ``allocate`` takes one with all that belongs to it."""
+        return self._engine.pool.allocator
+
+    @property
+    def engine(self) -> Any:
+        """The library's engine, started. Raise TransferError if it does not start."""
+        return self._engine.library_engine
+
+    @property
+    def sender_host(self) -> str | None:
+        """The host of the sender that is asked by key; None while none is known."""
+        address = self._default_sender()
+        return None if address is None else address[0]
+
+    @property
+    def sender_zmq_port(self) -> int | None:
+        """The port of the sender that is asked by key; None while none is known."""
+        address = self._default_sender()
+        return None if address is None else address[1]
+
+    def _default_sender(self) -> tuple[str, int] | None:
+        with self._senders_lock:
+            known = self._senders.get(None)
+        return None if known is None else known.address
+
+    @property
+    def zmq_ctx(self) -> Any:
+        """The ZMQ context of the process, for the caller's own sockets: the control connections here are plain TCP."""
+        import zmq
+
+        return zmq.Context.instance()
 
     def allocate(self, size_bytes: int) -> ManagedBuffer:
         """A buffer of the pool, to be filled and given to ``put``, which does not copy it. Raise OSError if full."""
@@ -231,9 +312,22 @@ class MooncakeTransferEngineConnector(StoringConnector):
         known = known or _Sender(None, b"")
         address = address or known.address
         shown = metadata.get("sender_token") or known.token or self._token_given
-        if not address or not isinstance(shown, bytes) or not shown:
+        if not address:
+            return None
+        if not isinstance(shown, bytes) or not shown:
+            self._tell_no_token(address)
             return None
         return address, (key_digest(self.namespace, *edge), shown)
+
+    def _tell_no_token(self, address: tuple[str, int]) -> None:
+        with self._lock:
+            is_news = self._no_token_told.should(address)
+        if is_news:
+            logger.warning(
+                "connector.no_sender_token host=%s zmq_port=%d: give its sender_token to update_sender_info, or both "
+                "sides the same one in their settings",
+                *address,
+            )
 
     def update_sender_info(
         self, sender_host: str, sender_zmq_port: int, sender_rank: int | None = None, sender_token: bytes = b""

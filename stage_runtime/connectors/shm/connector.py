@@ -9,22 +9,22 @@ from typing import Any, Final
 from stage_runtime.connectors.settings import COMMON, limits_of
 from stage_runtime.connectors.shm.reader import ShmReader, ShmView
 from stage_runtime.connectors.store.connector import StoringConnector
-from stage_runtime.connectors.store.memory import MemoryBlock
 from stage_runtime.connectors.store.shm_blocks import ShmBlock
 from stage_runtime.connectors.store.store import Kept, Store
 
 DEFAULT_DIRECTORY: Final = "/dev/shm"  # noqa: S108 - files there are made with O_EXCL, and only ours are read
 
 
-def described(segment: MemoryBlock) -> dict[str, Any]:
-    """Where readers of this host find a block, for the metadata; empty if it is no shared memory."""
-    if segment.path is None or not isinstance(segment, ShmBlock):
-        return {}
-    return {"shm": segment.name, "segment": segment.id}
+def described(kept: Kept) -> dict[str, Any]:
+    """Where readers of this host find a hand-off, for the metadata; only its size if it is not in shared memory."""
+    block = kept.block
+    if block.path is None or not isinstance(block, ShmBlock):
+        return {"size": kept.size_bytes}
+    return {"size": kept.size_bytes, "shm": block.name, "segment": block.id}
 
 
 class SharedMemoryConnector(StoringConnector):
-    """Hand-offs below ``shm_threshold_bytes`` travel inside the metadata, larger ones in /dev/shm.
+    """Hand-offs in /dev/shm; without ``by_key``, those below ``shm_threshold_bytes`` travel inside the metadata.
 
     ``get`` consumes what it returns, unless the metadata says ``consume: False``: then the producer keeps it until
     ``cleanup`` or ``close``. The key is enough to find it; metadata of other transports is ignored.
@@ -38,10 +38,13 @@ class SharedMemoryConnector(StoringConnector):
         return Store(self.namespace, self._directory, limits_of(self.config, self._directory), in_memory=False)
 
     def _describe(self, kept: Kept) -> dict[str, Any]:
-        return {"generation": kept.generation, **described(kept.block)}
+        return {"generation": kept.generation, **described(kept)}
 
     def _fetch(self, edge: tuple[str, str, str], metadata: dict[str, Any]) -> tuple[ShmView, memoryview] | None:
         self._store.tidy()
+        if "shm" not in metadata:
+            # A generation without a segment is another transport's.
+            metadata = {**metadata, "generation": None}
         view = self._reader.read(edge, metadata)
         return None if view is None else (view, view.payload())
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import logging
 import threading
 from abc import abstractmethod
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from omni_discovery.errors import ConfigError
 from stage_runtime.config import SerializationError
 from stage_runtime.connectors.base import OmniConnectorBase
+from stage_runtime.connectors.devices import check_device, to_device
 from stage_runtime.connectors.serialization import deserialize, serialize_parts
-from stage_runtime.connectors.settings import check_known, number
+from stage_runtime.connectors.settings import check_known, flag, number
 from stage_runtime.connectors.store.memory import Lent, Loan
 from stage_runtime.connectors.store.store import Kept, Store
 
@@ -19,20 +21,28 @@ logger = logging.getLogger(__name__)
 
 
 class StoringConnector(OmniConnectorBase):
-    """Hand-offs below ``shm_threshold_bytes`` travel inside the metadata; larger ones are kept in a store.
+    """Keeps hand-offs in a store. With ``by_key``, each is found by its key alone, and by the metadata of ``put``.
 
-    The constructor raises ConfigError for unknown or wrong settings.
+    Without it, hand-offs below ``shm_threshold_bytes`` travel inside the metadata and are stored nowhere, which is much
+    cheaper: replicas do that, because the metadata always comes along. The constructor raises ConfigError for unknown
+    or wrong settings.
     """
 
     #: The names that ``extra`` may hold.
     known_settings: ClassVar[frozenset[str]]
+    #: Whether a key alone can find a hand-off at all.
+    can_find_by_key: ClassVar[bool] = True
 
     def __init__(self, config: dict[str, Any] | None = None) -> None:
         self.config = dict(config or {})
         check_known(type(self).__name__, self.config, self.known_settings)
         self.stage_id = self.config.get("stage_id", -1)
-        self.device = self.config.get("device", "cpu")
+        #: Where the tensors of fetched objects go.
+        self.device = check_device(self.config.get("device", "cpu"))
         self.threshold = int(number(self.config, "shm_threshold_bytes", 65536))
+        self.by_key = flag(self.config, "by_key", self.can_find_by_key)
+        if self.by_key and not self.can_find_by_key:
+            raise ConfigError(f"by_key is true, and a {type(self).__name__} finds hand-offs by their metadata only")
         self.namespace = str(self.config.get("namespace", ""))
         self._lock = threading.Lock()
         self._lent = Lent()
@@ -66,8 +76,8 @@ class StoringConnector(OmniConnectorBase):
         try:
             parts = serialize_parts(data)
             size_bytes = sum(map(len, parts))
-            if size_bytes < self.threshold:
-                metadata: dict[str, Any] = {"inline": b"".join(parts)}
+            if size_bytes < self.threshold and not self.by_key:
+                metadata: dict[str, Any] = {"inline": b"".join(parts), "size": size_bytes}
             else:
                 kept = self._store.put((from_stage, to_stage, put_key), parts, size_bytes)
                 metadata = self._described(kept)
@@ -94,17 +104,20 @@ class StoringConnector(OmniConnectorBase):
     def get(
         self, from_stage: str, to_stage: str, get_key: str, metadata: dict[str, Any] | None = None
     ) -> tuple[Any, int] | None:
-        """See OmniConnectorBase."""
-        metadata = metadata or {}
+        """See OmniConnectorBase. Metadata that are no mapping, or another transport's, are ignored: the key counts.
+
+        Metadata may also be a mapping from keys to the metadata of each.
+        """
+        metadata = _metadata_of(get_key, metadata)
         inline = metadata.get("inline")
         if isinstance(inline, bytes):
-            got = deserialize(inline), len(inline)
+            got = to_device(deserialize(inline), self.device), len(inline)
         else:
             fetched = self._fetch((from_stage, to_stage, get_key), metadata)
             if fetched is None:
                 return None
             loan, content = fetched
-            got = self._open(content), len(content)
+            got = to_device(self._open(content), self.device), len(content)
             self._lent.note_loan(got[0], loan)
         with self._lock:
             self._gets += 1
@@ -114,9 +127,12 @@ class StoringConnector(OmniConnectorBase):
         """See OmniConnectorBase."""
         self._lent.release(obj)
 
-    def cleanup(self, request_id: str) -> None:
-        """See OmniConnectorBase."""
-        self._store.cleanup(request_id)
+    def cleanup(self, request_id: str, from_stage: str | None = None, to_stage: str | None = None) -> None:
+        """See OmniConnectorBase. With both stages, drop only what was put on that edge under that very key."""
+        if from_stage is not None and to_stage is not None:
+            self._store.drop_edge((from_stage, to_stage, request_id))
+        else:
+            self._store.cleanup(request_id)
 
     def health(self) -> dict[str, Any]:
         """See OmniConnectorBase. ``pending`` counts stored hand-offs, ``lent`` the fetched objects that still live."""
@@ -133,3 +149,11 @@ class StoringConnector(OmniConnectorBase):
     def close(self) -> None:
         """See OmniConnectorBase. Fetched objects stay valid."""
         self._store.close()
+
+
+def _metadata_of(key: str, given: Any) -> dict[str, Any]:
+    """The metadata for one key; empty for anything that is no mapping."""
+    if not isinstance(given, Mapping):
+        return {}
+    of_key = given.get(key)
+    return dict(of_key if isinstance(of_key, Mapping) else given)

@@ -27,38 +27,50 @@ _ALIGNMENT: Final = 4096
 
 
 class BufferAllocator:
-    """Offsets in a region of ``size_bytes``: first fit, free neighbours are joined. Not thread-safe."""
+    """Offsets in a region of ``size_bytes``: first fit, free neighbours are joined. Used by any thread."""
 
     def __init__(self, size_bytes: int) -> None:
+        self.size_bytes = size_bytes
+        self._lock = threading.Lock()
         #: Free stretches as (offset, size), by offset; no two of them touch.
         self._free = [(0, size_bytes)]
 
     def allocate(self, size_bytes: int) -> tuple[int, int] | None:
         """Offset and size of a block for ``size_bytes``, rounded up to 4096; None if no free stretch is that long."""
         wanted = max(-(-size_bytes // _ALIGNMENT), 1) * _ALIGNMENT
-        for position, (offset, size) in enumerate(self._free):
-            if size >= wanted:
-                self._free[position : position + 1] = [(offset + wanted, size - wanted)] if size > wanted else []
-                return offset, wanted
+        with self._lock:
+            for position, (offset, size) in enumerate(self._free):
+                if size >= wanted:
+                    self._free[position : position + 1] = [(offset + wanted, size - wanted)] if size > wanted else []
+                    return offset, wanted
         return None
 
     def free(self, offset: int, size_bytes: int) -> None:
-        """Free a block of ``allocate``."""
-        position = bisect.bisect(self._free, (offset, 0))
-        start, end = offset, offset + size_bytes
-        following = position
-        if position and sum(self._free[position - 1]) == start:
-            position -= 1
-            start = self._free[position][0]
-        if following < len(self._free) and self._free[following][0] == end:
-            end += self._free[following][1]
-            following += 1
-        self._free[position:following] = [(start, end - start)]
+        """Free a block of ``allocate``. Raise ValueError, and free nothing, if a part of it is free already."""
+        with self._lock:
+            position = bisect.bisect(self._free, (offset, 0))
+            start, end = offset, offset + size_bytes
+            free_before = sum(self._free[position - 1]) if position else 0
+            following = position
+            free_after = self._free[following][0] if following < len(self._free) else self.size_bytes
+            if size_bytes <= 0 or start < free_before or end > free_after:
+                raise ValueError(
+                    f"the {size_bytes} bytes at {offset} are no block in use: a part of them is free already, or "
+                    f"outside of the {self.size_bytes} bytes"
+                )
+            if position and free_before == start:
+                position -= 1
+                start = self._free[position][0]
+            if following < len(self._free) and free_after == end:
+                end += self._free[following][1]
+                following += 1
+            self._free[position:following] = [(start, end - start)]
 
     @property
     def free_bytes(self) -> int:
         """All free bytes, in any number of stretches."""
-        return sum(size for _, size in self._free)
+        with self._lock:
+            return sum(size for _, size in self._free)
 
 
 #: Length of the random stamp before the content of a block, by which a reader verifies that it read the offered block.

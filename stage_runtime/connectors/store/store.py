@@ -152,6 +152,12 @@ class Store:
             found = [self._pop(edge) for edge in list(self._kept) if _belongs(edge[2], request_id)]
         self._drop(*found)
 
+    def drop_edge(self, edge: Edge) -> None:
+        """Drop the hand-off under exactly that edge and key, if there is one."""
+        with self._lock:
+            found = self._pop(edge)
+        self._drop(found)
+
     def discard(self, kept: Kept) -> None:
         """Drop a hand-off that was not announced to any consumer."""
         with self._lock:

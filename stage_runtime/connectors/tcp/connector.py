@@ -185,6 +185,7 @@ class TcpConnector(StoringConnector):
     """
 
     known_settings = COMMON | TCP_SETTINGS
+    can_find_by_key = False
 
     def __init__(self, config: dict[str, Any] | None = None) -> None:
         super().__init__(config)

@@ -200,7 +200,7 @@ _LOOK_EVERY_S: Final = 0.02
 
 
 class YuanrongConnector(StoringConnector):
-    """Hand-offs below ``shm_threshold_bytes`` travel inside the metadata; larger ones are in the datasystem.
+    """Hand-offs are in the datasystem; without ``by_key``, small ones travel inside the metadata.
 
     Their producer drops them there; those of a killed producer end with their time to live. ``get`` consumes what it
     returns, unless the metadata says ``consume: False``. The key is enough to find a hand-off: without the metadata of

@@ -14,6 +14,7 @@ from omni_discovery.errors import ConfigError
 from stage_runtime.connectors.errors import TransferError
 from stage_runtime.connectors.mooncake.engine import EngineEnd
 from stage_runtime.connectors.mooncake.transfer import MooncakeTransferEngineConnector
+from stage_runtime.connectors.settings import port
 
 logger = logging.getLogger(__name__)
 
@@ -157,7 +158,5 @@ class YuanrongTransferEngineConnector(MooncakeTransferEngineConnector):
 
     def _make_engine(self, given: dict[str, Any]) -> EngineEnd:
         self.device_name = check_device(self.device_name)
-        port = given.get("rpc_port") or 0
-        if isinstance(port, bool) or not isinstance(port, int) or not 0 <= port < 65536:
-            raise ConfigError(f"rpc_port is {port!r}; a port is wanted, or 0 for any")
-        return YuanrongEngineEnd(self.host, port, self.device_name, self.pool_size, self.pool_device)
+        rpc_port = port(given, "rpc_port")
+        return YuanrongEngineEnd(self.host, rpc_port, self.device_name, self.pool_size, self.pool_device)

@@ -221,6 +221,11 @@ class EchoEngine:
             time.sleep(min(0.01, max(0.0, min(speech.next_at_s for speech in speaking) - now_s)))
         return outputs
 
+    def metrics(self) -> Mapping[str, float]:
+        """See MeasuredEngine. The oldest requests run, as many as there is capacity for."""
+        running = min(len(self._speeches), self._args.capacity)
+        return {"requests_running": running, "requests_waiting": len(self._speeches) - running}
+
     def close(self) -> None:
         """See Engine."""
         self._speeches.clear()

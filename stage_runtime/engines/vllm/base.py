@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from omni_discovery.deploy.document import StageConfig
@@ -67,6 +68,12 @@ class LlmStage:
             outputs += [output for made in self._llm.step() if (output := self._read_output(made)) is not None]
         return outputs
 
+    def metrics(self) -> Mapping[str, float]:
+        """See MeasuredEngine. What vLLM's scheduler knows; empty where it is not in this process."""
+        core = getattr(getattr(self._llm, "engine_core", None), "engine_core", None)
+        scheduler = getattr(core, "scheduler", None)
+        return {} if scheduler is None else scheduler_metrics(scheduler)
+
     def close(self) -> None:
         """See Engine."""
         llm, self._llm = self._llm, None
@@ -99,6 +106,16 @@ class LlmStage:
     def _read_output(self, made: Any) -> EngineOutput | None:
         """Convert one output of vLLM to the output of its request; None if there is nothing to put out."""
         raise NotImplementedError
+
+
+def scheduler_metrics(scheduler: Any) -> Mapping[str, float]:
+    """The load of vLLM's scheduler, as far as this minor of vLLM tells it."""
+    found: dict[str, float] = {}
+    with suppress(AttributeError):
+        found["requests_running"], found["requests_waiting"] = scheduler.get_request_counts()
+    with suppress(AttributeError):
+        found["kv_cache_usage"] = scheduler.kv_cache_manager.usage
+    return found
 
 
 def failed_output(key: str, error: Exception) -> EngineOutput:

@@ -105,7 +105,7 @@ def test_where_nobody_can_listen_there_is_shared_memory(make: Make) -> None:
 
 
 def test_nobody_listens_before_there_is_something_to_offer(make: Make) -> None:
-    small = make(shm_threshold_bytes=65536)
+    small = make(shm_threshold_bytes=65536, by_key=False)
     small.put("0", "1", "key", {"a": 1})
     assert small.health()["transfers"] == {}
     assert small._tcp._server is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -23,10 +24,12 @@ from stage_runtime.connectors import (
     TransferError,
     TransferTimeoutError,
 )
-from stage_runtime.connectors.mooncake.engine import check_devices
+from stage_runtime.connectors.mooncake import store
+from stage_runtime.connectors.mooncake.engine import check_devices, host_of
 from stage_runtime.connectors.mooncake.store import MooncakeStoreConnector
 from stage_runtime.connectors.mooncake.store_client import StoreClient, StoreConfig
 from stage_runtime.connectors.mooncake.transfer import MooncakeTransferEngineConnector
+from stage_runtime.connectors.store.layout import key_digest
 from stage_runtime.connectors.store.registered import ManagedBuffer
 from tests.support.connector_peer import Peer, intact, payload
 from tests.support.mooncake import mooncake_host, mooncake_master
@@ -178,6 +181,110 @@ def test_both_sides_may_be_given_one_secret_and_a_place_by_hand(make: Make) -> N
     assert make(sender_token="another one", **given).get("0", "1", "key", KEEP) is None
     assert receiver.put("0", "1", "key", {"a": 1}) == (False, 0, None)
     assert "receiver" in receiver.last_error
+
+
+def test_with_the_insecure_setting_host_and_port_are_enough(make: Make, caplog: pytest.LogCaptureFixture) -> None:
+    """1. by ``update_sender_info``, by metadata with an address alone, and by settings; 2. a sender without the
+    setting tells such a receiver nothing; 3. both sides say in their logs that they are open
+    """
+    sender, guarded = make(insecure_by_key=True), make()
+    assert caplog.text.count("connector.insecure") == 1
+    host, port = sender.get_connection_info()["host"], sender.zmq_port
+    put(sender, "key", {"a": 1})
+    put(guarded, "key", {"a": 2})
+    receiver = make(insecure_by_key=True)
+    assert (receiver.sender_host, receiver.sender_zmq_port) == (None, None)
+    receiver.update_sender_info(host, port)
+    assert (receiver.sender_host, receiver.sender_zmq_port) == (host, port)
+    receiver.update_sender_info(host, port, 3)
+    for metadata in (KEEP, {"source_host": host, "source_port": port, **KEEP}, {"sender_rank": 3, **KEEP}):
+        assert receiver.get("0", "1", "key", metadata)[0] == {"a": 1}  # type: ignore[index]
+    given = make(insecure_by_key=True, sender_host=host, sender_zmq_port=port)
+    assert given.get("0", "1", "key", KEEP) is not None
+    closed = {"source_host": host, "source_port": guarded.zmq_port}
+    assert receiver.get("0", "1", "key", closed) is None
+    assert guarded.health()["pending"] == 1
+    with pytest.raises(ConfigError, match="insecure_by_key is true beside a sender_token"):
+        make(insecure_by_key=True, sender_token="a secret")
+
+
+def test_a_receiver_without_the_senders_token_says_so_once(make: Make, caplog: pytest.LogCaptureFixture) -> None:
+    sender, receiver = make(), make()
+    put(sender, "key", {"a": 1})
+    receiver.update_sender_info("127.0.0.1", sender.zmq_port)
+    for _ in range(3):
+        assert receiver.get("0", "1", "key") is None
+    assert caplog.text.count("connector.no_sender_token") == 1
+
+
+def test_a_taken_zmq_port_is_not_the_end_of_the_second_replica(make: Make, host: Host) -> None:
+    """Connectors of one document, in this process and in another: each listens, and each one's metadata say where."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        wanted = free.getsockname()[1]
+    first, second, consumer = make(zmq_port=wanted), make(zmq_port=wanted), make(zmq_port="auto")
+    found = [put(each, "key", {"of": number}) for number, each in enumerate((first, second))]
+    assert found[0]["source_port"] == wanted
+    assert found[1]["source_port"] > wanted
+    assert second.endpoint()["zmq_port"] == second.zmq_port == found[1]["source_port"]
+    for number, metadata in enumerate(found):
+        assert consumer.get("0", "1", "key", metadata)[0] == {"of": number}  # type: ignore[index]
+    other = Peer(TRANSFER, host, zmq_port=wanted, memory_pool_size=POOL)
+    try:
+        stored, _, metadata = other.call("put", "key", 5000, 9)
+        assert stored
+        assert metadata["source_port"] not in (0, *(each["source_port"] for each in found))
+        got = consumer.get("0", "1", "key", metadata)
+        assert got is not None
+        assert got[0]["seed"] == 9
+        assert intact(got[0])
+    finally:
+        other.kill()
+    with pytest.raises(ConfigError, match="zmq_port is 99999; a port is wanted"):
+        make(zmq_port=99999)
+
+
+def test_small_objects_go_through_the_pool_too_where_they_are_found_by_key(make: Make) -> None:
+    """Their metadata have all that the metadata of large ones have; ``cleanup`` by edge and key frees them."""
+    sender, receiver = make(shm_threshold_bytes=65536), make()
+    for value, is_fast in ((b"raw", True), (torch.ones(3), True), ({"a": 1}, False)):
+        metadata = put(sender, "key", value)
+        assert metadata["is_fast_path"] is is_fast
+        assert {"source_host", "source_port", "data_size"} <= metadata.keys()
+        assert free_bytes(sender) < POOL
+        sender.cleanup("key", from_stage="0", to_stage="2")
+        assert free_bytes(sender) < POOL
+        sender.cleanup("key", from_stage="0", to_stage="1")
+        assert free_bytes(sender) == POOL
+        assert receiver.get("0", "1", "key", metadata) is None
+    # Another transport's metadata, and none at all, mean the key at the sender that is known.
+    put(sender, "key", {"a": 1})
+    info = sender.get_connection_info()
+    receiver.update_sender_info(info["host"], info["zmq_port"], sender_token=info["sender_token"])
+    every: list[Any] = ["text", {}, {"shm": "psm_1", "size": 3}, {"key": {"size": 3}}]
+    for foreign in every:
+        assert receiver.get("0", "1", "key", foreign) is not None
+        put(sender, "key", {"a": 1})
+
+
+def test_a_transfer_engines_parts_are_there_by_name(make: Make) -> None:
+    connector = make()
+    assert connector.allocator.free_bytes == POOL
+    buffer = connector.allocate(5000)
+    assert connector.allocator.free_bytes == POOL - 8192
+    buffer.release()
+    assert connector.engine.get_rpc_port() == connector.rpc_port > 0
+    assert len(connector.engine_id) == 36
+    assert connector.engine_id != make().engine_id
+    assert not connector.zmq_ctx.closed
+
+
+def test_the_host_auto_is_this_machines_address(host: Host) -> None:
+    """On a host with a route to others; a replica's own address goes before it."""
+    assert host_of({"host": "auto", "advertise_host": "10.1.2.3"}) == "10.1.2.3"
+    assert host_of({"host": "10.9.9.9", "advertise_host": "10.1.2.3"}) == "10.9.9.9"
+    assert host_of({}) == ""
+    assert host_of({"host": "auto"}) in ("", host.address)
 
 
 def test_a_wrong_token_is_refused_and_counted_and_the_hand_off_stays(make: Make) -> None:
@@ -396,6 +503,37 @@ def test_a_master_that_does_not_answer_is_not_asked_for_a_moment(monkeypatch: py
     store.answer = 0
     client._asked_again_at_s = 0.0
     client.put("name", [b"x"], time.monotonic() + 5)
+
+
+def test_the_store_finds_hand_offs_by_their_keys(host: Host) -> None:
+    """1. of any size, from another process, in the latest version; 2. gone from the store with the hand-off: by a
+    consumer, by ``cleanup``, and as a later one takes its place; 3. a replica makes no such entries
+    """
+    mooncake_master()
+    settings: dict[str, Any] = {"segment": 32 << 20, "localbuf": 32 << 20, "namespace": "by-key"}
+    peer = Peer("MooncakeStoreConnector", host, **settings)
+    try:
+        with MooncakeStoreConnector(settings) as connector:
+            assert (connector.store, connector.pin) == (None, None)
+            for size_bytes in (100, 1 << 20):
+                connector.put("0", "1", "key", payload(size_bytes, 6))
+                assert connector.put("0", "1", "key", payload(size_bytes, 7))[0]
+                assert peer.call("get", "key", KEEP)[:2] == (True, 7)
+                assert peer.call("get", "key", "not a mapping")[:2] == (True, 7)
+                assert peer.call("get", "key", None) is None
+            assert connector.store is not None
+            assert connector.pin.with_hard_pin
+            connector.put("0", "1", "key", payload(100, 8))
+            index = store._index_name(key_digest("by-key", "0", "1", "key"))
+            assert connector.store.is_exist(index) == 1
+            connector.cleanup("key", "0", "1")
+            assert connector.store.is_exist(index) == 0
+            assert peer.call("get", "key", None) is None
+            with MooncakeStoreConnector(settings | {"by_key": False, "shm_threshold_bytes": 0}) as replicas:
+                assert replicas.put("0", "1", "key", payload(100, 9))[0]
+                assert connector.store.is_exist(index) == 0
+    finally:
+        peer.kill()
 
 
 def test_the_store_refuses_what_is_too_large_for_it(host: Host) -> None:

@@ -47,7 +47,7 @@ LAYERS = {
             "list_watch",
             "stories",
         ),
-        ("records", "wire"),
+        ("records", "wire", "metrics"),
         ("etcd", "deploy", "balancing"),
         ("registration",),
         ("view",),

@@ -21,6 +21,7 @@ from hub.metrics import HubMetrics
 from hub.serve.app import _INSTALL_VLLM
 from omni_discovery.deploy.document import DeployConfig
 from omni_discovery.deploy.load import load_deploy
+from omni_discovery.metrics.samples import HostSamples
 from tests.support.scenarios import parts_of
 from tests.support.serve_commands import ETCD, parsed
 
@@ -104,7 +105,7 @@ def test_containers_run_what_the_page_runs(scenario: str) -> None:
     for part, command in page.items():
         theirs = vars(parsed(commands[f"{part}-{profile}"], *ETCD))
         ours = vars(parsed(words_of(command))) | {"etcd_endpoints": ETCD[1]}
-        for name in ("host", "port", "deploy_config"):
+        for name in ("host", "port", "deploy_config", "metrics_host", "metrics_port"):
             del theirs[name], ours[name]
         assert theirs == ours
 
@@ -157,9 +158,10 @@ def test_the_image_for_gpus_has_a_vllm_that_is_tested_and_whose_server_a_hub_tak
 
 
 def exported() -> set[str]:
-    """The names of the samples that ``/metrics`` of a hub can have."""
+    """The names of the samples that ``/metrics`` of a hub with local replicas, or of a supervisor, can have."""
     metrics = HubMetrics()
     metrics.observe_in(0.1)
+    metrics.watch_host(HostSamples)
     names: set[str] = set()
     for family in metrics.registry.collect():
         match family.type:
@@ -181,7 +183,7 @@ def expressions(document: Any) -> list[str]:
 
 
 @pytest.mark.parametrize("name", ["grafana-dashboard.json", "alerts.yaml"])
-def test_what_is_looked_at_is_what_hubs_have(name: str) -> None:
+def test_what_is_looked_at_is_what_hubs_and_supervisors_have(name: str) -> None:
     asked = {metric for text in expressions(read(MONITORING / name)) for metric in re.findall(r"\bomni_\w+", text)}
     assert len(asked) >= 4
     assert asked <= exported()
@@ -205,8 +207,25 @@ def test_prometheus_asks_services_that_are_there_and_reads_rules_that_are_there(
     names = set(services) | {
         alias for entry in services.values() for net in entry.get("networks", {}).values() for alias in net["aliases"]
     }
-    targets = {
-        target for job in settings["scrape_configs"] for each in job["static_configs"] for target in each["targets"]
-    }
-    assert {target.partition(":")[0] for target in targets} <= names
+    jobs = settings["scrape_configs"]
+    targets = {target for job in jobs for each in job.get("static_configs", ()) for target in each["targets"]}
+    looked_up = {name for job in jobs for each in job.get("dns_sd_configs", ()) for name in each["names"]}
+    assert looked_up == {"stage"}
+    assert {target.partition(":")[0] for target in targets} | looked_up <= names
     assert all((MONITORING / file).is_file() for file in settings["rule_files"])
+
+
+def test_prometheus_asks_supervisors_at_the_port_at_which_their_containers_serve_metrics() -> None:
+    """Every container without a hub has the name that Prometheus looks up, and no other container has it."""
+    jobs = {job["job_name"]: job for job in read(MONITORING / "prometheus.yaml")["scrape_configs"]}
+    (asked,) = jobs["omni-stage"]["dns_sd_configs"]
+    services = read(COMPOSE / DOCKER_FILES[0])["services"]
+    named = {
+        name for name, entry in services.items()
+        if entry.get("networks", {}).get("default", {}).get("aliases") == asked["names"]
+    }  # fmt: skip
+    ours = {name: entry for name, entry in services.items() if "omni-discovery" in entry["image"]}
+    arguments = {name: parsed(entry["command"], *ETCD) for name, entry in ours.items()}
+    assert named == {name for name, each in arguments.items() if each.headless}
+    assert {(arguments[name].metrics_host, arguments[name].metrics_port) for name in named} == {("0.0.0.0", 9100)}
+    assert asked["port"] == 9100

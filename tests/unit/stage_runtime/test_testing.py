@@ -105,6 +105,13 @@ class Modest(EchoEngine):
     pause = None  # type: ignore[assignment]
 
 
+class Boastful(EchoEngine):
+    """It says that it works while it rests."""
+
+    def metrics(self) -> Mapping[str, float]:
+        return {"requests_running": 1, "requests_waiting": 0}
+
+
 class Misspelling(EchoEngine):
     """One of its attributes is read by nothing."""
 
@@ -142,7 +149,7 @@ RESUMED = OPTIONAL["not_resumable"]
         (Deaf, {"test_an_abort_ends_a_running_request_and_touches_no_other", "test_a_request_that_waits_can_be_aborted",
                 OPTIONAL["pause"]}),
         (Doubtful, set(TESTS) - {"test_all_that_it_offers_is_tested", "test_loading_says_how_far_it_is",
-                                 "test_no_optional_method_is_misspelled"}),
+                                 "test_no_optional_method_is_misspelled", OPTIONAL["metrics"]}),
         (Careless, {"test_a_key_that_runs_is_refused_and_goes_on"}),
         (Polite, {"test_a_bad_request_is_refused_at_the_door_and_leaves_nothing"}),
         (Restless, {OPTIONAL["pause"]}),
@@ -154,6 +161,7 @@ RESUMED = OPTIONAL["not_resumable"]
                  "test_a_finished_request_may_come_again_under_its_key_and_is_answered_the_same"}),
         (Backward, {"test_loading_says_how_far_it_is"}),
         (Modest, {"test_all_that_it_offers_is_tested", OPTIONAL["pause"]}),
+        (Boastful, {OPTIONAL["metrics"]}),
         (Misspelling, {"test_no_optional_method_is_misspelled"}),
     ],
 )  # fmt: skip

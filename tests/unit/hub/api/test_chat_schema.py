@@ -67,6 +67,11 @@ def test_a_wrong_body_is_refused_by_name(raw: bytes, said: str) -> None:
     assert said in str(error.value)
 
 
+def test_the_explicit_list_may_end_early_and_leave_stages_out() -> None:
+    assert stage_params(PAIR, parse_chat(body(sampling_params_list=[{"seed": 1}]))) == {3: {"seed": 1}, 5: {}}
+    assert stage_params(PAIR, parse_chat(body(sampling_params_list=[None, {"seed": 1}]))) == {3: {}, 5: {"seed": 1}}
+
+
 def test_more_parameters_than_stages_are_refused() -> None:
     with pytest.raises(InvalidRequestError, match="2 stages"):
         stage_params(PAIR, parse_chat(body(sampling_params_list=[{}, {}, {}])))

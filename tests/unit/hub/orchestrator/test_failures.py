@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from types import SimpleNamespace
 from typing import Any
 
@@ -85,7 +86,8 @@ async def test_a_storm_is_summed_up_by_a_timer_and_at_the_end(
 
     caplog.set_level(logging.INFO)
     monkeypatch.setattr(failures, "FailureLog", short)
-    log = RequestFailures()
+    counted: Counter[tuple[str, str, str]] = Counter()
+    log = RequestFailures(lambda *labels: counted.update([labels]))
     for _ in range(30):
         log.log_failure(active_of(run_of(0)), EngineFailedError("it broke"))
     assert len(caplog.messages) == 2
@@ -98,9 +100,21 @@ async def test_a_storm_is_summed_up_by_a_timer_and_at_the_end(
     assert caplog.messages[5:] == ["requests.failed count=1 kinds={EngineFailedError:1} stages={0:1} in_s=0.0"]
     log.log_failure(active_of(run_of(0)), InvalidRequestError("n is 2"))
     assert [record.levelno for record in caplog.records] == [logging.WARNING] * 6 + [logging.INFO]
+    assert counted == {("0", "", "EngineFailedError"): 33, ("0", "", "InvalidRequestError"): 1}
+
+
+async def test_a_companion_is_logged_and_not_counted() -> None:
+    """Its parent is one request that failed, not two."""
+    counted: list[tuple[str, ...]] = []
+    log = RequestFailures(lambda *labels: counted.append(labels))
+    log.log_failure(active_of(run_of(0), parent_id="p~1"), EngineFailedError("it broke"))
+    assert not counted
+    log.log_failure(active_of(run_of(0)), EngineFailedError("it broke"))
+    assert counted == [("0", "", "EngineFailedError")]
+    log.close()
 
 
 async def test_a_line_that_can_not_be_made_does_not_stop_the_requests_end(caplog: pytest.LogCaptureFixture) -> None:
     broken: Any = SimpleNamespace(request=SimpleNamespace(request_id="r~1"))
-    RequestFailures().log_failure(broken, EngineFailedError("it broke"))
+    RequestFailures(lambda *_: None).log_failure(broken, EngineFailedError("it broke"))
     assert caplog.messages == ["request.failure_not_logged request=r~1"]

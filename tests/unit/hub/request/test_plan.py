@@ -72,6 +72,15 @@ def test_the_request_overrules_the_documents_parameters_stage_by_stage() -> None
     assert merged[2] == merged[3] == {}
 
 
+def test_a_list_of_parameters_may_end_early_as_over_http() -> None:
+    graph = graph_of(BRANCHING)
+    assert graph.params_of(None, []) == {}
+    assert graph.params_of(None, [{"seed": 1}]) == {0: {"seed": 1}}
+    assert graph.params_of(None, [{"seed": 1}, None, {"seed": 2}]) == {0: {"seed": 1}, 2: {"seed": 2}}
+    with pytest.raises(InvalidRequestError, match="has 5 entries; the pipeline has 4 stages"):
+        graph.params_of(None, [{}] * 5)
+
+
 def test_parameters_for_a_stage_that_is_not_there_are_refused() -> None:
     with pytest.raises(InvalidRequestError, match="stage 9"):
         graph_of(BRANCHING).merge_params({9: {}})

@@ -90,6 +90,10 @@ def test_a_hub_alone_may_take_the_document_in_force_from_an_etcd(parser: argpars
         (["m", "--omni-heartbeat-timeout", "-3", "--etcd-endpoints", "h:1"], "right would be from 1 to 3600"),
         (["m", "--port", "70000"], "take 0 to 65535"),
         (["m", "--namespace", "a/b"], "namespace"),
+        (["m", "--metrics-port", "9100"], "a hub shows the metrics of its local replicas at /metrics of --port"),
+        ([*HEADLESS, "--metrics-port", "70000"], "--metrics-port 70000 is none; take 0 to 65535"),
+        ([*HEADLESS, "--metrics-host", "0.0.0.0"], "is where --metrics-port listens: give that too"),
+        ([*HEADLESS, "--metrics-port", "0", "--metrics-host", "a:1"], "--metrics-host 'a:1' is no address"),
         ([*HEADLESS, "--port", "8001"], "--port is a hub's: leave it out with --headless"),
         ([*HEADLESS, "--port", "8000"], "--port is a hub's"),
         ([*HEADLESS, "--host", "0.0.0.0"], "--host is a hub's"),
@@ -119,6 +123,7 @@ def test_an_embedded_etcd_takes_no_login(parser: argparse.ArgumentParser, monkey
         ["m", "-ora", "10.0.0.5"],
         ["m", "--stage-id", "0", "-ora", "fd00::5", "--etcd-endpoints", "h:1"],
         [*HEADLESS, "-ora", "10.0.0.5", "--omni-dp-size-local", "2"],
+        [*HEADLESS, "--metrics-port", "9100", "--metrics-host", "0.0.0.0"],
         ["m", "--hub-only", "--etcd-endpoints", "h:1", "--port", "0"],
     ],
 )

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
+import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +18,7 @@ from hub.serve import local_stages
 from hub.serve.local_stages import LocalStages, StageEnd
 from omni_discovery.backoff import RestartPauses
 from omni_discovery.commands.stage_options import StageOptions
+from omni_discovery.metrics.samples import ReplicaSample, encode_sample
 from omni_discovery.records.schema import ReplicaInfo, ReplicaStatus
 from omni_discovery.view.table import View
 
@@ -42,12 +46,18 @@ class Bench:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now_s, self.view = 100.0, View(revision=7)
         self.children: list[FakeChild] = []
+        #: On which the supervisor that was started last sends its samples.
+        self.samples: socket.socket | None = None
         monkeypatch.setattr(local_stages.subprocess, "Popen", self.spawn)
         self.stages = LocalStages(lambda: self.view, now=lambda: self.now_s)
         self.stages.start((StageOptions(stage_id=0, count=2, endpoints="e:1"),))
 
     def spawn(self, command: list[str], **options: Any) -> FakeChild:
         assert options["start_new_session"]
+        _, samples_fd = options["pass_fds"]
+        if self.samples is not None:
+            self.samples.close()
+        self.samples = socket.socket(fileno=os.dup(samples_fd))
         self.children.append(FakeChild(command))
         return self.children[-1]
 
@@ -69,8 +79,13 @@ class Bench:
 
 
 @pytest.fixture
-def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
-    return Bench(monkeypatch)
+def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
+    made = Bench(monkeypatch)
+    yield made
+    if made.samples is not None:
+        made.samples.close()
+    for supervised in made.stages._running:
+        supervised.close_samples()
 
 
 @pytest.mark.parametrize("code", [-signal.SIGKILL, 1])
@@ -125,6 +140,39 @@ def test_a_start_that_the_machine_refuses_is_tried_again(bench: Bench, monkeypat
     assert bench.stages.restart_ended() == []
     monkeypatch.setattr(local_stages.subprocess, "Popen", bench.spawn)
     assert bench.pause_s() == 1.0
+
+
+def send(bench: Bench, content: bytes) -> None:
+    assert bench.samples is not None
+    bench.samples.send(content)
+
+
+def replicas_shown(bench: Bench) -> tuple[int, set[tuple[int, int]]]:
+    """How many replicas of stage 0 are wanted, and which have told of themselves."""
+    found = bench.stages.samples()
+    return found.supervisors[0].wanted, set(found.replicas)
+
+
+def test_samples_are_shown_until_their_supervisor_ends(bench: Bench) -> None:
+    """1. none yet, but two replicas are wanted; 2. one tells of itself, and somebody sends nonsense
+    3. the supervisor ends: its replicas are forgotten, and still wanted; 4. the next one tells of them again
+    """
+    assert replicas_shown(bench) == (2, set())
+    send(bench, encode_sample(ReplicaSample(stage_id=0, replica_id=1)))
+    send(bench, b"nonsense")
+    assert replicas_shown(bench) == (2, {(0, 1)})
+    bench.end(1)
+    assert replicas_shown(bench) == (2, set())
+    bench.pause_s()
+    send(bench, encode_sample(ReplicaSample(stage_id=0, replica_id=0)))
+    assert replicas_shown(bench) == (2, {(0, 0)})
+
+
+def test_replicas_that_an_operator_has_drained_are_not_wanted(bench: Bench) -> None:
+    bench.list(UP)
+    bench.stages.restart_ended()
+    bench.end(0)
+    assert replicas_shown(bench) == (0, set())
 
 
 def test_pauses_stay_bounded_however_often_it_ended() -> None:

@@ -6,11 +6,13 @@ import multiprocessing
 import os
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from omni_discovery.clients import OmniCoordClientForHub, OmniCoordClientForStage
+from omni_discovery.clients import OmniCoordClientForHub, OmniCoordClientForStage, base
+from omni_discovery.clients.stage import create_stage_coord_client
 from omni_discovery.errors import ConfigError, RegistryUnavailableError
 from omni_discovery.loop_thread import LoopThread
 from omni_discovery.records.schema import ReplicaStatus
@@ -34,6 +36,27 @@ def test_an_endpoint_that_can_not_be_one_is_named_at_once(endpoint: str) -> None
         OmniCoordClientForHub(endpoint)
     with pytest.raises(RuntimeError, match=endpoint or "no etcd endpoint"):
         OmniCoordClientForStage(endpoint, "in", "out", 0)
+
+
+def test_the_old_name_of_the_endpoints_is_taken_and_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    """Each client by keywords alone, as code that was written for a coordinator does."""
+    base._log_once.clear()
+    addresses: Any = {"input_addr": "tcp://h:1", "output_addr": "tcp://h:2", "stage_id": 0}
+    makers: list[Callable[..., Any]] = [
+        OmniCoordClientForHub,
+        lambda **named: OmniCoordClientForStage(**named, **addresses),
+        lambda **named: create_stage_coord_client(**named, **addresses, queue_length_getter=lambda: 0),
+    ]
+    for make in makers:
+        with make(coord_zmq_addr=NOBODY) as client:
+            assert client._config.endpoints == ("127.0.0.1:9",)
+        with make(endpoints=NOBODY) as client:
+            assert client._config.endpoints == ("127.0.0.1:9",)
+        with pytest.raises(TypeError, match="endpoints or coord_zmq_addr, not both"):
+            make(coord_zmq_addr=NOBODY, endpoints=NOBODY)
+        with pytest.raises(RuntimeError, match=r"tcp://10\.0\.0\.9:5555"):
+            make(coord_zmq_addr="tcp://10.0.0.9:5555")
+    assert caplog.text.count("client.old_name coord_zmq_addr means etcd's endpoints here") == 1
 
 
 def test_nobody_answers_and_making_a_client_takes_no_time() -> None:

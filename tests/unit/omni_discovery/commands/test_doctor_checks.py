@@ -193,6 +193,21 @@ def test_who_does_not_encrypt_among_those_who_do_is_named() -> None:
     assert "nobody encrypts" in wrong(findings, Grade.NOTE)[0]
 
 
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost"])
+def test_a_hand_off_that_other_hosts_can_not_fetch_is_reported(host: str) -> None:
+    """A replica of the next stage on the same host, and an address that others reach, are nothing to report."""
+    at = {"0-1": {"connector": "MooncakeTransferEngineConnector", "host": host, "zmq_port": 50051}}
+    next_stage = {"stage_id": 1, "fingerprint": ""}
+    here, there = record(0, **next_stage), record(1, host="gpu-8", **next_stage)
+    findings = found(FORCE, HUB, record(0, connectors=at), here, there)
+    expected = f"hand-off: replica 0/0 on gpu-7 hands over at {host}, out of reach of 1/1 elsewhere"
+    assert [text for text in wrong(findings) if "hand-off" in text] == [expected]
+    reached: list[Any] = [{"0-1": {"host": "10.0.0.1"}}, {"0-1": "nonsense"}, {"0-1": {"host": 1}}, {"0-2": at["0-1"]}]
+    for connectors in reached:
+        assert not any("hand-off" in text for text in wrong(found(FORCE, HUB, record(0, connectors=connectors), there)))
+    assert not any("hand-off" in text for text in wrong(found(FORCE, HUB, record(0, connectors=at), here)))
+
+
 def beat(**fields: Any) -> tuple[str, bytes]:
     return keys.beat_key("n", "hub-1"), msgspec.json.encode(BeatRecord(**{"revision": 99, **fields}))
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib.metadata import EntryPoint, EntryPoints
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from omni_discovery import plugins
 from omni_discovery.deploy.document import parse_deploy
+from omni_discovery.deploy.load import load_deploy
 from omni_discovery.errors import ConfigError
 from stage_runtime.connectors import (
     ConnectorSpec,
@@ -17,6 +19,7 @@ from stage_runtime.connectors import (
     SharedMemoryConnector,
     load_omni_transfer_config,
 )
+from stage_runtime.connectors.store.connector import StoringConnector
 from stage_runtime.engine_loop.payloads import build_edges
 from stage_runtime.engines import base as engines
 
@@ -81,6 +84,74 @@ def test_a_configs_edges_may_name_an_installed_connector_by_itself() -> None:
     config = load_omni_transfer_config(config_dict={"edges": [{"from": 0, "to": 1, "connector": "Theirs"}]})
     assert config is not None
     assert config.get_connector_for_edge("0", "1") == ConnectorSpec("Theirs")
+
+
+def test_a_transfer_config_is_what_replicas_build_from_the_same_file(tmp_path: Path) -> None:
+    """Edge by edge the same connector and settings, but for what a replica adds; also for an edge without a name."""
+    stages = [{"stage_id": number, "engine": "echo", "final_output": "text"} for number in range(3)]
+    file = tmp_path / "deploy.yaml"
+    file.write_text(
+        f"stages: {stages}\nedges: [{{from: 0, to: 1, connector: shm, max_inflight: 2}}]\n"
+        f"connectors: {{shm: {{name: SharedMemoryConnector, extra: {{directory: {tmp_path}, codec_streaming: true}}}}}}"
+    )
+    config = load_omni_transfer_config(file)
+    assert config is not None
+    edges = build_edges(load_deploy(file), 1, "n")
+    for pair, edge in edges.items():
+        spec = config.get_connector_for_edge(str(pair[0]), str(pair[1]))
+        assert spec is not None
+        with edge.connector, OmniConnectorFactory.create_connector(spec) as connector:
+            assert type(connector) is type(edge.connector)
+            assert isinstance(connector, StoringConnector)
+            assert isinstance(edge.connector, StoringConnector)
+            added = {"namespace", "stage_id", "bind_host", "advertise_host", "by_key", "shm_threshold_bytes"}
+            ours, theirs = ({**each.config} for each in (connector, edge.connector))
+            assert {name: ours[name] for name in ours.keys() - added} == {
+                name: theirs[name] for name in theirs.keys() - added
+            }
+            assert connector.threshold == edge.connector.threshold
+    assert config.default_connector == ConnectorSpec("AutoConnector", {"shm_threshold_bytes": 65536})
+    assert config.has_connector_for_edge("7", "8")
+
+
+def test_a_transfer_config_of_a_file_is_read_on_top_of_the_file_that_it_names(tmp_path: Path) -> None:
+    (tmp_path / "base.yaml").write_text(
+        "connectors: {c: {name: SharedMemoryConnector, extra: {codec_streaming: true, codec_chunk_frames: 1}}}\n"
+        "stages: [{stage_id: 0, output_connectors: {to_stage_1: c}}, {stage_id: 1, model: '${MODEL}'}]\n"
+    )
+    over = tmp_path / "over.yaml"
+    over.write_text("base_config: base.yaml\nconnectors: {c: {extra: {codec_chunk_frames: 25}}}")
+    config = load_omni_transfer_config(over)
+    assert config is not None
+    wanted = ConnectorSpec("SharedMemoryConnector", {"codec_streaming": True, "codec_chunk_frames": 25})
+    assert config.get_connector_for_edge("0", "1") == wanted
+    (tmp_path / "self.yaml").write_text("base_config: self.yaml")
+    with pytest.raises(ConfigError, match="on at most 8 others"):
+        load_omni_transfer_config(tmp_path / "self.yaml")
+    over.write_text("base_config: gone.yaml")
+    with pytest.raises(ConfigError, match=r"can't read .*gone\.yaml"):
+        load_omni_transfer_config(over)
+    (tmp_path / "base.yaml").write_text("edges: []\nedges: []")
+    over.write_text("base_config: base.yaml")
+    with pytest.raises(ConfigError, match=r"base\.yaml:2: edges: the key is in line 1 already"):
+        load_omni_transfer_config(over)
+
+
+@pytest.mark.parametrize("name", ["SharedMemoryConnector", "AutoConnector", "TcpConnector"])
+def test_settings_of_model_code_are_taken_and_kept_and_slips_are_not(name: str) -> None:
+    of_models = {"codec_streaming": True, "codec_chunk_frames": 25, "connector_get_sleep_s": 0.01}
+    with OmniConnectorFactory.create_connector(ConnectorSpec(name, of_models)) as connector:
+        assert isinstance(connector, StoringConnector)
+        assert connector.config == of_models
+    for wrong, meant in (
+        ("shm_treshold_bytes", "shm_threshold_bytes"),
+        ("codec_chunk_frame", "codec_chunk_frames"),
+        ("window", "window_size"),
+    ):
+        with pytest.raises(ConfigError, match=rf"{name}: '{wrong}' is not known \(did you mean '{meant}'\?\); known"):
+            OmniConnectorFactory.create_connector(ConnectorSpec(name, {wrong: 1}))
+    with pytest.raises(ConfigError, match=f"{name}: 'xyz' is not known; known are .*by_key, "):
+        OmniConnectorFactory.create_connector(ConnectorSpec(name, {"xyz": 1}))
 
 
 @pytest.mark.parametrize(("name", "group"), [("old", "old"), ("new", "new"), ("both", "new")])

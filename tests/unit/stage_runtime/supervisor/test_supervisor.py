@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from omni_discovery.deploy.document import StageConfig
+from omni_discovery.metrics.samples import ReplicaSample, Sample, SupervisorSample, encode_sample
 from stage_runtime.config import ReplicaConfig, SupervisorConfig
 from stage_runtime.supervisor import supervisor as process_manager
 from stage_runtime.supervisor.environment import replica_environment, stage_environment
@@ -177,6 +178,53 @@ def test_the_time_to_load_is_no_service(capfd: pytest.CaptureFixture[str]) -> No
         assert slot.up_since_s is not None
     assert slot.is_hopeless
     assert capfd.readouterr().err.splitlines()[:2] == ["[stage 0 #0] a", "[stage 0 #0] b"]
+
+
+def sampled(replica_id: int) -> bytes:
+    """What a replica writes to tell of itself."""
+    return b"\x00omni sample " + encode_sample(ReplicaSample(stage_id=0, replica_id=replica_id)) + b"\n"
+
+
+def test_samples_are_passed_on_and_not_printed_and_a_drained_replica_is_not_wanted(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """1. two replicas tell of themselves; 2. one crashes, is restarted and counts; 3. the other is drained
+    4. the supervisor stops: it wants none
+    """
+    exported: list[Sample] = []
+    replica = ReplicaConfig(stage_id=0, endpoints="127.0.0.1:1", namespace="default")
+    launcher = _Ending((1, b"a\n" + sampled(1)), (EXIT_DRAINED, b"b\n" + sampled(0)))
+    config = SupervisorConfig(replica=replica, count=2)
+    supervisor = Supervisor(config, deploy_of(ONE_STAGE), launcher, lambda ordinal: {}, export=exported.append)
+    assert supervisor._replica_config.sampled
+
+    def own() -> tuple[int, int, tuple[int, ...]]:
+        supervisor._export_at_s = 0.0
+        supervisor._export_own(1.0)
+        sample = exported[-1]
+        assert isinstance(sample, SupervisorSample)
+        return sample.wanted, sample.restarts, sample.replica_ids
+
+    for slot in supervisor._slots:
+        supervisor._start(slot, 0.0)
+        supervisor._forward(slot)
+    assert [each.replica_id for each in exported if isinstance(each, ReplicaSample)] == [1, 0]
+    assert own() == (2, 0, (1, 0))
+    first, second = supervisor._slots
+    supervisor._reap(first)
+    assert own() == (2, 1, (0,))
+    supervisor._reap(second)
+    assert own() == (1, 1, ())
+    supervisor._stop(0.0)
+    assert own() == (0, 1, ())
+    printed = [line.partition("] ")[2] for line in capfd.readouterr().err.splitlines() if line.startswith("[")]
+    assert printed == ["a", "b"]
+
+
+def test_without_anybody_to_show_them_to_no_samples_are_taken() -> None:
+    supervisor = _supervisor(_Launcher())
+    assert not supervisor._replica_config.sampled
+    supervisor._export_own(1.0)
 
 
 def test_a_line_that_can_not_be_printed_is_lost_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:

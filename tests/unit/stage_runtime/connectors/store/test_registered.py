@@ -45,6 +45,28 @@ def test_blocks_never_overlap_and_all_of_them_come_back(steps: list[tuple[bool, 
     assert allocator.allocate(1 << 17) == (0, 1 << 17)
 
 
+@pytest.mark.parametrize(
+    ("offset", "size_bytes"),
+    [(4096, 4096), (0, 8192), (8192, 8192), (4096, 8192), (12288, 4096), (1 << 17, 4096), (-4096, 4096), (0, 0)],
+    ids=["twice", "and before", "and after", "and a part", "never taken", "outside", "below", "nothing"],
+)
+def test_what_is_free_can_not_be_freed_and_the_attempt_changes_nothing(offset: int, size_bytes: int) -> None:
+    """Three blocks were taken; the one in the middle is free again."""
+    allocator = BufferAllocator(1 << 17)
+    first, middle, last = (allocator.allocate(4096) for _ in range(3))
+    assert first
+    assert middle
+    assert last
+    allocator.free(*middle)
+    before = allocator.free_bytes
+    with pytest.raises(ValueError, match="a part of them is free already"):
+        allocator.free(offset, size_bytes)
+    assert allocator.free_bytes == before
+    allocator.free(*first)
+    allocator.free(*last)
+    assert allocator.allocate(1 << 17) == (0, 1 << 17)
+
+
 def test_a_block_stays_until_its_last_holder_lets_go() -> None:
     """1. a buffer, a second handle of it and an array that lies in it; 2. each lets go in its own way"""
     pool = ManagedPool(SIZE)

@@ -1,0 +1,55 @@
+"""Where the samples of a supervisor go."""
+
+from __future__ import annotations
+
+import socket
+import urllib.request
+from contextlib import closing
+
+import pytest
+
+from omni_discovery.errors import ConfigError
+from omni_discovery.metrics.samples import ReplicaSample, SupervisorSample, decode_sample
+from stage_runtime.supervisor.exporter import MetricsExporter
+
+SUPERVISOR = SupervisorSample(namespace="default", stage_id=0, wanted=2, restarts=0, replica_ids=(1,))
+REPLICA = ReplicaSample(stage_id=0, replica_id=1, is_up=True)
+
+
+def test_prometheus_gets_the_latest_samples_and_after_the_close_nothing() -> None:
+    with closing(MetricsExporter()) as exporter:
+        assert not exporter.is_used
+        url = exporter.serve("127.0.0.1", 0)
+        assert exporter.is_used
+        assert url.startswith("http://127.0.0.1:")
+        exporter.export(SUPERVISOR)
+        exporter.export(REPLICA)
+        text = urllib.request.urlopen(url, timeout=30).read().decode()
+        assert 'omni_replica_up{replica="0/1",stage="0"} 1.0' in text
+        assert 'omni_supervisor_replicas_wanted{namespace="default",stage="0"} 2.0' in text
+        assert 'omni_build_info{component="supervisor"' in text
+    exporter.close()
+    with pytest.raises(OSError):
+        urllib.request.urlopen(url, timeout=30)
+
+
+def test_a_port_that_is_taken_is_told_with_what_to_do() -> None:
+    with socket.socket() as taken, closing(MetricsExporter()) as exporter:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=rf"--metrics-port {port}: can't listen at 127.0.0.1: Address already in"):
+            exporter.serve("127.0.0.1", port)
+
+
+def test_the_hub_gets_each_sample_and_one_that_reads_nothing_or_is_gone_stops_nobody() -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, closing(MetricsExporter()) as exporter:
+        exporter.send_to_hub(theirs.detach())
+        exporter.export(SUPERVISOR)
+        exporter.export(REPLICA)
+        assert [decode_sample(ours.recv(65536)) for _ in range(2)] == [SUPERVISOR, REPLICA]
+        for _ in range(5000):
+            exporter.export(REPLICA)
+        ours.close()
+        exporter.export(REPLICA)
