@@ -213,7 +213,7 @@ class AsyncOmni(CollectiveCalls):
             releases=self.releases,
             stories=self._stories,
         )
-        delivering = deliver(self._orchestrator.output_async_queue, self._queues, self._ask, self.rejections.failed)
+        delivering = deliver(self._orchestrator.output_async_queue, self._queues, self._ask)
         self._tasks = [loop.create_task(self._orchestrator.run()), loop.create_task(delivering)]
         for task in self._tasks:
             task.add_done_callback(self._end_queues)
@@ -249,6 +249,10 @@ class AsyncOmni(CollectiveCalls):
     def stage_status(self) -> tuple[StageStatus, ...]:
         """The numbers of replicas of each stage, in pipeline order."""
         return self.releases.status()
+
+    def serving_replicas(self) -> tuple[str, ...]:
+        """The names of the replicas that can take a new request's work, by stage and id."""
+        return self.releases.serving_replicas()
 
     async def generate(
         self,

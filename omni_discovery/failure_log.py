@@ -33,14 +33,19 @@ class Failure:
     cause: str
     parent: str = ""
 
-    def line(self) -> str:
-        """The failure as one line of printable characters, at most about 1000 of them."""
-        parent = f" parent={_value(self.parent)}" if self.parent else ""
-        attempt = "-" if self.attempt is None else self.attempt
-        return (
-            f"request.failed request={_value(self.request_id)}{parent} stage={_value(self.stage)} "
-            f"replica={_value(self.replica)} attempt={attempt} kind={_value(self.kind)} cause={_cause(self.cause)}"
-        )
+    def message(self) -> tuple[str, tuple[object, ...]]:
+        """Template and arguments of a log call: one line of printable characters, at most about 1000 of them."""
+        values: dict[str, object] = {"request": _value(self.request_id)}
+        if self.parent:
+            values["parent"] = _value(self.parent)
+        values |= {
+            "stage": _value(self.stage),
+            "replica": _value(self.replica),
+            "attempt": "-" if self.attempt is None else self.attempt,
+            "kind": _value(self.kind),
+            "cause": _cause(self.cause),
+        }
+        return " ".join(["request.failed", *(f"{name}=%s" for name in values)]), tuple(values.values())
 
 
 @dataclass(slots=True)
@@ -58,13 +63,14 @@ class _Window:
 class FailureLog:
     """Belongs to one thread, which calls ``write_due`` when the moment comes that it returns, and ``close`` at the end.
 
-    ``write`` gets a level of ``logging`` and a line; ``now_s`` gives monotonic seconds. In each ``window_s`` and level,
-    the first ``most_lines`` failures have a line each; the others are counted in one line when the window is over.
+    ``write`` gets a level of ``logging``, a template and its arguments; ``now_s`` gives monotonic seconds. In each
+    ``window_s`` and level, the first ``most_lines`` failures have a line each; the others are counted in one line when
+    the window is over.
     """
 
     def __init__(
         self,
-        write: Callable[[int, str], None],
+        write: Callable[..., None],
         now_s: Callable[[], float],
         most_lines: int = 20,
         window_s: float = 10.0,
@@ -83,7 +89,8 @@ class FailureLog:
         window = self._windows.setdefault(level, _Window(now_s, now_s + self._window_s))
         if window.lines < self._most_lines:
             window.lines += 1
-            self._write(level, failure.line())
+            template, arguments = failure.message()
+            self._write(level, template, *arguments)
         else:
             window.kinds[_value(failure.kind)] += 1
             window.stages[_value(failure.stage)] += 1
@@ -104,11 +111,9 @@ class FailureLog:
     def _end_window(self, level: int, now_s: float) -> None:
         window = self._windows.pop(level)
         if window.kinds:
-            self._write(
-                level,
-                f"requests.failed count={window.kinds.total()} kinds={_counts(window.kinds)} "
-                f"stages={_counts(window.stages)} in_s={now_s - window.began_at_s:.1f}",
-            )
+            kinds, stages = window.kinds, window.stages
+            text = "requests.failed count=%d kinds=%s stages=%s in_s=%.1f"
+            self._write(level, text, kinds.total(), _counts(kinds), _counts(stages), now_s - window.began_at_s)
 
 
 def _counts(counter: Counter[str]) -> str:

@@ -225,7 +225,7 @@ class ReplicaListener:
         client, info, pool = event.client, event.client.info, self._pools.of(event.client.info)
         # The session may be lost again by now: pools and requests only learn what is true at this moment.
         if client.session_up:
-            logger.info("replica.session_up stage=%d replica=%d epoch=%d", info.stage_id, info.replica_id, info.epoch)
+            logger.info("replica.session_up replica=%s epoch=%d", info.name, info.epoch)
             pool.core.report(client.addr, event.queue_length, pool.now())
             pool.core.session_up(client.addr, pool.now(), uses_credits=event.gated)
             for request_id in pool.core.members.in_flight(client.addr):
@@ -236,7 +236,8 @@ class ReplicaListener:
 
     def _session_down(self, event: SessionDown) -> None:
         info = event.client.info
-        logger.warning("replica.session_down stage=%d replica=%d: %s", info.stage_id, info.replica_id, event.reason)
+        text = "replica.session_down replica=%s addr=%s output_addr=%s: %s"
+        logger.warning(text, info.name, info.input_addr, info.output_addr, event.reason)
         pool = self._pools.of(info)
         pool.core.session_down(info.input_addr, pool.now())
         if not event.lost:

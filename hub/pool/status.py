@@ -47,7 +47,9 @@ def _cause(entry: Entry) -> str:
         # The record of a sleeping replica has the status STARTING until it is awake.
         is_asleep = info.status is ReplicaStatus.STARTING and info.phase == _ASLEEP
         text = _ASLEEP if is_asleep else names.get(info.status, str(info.status))
-        return f"{text} ({info.reason[:_REASON_CHARS]})" if info.reason else text
+        is_loading = info.status is ReplicaStatus.STARTING and info.phase not in ("", _ASLEEP, "ready", text)
+        details = [info.phase] * is_loading + [info.reason[:_REASON_CHARS]] * bool(info.reason)
+        return f"{text} ({'; '.join(details)})" if details else text
     if entry.refused:
         return f"refused ({entry.refused})"
     if info.cordoned:

@@ -12,6 +12,7 @@ from omni_discovery.balancing.policies import DEFAULT_POLICY
 from omni_discovery.commands.flags import (
     add_backend_options,
     add_data_plane_options,
+    add_log_options,
     add_metrics_options,
     check_backend,
     check_data_plane,
@@ -182,6 +183,7 @@ def add_serve_options(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help="the lease's TTL: how long a silent replica or hub stays listed (default: %(default)g)",
     )
+    add_log_options(parser.add_argument_group("the log, on standard error"))
     _add_ignored_options(parser)
     parser.add_argument("--parent-pid", type=int, help=argparse.SUPPRESS)
 

@@ -110,6 +110,10 @@ class LocalStages:
                 ends.append(StageEnd(supervised.options.stage_id, code, supervised.was_up))
         return ends
 
+    def starting(self) -> dict[int, int]:
+        """How many replicas the supervisors start here, by stage; none for a stage whose supervisor does not run."""
+        return {each.options.stage_id: each.options.count for each in self._running if each.child is not None}
+
     def samples(self) -> HostSamples:
         """The latest samples of the supervisors and their replicas, for metrics."""
         self._receive_samples()

@@ -77,6 +77,11 @@ class ReplicaInfo:
     code: str = ""
 
     @property
+    def name(self) -> str:
+        """What logs, tables, errors and metrics call it: ``<stage>/<replica id>``."""
+        return f"{self.stage_id}/{self.replica_id}"
+
+    @property
     def takes_new_work(self) -> bool:
         """Whether the record allows picks: it is up, not cordoned, and its weight is not 0."""
         return self.status is ReplicaStatus.UP and not self.cordoned and self.weight > 0
@@ -190,7 +195,7 @@ def decode_replica(key: str, stage_id: int, replica_id: int, value: bytes) -> Re
     """Decode a replica's record. Raise RecordError if it is not valid or belongs under another key."""
     record = _decode(_replica_decoder, key, value)
     if (record.stage_id, record.replica_id) != (stage_id, replica_id):
-        raise RecordError(key, f"holds the record of stage {record.stage_id} replica {record.replica_id}")
+        raise RecordError(key, f"holds the record of replica {record.stage_id}/{record.replica_id}")
     return record
 
 

@@ -49,7 +49,7 @@ from stage_runtime.replica.readiness import ReadinessCheck
 from stage_runtime.replica.sampler import Sampler, gpu_memory, library_versions
 from stage_runtime.server.handshake import ReplicaState, SecurityMismatchLog
 from stage_runtime.server.server import ReplicaServer
-from stage_runtime.status_pipe import Exiting, Up, WriteStatus, no_status
+from stage_runtime.status_pipe import Exiting, Loading, Registered, Up, WriteStatus, no_status
 from stage_runtime.supervisor.devices import check_devices_are_seen
 from stage_runtime.supervisor.restarts import EXIT_CONFIG, EXIT_DONE, EXIT_DRAINED, EXIT_FAILED
 
@@ -279,8 +279,9 @@ class Replica:
             close_part("server", lambda: self._server.close(flush_timeout_s=_FLUSH_TIMEOUT_S))
             close_part("payloads", self._payloads.close)
             close_part("engine", self._engine.close)
-        counted = "".join(f" {name}={count}" for name, count in sorted((+self._loop.counters).items()))
-        logger.info("replica.stopped stage=%d%s", self._config.stage_id, counted)
+        counters = sorted((+self._loop.counters).items())
+        text = "".join(["replica.stopped stage=%d", *(f" {name}=%d" for name, _ in counters)])
+        logger.info(text, self._config.stage_id, *(count for _, count in counters))
 
     def _fail(self, reason: str) -> None:
         self._write_status(Exiting(reason))
@@ -345,6 +346,7 @@ class Replica:
     def _report_loading(self, phase: str, progress: float) -> None:
         if phase != self._phase:
             self._phase = phase
+            self._write_status(Loading(phase))
             after_s = time.monotonic() - self._load_started_s
             logger.info("replica.phase stage=%d phase=%s after_s=%.1f", self._config.stage_id, phase, after_s)
         self._describe(phase=phase, progress=max(0.0, min(1.0, progress)))
@@ -359,8 +361,10 @@ class Replica:
         self._server.set_allowed_hubs({hub.curve_public_key: hub_id for hub_id, hub in hubs.items()})
 
     def _on_registered(self, replica_id: int, epoch: int) -> None:
+        name = f"{self._config.stage_id}/{replica_id}"
+        self._write_status(Registered(name))
         self._replica_id = replica_id
-        self._server.set_replica_name(f"{self._config.stage_id}/{replica_id}")
+        self._server.set_replica_name(name)
         self._server.set_epoch(epoch)
 
     def _on_lost(self, *details: object) -> None:

@@ -37,6 +37,8 @@ def pool_of(*infos: ReplicaInfo) -> StagePool:
         ({"cordoned": True}, "cordoned"),
         ({"status": ReplicaStatus.DRAINING}, "draining"),
         ({"status": ReplicaStatus.STARTING}, "starting"),
+        ({"status": ReplicaStatus.STARTING, "phase": "loading the model"}, "starting (loading the model)"),
+        ({"status": ReplicaStatus.STARTING, "phase": "ready"}, "starting"),
         ({"status": ReplicaStatus.STARTING, "phase": "asleep"}, "asleep"),
         ({"status": ReplicaStatus.ERROR, "reason": "out of memory"}, "with an error (out of memory)"),
         ({"weight": 0.0}, "of weight 0"),
