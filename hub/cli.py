@@ -109,6 +109,7 @@ def serve_config(arguments: argparse.Namespace, deploy: DeployConfig) -> ServeCo
         api=arguments.api,
         api_flags=arguments.api_args or "",
         admin_api=arguments.admin_api,
+        access_log=arguments.access_log,
         traces_endpoint=arguments.otlp_traces_endpoint,
         etcd_binary=Path(binary) if (binary := os.environ.get("OMNI_ETCD_BINARY")) else None,
     )

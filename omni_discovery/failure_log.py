@@ -32,17 +32,21 @@ class Failure:
     #: The text that the client gets.
     cause: str
     parent: str = ""
+    #: The client's name for the request; empty if it gave none.
+    label: str = ""
 
     def message(self) -> tuple[str, tuple[object, ...]]:
-        """Template and arguments of a log call: one line of printable characters, at most about 1000 of them."""
-        values: dict[str, object] = {"request": _value(self.request_id)}
+        """Template and arguments of a log call: one line of printable characters, at most about 1200 of them."""
+        values: dict[str, object] = {"request": word(self.request_id)}
         if self.parent:
-            values["parent"] = _value(self.parent)
+            values["parent"] = word(self.parent)
+        if self.label:
+            values["x_request_id"] = word(self.label)
         values |= {
-            "stage": _value(self.stage),
-            "replica": _value(self.replica),
+            "stage": word(self.stage),
+            "replica": word(self.replica),
             "attempt": "-" if self.attempt is None else self.attempt,
-            "kind": _value(self.kind),
+            "kind": word(self.kind),
             "cause": _cause(self.cause),
         }
         return " ".join(["request.failed", *(f"{name}=%s" for name in values)]), tuple(values.values())
@@ -92,8 +96,8 @@ class FailureLog:
             template, arguments = failure.message()
             self._write(level, template, *arguments)
         else:
-            window.kinds[_value(failure.kind)] += 1
-            window.stages[_value(failure.stage)] += 1
+            window.kinds[word(failure.kind)] += 1
+            window.stages[word(failure.stage)] += 1
 
     def write_due(self) -> float | None:
         """Log the sums of windows that are over. Return when the next sum is due (monotonic), None if none will be."""
@@ -122,10 +126,10 @@ def _counts(counter: Counter[str]) -> str:
     return "{" + ",".join([f"{name}:{count}" for name, count in listed] + [f"others:{more}"] * (more > 0)) + "}"
 
 
-def _value(text: str) -> str:
-    """The text as one word: a client may name its request by anything."""
-    word = "".join(char if char.isprintable() and not char.isspace() else "_" for char in text[:_MOST_VALUE])
-    return word or "-"
+def word(text: str) -> str:
+    """The text as one word of at most 200 characters: a client may name its request by anything."""
+    shown = "".join(char if char.isprintable() and not char.isspace() else "_" for char in text[:_MOST_VALUE])
+    return shown or "-"
 
 
 def _cause(text: str) -> str:

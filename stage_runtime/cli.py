@@ -48,6 +48,7 @@ from omni_discovery.logs.setup import LogOptions, identify_process
 from omni_discovery.metrics.samples import Sample, SupervisorSample
 from omni_discovery.plugins import check_packages
 from omni_discovery.processes import die_with_parent, raise_descriptor_limit
+from omni_discovery.stories import Waits
 from stage_runtime.addresses import find_hosts
 from stage_runtime.config import ReplicaConfig, SupervisorConfig, replica_config
 from stage_runtime.status_pipe import Exiting, Registered, StatusMessage, no_status, write_status
@@ -243,9 +244,14 @@ def _run_stage(config: SupervisorConfig, options: StageOptions, exporter: Metric
 
     replica = config.replica
     raise_descriptor_limit("a replica")
-    deploy = read_pipeline(
-        replica.endpoints, replica.namespace, security=replica.security, absent_wait_s=replica.pipeline_wait_s
-    )
+    with closing(Waits(user_runtime_dir(), replica.namespace, replica.endpoints)) as waits:
+        deploy = read_pipeline(
+            replica.endpoints,
+            replica.namespace,
+            security=replica.security,
+            absent_wait_s=replica.pipeline_wait_s,
+            on_wait=lambda reason: waits.begin("pipeline", f"the supervisor of stage {replica.stage_id}", reason),
+        )
     deploy = document_here(deploy, replica.stage_id, options.runtime)
     export = exporter.export if exporter.is_used else None
     check_ttl(RegistryConfig(replica.endpoints, replica.namespace, replica.security, ttl_s=replica.ttl_s))
@@ -269,7 +275,10 @@ def _run_supervisor(config: SupervisorConfig, deploy: DeployConfig, export: Call
     devices = _devices_here(base, stage, config.count, machine)
     holder = Holder(pid=os.getpid(), namespace=replica.namespace, stage_id=replica.stage_id)
     locks = DeviceLocks(user_runtime_dir(), devices, holder)
-    locks.acquire()
+    waits = Waits(user_runtime_dir(), replica.namespace, replica.endpoints)
+    who = f"the supervisor of stage {replica.stage_id}"
+    with closing(waits):
+        locks.acquire(on_wait=lambda reason: waits.begin("devices", who, reason))
     settings = stage_environment(stage, Path(stage.model).exists(), replica.advertise_host)
     # On the CPU only: a process that has initialized a GPU must not be forked.
     modules = modules_to_preload(stage.engine)
@@ -280,6 +289,7 @@ def _run_supervisor(config: SupervisorConfig, deploy: DeployConfig, export: Call
         ZygoteLauncher(modules, write_fd) if modules and not stage.runtime.devices else SpawnLauncher(),
         lambda ordinal: replica_environment(base, stage, settings, config.count, ordinal, machine),
         locks.mark_leaving,
+        waits,
         export,
         shared_output_fd,
     )
@@ -293,8 +303,12 @@ def _run_on_ray(
     from stage_runtime.supervisor.supervisor import Supervisor
 
     replica = config.replica
-    launcher = RayLauncher(deploy.stage(replica.stage_id), config.count, address, replica.pipeline_wait_s)
-    return Supervisor(config, deploy, launcher, lambda ordinal: {}, export=export).run()
+    waits = Waits(user_runtime_dir(), replica.namespace, replica.endpoints)
+    with closing(waits):
+        who = f"the supervisor of stage {replica.stage_id}"
+        waits.begin("ray", who, "the Ray cluster has not given it room yet")
+        launcher = RayLauncher(deploy.stage(replica.stage_id), config.count, address, replica.pipeline_wait_s)
+    return Supervisor(config, deploy, launcher, lambda ordinal: {}, waits=waits, export=export).run()
 
 
 def _run_zygote(parent_pid: int, log: LogOptions, modules: list[str]) -> int:

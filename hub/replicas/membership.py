@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from hub.replicas.lost import LostReplicas
 from hub.replicas.mismatched import MismatchedReplicas
 from omni_discovery.errors import ConfigError
 from omni_discovery.log_once import LogOnce
@@ -75,7 +76,10 @@ class Membership:
         owner: MembershipOwner,
         ttl_s: float = 10.0,
         now: Callable[[], float] = time.monotonic,
+        lost: LostReplicas | None = None,
     ) -> None:
+        #: Replicas that left without goodbye, for the hub's report.
+        self._lost = lost or LostReplicas()
         #: Replicas that are not picked because of what they run.
         self.mismatched = MismatchedReplicas(pools, owner.serves_document)
         self.clients: dict[str, StageClient] = {}
@@ -115,6 +119,7 @@ class Membership:
         if is_later and delta.since_revision == revision and self._keeps_roles(records, delta):
             self._update_in_place(delta.updated)
             return False
+        self._lost.follow_view(records, view.replicas, self._now())
         self._replace_all(view, regressed=view.history != history)
         return True
 

@@ -51,6 +51,11 @@ def add_api_options(parser: argparse._ActionsContainer) -> None:
         " only for a port that nobody else reaches",
     )
     parser.add_argument(
+        "--access-log",
+        action="store_true",
+        help="a line for each HTTP request: path, status, duration, size, ids and replicas; never what was asked",
+    )
+    parser.add_argument(
         "--otlp-traces-endpoint",
         metavar="URL",
         help="send a span of each request and of each of its stages to this OpenTelemetry collector, over HTTP:"
@@ -62,6 +67,8 @@ def check_api(arguments: argparse.Namespace) -> None:
     """Raise ConfigError for an API that can't be served here, or flags of one that is not chosen."""
     if arguments.headless and arguments.admin_api:
         raise ConfigError("--headless has no HTTP API: leave out --admin-api, or give it to a hub")
+    if arguments.headless and arguments.access_log:
+        raise ConfigError("--headless has no HTTP API: leave out --access-log, or give it to a hub")
     if arguments.api == "omni":
         if arguments.api_args is not None:
             raise ConfigError("--api-args are for vLLM's server: add --api vllm")

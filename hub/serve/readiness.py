@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from omni_discovery.logs.readiness import NotReady, ReadinessLog, Ready, StillMissing
@@ -33,21 +33,30 @@ class HubReadiness:
         ``starting``: how many replicas of each stage are started here, be they registered or not.
         """
         stages = omni.stage_status()
-        empty = [stage for stage in stages if not stage.pickable]
-        missing = ", ".join(f"stage {stage.stage_id} ({_why(stage, starting)})" for stage in empty)
+        missing = _missing(stages, starting, self._now())
         if omni.is_revoked:
-            missing = "any stage: this hub is revoked"
+            missing = "no replica can take work of any stage: this hub is revoked"
         match self._log.observe(missing, self._now()):
             case Ready(after_s):
                 ids = ",".join(str(stage.stage_id) for stage in stages)
                 text = "hub.ready url=%s stages=%s replicas=%s after_s=%.1f: every stage can serve"
                 logger.info(text, self._url, ids, short_list(omni.serving_replicas()), after_s)
             case NotReady():
-                logger.warning("hub.not_ready url=%s: no replica can take work of %s", self._url, missing)
+                logger.warning("hub.not_ready url=%s: %s", self._url, missing)
             case StillMissing(after_s):
-                logger.info("hub.waiting after_s=%.1f: no replica can take work of %s", after_s, missing)
+                logger.info("hub.waiting after_s=%.1f: %s", after_s, missing)
             case None:
                 pass
+
+
+def _missing(stages: Sequence[StageStatus], starting: Mapping[int, int], now_s: float) -> str:
+    """Which stages can't serve, and why; empty if all can."""
+    empty = [f"stage {stage.stage_id} ({_why(stage, starting)})" for stage in stages if not stage.pickable]
+    # Without the count, which changes with each request.
+    failing = [f"stage {stage.stage_id}" for stage in stages if stage.pickable and stage.failures.describe(now_s)]
+    texts = [f"no replica can take work of {', '.join(empty)}"] * bool(empty)
+    texts += [f"requests of {', '.join(failing)} keep failing"] * bool(failing)
+    return "; ".join(texts)
 
 
 def _why(stage: StageStatus, starting: Mapping[int, int]) -> str:

@@ -24,6 +24,8 @@ MOST_WEIGHT: Final = 1000.0
 
 #: The phase of a replica that is starting and waits for its hand-off store.
 WAITING_PHASE: Final = "waiting"
+#: The reason of a replica that drains, and withdraws, since its control key says so.
+DRAINED_BY_OPERATOR: Final = "drained by an operator"
 
 
 class ReplicaStatus(StrEnum):

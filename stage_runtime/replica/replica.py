@@ -22,7 +22,7 @@ from omni_discovery.curve import KeyPair
 from omni_discovery.deploy.document import DeployConfig, StageConfig
 from omni_discovery.errors import ConfigError
 from omni_discovery.metrics.samples import ReplicaSample
-from omni_discovery.records.schema import HubRecord, ReplicaStatus
+from omni_discovery.records.schema import DRAINED_BY_OPERATOR, HubRecord, ReplicaStatus
 from omni_discovery.wire import FailureKind
 from stage_runtime.addresses import tcp_address
 from stage_runtime.config import EngineDeadError, ReplicaConfig
@@ -167,7 +167,7 @@ class Replica:
             self._serve()
         except _StoppedWhileLoadingError:
             logger.info("replica.stopped_while_loading stage=%d", self._config.stage_id)
-            self._describe(reason="")
+            self._describe(reason=DRAINED_BY_OPERATOR if self._drained_by_key else "")
         except ConfigError as error:
             exit_code = EXIT_CONFIG
             logger.error("replica.misconfigured stage=%d reason=%s", self._config.stage_id, error)
@@ -250,6 +250,8 @@ class Replica:
             if not is_draining:
                 is_draining = True
                 self._server.state_changed()
+                if self._drained_by_key:
+                    self._describe(reason=DRAINED_BY_OPERATOR)
             knows_hubs = self._client is not None and self._client.awaited_hubs is not None
             match self._drain.verdict(time.monotonic(), self._server.queue_length, knows_hubs=knows_hubs):
                 case Verdict.GIVE_UP:

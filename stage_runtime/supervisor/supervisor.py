@@ -23,6 +23,7 @@ import msgspec
 from omni_discovery.deploy.document import DeployConfig, encode_deploy
 from omni_discovery.logs.readiness import NotReady, ReadinessLog, Ready, StillMissing
 from omni_discovery.metrics.samples import SAMPLE_INTERVAL_S, Sample, SupervisorSample
+from omni_discovery.stories import Waits
 from stage_runtime.config import ReplicaConfig, SupervisorConfig
 from stage_runtime.status_pipe import Exiting, Loading, Registered, Sampled, Up, split_line
 from stage_runtime.supervisor.relay import LineSource, relay_line
@@ -127,11 +128,14 @@ class Supervisor:
         launcher: Launcher,
         environment_of: Callable[[int], dict[str, str]],
         on_stop: Callable[[], None] = lambda: None,
+        waits: Waits | None = None,
         export: Callable[[Sample], None] | None = None,
         shared_output_fd: int | None = None,
     ) -> None:
         """``shared_output_fd``: the read end of a pipe for what the launcher's own process prints; None for none."""
         self._config = config
+        #: Receives which replicas wait to be started again, for ``omni doctor``; None: not told.
+        self._waits = waits
         self._on_stop = on_stop
         known_pipeline = encode_deploy(deploy).decode("utf-8")
         self._replica_config = msgspec.structs.replace(
@@ -164,6 +168,8 @@ class Supervisor:
                     if self._kill_at_s is None and all(slot.is_hopeless for slot in self._slots):
                         break
             finally:
+                if self._waits is not None:
+                    self._waits.close()
                 self._kill_all()
                 self._launcher.close()
                 self._selector.close()
@@ -260,6 +266,8 @@ class Supervisor:
         config = msgspec.structs.replace(self._replica_config, ordinal=slot.ordinal, former_end=slot.former_end)
         slot.up_since_s, slot.exit_reason, slot.phase, slot.source = None, "", "", LineSource(config.stage_id)
         slot.start_at_s = float("inf")
+        if self._waits is not None:
+            self._waits.end(str(slot.ordinal))
         try:
             slot.child = self._launcher.start(config, self._environment_of(slot.ordinal))
         except OSError as error:
@@ -304,15 +312,23 @@ class Supervisor:
                 slot.start_at_s = now_s + delay_s
                 text = f"supervisor.restarting stage=%d {who} code=%d in_s=%.1f: %s"
                 logger.warning(text, stage_id, code, delay_s, slot.former_end)
+                self._tell_wait(slot, delay_s)
             case StartAgain(delay_s, why):
                 slot.start_at_s = now_s + delay_s
                 text = f"supervisor.not_kept_up stage=%d {who} code=%d next_try_s=%.0f: %s: %s"
                 logger.error(text, stage_id, code, delay_s, why, slot.former_end)
                 slot.former_end = f"{why}: {slot.former_end}"
+                self._tell_wait(slot, delay_s)
             case LeaveDown():
                 slot.former_end = ""
                 text = f"supervisor.drained stage=%d {who}: an operator has drained it; it stays down"
                 logger.info(text, stage_id)
+
+    def _tell_wait(self, slot: _Slot, delay_s: float) -> None:
+        if self._waits is not None:
+            who = f"the supervisor of stage {self._config.replica.stage_id}"
+            reason = f"one of its replicas is started again after {delay_s:.1f} s; its last process: {slot.former_end}"
+            self._waits.begin(str(slot.ordinal), who, reason)
 
     def _stop(self, now_s: float) -> None:
         if self._kill_at_s is None:

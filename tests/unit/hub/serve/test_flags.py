@@ -99,6 +99,7 @@ def test_a_hub_alone_may_take_the_document_in_force_from_an_etcd(parser: argpars
         ([*HEADLESS, "--host", "0.0.0.0"], "--host is a hub's"),
         ([*HEADLESS, "--api", "vllm"], "--headless has no HTTP API"),
         ([*HEADLESS, "--admin-api"], "--headless has no HTTP API"),
+        ([*HEADLESS, "--access-log"], "--headless has no HTTP API: leave out --access-log"),
         ([*HEADLESS, "--max-waiting", "4"], "--max-waiting is a hub's"),
         ([*HEADLESS, "--otlp-traces-endpoint", "http://h:4318/v1/traces"], "is for a hub"),
     ],

@@ -8,6 +8,7 @@ from typing import Any, cast
 import pytest
 
 from hub.pool.stage_pool import StageStatus
+from hub.pool.status import FailureStreak
 from hub.serve.readiness import HubReadiness, short_list
 
 
@@ -54,6 +55,10 @@ def test_a_hub_says_what_it_waits_for_and_once_that_it_can_serve_and_that_it_can
     omni.stages[1] = StageStatus(1, 1, 1)
     now_s = 104.0
     assert told() == [(logging.INFO, ready.format(1.5))]
+    omni.stages[1] = StageStatus(1, 1, 1, failures=FailureStreak(5, now_s, ("EngineFailedError",)))
+    assert told() == [(logging.WARNING, "hub.not_ready url=http://h:1: requests of stage 1 keep failing")]
+    omni.stages[1] = StageStatus(1, 1, 1)
+    assert [line for _, line in told()] == [ready.format(0.0)]
     omni.is_revoked = True
     assert [line for _, line in told()] == [
         "hub.not_ready url=http://h:1: no replica can take work of any stage: this hub is revoked"

@@ -18,6 +18,7 @@ from omni_discovery.deploy.document import StageConfig
 from omni_discovery.logs.lines import json_line
 from omni_discovery.logs.setup import LogOptions
 from omni_discovery.metrics.samples import ReplicaSample, Sample, SupervisorSample, encode_sample
+from omni_discovery.stories import Waits, read_waits
 from stage_runtime.config import ReplicaConfig, SupervisorConfig
 from stage_runtime.supervisor import supervisor as process_manager
 from stage_runtime.supervisor.environment import replica_environment, stage_environment
@@ -71,6 +72,23 @@ def test_a_replica_that_can_not_be_started_is_tried_again_and_costs_the_others_n
     assert 100.0 < second.start_at_s < float("inf")
     assert second.former_end == "it could not be started: Resource temporarily unavailable"
     assert not second.is_hopeless
+
+
+def test_a_replica_that_waits_for_its_next_try_is_told_with_how_the_last_one_ended(tmp_path: Path) -> None:
+    home = tmp_path / "omni"
+    home.mkdir(mode=0o700)
+    replica = ReplicaConfig(stage_id=0, endpoints="127.0.0.1:1", namespace="default")
+    waits = Waits(home, "default", replica.endpoints)
+    config = SupervisorConfig(replica=replica, count=2)
+    supervisor = Supervisor(config, deploy_of(ONE_STAGE), _Launcher(), lambda ordinal: {}, waits=waits)
+    for slot in supervisor._slots:
+        supervisor._start(slot, 100.0)
+    (wait,) = read_waits(home, "default")
+    assert wait.who == "the supervisor of stage 0"
+    assert wait.reason.endswith("its last process: it could not be started: Resource temporarily unavailable")
+    supervisor._launcher = _Launcher()
+    supervisor._start(supervisor._slots[1], 200.0)
+    assert read_waits(home, "default") == []
 
 
 def test_a_replica_that_closed_its_output_and_runs_on_does_not_keep_the_supervisor_busy() -> None:
