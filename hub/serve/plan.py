@@ -8,22 +8,16 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from hub.api.served_stage import serving_stage
-from hub.serve.flags import joins_pipeline
+from hub.serve.document_flags import document_of
 from omni_discovery.commands.flags import RAY
-from omni_discovery.commands.registry import ANSWER_S, read_security
 from omni_discovery.commands.stage_options import StageOptions, read_stage_options
-from omni_discovery.deploy.document import DeployConfig, StageConfig, decode_deploy, read_deploy
-from omni_discovery.deploy.load import doubtful_connectors, doubtful_engines, load_deploy
-from omni_discovery.deploy.overrides import FLAG, of_the_document, of_this_host, on_this_host, parse_overrides
+from omni_discovery.deploy.document import DeployConfig, StageConfig
+from omni_discovery.deploy.load import doubtful_connectors, doubtful_engines
+from omni_discovery.deploy.overrides import FLAG, of_this_host, on_this_host, parse_overrides
 from omni_discovery.deploy.topology import Topology, plan
 from omni_discovery.errors import ConfigError
-from omni_discovery.etcd.check import check_registry
-from omni_discovery.etcd.config import RegistryConfig
 from omni_discovery.plugins import CONNECTOR_GROUPS, ENGINE_GROUPS, check_packages, find_plugins
-from omni_discovery.records.keys import pipeline_key
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -36,45 +30,17 @@ StagesOnHost = Sequence[tuple[StageConfig, int]]
 
 
 def deploy_of(arguments: argparse.Namespace) -> DeployConfig:
-    """The deploy document of the flags: ``--deploy-config``, one vLLM stage of MODEL, or the one in force.
+    """The deploy document of the flags, with the stage in it that is to run here.
 
-    Raise ConfigError, or RegistryError where the one in force can't be read.
+    Raise ConfigError, or RegistryError where the one in force is wanted and can't be read.
     """
-    overrides = of_the_document(parse_overrides(arguments.stage_overrides))
-    if joins_pipeline(arguments):
-        deploy = with_overrides(_deploy_in_force(arguments), arguments)
-    elif arguments.deploy_config is None:
-        stage = {"stage_id": 0, "engine": "vllm", "model": arguments.model, "final_output": "text"}
-        deploy = read_deploy({"stages": [stage]}, "MODEL", overrides)
-    else:
-        deploy = load_deploy(arguments.deploy_config, arguments.model, overrides)
+    deploy = document_of(arguments)
     if arguments.stage_id is not None:
         deploy.stage(arguments.stage_id)
     if arguments.api == "vllm":
         # Checked here, because importing vLLM takes long.
         serving_stage(deploy)
     return deploy
-
-
-def _deploy_in_force(arguments: argparse.Namespace) -> DeployConfig:
-    namespace = arguments.namespace
-    config = RegistryConfig(arguments.etcd_endpoints, namespace, read_security(arguments))
-    in_force = check_registry(config, ANSWER_S)
-    if in_force is None:
-        raise ConfigError(
-            f"namespace {namespace!r} has no pipeline yet: give --deploy-config YAML,"
-            " or start the hub that has the file first"
-        )
-    deploy = decode_deploy(in_force, pipeline_key(namespace))
-    stages = [stage.stage_id for stage in deploy.stages]
-    logger.info("deploy.in_force namespace=%s model=%s stages=%s", namespace, deploy.served_name, stages)
-    return deploy
-
-
-def with_overrides(deploy: DeployConfig, arguments: argparse.Namespace) -> DeployConfig:
-    """A document that is loaded already, with ``--stage-overrides`` applied. Raise ConfigError."""
-    overrides = of_the_document(parse_overrides(arguments.stage_overrides))
-    return read_deploy(msgspec.to_builtins(deploy), FLAG, overrides) if overrides else deploy
 
 
 def stages_on_host(arguments: argparse.Namespace, deploy: DeployConfig) -> StagesOnHost:

@@ -128,6 +128,22 @@ def warn_if_plain(zmq_security: str) -> None:
         )
 
 
+def add_loading_options(parser: argparse._ActionsContainer) -> None:
+    """Add the flag about how long loading may take, for hubs and supervisors."""
+    parser.add_argument(
+        "--stage-init-timeout",
+        type=float,
+        metavar="SECONDS",
+        help="end a local replica whose engine has not loaded by then, and start it again (default: 5400)",
+    )
+
+
+def check_timeout(flag: str, value: float | None) -> None:
+    """Raise ConfigError that names ``flag`` unless ``value`` is None or a positive number of seconds."""
+    if value is not None and not 0 < value < float("inf"):
+        raise ConfigError(f"{flag} is {value:g}; right would be a number of seconds, more than 0")
+
+
 PROCESSES: Final = "multi_process"
 RAY: Final = "ray"
 

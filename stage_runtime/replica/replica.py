@@ -44,13 +44,14 @@ from stage_runtime.lifecycle import (
 )
 from stage_runtime.replica.failures import describe_failure, is_known, not_loaded
 from stage_runtime.replica.identity import identity, model_details
+from stage_runtime.replica.load_deadline import load_deadline
 from stage_runtime.replica.publisher import RecordPublisher, ReplicaSnapshot, StatusPublisher
 from stage_runtime.replica.readiness import ReadinessCheck
 from stage_runtime.replica.sampler import Sampler, gpu_memory, library_versions
 from stage_runtime.server.handshake import ReplicaState, SecurityMismatchLog
 from stage_runtime.server.server import ReplicaServer
 from stage_runtime.status_pipe import Exiting, Loading, Registered, Up, WriteStatus, no_status
-from stage_runtime.supervisor.devices import check_devices_are_seen
+from stage_runtime.supervisor.devices import device_in_use
 from stage_runtime.supervisor.restarts import EXIT_CONFIG, EXIT_DONE, EXIT_DRAINED, EXIT_FAILED
 
 logger = logging.getLogger(__name__)
@@ -224,8 +225,9 @@ class Replica:
         self._readiness.wait_ready()
         self._load_started_s = time.monotonic()
         try:
-            self._engine.load(self._report_loading)
-            check_devices_are_seen(stage, self._device)
+            with load_deadline(self._config.init_timeout_s, self._give_up_loading):
+                self._engine.load(self._report_loading)
+            self._device = device_in_use(stage, self._device)
         except ConfigError:
             raise
         except Exception as error:
@@ -233,12 +235,21 @@ class Replica:
                 logger.exception("engine.load_failed")
             raise not_loaded(stage, error) from None
         known = model_details(stage.model, self._engine)
-        self._describe(phase="ready", progress=1.0, reason="", capacity=self._engine.capacity, **known)
+        self._describe(
+            phase="ready", progress=1.0, reason="", device=self._device, capacity=self._engine.capacity, **known
+        )
         self._lifecycle.handle(EngineLoaded())
         self._write_status(Up())
         self._server.state_changed()
         took_s = time.monotonic() - self._load_started_s
         logger.info("replica.ready stage=%d capacity=%d took_s=%.1f", stage.stage_id, self._engine.capacity, took_s)
+
+    def _give_up_loading(self, reason: str) -> None:
+        logger.error("replica.load_timeout stage=%d: ending, to be started anew: %s", self._config.stage_id, reason)
+        self._write_status(Exiting(reason))
+        logging.shutdown()
+        # The main thread, which would close everything in order, is in the load.
+        os._exit(EXIT_FAILED)
 
     def _serve(self) -> None:
         is_draining = False

@@ -21,6 +21,7 @@ from hub.metrics import HubMetrics
 from hub.serve.app import _INSTALL_VLLM
 from omni_discovery.deploy.document import DeployConfig
 from omni_discovery.deploy.load import load_deploy
+from omni_discovery.deploy.topology import devices_of
 from omni_discovery.metrics.samples import HostSamples
 from tests.support.scenarios import parts_of
 from tests.support.serve_commands import ETCD, parsed
@@ -59,7 +60,9 @@ def test_the_documents_for_cpus_and_for_gpus_differ_in_what_the_hardware_asks_fo
         return [document]
 
     assert told("pair") == told("pair-gpu")
-    assert [stage.runtime.devices for stage in deploy("pair-gpu").stages] == ["0", "0"]
+    for stage in deploy("pair-gpu").stages:
+        # However many replicas of it run on a host with one GPU.
+        assert [devices_of(stage, 3, ordinal) for ordinal in range(3)] == [("0",)] * 3
 
 
 @pytest.mark.parametrize("scenario", ["A", "B", "C"])

@@ -10,7 +10,8 @@ import pytest
 
 from hub.cli import check_flags, serve_config
 from hub.command import ServeCommand
-from hub.serve.flags import joins_pipeline, warn_of_ignored_flags
+from hub.serve.document_flags import joins_pipeline
+from hub.serve.flags import warn_of_ignored_flags
 from hub.serve.plan import deploy_of, stages_on_host
 from omni_discovery.errors import ConfigError
 from tests.support.processes import DEFAULTS
