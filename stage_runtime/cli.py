@@ -34,7 +34,7 @@ from omni_discovery.commands.flags import (
     warn_if_plain,
 )
 from omni_discovery.commands.output import configure_logging, say
-from omni_discovery.commands.registry import add_security_options, user_runtime_dir
+from omni_discovery.commands.registry import add_security_options, default_namespace, user_runtime_dir
 from omni_discovery.commands.stage_options import (
     StageCheck,
     StageOptions,
@@ -77,7 +77,11 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="HOST:PORT[,...]",
         help="the etcd cluster (default: $OMNI_ETCD_ENDPOINTS)",
     )
-    parser.add_argument("--namespace", default="default", help="which deployment on that etcd (default: %(default)s)")
+    parser.add_argument(
+        "--namespace",
+        default=default_namespace(),
+        help="which deployment on that etcd (default: $OMNI_NAMESPACE, else default)",
+    )
     parser.add_argument(
         "--omni-heartbeat-timeout",
         type=float,

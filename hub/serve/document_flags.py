@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -10,11 +11,17 @@ from typing import Any, Final
 import msgspec
 
 from hub.serve.foreign_flags import serves_model_alone, stage_of_model
+from omni_discovery.commands.registry import ANSWER_S, read_security
 from omni_discovery.deploy.dialect import merged
-from omni_discovery.deploy.document import DeployConfig, encode_deploy, read_deploy
+from omni_discovery.deploy.document import DeployConfig, decode_deploy, encode_deploy, read_deploy
 from omni_discovery.deploy.load import load_deploy
 from omni_discovery.deploy.overrides import FLAG, of_the_document, parse_overrides, with_shm_threshold
 from omni_discovery.errors import ConfigError
+from omni_discovery.etcd.check import check_registry
+from omni_discovery.etcd.config import RegistryConfig
+from omni_discovery.records.keys import pipeline_key
+
+logger = logging.getLogger(__name__)
 
 _SAMPLING: Final = "--default-sampling-params"
 _SAMPLING_RIGHT: Final = """right would be JSON by stage id, for example '{"0": {"temperature": 0.5}}'"""
@@ -89,14 +96,40 @@ def check_document_options(arguments: argparse.Namespace) -> None:
     _sampling_params(arguments)
 
 
+def joins_pipeline(arguments: argparse.Namespace) -> bool:
+    """Whether a hub takes the document in force from etcd: one without replicas and without a document of its own."""
+    has_own = arguments.deploy_config is not None or bool(arguments.model)
+    return bool(arguments.hub_only and arguments.etcd_endpoints and not has_own)
+
+
 def document_of(arguments: argparse.Namespace) -> DeployConfig:
-    """The deploy document of the flags: ``--deploy-config``, or one vLLM stage of MODEL. Raise ConfigError."""
+    """The deploy document of the flags: ``--deploy-config``, one vLLM stage of MODEL, or the one in force.
+
+    Raise ConfigError, or RegistryError where the one in force is wanted and can't be read.
+    """
+    if joins_pipeline(arguments):
+        return with_flags(_document_in_force(arguments), arguments)
     overrides = document_overrides(arguments)
     if serves_model_alone(arguments):
         deploy = read_deploy(stage_of_model(arguments), "MODEL", overrides)
     else:
         deploy = load_deploy(arguments.deploy_config, arguments.model, overrides)
     return _with_flags(deploy, arguments)
+
+
+def _document_in_force(arguments: argparse.Namespace) -> DeployConfig:
+    namespace = arguments.namespace
+    config = RegistryConfig(arguments.etcd_endpoints, namespace, read_security(arguments))
+    in_force = check_registry(config, ANSWER_S)
+    if in_force is None:
+        raise ConfigError(
+            f"namespace {namespace!r} has no pipeline yet: give --deploy-config YAML,"
+            " or start the hub that has the file first"
+        )
+    deploy = decode_deploy(in_force, pipeline_key(namespace))
+    stages = [stage.stage_id for stage in deploy.stages]
+    logger.info("deploy.in_force namespace=%s model=%s stages=%s", namespace, deploy.served_name, stages)
+    return deploy
 
 
 def with_flags(deploy: DeployConfig, arguments: argparse.Namespace) -> DeployConfig:

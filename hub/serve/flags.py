@@ -7,7 +7,7 @@ import importlib.util
 import logging
 from typing import TYPE_CHECKING, Any, Final
 
-from hub.serve.document_flags import add_document_options, check_document_options, merge_names
+from hub.serve.document_flags import add_document_options, check_document_options, joins_pipeline, merge_names
 from hub.serve.foreign_flags import add_foreign_options, check_foreign
 from omni_discovery.balancing.policies import DEFAULT_POLICY
 from omni_discovery.commands.flags import (
@@ -235,7 +235,11 @@ def _add_local_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("what runs here")
     group.add_argument("--stage-id", type=int, metavar="N", help="run only this stage here (default: all of them)")
     group.add_argument("--headless", action="store_true", help="only replicas of --stage-id, no hub")
-    group.add_argument("--hub-only", action="store_true", help="only a hub: all replicas run elsewhere")
+    group.add_argument(
+        "--hub-only",
+        action="store_true",
+        help="only a hub: all replicas run elsewhere; without MODEL and --deploy-config, of the pipeline in force",
+    )
     group.add_argument(
         "--omni-dp-size-local",
         type=int,
@@ -263,10 +267,11 @@ def check_flags(arguments: argparse.Namespace) -> None:
     check_document_options(arguments)
     if arguments.headless:
         _check_headless(arguments)
-    elif arguments.deploy_config is None and not arguments.model:
+    elif arguments.deploy_config is None and not arguments.model and not joins_pipeline(arguments):
         raise ConfigError(
             "nothing to serve: give a MODEL or --deploy-config YAML"
-            " ('omni pipeline show > pipeline.yaml' writes the one in force)"
+            " ('omni pipeline show > pipeline.yaml' writes the one in force; with --hub-only and --etcd-endpoints,"
+            " a hub takes that one by itself)"
         )
     check_data_plane(arguments)
     check_backend(arguments)

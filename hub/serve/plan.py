@@ -30,7 +30,10 @@ StagesOnHost = Sequence[tuple[StageConfig, int]]
 
 
 def deploy_of(arguments: argparse.Namespace) -> DeployConfig:
-    """The deploy document of the flags, with the stage in it that is to run here. Raise ConfigError."""
+    """The deploy document of the flags, with the stage in it that is to run here.
+
+    Raise ConfigError, or RegistryError where the one in force is wanted and can't be read.
+    """
     deploy = document_of(arguments)
     if arguments.stage_id is not None:
         deploy.stage(arguments.stage_id)
