@@ -119,16 +119,13 @@ async def deliver(
     source: asyncio.Queue[tuple[str, OmniOutput | Ended]],
     queues: Mapping[str, OutputQueue],
     abort: Callable[[AbortRequest], None],
-    failed: Callable[[RequestError], None] = lambda _error: None,
 ) -> None:
     """Move each output from ``source`` to the queue of its request, for ever.
 
-    A request whose queue is full is ended by ``abort`` with OverloadedError. ``failed`` gets the errors of requests.
+    A request whose queue is full is ended by ``abort`` with OverloadedError.
     """
     while True:
         request_id, output = await source.get()
-        if isinstance(output, Ended) and output.error is not None:
-            failed(output.error)
         queue = queues.get(request_id)
         if queue is None:
             continue

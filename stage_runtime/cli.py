@@ -23,14 +23,18 @@ from omni_discovery.commands.flags import (
     RAY,
     add_backend_options,
     add_data_plane_options,
+    add_loading_options,
+    add_log_options,
     add_metrics_options,
     check_backend,
     check_data_plane,
     check_metrics,
+    check_timeout,
+    read_log_options,
     warn_if_plain,
 )
-from omni_discovery.commands.output import configure_logging
-from omni_discovery.commands.registry import add_security_options, user_runtime_dir
+from omni_discovery.commands.output import configure_logging, say
+from omni_discovery.commands.registry import add_security_options, default_namespace, user_runtime_dir
 from omni_discovery.commands.stage_options import (
     StageCheck,
     StageOptions,
@@ -42,12 +46,14 @@ from omni_discovery.deploy.document import DeployConfig, StageConfig
 from omni_discovery.deploy.overrides import check_headless, document_here, parse_overrides
 from omni_discovery.errors import ConfigError, OmniError
 from omni_discovery.etcd.embedded_file import embedded_among
+from omni_discovery.logs.setup import LogOptions, identify_process
 from omni_discovery.metrics.samples import Sample, SupervisorSample
 from omni_discovery.plugins import check_packages
 from omni_discovery.processes import die_with_parent, raise_descriptor_limit
+from omni_discovery.stories import Waits
 from stage_runtime.addresses import find_hosts
 from stage_runtime.config import ReplicaConfig, SupervisorConfig, replica_config
-from stage_runtime.status_pipe import Exiting, no_status, write_status
+from stage_runtime.status_pipe import Exiting, Registered, StatusMessage, no_status, write_status
 from stage_runtime.supervisor.devices import Machine, device_text
 from stage_runtime.supervisor.restarts import EXIT_CONFIG, EXIT_FAILED
 
@@ -71,7 +77,11 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="HOST:PORT[,...]",
         help="the etcd cluster (default: $OMNI_ETCD_ENDPOINTS)",
     )
-    parser.add_argument("--namespace", default="default", help="which deployment on that etcd (default: %(default)s)")
+    parser.add_argument(
+        "--namespace",
+        default=default_namespace(),
+        help="which deployment on that etcd (default: $OMNI_NAMESPACE, else default)",
+    )
     parser.add_argument(
         "--omni-heartbeat-timeout",
         type=float,
@@ -87,13 +97,6 @@ def build_parser() -> argparse.ArgumentParser:
         help="the address under which hubs reach the replicas (default: the one that leads to etcd)",
     )
     parser.add_argument(
-        "--stall-after",
-        type=float,
-        default=60.0,
-        metavar="S",
-        help="an engine that has work and stands still for so long is not renewed (default: %(default)s)",
-    )
-    parser.add_argument(
         "--stage-overrides",
         default="",
         metavar="JSON",
@@ -102,8 +105,10 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--parent-pid", type=int, default=0, metavar="PID", help="drain when this process is gone")
     # In place of the other flags, in a supervisor that a hub or omni serve --headless has started.
     parser.add_argument("--config-fd", type=int, help=argparse.SUPPRESS)
+    add_loading_options(parser)
     add_backend_options(parser)
     add_data_plane_options(parser)
+    add_log_options(parser)
     add_security_options(parser)
     add_metrics_options(parser.add_argument_group("metrics"))
     return parser
@@ -118,23 +123,29 @@ def main(argv: list[str] | None = None) -> int:
         if arguments[:1] == ["--check"]:
             return _check(_read_document(arguments, StageCheck))
         if arguments[:1] == ["--zygote"]:
-            return _run_zygote(int(arguments[1]), arguments[2:])
+            log = msgspec.json.decode(arguments[2], type=LogOptions)
+            return _run_zygote(int(arguments[1]), log, arguments[3:])
         return _supervise(build_parser().parse_args(arguments))
     except ConfigError as error:
-        sys.stderr.write(f"omni: {error}\n")
+        say(str(error), error=True)
         return EXIT_CONFIG
     except OmniError as error:
-        sys.stderr.write(f"omni: {error}\n")
+        say(str(error), error=True)
         return EXIT_FAILED
     except KeyboardInterrupt:
         return 130
 
 
 def _devices_here(base: Mapping[str, str], stage: StageConfig, count: int, machine: Machine) -> tuple[str, ...]:
-    """The devices of all local replicas; a warning for devices that may be wrong. Raise ConfigError."""
-    from stage_runtime.supervisor.environment import doubtful_devices, stage_devices
+    """The devices that the document gives to all local replicas. Raise ConfigError.
+
+    A warning is logged for devices that may be wrong, and what is inherited where it gives none.
+    """
+    from stage_runtime.supervisor.environment import doubtful_devices, inherited_text, stage_devices
 
     devices = stage_devices(base, stage, count, machine)
+    if inherited := inherited_text(base, stage, count, machine):
+        logger.info("stage.devices stage %d: %s", stage.stage_id, inherited)
     if doubt := doubtful_devices(base, stage, count, machine):
         logger.warning("stage.devices %s", doubt)
     return devices
@@ -168,7 +179,7 @@ def _check(check: StageCheck) -> int:
         base, machine = dict(os.environ), find_machine()
         _devices_here(base, stage, check.count, machine)
     except OmniError as error:
-        sys.stderr.write(f"omni: {error}\n")
+        say(str(error), error=True)
         return EXIT_CONFIG
     return 0
 
@@ -178,17 +189,19 @@ def _read_options(arguments: argparse.Namespace) -> StageOptions:
     if arguments.config_fd is not None:
         return read_config(arguments.config_fd, StageOptions)
     check_data_plane(arguments)
+    check_timeout("--stage-init-timeout", arguments.stage_init_timeout)
     check_headless(parse_overrides(arguments.stage_overrides))
     check_backend(arguments)
     check_metrics(arguments)
     runtime = runtime_here(arguments, arguments.stage_id)
-    options = read_stage_options(arguments, arguments.stage_id, arguments.omni_dp_size_local, runtime)
-    return msgspec.structs.replace(options, stall_after_s=arguments.stall_after)
+    return read_stage_options(arguments, arguments.stage_id, arguments.omni_dp_size_local, runtime)
 
 
 def _supervise(arguments: argparse.Namespace) -> int:
-    configure_logging()
+    configure_logging(read_log_options(arguments))
     options = _read_options(arguments)
+    configure_logging(options.log)
+    identify_process(stage=options.stage_id)
     # A hub that starts this process has logged it already.
     if not arguments.parent_pid:
         warn_if_plain(options.zmq_security)
@@ -232,9 +245,14 @@ def _run_stage(config: SupervisorConfig, options: StageOptions, exporter: Metric
 
     replica = config.replica
     raise_descriptor_limit("a replica")
-    deploy = read_pipeline(
-        replica.endpoints, replica.namespace, security=replica.security, absent_wait_s=replica.pipeline_wait_s
-    )
+    with closing(Waits(user_runtime_dir(), replica.namespace, replica.endpoints)) as waits:
+        deploy = read_pipeline(
+            replica.endpoints,
+            replica.namespace,
+            security=replica.security,
+            absent_wait_s=replica.pipeline_wait_s,
+            on_wait=lambda reason: waits.begin("pipeline", f"the supervisor of stage {replica.stage_id}", reason),
+        )
     deploy = document_here(deploy, replica.stage_id, options.runtime)
     export = exporter.export if exporter.is_used else None
     check_ttl(RegistryConfig(replica.endpoints, replica.namespace, replica.security, ttl_s=replica.ttl_s))
@@ -249,7 +267,7 @@ def _run_supervisor(config: SupervisorConfig, deploy: DeployConfig, export: Call
     from stage_runtime.engines.base import modules_to_preload
     from stage_runtime.supervisor.device_locks import DeviceLocks, Holder
     from stage_runtime.supervisor.devices import find_machine
-    from stage_runtime.supervisor.environment import replica_environment, stage_environment
+    from stage_runtime.supervisor.environment import on_cpu_only, replica_environment, stage_environment
     from stage_runtime.supervisor.launch import SpawnLauncher, ZygoteLauncher
     from stage_runtime.supervisor.supervisor import Supervisor
 
@@ -258,17 +276,24 @@ def _run_supervisor(config: SupervisorConfig, deploy: DeployConfig, export: Call
     devices = _devices_here(base, stage, config.count, machine)
     holder = Holder(pid=os.getpid(), namespace=replica.namespace, stage_id=replica.stage_id)
     locks = DeviceLocks(user_runtime_dir(), devices, holder)
-    locks.acquire()
+    waits = Waits(user_runtime_dir(), replica.namespace, replica.endpoints)
+    who = f"the supervisor of stage {replica.stage_id}"
+    with closing(waits):
+        locks.acquire(on_wait=lambda reason: waits.begin("devices", who, reason))
     settings = stage_environment(stage, Path(stage.model).exists(), replica.advertise_host)
     # On the CPU only: a process that has initialized a GPU must not be forked.
     modules = modules_to_preload(stage.engine)
+    shared_output_fd, write_fd = os.pipe()
+    is_on_cpu = on_cpu_only(base, stage, config.count, machine)
     supervisor = Supervisor(
         config,
         deploy,
-        ZygoteLauncher(modules) if modules and not stage.runtime.devices else SpawnLauncher(),
+        ZygoteLauncher(modules, write_fd) if modules and is_on_cpu else SpawnLauncher(),
         lambda ordinal: replica_environment(base, stage, settings, config.count, ordinal, machine),
         locks.mark_leaving,
+        waits,
         export,
+        shared_output_fd,
     )
     return supervisor.run()
 
@@ -280,13 +305,17 @@ def _run_on_ray(
     from stage_runtime.supervisor.supervisor import Supervisor
 
     replica = config.replica
-    launcher = RayLauncher(deploy.stage(replica.stage_id), config.count, address, replica.pipeline_wait_s)
-    return Supervisor(config, deploy, launcher, lambda ordinal: {}, export=export).run()
+    waits = Waits(user_runtime_dir(), replica.namespace, replica.endpoints)
+    with closing(waits):
+        who = f"the supervisor of stage {replica.stage_id}"
+        waits.begin("ray", who, "the Ray cluster has not given it room yet")
+        launcher = RayLauncher(deploy.stage(replica.stage_id), config.count, address, replica.pipeline_wait_s)
+    return Supervisor(config, deploy, launcher, lambda ordinal: {}, waits=waits, export=export).run()
 
 
-def _run_zygote(parent_pid: int, modules: list[str]) -> int:
+def _run_zygote(parent_pid: int, log: LogOptions, modules: list[str]) -> int:
     die_with_parent(parent_pid, signal.SIGKILL)
-    configure_logging()
+    configure_logging(log)
 
     from stage_runtime.supervisor.zygote import Zygote
 
@@ -329,8 +358,15 @@ def _run_replica(config: ReplicaConfig) -> int:
     """
     if config.parent_pid:
         die_with_parent(config.parent_pid, signal.SIGKILL)
-    configure_logging()
-    write = write_status if config.parent_pid else no_status
+    configure_logging(config.log)
+    identify_process(stage=config.stage_id)
+    tell_supervisor = write_status if config.parent_pid else no_status
+
+    def write(message: StatusMessage) -> None:
+        if isinstance(message, Registered):
+            identify_process(replica=message.name)
+        tell_supervisor(message)
+
     code = EXIT_FAILED
     try:
         from stage_runtime.supervisor.deploy_document import deploy_of_replica
@@ -344,7 +380,7 @@ def _run_replica(config: ReplicaConfig) -> int:
     except OmniError as error:
         code = EXIT_CONFIG if isinstance(error, ConfigError) else EXIT_FAILED
         write(Exiting(str(error)))
-        sys.stderr.write(f"omni: {error}\n")
+        say(str(error), error=True)
     finally:
         logging.shutdown()
         sys.stdout.flush()

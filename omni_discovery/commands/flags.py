@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from omni_discovery.errors import ConfigError
+from omni_discovery.logs.setup import FORMATS, LEVELS, LogOptions
 
 logger = logging.getLogger(__name__)
 
@@ -25,7 +26,7 @@ _HOST_RIGHT: Final = "right would be a host name or an IP address, without a por
 
 
 def add_data_plane_options(parser: argparse._ActionsContainer) -> None:
-    """Add the flags about sockets, labels and draining, for hubs and supervisors."""
+    """Add the flags about sockets, labels, draining and stalls, for hubs and supervisors."""
     parser.add_argument(
         "--zmq-security",
         choices=(CURVE, PLAIN),
@@ -46,6 +47,14 @@ def add_data_plane_options(parser: argparse._ActionsContainer) -> None:
         metavar="S",
         help="how long replicas that are stopped wait for what runs (default: %(default)g)",
     )
+    parser.add_argument(
+        "--stall-after",
+        type=float,
+        default=60.0,
+        metavar="S",
+        help="a replica whose engine has work and stands still for so long is replaced; more than its longest step"
+        " takes (default: %(default)g)",
+    )
 
 
 def check_data_plane(arguments: argparse.Namespace) -> None:
@@ -57,6 +66,8 @@ def check_data_plane(arguments: argparse.Namespace) -> None:
         raise ConfigError(
             f"--drain-timeout is {arguments.drain_timeout}; right would be a number of seconds, 0 or more"
         )
+    if not (math.isfinite(arguments.stall_after) and arguments.stall_after > 0):
+        raise ConfigError(f"--stall-after is {arguments.stall_after}; right would be a number of seconds, more than 0")
 
 
 def read_labels(texts: Sequence[str]) -> Mapping[str, str]:
@@ -96,6 +107,28 @@ def check_host(flag: str, text: str) -> str:
     return text
 
 
+def add_log_options(parser: argparse._ActionsContainer) -> None:
+    """Add the flags about what is logged, for hubs and supervisors."""
+    parser.add_argument(
+        "--log-level",
+        choices=LEVELS,
+        default="info",
+        help="the least that is logged, by the replicas here too; debug adds omni-discovery's own lines, not those of"
+        " libraries (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--log-format",
+        choices=FORMATS,
+        default="text",
+        help="json: one JSON object per line, what replicas print included (default: %(default)s)",
+    )
+
+
+def read_log_options(arguments: argparse.Namespace) -> LogOptions:
+    """What the flags say about logging."""
+    return LogOptions(level=arguments.log_level, format=arguments.log_format)
+
+
 def warn_if_plain(zmq_security: str) -> None:
     """Log a warning if ``zmq_security`` turns encryption off."""
     if zmq_security == PLAIN:
@@ -103,6 +136,22 @@ def warn_if_plain(zmq_security: str) -> None:
             "zmq.plain --zmq-security none: WHOEVER SEES THE NETWORK BETWEEN HUBS AND REPLICAS CAN READ EVERY PROMPT "
             "AND ANSWER, AND SEND REQUESTS OF THEIR OWN; start all hubs and replicas of the namespace like this"
         )
+
+
+def add_loading_options(parser: argparse._ActionsContainer) -> None:
+    """Add the flag about how long loading may take, for hubs and supervisors."""
+    parser.add_argument(
+        "--stage-init-timeout",
+        type=float,
+        metavar="SECONDS",
+        help="end a local replica whose engine has not loaded by then, and start it again (default: 5400)",
+    )
+
+
+def check_timeout(flag: str, value: float | None) -> None:
+    """Raise ConfigError that names ``flag`` unless ``value`` is None or a positive number of seconds."""
+    if value is not None and not 0 < value < float("inf"):
+        raise ConfigError(f"{flag} is {value:g}; right would be a number of seconds, more than 0")
 
 
 PROCESSES: Final = "multi_process"

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Final
 
 from omni_discovery.commands.output import say
-from omni_discovery.commands.registry import add_registry_options, with_registry
+from omni_discovery.commands.registry import add_registry_options, tell_if_empty, with_registry
 
 if TYPE_CHECKING:
     from omni_discovery.kv import KVStore
@@ -119,24 +119,15 @@ async def allow_hub(kv: KVStore, namespace: str, hub_id: str) -> int:
 
 async def read_hubs(kv: KVStore, namespace: str, now_s: float) -> list[HubLine]:
     """Return the hubs that are registered, revoked or have an unreadable key, ordered by id."""
-    from omni_discovery.errors import RecordError
     from omni_discovery.records import keys
-    from omni_discovery.records.beat import decode_beat
+    from omni_discovery.records.beat import read_beats
     from omni_discovery.view.table import ReplicaTable
 
     listing = await kv.list(keys.namespace_prefix(namespace))
     table = ReplicaTable(namespace)
     table.replace(listing, now_s)
     view = table.snapshot()
-    beats = {}
-    for item in listing.items:
-        key = keys.parse_key(namespace, item.key)
-        try:
-            if isinstance(key, keys.BeatKey):
-                beats[key.hub_id] = decode_beat(item.key, item.value)
-        except RecordError:
-            # An unreadable heartbeat counts as none.
-            continue
+    beats = read_beats(listing.items, namespace)
     bad = {keys.parse_key(namespace, key): error.reason for key, error in view.bad.items()}
     wrong = {key.hub_id: reason for key, reason in bad.items() if isinstance(key, keys.HubKey | keys.HubControlKey)}
     found = []
@@ -170,4 +161,4 @@ async def _show(kv: KVStore, arguments: argparse.Namespace) -> int:
     from omni_discovery.commands.tables import hub_table
 
     Console().print(hub_table(found, arguments.namespace, time.time()))
-    return 0
+    return 0 if found else await tell_if_empty(kv, arguments.namespace)

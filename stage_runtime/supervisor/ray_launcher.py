@@ -16,7 +16,8 @@ from typing import Any, Final
 import msgspec
 
 from omni_discovery.deploy.document import StageConfig
-from omni_discovery.deploy.topology import device_names, group_size
+from omni_discovery.deploy.engine_args import group_size
+from omni_discovery.deploy.topology import device_names
 from omni_discovery.errors import ConfigError
 from stage_runtime.config import ReplicaConfig
 from stage_runtime.supervisor.ray_actor import ReplicaActor
@@ -31,7 +32,9 @@ _CALLS: Final = 8
 
 
 class RayChild:
-    """A replica on the cluster; a thread here fetches its output and exit code."""
+    """A replica on the cluster; a thread here fetches its output and exit code. Its process id is another machine's."""
+
+    pid = 0
 
     def __init__(self, ray: Any, actor: Any, content: bytes) -> None:
         self._ray = ray
@@ -84,6 +87,8 @@ class RayChild:
 
 class RayLauncher:
     """Starts replicas in the bundles of one placement group."""
+
+    phase = ""
 
     def __init__(self, stage: StageConfig, count: int, address: str, wait_s: float) -> None:
         """Connect to the cluster and reserve the bundles. Raise ConfigError if it has no room within ``wait_s``."""
