@@ -250,15 +250,15 @@ class StageClient:
                 self._on_event(AbortEnded(self, message.request_id))
         else:
             self._dispatches.resolve_dispatch((message.request_id, message.attempt))
-            if flaw := flaw_of_references(self.info, message):
+            if forged := flaw_of_references(self.info, message):
                 self._on_event(FrameDropped(self, "reference"))
-                message = self._refuse_references(message, flaw)
+                message = self._refuse_references(message, forged)
             self._on_event(Answered(self, message, attachments, received_at_s))
 
     def _refuse_references(self, message: StageMessage, flaw: str) -> wire.StageFailed:
         """The failure in place of a message whose hand-offs must not be passed on."""
         info = self.info
-        logger.warning("replica.reference_refused stage=%d replica=%d: %s", info.stage_id, info.replica_id, flaw)
+        logger.warning("replica.reference_refused replica=%s: %s", info.name, flaw)
         if not isinstance(message, wire.StageDone):
             # The replica works on; its acknowledgement is awaited by nobody.
             self._send("input", wire.Abort(epoch=info.epoch, request_id=message.request_id, attempt=message.attempt))
