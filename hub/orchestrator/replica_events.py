@@ -201,9 +201,9 @@ class ReplicaListener:
         if not pool.core.failed(info.input_addr, pool.now(), cause):
             return
         entry = pool.core.members.entries[info.input_addr]
-        text = "replica.ejected replica=%s for_s=%.1f heeded=%s: %s"
-        for_s, is_heeded = entry.health.until_s - pool.now(), not pool.core.outliers.panics
-        logger.warning(text, info.name, for_s, is_heeded, entry.health.reason)
+        text = "replica.ejected replica=%s for_s=%.1f in_force=%s: %s"
+        for_s, is_in_force = entry.health.until_s - pool.now(), not pool.core.outliers.panics
+        logger.warning(text, info.name, for_s, is_in_force, entry.health.reason)
 
     def _unanswered(self, event: Unanswered) -> None:
         info, active = event.client.info, self._active.get(event.request_id)
