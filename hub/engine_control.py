@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from hub.orchestrator.collective import CollectiveCall, ReplicaResult
+from hub.request.nesting import check_nesting
 from hub.request.plan import StageGraph
 from omni_discovery.errors import DeadlineExceededError, InvalidRequestError, OverloadedError
 from omni_discovery.wire import MAX_CONTROL_BYTES
@@ -91,6 +92,8 @@ class CollectiveCalls(ABC):
         for stage_id in stage_ids:
             if stage_id not in self.graph.stage_ids:
                 raise InvalidRequestError(f"the pipeline has no stage {stage_id!r}")
+        check_nesting("the arguments", args)
+        check_nesting("the arguments", kwargs)
         try:
             size_bytes = len(msgspec.msgpack.encode((tuple(args), dict(kwargs))))
         except (TypeError, OverflowError, ValueError, RecursionError) as error:

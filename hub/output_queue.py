@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Final
@@ -11,6 +12,8 @@ from hub.orchestrator.active import AbortRequest, Ended
 from hub.request.events import ClientBackpressure
 from hub.request.outputs import OmniOutput
 from omni_discovery.errors import OverloadedError, RequestError
+
+logger = logging.getLogger(__name__)
 
 #: Texts are joined up to this length only, because joining copies them.
 _LONG_BYTES: Final = 4096
@@ -127,14 +130,25 @@ async def deliver(
     """
     while True:
         request_id, output = await source.get()
-        if isinstance(output, Ended) and output.error is not None:
-            failed(output.error)
         queue = queues.get(request_id)
-        if queue is None:
-            continue
-        if isinstance(output, Ended):
+        try:
+            _deliver(output, queue, failed)
+        except Exception as error:
+            if not isinstance(error, OverloadedError):
+                # A bug must cost one request and not those of all other clients.
+                logger.exception("output.bug request=%s", request_id)
+                error = RequestError(f"a bug in the hub: {error!r}")
+            if queue is not None:
+                queue.end(error)
+            if not isinstance(output, Ended):
+                abort(AbortRequest(request_id, error))
+
+
+def _deliver(output: OmniOutput | Ended, queue: OutputQueue | None, failed: Callable[[RequestError], None]) -> None:
+    if isinstance(output, Ended):
+        if queue is not None:
             queue.end(output.error)
-        elif not queue.put(output):
-            error = OverloadedError("the client reads too slowly: its outputs filled the hub's bound")
-            queue.end(error)
-            abort(AbortRequest(request_id, error))
+        if output.error is not None:
+            failed(output.error)
+    elif queue is not None and not queue.put(output):
+        raise OverloadedError("the client reads too slowly: its outputs filled the hub's bound")

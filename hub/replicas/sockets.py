@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import logging
 import secrets
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol, TypeAlias
@@ -21,6 +22,8 @@ from omni_discovery.errors import ConfigError
 from omni_discovery.records.schema import ReplicaInfo
 from omni_discovery.wire import MAX_ATTACHMENT_BYTES
 from omni_discovery.wire.session import SocketName, same_security
+
+logger = logging.getLogger(__name__)
 
 ZmqContext: TypeAlias = "zmq.Context[zmq.Socket[bytes]]"
 
@@ -117,7 +120,11 @@ class LoopSocket:
                     frames = self.socket.recv_multipart(zmq.NOBLOCK)
                 except zmq.Again:
                     return
-                self._on_frames(frames)
+                try:
+                    self._on_frames(frames)
+                except Exception:
+                    # A bug costs this message: those behind it would wait for an edge that has come already.
+                    logger.exception("socket.bug")
         finally:
             self._is_draining = False
         self._look_again()
