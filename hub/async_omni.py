@@ -10,9 +10,10 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 from prometheus_client import CollectorRegistry
@@ -36,10 +37,18 @@ from hub.request.plan import StageGraph
 from omni_discovery.balancing.policies import DEFAULT_POLICY, build_load_balancer_factory
 from omni_discovery.curve import KeyPair
 from omni_discovery.deploy.document import DeployConfig
-from omni_discovery.errors import HubUnavailableError, InvalidRequestError, OverloadedError, RequestError
+from omni_discovery.errors import (
+    AbortFailedError,
+    DeadlineExceededError,
+    HubUnavailableError,
+    InvalidRequestError,
+    OverloadedError,
+    RequestError,
+)
 
 if TYPE_CHECKING:
     from hub.orchestrator.tracing import Tracing
+    from omni_discovery.records.health import HubHealth, ReplicaTrouble
     from omni_discovery.stories import Stories
     from omni_discovery.view.table import Delta, View
 
@@ -122,6 +131,8 @@ def _checked(segment: object) -> Mapping[str, Any]:
 _REVOKED: Final = "this hub is revoked: no replica listens to it"
 #: How long the last aborts may take to be sent before the sockets are closed.
 _FLUSH_S: Final = 0.05
+#: Requests that the error of an abort names.
+_MOST_NAMED: Final = 10
 
 
 class AsyncOmni(CollectiveCalls):
@@ -215,7 +226,7 @@ class AsyncOmni(CollectiveCalls):
             releases=self.releases,
             stories=self._stories,
         )
-        delivering = deliver(self._orchestrator.output_async_queue, self._queues, self._ask, self.rejections.failed)
+        delivering = deliver(self._orchestrator.output_async_queue, self._queues, self._ask)
         self._tasks = [loop.create_task(self._orchestrator.run()), loop.create_task(delivering)]
         for task in self._tasks:
             task.add_done_callback(self._end_queues)
@@ -244,6 +255,20 @@ class AsyncOmni(CollectiveCalls):
         since_s = self._stale_since_s
         return None if since_s is None else max(0.0, time.time() - since_s)
 
+    def health(self) -> HubHealth | None:
+        """What this hub reports of requests and replicas; None before ``start``. May be called from any thread."""
+        return None if self._orchestrator is None else self._orchestrator.health.report
+
+    def watch_health(self, on_change: Callable[[], None]) -> None:
+        """Have ``on_change`` called, on the loop, when the report should be seen soon. Call it after ``start``."""
+        if self._orchestrator is not None:
+            self._orchestrator.health.on_change = on_change
+
+    def troubles(self) -> list[ReplicaTrouble]:
+        """The registered replicas that are ejected, or that don't answer though they are up, at this moment."""
+        now_s, wall_s = time.monotonic(), time.time()
+        return [trouble for pool in self.releases.every for trouble in pool.core.troubles(now_s, wall_s)]
+
     def applied_revision(self) -> int:
         """The registry's revision that picks are based on. May be called from any thread."""
         return 0 if self._orchestrator is None else self._orchestrator.applied_revision
@@ -251,6 +276,10 @@ class AsyncOmni(CollectiveCalls):
     def stage_status(self) -> tuple[StageStatus, ...]:
         """The numbers of replicas of each stage, in pipeline order."""
         return self.releases.status()
+
+    def serving_replicas(self) -> tuple[str, ...]:
+        """The names of the replicas that can take a new request's work, by stage and id."""
+        return self.releases.serving_replicas()
 
     async def generate(
         self,
@@ -267,6 +296,7 @@ class AsyncOmni(CollectiveCalls):
         trace_headers: Mapping[str, str] | None = None,
         segmented: bool = False,
         async_chunk: bool | None = None,
+        label: str = "",
     ) -> AsyncGenerator[OmniOutput, None]:
         """Run one request; yield its outputs as they come, then one summary. Raise RequestError.
 
@@ -277,8 +307,8 @@ class AsyncOmni(CollectiveCalls):
         inputs by role, such as a negative prompt: they run through the first stage on the same replica, and later
         stages get their hand-offs, too. ``received_s`` (``time.perf_counter``) is when the client's bytes came,
         ``trace_headers`` the W3C headers that came with them. ``async_chunk``: whether stages start on pieces of each
-        other's output; None: as the pipeline says. Closing the generator early, or cancelling its reader, aborts every
-        stage.
+        other's output; None: as the pipeline says. ``label`` is one more name of the request in log lines. Closing the
+        generator early, or cancelling its reader, aborts every stage.
 
         ``inputs`` may also be an asynchronous iterator of segments: each is answered, by the same replicas, before the
         next is sent; an output's ``segment`` is the index of its segment. With ``segmented``, ``inputs`` is the first
@@ -297,6 +327,7 @@ class AsyncOmni(CollectiveCalls):
             trace_headers or {},
             segmented or feeder.is_segmented,
             async_chunk,
+            label,
         )
         orchestrator = self._running_orchestrator()
         live_hubs = orchestrator.live_hubs
@@ -330,13 +361,33 @@ class AsyncOmni(CollectiveCalls):
         for each in ([inputs] if inputs is not None else []) + ([None] if is_last else []):
             await send_update(orchestrator.request_async_queue, inner_id, each)
 
-    async def abort(self, request_id: str) -> None:
-        """Abort a request at every stage; its generator ends after the queued outputs. Does nothing for unknown ids."""
-        inner_id = self._inner_ids.get(request_id)
-        if inner_id is not None and self.is_running:
-            done = asyncio.get_running_loop().create_future()
+    async def abort(self, request_id: str | Iterable[str]) -> None:
+        """Abort a request, or several, at every stage; their generators end after the queued outputs.
+
+        Return once no replica works on any of them. Does nothing for ids that are unknown. Raise DeadlineExceededError,
+        a TimeoutError, if a replica does not acknowledge that in time (it stops when it hears of the abort), and
+        AbortFailedError, a RuntimeError, if the hub could not carry an abort out; all others are carried out.
+        """
+        wanted = [request_id] if isinstance(request_id, str) else list(request_id)
+        inner_ids = {each: self._inner_ids[each] for each in wanted if each in self._inner_ids}
+        if not inner_ids or not self.is_running:
+            return
+        done = [self._begin_abort(inner_id) for inner_id in inner_ids.values()]
+        ends = zip(inner_ids, await asyncio.gather(*done, return_exceptions=True), strict=True)
+        errors = {each: end for each, end in ends if isinstance(end, Exception)}
+        if errors:
+            text = "; ".join(f"{each!r}: {error}" for each, error in islice(errors.items(), _MOST_NAMED))
+            more = f"; and {len(errors) - _MOST_NAMED} more" if len(errors) > _MOST_NAMED else ""
+            is_late = all(isinstance(error, TimeoutError) for error in errors.values())
+            raise (DeadlineExceededError if is_late else AbortFailedError)(f"{text}{more}")
+
+    def _begin_abort(self, inner_id: str) -> asyncio.Future[None]:
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        try:
             self._ask(AbortRequest(inner_id, done=done))
-            await done
+        except asyncio.QueueFull:
+            done.set_exception(AbortFailedError("too many calls wait in this hub"))
+        return done
 
     def end_requests(self) -> None:
         """End every request with an error that says that the hub is stopping. Sessions stay open until ``close``."""

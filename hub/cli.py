@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import sys
 from pathlib import Path
@@ -17,7 +18,7 @@ from hub.serve.flags import (
 )
 from hub.serve.plan import deploy_of, plan_on_host, stages_on_host, supervisor_options
 from omni_discovery.balancing.policies import DEFAULT_POLICY
-from omni_discovery.commands.flags import read_labels, warn_if_plain
+from omni_discovery.commands.flags import read_labels, read_log_options, warn_if_plain
 from omni_discovery.commands.output import configure_logging
 from omni_discovery.commands.registry import child_environment, read_security, user_runtime_dir
 from omni_discovery.commands.stage_options import open_config, read_stage_options, runtime_here, stage_command
@@ -28,10 +29,12 @@ from omni_discovery.processes import die_with_parent, raise_descriptor_limit
 if TYPE_CHECKING:
     from hub.serve.running_hub import ServeConfig
 
+logger = logging.getLogger(__name__)
+
 
 def serve(arguments: argparse.Namespace) -> int:
     """Run ``omni serve`` with these arguments; return the exit code. Raise OmniError for what can't be served."""
-    configure_logging()
+    configure_logging(read_log_options(arguments))
     check_flags(arguments)
     warn_of_ignored_flags(arguments)
     if arguments.dry_run:
@@ -56,6 +59,7 @@ def run_headless(arguments: argparse.Namespace) -> int:
     runtime = runtime_here(arguments, stage_id)
     count = arguments.omni_dp_size_local or runtime.get("num_replicas") or 1
     config_fd = open_config(read_stage_options(arguments, stage_id, count, runtime))
+    logger.info("stage.starting stage=%d replicas=%d namespace=%s", stage_id, count, arguments.namespace)
     os.set_inheritable(config_fd, True)
     os.execve(sys.executable, stage_command(config_fd, stage_id), child_environment())  # noqa: S606 - no shell is wanted
 
@@ -105,6 +109,7 @@ def serve_config(arguments: argparse.Namespace, deploy: DeployConfig) -> ServeCo
         api=arguments.api,
         api_flags=arguments.api_args or "",
         admin_api=arguments.admin_api,
+        access_log=arguments.access_log,
         traces_endpoint=arguments.otlp_traces_endpoint,
         etcd_binary=Path(binary) if (binary := os.environ.get("OMNI_ETCD_BINARY")) else None,
     )

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -20,6 +21,10 @@ from omni_discovery.wire import MAX_CONTROL_BYTES
 if TYPE_CHECKING:
     from hub.orchestrator.orchestrator import Orchestrator
 
+logger = logging.getLogger(__name__)
+
+#: Unknown stages that a warning names.
+_MOST_NAMED: Final = 10
 #: How much longer than ``timeout_s`` the orchestrator itself may take.
 _SLACK_S: Final = 5.0
 _MAX_NAME: Final = 200
@@ -48,19 +53,26 @@ class CollectiveCalls(ABC):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
         stage_ids: Sequence[int] | None = None,
-        timeout_s: float = 60.0,
+        timeout_s: float | None = 60.0,
         *,
         call_id: str = "",
     ) -> list[ReplicaResult]:
         """Call a control method on every replica of the stages (None: all); return one result for each replica.
 
         Results are sorted by stage and replica, and include replicas that failed, were lost, have no session, or did
-        not answer within ``timeout_s``. Values are JSON-like. Raise InvalidRequestError for wrong arguments,
-        OverloadedError if too many calls are open, RuntimeError if one with the same ``call_id`` is, RequestError if
-        the hub does not run.
+        not answer within ``timeout_s`` (None: wait for all that are there). Values are JSON-like. Stages that the
+        pipeline has not are left out with a warning in the log. Raise InvalidRequestError for wrong arguments and where
+        no stage is left, OverloadedError if too many calls are open, RuntimeError if one with the same ``call_id`` is,
+        RequestError if the hub does not run.
         """
         stages = self.graph.stage_ids if stage_ids is None else tuple(stage_ids)
-        self._check_call(method, args, kwargs or {}, stages, timeout_s, call_id)
+        unknown = self.unknown_stages(stages)
+        if unknown:
+            logger.warning("collective.unknown_stage method=%r: %s", method[:_MAX_NAME], unknown)
+            stages = tuple(stage_id for stage_id in stages if stage_id in self.graph.stage_ids)
+            if not stages:
+                raise InvalidRequestError(unknown)
+        self._check_call(method, args, kwargs or {}, timeout_s, call_id)
         done: asyncio.Future[list[ReplicaResult]] = asyncio.get_running_loop().create_future()
         call_id = call_id or uuid.uuid4().hex
         call = CollectiveCall(call_id, method, tuple(args), dict(kwargs or {}), stages, timeout_s, done)
@@ -71,27 +83,33 @@ class CollectiveCalls(ABC):
         except asyncio.QueueFull:
             raise OverloadedError("too many calls wait in this hub") from None
         try:
-            async with asyncio.timeout(timeout_s + _SLACK_S):
+            async with asyncio.timeout(None if timeout_s is None else timeout_s + _SLACK_S):
                 return await done
         except TimeoutError:
             raise DeadlineExceededError(f"the hub did not come to {method!r} within {timeout_s:g} s") from None
+
+    def unknown_stages(self, stage_ids: Iterable[int]) -> str:
+        """That the pipeline has not all of these stages, as text; empty if it has."""
+        known = self.graph.stage_ids
+        unknown = list(dict.fromkeys(stage_id for stage_id in stage_ids if stage_id not in known))
+        if not unknown:
+            return ""
+        more = f" and {len(unknown) - _MOST_NAMED} more" if len(unknown) > _MOST_NAMED else ""
+        named = ", ".join(f"{stage_id!r:.40}" for stage_id in unknown[:_MOST_NAMED])
+        return f"the pipeline has no stage {named}{more}; it has {', '.join(map(str, known))}"
 
     def _check_call(
         self,
         method: str,
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
-        stage_ids: Sequence[int],
-        timeout_s: float,
+        timeout_s: float | None,
         call_id: str,
     ) -> None:
         if not 0 < len(method) <= _MAX_NAME or len(call_id) > _MAX_NAME:
             raise InvalidRequestError(f"the names of a method and of a call have 1 to {_MAX_NAME} characters")
-        if not (math.isfinite(timeout_s) and 0 < timeout_s <= _MAX_TIMEOUT_S):
+        if timeout_s is not None and not (math.isfinite(timeout_s) and 0 < timeout_s <= _MAX_TIMEOUT_S):
             raise InvalidRequestError(f"timeout_s must be a number above 0, not {timeout_s!r}")
-        for stage_id in stage_ids:
-            if stage_id not in self.graph.stage_ids:
-                raise InvalidRequestError(f"the pipeline has no stage {stage_id!r}")
         check_nesting("the arguments", args)
         check_nesting("the arguments", kwargs)
         try:

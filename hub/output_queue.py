@@ -122,33 +122,32 @@ async def deliver(
     source: asyncio.Queue[tuple[str, OmniOutput | Ended]],
     queues: Mapping[str, OutputQueue],
     abort: Callable[[AbortRequest], None],
-    failed: Callable[[RequestError], None] = lambda _error: None,
 ) -> None:
     """Move each output from ``source`` to the queue of its request, for ever.
 
-    A request whose queue is full is ended by ``abort`` with OverloadedError. ``failed`` gets the errors of requests.
+    A request whose queue is full is ended by ``abort`` with OverloadedError.
     """
     while True:
         request_id, output = await source.get()
         queue = queues.get(request_id)
+        if queue is None:
+            continue
         try:
-            _deliver(output, queue, failed)
-        except Exception as error:
-            if not isinstance(error, OverloadedError):
-                # A bug must cost one request and not those of all other clients.
-                logger.exception("output.bug request=%s", request_id)
-                error = RequestError(f"a bug in the hub: {error!r}")
-            if queue is not None:
-                queue.end(error)
-            if not isinstance(output, Ended):
-                abort(AbortRequest(request_id, error))
+            failure = _deliver(output, queue)
+        except Exception as bug:
+            # It must cost one request and not those of all other clients.
+            logger.exception("output.bug request=%s", request_id)
+            failure = RequestError(f"a bug in the hub: {bug!r}")
+        if failure is not None:
+            queue.end(failure)
+            abort(AbortRequest(request_id, failure))
 
 
-def _deliver(output: OmniOutput | Ended, queue: OutputQueue | None, failed: Callable[[RequestError], None]) -> None:
+def _deliver(output: OmniOutput | Ended, queue: OutputQueue) -> RequestError | None:
+    """Put one output, or the end, into its queue; return the error that ends the request instead."""
     if isinstance(output, Ended):
-        if queue is not None:
-            queue.end(output.error)
-        if output.error is not None:
-            failed(output.error)
-    elif queue is not None and not queue.put(output):
-        raise OverloadedError("the client reads too slowly: its outputs filled the hub's bound")
+        queue.end(output.error)
+        return None
+    if queue.put(output):
+        return None
+    return OverloadedError("the client reads too slowly: its outputs filled the hub's bound")

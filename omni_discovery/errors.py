@@ -14,16 +14,22 @@ OmniError
 │       └── RegistryDeniedError         the operator: the user's role does not reach so far
 ├── EmbeddedEtcdError           the operator: the embedded etcd did not start
 └── RequestError                the client of one request
-    ├── InvalidRequestError         the caller: 400
+    ├── InvalidRequestError         the caller: 400, or another of REFUSALS
     ├── StageUnavailableError       the operator: no replica of a stage; retry later
     │   └── HubUnavailableError         the caller: this hub serves no requests any more, another hub may
     ├── ReplicaLostError            none: retried where that is safe
     ├── EngineFailedError           the operator: the engine raised
     ├── OverloadedError             the caller: retry later
+    ├── AbortFailedError            the operator: the hub could not carry out an abort
     └── DeadlineExceededError       the caller: it took too long
 """
 
 from __future__ import annotations
+
+from typing import Final
+
+#: The HTTP statuses with which a request may be refused for what it is.
+REFUSALS: Final = (400, 403, 404, 409, 413, 415, 422)
 
 
 class OmniError(Exception):
@@ -101,7 +107,16 @@ class RequestError(OmniError):
 
 
 class InvalidRequestError(RequestError, ValueError):
-    """The request itself is wrong; no replica can serve it."""
+    """The request itself is wrong; no replica can serve it. ``status`` is the HTTP status that its client gets.
+
+    Raise ValueError for a status that is none of REFUSALS.
+    """
+
+    def __init__(self, message: str = "", status: int = 400) -> None:
+        if status not in REFUSALS:
+            raise ValueError(f"a request is refused with one of {', '.join(map(str, REFUSALS))}, not {status!r}")
+        super().__init__(message)
+        self.status = status
 
 
 class StageUnavailableError(RequestError, RuntimeError):
@@ -134,6 +149,10 @@ class OverloadedError(RequestError):
     def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+
+
+class AbortFailedError(RequestError, RuntimeError):
+    """An abort went wrong in the hub: the request may run on."""
 
 
 class DeadlineExceededError(RequestError, TimeoutError):

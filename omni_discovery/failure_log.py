@@ -32,15 +32,24 @@ class Failure:
     #: The text that the client gets.
     cause: str
     parent: str = ""
+    #: The client's name for the request; empty if it gave none.
+    label: str = ""
 
-    def line(self) -> str:
-        """The failure as one line of printable characters, at most about 1000 of them."""
-        parent = f" parent={_value(self.parent)}" if self.parent else ""
-        attempt = "-" if self.attempt is None else self.attempt
-        return (
-            f"request.failed request={_value(self.request_id)}{parent} stage={_value(self.stage)} "
-            f"replica={_value(self.replica)} attempt={attempt} kind={_value(self.kind)} cause={_cause(self.cause)}"
-        )
+    def message(self) -> tuple[str, tuple[object, ...]]:
+        """Template and arguments of a log call: one line of printable characters, at most about 1200 of them."""
+        values: dict[str, object] = {"request": word(self.request_id)}
+        if self.parent:
+            values["parent"] = word(self.parent)
+        if self.label:
+            values["x_request_id"] = word(self.label)
+        values |= {
+            "stage": word(self.stage),
+            "replica": word(self.replica),
+            "attempt": "-" if self.attempt is None else self.attempt,
+            "kind": word(self.kind),
+            "cause": _cause(self.cause),
+        }
+        return " ".join(["request.failed", *(f"{name}=%s" for name in values)]), tuple(values.values())
 
 
 @dataclass(slots=True)
@@ -58,13 +67,14 @@ class _Window:
 class FailureLog:
     """Belongs to one thread, which calls ``write_due`` when the moment comes that it returns, and ``close`` at the end.
 
-    ``write`` gets a level of ``logging`` and a line; ``now_s`` gives monotonic seconds. In each ``window_s`` and level,
-    the first ``most_lines`` failures have a line each; the others are counted in one line when the window is over.
+    ``write`` gets a level of ``logging``, a template and its arguments; ``now_s`` gives monotonic seconds. In each
+    ``window_s`` and level, the first ``most_lines`` failures have a line each; the others are counted in one line when
+    the window is over.
     """
 
     def __init__(
         self,
-        write: Callable[[int, str], None],
+        write: Callable[..., None],
         now_s: Callable[[], float],
         most_lines: int = 20,
         window_s: float = 10.0,
@@ -83,10 +93,11 @@ class FailureLog:
         window = self._windows.setdefault(level, _Window(now_s, now_s + self._window_s))
         if window.lines < self._most_lines:
             window.lines += 1
-            self._write(level, failure.line())
+            template, arguments = failure.message()
+            self._write(level, template, *arguments)
         else:
-            window.kinds[_value(failure.kind)] += 1
-            window.stages[_value(failure.stage)] += 1
+            window.kinds[word(failure.kind)] += 1
+            window.stages[word(failure.stage)] += 1
 
     def write_due(self) -> float | None:
         """Log the sums of windows that are over. Return when the next sum is due (monotonic), None if none will be."""
@@ -104,11 +115,9 @@ class FailureLog:
     def _end_window(self, level: int, now_s: float) -> None:
         window = self._windows.pop(level)
         if window.kinds:
-            self._write(
-                level,
-                f"requests.failed count={window.kinds.total()} kinds={_counts(window.kinds)} "
-                f"stages={_counts(window.stages)} in_s={now_s - window.began_at_s:.1f}",
-            )
+            kinds, stages = window.kinds, window.stages
+            text = "requests.failed count=%d kinds=%s stages=%s in_s=%.1f"
+            self._write(level, text, kinds.total(), _counts(kinds), _counts(stages), now_s - window.began_at_s)
 
 
 def _counts(counter: Counter[str]) -> str:
@@ -117,10 +126,10 @@ def _counts(counter: Counter[str]) -> str:
     return "{" + ",".join([f"{name}:{count}" for name, count in listed] + [f"others:{more}"] * (more > 0)) + "}"
 
 
-def _value(text: str) -> str:
-    """The text as one word: a client may name its request by anything."""
-    word = "".join(char if char.isprintable() and not char.isspace() else "_" for char in text[:_MOST_VALUE])
-    return word or "-"
+def word(text: str) -> str:
+    """The text as one word of at most 200 characters: a client may name its request by anything."""
+    shown = "".join(char if char.isprintable() and not char.isspace() else "_" for char in text[:_MOST_VALUE])
+    return shown or "-"
 
 
 def _cause(text: str) -> str:

@@ -1,7 +1,7 @@
-"""Stories: the last events of leases and requests that failed lately, in files that ``omni doctor`` reads.
+"""Stories and Waits: what failed lately, and what a process waits for now, in files that ``omni doctor`` reads.
 
-Each process writes one small file in a folder of its user and namespace; the file is replaced whole, bounded, and stays
-when the process ends. Nothing else reads it, so its format may change with any release.
+Each process writes one small file in a folder of its user and namespace; the file is replaced whole and bounded. That
+of its stories stays when the process ends. Nothing else reads them, so their format may change with any release.
 """
 
 from __future__ import annotations
@@ -134,6 +134,80 @@ def read_stories(folder: Path, namespace: str) -> list[Story]:
     return sorted(found, key=lambda story: story.at_s)
 
 
+class Wait(msgspec.Struct, frozen=True, kw_only=True):
+    """What a process waits for, such as a supervisor for a deploy document, since wall-clock ``since_s``."""
+
+    pid: int
+    since_s: float
+    #: Who waits, and for what.
+    who: str
+    reason: str
+    #: The etcd endpoints of the process.
+    endpoints: str = ""
+
+
+class Waits:
+    """Says what this process waits for. Used by one thread; a file that can't be written is logged once.
+
+    Several waits of one process are told apart by a key. Files of processes that have ended are ignored and removed.
+    """
+
+    def __init__(self, folder: Path, namespace: str, endpoints: str, wall_s: Callable[[], float] = time.time) -> None:
+        self._folder = _waits_folder(folder, namespace)
+        self._endpoints = endpoints
+        self._wall_s = wall_s
+        self._waits: dict[str, Wait] = {}
+        self._log_once = LogOnce()
+
+    def begin(self, key: str, who: str, reason: str) -> None:
+        """``who`` waits, because of ``reason``; a wait that goes on keeps its beginning. Never raises."""
+        former = self._waits.get(key)
+        since_s = self._wall_s() if former is None else former.since_s
+        reason = _printable(reason[:_MOST_CHARACTERS])
+        wait = Wait(pid=os.getpid(), since_s=since_s, who=who, reason=reason, endpoints=self._endpoints)
+        if wait != former:
+            self._waits[key] = wait
+            self._write()
+
+    def end(self, key: str) -> None:
+        """The wait is over. Idempotent; never raises."""
+        if self._waits.pop(key, None) is not None:
+            self._write()
+
+    def close(self) -> None:
+        """All waits are over. Idempotent; never raises."""
+        if self._waits:
+            self._waits.clear()
+            self._write()
+
+    def _write(self) -> None:
+        file = self._folder / f"{os.getpid()}.json"
+        try:
+            if not self._waits:
+                file.unlink(missing_ok=True)
+                return
+            self._folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if not is_private(self._folder.parent):
+                raise PermissionError(f"others can write to {self._folder.parent}")
+            write_private(file, msgspec.json.encode(tuple(self._waits.values())))
+        except OSError as error:
+            if self._log_once.should():
+                logger.warning("waits.not_written folder=%s reason=%s", self._folder, error)
+
+
+def read_waits(folder: Path, namespace: str) -> list[Wait]:
+    """What the processes of this user that run now wait for, the longest first. Never raises OSError."""
+    found: list[Wait] = []
+    if is_private(folder):
+        for file in _waits_folder(folder, namespace).glob("*.json"):
+            with contextlib.suppress(OSError, msgspec.DecodeError, UnicodeDecodeError):
+                if not Path(f"/proc/{file.stem}").exists():
+                    file.unlink(missing_ok=True)
+                elif file.stat().st_size <= _MOST_BYTES:
+                    found += msgspec.json.decode(file.read_bytes(), type=tuple[Wait, ...])
+    return sorted(found, key=lambda wait: wait.since_s)
+
+
 def _printable(text: str) -> str:
     """The text without what UTF-8 can't hold: a client may name its request by anything."""
     return text.encode("utf-8", "backslashreplace").decode()
@@ -141,6 +215,10 @@ def _printable(text: str) -> str:
 
 def _folder(folder: Path, namespace: str) -> Path:
     return folder / f"{namespace}.stories"
+
+
+def _waits_folder(folder: Path, namespace: str) -> Path:
+    return folder / f"{namespace}.waits"
 
 
 def _written_at_s(file: Path) -> float:

@@ -1,4 +1,4 @@
-"""Texts of several lines as one line, for tables and log lines. Pure."""
+"""Texts for tables and log lines: several lines as one, and the names that clients give requests. Pure."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ from typing import Final
 
 #: The prefix that pydantic puts before the message of a custom validator.
 _PREFIX: Final = "Value error, "
+#: The longest name, in characters, that a client may give its request.
+MAX_LABEL: Final = 128
 
 
 def one_line(text: str) -> str:
-    """Return the text with each run of white space replaced by one space."""
-    return " ".join(text.split())
+    """Return the text with each run of white space as one space, and what a terminal might obey as underscores."""
+    return "".join(char if char.isprintable() else "_" for char in " ".join(text.split()))
 
 
 def essence(error: BaseException) -> str:
@@ -24,3 +26,8 @@ def essence(error: BaseException) -> str:
         message = one_line(str(wrong.get("msg", ""))).removeprefix(_PREFIX)
         parts.append(f"{place}: {message}" if place else message)
     return "; ".join(parts) or one_line(str(error))
+
+
+def is_label(text: str) -> bool:
+    """Whether a client's name for its request can be logged and sent back: 1 to 128 printable ASCII characters."""
+    return 0 < len(text) <= MAX_LABEL and text.isascii() and text.isprintable()

@@ -23,13 +23,15 @@ from omni_discovery.commands.flags import (
     RAY,
     add_backend_options,
     add_data_plane_options,
+    add_log_options,
     add_metrics_options,
     check_backend,
     check_data_plane,
     check_metrics,
+    read_log_options,
     warn_if_plain,
 )
-from omni_discovery.commands.output import configure_logging
+from omni_discovery.commands.output import configure_logging, say
 from omni_discovery.commands.registry import add_security_options, user_runtime_dir
 from omni_discovery.commands.stage_options import (
     StageCheck,
@@ -42,12 +44,14 @@ from omni_discovery.deploy.document import DeployConfig, StageConfig
 from omni_discovery.deploy.overrides import check_headless, document_here, parse_overrides
 from omni_discovery.errors import ConfigError, OmniError
 from omni_discovery.etcd.embedded_file import embedded_among
+from omni_discovery.logs.setup import LogOptions, identify_process
 from omni_discovery.metrics.samples import Sample, SupervisorSample
 from omni_discovery.plugins import check_packages
 from omni_discovery.processes import die_with_parent, raise_descriptor_limit
+from omni_discovery.stories import Waits
 from stage_runtime.addresses import find_hosts
 from stage_runtime.config import ReplicaConfig, SupervisorConfig, replica_config
-from stage_runtime.status_pipe import Exiting, no_status, write_status
+from stage_runtime.status_pipe import Exiting, Registered, StatusMessage, no_status, write_status
 from stage_runtime.supervisor.devices import Machine, device_text
 from stage_runtime.supervisor.restarts import EXIT_CONFIG, EXIT_FAILED
 
@@ -104,6 +108,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--config-fd", type=int, help=argparse.SUPPRESS)
     add_backend_options(parser)
     add_data_plane_options(parser)
+    add_log_options(parser)
     add_security_options(parser)
     add_metrics_options(parser.add_argument_group("metrics"))
     return parser
@@ -118,13 +123,14 @@ def main(argv: list[str] | None = None) -> int:
         if arguments[:1] == ["--check"]:
             return _check(_read_document(arguments, StageCheck))
         if arguments[:1] == ["--zygote"]:
-            return _run_zygote(int(arguments[1]), arguments[2:])
+            log = msgspec.json.decode(arguments[2], type=LogOptions)
+            return _run_zygote(int(arguments[1]), log, arguments[3:])
         return _supervise(build_parser().parse_args(arguments))
     except ConfigError as error:
-        sys.stderr.write(f"omni: {error}\n")
+        say(str(error), error=True)
         return EXIT_CONFIG
     except OmniError as error:
-        sys.stderr.write(f"omni: {error}\n")
+        say(str(error), error=True)
         return EXIT_FAILED
     except KeyboardInterrupt:
         return 130
@@ -168,7 +174,7 @@ def _check(check: StageCheck) -> int:
         base, machine = dict(os.environ), find_machine()
         _devices_here(base, stage, check.count, machine)
     except OmniError as error:
-        sys.stderr.write(f"omni: {error}\n")
+        say(str(error), error=True)
         return EXIT_CONFIG
     return 0
 
@@ -187,8 +193,10 @@ def _read_options(arguments: argparse.Namespace) -> StageOptions:
 
 
 def _supervise(arguments: argparse.Namespace) -> int:
-    configure_logging()
+    configure_logging(read_log_options(arguments))
     options = _read_options(arguments)
+    configure_logging(options.log)
+    identify_process(stage=options.stage_id)
     # A hub that starts this process has logged it already.
     if not arguments.parent_pid:
         warn_if_plain(options.zmq_security)
@@ -232,9 +240,14 @@ def _run_stage(config: SupervisorConfig, options: StageOptions, exporter: Metric
 
     replica = config.replica
     raise_descriptor_limit("a replica")
-    deploy = read_pipeline(
-        replica.endpoints, replica.namespace, security=replica.security, absent_wait_s=replica.pipeline_wait_s
-    )
+    with closing(Waits(user_runtime_dir(), replica.namespace, replica.endpoints)) as waits:
+        deploy = read_pipeline(
+            replica.endpoints,
+            replica.namespace,
+            security=replica.security,
+            absent_wait_s=replica.pipeline_wait_s,
+            on_wait=lambda reason: waits.begin("pipeline", f"the supervisor of stage {replica.stage_id}", reason),
+        )
     deploy = document_here(deploy, replica.stage_id, options.runtime)
     export = exporter.export if exporter.is_used else None
     check_ttl(RegistryConfig(replica.endpoints, replica.namespace, replica.security, ttl_s=replica.ttl_s))
@@ -258,17 +271,23 @@ def _run_supervisor(config: SupervisorConfig, deploy: DeployConfig, export: Call
     devices = _devices_here(base, stage, config.count, machine)
     holder = Holder(pid=os.getpid(), namespace=replica.namespace, stage_id=replica.stage_id)
     locks = DeviceLocks(user_runtime_dir(), devices, holder)
-    locks.acquire()
+    waits = Waits(user_runtime_dir(), replica.namespace, replica.endpoints)
+    who = f"the supervisor of stage {replica.stage_id}"
+    with closing(waits):
+        locks.acquire(on_wait=lambda reason: waits.begin("devices", who, reason))
     settings = stage_environment(stage, Path(stage.model).exists(), replica.advertise_host)
     # On the CPU only: a process that has initialized a GPU must not be forked.
     modules = modules_to_preload(stage.engine)
+    shared_output_fd, write_fd = os.pipe()
     supervisor = Supervisor(
         config,
         deploy,
-        ZygoteLauncher(modules) if modules and not stage.runtime.devices else SpawnLauncher(),
+        ZygoteLauncher(modules, write_fd) if modules and not stage.runtime.devices else SpawnLauncher(),
         lambda ordinal: replica_environment(base, stage, settings, config.count, ordinal, machine),
         locks.mark_leaving,
+        waits,
         export,
+        shared_output_fd,
     )
     return supervisor.run()
 
@@ -280,13 +299,17 @@ def _run_on_ray(
     from stage_runtime.supervisor.supervisor import Supervisor
 
     replica = config.replica
-    launcher = RayLauncher(deploy.stage(replica.stage_id), config.count, address, replica.pipeline_wait_s)
-    return Supervisor(config, deploy, launcher, lambda ordinal: {}, export=export).run()
+    waits = Waits(user_runtime_dir(), replica.namespace, replica.endpoints)
+    with closing(waits):
+        who = f"the supervisor of stage {replica.stage_id}"
+        waits.begin("ray", who, "the Ray cluster has not given it room yet")
+        launcher = RayLauncher(deploy.stage(replica.stage_id), config.count, address, replica.pipeline_wait_s)
+    return Supervisor(config, deploy, launcher, lambda ordinal: {}, waits=waits, export=export).run()
 
 
-def _run_zygote(parent_pid: int, modules: list[str]) -> int:
+def _run_zygote(parent_pid: int, log: LogOptions, modules: list[str]) -> int:
     die_with_parent(parent_pid, signal.SIGKILL)
-    configure_logging()
+    configure_logging(log)
 
     from stage_runtime.supervisor.zygote import Zygote
 
@@ -329,8 +352,15 @@ def _run_replica(config: ReplicaConfig) -> int:
     """
     if config.parent_pid:
         die_with_parent(config.parent_pid, signal.SIGKILL)
-    configure_logging()
-    write = write_status if config.parent_pid else no_status
+    configure_logging(config.log)
+    identify_process(stage=config.stage_id)
+    tell_supervisor = write_status if config.parent_pid else no_status
+
+    def write(message: StatusMessage) -> None:
+        if isinstance(message, Registered):
+            identify_process(replica=message.name)
+        tell_supervisor(message)
+
     code = EXIT_FAILED
     try:
         from stage_runtime.supervisor.deploy_document import deploy_of_replica
@@ -344,7 +374,7 @@ def _run_replica(config: ReplicaConfig) -> int:
     except OmniError as error:
         code = EXIT_CONFIG if isinstance(error, ConfigError) else EXIT_FAILED
         write(Exiting(str(error)))
-        sys.stderr.write(f"omni: {error}\n")
+        say(str(error), error=True)
     finally:
         logging.shutdown()
         sys.stdout.flush()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
@@ -18,6 +19,7 @@ from omni_discovery.text import one_line
 #: In no text. Output before it in a line is an unfinished line of another thread or library.
 _MARK: Final = b"\x00omni "
 _STDOUT: Final = 1
+_NAME: Final = re.compile(rb"\d+/\d+")
 #: A text is cut to so many bytes with its mark.
 _MOST_BYTES: Final = 512
 #: Linux never interleaves a write of at most this many bytes (PIPE_BUF) with another one.
@@ -37,13 +39,27 @@ class Exiting:
 
 
 @dataclass(frozen=True, slots=True)
+class Registered:
+    """The replica has a name from now on, ``<stage>/<replica id>``; it may get another one later."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Loading:
+    """How far the replica is with its start."""
+
+    phase: str
+
+
+@dataclass(frozen=True, slots=True)
 class Sampled:
     """The state of the replica at one moment, for metrics."""
 
     sample: ReplicaSample
 
 
-StatusMessage = Up | Exiting | Sampled
+StatusMessage = Up | Exiting | Registered | Loading | Sampled
 WriteStatus = Callable[[StatusMessage], None]
 
 
@@ -56,13 +72,21 @@ def write_status(message: StatusMessage) -> None:
         case Up():
             content = b"up"
         case Exiting(reason):
-            content = (b"end " + one_line(reason).encode("utf-8", "replace"))[: _MOST_BYTES - len(_MARK) - 1]
+            content = _cut(b"end " + one_line(reason).encode("utf-8", "replace"))
+        case Registered(name):
+            content = b"name " + name.encode()
+        case Loading(phase):
+            content = _cut(b"phase " + one_line(phase).encode("utf-8", "replace"))
         case Sampled(sample):
             content = b"sample " + encode_sample(sample)
     line = _MARK + content + b"\n"
     if len(line) <= _MOST_SAMPLE_BYTES:
         with contextlib.suppress(OSError):
             os.write(_STDOUT, line)
+
+
+def _cut(content: bytes) -> bytes:
+    return content[: _MOST_BYTES - len(_MARK) - 1]
 
 
 def no_status(message: StatusMessage) -> None:
@@ -80,6 +104,10 @@ def split_line(line: bytes) -> tuple[bytes, StatusMessage | None]:
             return printed, Up()
         case b"end":
             return printed, Exiting(text.decode("utf-8", "replace"))
+        case b"name" if _NAME.fullmatch(text):
+            return printed, Registered(text.decode())
+        case b"phase":
+            return printed, Loading(text.decode("utf-8", "replace"))
         case b"sample" if isinstance(sample := decode_sample(text), ReplicaSample):
             return printed, Sampled(sample)
         case _:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 from starlette.applications import Starlette
@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_PREFIX = "/admin/"
+_PREFIX: Final = "/admin/"
+#: Names the stages of a call that the pipeline has not; the others have answered.
+_WARNING: Final = "x-omni-warning"
 
 
 class AdminCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -65,7 +67,8 @@ async def _respond(omni: AsyncOmni, request: Request) -> Response:
         return error_response(error)
     # JSON has no bytes: they are base64 here.
     body = await asyncio.to_thread(msgspec.json.encode, results)
-    return Response(body, media_type="application/json")
+    unknown = omni.unknown_stages(call.stage_ids or ())
+    return Response(body, media_type="application/json", headers={_WARNING: unknown} if unknown else None)
 
 
 async def _read(request: Request) -> AdminCall:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
-import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
@@ -25,8 +25,9 @@ from hub.api.chat_schema import (
     refuse_logprobs,
 )
 from hub.api.errors import BodyTooLongError, describe, error_response
+from hub.api.exchange import Exchange, exchange_of
 from hub.orchestrator.tracing import trace_headers
-from omni_discovery.errors import InvalidRequestError, OmniError
+from omni_discovery.errors import InvalidRequestError, OmniError, RequestError
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
     from hub.async_omni import AsyncOmni
     from hub.request.outputs import OmniOutput
     from omni_discovery.deploy.document import DeployConfig
+
+logger = logging.getLogger(__name__)
 
 #: nginx's status for a client that closed its connection before the answer.
 _CLIENT_LEFT = 499
@@ -60,7 +63,11 @@ class _ClientWatch:
         while (await self._request.receive())["type"] != "http.disconnect":
             pass
         self.has_left = True
-        await self._omni.abort(self._request_id)
+        try:
+            await self._omni.abort(self._request_id)
+        except RequestError as error:
+            # Nobody waits for the answer any more, and a silent replica has lines of its own.
+            logger.debug("request.abort_unconfirmed request=%s: %s", self._request_id, error)
 
 
 class ChatCompletions:
@@ -73,17 +80,19 @@ class ChatCompletions:
 
     async def respond(self, request: Request) -> Response:
         """Answer one request."""
-        answer = Answer(f"chatcmpl-{uuid.uuid4().hex}", self._model, int(time.time()))
+        exchange = exchange_of(request.scope)
+        exchange.request_id = f"chatcmpl-{exchange.request_id}"
+        answer = Answer(exchange, self._model, int(time.time()))
         try:
             chat, received_s = await self._read(request)
             headers = trace_headers(request.headers) if self._omni.is_traced else None
-            outputs = self._generate(chat, answer.request_id, received_s, headers)
+            outputs = self._generate(chat, exchange, received_s, headers)
             respond = self._streamed if chat.stream else self._whole
             return await respond(chat, answer, outputs, _ClientWatch(self._omni, request, answer.request_id))
         except ClientDisconnect:
             return Response(status_code=_CLIENT_LEFT)
         except OmniError as error:
-            return error_response(error, answer.request_id)
+            return error_response(error)
 
     async def _read(self, request: Request) -> tuple[ChatRequest, float]:
         """The request and when its last byte had come (a slow sender doesn't count as time in the hub).
@@ -102,11 +111,12 @@ class ChatCompletions:
         return chat, received_s
 
     def _generate(
-        self, chat: ChatRequest, request_id: str, received_s: float, headers: Mapping[str, str] | None
+        self, chat: ChatRequest, exchange: Exchange, received_s: float, headers: Mapping[str, str] | None
     ) -> AsyncGenerator[OmniOutput, None]:
         return self._omni.generate(
             {"messages": chat.messages},
-            request_id=request_id,
+            request_id=exchange.request_id,
+            label=exchange.label,
             modalities=chat.modalities,
             params=stage_params(self._deploy, chat),
             timeout_s=chat.timeout,
@@ -134,8 +144,7 @@ class ChatCompletions:
         out_s = time.perf_counter() - answer.received_at_s
         self._omni.hub_metrics.observe_out(out_s)
         timing = server_timing({**answer.timings_s, "hub_out": out_s})
-        headers = {"x-request-id": answer.request_id, "Server-Timing": timing, **stale_header(self._omni)}
-        return JSONResponse(body, headers=headers)
+        return JSONResponse(body, headers={"Server-Timing": timing, **stale_header(self._omni)})
 
     async def _streamed(
         self, chat: ChatRequest, answer: Answer, outputs: AsyncGenerator[OmniOutput, None], watch: _ClientWatch
@@ -143,6 +152,9 @@ class ChatCompletions:
         try:
             # The first output decides the status: an error before it is an ordinary error answer.
             first = await anext(outputs, None)
+            if first is not None:
+                # The headers leave now.
+                answer.exchange.note_output(first)
         except BaseException:
             watch.stop()
             raise
@@ -150,7 +162,7 @@ class ChatCompletions:
         return StreamingResponse(
             _events(answer, first, outputs, watch, usage=usage, timings=chat.include_timings),
             media_type="text/event-stream",
-            headers={"x-request-id": answer.request_id, "Cache-Control": "no-cache", **stale_header(self._omni)},
+            headers={"Cache-Control": "no-cache", **stale_header(self._omni)},
         )
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from hub.media import joined_wav
 
 if TYPE_CHECKING:
+    from hub.api.exchange import Exchange
     from hub.request.outputs import OmniOutput
 
 #: Names that the Server-Timing header allows.
@@ -27,8 +28,9 @@ _NOTHING_TO_SHOW = {
 class Answer:
     """Collects the outputs of one request into choices: one for each final stage, in order of appearance."""
 
-    def __init__(self, request_id: str, model: str, created: int) -> None:
-        self.request_id = request_id
+    def __init__(self, exchange: Exchange, model: str, created: int) -> None:
+        self.exchange = exchange
+        self.request_id = request_id = exchange.request_id
         #: Seconds by name, from the request's summary.
         self.timings_s: Mapping[str, float] = {}
         #: When the last frame of the answer came from a replica, on ``time.perf_counter``.
@@ -44,6 +46,7 @@ class Answer:
 
     def add(self, output: OmniOutput) -> int | None:
         """Add one output; return its choice index, None if it belongs to no choice."""
+        self.exchange.note_output(output)
         if output.is_summary:
             self.timings_s = output.timings_s
             return None

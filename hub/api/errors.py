@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Final
 
 from starlette.responses import JSONResponse
 
@@ -23,19 +23,19 @@ from omni_discovery.errors import (
 class BodyTooLongError(InvalidRequestError):
     """The body of a request is longer than this server reads."""
 
+    def __init__(self, message: str) -> None:
+        super().__init__(message, 413)
+
 
 class ModelNotFoundError(InvalidRequestError):
     """The request names a model that is not served here."""
 
     def __init__(self, asked: str, served: str) -> None:
-        super().__init__(f"the model {asked!r} is not served here; there is {served!r}")
+        super().__init__(f"the model {asked!r} is not served here; there is {served!r}", 404)
 
 
 #: Status, OpenAI's ``type`` and our ``code``, the first class that fits.
 _KINDS: tuple[tuple[type[OmniError], int, str, str], ...] = (
-    (BodyTooLongError, 413, "invalid_request_error", "request_too_large"),
-    (ModelNotFoundError, 404, "invalid_request_error", "model_not_found"),
-    (InvalidRequestError, 400, "invalid_request_error", "invalid_request"),
     (OverloadedError, 429, "rate_limit_error", "overloaded"),
     (StageUnavailableError, 503, "service_unavailable_error", "stage_unavailable"),
     (ReplicaLostError, 503, "service_unavailable_error", "replica_lost"),
@@ -44,12 +44,27 @@ _KINDS: tuple[tuple[type[OmniError], int, str, str], ...] = (
 )
 
 
+#: OpenAI's ``type`` and our ``code`` of refusals, by status.
+_REFUSED: Final = {
+    400: ("invalid_request_error", "invalid_request"),
+    403: ("permission_error", "permission_denied"),
+    404: ("invalid_request_error", "not_found"),
+    409: ("invalid_request_error", "conflict"),
+    413: ("invalid_request_error", "request_too_large"),
+    415: ("invalid_request_error", "unsupported_media_type"),
+    422: ("invalid_request_error", "unprocessable_request"),
+}
+
+
 def describe(error: OmniError) -> tuple[int, dict[str, Any]]:
     """The HTTP status of an error and its body."""
+    if isinstance(error, ModelNotFoundError):
+        return error.status, error_body(message_of(error), "invalid_request_error", "model_not_found", "model")
+    if isinstance(error, InvalidRequestError):
+        return error.status, error_body(message_of(error), *_REFUSED[error.status])
     for kind, status, name, code in _KINDS:
         if isinstance(error, kind):
-            param = "model" if kind is ModelNotFoundError else None
-            return status, error_body(message_of(error), name, code, param)
+            return status, error_body(message_of(error), name, code)
     return 500, error_body(str(error), "server_error", "internal_error")
 
 
@@ -74,10 +89,10 @@ def error_body(message: str, name: str, code: str, param: str | None = None) -> 
     return {"error": {"message": message, "type": name, "param": param, "code": code}}
 
 
-def error_response(error: OmniError, request_id: str | None = None) -> JSONResponse:
+def error_response(error: OmniError) -> JSONResponse:
     """The answer to a request that failed before its first output."""
     status, body = describe(error)
-    headers = {} if request_id is None else {"x-request-id": request_id}
+    headers = {}
     if isinstance(error, RequestError) and error.retry_after_s is not None:
         headers["Retry-After"] = str(math.ceil(error.retry_after_s))
     return JSONResponse(body, status_code=status, headers=headers)

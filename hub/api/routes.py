@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
@@ -13,8 +15,11 @@ from starlette.routing import Route, WebSocketRoute
 from hub.api.chat import ChatCompletions
 from hub.api.errors import error_body
 from hub.api.stream import Stream
+from omni_discovery.records.health import TroubleKind
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from starlette.requests import Request
 
     from hub.async_omni import AsyncOmni
@@ -53,13 +58,17 @@ def build_app(omni: AsyncOmni, deploy: DeployConfig, started_s: int) -> Starlett
 
 
 def ready_response(omni: AsyncOmni) -> Response:
-    """The readiness check: 200 if this hub can serve every stage now, else 503 with the reason."""
-    stages = omni.stage_status()
+    """The readiness check: 200 if this hub can serve every stage and none keeps failing, else 503 with the reason."""
+    stages, now_s, ejected = omni.stage_status(), time.monotonic(), _ejected(omni)
     empty = [stage for stage in stages if not stage.pickable]
+    failing = {stage.stage_id: how for stage in stages if (how := stage.failures.describe(now_s))}
     body: dict[str, Any] = {
-        "ready": omni.is_running and not empty and not omni.is_revoked,
-        "stages": {str(stage.stage_id): _shown(stage, revoked=omni.is_revoked) for stage in stages},
+        "ready": omni.is_running and not empty and not failing and not omni.is_revoked,
+        "stages": {str(stage.stage_id): _shown(stage, ejected, now_s, revoked=omni.is_revoked) for stage in stages},
     }
+    if failing:
+        named = (f"stage {stage_id}: {how}" for stage_id, how in failing.items())
+        body["reason"] = f"requests keep failing; {'; '.join(named)}; the log's lines 'request.failed' say why"
     if empty:
         named = (f"stage {stage.stage_id} ({stage.why_absent or 'none is registered'})" for stage in empty)
         body["reason"] = f"no replica can take work of {', '.join(named)}; omni doctor looks for what is wrong"
@@ -76,9 +85,30 @@ def ready_response(omni: AsyncOmni) -> Response:
     return JSONResponse(body, status_code=200 if body["ready"] else 503)
 
 
-def _shown(stage: StageStatus, *, revoked: bool) -> dict[str, Any]:
+def _shown(
+    stage: StageStatus, ejected: Mapping[int, Sequence[dict[str, Any]]], now_s: float, *, revoked: bool
+) -> dict[str, Any]:
     shown: dict[str, Any] = {"registered": stage.registered, "pickable": 0 if revoked else stage.pickable}
-    return {**shown, "why": stage.why_absent} if stage.why_absent else shown
+    if stage.why_absent:
+        shown["why"] = stage.why_absent
+    if failing := stage.failures.describe(now_s):
+        shown["failing"] = failing
+    if stage.stage_id in ejected:
+        shown["ejected"] = ejected[stage.stage_id]
+    return shown
+
+
+def _ejected(omni: AsyncOmni) -> dict[int, list[dict[str, Any]]]:
+    """The ejected replicas by stage. ``until`` null: the ejection is over, and the next request decides."""
+    shown: dict[int, list[dict[str, Any]]] = {}
+    for trouble in omni.troubles():
+        if trouble.kind in (TroubleKind.EJECTED, TroubleKind.PROBED):
+            until = datetime.fromtimestamp(trouble.until, UTC).isoformat(timespec="seconds") if trouble.until else None
+            entry: dict[str, Any] = {"replica": trouble.name, "until": until, "why": trouble.reason}
+            if trouble.is_picked:
+                entry["still_used"] = "too few other replicas are left"
+            shown.setdefault(trouble.stage_id, []).append(entry)
+    return shown
 
 
 async def _not_found_or_not_allowed(request: Request, error: Exception) -> Response:

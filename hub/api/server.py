@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 import uvicorn
 
 from hub.api.chat_schema import MAX_BODY_BYTES
+from hub.api.exchange import Exchanges
 from omni_discovery.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -51,11 +52,11 @@ class _Server(uvicorn.Server):
 
 
 class HttpServer:
-    """The HTTP server of one hub."""
+    """The HTTP server of one hub. ``access_log``: whether each request leaves a line."""
 
-    def __init__(self, omni: AsyncOmni, app: ASGIApp) -> None:
+    def __init__(self, omni: AsyncOmni, app: ASGIApp, *, access_log: bool = False) -> None:
         config = uvicorn.Config(
-            app,
+            Exchanges(app, logs=access_log),
             log_config=None,
             log_level="warning",
             access_log=False,

@@ -10,7 +10,6 @@ import asyncio
 import base64
 import logging
 import time
-import uuid
 from collections.abc import AsyncIterator, Mapping
 from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -21,6 +20,7 @@ from starlette.websockets import WebSocketDisconnect
 from hub.api.chat_answer import shown_timings
 from hub.api.chat_schema import check_model, refuse_adapter_paths, refuse_logprobs
 from hub.api.errors import describe
+from hub.api.exchange import Exchange, exchange_of
 from omni_discovery.data_urls import picture_parts
 from omni_discovery.errors import DeadlineExceededError, InvalidRequestError, OmniError, OverloadedError, RequestError
 from omni_discovery.wire import MAX_PRIORITY
@@ -113,10 +113,13 @@ class Stream:
 
     async def respond(self, websocket: WebSocket) -> None:
         """Serve one connection."""
+        exchange = exchange_of(websocket.scope)
+        exchange.request_id = f"stream-{exchange.request_id}"
         await websocket.accept()
         frames = _Frames(websocket)
         # The reader runs as long as the connection, so that a client that leaves is noticed at once.
-        reading, serving = asyncio.create_task(frames.read()), asyncio.create_task(self._serve(websocket, frames))
+        reading = asyncio.create_task(frames.read())
+        serving = asyncio.create_task(self._serve(websocket, frames, exchange))
         try:
             await asyncio.wait({reading, serving}, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -128,7 +131,7 @@ class Stream:
         if failure is not None or not serving.cancelled():
             await _close(websocket, failure)
 
-    async def _serve(self, websocket: WebSocket, frames: _Frames) -> None:
+    async def _serve(self, websocket: WebSocket, frames: _Frames, exchange: Exchange) -> None:
         try:
             async with asyncio.timeout(_FIRST_S):
                 first = await frames.next_frame()
@@ -141,7 +144,8 @@ class Stream:
         refuse_adapter_paths(first.sampling_params_list)
         outputs = self._omni.generate(
             frames.segments(first),
-            request_id=f"stream-{uuid.uuid4().hex}",
+            request_id=exchange.request_id,
+            label=exchange.label,
             modalities=first.modalities,
             sampling_params_list=first.sampling_params_list,
             timeout_s=first.timeout,
@@ -150,6 +154,7 @@ class Stream:
         )
         async with aclosing(outputs):
             async for output in outputs:
+                exchange.note_output(output)
                 await _send(websocket, frame_of(output))
 
 

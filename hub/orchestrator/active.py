@@ -36,6 +36,8 @@ class AddRequest:
     priority: int = 0
     #: Whether the input comes in segments, ``inputs`` being the first.
     segmented: bool = False
+    #: A name that the client gave it besides, for log lines only: several requests may have the same.
+    label: str = ""
     #: The W3C headers of the trace that the request belongs to.
     trace_headers: Mapping[str, str] = field(default_factory=dict)
     #: The prompts that run through the first stage together with the request, by role.
@@ -63,7 +65,11 @@ class UpdateRequest:
 
 @dataclass(frozen=True, slots=True)
 class AbortRequest:
-    """Stop a request, with ``error`` if the hub and not the client ends it. ``done`` is resolved in any case."""
+    """Stop a request, with ``error`` if the hub and not the client ends it.
+
+    ``done`` is resolved in any case: with None once no replica works on it any more, with DeadlineExceededError if a
+    replica does not acknowledge that in time, with AbortFailedError if the hub could not do it.
+    """
 
     request_id: str
     error: RequestError | None = None

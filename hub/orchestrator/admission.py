@@ -20,6 +20,7 @@ from hub.orchestrator.active import AddRequest
 from hub.request.companions import check_companions
 from hub.request.nesting import check_nesting
 from omni_discovery.errors import InvalidRequestError, OverloadedError
+from omni_discovery.text import MAX_LABEL, is_label
 from omni_discovery.wire import MAX_PRIORITY
 
 if TYPE_CHECKING:
@@ -188,6 +189,7 @@ class RequestParts:
     trace_headers: Mapping[str, str] = field(default_factory=dict)
     segmented: bool = False
     async_chunk: bool | None = None
+    label: str = ""
 
 
 class Admission:
@@ -221,6 +223,8 @@ class Admission:
         params = release.graph.merge_params(parts.params)
         if not 1 <= len(shown_id) <= _MAX_ID_LENGTH:
             raise InvalidRequestError(f"a request id has 1 to {_MAX_ID_LENGTH} characters")
+        if parts.label and not is_label(parts.label):
+            raise InvalidRequestError(f"a label has at most {MAX_LABEL} printable ASCII characters")
         if not 0 < timeout_s <= _MAX_TIMEOUT_S:
             raise InvalidRequestError(f"a timeout of {timeout_s} s; it must be above 0 and at most {_MAX_TIMEOUT_S} s")
         if not abs(parts.priority) <= MAX_PRIORITY:
@@ -243,6 +247,7 @@ class Admission:
             segmented=parts.segmented,
             companions=parts.companions,
             trace_headers=parts.trace_headers,
+            label=parts.label,
             release=release,
             asked_params=parts.params or {},
         )

@@ -112,6 +112,8 @@ def _replica_key(result: ReplicaResult) -> tuple[int, int]:
 
 
 _MAX_OPEN: Final = 32
+#: What the wire says for a call without a timeout.
+_LONGEST_S: Final = 1e9
 _STOPPING: Final = "the hub is stopping"
 
 
@@ -124,13 +126,14 @@ class CollectiveCall:
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
     stage_ids: tuple[int, ...]
-    timeout_s: float
+    #: None: it waits until every replica has answered or is lost.
+    timeout_s: float | None
     done: asyncio.Future[list[ReplicaResult]]
 
 
 @dataclass(frozen=True, slots=True)
 class CallDue:
-    """A call's deadline has passed."""
+    """A call's deadline has passed, or its caller waits no longer."""
 
     wire_id: str
 
@@ -198,7 +201,9 @@ class Collective:
 
     def _end(self, due: CallDue) -> None:
         call = self._calls.get(due.wire_id)
-        if call is not None:
+        if call is not None and (call.timeout_s is None or call.done.cancelled()):
+            self._correlator.expire(due.wire_id, "RequestError: its caller waits no longer")
+        elif call is not None:
             self._correlator.expire(due.wire_id, f"DeadlineExceededError: no answer within {call.timeout_s:g} s")
 
     def _start(self, call: CollectiveCall) -> None:
@@ -209,7 +214,10 @@ class Collective:
         wire_id = self._correlator.begin(call.call_id, targets)
         self._calls[wire_id] = call
         due = CallDue(wire_id)
-        self._timers[wire_id] = asyncio.get_running_loop().call_later(call.timeout_s, self._post, due)
+        if call.timeout_s is not None:
+            self._timers[wire_id] = asyncio.get_running_loop().call_later(call.timeout_s, self._post, due)
+        # A call without a timeout would be open for ever.
+        call.done.add_done_callback(lambda done: self._post(due) if done.cancelled() else None)
         logger.info("collective.call method=%r stages=%s replicas=%d", call.method, call.stage_ids, len(targets))
         for target in targets:
             error = self._send(wire_id, call, target.session)
@@ -234,7 +242,7 @@ class Collective:
             method=call.method,
             args=call.args,
             kwargs=dict(call.kwargs),
-            remaining_s=call.timeout_s,
+            remaining_s=_LONGEST_S if call.timeout_s is None else call.timeout_s,
         )
         try:
             client.send_message(control)
@@ -244,7 +252,9 @@ class Collective:
 
     def _finish_done(self) -> None:
         for wire_id, results in self._correlator.take_done():
-            self._timers.pop(wire_id).cancel()
+            timer = self._timers.pop(wire_id, None)
+            if timer is not None:
+                timer.cancel()
             call = self._calls.pop(wire_id)
             failed = sum(not result.ok for result in results)
             logger.info("collective.done method=%r replicas=%d failed=%d", call.method, len(results), failed)

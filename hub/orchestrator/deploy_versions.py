@@ -128,10 +128,20 @@ class DeployVersions:
 
     def status(self) -> tuple[StageStatus, ...]:
         """The status of each stage: how many replicas are registered, and how many can take a new request's work."""
+        pools = self._shown().pools
+        return tuple(self._status(pools[stage_id]) for stage_id in self.newest.graph.stage_ids)
+
+    def serving_replicas(self) -> tuple[str, ...]:
+        """The names of the replicas that can take a new request's work, by stage and id."""
+        members = [pool.core.members.entries.values() for pool in self._shown().pools.values()]
+        infos = [entry.info for entries in members for entry in entries if entry.pickable]
+        return tuple(info.name for info in sorted(infos, key=lambda info: (info.stage_id, info.replica_id)))
+
+    def _shown(self) -> DeployVersion:
+        """The newest version that can serve every stage; the newest of all if none can."""
         stages = self.newest.graph.stage_ids
         complete = (release for release in reversed(self._releases) if release.is_complete(stages))
-        release = next(complete, self.newest)
-        return tuple(self._status(release.pools[stage_id]) for stage_id in stages)
+        return next(complete, self.newest)
 
     def _status(self, pool: StagePool) -> StageStatus:
         status, others = pool.core.status, [each for each in self.every.of_stage(pool.stage_id) if each is not pool]

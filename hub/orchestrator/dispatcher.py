@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from msgspec import UNSET
+
 from hub.config import NotConnectedError, SendFailedError
 from hub.metrics import HubMetrics
 from hub.orchestrator.aborts import AbortTracker
@@ -181,7 +183,7 @@ class Dispatcher:
             client = self._membership.clients.get(action.replica.input_addr)
             if client is not None:
                 client.abort_request(active.request.request_id, action.attempt)
-                self._aborts.abort_sent(active.request.request_id, client)
+                self._aborts.abort_sent(active.request.request_id, client, str(action.replica))
             self.release(active, action.stage_id)
         else:
             self._release_unsent(active, active.pools[action.stage_id])
@@ -288,6 +290,7 @@ class Dispatcher:
             stream_from=action.stream_from,
             stream_to=action.stream_to,
             trace=active.trace_of(action.stage_id),
+            label=active.request.label or UNSET,
         )
         try:
             if client is None:

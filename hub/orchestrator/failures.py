@@ -5,9 +5,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from math import inf
 from typing import TYPE_CHECKING, Final
 
-from omni_discovery.errors import HubUnavailableError, InvalidRequestError, RequestError, StageUnavailableError
+from hub.request.recent import RecentRequests
+from omni_discovery.errors import (
+    DeadlineExceededError,
+    EngineFailedError,
+    HubUnavailableError,
+    InvalidRequestError,
+    ReplicaLostError,
+    RequestError,
+    StageUnavailableError,
+)
 from omni_discovery.failure_log import Failure, FailureLog
 
 if TYPE_CHECKING:
@@ -24,24 +34,49 @@ _SLACK_S: Final = 0.01
 
 
 class RequestFailures:
-    """Lives on the hub's loop. Many failures at once are summed up, see FailureLog."""
+    """Lives on the hub's loop. Many failures at once are summed up, see FailureLog; ``recent`` counts them.
 
-    def __init__(self, count: Callable[[str, str, str], None]) -> None:
+    ``usual_timeout_s`` is the timeout of requests that name none.
+    """
+
+    def __init__(
+        self,
+        count: Callable[[str, str, str], None],
+        recent: RecentRequests | None = None,
+        usual_timeout_s: float = inf,
+    ) -> None:
         """``count(stage, replica, type of the error)`` is called for each failed request but companions."""
         self._count = count
+        self._recent = recent or RecentRequests()
+        self._usual_timeout_s = usual_timeout_s
         self._log = FailureLog(logger.log, time.monotonic)
         self._timer: asyncio.TimerHandle | None = None
 
+    def count_end(self) -> None:
+        """A request has ended that its client did not cancel, whatever its outcome."""
+        self._recent.count_end(time.monotonic())
+
     def log_failure(self, active: Active, error: RequestError) -> None:
-        """Log that a request has ended with this error; a client's own mistake at INFO. Never raises."""
+        """Log that a request has ended with this error; a client's own mistake at INFO. Never raises.
+
+        Its stage is told, if that has not done its work.
+        """
         try:
             # The operator can't change a client's mistake.
             level = logging.INFO if isinstance(error, InvalidRequestError) else logging.WARNING
             failure = failure_of(active, error)
             if not failure.parent:
                 self._count(failure.stage, failure.replica, failure.kind)
+            # A companion's failure is its parent's, which is counted.
+            if not (failure.parent or isinstance(error, InvalidRequestError)):
+                stage_id = int(failure.stage) if failure.stage else None
+                self._recent.count_failure(stage_id, failure.kind, time.monotonic())
             self._log.add(failure, level)
             self._write_due()
+            run = failing_stage(active, error, self._usual_timeout_s)
+            if run is not None:
+                pool = active.pools[run.stage_id]
+                pool.core.stage_failed(type(error).__name__, pool.now())
         except Exception:
             # The client has its answer, and the request's end must not be undone by its diagnosis.
             logger.exception("request.failure_not_logged request=%s", active.request.request_id)
@@ -79,6 +114,7 @@ def failure_of(active: Active, error: RequestError) -> Failure:
         kind=type(error).__name__,
         cause=str(error),
         parent=active.request.parent_id,
+        label=active.request.label,
     )
 
 
@@ -93,3 +129,16 @@ def stage_at_fault(machine: RequestMachine, error: RequestError) -> StageRun | N
         return machine.runs.get(error.stage_id)
     unsettled = [run for run in runs if not run.settled]
     return next((run for run in unsettled if run.running), unsettled[0] if unsettled else None)
+
+
+def failing_stage(active: Active, error: RequestError, usual_timeout_s: float) -> StageRun | None:
+    """The stage that did not do its work for this request, so that it counts as failing if that goes on; else None.
+
+    A deadline counts only where the client left the hub's usual time, took what was made, and had sent its whole input.
+    """
+    if isinstance(error, EngineFailedError | ReplicaLostError):
+        return next((run for run in active.machine.runs.values() if run.failure is error), None)
+    if not isinstance(error, DeadlineExceededError):
+        return None
+    is_usual = active.request.timeout_s >= usual_timeout_s and not active.request.segmented
+    return stage_at_fault(active.machine, error) if is_usual and not active.machine.is_client_behind else None

@@ -116,9 +116,5 @@ class Housekeeping:
             # A bug in a third party's client must not end the requests to all other replicas.
             info = client.info
             if self._log_once.should((info.stage_id, info.replica_id, info.epoch)):
-                logger.exception(
-                    "credits.bug stage=%d replica=%d epoch=%d: its client can't request credits",
-                    info.stage_id,
-                    info.replica_id,
-                    info.epoch,
-                )
+                text = "credits.bug replica=%s epoch=%d: its client can't request credits"
+                logger.exception(text, info.name, info.epoch)

@@ -37,12 +37,13 @@ from hub.replicas.events import (
     Unsent,
 )
 from hub.replicas.factory import ClientAttacher, RemoteReplicaFactory
+from hub.replicas.health import HealthReporter
 from hub.replicas.membership import Membership, ViewChanged
 from hub.replicas.stage_client import StageClient
 from hub.request.events import ClientBackpressure
 from hub.request.outputs import OmniOutput
 from hub.request.state import OrchestratorRequestState, StreamingInputState
-from omni_discovery.errors import HubUnavailableError, StageUnavailableError
+from omni_discovery.errors import AbortFailedError, HubUnavailableError, StageUnavailableError
 from omni_discovery.records.schema import ReplicaInfo
 
 if TYPE_CHECKING:
@@ -123,11 +124,9 @@ class Orchestrator:
         self._aborts = AbortTracker(config.abort_timeout_s)
         self._connect = connect
         self._releases = releases
-        self._membership = Membership(
-            self._pools,
-            self,
-            config.registry_ttl_s,
-        )
+        #: What this hub reports of requests and replicas.
+        self.health = HealthReporter(self._pools)
+        self._membership = Membership(self._pools, self, config.registry_ttl_s, lost=self.health.lost)
         factory, attach = remote_replica_factory, self._membership.attach
         self._attaching = None if factory is None else ClientAttacher(factory, attach)
         self._collective = Collective(self._pools, self._membership, metrics, self._post)
@@ -144,6 +143,7 @@ class Orchestrator:
             self._emit_output,
             tracing,
             stories,
+            recent=self.health.recent,
         )
         self.request_states = self._requests.states
         self._rollout = Rollout(releases, self._pools, self._membership, self._requests, self.stage_pools)
@@ -157,10 +157,12 @@ class Orchestrator:
             self._dispatcher.release,
             self._post,
             self._dispatcher.retries.is_free,
+            self.health.lost,
         )
 
     async def run(self) -> None:
         """Serve until cancelled; then every request ends and every socket is closed."""
+        self.health.start()
         try:
             while True:
                 await self._wake.wait()
@@ -171,6 +173,7 @@ class Orchestrator:
         finally:
             self._closed = True
             self._housekeeping.close()
+            self.health.close()
             if self._attaching is not None:
                 self._attaching.close()
             self.end_all()
@@ -266,10 +269,12 @@ class Orchestrator:
             request_id = item.message.request_id if isinstance(item, Answered) else getattr(item, "request_id", "")
             request = item if isinstance(item, AddRequest) else request_id
             self._requests.end_after_bug(request, error, type(item).__name__)
-            if isinstance(item, AbortRequest | CollectiveCall):
+            if isinstance(item, CollectiveCall):
                 _answer_rpc(item)
             elif isinstance(item, UpdateRequest):
                 answer(item.done, "a bug in the hub has ended the request")
+            elif isinstance(item, AbortRequest) and item.done is not None and not item.done.done():
+                item.done.set_exception(AbortFailedError(f"the abort failed: a bug in the hub: {error!r}"))
 
     def _route(self, item: _Rpc | _Request | _InboxItem) -> None:
         match item:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
-from omni_discovery.errors import InvalidRequestError, RequestError, StageUnavailableError
+from omni_discovery.errors import InvalidRequestError, RequestError
 
 if TYPE_CHECKING:
     from hub.metrics import HubMetrics
@@ -52,11 +52,6 @@ class RejectionLog:
         """Count a request that was rejected for this error."""
         self._metrics.requests.labels(type(error).__name__).inc()
         self._note(f"hub.refused error={type(error).__name__}", error)
-
-    def failed(self, error: Exception) -> None:
-        """Log the failure of a request that was admitted, if its stage had no replica."""
-        if isinstance(error, StageUnavailableError):
-            self._note(f"hub.stage_unavailable stage={error.stage_id}", error)
 
     def close(self) -> None:
         """Log the counts that are not logged yet. Idempotent."""

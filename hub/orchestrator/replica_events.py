@@ -28,13 +28,16 @@ from hub.replicas.events import (
     Unanswered,
     Unsent,
 )
+from hub.replicas.lost import LostReplicas
 from hub.request import events as ev
+from hub.request.story import shown_reason
 from omni_discovery import wire
 
 if TYPE_CHECKING:
     from hub.config import HubConfig
     from hub.orchestrator.requests import Requests
     from hub.pool.versions import Pools
+    from omni_discovery.records.schema import ReplicaInfo
 
 logger = logging.getLogger(__name__)
 
@@ -74,6 +77,7 @@ class ReplicaListener:
         release: Callable[[Active, int], None],
         post: Callable[[StillSilent | ReturnDue], None],
         may_retry: Callable[[], bool],
+        lost: LostReplicas | None = None,
     ) -> None:
         self._pools = pools
         self._requests = requests
@@ -84,6 +88,7 @@ class ReplicaListener:
         self._release = release
         self._post = post
         self._may_retry = may_retry
+        self._lost_replicas = lost or LostReplicas()
 
     def handle_client_event(self, event: ClientEvent) -> None:
         """Apply one event of one replica's connection."""
@@ -175,13 +180,25 @@ class ReplicaListener:
     def _update_health(self, pool: StagePool, active: Active, event: Answered) -> None:
         """Count a success or a failure of the replica: an invalid request is no failure of it, nor is a full queue."""
         addr, message = event.client.info.input_addr, event.message
+        if isinstance(message, wire.StageDone) and message.finish_reason != "abort":
+            pool.core.stage_served()
         if isinstance(message, wire.StageDone) and message.finish_reason != "abort" and not active.request.segmented:
             run = active.machine.runs[pool.stage_id]
             # The time of a request that was paused for its client says nothing of how long the stage takes.
             service_s = event.received_at_s - run.sent_at_s if run.pause_sent is None else None
-            pool.core.succeeded(addr, service_s, pool.now())
+            if pool.core.succeeded(addr, service_s, pool.now()):
+                logger.info("replica.readmitted replica=%s", event.client.info.name)
         elif isinstance(message, wire.StageFailed) and message.kind is wire.FailureKind.ENGINE:
-            pool.core.failed(addr, pool.now())
+            self._blame(pool, event.client.info, shown_reason(message))
+
+    def _blame(self, pool: StagePool, info: ReplicaInfo, cause: str) -> None:
+        """Count a failure of a replica; log it if that ejects the replica. ``cause`` quotes no prompt."""
+        if not pool.core.failed(info.input_addr, pool.now(), cause):
+            return
+        entry = pool.core.members.entries[info.input_addr]
+        text = "replica.ejected replica=%s for_s=%.1f heeded=%s: %s"
+        for_s, is_heeded = entry.health.until_s - pool.now(), not pool.core.outliers.panics
+        logger.warning(text, info.name, for_s, is_heeded, entry.health.reason)
 
     def _unanswered(self, event: Unanswered) -> None:
         info, active = event.client.info, self._active.get(event.request_id)
@@ -197,9 +214,9 @@ class ReplicaListener:
             others = {*run.avoid, *run.slow, info.input_addr}
             if is_last or is_bound or not self._may_retry() or not pool.core.has_free(others):
                 return
-        pool.core.failed(info.input_addr, pool.now())
         silence_s = self._config.accept_limit_s if event.is_final else self._config.accept_timeout_s
         reason = f"it said nothing for {silence_s:g} s after the dispatch"
+        self._blame(pool, info, reason)
         lost = ev.ReplicaLost(
             info.stage_id, event.attempt, reason, avoid_addr=info.input_addr, is_slow=not event.is_final
         )
@@ -226,9 +243,10 @@ class ReplicaListener:
         client, info, pool = event.client, event.client.info, self._pools.of(event.client.info)
         # The session may be lost again by now: pools and requests only learn what is true at this moment.
         if client.session_up:
-            logger.info("replica.session_up stage=%d replica=%d epoch=%d", info.stage_id, info.replica_id, info.epoch)
+            logger.info("replica.session_up replica=%s epoch=%d", info.name, info.epoch)
             pool.core.report(client.addr, event.queue_length, pool.now())
             pool.core.session_up(client.addr, pool.now(), uses_credits=event.gated)
+            self._lost_replicas.session_up(info)
             for request_id in pool.core.members.in_flight(client.addr):
                 with self._requests.contained(request_id, "SessionUp"):
                     self._repeat(request_id, info.stage_id)
@@ -242,15 +260,17 @@ class ReplicaListener:
 
     def _session_down(self, event: SessionDown) -> None:
         info = event.client.info
-        logger.warning("replica.session_down stage=%d replica=%d: %s", info.stage_id, info.replica_id, event.reason)
+        text = "replica.session_down replica=%s addr=%s output_addr=%s: %s"
+        logger.warning(text, info.name, info.input_addr, info.output_addr, event.reason)
         pool = self._pools.of(info)
-        pool.core.session_down(info.input_addr, pool.now())
+        pool.core.session_down(info.input_addr, pool.now(), event.reason)
+        self._lost_replicas.session_lost(info)
         if not event.lost:
             return
         self._metrics.session_losses.labels(info.stage_id).inc()
         in_flight = pool.core.members.in_flight(info.input_addr)
         if in_flight:
-            pool.core.failed(info.input_addr, pool.now())
+            self._blame(pool, info, event.reason)
         for request_id in in_flight:
             active = self._active.get(request_id)
             if active is not None:

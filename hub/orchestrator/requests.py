@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from hub.orchestrator.tracing import Tracing
     from hub.pool.stage_pool import StagePool
     from hub.replicas.events import Answered
+    from hub.request.recent import RecentRequests
     from omni_discovery.stories import Stories
 
 
@@ -73,6 +74,7 @@ class Requests:
         emit: Callable[[str, OmniOutput | Ended], None],
         tracing: Tracing | None = None,
         stories: Stories | None = None,
+        recent: RecentRequests | None = None,
     ) -> None:
         #: By id, until they end.
         self.active: dict[str, Active] = {}
@@ -88,7 +90,7 @@ class Requests:
         self._emit = emit
         self._tracing = tracing
         self._stories = stories
-        self._failures = RequestFailures(metrics.count_failure)
+        self._failures = RequestFailures(metrics.count_failure, recent, config.request_timeout_s)
         self._companion_count = 0
         active = self.active
         metrics.clients_behind.set_function(lambda: sum(each.machine.is_client_behind for each in active.values()))
@@ -135,7 +137,9 @@ class Requests:
         """Stop a request; its ``done`` gets its result when no replica works on it any more."""
         active = self.active.get(abort.request_id)
         ids = [abort.request_id, *(() if active is None else active.companions.values())]
-        self.apply_event(abort.request_id, ev.Cancelled(abort.error))
+        # A companion that is done only keeps its hand-off for its parent, which the abort came too late for.
+        if active is None or not (active.request.parent_id and active.machine.is_done):
+            self.apply_event(abort.request_id, ev.Cancelled(abort.error))
         if abort.done is not None:
             self._aborts.when_quiet(ids, abort.done)
 
@@ -376,6 +380,8 @@ class Requests:
         self._metrics.in_flight.set(len(self.active))
         if not request.parent_id:
             self._metrics.requests.labels(outcome if error is None else type(error).__name__).inc()
+            if error is not None or outcome is not ev.Outcome.CANCELLED:
+                self._failures.count_end()
             if outcome is ev.Outcome.OK:
                 self._metrics.request.observe(time.perf_counter() - request.received_s)
         if error is not None:

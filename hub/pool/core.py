@@ -17,13 +17,14 @@ from hub.pool.credits import CreditRequest, CreditRequester, CreditStarved
 from hub.pool.entry import NO_TIER, Binding, BindingEnd, BindingState, Entry
 from hub.pool.members import Members, SlowStart
 from hub.pool.outliers import Health, Outliers, OutlierState
-from hub.pool.status import StageStatus, why_absent
+from hub.pool.status import NO_FAILURES, StageStatus, troubles_of, why_absent
 from hub.pool.wait_queue import PendingPick, Waiter, WaitQueue
 from omni_discovery.balancing.base import index_of
 from omni_discovery.balancing.policies import LeastLoadBalancer
 
 if TYPE_CHECKING:
     from omni_discovery.balancing.base import LoadBalancer, PoolIndex, Task
+    from omni_discovery.records.health import ReplicaTrouble
     from omni_discovery.records.schema import ReplicaInfo
 
 #: The mean time of service is over about so many requests.
@@ -98,6 +99,8 @@ class Pool:
         self.slow_start = SlowStart(options.slow_start_s)
         self.indices = Indices(balancer, options, self.outliers)
         self.queue = WaitQueue(stage_id, self, options.pick_timeout_s)
+        #: The requests that failed here since the stage last served one.
+        self.streak = NO_FAILURES
         #: How long a request lately took at a replica; None before the first.
         self.mean_service_s: float | None = None
         self._requester = CreditRequester()
@@ -137,6 +140,7 @@ class Pool:
             # What the process before did says nothing about this one.
             known.first_up_s = known.reported_at_s = known.warm_at_s = None
             known.health = Health()
+            known.down_since_s, known.down_reason = now_s, ""
             self.slow_start.forget(known.addr)
             self.outliers.forget(known.addr)
         if is_new or known is None or known.info.weight != info.weight:
@@ -172,18 +176,20 @@ class Pool:
         entry = self.members.entries.get(addr)
         if entry is None:
             return
-        entry.answers, entry.uses_credits, entry.unusable = True, uses_credits, ""
+        entry.answers, entry.uses_credits, entry.unusable, entry.down_reason = True, uses_credits, "", ""
         entry.void_credits()
         if entry.first_up_s is None:
+            # What others have failed says nothing about a new process.
+            self.streak = NO_FAILURES
             self.slow_start.begin(entry, self.members.serving_since_s, now_s)
         self.slow_start.weigh(entry, now_s)
         self._update(entry, now_s)
 
-    def session_down(self, addr: str, now_s: float) -> None:
+    def session_down(self, addr: str, now_s: float, reason: str = "") -> None:
         """The replica does not answer: no picks, and its credits are void."""
         entry = self.members.entries.get(addr)
         if entry is not None:
-            entry.answers = False
+            entry.lose_session(now_s, reason)
             entry.void_credits()
             self._update(entry, now_s)
 
@@ -223,24 +229,40 @@ class Pool:
             if self._waiters.count:
                 self._serve()
 
-    def succeeded(self, addr: str, service_s: float | None, now_s: float) -> None:
-        """A replica has served a request, in ``service_s`` if that is known."""
+    def succeeded(self, addr: str, service_s: float | None, now_s: float) -> bool:
+        """A replica has served a request, in ``service_s`` if known; return whether that ends its ejection."""
         if service_s is not None:
             mean_s = self.mean_service_s
             self.mean_service_s = service_s if mean_s is None else mean_s + (service_s - mean_s) / _MEAN_OF
         entry = self.members.entries.get(addr)
-        if entry is not None and self.outliers.succeeded(entry, now_s):
-            self._heed_outliers()
-            self._reindex(entry)
-            self._changed()
+        if entry is None or not self.outliers.succeeded(entry, now_s):
+            return False
+        self._heed_outliers()
+        self._reindex(entry)
+        self._changed()
+        return True
 
-    def failed(self, addr: str, now_s: float) -> None:
-        """A request failed by the replica's fault: it did not answer, the transport broke, or its engine failed."""
+    def failed(self, addr: str, now_s: float, cause: str = "") -> bool:
+        """A request failed by the replica's fault: it did not answer, the transport broke, or its engine failed.
+
+        Return whether that ejects the replica.
+        """
         entry = self.members.entries.get(addr)
-        if entry is not None and self.outliers.failed(entry, self.members.listed_count, now_s):
-            self._heed_outliers()
-            self._reindex(entry)
-            self._changed()
+        if entry is None or not self.outliers.failed(entry, self.members.listed_count, now_s, cause):
+            return False
+        self._heed_outliers()
+        self._reindex(entry)
+        self._changed()
+        return True
+
+    def stage_served(self) -> None:
+        """The stage has done its work for a request, at whatever replica."""
+        if self.streak.count:
+            self.streak = NO_FAILURES
+
+    def stage_failed(self, kind: str, now_s: float) -> None:
+        """A request ended with an error by the fault of this stage, after all retries; ``kind`` is the error's type."""
+        self.streak = self.streak.extended(kind, now_s)
 
     def outlier_state(self, addr: str) -> OutlierState:
         """Whether a replica is ejected; FINE if it is unknown."""
@@ -574,11 +596,19 @@ class Pool:
     def status(self) -> StageStatus:
         """The counts of replicas, and why those can't take work that can't."""
         members = self.members
-        return StageStatus(self.stage_id, members.registered_count, members.pickable_count, self.why_absent())
+        counts = members.registered_count, members.pickable_count
+        return StageStatus(self.stage_id, *counts, self.why_absent(), self.streak)
 
     def why_absent(self) -> str:
         """Why the replicas that can't take work are not picked, as text; empty if every replica can."""
         return why_absent(self.members)
+
+    def troubles(self, now_s: float, wall_s: float) -> list[ReplicaTrouble]:
+        """The registered replicas that are ejected, or that don't answer though they are up, at this moment."""
+        members = self.members
+        if not self.outliers.ejected and members.pickable_count == members.listed_count:
+            return []
+        return troubles_of(members, is_panic=self.outliers.panics, now_s=now_s, wall_s=wall_s)
 
     @property
     def is_unused(self) -> bool:

@@ -85,6 +85,8 @@ class Entry(Member):
         "accepted_at_report",
         "answers",
         "credits",
+        "down_reason",
+        "down_since_s",
         "ejected_free",
         "first_up_s",
         "health",
@@ -103,7 +105,7 @@ class Entry(Member):
         "warm_at_s",
     )
 
-    def __init__(self, info: ReplicaInfo, is_local: bool) -> None:
+    def __init__(self, info: ReplicaInfo, is_local: bool, now_s: float = 0.0) -> None:
         super().__init__(info)
         #: Whether the registry lists it. An entry that is not listed stays only while requests are in flight there.
         self.registered = True
@@ -111,6 +113,8 @@ class Entry(Member):
         self.held = False
         #: Whether its data-plane session is up.
         self.answers = False
+        #: Since when it does not answer, monotonic, and why its session ended; empty if it had none yet.
+        self.down_since_s, self.down_reason = now_s, ""
         #: Whether its session goes by credits, and how many are left to spend.
         self.uses_credits, self.credits = False, 0
         #: Bindings by request id, in the order of their picks.
@@ -166,6 +170,14 @@ class Entry(Member):
         """The work at the replica as far as this hub knows, without a guess at what other hubs have sent."""
         own = len(self.in_flight)
         return max(own, self.reported + own - self.accepted_at_report)
+
+    def lose_session(self, now_s: float, reason: str) -> None:
+        """It does not answer any more."""
+        if self.answers:
+            self.down_since_s = now_s
+        self.answers = False
+        # Its first session may have failed before it was up.
+        self.down_reason = reason or self.down_reason
 
     def void_credits(self) -> None:
         """Credits end with their session: drop the unspent ones, and let no binding give one back."""

@@ -53,7 +53,7 @@ class Members:
         is_local = all(info.labels.get(name) == value for name, value in self._labels.items())
         entry = self.entries.get(info.input_addr)
         if entry is None:
-            entry = self.entries[info.input_addr] = Entry(info, is_local)
+            entry = self.entries[info.input_addr] = Entry(info, is_local, now_s)
             entry.report(info.queue_length, self.hubs)
         else:
             entry.info, entry.registered, entry.held, entry.is_local = info, True, False, is_local

@@ -30,10 +30,12 @@ class Health:
         "_in_a_row",
         "_recovered_at_s",
         "_seen",
+        "ejected_at_s",
         "ejections",
         "is_blocked",
         "needs_probe",
         "probe",
+        "reason",
         "state",
         "until_s",
     )
@@ -46,8 +48,10 @@ class Health:
         self.needs_probe = False
         #: The request that probes a replica whose ejection is over.
         self.probe: str | None = None
-        #: When the ejection ends, monotonic.
-        self.until_s = 0.0
+        #: When the ejection began and when it ends, monotonic.
+        self.ejected_at_s = self.until_s = 0.0
+        #: Why it was ejected last; empty before the first ejection.
+        self.reason = ""
         #: Ejections lately, each twice as long as the one before.
         self.ejections = 0
         #: The last outcomes as bits, the newest lowest, set where one failed.
@@ -76,8 +80,13 @@ class Health:
             return True
         return self._seen >= _WINDOW_MIN and 2 * self._failures.bit_count() > self._seen
 
-    def eject(self, now_s: float, min_s: float, max_s: float) -> None:
-        """Eject for twice as long as the last time, from ``min_s`` to ``max_s``; for ``min_s`` after a quiet time."""
+    def eject(self, now_s: float, min_s: float, max_s: float, cause: str = "") -> None:
+        """Eject for twice as long as the last time, from ``min_s`` to ``max_s``; for ``min_s`` after a quiet time.
+
+        ``cause`` is that of the last failure.
+        """
+        self.reason = f"{self._verdict()}, the last: {cause}" if cause else self._verdict()
+        self.ejected_at_s = now_s
         if self.state is OutlierState.FINE and now_s - self._recovered_at_s > max_s:
             self.ejections = 0
         self.until_s = now_s + min(max_s, min_s * 2.0 ** min(self.ejections, 64))
@@ -105,6 +114,14 @@ class Health:
         self.is_blocked = self.needs_probe = False
         self._failures = self._seen = self._in_a_row = 0
         self._recovered_at_s = now_s
+
+    def _verdict(self) -> str:
+        """Why the outcomes call for an ejection."""
+        if self.state is OutlierState.PROBED:
+            return "the request that probed it failed"
+        if self._in_a_row >= _FAILURES_IN_A_ROW:
+            return f"{self._in_a_row} failures in a row"
+        return f"{self._failures.bit_count()} of its last {self._seen} requests failed"
 
     def _set_probe(self, request_id: str | None) -> None:
         self.probe = request_id
@@ -153,14 +170,14 @@ class Outliers(Generic[ReplicaT]):
         del self.ejected[replica.addr]
         return True
 
-    def failed(self, replica: ReplicaT, listed_count: int, now_s: float) -> bool:
-        """A request failed by the replica's fault; return whether the replica is ejected now, of so many listed."""
+    def failed(self, replica: ReplicaT, listed_count: int, now_s: float, cause: str = "") -> bool:
+        """A request failed by the replica's fault; return whether that ejects the replica, of so many listed."""
         health = replica.health
         if not health.failed() or health.state is OutlierState.EJECTED:
             return False
         if replica.addr not in self.ejected and len(self.ejected) >= most_ejected(listed_count):
             return False
-        health.eject(now_s, self._min_s, self._max_s)
+        health.eject(now_s, self._min_s, self._max_s, cause)
         self.ejected[replica.addr] = replica
         return True
 

@@ -1,13 +1,17 @@
-"""StageStatus: how many replicas of a stage can take work, and why the others can't. Pure."""
+"""StageStatus: how many replicas of a stage can take work, why the others can't, and whether it fails. Pure."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from math import inf
+from typing import TYPE_CHECKING, Any, Final
 
+from hub.pool.outliers import OutlierState
+from omni_discovery.records.health import MOST_REASON, ReplicaTrouble, TroubleKind
 from omni_discovery.records.schema import ReplicaStatus
+from omni_discovery.text import one_line
 
 if TYPE_CHECKING:
     from hub.pool.entry import Entry
@@ -16,6 +20,36 @@ if TYPE_CHECKING:
 _REASON_CHARS: Final = 200
 #: The phase of a replica whose engine sleeps.
 _ASLEEP: Final = "asleep"
+#: A stage fails once so many requests have failed in a row, and until none has failed for so long. The pause lets
+#: requests in again, which show whether the stage works: a hub that is not ready may get none.
+_FAILED_IN_A_ROW: Final = 5
+_FAILING_FOR_S: Final = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class FailureStreak:
+    """The requests of a stage that ended with an error, all retries included, since it last served one."""
+
+    count: int = 0
+    #: When the last of them ended, monotonic.
+    last_at_s: float = -inf
+    #: The types of their errors, the newest last.
+    kinds: tuple[str, ...] = ()
+
+    def extended(self, kind: str, now_s: float) -> FailureStreak:
+        """The streak with one more failure."""
+        others = tuple(each for each in self.kinds if each != kind)
+        return FailureStreak(self.count + 1, now_s, (*others, kind))
+
+    def describe(self, now_s: float) -> str:
+        """That the stage fails at the moment, as text; empty if it does not."""
+        age_s = now_s - self.last_at_s
+        if self.count < _FAILED_IN_A_ROW or age_s > _FAILING_FOR_S:
+            return ""
+        return f"its last {self.count} requests failed ({', '.join(self.kinds)}), the last {age_s:.0f} s ago"
+
+
+NO_FAILURES: Final = FailureStreak()
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +61,7 @@ class StageStatus:
     pickable: int
     #: Why the others can't take work; empty if all can.
     why_absent: str = ""
+    failures: FailureStreak = NO_FAILURES
 
 
 def why_absent(entries: Iterable[Entry]) -> str:
@@ -47,7 +82,9 @@ def _cause(entry: Entry) -> str:
         # The record of a sleeping replica has the status STARTING until it is awake.
         is_asleep = info.status is ReplicaStatus.STARTING and info.phase == _ASLEEP
         text = _ASLEEP if is_asleep else names.get(info.status, str(info.status))
-        return f"{text} ({info.reason[:_REASON_CHARS]})" if info.reason else text
+        is_loading = info.status is ReplicaStatus.STARTING and info.phase not in ("", _ASLEEP, "ready", text)
+        details = [info.phase] * is_loading + [info.reason[:_REASON_CHARS]] * bool(info.reason)
+        return f"{text} ({'; '.join(details)})" if details else text
     if entry.refused:
         return f"refused ({entry.refused})"
     if info.cordoned:
@@ -55,3 +92,51 @@ def _cause(entry: Entry) -> str:
     if info.weight <= 0:
         return "of weight 0"
     return f"unusable ({entry.unusable})" if entry.unusable else "without a session"
+
+
+#: A new replica may take so long, in seconds, to get its first session.
+_FIRST_SESSION_S: Final = 3.0
+
+
+def troubles_of(entries: Iterable[Entry], *, is_panic: bool, now_s: float, wall_s: float) -> list[ReplicaTrouble]:
+    """The registered replicas that are ejected, or that don't answer though they are up by their record.
+
+    ``now_s`` is monotonic, ``wall_s`` the same moment by the wall clock; with ``is_panic`` ejections are ignored.
+    """
+    found = []
+    for entry in entries:
+        if not (entry.listed and entry.info.status is ReplicaStatus.UP):
+            continue
+        health = entry.health
+        if entry.unusable:
+            found.append(_trouble(entry, TroubleKind.UNUSABLE, reason=entry.unusable))
+        elif not entry.answers and (entry.down_reason or now_s - entry.down_since_s >= _FIRST_SESSION_S):
+            since = wall_s - (now_s - entry.down_since_s)
+            found.append(_trouble(entry, TroubleKind.NO_SESSION, since=since, reason=entry.down_reason))
+        elif health.state is not OutlierState.FINE:
+            is_over = health.state is OutlierState.PROBED
+            found.append(
+                _trouble(
+                    entry,
+                    TroubleKind.PROBED if is_over else TroubleKind.EJECTED,
+                    since=wall_s - (now_s - health.ejected_at_s),
+                    until=0.0 if is_over else wall_s + health.until_s - now_s,
+                    reason=health.reason,
+                    is_picked=is_panic,
+                )
+            )
+    return found
+
+
+def _trouble(entry: Entry, kind: TroubleKind, **fields: Any) -> ReplicaTrouble:
+    info = entry.info
+    fields["reason"] = one_line(fields["reason"])[:MOST_REASON]
+    return ReplicaTrouble(
+        stage_id=info.stage_id,
+        replica_id=info.replica_id,
+        epoch=info.epoch,
+        kind=kind,
+        host=info.host,
+        pid=info.pid,
+        **fields,
+    )

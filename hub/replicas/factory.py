@@ -48,9 +48,7 @@ class ClientAttacher:
                 client = await self._factory(info.stage_id, info.replica_id)
         except Exception as error:
             # The next change of the record tries again, and each load that the replica publishes is one.
-            logger.warning(
-                "replica.unattached stage=%d replica=%d: %r", info.stage_id, info.replica_id, error, exc_info=True
-            )
+            logger.warning("replica.unattached replica=%s: %r", info.name, error, exc_info=True)
         finally:
             del self._under_way[info.input_addr]
         if client is None:

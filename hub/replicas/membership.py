@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from hub.replicas.lost import LostReplicas
 from hub.replicas.mismatched import MismatchedReplicas
 from omni_discovery.errors import ConfigError
 from omni_discovery.log_once import LogOnce
@@ -75,7 +76,10 @@ class Membership:
         owner: MembershipOwner,
         ttl_s: float = 10.0,
         now: Callable[[], float] = time.monotonic,
+        lost: LostReplicas | None = None,
     ) -> None:
+        #: Replicas that left without goodbye, for the hub's report.
+        self._lost = lost or LostReplicas()
         #: Replicas that are not picked because of what they run.
         self.mismatched = MismatchedReplicas(pools, owner.serves_document)
         self.clients: dict[str, StageClient] = {}
@@ -115,6 +119,7 @@ class Membership:
         if is_later and delta.since_revision == revision and self._keeps_roles(records, delta):
             self._update_in_place(delta.updated)
             return False
+        self._lost.follow_view(records, view.replicas, self._now())
         self._replace_all(view, regressed=view.history != history)
         return True
 
@@ -201,12 +206,8 @@ class Membership:
 
     def _keep(self, info: ReplicaInfo) -> None:
         pool, addr = self._pools.of(info), info.input_addr
-        logger.warning(
-            "replica.kept stage=%d replica=%d epoch=%d: it vanished from the registry with many others",
-            info.stage_id,
-            info.replica_id,
-            info.epoch,
-        )
+        text = "replica.kept replica=%s epoch=%d: it vanished from the registry with many others"
+        logger.warning(text, info.name, info.epoch)
         if pool.core.members.get(addr) is None:
             # The first replica of a mass loss is removed before it can be known that it is one.
             pool.core.upsert(info, self._now())
@@ -270,11 +271,11 @@ class Membership:
         if info.stage_id in self._pools:
             return True
         if self._log_once.should(info.stage_id):
-            logger.warning("replica.ignored stage=%d: the pipeline has no such stage", info.stage_id)
+            logger.warning("replica.ignored replica=%s: the pipeline has no such stage", info.name)
         return False
 
     def _remove(self, info: ReplicaInfo) -> None:
-        logger.info("replica.removed stage=%d replica=%d epoch=%d", info.stage_id, info.replica_id, info.epoch)
+        logger.info("replica.removed replica=%s epoch=%d", info.name, info.epoch)
         self._pools.of(info).core.remove(info.input_addr, self._now())
         self.close_if_unused(info.stage_id, info.input_addr)
 
@@ -309,17 +310,11 @@ class Membership:
         except ConfigError as error:
             self._pools.of(info).core.unusable(info.input_addr, str(error))
             if self._log_once.should(info.input_addr):
-                logger.warning("replica.unusable stage=%d replica=%d: %s", info.stage_id, info.replica_id, error)
+                logger.warning("replica.unusable replica=%s: %s", info.name, error)
             return
         if client is not None:
             self._serve(info, client)
 
     def _serve(self, info: ReplicaInfo, client: StageClient) -> None:
         self.clients[info.input_addr] = client
-        logger.info(
-            "replica.attached stage=%d replica=%d epoch=%d addr=%s",
-            info.stage_id,
-            info.replica_id,
-            info.epoch,
-            info.input_addr,
-        )
+        logger.info("replica.attached replica=%s epoch=%d addr=%s", info.name, info.epoch, info.input_addr)

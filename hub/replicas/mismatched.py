@@ -37,13 +37,13 @@ class MismatchedReplicas:
                 pool.core.refuse(addr, "", pool.now())
             if addr in listed:
                 info = listed[addr]
-                logger.info("replica.not_refused stage=%d replica=%d", info.stage_id, info.replica_id)
+                logger.info("replica.not_refused replica=%s", info.name)
         for addr, (info, why) in self._mismatched.items():
             pool = self._pools.of(info)
             pool.core.refuse(addr, why, pool.now())
             if addr not in before or before[addr][1] != why:
-                text = "replica.refused stage=%d replica=%d host=%s fingerprint=%s: %s; see omni doctor"
-                logger.warning(text, info.stage_id, info.replica_id, info.host, info.fingerprint or "-", why)
+                text = "replica.refused replica=%s host=%s fingerprint=%s: %s; see omni doctor"
+                logger.warning(text, info.name, info.host, info.fingerprint or "-", why)
 
     def replica_entered(self, pool: StagePool, addr: str) -> None:
         """A replica was added to ``pool``: refuse it there if it is mismatched."""

@@ -224,8 +224,14 @@ class ConnectDiagnostics:
     def __init__(self, after_s: float, now_s: float) -> None:
         self._after_s = after_s
         self._since_s = self._called_at_s = now_s
+        #: Whether a line about the lost session has said already that the replica does not answer.
+        self._is_loss_told = False
         #: Remembers the cause of the last warning alone: another cause is news, also one that was there before.
         self._log_once = LogOnce(most_keys=1)
+
+    def session_lost(self) -> None:
+        """The session was lost, and its loss is logged: that nobody answers after that is no news."""
+        self._is_loss_told = True
 
     def warn_if_overdue(self, info: ReplicaInfo, connections: Collection[DealerConnection], now_s: float) -> None:
         """Called at every tick without a session; logs ``replica.no_session`` if that has lasted too long."""
@@ -237,11 +243,12 @@ class ConnectDiagnostics:
         if waited_s < self._after_s:
             return
         cause = self._cause_of(connections, now_s)
+        if cause == _UNREACHABLE and self._is_loss_told:
+            return
         if self._log_once.should(cause):
             logger.warning(
-                "replica.no_session stage=%d replica=%d addr=%s output_addr=%s after_s=%.1f: %s",
-                info.stage_id,
-                info.replica_id,
+                "replica.no_session replica=%s addr=%s output_addr=%s after_s=%.1f: %s",
+                info.name,
                 info.input_addr,
                 info.output_addr,
                 waited_s,

@@ -212,6 +212,7 @@ class StageClient:
                 case SessionClosed(reason, lost):
                     if lost:
                         self._forget_sent()
+                        self._diagnostics.session_lost()
                     self._keep_ticking()
                     self._on_event(SessionDown(self, reason, lost))
                 case CreditsGranted(credits_, queue_length):

@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from msgspec import UNSET
+
 from hub.request import events as ev
 from hub.request.backpressure import pause_or_resume, update_backpressure
 from hub.request.companions import of_companion
@@ -64,6 +66,11 @@ class RequestMachine:
     def finished(self) -> bool:
         """Whether Finish was returned."""
         return self.state.finished
+
+    @property
+    def is_done(self) -> bool:
+        """Whether no stage has anything left to do; a companion is kept after that, until its parent ends."""
+        return all(run.settled for run in self.runs.values())
 
     @property
     def segments(self) -> Segments | None:
@@ -233,7 +240,8 @@ class RequestMachine:
             actions.append(ev.StopCompanions())
         if error is None and not state.is_companion:
             reason = "done" if outcome is Outcome.OK else "abort"
-            actions.append(ev.Emit(summary_output(state.shown_id, reason, state.public.pipeline_timings)))
+            timings_s, replicas = state.public.pipeline_timings, state.replicas
+            actions.append(ev.Emit(summary_output(state.shown_id, reason, timings_s, replicas)))
         return [*actions, ev.Finish(outcome, error)]
 
     def _stop_all(self) -> list[Action]:
@@ -295,12 +303,15 @@ class RequestMachine:
         run.next_seq += 1
         if run.stage_id not in self._plan.finals or message.seq < run.skip:
             return []
+        is_first = message.seq == 0 and not self.state.request_shown
         run.seen.add(message, attachments)
         replica, shown_id = str(run.replica), self.state.shown_id
         outputs = chunk_outputs(shown_id, run.stage_id, replica, message, attachments, received_at_s)
         segments = self.state.segments
         if segments is not None:
             outputs = [replace(output, segment=segments.segment_of(run.stage_id)) for output in outputs]
+        if is_first:
+            outputs[0] = replace(outputs[0], replicas=self.state.replicas)
         return [ev.Emit(output) for output in outputs]
 
     def _done(self, run: StageRun, message: wire.StageDone, now_s: float, received_at_s: float) -> list[Action]:
@@ -344,7 +355,7 @@ class RequestMachine:
         else:
             for stage_id in self._plan.next_stages[run.stage_id]:
                 actions += self._hand_over_to(self.runs[stage_id], run, message, now_s)
-        if all(each.settled for each in self.runs.values()):
+        if self.is_done:
             actions += self._finish(Outcome.OK, None, now_s)
         return actions
 
@@ -417,6 +428,7 @@ class RequestMachine:
         kind, reason = message.kind, message.reason
         if isinstance(message, wire.StageFailed):
             run.engine_deaths += kind is wire.FailureKind.ENGINE and reason.startswith(ENGINE_DIED)
+            run.refusal_status = 400 if message.status is UNSET else message.status
             return self._refused(run, kind, reason, now_s, may_have_run=True)
         if self.has_past(run.stage_id):
             return self._lost_at(run, reason, now_s)
@@ -452,7 +464,11 @@ class RequestMachine:
         text += f"; {decision.why}" if decision.why else ""
         # The engine died with work that had killed no other one: for the client of that work the replica is lost.
         is_lost = kind is None or (run.engine_deaths == 1 and not run.losses and reason.startswith(ENGINE_DIED))
-        error = ReplicaLostError(text) if kind is None or is_lost else error_of(kind, run.stage_id, text)
+        error = (
+            ReplicaLostError(text)
+            if kind is None or is_lost
+            else error_of(kind, run.stage_id, text, run.refusal_status)
+        )
         run.failure, run.failed_attempt, run.failed_replica = error, run.attempt, run.replica
         # The failed attempt needs no Abort any more; a finish or a restart below must not send a second one.
         run.to(Phase.WAITING)

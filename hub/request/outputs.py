@@ -72,6 +72,8 @@ class OmniOutput:
     prompt_token_ids: tuple[int, ...] = ()
     #: On a stage's last output: the request's stop token or text that ended the answer, if one did.
     stop_reason: int | str | None = None
+    #: On the request's first output and on its summary: the replicas that have its stages so far, as ``replica``.
+    replicas: tuple[str, ...] = ()
 
     @property
     def is_summary(self) -> bool:
@@ -178,7 +180,9 @@ def segment_output(
     )
 
 
-def summary_output(request_id: str, finish_reason: str, timings_s: Mapping[str, float]) -> OmniOutput:
+def summary_output(
+    request_id: str, finish_reason: str, timings_s: Mapping[str, float], replicas: tuple[str, ...] = ()
+) -> OmniOutput:
     """The record that closes a request."""
     return OmniOutput(
         request_id=request_id,
@@ -186,6 +190,7 @@ def summary_output(request_id: str, finish_reason: str, timings_s: Mapping[str, 
         modality=SUMMARY,
         finish_reason=finish_reason,
         timings_s=dict(timings_s),
+        replicas=replicas,
     )
 
 

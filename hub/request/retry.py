@@ -8,6 +8,7 @@ from enum import Enum, auto
 from typing import Any, Final
 
 from omni_discovery.errors import (
+    REFUSALS,
     DeadlineExceededError,
     EngineFailedError,
     InvalidRequestError,
@@ -129,11 +130,12 @@ def may_not_resume(params: Mapping[str, Any]) -> bool:
     return params.get("seed") is not None or any(params.get(name) for name in _DOUBTFUL)
 
 
-def error_of(kind: FailureKind, stage_id: int, text: str) -> RequestError:
-    """The typed error for a failure that a replica reported."""
+def error_of(kind: FailureKind, stage_id: int, text: str, status: int = 400) -> RequestError:
+    """The typed error for a failure that a replica reported; ``status`` is what its engine says of a wrong request."""
     match kind:
         case FailureKind.INVALID:
-            return InvalidRequestError(text)
+            # A later release may know more of them.
+            return InvalidRequestError(text, status if status in REFUSALS else 400)
         case FailureKind.OVERLOADED:
             return OverloadedError(text)
         case FailureKind.DRAINING:

@@ -230,6 +230,8 @@ class StageRun:
     failure: RequestError | None = None
     failed_attempt: int = -1
     failed_replica: ReplicaRef | None = None
+    #: The HTTP status that the engine wants for a wrong request.
+    refusal_status: int = 400
     #: How many replicas reported that their engine died with this work, and how many fell silent after they accepted
     #: it.
     engine_deaths: int = 0
@@ -368,6 +370,12 @@ class RequestState:
     def request_shown(self) -> bool:
         """Whether the client has seen output of any stage."""
         return any(run.seen for run in self.runs.values())
+
+    @property
+    def replicas(self) -> tuple[str, ...]:
+        """The replicas that have accepted the present attempts of its stages, or have done them, in stage order."""
+        has_it = (Phase.ACCEPTED, Phase.DONE)
+        return tuple(str(run.replica) for run in self.runs.values() if run.replica is not None and run.phase in has_it)
 
     @property
     def progress(self) -> str:

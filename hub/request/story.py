@@ -28,7 +28,7 @@ Entry = tuple[
 ]
 
 
-def _reason_of(message: wire.Rejected | wire.StageFailed) -> str:
+def shown_reason(message: wire.Rejected | wire.StageFailed) -> str:
     """Why a stage failed; of what an engine says only the kind of error, since its text may quote the prompt."""
     match message.kind:
         case wire.FailureKind.ENGINE:
@@ -47,8 +47,8 @@ _DETAILS: Final[Mapping[type[Any], Callable[[Any], ReplicaRef | str | None]]] = 
     ev.Sent: attrgetter("replica"),
     ev.Cancelled: _error_of,
     ev.CompanionFailed: _error_of,
-    wire.Rejected: _reason_of,
-    wire.StageFailed: _reason_of,
+    wire.Rejected: shown_reason,
+    wire.StageFailed: shown_reason,
     **dict.fromkeys((ev.ReplicaLost, ev.StageUnavailable, ev.DispatchRefused), attrgetter("reason")),
 }
 

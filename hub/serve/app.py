@@ -18,7 +18,9 @@ import uvloop
 from hub.api.admin import with_admin
 from hub.api.routes import build_app
 from hub.api.server import HttpServer, bind
+from hub.serve.readiness import HubReadiness
 from hub.serve.running_hub import OMNI_API, RunningHub, ServeConfig, embed_etcd
+from omni_discovery import __version__
 from omni_discovery.errors import ConfigError, OmniError
 
 if TYPE_CHECKING:
@@ -37,6 +39,8 @@ _SUPERVISOR_CHECK_S: Final = 0.5
 def run_hub(config: ServeConfig) -> int:
     """Serve until SIGINT or SIGTERM; return the exit code. Raise OmniError if the hub can't start."""
     signal.signal(signal.SIGTERM, _interrupt)
+    local = ",".join(str(stage.stage_id) for stage in config.local_stages) or "-"
+    logger.info("hub.starting version=%s namespace=%s local_stages=%s", __version__, config.namespace, local)
     with ExitStack() as stack:
         listener = stack.enter_context(bind(config.host, config.port))
         frontend = None if config.api == OMNI_API else _load_vllm(config)
@@ -70,6 +74,7 @@ class _Hub:
         host, port = listener.getsockname()[:2]
         self._url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
         self._stopping = asyncio.Event()
+        self._readiness = HubReadiness(self._url)
         #: Called by the second signal: the parts that are being stopped then wait for nothing.
         self._on_hurry: tuple[Callable[[], None], ...] = ()
 
@@ -111,10 +116,10 @@ class _Hub:
             text = "hub.admin_api url=%s/admin/: whoever reaches it rules every replica; it must not be public"
             logger.warning(text, self._url)
             app = with_admin(app, omni)
-        return HttpServer(omni, app)
+        return HttpServer(omni, app, access_log=self._config.access_log)
 
     async def _serve(self, stages: LocalStages, omni: AsyncOmni) -> int:
-        """Restart local stages until a signal comes; return the exit code.
+        """Restart local stages, and log whether every stage can serve, until a signal comes; return the exit code.
 
         Raise ConfigError for a stage that never was up here; the hub goes on without one that was up before.
         Raise OmniError if the orchestrator has ended.
@@ -131,6 +136,7 @@ class _Hub:
                     "the hub's orchestrator has ended, and nothing can be served without it: hub.died above"
                     " says why; start the hub again"
                 )
+            self._readiness.check(omni, stages.starting())
             try:
                 await asyncio.wait_for(self._stopping.wait(), _SUPERVISOR_CHECK_S)
             except TimeoutError:

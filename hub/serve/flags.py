@@ -12,6 +12,7 @@ from omni_discovery.balancing.policies import DEFAULT_POLICY
 from omni_discovery.commands.flags import (
     add_backend_options,
     add_data_plane_options,
+    add_log_options,
     add_metrics_options,
     check_backend,
     check_data_plane,
@@ -50,6 +51,11 @@ def add_api_options(parser: argparse._ActionsContainer) -> None:
         " only for a port that nobody else reaches",
     )
     parser.add_argument(
+        "--access-log",
+        action="store_true",
+        help="a line for each HTTP request: path, status, duration, size, ids and replicas; never what was asked",
+    )
+    parser.add_argument(
         "--otlp-traces-endpoint",
         metavar="URL",
         help="send a span of each request and of each of its stages to this OpenTelemetry collector, over HTTP:"
@@ -61,6 +67,8 @@ def check_api(arguments: argparse.Namespace) -> None:
     """Raise ConfigError for an API that can't be served here, or flags of one that is not chosen."""
     if arguments.headless and arguments.admin_api:
         raise ConfigError("--headless has no HTTP API: leave out --admin-api, or give it to a hub")
+    if arguments.headless and arguments.access_log:
+        raise ConfigError("--headless has no HTTP API: leave out --access-log, or give it to a hub")
     if arguments.api == "omni":
         if arguments.api_args is not None:
             raise ConfigError("--api-args are for vLLM's server: add --api vllm")
@@ -182,6 +190,7 @@ def add_serve_options(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help="the lease's TTL: how long a silent replica or hub stays listed (default: %(default)g)",
     )
+    add_log_options(parser.add_argument_group("the log, on standard error"))
     _add_ignored_options(parser)
     parser.add_argument("--parent-pid", type=int, help=argparse.SUPPRESS)
 

@@ -20,6 +20,7 @@ from omni_discovery.commands.registry import child_environment
 from omni_discovery.commands.stage_options import StageOptions, open_config, stage_command
 from omni_discovery.metrics.samples import HostSamples, LatestSamples, SupervisorSample, decode_sample
 from omni_discovery.records.schema import ReplicaStatus
+from omni_discovery.stories import Waits
 from omni_discovery.view.table import View
 
 logger = logging.getLogger(__name__)
@@ -80,6 +81,8 @@ class LocalStages:
     #: The hub's current view of the registry.
     view: Callable[[], View]
     now: Callable[[], float] = time.monotonic
+    #: Receives which supervisors wait to be started again, for ``omni doctor``; None: not told.
+    waits: Waits | None = None
     _running: list[_Supervised] = field(default_factory=list)
     _hurries: bool = False
     _latest: LatestSamples = field(default_factory=LatestSamples)
@@ -110,6 +113,10 @@ class LocalStages:
                 ends.append(StageEnd(supervised.options.stage_id, code, supervised.was_up))
         return ends
 
+    def starting(self) -> dict[int, int]:
+        """How many replicas the supervisors start here, by stage; none for a stage whose supervisor does not run."""
+        return {each.options.stage_id: each.options.count for each in self._running if each.child is not None}
+
     def samples(self) -> HostSamples:
         """The latest samples of the supervisors and their replicas, for metrics."""
         self._receive_samples()
@@ -117,6 +124,8 @@ class LocalStages:
 
     def stop(self) -> None:
         """Drain all stages at the same time; kill supervisors that take too long. Idempotent. ``hurry`` shortens it."""
+        if self.waits is not None:
+            self.waits.close()
         running, self._running = self._running, []
         children = {
             supervised.options.stage_id: supervised.child for supervised in running if supervised.child is not None
@@ -161,6 +170,8 @@ class LocalStages:
         finally:
             os.close(config_fd)
             theirs.close()
+        if self.waits is not None:
+            self.waits.end(str(supervised.options.stage_id))
         self._forget_replicas(supervised.options, supervised.options.count)
         logger.info("stage.starting stage=%d replicas=%d", supervised.options.stage_id, supervised.options.count)
 
@@ -185,6 +196,9 @@ class LocalStages:
         supervised.start_at_s = now_s + pause_s
         text = "stage.ended stage=%d exit_code=%d next_try_s=%.1f: its supervisor is started again then"
         logger.error(text, stage_id, code, pause_s)
+        if self.waits is not None:
+            reason = f"its supervisor ended with exit code {code} and is started again after {pause_s:.1f} s"
+            self.waits.begin(str(stage_id), f"the hub with its local stage {stage_id}", reason)
 
     def _receive_samples(self) -> None:
         for supervised in self._running:

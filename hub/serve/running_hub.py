@@ -26,7 +26,7 @@ from hub.serve.pipeline_claim import check_before_joining, claim_pipeline, keep_
 from omni_discovery import __version__
 from omni_discovery.clients import OmniCoordClientForHub
 from omni_discovery.commands.flags import CURVE
-from omni_discovery.commands.history_log import with_history
+from omni_discovery.commands.history_log import HistoryLog, history_file, with_history
 from omni_discovery.deploy.document import DeployConfig
 from omni_discovery.errors import ConfigError, RegistryError, RegistryUnavailableError
 from omni_discovery.etcd.check import check_registry, check_ttl
@@ -35,7 +35,7 @@ from omni_discovery.etcd.embedded import EmbeddedEtcd
 from omni_discovery.etcd.embedded_file import read_embedded, remove_endpoint, write_endpoint
 from omni_discovery.etcd.store import EtcdKV
 from omni_discovery.records.schema import HubRecord
-from omni_discovery.stories import Stories
+from omni_discovery.stories import Stories, Waits
 from omni_discovery.view.hub_watcher import ViewOptions
 
 if TYPE_CHECKING:
@@ -83,6 +83,8 @@ class ServeConfig:
     api_flags: str = ""
     #: Whether control calls to replicas are served over HTTP, to every client that reaches the port.
     admin_api: bool = False
+    #: Whether each HTTP request leaves a line in the log.
+    access_log: bool = False
     #: The collector to which spans of requests are sent; None for none.
     traces_endpoint: str | None = None
 
@@ -104,7 +106,22 @@ def embed_etcd(stack: ExitStack, config: ServeConfig) -> str:
     EtcdKV.version_log.be_brief(embedded=endpoint)
     write_endpoint(config.runtime_dir, config.namespace, endpoint)
     stack.callback(remove_endpoint, config.runtime_dir, config.namespace)
+    _warn_if_alone(config, endpoint)
     return endpoint
+
+
+def _warn_if_alone(config: ServeConfig, endpoint: str) -> None:
+    """Log a warning if stages are missing here that no other host can bring to an embedded etcd."""
+    local = {stage.stage_id for stage in config.local_stages}
+    missing = [str(stage.stage_id) for stage in config.deploy.stages if stage.stage_id not in local]
+    if missing:
+        logger.warning(
+            "embedded_etcd.this_machine_only endpoint=%s stages_elsewhere=%s: without --etcd-endpoints this hub runs an"
+            " etcd of its own on loopback, which no other host can join; for stages on other hosts run an etcd and give"
+            " --etcd-endpoints HOST:PORT to every host",
+            endpoint,
+            ",".join(missing),
+        )
 
 
 class RunningHub:
@@ -126,6 +143,8 @@ class RunningHub:
         self._client: OmniCoordClientForHub | None = None
         #: Receives what happened to requests that failed and to a lost lease, for ``omni doctor``.
         self._stories = Stories(config.runtime_dir, config.namespace)
+        #: Receives which replicas and hubs came and went, for ``omni history``.
+        self._history = HistoryLog(history_file(config.runtime_dir, config.namespace))
 
     async def start(self, stack: AsyncExitStack) -> tuple[AsyncOmni, LocalStages] | None:
         """Start in order; leaving ``stack`` stops it in the reverse order. None if it is stopped before it serves.
@@ -157,13 +176,16 @@ class RunningHub:
         await omni.start()
         # Closed after the local stages have stopped: replicas drain this hub's requests over its sessions.
         stack.push_async_callback(omni.close)
-        self._client = client = self._register(omni, identity.view)
+        record = self._record(omni)
+        self._client = client = self._register(omni, record, identity.view)
+        stack.callback(lambda: self._history.append_stop(record, time.time()))
         # In a thread: it waits up to a few seconds for etcd, while the loop sends aborts and ends answers.
         stack.push_async_callback(asyncio.to_thread, client.close)
         if not await self._synced(client):
             return None
         await self._agree_on_pipeline(client, stack)
-        stages = LocalStages(client.view)
+        waits = Waits(config.runtime_dir, config.namespace, self._endpoints)
+        stages = LocalStages(client.view, waits=waits)
         omni.hub_metrics.watch_host(stages.samples)
         stack.push_async_callback(asyncio.to_thread, stages.stop)
         stages.start(tuple(msgspec.structs.replace(stage, endpoints=self._endpoints) for stage in config.local_stages))
@@ -184,8 +206,8 @@ class RunningHub:
             return new_identity(host)
         return acquire_identity(config.state_dir, config.namespace, self._endpoints, host)
 
-    def _register(self, omni: AsyncOmni, saved_view: Path | None) -> OmniCoordClientForHub:
-        record = HubRecord(
+    def _record(self, omni: AsyncOmni) -> HubRecord:
+        return HubRecord(
             hub_id=omni.hub_id,
             curve_public_key=omni.public_key,
             address=self._address,
@@ -194,6 +216,8 @@ class RunningHub:
             version=__version__,
             started_at=time.time(),
         )
+
+    def _register(self, omni: AsyncOmni, record: HubRecord, saved_view: Path | None) -> OmniCoordClientForHub:
         client = OmniCoordClientForHub(
             self._endpoints,
             namespace=self._config.namespace,
@@ -202,14 +226,16 @@ class RunningHub:
             user=self._config.security.user,
             password=self._config.security.password,
             hub=record,
-            on_view=with_history(omni.apply_view, self._config.runtime_dir, self._config.namespace),
+            on_view=with_history(omni.apply_view, self._history),
             options=ViewOptions(
                 saved_view=saved_view,
                 applied_revision=omni.applied_revision,
                 count=omni.hub_metrics.count_view,
                 serves=lambda: omni.releases.served,
+                health=omni.health,
             ),
         )
+        omni.watch_health(client.request_beat)
         client.keep_stories(self._stories)
         return client
 

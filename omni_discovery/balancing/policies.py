@@ -122,7 +122,10 @@ class LeastQueueLengthBalancer(LoadBalancer):
         lengths = [replica.queue_length for replica in replicas]
         shortest = min(lengths)
         if shortest < 0:
-            raise ValueError(f"queue_length must not be negative, but {replicas[lengths.index(shortest)]} says so")
+            wrong = replicas[lengths.index(shortest)]
+            # A record that was built by hand may have no id.
+            name = wrong.input_addr if wrong.replica_id < 0 else f"{wrong.stage_id}/{wrong.replica_id}"
+            raise ValueError(f"queue_length must be non-negative: replica {name} says {shortest}")
         weights = [replica.weight for replica in replicas]
         # A list holds only replicas that may be chosen: where all weigh 0 they are alike.
         if not any(weights):

@@ -77,7 +77,9 @@ class RegistryClient(abc.ABC):
     def __init__(self, config: RegistryConfig, thread_name: str) -> None:
         self._config = config
         self._close_lock = threading.Lock()
+        #: Whether ``close`` was called, and whether it has ended.
         self._is_closed = False
+        self._has_ended = False
         self._watchers: tuple[Watcher, ...] = ()
         self._registrar: LeasedKey | None = None
         #: Receives the story of a suspect or lost lease, for ``omni doctor``; None: not kept.
@@ -146,6 +148,7 @@ class RegistryClient(abc.ABC):
         self._thread.close()
         if self._stories is not None:
             self._stories.flush()
+        self._has_ended = True
         return True
 
     async def _close_on_loop(self) -> None:
@@ -158,13 +161,13 @@ class RegistryClient(abc.ABC):
 
     def _check_open(self) -> None:
         if self._is_closed:
-            raise RuntimeError("Client already closed")
+            raise RuntimeError("Client already closed" if self._has_ended else "Client is closing")
 
     def _run(self, work: Coroutine[Any, Any, _Result]) -> _Result:
         """Run on the loop, bounded. Raise RegistryUnavailableError past the bound."""
         if self._is_closed:
             work.close()
-            raise RuntimeError("Client already closed")
+        self._check_open()
         try:
             return self._thread.run(work, self._config.call_timeout_s + self._config.try_timeout_s + 1.0)
         except (concurrent.futures.TimeoutError, concurrent.futures.CancelledError):

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from omni_discovery.clients.base import RegistryClient, accepts_old_name, client_config
 from omni_discovery.etcd.config import RegistryTls
 from omni_discovery.etcd.store import EtcdKV
 from omni_discovery.kv import Claim
 from omni_discovery.records import keys
+from omni_discovery.records.beat import BeatRecord, read_beats
 from omni_discovery.records.schema import HubRecord, ReplicaInfo, ReplicaList
 from omni_discovery.registration.leased_key import Listener
 from omni_discovery.registration.registrars import HubRegistrar
@@ -47,6 +49,7 @@ class OmniCoordClientForHub(RegistryClient):
         #: The latest view; replaced as a whole, so a reader needs no lock.
         self._view = View()
         self._synced = threading.Event()
+        self._hub_watcher: HubWatcher | None = None
         self._open()
 
     def view(self) -> View:
@@ -81,6 +84,20 @@ class OmniCoordClientForHub(RegistryClient):
             raise TimeoutError(f"no list of replicas within {timeout_s:g} s from {self._config.endpoints}")
         return self._view
 
+    def read_beats(self) -> dict[str, BeatRecord]:
+        """The beats of all hubs by id, as etcd has them now; the view does not hold them. Raise RegistryError."""
+        namespace = self._config.namespace
+        return read_beats(self._run(self._kv.list(keys.beats_prefix(namespace))).items, namespace)
+
+    def request_beat(self) -> None:
+        """Write this hub's next beat soon, for what it reports has changed. From any thread, also once closed."""
+        with suppress(RuntimeError):
+            self._thread.call(self._request_beat)
+
+    def _request_beat(self) -> None:
+        if self._hub_watcher is not None:
+            self._hub_watcher.request_beat()
+
     def create_pipeline(self, value: bytes) -> Claim:
         """Write the deploy document if there is none; ``current`` of the claim is in force. Raise RegistryError."""
         return self._run(self._kv.create(keys.pipeline_key(self._config.namespace), value))
@@ -101,7 +118,7 @@ class OmniCoordClientForHub(RegistryClient):
             listener = Listener(on_lease_change=self._on_lease_change)
             self._registrar = HubRegistrar(kv, config.namespace, self._hub, ttl_s=config.ttl_s, listener=listener)
         watcher = HubWatcher(kv, config, self._on_view_change, self._options, hub_id, self._registrar)
-        self._watchers = (watcher,)
+        self._watchers, self._hub_watcher = (watcher,), watcher
         watcher.start()
         if self._registrar is not None:
             self._registrar.start()

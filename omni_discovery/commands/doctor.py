@@ -12,6 +12,8 @@ from omni_discovery.commands.output import quiet_logging
 from omni_discovery.commands.registry import add_registry_options, find_endpoints, read_security, user_runtime_dir
 
 if TYPE_CHECKING:
+    import asyncio
+
     from rich.table import Table
 
     from omni_discovery.commands.doctor_checks import Finding
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
 
 _CALL_S: Final = 3.0
 _TCP_S: Final = 2.0
+#: The first byte that a socket of ZMQ sends.
+_GREETING: Final = b"\xff"
 _RELEASE_TRIES: Final = 50
 #: A granted TTL that exceeds the requested one by so much delays the discovery of dead replicas noticeably.
 _LONG_TTL_S: Final = 10.0
@@ -45,16 +49,17 @@ class DoctorCommand:
 
         import msgspec
 
-        from omni_discovery.commands.doctor_checks import Grade, recent_findings
+        from omni_discovery.commands.doctor_checks import Grade, recent_findings, waiting_findings
         from omni_discovery.etcd.embedded_file import embedded_among
         from omni_discovery.records.keys import check_namespace
-        from omni_discovery.stories import read_stories
+        from omni_discovery.stories import read_stories, read_waits
 
         quiet_logging()
         namespace = check_namespace(arguments.namespace)
         endpoints, security = find_endpoints(arguments), read_security(arguments)
         embedded = embedded_among(user_runtime_dir(), namespace, endpoints)
         found = asyncio.run(diagnose(endpoints, security, namespace, embedded))
+        found += waiting_findings(read_waits(user_runtime_dir(), namespace), endpoints, time.time())
         found += recent_findings(read_stories(user_runtime_dir(), namespace), time.time())
         if arguments.json:
             for finding in found:
@@ -185,8 +190,8 @@ async def _check_addresses(view: View) -> list[Finding]:
             Grade.PROBLEM,
             "address",
             f"replica {info.stage_id}/{info.replica_id} on {info.host} can't be reached at {unreachable}",
-            "if its process is dead, the record goes with its lease; if not, see to the firewall, or to its "
-            "--omni-replica-address: a hub on this machine could not reach it, either",
+            f"if process {info.pid} is dead, the record goes with its lease; if it is stopped, continue or kill it; if "
+            "it is well, see to the firewall, or to its --omni-replica-address: a hub here could not reach it, either",
         )
         for info, unreachable in zip(infos, results, strict=True)
         if unreachable
@@ -197,7 +202,10 @@ async def _check_addresses(view: View) -> list[Finding]:
 
 
 async def _unreachable(info: ReplicaInfo) -> str:
-    """Return the replica's addresses that refuse a connection, each with the reason; empty if both accept one."""
+    """Return the replica's addresses at which nobody answers, each with the reason; empty if both are well.
+
+    A socket of ZMQ greets at once. One of a stopped process is connected by the kernel and stays silent.
+    """
     import asyncio
 
     wrong = []
@@ -205,15 +213,34 @@ async def _unreachable(info: ReplicaInfo) -> str:
         host, _, port = address.removeprefix("tcp://").rpartition(":")
         try:
             async with asyncio.timeout(_TCP_S):
-                _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
-            writer.close()
+                reader, writer = await asyncio.open_connection(host.strip("[]"), int(port))
         except TimeoutError:
             wrong.append(f"{address} (no answer in {_TCP_S:g} s)")
+            continue
         except OSError as error:
             wrong.append(f"{address} ({os.strerror(error.errno) if error.errno and error.errno > 0 else error})")
+            continue
         except ValueError:
             wrong.append(f"{address} (not an address)")
+            continue
+        if why := await _why_no_greeting(reader):
+            wrong.append(f"{address} ({why})")
+        writer.close()
     return ", ".join(wrong)
+
+
+async def _why_no_greeting(reader: asyncio.StreamReader) -> str:
+    """Why the other end of a fresh connection does not greet as ZMQ does; empty if it does."""
+    import asyncio
+
+    try:
+        async with asyncio.timeout(_TCP_S):
+            first = await reader.read(1)
+    except TimeoutError:
+        return f"connected, but silent for {_TCP_S:g} s: the process is stopped or hangs"
+    except OSError as error:
+        return f"the connection broke: {error}"
+    return "" if first == _GREETING else "something else listens there"
 
 
 def findings_table(found: list[Finding]) -> Table:

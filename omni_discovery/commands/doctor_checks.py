@@ -12,17 +12,29 @@ from typing import Final
 
 from omni_discovery.deploy.document import DeployConfig, decode_deploy
 from omni_discovery.deploy.fingerprint import OTHER_DOCUMENT, document_fingerprint, mismatches, stage_fingerprints
-from omni_discovery.errors import ConfigError, RecordError
+from omni_discovery.errors import ConfigError
 from omni_discovery.etcd.versions import known_bugs, parse_version
 from omni_discovery.kv import KeyValue
 from omni_discovery.records import keys
-from omni_discovery.records.beat import decode_beat
+from omni_discovery.records.beat import read_beats
 from omni_discovery.records.control import ControlError, answered_revision, parse
+from omni_discovery.records.health import HubHealth
 from omni_discovery.records.schema import WAITING_PHASE, ReplicaInfo, ReplicaStatus
-from omni_discovery.stories import Story
+from omni_discovery.stories import Story, Wait
+from omni_discovery.text import one_line
+from omni_discovery.view.hub_reports import read_reports
 from omni_discovery.view.table import View
 
-__all__ = ["Evidence", "Finding", "Grade", "count_namespaces", "examine", "judge_version", "recent_findings"]
+__all__ = [
+    "Evidence",
+    "Finding",
+    "Grade",
+    "count_namespaces",
+    "examine",
+    "judge_version",
+    "recent_findings",
+    "waiting_findings",
+]
 
 
 class Grade(StrEnum):
@@ -109,18 +121,13 @@ def _hubs_behind(evidence: Evidence) -> Iterator[Finding]:
     """Find hubs that have read the pipeline in force and still serve another document."""
     pipeline_key = keys.pipeline_key(evidence.namespace)
     in_force = next((item for item in evidence.items if item.key == pipeline_key), None)
-    for item in evidence.items if in_force is not None else ():
-        parsed = keys.parse_key(evidence.namespace, item.key)
-        if not isinstance(parsed, keys.BeatKey) or parsed.hub_id not in evidence.view.hubs or in_force is None:
-            continue
-        try:
-            beat = decode_beat(item.key, item.value)
-        except RecordError:
+    for hub_id, beat in read_beats(evidence.items, evidence.namespace).items() if in_force is not None else ():
+        if hub_id not in evidence.view.hubs or in_force is None:
             continue
         has_seen = beat.pipeline and beat.revision >= in_force.mod_revision
         if has_seen and beat.pipeline != document_fingerprint(in_force.value):
-            hub = evidence.view.hubs[parsed.hub_id]
-            text = f"hub {parsed.hub_id} on {hub.host} serves another document than the one in force"
+            hub = evidence.view.hubs[hub_id]
+            text = f"hub {hub_id} on {hub.host} serves another document than the one in force"
             advice = "restart it with that: omni pipeline show > pipeline.yaml writes it; the hub's log says why"
             yield Finding(Grade.PROBLEM, "pipeline", text, advice)
 
@@ -136,7 +143,7 @@ def examine(evidence: Evidence) -> list[Finding]:
     """Return the findings of all checks of a namespace's keys; a check that finds nothing wrong says so with OK."""
     checks = (
         *(_namespace, _records, _leases, _clocks, _pipeline, _stages, _handoffs),
-        *(_control, _hubs, _encryption, _versions),
+        *(_control, _hubs, _reports, _encryption, _versions),
     )
     found: list[Finding] = []
     for check in checks:
@@ -180,7 +187,8 @@ def _namespace(evidence: Evidence) -> Iterator[Finding]:
         text = f"{evidence.namespace!r} has {_count(count, 'replica')} and {_count(hubs, 'hub')}"
         yield Finding(Grade.OK, "namespace", text)
         if not hubs:
-            yield Finding(Grade.NOTE, "namespace", "no hub is registered: nobody sends requests to these replicas")
+            text = "no hub is registered: nobody sends requests to these replicas"
+            yield Finding(Grade.PROBLEM, "namespace", text, "start one: omni serve --hub-only --etcd-endpoints ...")
     elif others:
         named = ", ".join(f"{name} ({n})" for name, n in sorted(others.items())[:_SHOWN])
         text = f"{evidence.namespace!r} has no replica, but other namespaces have: {named}"
@@ -336,6 +344,48 @@ def _hubs(evidence: Evidence) -> Iterator[Finding]:
             yield Finding(Grade.PROBLEM, "hub", text, f"stop it there, or let it in again: omni hub allow {hub_id}")
 
 
+#: From this part of its requests on, a hub's failures are wrong; fewer are a note.
+_FAILED_PART: Final = 0.01
+
+
+def _reports(evidence: Evidence) -> Iterator[Finding]:
+    """Find what the hubs report: requests that fail, replicas that they can't use or that vanished."""
+    reports = read_reports(evidence.view, read_beats(evidence.items, evidence.namespace))
+    for seen in (each for troubles in reports.troubles.values() for each in troubles):
+        text = f"replica {seen.trouble.name} is {seen.describe(evidence.now_s)}"
+        info = evidence.view.replicas[seen.trouble.stage_id, seen.trouble.replica_id]
+        yield Finding(Grade.PROBLEM, "replica", text, f"see its log on {info.host}, process {info.pid}")
+    for seen in reports.lost:
+        text = f"replica {seen.trouble.name} was {seen.describe(evidence.now_s)}"
+        advice = "its supervisor may be about to start it again; if it is gone for good, this ends within an hour"
+        yield Finding(Grade.PROBLEM, "replica", text, advice)
+    if reports.more:
+        text = f"{reports.more} more replicas are in trouble than the hubs name"
+        yield Finding(Grade.PROBLEM, "replica", text, "see /ready and the logs of the hubs")
+    for hub_id, health in reports.health.items():
+        yield _judge_requests(hub_id, health)
+    for hub_id in reports.silent:
+        text = f"hub {hub_id} does not report: whether its requests fail, and whom it ejects, is unknown"
+        advice = "it has just started, or is of an older release; its /ready, /metrics and log say more"
+        yield Finding(Grade.NOTE, "requests", text, advice)
+
+
+def _judge_requests(hub_id: str, health: HubHealth) -> Finding:
+    """Judge how many of a hub's requests failed lately."""
+    minutes = f"{health.window_s / 60:g} min"
+    if not health.failed:
+        text = f"hub {hub_id} had {_count(health.requests, 'request')} in {minutes}, none failed"
+        return Finding(Grade.OK, "requests", text)
+    stages = "; ".join(
+        f"{'no stage' if each.stage_id is None else f'stage {each.stage_id}'}: "
+        + ", ".join(f"{count} {one_line(kind)}" for kind, count in each.kinds.items())
+        for each in health.failures
+    )
+    text = f"hub {hub_id}: {health.failed} of {_count(health.requests, 'request')} failed in {minutes} ({stages})"
+    grade = Grade.PROBLEM if health.failed >= _FAILED_PART * health.requests else Grade.NOTE
+    return Finding(grade, "requests", text, "its log has a line request.failed for each, with replica and cause")
+
+
 def _encryption(evidence: Evidence) -> Iterator[Finding]:
     """Check that all hubs and replicas use encrypted sockets, or none does."""
     view = evidence.view
@@ -394,6 +444,29 @@ def recent_findings(stories: Sequence[Story], now_s: float) -> list[Finding]:
     """Findings about leases and requests that failed on this machine within the last hour, the latest last."""
     recent = [story for story in stories if now_s - story.at_s <= _RECENT_S][-_MOST_RECENT:]
     return [Finding(Grade.NOTE, "recent", _story_text(story, now_s)) for story in recent]
+
+
+#: Waits that are shown, and how long a wait may be that is nothing to speak of.
+_MOST_WAITS: Final = 8
+_SHORT_WAIT_S: Final = 1.0
+
+
+def waiting_findings(waits: Sequence[Wait], endpoints: str, now_s: float) -> list[Finding]:
+    """Findings about processes of this machine that wait, the longest first."""
+    ours = set(_endpoints_in(endpoints))
+    found = []
+    for wait in waits[:_MOST_WAITS]:
+        if now_s - wait.since_s < _SHORT_WAIT_S:
+            continue
+        where = "" if ours & set(_endpoints_in(wait.endpoints)) else f", at the etcd {wait.endpoints}"
+        text = f"{wait.who}, process {wait.pid} of this machine{where}, waits for {now_s - wait.since_s:.0f} s: "
+        advice = "it goes on by itself once that has come"
+        found.append(Finding(Grade.PROBLEM, "waiting", text + one_line(wait.reason), advice))
+    return found
+
+
+def _endpoints_in(text: str) -> list[str]:
+    return [part.strip().rpartition("/")[2] for part in text.split(",")]
 
 
 def _story_text(story: Story, now_s: float) -> str:

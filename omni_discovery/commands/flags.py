@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from omni_discovery.errors import ConfigError
+from omni_discovery.logs.setup import FORMATS, LEVELS, LogOptions
 
 logger = logging.getLogger(__name__)
 
@@ -94,6 +95,28 @@ def check_host(flag: str, text: str) -> str:
     elif not _HOST_NAME.fullmatch(bare):
         raise ConfigError(f"{flag} {text!r} is no address; {_HOST_RIGHT}")
     return text
+
+
+def add_log_options(parser: argparse._ActionsContainer) -> None:
+    """Add the flags about what is logged, for hubs and supervisors."""
+    parser.add_argument(
+        "--log-level",
+        choices=LEVELS,
+        default="info",
+        help="the least that is logged, by the replicas here too; debug adds omni-discovery's own lines, not those of"
+        " libraries (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--log-format",
+        choices=FORMATS,
+        default="text",
+        help="json: one JSON object per line, what replicas print included (default: %(default)s)",
+    )
+
+
+def read_log_options(arguments: argparse.Namespace) -> LogOptions:
+    """What the flags say about logging."""
+    return LogOptions(level=arguments.log_level, format=arguments.log_format)
 
 
 def warn_if_plain(zmq_security: str) -> None:

@@ -1,4 +1,4 @@
-"""``omni history``: which replicas were up when, from etcd's revisions and from the logs of this machine's hubs."""
+"""``omni history``: which replicas and hubs were up when, from etcd's revisions and the log of this machine's hubs."""
 
 from __future__ import annotations
 
@@ -7,16 +7,20 @@ import re
 import sys
 import time
 from contextlib import aclosing
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from omni_discovery.commands.registry import add_registry_options, user_runtime_dir, with_registry
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from rich.console import Console
     from rich.table import Table
 
-    from omni_discovery.commands.history_log import EventReader, Life, Transition
+    from omni_discovery.commands.history_log import AnyTransition, EventReader, HubLife, Life
     from omni_discovery.kv import KVStore
-    from omni_discovery.records.schema import ReplicaInfo
+    from omni_discovery.records.schema import HubRecord, ReplicaInfo
 
 #: A watch of past revisions that brings nothing for so long has caught up with the present.
 _CAUGHT_UP_S: Final = 0.5
@@ -34,6 +38,11 @@ class HistoryCommand:
         parser.add_argument("target", nargs="?", metavar="STAGE[/REPLICA]", type=_target, help="only these")
         add_registry_options(parser)
         parser.add_argument("--limit", type=_limit, default=40, metavar="N", help="the newest N (default: %(default)s)")
+        parser.add_argument(
+            "--all-registries",
+            action="store_true",
+            help="also what hubs on this machine saw in other etcds, such as embedded ones that have ended",
+        )
         parser.add_argument("--json", action="store_true", help="print all of it as JSON lines instead")
 
     def run(self, arguments: argparse.Namespace) -> int:
@@ -60,56 +69,117 @@ async def _show(kv: KVStore, arguments: argparse.Namespace) -> int:
     import msgspec
     from rich.console import Console
 
-    from omni_discovery.commands.history_log import history_file, lives, read_log
+    from omni_discovery.commands.history_log import history_file, read_log
 
-    transitions, present, oldest = await read_registry(kv, arguments.namespace)
-    transitions += read_log(history_file(user_runtime_dir(), arguments.namespace))
-    stage_id, replica_id = arguments.target or (None, None)
-    found = [
-        life
-        for life in lives(transitions, present)
-        if stage_id in (None, life.stage_id) and replica_id in (None, life.replica_id)
-    ]
+    past = await read_registry(kv, arguments.namespace)
+    log = read_log(history_file(user_runtime_dir(), arguments.namespace))
+    replicas, hubs, others = merge(past, log, every=arguments.all_registries)
+    if arguments.target:
+        stage_id, replica_id = arguments.target
+        replicas = [life for life in replicas if life.stage_id == stage_id and replica_id in (None, life.replica_id)]
+        hubs = []
+    every: list[Life | HubLife] = [*replicas, *hubs]
     if arguments.json:
-        for life in found:
+        for life in every:
             sys.stdout.write(msgspec.json.encode({**dataclasses.asdict(life), "end": life.end}).decode() + "\n")
         return 0
-    console = Console()
-    lives_found = f"{len(found)} {'life' if len(found) == 1 else 'lives'}"
+    console, now_s = Console(), time.time()
+    count = sum(life.registry == past.registry for life in replicas)
     console.print(
-        f"namespace {arguments.namespace} · {lives_found} · etcd remembers from revision {oldest}", style="italic"
+        f"namespace {arguments.namespace} · registry {past.registry} · {count} {'life' if count == 1 else 'lives'} · "
+        f"etcd remembers from revision {past.oldest}",
+        style="italic",
     )
-    console.print(history_table(found, arguments.limit, time.time()))
+    # In the order of their first lives; that of the etcd which is asked comes last, next to the prompt.
+    registries = dict.fromkeys([*(life.registry for life in every), past.registry])
+    for registry in sorted(registries, key=lambda each: each == past.registry):
+        if registry != past.registry:
+            console.print(f"registry {registry or 'not known'}", style="italic")
+        _print_lives(
+            console,
+            [life for life in replicas if life.registry == registry],
+            [life for life in hubs if life.registry == registry],
+            arguments.limit,
+            now_s,
+        )
+    if others:
+        console.print(
+            f"not shown: {others} more that hubs of this machine saw in other registries; see --all-registries",
+            style="dim",
+        )
     return 0
 
 
-async def read_registry(kv: KVStore, namespace: str) -> tuple[list[Transition], list[ReplicaInfo], int]:
-    """Return the transitions that etcd has not compacted, the replicas registered now, and the oldest revision left."""
-    from omni_discovery.commands.history_log import EventReader
+def _print_lives(console: Console, replicas: list[Life], hubs: list[HubLife], limit: int, now_s: float) -> None:
+    console.print(history_table(replicas, limit, now_s, console.width))
+    for line in reasons(replicas[-limit:]):
+        console.print(line, style="red", markup=False, highlight=False)
+    if hubs:
+        console.print(hub_history_table(hubs, limit, now_s, console.width))
+
+
+@dataclass(frozen=True, slots=True)
+class RegistryPast:
+    """What a registry tells of its past: the transitions that are not compacted, and what is registered now.
+
+    ``oldest`` is the oldest revision left.
+    """
+
+    registry: str
+    transitions: Sequence[AnyTransition]
+    replicas: Sequence[ReplicaInfo]
+    hubs: Sequence[HubRecord]
+    oldest: int
+
+
+def merge(
+    past: RegistryPast, log: Iterable[AnyTransition], *, every: bool = False
+) -> tuple[list[Life], list[HubLife], int]:
+    """The lives of replicas and of hubs in a registry, by etcd and by the hubs' log, oldest first.
+
+    With ``every`` also those that the log has of other registries; else return how many of these are left out.
+    """
+    from omni_discovery.commands.history_log import HubTransition, Transition, hub_lives, lives, of_registry
+
+    logged, others = (list(log), 0) if every else of_registry(log, past.registry, past.transitions)
+    found = [*past.transitions, *logged]
+    replicas = lives((each for each in found if isinstance(each, Transition)), past.replicas, past.registry)
+    hubs = hub_lives((each for each in found if isinstance(each, HubTransition)), past.hubs, past.registry)
+    return replicas, hubs, others
+
+
+async def read_registry(kv: KVStore, namespace: str) -> RegistryPast:
+    """Read what a registry tells of a namespace's past. Raise RegistryError."""
+    from omni_discovery.commands.history_log import EventReader, registry_name
     from omni_discovery.errors import CompactedError
     from omni_discovery.records import keys
     from omni_discovery.view.table import ReplicaTable
 
-    prefix = keys.replicas_prefix(namespace)
     table = ReplicaTable(namespace)
-    listing = await kv.list(prefix)
+    listing = await kv.list(keys.namespace_prefix(namespace))
     table.replace(listing, time.time())
-    present = list(table.snapshot().replicas.values())
+    view, registry = table.snapshot(), registry_name(listing.cluster_id)
+    replicas, hubs = list(view.replicas.values()), list(view.hubs.values())
     oldest = 1
     for _ in range(3):
-        found: list[Transition] = []
+        found: list[AnyTransition] = []
+        reader = EventReader(namespace, registry)
         try:
-            await _replay(kv, prefix, oldest, listing.revision, EventReader(namespace), found)
-            return found, present, oldest
+            # Not the whole namespace: it has a beat of each hub in each second.
+            for prefix in (keys.hubs_prefix(namespace), keys.replicas_prefix(namespace)):
+                await _replay(kv, prefix, oldest, listing.revision, reader, found)
+            return RegistryPast(registry, found, replicas, hubs, oldest)
         except CompactedError as error:
             if not error.compact_revision:
                 break
             # Some servers leave a delete out of a watch that begins on the compacted revision itself.
             oldest = error.compact_revision + 1
-    return [], present, listing.revision
+    return RegistryPast(registry, [], replicas, hubs, listing.revision)
 
 
-async def _replay(kv: KVStore, prefix: str, start: int, end: int, reader: EventReader, found: list[Transition]) -> None:
+async def _replay(
+    kv: KVStore, prefix: str, start: int, end: int, reader: EventReader, found: list[AnyTransition]
+) -> None:
     """Add to ``found`` the transitions between two revisions, and perhaps some later ones.
 
     Gives up after 20 seconds, or when the watch brings nothing for half a second. Raise CompactedError.
@@ -132,33 +202,71 @@ async def _replay(kv: KVStore, prefix: str, start: int, end: int, reader: EventR
                 return
 
 
-def history_table(found: list[Life], limit: int, now_s: float) -> Table:
-    """The lives as a table of 80 columns, the newest last."""
-    from rich import box
-    from rich.table import Table
+def history_table(found: list[Life], limit: int, now_s: float, width: int = 80) -> Table:
+    """The lives of replicas as a table, the newest last. ``reasons`` has what does not fit into it."""
     from rich.text import Text
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("replica", justify="right", no_wrap=True)
-    table.add_column("epoch", justify="right", no_wrap=True)
-    table.add_column("process", no_wrap=True, overflow="ellipsis", max_width=20)
-    table.add_column("up from", no_wrap=True)
-    table.add_column("until", no_wrap=True)
-    table.add_column("end", no_wrap=True, overflow="ellipsis", max_width=18)
+    rows: list[tuple[Any, ...]] = []
     for life in found[-limit:]:
         up_from = _moment(life.up_at_s, now_s) if life.up_at_s else Text("never", style="dim")
-        table.add_row(
-            f"{life.stage_id}/{life.replica_id}",
-            str(life.epoch),
-            f"{life.host}:{life.pid}" if life.pid else life.host,
-            up_from,
-            _until(life, now_s),
-            Text(life.end, style="red" if life.end.startswith(("lost", "failed")) else "dim"),
-        )
+        style = "red" if life.end.startswith(("lost", "failed")) else "dim"
+        end = Text(_SHORT.get(life.short_end, life.short_end), style=style)
+        process = f"{life.host}:{life.pid}" if life.pid else life.host
+        rows.append((f"{life.stage_id}/{life.replica_id}", str(life.epoch), process, up_from, _until(life, now_s), end))
+    table = _table(("replica", "epoch", "process", "up from", "until", "end"), rows, width)
     if not found:
         table.caption = "no such replica was ever registered here, as far as is known"
     elif len(found) > limit:
         table.caption = f"{len(found) - limit} older ones are not shown; see --limit and --json"
+    return table
+
+
+def reasons(found: Iterable[Life]) -> Iterator[str]:
+    """Why lives failed, whole, one text for each."""
+    for life in found:
+        if life.end != life.short_end:
+            yield f"{life.stage_id}/{life.replica_id} of epoch {life.epoch} {life.end}"
+
+
+def hub_history_table(found: list[HubLife], limit: int, now_s: float, width: int = 80) -> Table:
+    """The lives of hubs as a table, the newest last."""
+    from rich.text import Text
+
+    rows: list[tuple[Any, ...]] = []
+    for life in found[-limit:]:
+        until: Any = Text("live", style="green")
+        if life.is_gone:
+            until = "?" if life.gone_at_s is None else _moment(life.gone_at_s, now_s)
+        process = f"{life.host}:{life.pid}" if life.pid else life.host
+        began = _moment(life.started_at_s, now_s) if life.started_at_s else "?"
+        rows.append((life.hub_id, process, began, until, Text(life.end, style="dim")))
+    return _table(("hub", "process", "from", "until", "end"), rows, width)
+
+
+#: Ends as the column shows them.
+_SHORT: Final = {"drained by an operator": "operator's drain", "lost while draining": "lost draining"}
+#: What may be cut, and to how much, in this order.
+_CUT: Final = (("process", 12), ("hub", 16), ("process", 5))
+
+
+def _table(names: tuple[str, ...], rows: list[tuple[Any, ...]], width: int) -> Table:
+    """A table of at most ``width`` columns: where it is too wide, hosts and hubs are cut, never times and ends."""
+    from rich import box
+    from rich.table import Table
+
+    wanted = {name: max(len(name), *(len(row[at]) for row in rows), 1) for at, name in enumerate(names)}
+    for name, least in _CUT:
+        too_wide = sum(wanted.values()) + 2 * len(names) - width
+        if name in wanted:
+            wanted[name] = max(min(wanted[name], least), wanted[name] - max(0, too_wide))
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    for name in names:
+        right = name in ("replica", "epoch")
+        table.add_column(
+            name, justify="right" if right else "left", no_wrap=True, overflow="ellipsis", width=wanted[name]
+        )
+    for row in rows:
+        table.add_row(*row)
     return table
 
 
@@ -169,9 +277,18 @@ def _until(life: Life, now_s: float) -> Any:
         return Text(life.last_status, style="green" if life.last_status == "up" else "yellow")
     if life.gone_at_s is not None:
         return _moment(life.gone_at_s, now_s)
-    return "?" if life.seen_at_s is None else f"after {_moment(life.seen_at_s, now_s)}"
+    return (
+        "?"
+        if life.seen_at_s is None
+        else f"after {_moment(life.seen_at_s, now_s).removesuffix(_seconds(life.seen_at_s))}"
+    )
+
+
+def _seconds(at_s: float) -> str:
+    return time.strftime(":%S", time.localtime(at_s))
 
 
 def _moment(at_s: float, now_s: float) -> str:
-    then = time.localtime(at_s)
-    return time.strftime("%H:%M:%S" if now_s - at_s < 64_800 else "%b %d %H:%M", then)
+    """The date and the time; of former years only the date."""
+    then, now = time.localtime(at_s), time.localtime(now_s)
+    return time.strftime("%b %d %H:%M:%S" if then.tm_year == now.tm_year else "%Y-%m-%d", then)

@@ -119,24 +119,15 @@ async def allow_hub(kv: KVStore, namespace: str, hub_id: str) -> int:
 
 async def read_hubs(kv: KVStore, namespace: str, now_s: float) -> list[HubLine]:
     """Return the hubs that are registered, revoked or have an unreadable key, ordered by id."""
-    from omni_discovery.errors import RecordError
     from omni_discovery.records import keys
-    from omni_discovery.records.beat import decode_beat
+    from omni_discovery.records.beat import read_beats
     from omni_discovery.view.table import ReplicaTable
 
     listing = await kv.list(keys.namespace_prefix(namespace))
     table = ReplicaTable(namespace)
     table.replace(listing, now_s)
     view = table.snapshot()
-    beats = {}
-    for item in listing.items:
-        key = keys.parse_key(namespace, item.key)
-        try:
-            if isinstance(key, keys.BeatKey):
-                beats[key.hub_id] = decode_beat(item.key, item.value)
-        except RecordError:
-            # An unreadable heartbeat counts as none.
-            continue
+    beats = read_beats(listing.items, namespace)
     bad = {keys.parse_key(namespace, key): error.reason for key, error in view.bad.items()}
     wrong = {key.hub_id: reason for key, reason in bad.items() if isinstance(key, keys.HubKey | keys.HubControlKey)}
     found = []

@@ -104,5 +104,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _print_error(error: OmniError, code: int) -> int:
-    sys.stderr.write(f"omni: {error}\n")
+    from omni_discovery.commands.output import say
+
+    say(str(error), error=True)
     return code

@@ -3,12 +3,34 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import sys
 import time
+from typing import TYPE_CHECKING, Final
 
 from omni_discovery.commands.output import quiet_logging
 from omni_discovery.commands.registry import ANSWER_S, add_registry_options, find_endpoints, read_security
-from omni_discovery.errors import RegistryUnavailableError
+from omni_discovery.errors import RegistryError, RegistryUnavailableError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from rich.table import Table
+
+    from omni_discovery.clients import OmniCoordClientForHub
+    from omni_discovery.records.beat import BeatRecord
+
+#: The table on screen is drawn anew each turn, and what hubs report is read each so many turns.
+_TURN_S: Final = 0.25
+_TURNS_PER_READ: Final = 4
+
+
+def _beats_or_none(client: OmniCoordClientForHub) -> dict[str, BeatRecord] | None:
+    """The beats of the hubs; None while etcd does not answer."""
+    try:
+        return client.read_beats()
+    except RegistryError:
+        return None
 
 
 class ReplicasCommand:
@@ -31,6 +53,7 @@ class ReplicasCommand:
         from omni_discovery.commands.tables import replica_json, replica_table
         from omni_discovery.etcd.check import check_registry, empty_namespace_text, read_namespaces
         from omni_discovery.etcd.config import RegistryConfig
+        from omni_discovery.view.hub_reports import read_reports
 
         quiet_logging()
         endpoints, security = find_endpoints(arguments), read_security(arguments)
@@ -47,16 +70,24 @@ class ReplicasCommand:
                 client.wait_synced(timeout_s=ANSWER_S)
             except TimeoutError as error:
                 raise RegistryUnavailableError(f"no etcd answered at {endpoints}: correct --etcd-endpoints") from error
+
+            def table(beats: Mapping[str, BeatRecord] | None) -> Table:
+                view = client.view()
+                reports = None if beats is None else read_reports(view, beats)
+                return replica_table(view, arguments.namespace, time.time(), console.width, reports)
+
             if arguments.json:
-                for line in replica_json(client.view()):
+                for line in replica_json(client.view(), read_reports(client.view(), client.read_beats())):
                     sys.stdout.write(line + "\n")
             elif arguments.watch:
                 with Live(console=console, refresh_per_second=4) as live:
-                    while True:
-                        live.update(replica_table(client.view(), arguments.namespace, time.time(), console.width))
-                        time.sleep(0.25)
+                    for turn in itertools.count():
+                        if turn % _TURNS_PER_READ == 0:
+                            beats = _beats_or_none(client)
+                        live.update(table(beats))
+                        time.sleep(_TURN_S)
             else:
-                console.print(replica_table(client.view(), arguments.namespace, time.time(), console.width))
+                console.print(table(client.read_beats()))
             view = client.view()
         if not (view.replicas or view.hubs or view.pipeline):
             names = read_namespaces(endpoints, security)

@@ -16,12 +16,13 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from omni_discovery.commands.flags import CURVE, METRICS_HOST, PROCESSES, read_labels
+from omni_discovery.commands.flags import CURVE, METRICS_HOST, PROCESSES, read_labels, read_log_options
 from omni_discovery.commands.registry import read_password, read_security
 from omni_discovery.deploy.document import DeployConfig, StageConfig
 from omni_discovery.deploy.overrides import of_this_host, parse_overrides
 from omni_discovery.errors import ConfigError
 from omni_discovery.etcd.config import RegistrySecurity
+from omni_discovery.logs.setup import LogOptions
 
 T = TypeVar("T")
 
@@ -44,6 +45,8 @@ class ReplicaOptions(msgspec.Struct, frozen=True, kw_only=True):
     drain_timeout_s: float = 60.0
     #: How long the engine may make no progress on its requests before the lease is no longer renewed.
     stall_after_s: float = 60.0
+    #: What the supervisor and its replicas log, and in which format.
+    log: LogOptions = LogOptions()
 
 
 class StageOptions(ReplicaOptions, frozen=True, kw_only=True):
@@ -90,6 +93,7 @@ def read_stage_options(
         drain_timeout_s=arguments.drain_timeout,
         worker_backend=arguments.worker_backend,
         ray_address=arguments.ray_address,
+        log=read_log_options(arguments),
         metrics_host=arguments.metrics_host or METRICS_HOST,
         metrics_port=arguments.metrics_port,
     )

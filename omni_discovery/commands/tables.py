@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from omni_discovery.commands.hubs import HubLine
+    from omni_discovery.view.hub_reports import HubReports, SeenTrouble
     from omni_discovery.view.table import ReplicaId, View
 
 _STYLE: Final = {
@@ -37,8 +38,12 @@ _MODEL: Final = 3
 _PROCESS: Final = 5
 
 
-def replica_table(view: View, namespace: str, now_s: float, width: int = 80) -> Table:
+def replica_table(
+    view: View, namespace: str, now_s: float, width: int = 80, reports: HubReports | None = None
+) -> Table:
     """Return the replicas of a view as a table of ``width`` columns; ages are counted to ``now_s``, wall-clock seconds.
+
+    ``reports`` are those of the hubs of the view; None: they are not known now.
 
     Names and addresses of replicas are never cut; the process column gets the width that is left, then a long reason is
     cut.
@@ -46,7 +51,11 @@ def replica_table(view: View, namespace: str, now_s: float, width: int = 80) -> 
     unlike = {
         (info.stage_id, info.replica_id): why for info, why in mismatches_in_force(in_key_order(view), view.pipeline)
     }
-    rows = [_row(info, now_s, unlike=key in unlike) for key, info in sorted(view.replicas.items())]
+    troubles = {} if reports is None else reports.troubles
+    rows = [
+        _row(info, now_s, unlike=key in unlike, troubles=troubles.get(key, ()))
+        for key, info in sorted(view.replicas.items())
+    ]
     table = Table(
         title=_title(view, namespace, now_s),
         title_justify="left",
@@ -69,14 +78,29 @@ def replica_table(view: View, namespace: str, now_s: float, width: int = 80) -> 
         table.add_row(*row)
     shown = zip(in_key_order(view), rows, strict=True)
     cut = [info for info, row in shown if info.reason and len(row[_STATUS]) > wanted[_STATUS]]
-    table.caption = _notes(view, unlike, cut)
+    table.caption = _notes(view, unlike, cut, reports, now_s)
     return table
 
 
-def _notes(view: View, unlike: Mapping[ReplicaId, str], cut: Collection[ReplicaInfo]) -> Text | None:
-    """Return the lines below the table: empty stages, reasons that were ``cut``, and what the marks stand for."""
+def _notes(
+    view: View,
+    unlike: Mapping[ReplicaId, str],
+    cut: Collection[ReplicaInfo],
+    reports: HubReports | None,
+    now_s: float,
+) -> Text | None:
+    """Return the lines below the table.
+
+    Empty stages, what hubs report, reasons that were ``cut``, and what the marks stand for.
+    """
     lines = [] if view.replicas else ["no replica is registered yet"]
+    if view.replicas and not view.hubs:
+        lines.append("no hub is registered: these replicas get no requests")
     lines += [f"stage {stage_id}: nobody" for stage_id in _deserted(view)]
+    if reports is None:
+        lines.append("what the hubs report of these replicas can't be read now: ejections are unknown")
+    else:
+        lines += reports.lines(now_s)
     lines += [f"{info.stage_id}/{info.replica_id}, {one_line(info.reason)}" for info in cut]
     lines += [
         f"! control/{info.stage_id}/{info.replica_id}, {info.control_error}"
@@ -102,10 +126,14 @@ def _deserted(view: View) -> list[int]:
     return [stage.stage_id for stage in deploy.stages if stage.stage_id not in there]
 
 
-def replica_json(view: View) -> Iterator[str]:
-    """Yield one line of JSON for each replica, in key order."""
+def replica_json(view: View, reports: HubReports) -> Iterator[str]:
+    """Yield one line of JSON for each replica, in key order; ``troubles`` is what hubs report of it."""
     for info in in_key_order(view):
-        yield msgspec.json.encode(dataclasses.asdict(info)).decode()
+        troubles = [
+            {**msgspec.to_builtins(seen.trouble), "hubs": seen.hubs}
+            for seen in reports.troubles.get((info.stage_id, info.replica_id), ())
+        ]
+        yield msgspec.json.encode({**dataclasses.asdict(info), "troubles": troubles}).decode()
 
 
 def in_key_order(view: View) -> list[ReplicaInfo]:
@@ -121,10 +149,16 @@ def _title(view: View, namespace: str, now_s: float) -> Text:
     return title
 
 
-def _row(info: ReplicaInfo, now_s: float, *, unlike: bool) -> tuple[str | Text, ...]:
+def _row(
+    info: ReplicaInfo, now_s: float, *, unlike: bool, troubles: Sequence[SeenTrouble] = ()
+) -> tuple[str | Text, ...]:
     status = Text(info.status.value, style=_STYLE[info.status])
     if info.status is ReplicaStatus.STARTING and info.phase:
         status.append(f" {info.phase} {info.progress:.0%}", style="dim")
+    for word in dict.fromkeys(seen.word for seen in troubles):
+        # The record is right about the process and yet no green light.
+        status.stylize("bold red")
+        status.append(f", {word}", style="bold red")
     if info.reason:
         status.append(f" {one_line(info.reason)}", style="dim")
     if info.cordoned:

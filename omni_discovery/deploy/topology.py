@@ -7,6 +7,7 @@ groups of the stage. Replicas of one device each may share it.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -144,15 +145,22 @@ def _idle(stage: StageConfig, count: int) -> str:
 
 
 def _shared(replicas: Sequence[ReplicaPlan]) -> list[str]:
-    users: dict[str, list[str]] = {}
+    users: dict[str, Counter[int]] = {}
     for replica in replicas:
         for device in replica.devices:
-            users.setdefault(device, []).append(f"stage {replica.stage_id} #{replica.ordinal}")
+            users.setdefault(device, Counter())[replica.stage_id] += 1
     return [
-        f"device {device} is shared by {', '.join(names)}: its memory must do for all of them"
-        for device, names in users.items()
-        if len(names) > 1
+        f"device {device} is shared by {_users_text(stages)}: its memory must do for all of them"
+        for device, stages in users.items()
+        if stages.total() > 1
     ]
+
+
+def _users_text(stages: Counter[int]) -> str:
+    return " and ".join(
+        f"stage {stage_id}" if count == 1 else f"{count} replicas of stage {stage_id}"
+        for stage_id, count in stages.items()
+    )
 
 
 def _ports(stage: StageConfig) -> tuple[str, ...]:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Annotated, Final
 
 import msgspec
 
 from omni_discovery.errors import RecordError, RegistryUnavailableError
-from omni_discovery.kv import KVStore
+from omni_discovery.kv import KeyValue, KVStore
+from omni_discovery.records import keys
+from omni_discovery.records.health import HubHealth
 
 _Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 
@@ -25,6 +28,8 @@ class BeatRecord(msgspec.Struct, frozen=True, kw_only=True):
     written_at: float = 0.0
     #: Fingerprint of the deploy document that the hub serves; empty if not known.
     pipeline: Annotated[str, msgspec.Meta(max_length=64)] = ""
+    #: What the hub reports of requests and replicas; absent from a hub that does not report, as older ones.
+    health: HubHealth | msgspec.UnsetType = msgspec.UNSET
 
 
 _encoder: Final = msgspec.json.Encoder()
@@ -39,16 +44,36 @@ def decode_beat(key: str, value: bytes) -> BeatRecord:
         raise RecordError(key, str(error)) from error
 
 
+def read_beats(items: Iterable[KeyValue], namespace: str) -> dict[str, BeatRecord]:
+    """The beats among some keys of a namespace, by hub id. One that can't be read counts as none."""
+    beats = {}
+    for item in items:
+        key = keys.parse_key(namespace, item.key)
+        if isinstance(key, keys.BeatKey):
+            with suppress(RecordError):
+                beats[key.hub_id] = decode_beat(item.key, item.value)
+    return beats
+
+
 class Beat:
-    """Writes one hub's beats under that hub's lease. ``serves`` returns the fingerprint of its deploy document."""
+    """Writes one hub's beats under that hub's lease.
+
+    ``serves`` returns the fingerprint of its deploy document, ``health`` its report, None for none.
+    """
 
     def __init__(
-        self, kv: KVStore, key: str, lease_id: Callable[[], int], serves: Callable[[], str] = lambda: ""
+        self,
+        kv: KVStore,
+        key: str,
+        lease_id: Callable[[], int],
+        serves: Callable[[], str] = lambda: "",
+        health: Callable[[], HubHealth | None] = lambda: None,
     ) -> None:
         self.key = key
         self._kv = kv
         self._lease_id = lease_id
         self._serves = serves
+        self._health = health
         self._sent = b""
 
     def is_echo(self, value: bytes) -> bool:
@@ -60,6 +85,12 @@ class Beat:
         lease_id = self._lease_id()
         if not lease_id:
             raise RegistryUnavailableError("this hub holds no lease now")
-        beat = BeatRecord(counter=counter, revision=revision, written_at=at_s, pipeline=self._serves())
+        beat = BeatRecord(
+            counter=counter,
+            revision=revision,
+            written_at=at_s,
+            pipeline=self._serves(),
+            health=self._health() or msgspec.UNSET,
+        )
         self._sent = _encoder.encode(beat)
         await self._kv.put(self.key, self._sent, lease_id)

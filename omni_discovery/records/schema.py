@@ -24,6 +24,8 @@ MOST_WEIGHT: Final = 1000.0
 
 #: The phase of a replica that is starting and waits for its hand-off store.
 WAITING_PHASE: Final = "waiting"
+#: The reason of a replica that drains, and withdraws, since its control key says so.
+DRAINED_BY_OPERATOR: Final = "drained by an operator"
 
 
 class ReplicaStatus(StrEnum):
@@ -75,6 +77,11 @@ class ReplicaInfo:
     tokenizer: str = ""
     content: str = ""
     code: str = ""
+
+    @property
+    def name(self) -> str:
+        """What logs, tables, errors and metrics call it: ``<stage>/<replica id>``."""
+        return f"{self.stage_id}/{self.replica_id}"
 
     @property
     def takes_new_work(self) -> bool:
@@ -190,7 +197,7 @@ def decode_replica(key: str, stage_id: int, replica_id: int, value: bytes) -> Re
     """Decode a replica's record. Raise RecordError if it is not valid or belongs under another key."""
     record = _decode(_replica_decoder, key, value)
     if (record.stage_id, record.replica_id) != (stage_id, replica_id):
-        raise RecordError(key, f"holds the record of stage {record.stage_id} replica {record.replica_id}")
+        raise RecordError(key, f"holds the record of replica {record.stage_id}/{record.replica_id}")
     return record
 
 

@@ -78,6 +78,10 @@ class ControlWatch:
         except (TimeoutError, RegistryError) as error:
             logger.warning("control.drain_left key=%s reason=%r", drain.key, error)
 
+    @property
+    def _name(self) -> str:
+        return f"{self._stage_id}/{self._replica_id}"
+
     async def _take_back(self, drain: KeyValue) -> None:
         left = without_drain(drain.value)
         if left is None:
@@ -103,7 +107,7 @@ class ControlWatch:
         """See WatchSink."""
         match error:
             case CompactedError():
-                logger.info("control.relist stage=%d replica=%d", self._stage_id, self._replica_id)
+                logger.info("control.relist replica=%s", self._name)
             case RegistryRefusedError():
                 level = logging.ERROR if log_level >= logging.WARNING else log_level
                 logger.log(level, "control.refused key=%s reason=%s", self._key, error)
@@ -111,7 +115,7 @@ class ControlWatch:
             case RegistryError():
                 logger.log(log_level, "control.retrying key=%s reason=%s", self._key, error)
             case _:
-                logger.error("control.failed stage=%d replica=%d", self._stage_id, self._replica_id, exc_info=error)
+                logger.error("control.failed replica=%s", self._name, exc_info=error)
 
     async def _observe(self, current: KeyValue | None, revision: int) -> None:
         """The key had the value ``current`` at ``revision``: bind a drain in it if there is one, then apply it."""
@@ -133,9 +137,8 @@ class ControlWatch:
         self.known = True
         if applied != before:
             logger.info(
-                "control.applied stage=%d replica=%d cordoned=%s weight=%s draining=%s revision=%d error=%r",
-                self._stage_id,
-                self._replica_id,
+                "control.applied replica=%s cordoned=%s weight=%s draining=%s revision=%d error=%r",
+                self._name,
                 applied.cordoned,
                 applied.weight,
                 applied.draining,
@@ -145,4 +148,4 @@ class ControlWatch:
         try:
             self._on_change(applied)
         except Exception:
-            logger.exception("control.listener_failed stage=%d replica=%d", self._stage_id, self._replica_id)
+            logger.exception("control.listener_failed replica=%s", self._name)

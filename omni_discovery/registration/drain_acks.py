@@ -10,10 +10,10 @@ from typing import Final
 
 from omni_discovery.backoff import Backoff
 from omni_discovery.clock import Clock, SystemClock
-from omni_discovery.errors import RecordError, RegistryError
+from omni_discovery.errors import RegistryError
 from omni_discovery.kv import KVStore
 from omni_discovery.records import keys
-from omni_discovery.records.beat import BeatRecord, decode_beat
+from omni_discovery.records.beat import BeatRecord, read_beats
 
 logger = logging.getLogger(__name__)
 
@@ -31,15 +31,7 @@ def awaited_hubs(revision: int, hubs: Iterable[str], beats: Mapping[str, BeatRec
 async def read_awaited(kv: KVStore, namespace: str, revision: int) -> frozenset[str]:
     """The registered hubs that have not applied ``revision`` yet. Raise RegistryError."""
     # Beats are read before hubs: a hub that registers in between is awaited, never left out.
-    beats: dict[str, BeatRecord] = {}
-    for item in (await kv.list(keys.beats_prefix(namespace))).items:
-        key = keys.parse_key(namespace, item.key)
-        try:
-            if isinstance(key, keys.BeatKey):
-                beats[key.hub_id] = decode_beat(item.key, item.value)
-        except RecordError:
-            # A beat that can't be read acknowledges nothing.
-            continue
+    beats = read_beats((await kv.list(keys.beats_prefix(namespace))).items, namespace)
     listing = await kv.list(keys.hubs_prefix(namespace), keys_only=True)
     parsed = (keys.parse_key(namespace, item.key) for item in listing.items)
     return awaited_hubs(revision, {key.hub_id for key in parsed if isinstance(key, keys.HubKey)}, beats)

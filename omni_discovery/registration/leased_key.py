@@ -9,6 +9,7 @@ from __future__ import annotations
 import abc
 import asyncio
 import logging
+import os
 import random
 from collections import deque
 from collections.abc import Callable
@@ -283,8 +284,10 @@ class LeasedKey(abc.ABC):
             self._standing = claimed
             self._watch_own_key(claimed)
             self._schedule_publish(at_once=True)
-            logger.info("registrar.registered key=%s epoch=%d", self._standing.key, self._standing.create_revision)
-            self._notify(self._listener.on_registered, self._standing)
+            # The listener first: from then on, the lines of a replica's process have its name.
+            self._notify(self._listener.on_registered, claimed)
+            text = "registrar.registered key=%s epoch=%d pid=%d"
+            logger.info(text, claimed.key, claimed.create_revision, os.getpid())
         if self._publish_at_s is not None and self._clock.monotonic_s() >= self._publish_at_s:
             await self._publish(self._standing)
 

@@ -111,8 +111,12 @@ class AntiEntropy:
         if any(info.status is ReplicaStatus.DRAINING for info in delta.updated):
             # The replica waits until every hub's beat is of this revision.
             self._awaited_revision = self._revision(), self._clock.monotonic_s()
-            self._freshness.request_beat()
-            self._wake.set()
+            self.request_beat()
+
+    def request_beat(self) -> None:
+        """Write a beat as soon as the rate allows, also while the watch brings changes."""
+        self._freshness.request_beat()
+        self._wake.set()
 
     async def prove_freshness(self) -> None:
         """Write beats while the watch is quiet. Ends only by NotProvedError, CompactedError or a cancellation."""

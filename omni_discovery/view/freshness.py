@@ -65,7 +65,7 @@ class Freshness:
             self.fresh_at_s = max(self.fresh_at_s, now_s)
 
     def request_beat(self) -> None:
-        """A replica waits for this hub's acknowledgement: write a beat as soon as the rate allows."""
+        """A replica waits for this hub's acknowledgement, or its report changed: beat as soon as the rate allows."""
         self._is_asked = True
 
     def beat_echoed(self) -> None:

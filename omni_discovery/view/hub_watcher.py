@@ -11,6 +11,7 @@ from omni_discovery.etcd.config import RegistryConfig
 from omni_discovery.kv import KVStore, Listing
 from omni_discovery.records import keys
 from omni_discovery.records.beat import Beat
+from omni_discovery.records.health import HubHealth
 from omni_discovery.registration.leased_key import LeasedKey
 from omni_discovery.view.anti_entropy import AntiEntropyOptions
 from omni_discovery.view.freshness import LONGEST_ECHO_S
@@ -33,6 +34,8 @@ class ViewOptions:
     count: Callable[[str], None] = _ignore
     #: Returns the fingerprint of the deploy document that the hub serves.
     serves: Callable[[], str] = lambda: ""
+    #: Returns what the hub reports of requests and replicas; None: nothing. Called on the watcher's loop.
+    health: Callable[[], HubHealth | None] = lambda: None
 
 
 class HubWatcher(Watcher):
@@ -51,7 +54,9 @@ class HubWatcher(Watcher):
         clock = self._hub_clock = clock or SystemClock()
         key = keys.beat_key(config.namespace, hub_id)
         anti_entropy = AntiEntropyOptions(
-            beat=None if registrar is None else lambda kv: Beat(kv, key, lambda: registrar.lease_id, options.serves),
+            beat=None
+            if registrar is None
+            else lambda kv: Beat(kv, key, lambda: registrar.lease_id, options.serves, options.health),
             # A third of a lease, as for a renewal, but at least a second: etcd may be slow.
             echo_timeout_s=min(LONGEST_ECHO_S, max(1.0, config.ttl_s / 3)),
             anti_entropy_s=options.anti_entropy_s,
@@ -63,6 +68,10 @@ class HubWatcher(Watcher):
         self._hub_table = table
         self._saved = options.saved_view and SavedView(options.saved_view, config.namespace, config.endpoints)
         self._saver = ViewSaver(self._saved, self._fresh_list, clock) if self._saved else None
+
+    def request_beat(self) -> None:
+        """Write a beat as soon as the common rate of all hubs allows: the hub's report has changed."""
+        self._anti_entropy.request_beat()
 
     def start(self) -> None:
         """Deliver the saved view, if there is one, then begin to watch; returns at once."""

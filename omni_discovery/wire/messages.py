@@ -35,6 +35,8 @@ from typing import Annotated, Any, Final, NamedTuple
 
 import msgspec
 
+from omni_discovery.text import MAX_LABEL
+
 __all__ = [
     "MAX_ATTACHMENTS",
     "MAX_ATTACHMENT_BYTES",
@@ -100,6 +102,7 @@ MAX_REASON: Final = 4096
 _Name = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
 _Word = Annotated[str, msgspec.Meta(max_length=256)]
 _Reason = Annotated[str, msgspec.Meta(max_length=MAX_REASON)]
+_Label = Annotated[str, msgspec.Meta(max_length=MAX_LABEL)]
 _Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 53)]
 _StageId = Annotated[int, msgspec.Meta(ge=0, lt=1_000_000_000)]
 _Priority = Annotated[int, msgspec.Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)]
@@ -187,7 +190,8 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="subm
     its present session; a request without one is accepted, too, within the replica's own bound. Lower ``priority`` goes
     first. ``stream_to`` are those of ``next_stages`` that take pieces of the hand-off while it is made, ``stream_from``
     the stages whose pieces will come, by Feed. ``segmented``: more input may come, by Update. ``trace`` is the hub's
-    span of this attempt, as a W3C ``traceparent``; empty where nothing is traced.
+    span of this attempt, as a W3C ``traceparent``; empty where nothing is traced. ``label`` is the client's own name
+    for the request, for log lines only.
     """
 
     epoch: _Count
@@ -205,6 +209,7 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="subm
     stream_to: tuple[_StageId, ...] = ()
     segmented: bool = False
     trace: _Word = ""
+    label: _Label | msgspec.UnsetType = msgspec.UNSET
 
 
 class Abort(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="abort"):
@@ -348,7 +353,10 @@ class StageDone(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="d
 
 
 class StageFailed(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="failed"):
-    """The stage had accepted the request and has failed it."""
+    """The stage had accepted the request and has failed it.
+
+    ``status``, with the kind INVALID only, is the HTTP status that the client is to get in place of 400.
+    """
 
     epoch: _Count
     request_id: _Name
@@ -356,6 +364,7 @@ class StageFailed(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag=
     reason: _Reason
     queue_length: _Count
     attempt: _Count = 0
+    status: Annotated[int, msgspec.Meta(ge=400, le=499)] | msgspec.UnsetType = msgspec.UNSET
 
 
 class Feed(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="feed"):

@@ -154,7 +154,7 @@ class _Demo:
             os.kill(victim.pid, signal.SIGKILL)
             self._killed.add(victim.pid)
             reply = self._ask("nine plus nine", stage_id)
-            name = f"stage {stage_id} replica {victim.replica_id} (pid {victim.pid})"
+            name = f"replica {victim.name} (pid {victim.pid})"
             self._console.print(
                 f"killed {name} with SIGKILL; the next request: [green]{reply.text}[/] in {reply.seconds:.2f} s"
             )

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from math import isnan
 from typing import Any, Final
 
+from omni_discovery.errors import REFUSALS
 from omni_discovery.wire import MAX_LOGPROBS, FailureKind
 from stage_runtime.engine_loop.jobs import OutputChunk
 from stage_runtime.engines.base import EngineOutput
@@ -65,9 +66,11 @@ def _flaw_of_end(output: Any) -> str:
         return _wrong("stop_reason", stop_reason)
     if error is None:
         return ""
-    is_pair = isinstance(error, tuple) and len(error) == 2
-    if not (is_pair and isinstance(error[0], FailureKind) and isinstance(error[1], str)):
+    is_error = isinstance(error, tuple) and len(error) in (2, 3)
+    if not (is_error and isinstance(error[0], FailureKind) and isinstance(error[1], str)):
         return _wrong("error", error)
+    if len(error) == 3 and not (type(error[2]) is int and error[2] in REFUSALS):
+        return f"{_wrong('error with the status', error[2])}: there are {', '.join(map(str, REFUSALS))}"
     return ""
 
 

@@ -173,11 +173,12 @@ class SegmentEnded(msgspec.Struct, frozen=True):
 
 
 class RequestFailed(msgspec.Struct, frozen=True):
-    """The request failed; ``reason`` goes to the hub as it is."""
+    """The request failed; ``reason`` goes to the hub as it is. ``status``: the HTTP status if the kind is INVALID."""
 
     key: str
     kind: FailureKind
     reason: str
+    status: int = 400
 
 
 class Parked(msgspec.Struct, frozen=True):

@@ -12,7 +12,7 @@ from stage_runtime.config import PayloadError
 from stage_runtime.engine_loop.jobs import Finished, RequestFailed, SegmentEnded, Work
 from stage_runtime.engines.base import EngineOutput, StageRequest
 from stage_runtime.engines.capabilities import Capabilities
-from stage_runtime.engines.errors import failure_kind
+from stage_runtime.engines.errors import error_of
 
 if TYPE_CHECKING:
     from stage_runtime.engine_loop.payloads import Payloads
@@ -162,5 +162,4 @@ def refusal_of(work: Work, capabilities: Capabilities, now_s: float) -> RequestF
 
 def failed(key: str, error: Exception) -> RequestFailed:
     """The end of a request that an engine method refused, by raising ``error``."""
-    kind = failure_kind(error)
-    return RequestFailed(key, kind, f"{type(error).__name__}: {error}" if kind is FailureKind.ENGINE else str(error))
+    return RequestFailed(key, *error_of(error))

@@ -86,7 +86,8 @@ class EngineOutput(msgspec.Struct, frozen=True):
     handoff: Mapping[str, Any] | None = None
     handoff_piece: Mapping[str, Any] | None = None
     usage: Mapping[str, int] = {}
-    error: tuple[FailureKind, str] | None = None
+    #: The kind of the failure and the reason; behind INVALID also the HTTP status that the client is to get.
+    error: tuple[FailureKind, str] | tuple[FailureKind, str, int] | None = None
     logprobs: tuple[TokenLogprobs, ...] = ()
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     prompt_token_ids: tuple[int, ...] = ()
@@ -114,6 +115,8 @@ class Engine(Protocol):
 
     def add(self, request: StageRequest) -> None:
         """Accept a request. Raise InvalidRequestError if it can't be served as it is, or one with its key runs.
+
+        Its client gets the ``status`` of the error, 400 by default.
 
         Raise NotResumableError if it has ``resume`` and the rest of the answer is not sure to be exactly what the first
         replica would have put out. The hand-off and the usage are those of the whole answer.

@@ -37,6 +37,13 @@ def failure_kind(error: Exception) -> FailureKind:
             return FailureKind.ENGINE
 
 
+def error_of(error: Exception) -> tuple[FailureKind, str, int]:
+    """The ``error`` of an EngineOutput for a request that ``error`` has ended."""
+    kind = failure_kind(error)
+    status = error.status if isinstance(error, InvalidRequestError) else 400
+    return kind, f"{type(error).__name__}: {error}" if kind is FailureKind.ENGINE else str(error), status
+
+
 def lacks_memory(error: BaseException) -> bool:
     """Whether there was too little memory, in the host or on a device, for what the engine was to do."""
     if isinstance(error, MemoryError) or type(error).__name__ in _MEMORY_TYPES:

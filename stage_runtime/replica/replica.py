@@ -22,7 +22,7 @@ from omni_discovery.curve import KeyPair
 from omni_discovery.deploy.document import DeployConfig, StageConfig
 from omni_discovery.errors import ConfigError
 from omni_discovery.metrics.samples import ReplicaSample
-from omni_discovery.records.schema import HubRecord, ReplicaStatus
+from omni_discovery.records.schema import DRAINED_BY_OPERATOR, HubRecord, ReplicaStatus
 from omni_discovery.wire import FailureKind
 from stage_runtime.addresses import tcp_address
 from stage_runtime.config import EngineDeadError, ReplicaConfig
@@ -49,7 +49,7 @@ from stage_runtime.replica.readiness import ReadinessCheck
 from stage_runtime.replica.sampler import Sampler, gpu_memory, library_versions
 from stage_runtime.server.handshake import ReplicaState, SecurityMismatchLog
 from stage_runtime.server.server import ReplicaServer
-from stage_runtime.status_pipe import Exiting, Up, WriteStatus, no_status
+from stage_runtime.status_pipe import Exiting, Loading, Registered, Up, WriteStatus, no_status
 from stage_runtime.supervisor.devices import check_devices_are_seen
 from stage_runtime.supervisor.restarts import EXIT_CONFIG, EXIT_DONE, EXIT_DRAINED, EXIT_FAILED
 
@@ -167,7 +167,7 @@ class Replica:
             self._serve()
         except _StoppedWhileLoadingError:
             logger.info("replica.stopped_while_loading stage=%d", self._config.stage_id)
-            self._describe(reason="")
+            self._describe(reason=DRAINED_BY_OPERATOR if self._drained_by_key else "")
         except ConfigError as error:
             exit_code = EXIT_CONFIG
             logger.error("replica.misconfigured stage=%d reason=%s", self._config.stage_id, error)
@@ -250,6 +250,8 @@ class Replica:
             if not is_draining:
                 is_draining = True
                 self._server.state_changed()
+                if self._drained_by_key:
+                    self._describe(reason=DRAINED_BY_OPERATOR)
             knows_hubs = self._client is not None and self._client.awaited_hubs is not None
             match self._drain.verdict(time.monotonic(), self._server.queue_length, knows_hubs=knows_hubs):
                 case Verdict.GIVE_UP:
@@ -279,8 +281,9 @@ class Replica:
             close_part("server", lambda: self._server.close(flush_timeout_s=_FLUSH_TIMEOUT_S))
             close_part("payloads", self._payloads.close)
             close_part("engine", self._engine.close)
-        counted = "".join(f" {name}={count}" for name, count in sorted((+self._loop.counters).items()))
-        logger.info("replica.stopped stage=%d%s", self._config.stage_id, counted)
+        counters = sorted((+self._loop.counters).items())
+        text = "".join(["replica.stopped stage=%d", *(f" {name}=%d" for name, _ in counters)])
+        logger.info(text, self._config.stage_id, *(count for _, count in counters))
 
     def _fail(self, reason: str) -> None:
         self._write_status(Exiting(reason))
@@ -345,6 +348,7 @@ class Replica:
     def _report_loading(self, phase: str, progress: float) -> None:
         if phase != self._phase:
             self._phase = phase
+            self._write_status(Loading(phase))
             after_s = time.monotonic() - self._load_started_s
             logger.info("replica.phase stage=%d phase=%s after_s=%.1f", self._config.stage_id, phase, after_s)
         self._describe(phase=phase, progress=max(0.0, min(1.0, progress)))
@@ -359,8 +363,10 @@ class Replica:
         self._server.set_allowed_hubs({hub.curve_public_key: hub_id for hub_id, hub in hubs.items()})
 
     def _on_registered(self, replica_id: int, epoch: int) -> None:
+        name = f"{self._config.stage_id}/{replica_id}"
+        self._write_status(Registered(name))
         self._replica_id = replica_id
-        self._server.set_replica_name(f"{self._config.stage_id}/{replica_id}")
+        self._server.set_replica_name(name)
         self._server.set_epoch(epoch)
 
     def _on_lost(self, *details: object) -> None:

@@ -23,6 +23,8 @@ class Ticket:
     request_id: str
     attempt: int
     epoch: int
+    #: The client's name for the request; empty if the hub sent none.
+    label: str = ""
     #: The number of the request's next frame.
     next_seq: int = 0
     #: How many pieces of the request's hand-off were reported.

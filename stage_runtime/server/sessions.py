@@ -136,6 +136,7 @@ def _message(ticket: Ticket, outcome: Report, queue_length: int) -> wire.FromRep
                 reason=wire.shortened(outcome.reason),
                 queue_length=queue_length,
                 attempt=ticket.attempt,
+                status=UNSET if outcome.status == 400 else outcome.status,
             )
 
 
@@ -259,6 +260,7 @@ class Sessions:
                 queue_length=len(self.ledger.tickets),
             ),
         )
+        ticket.label = "" if submit.label is UNSET else submit.label
         ticket.segment = 0 if submit.segmented else None
         ticket.overdue_at_s = now_s + max(submit.remaining_s - _DEADLINE_SLACK_S, submit.remaining_s / 2)
         self._to_do.append(work_of(ticket, submit, now_s))
@@ -356,7 +358,7 @@ class Sessions:
             return
         self.outcomes[kind] += 1
         stage, name = self.replica_name.partition("/")[0], self.replica_name
-        failure = Failure(ticket.request_id, stage, name, ticket.attempt, kind.value, cause)
+        failure = Failure(ticket.request_id, stage, name, ticket.attempt, kind.value, cause, label=ticket.label)
         self.failures.add(failure, logging.INFO if kind is FailureKind.INVALID else logging.WARNING)
 
     # ---- timers

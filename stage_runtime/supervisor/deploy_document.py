@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 from typing import Final
 
 from omni_discovery.deploy.document import DeployConfig, decode_deploy
@@ -26,13 +27,14 @@ def read_pipeline(
     absent_wait_s: float,
     unreachable_wait_s: float = 30.0,
     security: RegistrySecurity | None = None,
+    on_wait: Callable[[str], None] = lambda _reason: None,
 ) -> DeployConfig:
-    """The namespace's deploy document; waits while it is absent.
+    """The namespace's deploy document; waits while it is absent, and tells ``on_wait`` why, whenever that changes.
 
     Raise RegistryRefusedError and RegistryTlsError at once, RegistryUnavailableError if etcd is silent for
     ``unreachable_wait_s``, ConfigError if there is no document after ``absent_wait_s`` or it can't be read.
     """
-    return asyncio.run(_read(endpoints, security, namespace, absent_wait_s, unreachable_wait_s))
+    return asyncio.run(_read(endpoints, security, namespace, absent_wait_s, unreachable_wait_s, on_wait))
 
 
 async def _read(
@@ -41,6 +43,7 @@ async def _read(
     namespace: str,
     absent_wait_s: float,
     unreachable_wait_s: float,
+    on_wait: Callable[[str], None],
 ) -> DeployConfig:
     key = pipeline_key(namespace)
     kv = EtcdKV(endpoints, security=security)
@@ -73,6 +76,7 @@ async def _read(
             reason = "no etcd answers" if failure is not None else "no hub has written it yet"
             if reason != logged:
                 logged = reason
+                on_wait(f"no pipeline: {reason}")
                 logger.info("pipeline.waiting key=%s reason=%s", key, reason)
             await asyncio.sleep(_RETRY_S)
     finally:

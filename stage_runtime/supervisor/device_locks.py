@@ -50,8 +50,16 @@ class DeviceLocks:
         self._holder = holder
         self._held: list[int] = []
 
-    def acquire(self, clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep) -> None:
-        """Lock all devices; wait for a holder that drains. Raise ConfigError naming the holder of a device in use."""
+    def acquire(
+        self,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+        on_wait: Callable[[str], None] = lambda _reason: None,
+    ) -> None:
+        """Lock all devices; wait for a holder that drains, and tell ``on_wait`` for whom.
+
+        Raise ConfigError naming the holder of a device in use.
+        """
         if not self._devices:
             return
         try:
@@ -71,6 +79,7 @@ class DeviceLocks:
             if not is_logged:
                 is_logged = True
                 logger.info("devices.waiting device=%s: in use by %s", device, who)
+                on_wait(f"device {device} is in use by {who}")
             sleep(_RETRY_S)
 
     def mark_leaving(self) -> None:

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 
 import msgspec
 
 from omni_discovery.commands.stage_options import open_config, stage_command
+from omni_discovery.logs.setup import LogOptions
 from omni_discovery.processes import end_group, has_ended
 from stage_runtime.config import ReplicaConfig
 from stage_runtime.supervisor.restarts import EXIT_FAILED
 from stage_runtime.supervisor.supervisor import Child
 from stage_runtime.supervisor.zygote import MAX_MESSAGE_BYTES, Ended, Notice, Order, Signal, Start, Started
+
+logger = logging.getLogger(__name__)
 
 
 class SpawnedChild:
@@ -26,6 +31,11 @@ class SpawnedChild:
     def __init__(self, process: subprocess.Popen[bytes], output_fd: int) -> None:
         self._process = process
         self.output_fd = output_fd
+
+    @property
+    def pid(self) -> int:
+        """See Child."""
+        return self._process.pid
 
     def poll(self) -> int | None:
         """See Child."""
@@ -43,6 +53,8 @@ class SpawnedChild:
 
 class SpawnLauncher:
     """Starts each replica in an interpreter of its own."""
+
+    phase = ""
 
     def start(self, config: ReplicaConfig, environment: dict[str, str]) -> Child:
         """See Launcher."""
@@ -74,14 +86,21 @@ class SpawnLauncher:
 
 
 class ForkedChild:
-    """A replica started by ZygoteLauncher; ``pid`` is 0 until the zygote has forked it."""
+    """A replica started by ZygoteLauncher; ``forked_pid`` is 0 until the zygote has forked it."""
 
     def __init__(self, launcher: ZygoteLauncher, token: int, output_fd: int) -> None:
         self._launcher = launcher
         self.token = token
-        self.pid = 0
+        self.forked_pid = 0
         self.output_fd = output_fd
         self.code: int | None = None
+
+    @property
+    def pid(self) -> int:
+        """See Child. The replica itself says so, before it prints anything."""
+        if not self.forked_pid:
+            self._launcher.read_notices()
+        return self.forked_pid
 
     def poll(self) -> int | None:
         """See Child."""
@@ -94,10 +113,16 @@ class ForkedChild:
 
 
 class ZygoteLauncher:
-    """Starts replicas as forks of a zygote that has imported ``modules``; starts the zygote when needed."""
+    """Starts replicas as forks of a zygote that has imported ``modules``; starts the zygote when needed.
 
-    def __init__(self, modules: Sequence[str]) -> None:
+    ``output_fd`` is for what the zygote prints.
+    """
+
+    def __init__(self, modules: Sequence[str], output_fd: int) -> None:
         self._modules = modules
+        self._output_fd = output_fd
+        #: When the zygote was started, monotonic; None once it has imported the modules.
+        self._importing_since_s: float | None = None
         self._zygote: subprocess.Popen[bytes] | None = None
         self._orders: socket.socket | None = None
         self._children: dict[int, ForkedChild] = {}
@@ -106,7 +131,7 @@ class ZygoteLauncher:
     def start(self, config: ReplicaConfig, environment: dict[str, str]) -> Child:
         """See Launcher."""
         self.read_notices()
-        zygote_pid, orders = self._ensure_zygote(environment)
+        zygote_pid, orders = self._ensure_zygote(config.log, environment)
         output_fd, write_fd = os.pipe()
         self._tokens += 1
         child = ForkedChild(self, self._tokens, output_fd)
@@ -120,12 +145,21 @@ class ZygoteLauncher:
             os.close(write_fd)
         return child
 
+    @property
+    def phase(self) -> str:
+        """See Launcher."""
+        return "" if self._importing_since_s is None else f"importing {self._packages}"
+
+    @property
+    def _packages(self) -> str:
+        return ",".join(dict.fromkeys(module.partition(".")[0] for module in self._modules))
+
     def signal_child(self, child: ForkedChild, number: int) -> None:
         """Have the zygote send a signal: it reaps its children, so it can't hit a reused process id."""
         self.read_notices()
         if child.code is not None:
             return
-        if self._zygote is not None and not any(other.pid for other in self._children.values()):
+        if self._zygote is not None and not any(other.forked_pid for other in self._children.values()):
             # The zygote is still importing: it would not read the order for a while, and has no children.
             self._zygote.kill()
         self._send(Signal(child.token, number))
@@ -145,7 +179,8 @@ class ZygoteLauncher:
             notice: Notice = msgspec.json.decode(content, type=Notice)
             match notice:
                 case Started(token, pid):
-                    self._children[token].pid = pid
+                    self._children[token].forked_pid = pid
+                    self._note_imported()
                 case Ended(token, code):
                     self._children.pop(token).code = code
 
@@ -154,14 +189,23 @@ class ZygoteLauncher:
         if self._orders is not None:
             self._reap_zygote()
 
-    def _ensure_zygote(self, environment: dict[str, str]) -> tuple[int, socket.socket]:
+    def _note_imported(self) -> None:
+        if self._importing_since_s is not None:
+            took_s, self._importing_since_s = time.monotonic() - self._importing_since_s, None
+            logger.info("supervisor.imported packages=%s took_s=%.1f", self._packages, took_s)
+
+    def _ensure_zygote(self, log: LogOptions, environment: dict[str, str]) -> tuple[int, socket.socket]:
         if self._zygote is None or self._orders is None:
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             with theirs:
                 try:
+                    options = msgspec.json.encode(log).decode()
+                    words = ["-u", "-m", "stage_runtime", "--zygote", str(os.getpid()), options, *self._modules]
                     self._zygote = subprocess.Popen(
-                        [sys.executable, "-u", "-m", "stage_runtime", "--zygote", str(os.getpid()), *self._modules],
+                        [sys.executable, *words],
                         stdin=theirs.fileno(),
+                        stdout=self._output_fd,
+                        stderr=self._output_fd,
                         env=environment,
                         start_new_session=True,
                     )
@@ -169,6 +213,7 @@ class ZygoteLauncher:
                     ours.close()
                     raise
             self._orders = ours
+            self._importing_since_s = time.monotonic()
         return self._zygote.pid, self._orders
 
     def _send(self, order: Order) -> None:
@@ -180,6 +225,7 @@ class ZygoteLauncher:
         if self._orders is not None:
             self._orders.close()
             self._orders = None
+        self._importing_since_s = None
         if self._zygote is not None:
             try:
                 code = self._zygote.wait(timeout=5.0)

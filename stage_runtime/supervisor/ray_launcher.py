@@ -31,7 +31,9 @@ _CALLS: Final = 8
 
 
 class RayChild:
-    """A replica on the cluster; a thread here fetches its output and exit code."""
+    """A replica on the cluster; a thread here fetches its output and exit code. Its process id is another machine's."""
+
+    pid = 0
 
     def __init__(self, ray: Any, actor: Any, content: bytes) -> None:
         self._ray = ray
@@ -84,6 +86,8 @@ class RayChild:
 
 class RayLauncher:
     """Starts replicas in the bundles of one placement group."""
+
+    phase = ""
 
     def __init__(self, stage: StageConfig, count: int, address: str, wait_s: float) -> None:
         """Connect to the cluster and reserve the bundles. Raise ConfigError if it has no room within ``wait_s``."""

@@ -1,7 +1,7 @@
 """The supervisor: K local replicas of one stage, each in a process of its own.
 
-One thread, one selector: the replicas' output, the signals, and the clock. Output is copied line by line, prefixed with
-the replica's stage and ordinal. A replica that ends is restarted; the supervisor ends when no replica can be kept up.
+One thread, one selector: the replicas' output, the signals, and the clock. Output is copied line by line, each with the
+name of its replica. A replica that ends is restarted; the supervisor ends when no replica can be kept up.
 """
 
 from __future__ import annotations
@@ -12,18 +12,21 @@ import os
 import selectors
 import signal
 import socket
-import sys
 import time
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
 
 import msgspec
 
 from omni_discovery.deploy.document import DeployConfig, encode_deploy
+from omni_discovery.logs.readiness import NotReady, ReadinessLog, Ready, StillMissing
 from omni_discovery.metrics.samples import SAMPLE_INTERVAL_S, Sample, SupervisorSample
+from omni_discovery.stories import Waits
 from stage_runtime.config import ReplicaConfig, SupervisorConfig
-from stage_runtime.status_pipe import Exiting, Sampled, Up, split_line
+from stage_runtime.status_pipe import Exiting, Loading, Registered, Sampled, Up, split_line
+from stage_runtime.supervisor.relay import LineSource, relay_line
 from stage_runtime.supervisor.restarts import EXIT_DONE, EXIT_FAILED, LeaveDown, Restarts, StartAgain
 
 logger = logging.getLogger(__name__)
@@ -36,6 +39,10 @@ class Child(Protocol):
 
     output_fd: int
 
+    @property
+    def pid(self) -> int:
+        """Its process id; 0 while that is not known. Known before anything that the replica prints."""
+
     def poll(self) -> int | None:
         """The exit code, negative for a signal; None while it runs."""
 
@@ -45,6 +52,10 @@ class Child(Protocol):
 
 class Launcher(Protocol):
     """Starts replica processes."""
+
+    @property
+    def phase(self) -> str:
+        """What it is doing before a replica that it has started runs; empty for nothing."""
 
     def start(self, config: ReplicaConfig, environment: dict[str, str]) -> Child:
         """Start one replica. Raise OSError if the machine has no process, file or memory left."""
@@ -65,12 +76,32 @@ class _Slot:
     #: When to start the next process; infinity for never.
     start_at_s: float = 0.0
     unfinished_line: bytes = b""
+    #: Whose lines these are: the current process, or the last one.
+    source: LineSource = field(default_factory=lambda: LineSource(0))
+    #: How far the current process is with its start, in its own words; empty if it has not said so yet.
+    phase: str = ""
     #: The reason of the current process's Exiting message; empty without one.
     exit_reason: str = ""
     #: How the previous process ended.
     former_end: str = ""
     #: The replica id of the current process, as its last sample has it.
     replica_id: int | None = None
+
+    @property
+    def is_up(self) -> bool:
+        """Whether the current process takes requests, under a name that hubs know."""
+        return self.child is not None and self.up_since_s is not None and bool(self.source.replica)
+
+    def describe(self) -> str:
+        """What it is doing instead of serving; empty if that is not known."""
+        if self.child is None:
+            return "not running" if self.start_at_s == float("inf") else "waiting for another try"
+        return self.phase if self.up_since_s is None else "registering"
+
+    def find_pid(self) -> None:
+        """Ask again for the process id, which may not be known at the start."""
+        if not self.source.pid and self.child is not None:
+            self.source = replace(self.source, pid=self.child.pid)
 
     @property
     def is_hopeless(self) -> bool:
@@ -97,9 +128,14 @@ class Supervisor:
         launcher: Launcher,
         environment_of: Callable[[int], dict[str, str]],
         on_stop: Callable[[], None] = lambda: None,
+        waits: Waits | None = None,
         export: Callable[[Sample], None] | None = None,
+        shared_output_fd: int | None = None,
     ) -> None:
+        """``shared_output_fd``: the read end of a pipe for what the launcher's own process prints; None for none."""
         self._config = config
+        #: Receives which replicas wait to be started again, for ``omni doctor``; None: not told.
+        self._waits = waits
         self._on_stop = on_stop
         known_pipeline = encode_deploy(deploy).decode("utf-8")
         self._replica_config = msgspec.structs.replace(
@@ -115,6 +151,8 @@ class Supervisor:
         self._environment_of = environment_of
         self._slots = [_Slot(ordinal, Restarts()) for ordinal in range(config.count)]
         self._selector = selectors.DefaultSelector()
+        self._shared = None if shared_output_fd is None else _SharedOutput(shared_output_fd)
+        self._readiness = ReadinessLog(time.monotonic())
         #: When the remaining replicas are killed; None until this supervisor is stopped.
         self._kill_at_s: float | None = None
 
@@ -122,12 +160,16 @@ class Supervisor:
         """Keep the replicas running until a signal, or until none can be kept up; return the exit code."""
         with _SignalPipe((signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)) as signals:
             self._selector.register(signals.receiver, selectors.EVENT_READ)
+            if self._shared is not None:
+                self._selector.register(self._shared.fd, selectors.EVENT_READ, self._shared)
             try:
                 while self._kill_at_s is None or any(slot.child for slot in self._slots):
                     self._turn(signals)
                     if self._kill_at_s is None and all(slot.is_hopeless for slot in self._slots):
                         break
             finally:
+                if self._waits is not None:
+                    self._waits.close()
                 self._kill_all()
                 self._launcher.close()
                 self._selector.close()
@@ -147,14 +189,15 @@ class Supervisor:
         if self._config.parent_pid and os.getppid() != self._config.parent_pid and self._kill_at_s is None:
             logger.warning("supervisor.orphaned: draining")
             self._stop(now_s)
-        for slot in self._slots:
-            if slot.child is None and now_s >= slot.start_at_s and self._kill_at_s is None:
-                self._start(slot, now_s)
+        if self._kill_at_s is None:
+            self._start_due(now_s)
+            self._tell_readiness(now_s)
         for key, _ in self._selector.select(self._wait_s(now_s)):
             if key.fileobj is signals.receiver:
-                for number in signals.drain():
-                    if number in (signal.SIGTERM, signal.SIGINT):
-                        self._stop(time.monotonic())
+                self._obey(signals.drain())
+            elif isinstance(key.data, _SharedOutput):
+                for line in key.data.read_lines():
+                    self._print(LineSource(self._config.replica.stage_id), line)
             else:
                 self._forward(key.data)
         for slot in self._slots:
@@ -163,6 +206,11 @@ class Supervisor:
         if self._kill_at_s is not None and time.monotonic() >= self._kill_at_s:
             logger.error("supervisor.killing: the drain's bound has passed")
             self._kill_all()
+
+    def _obey(self, numbers: bytes) -> None:
+        for number in numbers:
+            if number in (signal.SIGTERM, signal.SIGINT):
+                self._stop(time.monotonic())
 
     def _export_own(self, now_s: float) -> None:
         if self._export is None or now_s < self._export_at_s:
@@ -182,21 +230,54 @@ class Supervisor:
         due = [slot.start_at_s - now_s for slot in self._slots if slot.child is None]
         return max(0.0, min([_TICK_S, *due]))
 
+    def _start_due(self, now_s: float) -> None:
+        due = [slot for slot in self._slots if slot.child is None and now_s >= slot.start_at_s]
+        for slot in due:
+            self._start(slot, now_s)
+        if started := sum(slot.child is not None for slot in due):
+            phase = [self._launcher.phase] if self._launcher.phase else []
+            text = "supervisor.starting stage=%d replicas=%d" + ": %s" * len(phase)
+            logger.info(text, self._config.replica.stage_id, started, *phase)
+
+    def _tell_readiness(self, now_s: float) -> None:
+        """Log whether the stage can serve; a hub above this supervisor does that itself, for all stages."""
+        if self._config.parent_pid:
+            return
+        stage_id = self._config.replica.stage_id
+        up = [slot.source.replica for slot in self._slots if slot.is_up]
+        phases = "" if up else self._phases()
+        match self._readiness.observe(phases, now_s):
+            case Ready(after_s):
+                text = "stage.ready stage=%d replicas=%s up=%d of=%d after_s=%.1f"
+                logger.info(text, stage_id, ",".join(up), len(up), len(self._slots), after_s)
+            case NotReady():
+                logger.warning("stage.not_ready stage=%d: %s", stage_id, phases)
+            case StillMissing(after_s):
+                logger.info("stage.waiting stage=%d after_s=%.1f: %s", stage_id, after_s, phases)
+            case None:
+                pass
+
+    def _phases(self) -> str:
+        """What the replicas are doing, for people: none of them is up."""
+        phases = Counter(slot.describe() or self._launcher.phase or "starting" for slot in self._slots)
+        return ", ".join(f"{count} {phase}" for phase, count in phases.items())
+
     def _start(self, slot: _Slot, now_s: float) -> None:
         config = msgspec.structs.replace(self._replica_config, ordinal=slot.ordinal, former_end=slot.former_end)
-        slot.up_since_s, slot.exit_reason = None, ""
+        slot.up_since_s, slot.exit_reason, slot.phase, slot.source = None, "", "", LineSource(config.stage_id)
         slot.start_at_s = float("inf")
+        if self._waits is not None:
+            self._waits.end(str(slot.ordinal))
         try:
             slot.child = self._launcher.start(config, self._environment_of(slot.ordinal))
         except OSError as error:
             # A lack of processes, files or memory must not cost the replicas that run: retried like any other end.
-            logger.error("supervisor.not_started stage=%d ordinal=%d: %s", config.stage_id, slot.ordinal, error)
+            logger.error("supervisor.not_started stage=%d: %s", config.stage_id, error)
             slot.exit_reason = f"it could not be started: {error}"
             self._handle_end(slot, EXIT_FAILED)
             return
         os.set_blocking(slot.child.output_fd, False)
         self._selector.register(slot.child.output_fd, selectors.EVENT_READ, slot)
-        logger.info("supervisor.starting stage=%d ordinal=%d", config.stage_id, slot.ordinal)
 
     def _reap(self, slot: _Slot) -> None:
         child = slot.child
@@ -207,6 +288,7 @@ class Supervisor:
         if slot.unfinished_line:
             self._handle_line(slot, slot.unfinished_line)
             slot.unfinished_line = b""
+        slot.find_pid()
         self._unregister(child.output_fd)
         os.close(child.output_fd)
         slot.child = slot.replica_id = None
@@ -214,9 +296,10 @@ class Supervisor:
         self._handle_end(slot, code)
 
     def _handle_end(self, slot: _Slot, code: int) -> None:
-        stage_id = self._config.replica.stage_id
+        stage_id, who = self._config.replica.stage_id, slot.source.pair
         if self._kill_at_s is not None:
-            logger.info("supervisor.ended stage=%d ordinal=%d code=%d", stage_id, slot.ordinal, code)
+            text = f"supervisor.ended stage=%d {who} code=%d"
+            logger.info(text, stage_id, code)
             return
         now_s = time.monotonic()
         served_for_s = 0.0 if slot.up_since_s is None else now_s - slot.up_since_s
@@ -227,17 +310,25 @@ class Supervisor:
         match follows:
             case StartAgain(delay_s, ""):
                 slot.start_at_s = now_s + delay_s
-                text = "supervisor.restarting stage=%d ordinal=%d code=%d in_s=%.1f: %s"
-                logger.warning(text, stage_id, slot.ordinal, code, delay_s, slot.former_end)
+                text = f"supervisor.restarting stage=%d {who} code=%d in_s=%.1f: %s"
+                logger.warning(text, stage_id, code, delay_s, slot.former_end)
+                self._tell_wait(slot, delay_s)
             case StartAgain(delay_s, why):
                 slot.start_at_s = now_s + delay_s
-                text = "supervisor.not_kept_up stage=%d ordinal=%d code=%d next_try_s=%.0f: %s: %s"
-                logger.error(text, stage_id, slot.ordinal, code, delay_s, why, slot.former_end)
+                text = f"supervisor.not_kept_up stage=%d {who} code=%d next_try_s=%.0f: %s: %s"
+                logger.error(text, stage_id, code, delay_s, why, slot.former_end)
                 slot.former_end = f"{why}: {slot.former_end}"
+                self._tell_wait(slot, delay_s)
             case LeaveDown():
                 slot.former_end = ""
-                text = "supervisor.drained stage=%d ordinal=%d: an operator has drained it; it stays down"
-                logger.info(text, stage_id, slot.ordinal)
+                text = f"supervisor.drained stage=%d {who}: an operator has drained it; it stays down"
+                logger.info(text, stage_id)
+
+    def _tell_wait(self, slot: _Slot, delay_s: float) -> None:
+        if self._waits is not None:
+            who = f"the supervisor of stage {self._config.replica.stage_id}"
+            reason = f"one of its replicas is started again after {delay_s:.1f} s; its last process: {slot.former_end}"
+            self._waits.begin(str(slot.ordinal), who, reason)
 
     def _stop(self, now_s: float) -> None:
         if self._kill_at_s is None:
@@ -274,27 +365,44 @@ class Supervisor:
 
     def _handle_line(self, slot: _Slot, line: bytes) -> None:
         line, message = split_line(line)
+        slot.find_pid()
         match message:
             case Up():
                 slot.up_since_s = time.monotonic()
             case Exiting(reason):
                 slot.exit_reason = reason
+            case Registered(name):
+                slot.source = replace(slot.source, replica=name)
+            case Loading(phase):
+                slot.phase = phase
             case Sampled(sample):
                 slot.replica_id = sample.replica_id
                 if self._export is not None:
                     self._export(sample)
             case None:
-                self._print(slot, line)
+                self._print(slot.source, line)
                 return
         if line:
-            self._print(slot, line)
+            self._print(slot.source, line)
 
-    def _print(self, slot: _Slot, line: bytes) -> None:
-        prefix = f"[stage {self._config.replica.stage_id} #{slot.ordinal}] ".encode()
-        # On a full disk or a closed pipe the line is lost; the replicas run on.
-        with contextlib.suppress(OSError, ValueError):
-            sys.stderr.buffer.write(prefix + line + b"\n")
-            sys.stderr.buffer.flush()
+    def _print(self, source: LineSource, line: bytes) -> None:
+        relay_line(source, line, is_json=self._config.replica.log.is_json)
+
+
+class _SharedOutput:
+    """Lines on a pipe that all processes of a launcher share."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        self._unfinished = b""
+        os.set_blocking(fd, False)
+
+    def read_lines(self) -> list[bytes]:
+        """The lines that have come since the last call."""
+        with contextlib.suppress(BlockingIOError):
+            *lines, self._unfinished = (self._unfinished + os.read(self.fd, 65536)).split(b"\n")
+            return lines
+        return []
 
 
 def how_it_ended(code: int) -> str:

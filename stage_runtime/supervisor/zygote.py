@@ -9,11 +9,11 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
+import logging
 import os
 import select
 import signal
 import socket
-import traceback
 from collections.abc import Callable, Sequence
 from typing import Annotated, Final
 
@@ -21,6 +21,8 @@ import msgspec
 
 from omni_discovery.processes import end_group, has_ended
 from stage_runtime.config import ReplicaConfig
+
+logger = logging.getLogger(__name__)
 
 #: Longest message: a Start order holds the deploy document.
 MAX_MESSAGE_BYTES: Final = 1 << 20
@@ -45,7 +47,7 @@ class Signal(msgspec.Struct, frozen=True, tag_field="t", tag="signal"):
 
 
 class Started(msgspec.Struct, frozen=True, tag_field="t", tag="started"):
-    """The replica was forked."""
+    """The replica was forked; it says so itself, before it prints anything."""
 
     token: Token
     pid: int
@@ -108,19 +110,20 @@ class Zygote:
             self._become_replica(order, output_fd)
         os.close(output_fd)
         self._tokens[pid] = order.token
-        self._send(Started(order.token, pid))
 
     def _become_replica(self, order: Start, output_fd: int) -> None:
         code = 1
         try:
+            self._send(Started(order.token, os.getpid()))
             self._orders.close()
             os.setsid()
             for standard in (1, 2):
                 os.dup2(output_fd, standard)
             os.close(output_fd)
             code = self._run_replica(order.config, order.environment)
-        except BaseException:  # noqa: BLE001 - os._exit below would hide it
-            traceback.print_exc()
+        except BaseException as error:
+            # os._exit below would hide it.
+            logger.critical("process.crashed error=%s", type(error).__name__, exc_info=True)
         finally:
             # A child must never return into the zygote's loop.
             os._exit(code)

@@ -23,6 +23,14 @@ from omni_discovery.metrics.collector import REPLICA_FAMILIES, SUPERVISOR_FAMILI
 from omni_discovery.records import keys
 from omni_discovery.records.beat import BeatRecord
 from omni_discovery.records.control import ControlSpec, HubControlSpec
+from omni_discovery.records.health import (
+    MOST_REASON,
+    MOST_TROUBLES,
+    HubHealth,
+    ReplicaTrouble,
+    StageFailures,
+    TroubleKind,
+)
 from omni_discovery.records.schema import MOST_WEIGHT, HubRecord, ReplicaRecord
 from stage_runtime.cli import build_parser
 
@@ -324,7 +332,7 @@ _REPLICA_FIELDS: Final = {
     "epoch": "creation revision of the key: one life of the replica",
     "phase": "what a `starting` replica does now, or `asleep`",
     "progress": "how far `phase` is, 1 is done",
-    "reason": "why it is in `error`, waits, or how the process before it ended",
+    "reason": "why it is in `error`, waits or drains, or how the process before it ended",
     "queue_length": "requests on the replica; written within the [write budget](../registry.md#the-write-budget)",
     "capacity": "requests that run at the same time",
     "weight": "share of the requests beside the other replicas",
@@ -364,7 +372,48 @@ _BEAT_FIELDS: Final = {
     "revision": "the hub's picks follow every change up to this revision",
     "written_at": "wall clock of the hub, seconds",
     "pipeline": "fingerprint of the deploy document that the hub serves; empty: not known",
+    "health": "what the hub reports, below; absent: it does not report, as older releases",
 }
+#: The objects in a hub's report: each with its name, its type and its fields.
+_HEALTH_PARTS: Final[tuple[tuple[str, type[Any], Mapping[str, str]], ...]] = (
+    (
+        "`health`; fields that have their default are left out",
+        HubHealth,
+        {
+            "window_s": "the seconds that the counts are about",
+            "requests": "requests that ended in that time, without those that clients cancelled",
+            "failures": "those that failed, by stage; mistakes of clients are none",
+            "troubles": f"replicas that the hub can't use, {MOST_TROUBLES} at most",
+            "more": "how many more there are",
+        },
+    ),
+    (
+        "One of `failures`",
+        StageFailures,
+        {
+            "stage_id": "the stage; `null` where none was at fault",
+            "failed": "how many requests it failed",
+            "kinds": "how many of them by type of error, the most frequent types",
+            "last_at": "wall clock of the last, seconds",
+        },
+    ),
+    (
+        "One of `troubles`",
+        ReplicaTrouble,
+        {
+            "stage_id": "the stage",
+            "replica_id": "the replica",
+            "epoch": "which life of it",
+            "kind": ", ".join(code(kind) for kind in TroubleKind) + "; others in later releases",
+            "since": "wall clock, seconds; 0: not known",
+            "until": "when the ejection ends, wall clock, seconds",
+            "reason": f"why, in {MOST_REASON} characters at most, without what engines say of a request",
+            "is_picked": "picked all the same: too few others are left",
+            "host": "host name",
+            "pid": "process id",
+        },
+    ),
+)
 _CONTROL_FIELDS: Final = {
     "cordon": "take nothing new; what runs goes on",
     "weight": f"share beside the other replicas, 0 to {MOST_WEIGHT:g}; 0 is a cordon; absent: the replica's own, 1",
@@ -399,7 +448,7 @@ def key_rows() -> dict[type[Any], _Key]:
             True,
             "the hub's record",
             "the hub",
-            "replicas (which hubs may connect); hubs (how many share the replicas); `omni hubs`",
+            "replicas (which hubs may connect); hubs (how many share the replicas); `omni hubs`, `history`",
             HubRecord,
             _HUB_FIELDS,
         ),
@@ -408,7 +457,7 @@ def key_rows() -> dict[type[Any], _Key]:
             True,
             "the hub's beat",
             "the hub",
-            "the same hub (its view is fresh); draining replicas; `omni hubs`",
+            "the same hub (its view is fresh); draining replicas; `omni hubs`, `replicas`, `doctor`",
             BeatRecord,
             _BEAT_FIELDS,
         ),
@@ -473,6 +522,8 @@ def keys_page() -> str:
         lines.append("")
         if key.record is not None:
             lines += table(("field", "type", "default", "meaning"), _fields(key.record, key.fields))
+        for title, record, notes in _HEALTH_PARTS if key.record is BeatRecord else ():
+            lines += [f"{title}:", "", *table(("field", "type", "default", "meaning"), _fields(record, notes))]
     return "\n".join(lines)
 
 
@@ -508,14 +559,23 @@ def _json_type(kind: Any) -> str:
             return ", ".join(code(member.value) for member in cls)
         case msgspec.inspect.BoolType():
             return "boolean"
-        case msgspec.inspect.DictType(value_type=msgspec.inspect.StrType()):
-            return "object of strings"
-        case msgspec.inspect.DictType():
-            return "object"
-    raise AssertionError(f"{kind} has no name here")
+        case msgspec.inspect.UnionType(types=types):
+            return " or ".join(_json_type(each) for each in types)
+        case msgspec.inspect.DictType(value_type=value):
+            return {msgspec.inspect.StrType: "object of strings", msgspec.inspect.IntType: "object of integers"}.get(
+                type(value), "object"
+            )
+    names: dict[type[Any], str] = {
+        msgspec.inspect.StructType: "object",
+        msgspec.inspect.ListType: "array",
+        msgspec.inspect.NoneType: "null",
+    }
+    return names[type(kind)]
 
 
 def _json_default(field: Any) -> str:
+    if field.default is msgspec.UNSET:
+        return ""
     if field.default is not msgspec.NODEFAULT:
         return code(msgspec.json.encode(field.default).decode())
     if field.default_factory is not msgspec.NODEFAULT:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
 from contextlib import aclosing, contextmanager
 from dataclasses import replace
@@ -14,16 +15,19 @@ from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.engine.input_processor import InputProcessor
 
+from hub.api.exchange import current_exchange
 from hub.api.vllm.control import StageAdapters, StageControl
 from hub.api.vllm.errors import OmniHttpError, as_vllm_error
 from hub.api.vllm.fan_out import announce, in_flight, merged
 from hub.api.vllm.params import Logprobs, PromptLogprobs, answers_with_prompt, check_prompt_logprobs, params_of_choices
 from hub.api.vllm.pictures import split
-from omni_discovery.errors import InvalidRequestError, OmniError, StageUnavailableError
+from omni_discovery.errors import InvalidRequestError, OmniError, RequestError, StageUnavailableError
 
 if TYPE_CHECKING:
     from hub.async_omni import AsyncOmni
     from hub.request.outputs import OmniOutput
+
+logger = logging.getLogger(__name__)
 
 #: The tasks of a stage that makes tokens.
 TASKS: Final = ("generate",)
@@ -135,25 +139,30 @@ class OmniEngineClient(StageControl, EngineClient):
     async def _stage_outputs(
         self, request_id: str, inputs: Mapping[str, Any], params: dict[int, Mapping[str, Any]], more: Mapping[str, Any]
     ) -> AsyncGenerator[OmniOutput, None]:
+        exchange = current_exchange()
         outputs = self._omni.generate(
             inputs,
             request_id=request_id,
+            label=exchange.label,
             modalities=[self._modality],
             params=params,
             **more,
         )
         async with in_flight(), aclosing(outputs):
             async for output in outputs:
+                exchange.note_output(output)
                 if output.stage_id == self._stage_id:
                     yield output
 
     async def abort(self, request_id: str | Iterable[str]) -> None:
         """Abort requests, by the ids that ``generate`` got. Does nothing for unknown ids."""
         wanted = {request_id} if isinstance(request_id, str) else set(request_id)
-        for key, ids in list(self._running.items()):
-            if key.rpartition("#")[0] in wanted:
-                for each in ids:
-                    await self._omni.abort(each)
+        running = list(self._running.items())
+        try:
+            await self._omni.abort([each for key, ids in running if key.rpartition("#")[0] in wanted for each in ids])
+        except RequestError as error:
+            # vLLM's server aborts in tasks that it does not look at again.
+            logger.warning("request.abort_unconfirmed %s", error)
 
     async def check_health(self) -> None:
         """Raise EngineDeadError if the hub can't serve; a stage without replicas is no reason to restart a hub."""

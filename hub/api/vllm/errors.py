@@ -39,7 +39,7 @@ class OmniHttpError(GracefulHTTPError):
 
 def as_vllm_error(error: OmniError) -> VLLMError:
     """The error for vLLM's handlers."""
-    if isinstance(error, InvalidRequestError):
+    if isinstance(error, InvalidRequestError) and error.status == HTTPStatus.BAD_REQUEST:
         return VLLMValidationError(str(error))
     return OmniHttpError(error)
 

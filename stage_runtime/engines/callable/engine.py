@@ -23,6 +23,7 @@ from omni_discovery.errors import InvalidRequestError
 from omni_discovery.wire import FailureKind
 from stage_runtime.engines.base import EngineOutput, Report, StageRequest, checked_args
 from stage_runtime.engines.callable.target import Target, TorchArgs, check_target, find_target, load_target, source_hash
+from stage_runtime.engines.errors import error_of
 from stage_runtime.engines.files import code_version, npy_of, wav_of
 
 logger = logging.getLogger(__name__)
@@ -312,7 +313,7 @@ class TorchEngine:
         key = task.request.key
         self._running.pop(key, None)
         if isinstance(error, InvalidRequestError):
-            return [EngineOutput(key, error=(FailureKind.INVALID, str(error)))]
+            return [EngineOutput(key, error=error_of(error))]
         logger.error("torch.request_failed key=%s", key, exc_info=error)
         _close(task)
         self._loaded.check_device()

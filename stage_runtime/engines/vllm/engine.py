@@ -17,7 +17,7 @@ from omni_discovery.errors import ConfigError, InvalidRequestError
 from omni_discovery.wire import FailureKind
 from stage_runtime.config import NotResumableError
 from stage_runtime.engines.base import EngineOutput, Report, StageRequest, checked_args
-from stage_runtime.engines.errors import failure_kind
+from stage_runtime.engines.errors import error_of
 from stage_runtime.engines.sampling import token_sampling
 from stage_runtime.engines.vllm import prompt_logprobs, resume
 from stage_runtime.engines.vllm.base import LlmStage, failed_output
@@ -195,7 +195,7 @@ class VllmEngine(LlmStage):
             self._start(answer)
         except (InvalidRequestError, NotResumableError) as error:
             self._drop(answer.request.key)
-            self._due.append(EngineOutput(answer.request.key, error=(failure_kind(error), str(error))))
+            self._due.append(EngineOutput(answer.request.key, error=error_of(error)))
 
     def _drop(self, key: str) -> None:
         for known in (self._earlier, self._partial, self._answers):

@@ -49,6 +49,14 @@ async def test_an_operator_calls_every_replica_and_gets_one_entry_for_each() -> 
         assert (await http.get("/health")).json() == {"status": "ok"}
 
 
+async def test_a_stage_that_is_not_there_is_named_in_a_header_and_the_others_answer() -> None:
+    async with running_hub(Caller()) as omni, client_of(omni) as http:
+        answer = await http.post("/admin/list_loras", json={"stage_ids": [0, 99]})
+        assert [entry["ok"] for entry in answer.json()] == [True]
+        assert answer.headers["x-omni-warning"] == "the pipeline has no stage 99; it has 0"
+        assert "x-omni-warning" not in (await http.post("/admin/list_loras", json={"stage_ids": [0]})).headers
+
+
 async def test_a_replica_that_does_not_answer_is_an_entry_and_no_error() -> None:
     async with running_hub(Caller(), FakeReplica(replica_id=1)) as omni, client_of(omni) as http:
         answer = await http.post("/admin/list_loras", json={"timeout_s": 0.3})

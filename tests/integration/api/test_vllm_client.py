@@ -515,3 +515,43 @@ def test_a_model_in_two_stages_is_served_by_the_one_that_decodes(frontend: Any) 
 def test_a_pipeline_that_vllms_server_cant_speak_for_is_refused(frontend: Any, stages: Any, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         type(frontend)(DeployConfig(stages=stages), "")
+
+
+@pytest.mark.parametrize(("status", "shown"), [(403, 403), (413, 413), (422, 422), (418, 400)])
+async def test_the_status_of_an_engines_refusal_is_the_clients(frontend: Any, status: int, shown: int) -> None:
+    """One that this release does not know is the 400 that it was before."""
+
+    def refuse(replica: FakeReplica, submit: wire.Submit) -> None:
+        replica.accept(submit)
+        about = replica._about(submit)
+        kind = wire.FailureKind.INVALID
+        replica.say(wire.StageFailed(**about, kind=kind, reason="not that", status=status))
+
+    async with serving(frontend, refuse) as (client, _):
+        answer = await client.post("/v1/completions", json=ASK)
+    assert (answer.status_code, "not that" in answer.json()["error"]["message"]) == (shown, True), answer.text
+
+
+async def test_a_client_names_its_request_and_the_servers_own_ids_stay_ours(frontend: Any) -> None:
+    """1. two requests with one label at a time: both are served, and no id is made of the label
+    2. the answer names the label, our id and the replica; the replica is told the label for its log
+    3. of a stream the headers leave before any replica is known
+    """
+    from hub.api.exchange import Exchanges
+
+    named = {"x-request-id": "mine/7"}
+    async with serving(frontend, speak) as (inner, replica):
+        transport = httpx.ASGITransport(Exchanges(inner._transport.app))  # type: ignore[attr-defined]
+        async with httpx.AsyncClient(transport=transport, base_url="http://hub", timeout=20) as client:
+            ask = [client.post("/v1/completions", json=ASK, headers=named) for _ in range(2)]
+            answers = await asyncio.gather(*ask)
+            streamed = await client.post("/v1/completions", json={**ASK, "stream": True}, headers=named)
+    for answer in answers:
+        assert answer.status_code == 200, answer.text
+        ours = answer.headers["x-omni-request-id"]
+        assert (answer.headers["x-request-id"], answer.headers["x-omni-replicas"]) == ("mine/7", "0/0")
+        assert answer.json()["id"] == f"cmpl-{ours}"
+        assert sum(ours in submit.request_id for submit in replica.of(wire.Submit)) == 1
+    assert (streamed.headers["x-request-id"], "x-omni-replicas" in streamed.headers) == ("mine/7", False)
+    assert {submit.label for submit in replica.of(wire.Submit)} == {"mine/7"}
+    assert not any("mine" in submit.request_id for submit in replica.of(wire.Submit))

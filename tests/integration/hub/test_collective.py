@@ -188,6 +188,36 @@ async def test_what_cannot_be_asked_is_refused_before_anything_is_sent() -> None
         await asyncio.gather(*asking, return_exceptions=True)
 
 
+async def test_a_stage_that_is_not_there_is_named_and_the_others_answer(caplog: pytest.LogCaptureFixture) -> None:
+    async with scene_of("0/0", "1/0") as scene:
+        results = await scene.omni.collective("is_sleeping", stage_ids=[99, 1], timeout_s=LONG_S)
+        assert places(results, ok=True) == ["1/0"]
+        warning = "collective.unknown_stage method='is_sleeping': the pipeline has no stage 99; it has 0, 1"
+        assert [each.getMessage() for each in caplog.records if "99" in each.getMessage()] == [warning]
+        with pytest.raises(InvalidRequestError, match="the pipeline has no stage 99, 98; it has 0, 1"):
+            await scene.omni.collective("is_sleeping", stage_ids=[99, 98, 99], timeout_s=LONG_S)
+
+
+async def test_a_call_without_a_timeout_waits_for_all_and_ends_with_its_caller() -> None:
+    """1. the caller of 32 calls without a timeout, all that may be open, gives up: as many may be opened again
+    2. a real replica answers such a call
+    """
+    silent = FakeReplica()
+    async with running_hub(silent) as omni:
+        asking = [asyncio.create_task(omni.list_loras(timeout_s=None)) for _ in range(32)]
+        await until(lambda: len(silent.of(wire.Control)) == 32, LONG_S)
+        for task in asking:
+            task.cancel()
+        await asyncio.gather(*asking, return_exceptions=True)
+        again = asyncio.create_task(omni.list_loras(timeout_s=None))
+        await until(lambda: len(silent.of(wire.Control)) == 33, LONG_S)
+        assert not again.done()
+        silent.kill()
+        assert [result.error.partition(":")[0] for result in await again] == ["ReplicaLostError"]
+    async with scene_of("0/0") as scene:
+        assert places(await scene.omni.is_sleeping(timeout_s=None), ok=True) == ["0/0"]
+
+
 async def test_a_hub_that_stops_answers_everybody_who_waits() -> None:
     """The call that is open, and the one that the orchestrator had not come to; after that none is taken."""
     silent = FakeReplica()

@@ -7,6 +7,8 @@ import asyncio
 import pytest
 
 from hub.orchestrator.active import AbortRequest
+from hub.orchestrator.orchestrator import Orchestrator
+from hub.request.machine import RequestMachine
 from omni_discovery import wire
 from omni_discovery.errors import EngineFailedError, RequestError
 from tests.support.hub_fakes import FakeReplica, accept_only, collect, echo, picture, running_hub, until
@@ -93,6 +95,38 @@ async def test_a_companion_that_is_aborted_alone_fails_its_parent_with_one_error
         with pytest.raises(RequestError, match="companion 'negative': it was aborted"):
             await outputs
         await until(lambda: len({abort.request_id for abort in thinker.of(wire.Abort)}) == 2)
+
+
+async def test_a_late_abort_of_a_companion_that_is_done_hurts_nobody() -> None:
+    """1. the companion has handed over, its parent still works; 2. the companion is aborted: the abort is answered
+    3. the parent ends with its picture, made with the companion's hand-off
+    """
+    parents: list[wire.Submit] = []
+
+    def slow_parent(replica: FakeReplica, submit: wire.Submit) -> None:
+        replica.accept(submit)
+        if "%" in submit.request_id:
+            replica.done(submit, 0)
+        else:
+            parents.append(submit)
+
+    thinker, painter = FakeReplica(slow_parent), FakeReplica(picture, stage_id=1)
+    async with running_hub(thinker, painter, deploy=PAIR) as omni:
+        outputs = asyncio.ensure_future(collect(omni.generate({"prompt": "x"}, companions=NEGATIVE)))
+        orchestrator = omni._running_orchestrator()
+        await until(lambda: any("%" in name and each.is_done for name, each in machines(orchestrator)))
+        companion_id = next(name for name, _ in machines(orchestrator) if "%" in name)
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        orchestrator.rpc_async_queue.put_nowait(AbortRequest(companion_id, done=done))
+        assert await asyncio.wait_for(done, 30.0) is None
+        thinker.done(parents[0], 0)
+        assert any(output.data for output in await outputs)
+        (submit,) = painter.of(wire.Submit)
+        assert {ref.role for ref in submit.payloads} == {"", "negative"}
+
+
+def machines(orchestrator: Orchestrator) -> list[tuple[str, RequestMachine]]:
+    return [(name, active.machine) for name, active in orchestrator._requests.active.items()]
 
 
 async def test_one_that_hands_nothing_over_fails_the_request() -> None:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from hub.api.routes import ready_response
 from hub.async_omni import AsyncOmni
+from hub.orchestrator.active import AbortRequest
+from hub.orchestrator.requests import Requests
 from omni_discovery import wire
 from omni_discovery.curve import KeyPair
 from omni_discovery.errors import (
@@ -86,6 +89,43 @@ async def test_abort_by_name_ends_the_generator_with_a_summary_that_says_so() ->
         assert [(output.is_summary, output.finish_reason) for output in rest] == [(True, "abort")]
         await omni.abort("mine")
         await omni.abort("nobody's")
+
+
+async def test_an_abort_of_several_tells_which_replica_was_silent_and_ends_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """1. one of two replicas acknowledges nothing: TimeoutError that names its request, though both have ended
+    2. the hub fails at an abort: RuntimeError, and the other is aborted
+    """
+    loud, silent = FakeReplica(talk), FakeReplica(talk, replica_id=1)
+    silent.acknowledges_aborts = False
+    async with running_hub(loud, silent) as omni:
+
+        async def begin(name: str) -> tuple[FakeReplica, asyncio.Task[Any]]:
+            outputs = omni.generate({"prompt": "x"}, request_id=name)
+            await anext(outputs)
+            told = [each for each in (loud, silent) if any(name in one.request_id for one in each.of(wire.Submit))]
+            return told[0], asyncio.create_task(collect(outputs))
+
+        begun = {name: await begin(name) for name in ("a", "b")}
+        (late,) = [name for name, (replica, _) in begun.items() if replica is silent]
+        with pytest.raises(TimeoutError, match=f"^'{late}': replica 0/1 has not acknowledged the abort within 0.5 s"):
+            await omni.abort(["a", "nobody's", "b"])
+        for _, reading in begun.values():
+            assert [output.finish_reason for output in await reading] == ["abort"]
+
+        begun = {name: await begin(name) for name in ("c", "d")}
+        abort_request = Requests.abort_request
+
+        def broken(requests: Requests, abort: AbortRequest) -> None:
+            if abort.request_id.startswith("c~"):
+                raise ZeroDivisionError
+            abort_request(requests, abort)
+
+        monkeypatch.setattr(Requests, "abort_request", broken)
+        with pytest.raises(RuntimeError, match=r"^'c': the abort failed: a bug in the hub: ZeroDivisionError"):
+            await omni.abort(iter(["c", "d"]))
+        assert [output.finish_reason for output in await begun["d"][1]] == ["abort"]
+        with pytest.raises(RequestError, match="a bug in the hub"):
+            await begun["c"][1]
 
 
 async def test_a_name_may_be_used_again_at_once_after_an_abort() -> None:

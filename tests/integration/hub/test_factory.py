@@ -131,7 +131,7 @@ async def test_a_factory_that_fails_is_asked_again_when_the_record_changes(
     replica = FakeReplica(echo)
     async with hub_with(stumble, monkeypatch) as omni:
         show(omni, replica.info)
-        await until(lambda: "replica.unattached stage=0 replica=0" in caplog.text)
+        await until(lambda: "replica.unattached replica=0/0" in caplog.text)
         show(omni, replace(replica.info, queue_length=1))
         await until(lambda: omni.stage_status()[0].pickable == 1)
         assert await ask(omni, "x") == "x "

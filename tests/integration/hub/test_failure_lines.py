@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import re
 from collections.abc import AsyncIterator
@@ -128,7 +129,10 @@ async def test_a_client_that_leaves_is_no_failure_and_one_that_is_wrong_no_warni
 
 
 def test_the_lines_are_in_the_log_of_omni_serve_and_of_its_replicas(tmp_path: Path) -> None:
-    """As an operator has them: two replicas, FAIL twelve times, and each replica under its own name."""
+    """As an operator has them: two replicas, FAIL twelve times, and each replica under its own name.
+
+    /ready turns, with the reason, and lists who is ejected; after an answer it is as before.
+    """
     text = (
         "stages: [{stage_id: 0, engine: echo, engine_args: {fail_on: FAIL}, "
         "runtime: {num_replicas: 2}, final_output: text}]"
@@ -137,6 +141,15 @@ def test_the_lines_are_in_the_log_of_omni_serve_and_of_its_replicas(tmp_path: Pa
     try:
         hub.wait_ready()
         assert [hub.ask("FAIL")[0] for _ in range(12)] == [500] * 12
+        status, text = hub.get("/ready")
+        # A replica that has just come up begins a new count.
+        assert re.search(r"requests keep failing; stage 0: its last \d+ requests failed \(EngineFailedError\)", text)
+        assert status == 503
+        (ejected,) = json.loads(text)["stages"]["0"]["ejected"]
+        assert ejected["replica"] in ("0/0", "0/1")
+        assert ejected["why"].startswith("3 failures in a row, the last: engine")
+        assert hub.ask("hello")[0] == 200
+        assert hub.get("/ready")[0] == 200
     finally:
         hub.stop()
     found = [each.groupdict() for each in FIELDS.finditer(hub.text)]

@@ -189,7 +189,7 @@ async def test_replicas_are_replaced_under_load_without_an_error_and_no_request_
     }
     refused = [record.getMessage() for record in caplog.records if "replica.refused" in record.getMessage()]
     assert len(refused) == 1, refused
-    assert "stage=0 replica=99" in refused[0]
+    assert "replica=0/99" in refused[0]
     assert "another deploy document" in refused[0]
 
 

@@ -285,8 +285,8 @@ async def test_an_abort_waits_until_the_replica_knows_its_new_epoch() -> None:
         renewed = replace(replica.info, epoch=replica.info.epoch + 1000)
         show(omni, renewed)
         await until(lambda: renewed.epoch in [hello.epoch for hello in replica.of(wire.Hello)])
-        await omni.abort("r1")
-        await asyncio.sleep(0.05)
+        with pytest.raises(TimeoutError, match="'r1': replica 0/0 has not acknowledged the abort"):
+            await omni.abort("r1")
         assert not replica.of(wire.Abort)
         replica.info = renewed
         await until(lambda: {abort.epoch for abort in replica.of(wire.Abort)} == {renewed.epoch})

@@ -9,6 +9,8 @@ import socket
 import time
 from pathlib import Path
 
+import pytest
+
 from omni_discovery.clients import OmniCoordClientForStage
 from omni_discovery.commands.doctor import diagnose
 from omni_discovery.commands.doctor_checks import Finding, Grade, recent_findings
@@ -55,10 +57,42 @@ def test_a_record_without_a_lease_and_of_nobody_is_named_beside_an_endpoint_that
         )
         etcdctl(endpoint, "put", f"/omni/v1/{namespace}/replicas/0/0", encode_record(record).decode())
         problems = texts(diagnosed(f"{nobody},{endpoint}", namespace), Grade.PROBLEM)
-    assert [text.split(":")[0] for text in problems] == ["etcd", "lease", "pipeline", "address"]
+    assert [text.split(":")[0] for text in problems] == ["etcd", "namespace", "lease", "pipeline", "address"]
     assert f"{nobody} does not answer" in problems[0]
-    assert f"tcp://{nobody} (Connection refused)" in problems[3]
-    assert "tcp://[::1]:x (not an address)" in problems[3]
+    assert "no hub is registered" in problems[1]
+    assert f"tcp://{nobody} (Connection refused)" in problems[4]
+    assert "tcp://[::1]:x (not an address)" in problems[4]
+
+
+@pytest.mark.parametrize(
+    ("greeting", "told"),
+    [(None, "the process is stopped or hangs"), (b"SSH-2.0", "something else listens there"), (b"\xff\0", "")],
+)
+async def test_a_socket_that_connects_and_does_not_greet_is_named(
+    endpoint: str, namespace: str, greeting: bytes | None, told: str
+) -> None:
+    """The kernel takes connections for a process that is stopped; a socket of ZMQ that is well speaks first."""
+    closed: list[bool] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(greeting or b"")
+        await reader.read()
+        writer.close()
+        closed.append(True)
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as listener:
+        address = f"tcp://127.0.0.1:{listener.sockets[0].getsockname()[1]}"
+        record = ReplicaRecord(
+            stage_id=0, replica_id=0, input_addr=address, output_addr=address, status=ReplicaStatus.UP
+        )
+        await asyncio.to_thread(
+            etcdctl, endpoint, "put", f"/omni/v1/{namespace}/replicas/0/0", encode_record(record).decode()
+        )
+        findings = await diagnose(endpoint, RegistrySecurity(), namespace)
+        await eventually("both connections to be closed", lambda: len(closed) == 2)
+    assert [told in each.text for each in findings if each.topic == "address" and each.grade is Grade.PROBLEM] == (
+        [True] if told else []
+    )
 
 
 async def test_a_replica_that_lost_its_lease_leaves_the_story_of_it_for_doctor(

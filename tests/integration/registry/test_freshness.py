@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import signal
 import time
 from collections import Counter
 
-from omni_discovery.clients import OmniCoordClientForHub
+from omni_discovery.clients import OmniCoordClientForHub, OmniCoordClientForStage
 from omni_discovery.records import keys
+from omni_discovery.records.health import HubHealth, StageFailures
 from omni_discovery.records.schema import HubRecord
 from omni_discovery.view.freshness import LONGEST_ECHO_S, QUIET_S
 from omni_discovery.view.hub_watcher import ViewOptions
@@ -39,6 +41,39 @@ async def test_two_hubs_beat_under_their_leases_and_stay_fresh(endpoint: str, na
         assert first.get_replica_list().stale_since_s is None
         assert counts == Counter()
     await eventually("the beats to go with their leases", lambda: beat(endpoint, namespace, "a") == (0, 0))
+
+
+async def test_a_report_that_changed_is_seen_soon_by_who_only_reaches_etcd(endpoint: str, namespace: str) -> None:
+    """1. a registry in which a replica changes its load all the time, so that no hub's watch is quiet
+    2. a hub's report changes: its beat brings it all the same, and a command's client reads it
+    """
+    reports = [HubHealth(requests=1)]
+    options = ViewOptions(health=lambda: reports[-1])
+    replica = OmniCoordClientForStage(endpoint, "tcp://h:1", "tcp://h:2", 0, namespace=namespace)
+
+    async def keep_busy() -> None:
+        for load in itertools.count():
+            replica.update_info(queue_length=load % 100)
+            await asyncio.sleep(0.05)
+
+    with (
+        replica,
+        OmniCoordClientForHub(endpoint, namespace=namespace, hub=HubRecord(hub_id="a"), options=options) as hub,
+        OmniCoordClientForHub(endpoint, namespace=namespace) as reader,
+    ):
+        busy = asyncio.create_task(keep_busy())
+        try:
+            await asyncio.to_thread(replica.wait_registered, 30.0)
+            await asyncio.to_thread(hub.wait_synced, 30.0)
+            hub.request_beat()
+            await eventually("a beat", reader.read_beats, 30.0)
+            reports.append(HubHealth(requests=2, failures=[StageFailures(stage_id=0, failed=1)]))
+            hub.request_beat()
+            await eventually("the report", lambda: reader.read_beats()["a"].health == reports[-1], 30.0)
+            assert set(reader.read_beats()) == {"a"}
+        finally:
+            busy.cancel()
+    hub.request_beat()
 
 
 async def test_a_server_that_hangs_makes_the_view_stale_and_then_fresh_again(server: EtcdServer) -> None:

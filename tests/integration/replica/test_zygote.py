@@ -100,4 +100,4 @@ def test_a_model_folder_without_a_model_ends_the_supervisor_with_the_reason(
         assert deployment.start(0, 2).wait(STARTUP_S) == 2
         log = deployment.log().read_text()
     assert "no painter" in log
-    assert log.count("supervisor.starting") == 2
+    assert log.count("supervisor.starting") == 1

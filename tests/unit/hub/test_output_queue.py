@@ -61,10 +61,7 @@ async def test_an_output_that_a_bug_keeps_from_its_client_ends_that_request_and_
     queues = {"bad": OutputQueue(8, 1000), "good": OutputQueue(8, 1000)}
     aborted: list[AbortRequest] = []
 
-    def failed(_error: RequestError) -> None:
-        raise ValueError("a bug")
-
-    task = asyncio.create_task(deliver(source, queues, aborted.append, failed))
+    task = asyncio.create_task(deliver(source, queues, aborted.append))
     try:
         queues["bad"].put = None  # type: ignore[assignment,method-assign]
         source.put_nowait(("bad", OmniOutput("bad", 0, "text", text="x")))

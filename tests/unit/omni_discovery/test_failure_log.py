@@ -6,6 +6,7 @@ import logging
 from dataclasses import replace
 
 from omni_discovery.failure_log import Failure, FailureLog
+from omni_discovery.logs.lines import parse_message
 
 FAILURE = Failure("r1~7", "0", "0/1", 2, "EngineFailedError", "it broke")
 
@@ -17,13 +18,30 @@ class Bench:
         self.now_s = 100.0
         self.written: list[tuple[int, str]] = []
         self.log = FailureLog(
-            lambda level, line: self.written.append((level, line)), lambda: self.now_s, most_lines=3, window_s=10.0
+            lambda level, text, *values: self.written.append((level, text % values)),
+            lambda: self.now_s,
+            most_lines=3,
+            window_s=10.0,
         )
 
     def take_lines(self) -> list[str]:
         lines = [line for _, line in self.written]
         self.written.clear()
         return lines
+
+
+def line_of(failure: Failure) -> str:
+    template, arguments = failure.message()
+    return template % arguments
+
+
+def test_a_cause_can_not_say_that_another_replica_failed() -> None:
+    """The fields of a JSON line are those of the failure, whatever the engine's error or the client's id holds."""
+    forged = replace(FAILURE, request_id="r 1 replica=9/9", cause="no replica=9/9 kind=X 100% sure")
+    event, fields, text = parse_message(*forged.message())
+    assert (event, text) == ("request.failed", "")
+    assert (fields["request"], fields["replica"], fields["kind"]) == ("r_1_replica=9/9", "0/1", "EngineFailedError")
+    assert fields["cause"] == forged.cause
 
 
 def test_a_failure_is_one_line_with_all_that_leads_to_its_cause() -> None:
@@ -39,7 +57,7 @@ def test_a_failure_is_one_line_with_all_that_leads_to_its_cause() -> None:
 
 
 def test_what_is_not_known_is_a_dash_and_a_companion_names_its_parent() -> None:
-    line = Failure("r1~7%cfg%1", "", "", None, "StageUnavailableError", "", parent="r1~7").line()
+    line = line_of(Failure("r1~7%cfg%1", "", "", None, "StageUnavailableError", "", parent="r1~7"))
     assert line == (
         "request.failed request=r1~7%cfg%1 parent=r1~7 stage=- replica=- attempt=- kind=StageUnavailableError cause=-"
     )
@@ -47,7 +65,7 @@ def test_what_is_not_known_is_a_dash_and_a_companion_names_its_parent() -> None:
 
 def test_names_and_causes_of_any_kind_stay_on_one_bounded_line() -> None:
     cause = "it broke\n  at\x1b[31m line 3\r\n" + "x" * 10_000 + "; no attempts are left"
-    line = replace(FAILURE, request_id="a b\nrequest.failed request=c", cause=cause).line()
+    line = line_of(replace(FAILURE, request_id="a b\nrequest.failed request=c", cause=cause))
     assert line.isprintable()
     assert "request=a_b_request.failed_request=c stage=0" in line
     assert "cause=it broke at_[31m line 3 xxx" in line

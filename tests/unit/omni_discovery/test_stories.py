@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from omni_discovery.stories import Stories, read_stories
+from omni_discovery.stories import Stories, Waits, read_stories, read_waits
 
 
 def folder(tmp_path: Path) -> Path:
@@ -143,3 +143,43 @@ def test_the_file_is_its_users_alone_and_no_half_of_one_is_left(tmp_path: Path) 
     stories.flush()
     (file,) = (home / "n.stories").iterdir()
     assert file.stat().st_mode & 0o777 == 0o600
+
+
+def test_what_a_process_waits_for_is_read_until_it_waits_no_more(tmp_path: Path) -> None:
+    home, now_s = folder(tmp_path), [10.0]
+    waits = Waits(home, "n", "etcd:2379", lambda: now_s[0])
+    waits.begin("pipeline", "the supervisor of stage 0", "no etcd answers")
+    now_s[0] = 15.0
+    waits.begin("pipeline", "the supervisor of stage 0", "no pipeline")
+    waits.begin("0", "the supervisor of stage 0", "x" * 10_000)
+    first, second = read_waits(home, "n")
+    assert (first.since_s, first.reason, first.pid, first.endpoints) == (10.0, "no pipeline", os.getpid(), "etcd:2379")
+    assert (second.since_s, len(second.reason)) == (15.0, 500)
+    assert read_waits(home, "other") == []
+    waits.end("pipeline")
+    waits.end("pipeline")
+    assert [wait.since_s for wait in read_waits(home, "n")] == [15.0]
+    waits.close()
+    waits.close()
+    assert read_waits(home, "n") == []
+    assert list((home / "n.waits").iterdir()) == []
+
+
+def test_waits_of_a_process_that_has_ended_are_none(tmp_path: Path) -> None:
+    home = folder(tmp_path)
+    Waits(home, "n", "").begin("k", "w", "r")
+    (file,) = (home / "n.waits").iterdir()
+    file.rename(file.with_name("4194305.json"))
+    (home / "n.waits" / f"{os.getpid()}.json").write_text("{")
+    assert read_waits(home, "n") == []
+    assert not file.with_name("4194305.json").exists()
+
+
+def test_waits_that_can_not_be_written_hold_nobody_up(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    home = folder(tmp_path)
+    home.chmod(0o777)
+    waits = Waits(home, "n", "")
+    waits.begin("a", "w", "r")
+    waits.begin("b", "w", "r")
+    assert read_waits(home, "n") == []
+    assert caplog.text.count("waits.not_written") == 1

@@ -43,6 +43,7 @@ LAYERS = {
             "log_once",
             "failure_log",
             "lazy",
+            "logs",
             "plugins",
             "list_watch",
             "stories",

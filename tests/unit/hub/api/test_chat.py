@@ -107,7 +107,6 @@ async def answer_to(pieces: list[bytes], **headers: str) -> tuple[int, dict[str,
     }
     omni = AsyncOmni(DEPLOY, "hub-1", None)
     response = await ChatCompletions(omni, DEPLOY).respond(Request(scope, receive))
-    assert response.headers["x-request-id"].startswith("chatcmpl-")
     refused = omni.metrics.get_sample_value("omni_hub_requests_total", {"outcome": "BodyTooLongError"})
     assert refused == (response.status_code == 413)
     return response.status_code, json.loads(bytes(response.body))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import Counter
 from types import SimpleNamespace
 from typing import Any
@@ -11,14 +12,17 @@ from typing import Any
 import pytest
 
 from hub.orchestrator import failures
-from hub.orchestrator.failures import RequestFailures, failure_of
+from hub.orchestrator.failures import RequestFailures, failing_stage, failure_of
 from hub.request.events import ReplicaRef
+from hub.request.recent import RecentRequests
 from hub.request.state import Phase, StageRun
 from omni_discovery.errors import (
     DeadlineExceededError,
     EngineFailedError,
     HubUnavailableError,
     InvalidRequestError,
+    OverloadedError,
+    ReplicaLostError,
     RequestError,
     StageUnavailableError,
 )
@@ -35,7 +39,7 @@ def run_of(stage_id: int, *phases: Phase, attempt: int = -1, failure: RequestErr
 
 
 def active_of(*runs: StageRun, parent_id: str = "") -> Any:
-    request = SimpleNamespace(request_id="r~1", parent_id=parent_id)
+    request = SimpleNamespace(request_id="r~1", parent_id=parent_id, label="")
     return SimpleNamespace(request=request, machine=SimpleNamespace(runs={run.stage_id: run for run in runs}))
 
 
@@ -74,6 +78,20 @@ def test_a_request_that_was_never_dispatched_and_one_whose_stages_are_done() -> 
 
 def test_a_companion_names_its_parent() -> None:
     assert failure_of(active_of(run_of(0), parent_id="p~1"), DeadlineExceededError("")).parent == "p~1"
+
+
+async def test_failures_are_counted_by_stage_for_the_hubs_report_and_mistakes_of_clients_are_not() -> None:
+    recent = RecentRequests()
+    log = RequestFailures(lambda *_: None, recent)
+    for error in (EngineFailedError("it broke"), InvalidRequestError("no"), DeadlineExceededError("late")):
+        log.count_end()
+        log.log_failure(active_of(run_of(0, *DONE, attempt=0), run_of(1, *DONE[:2], attempt=0)), error)
+    log.log_failure(active_of(run_of(0), parent_id="p~1"), EngineFailedError("a companion's is its parent's"))
+    now_s = time.monotonic()
+    (stage,) = recent.failures(now_s, 0.0)
+    assert (stage.stage_id, stage.kinds) == (1, {"EngineFailedError": 1, "DeadlineExceededError": 1})
+    assert recent.requests(now_s) == 3
+    log.close()
 
 
 async def test_a_storm_is_summed_up_by_a_timer_and_at_the_end(
@@ -118,3 +136,35 @@ async def test_a_line_that_can_not_be_made_does_not_stop_the_requests_end(caplog
     broken: Any = SimpleNamespace(request=SimpleNamespace(request_id="r~1"))
     RequestFailures(lambda *_: None).log_failure(broken, EngineFailedError("it broke"))
     assert caplog.messages == ["request.failure_not_logged request=r~1"]
+
+
+def failing(
+    error: RequestError, *, timeout_s: float = 10.0, segmented: bool = False, behind: bool = False
+) -> int | None:
+    """The stage that counts as failing, of a request whose stage 1 had that failure and whose usual time is 10 s."""
+    active = active_of(run_of(0, *DONE, attempt=0), run_of(1, *DONE[:2], attempt=0, failure=error))
+    active.request.timeout_s, active.request.segmented = timeout_s, segmented
+    active.machine.is_client_behind = behind
+    run = failing_stage(active, error, 10.0)
+    return None if run is None else run.stage_id
+
+
+@pytest.mark.parametrize("kind", [EngineFailedError, ReplicaLostError, DeadlineExceededError])
+def test_a_stage_that_did_not_do_its_work_counts_as_failing(kind: type[RequestError]) -> None:
+    assert failing(kind("x")) == 1
+
+
+@pytest.mark.parametrize(
+    "error",
+    [InvalidRequestError("x"), OverloadedError("x"), StageUnavailableError(1, "x"), HubUnavailableError(1, "x")],
+)
+def test_a_wrong_request_and_a_stage_without_replicas_are_no_failing_stage(error: RequestError) -> None:
+    assert failing(error) is None
+
+
+def test_a_deadline_that_is_the_clients_own_doing_does_not_count() -> None:
+    """A short timeout, a client that does not read, one that has more input to send: any client could do that."""
+    late = DeadlineExceededError("x")
+    assert failing(late, timeout_s=9.9) is None
+    assert failing(late, behind=True) is None
+    assert failing(late, segmented=True) is None

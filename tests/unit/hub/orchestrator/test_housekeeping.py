@@ -109,7 +109,7 @@ async def test_a_client_that_raises_keeps_no_other_replica_from_being_asked(
     await asyncio.sleep(0.07)
     assert [scene.clients[addr].wanted[:2] for addr in ("b0", "a1")] == [[1, 1], [1, 1]]
     assert [record.getMessage().partition(":")[0] for record in caplog.records if record.exc_info] == [
-        "credits.bug stage=0 replica=0 epoch=0"
+        "credits.bug replica=0/0 epoch=0"
     ]
     for pick in picks:
         pick.cancel()

@@ -10,7 +10,7 @@ import pytest
 from hub.api.errors import BodyTooLongError, ModelNotFoundError
 from hub.metrics import HubMetrics
 from hub.orchestrator.rejection_log import RejectionLog, log_revocation
-from omni_discovery.errors import EngineFailedError, InvalidRequestError, OverloadedError, StageUnavailableError
+from omni_discovery.errors import InvalidRequestError, OverloadedError
 
 
 def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -61,18 +61,14 @@ async def test_a_clients_own_mistake_has_a_public_name_and_is_no_warning(caplog:
     assert counted(metrics, "ModelNotFoundError") == 1
 
 
-async def test_an_empty_stage_is_told_and_other_failures_are_not(caplog: pytest.LogCaptureFixture) -> None:
-    """What requests that were taken end with is counted elsewhere; what is untold when the hub closes is told then."""
-    metrics = HubMetrics()
-    rejections = RejectionLog(metrics)
-    rejections.failed(EngineFailedError("it broke"))
+async def test_what_is_untold_when_the_hub_closes_is_told_then(caplog: pytest.LogCaptureFixture) -> None:
+    rejections = RejectionLog(HubMetrics())
     for _ in range(3):
-        rejections.failed(StageUnavailableError(1, "nobody"))
+        rejections.count(OverloadedError("full"))
     rejections.close()
     rejections.close()
-    text = "hub.stage_unavailable stage=1 count={}: nobody"
+    text = "hub.refused error=OverloadedError count={}: full"
     assert lines(caplog) == [text.format(1), text.format(2)]
-    assert counted(metrics, "StageUnavailableError") is None
 
 
 def test_a_hub_says_once_that_it_is_revoked_and_once_that_it_is_allowed(caplog: pytest.LogCaptureFixture) -> None:

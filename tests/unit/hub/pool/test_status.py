@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import replace
+from datetime import datetime
 from typing import Any
 
 import pytest
@@ -37,6 +39,8 @@ def pool_of(*infos: ReplicaInfo) -> StagePool:
         ({"cordoned": True}, "cordoned"),
         ({"status": ReplicaStatus.DRAINING}, "draining"),
         ({"status": ReplicaStatus.STARTING}, "starting"),
+        ({"status": ReplicaStatus.STARTING, "phase": "loading the model"}, "starting (loading the model)"),
+        ({"status": ReplicaStatus.STARTING, "phase": "ready"}, "starting"),
         ({"status": ReplicaStatus.STARTING, "phase": "asleep"}, "asleep"),
         ({"status": ReplicaStatus.ERROR, "reason": "out of memory"}, "with an error (out of memory)"),
         ({"weight": 0.0}, "of weight 0"),
@@ -70,6 +74,65 @@ async def test_a_replica_whose_security_differs_is_named_by_ready_and_by_the_503
         with pytest.raises(StageUnavailableError, match=r"2 registered: .*1 unusable \(its record holds no CURVE"):
             async for _ in omni.generate({"prompt": "x"}):
                 pass
+    finally:
+        await omni.close()
+
+
+def test_a_stage_fails_after_five_failures_in_a_row_until_half_a_minute_is_quiet() -> None:
+    """1. four in a row are not enough, the fifth is; 2. half a minute later it is ready to be tried
+    3. one more failure: it fails again, and one request that is served ends the streak
+    """
+    pool = pool_of(UP).core
+    for number in range(4):
+        pool.stage_failed("ReplicaLostError", float(number))
+    assert pool.status.failures.describe(4.0) == ""
+    pool.stage_failed("EngineFailedError", 4.0)
+    told = pool.status.failures.describe(6.0)
+    assert told == "its last 5 requests failed (ReplicaLostError, EngineFailedError), the last 2 s ago"
+    assert pool.status.failures.describe(35.0) == ""
+    pool.stage_failed("ReplicaLostError", 50.0)
+    assert pool.status.failures.describe(50.0).startswith("its last 6 requests failed (EngineFailedError, Replica")
+    pool.stage_served()
+    assert pool.status.failures.describe(50.0) == ""
+
+
+def test_a_new_process_of_a_stage_ends_its_streak_and_a_session_that_is_back_does_not() -> None:
+    pool = pool_of(UP).core
+    for _ in range(5):
+        pool.stage_failed("EngineFailedError", 1.0)
+    pool.session_down("tcp://h:0", 1.0)
+    pool.session_up("tcp://h:0", 1.0)
+    assert pool.status.failures.count == 5
+    pool.upsert(replace(UP, input_addr="tcp://h:0", pid=7), 1.0)
+    pool.session_up("tcp://h:0", 1.0)
+    assert pool.status.failures.count == 0
+
+
+async def test_ready_lists_what_is_ejected_and_turns_while_requests_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    """1. a replica of three is ejected: ready, and the replica is listed with when and why
+    2. five requests have failed in a row: not ready, and the reason quotes no engine
+    """
+    omni = AsyncOmni(deploy_of(ONE_STAGE), "hub-1", None, HubConfig())
+    await omni.start()
+    try:
+        pool = pool_of(UP, UP, UP).core
+        monkeypatch.setattr(omni, "stage_status", lambda: (pool.status,))
+        monkeypatch.setattr(omni, "troubles", lambda: pool.troubles(time.monotonic(), time.time()))
+        for _ in range(3):
+            pool.failed("tcp://h:1", time.monotonic(), "its engine raised")
+        response = ready_response(omni)
+        stage = json.loads(bytes(response.body))["stages"]["0"]
+        assert (response.status_code, stage["pickable"]) == (200, 3)
+        (ejected,) = stage["ejected"]
+        assert (ejected["replica"], ejected["why"]) == ("0/1", "3 failures in a row, the last: its engine raised")
+        assert 0.0 <= datetime.fromisoformat(ejected["until"]).timestamp() - time.time() + 1.0 < 3.0
+        for _ in range(5):
+            pool.stage_failed("EngineFailedError", time.monotonic())
+        response = ready_response(omni)
+        body = json.loads(bytes(response.body))
+        assert (response.status_code, body["ready"]) == (503, False)
+        assert "stage 0: its last 5 requests failed (EngineFailedError)" in body["reason"]
+        assert body["stages"]["0"]["failing"].startswith("its last 5 requests failed")
     finally:
         await omni.close()
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
+import pytest
+
 from hub.config import HubConfig
 from hub.orchestrator.aborts import AbortTracker
 from hub.orchestrator.retry_budget import PacedRetries, RetryDue
@@ -96,9 +98,19 @@ async def test_a_cancel_is_done_when_the_last_replica_has_acknowledged() -> None
 async def test_a_replica_that_never_acknowledges_holds_a_cancel_no_longer_than_the_timeout() -> None:
     aborts = AbortTracker(timeout_s=0.02)
     done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    aborts.abort_sent("r", "silent")
+    aborts.abort_sent("r", "silent", "0/7")
+    second: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    aborts.abort_sent("r", "silent, too", "0/1")
     aborts.when_quiet(["r"], done)
-    await asyncio.wait_for(done, 1.0)
+    aborts._timeout_s = 60.0
+    aborts.when_quiet(["r"], second)
+    with pytest.raises(TimeoutError, match="replica 0/1, 0/7 has not acknowledged the abort within"):
+        await done
+    # Whoever asks later has the whole time to wait, too.
+    assert not second.done()
+    aborts.acknowledged("r", "silent")
+    aborts.acknowledged("r", "silent, too")
+    assert second.result() is None
     nobody: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     aborts.when_quiet(["nobody works on it"], nobody)
     assert nobody.done()

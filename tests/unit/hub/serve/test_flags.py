@@ -86,6 +86,7 @@ def test_how_many_replicas_run_here(
         ([*HEADLESS, "--host", "0.0.0.0"], "--host is a hub's"),
         ([*HEADLESS, "--api", "vllm"], "--headless has no HTTP API"),
         ([*HEADLESS, "--admin-api"], "--headless has no HTTP API"),
+        ([*HEADLESS, "--access-log"], "--headless has no HTTP API: leave out --access-log"),
         ([*HEADLESS, "--max-waiting", "4"], "--max-waiting is a hub's"),
         ([*HEADLESS, "--otlp-traces-endpoint", "http://h:4318/v1/traces"], "is for a hub"),
     ],

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from omni_discovery.backoff import RestartPauses
 from omni_discovery.commands.stage_options import StageOptions
 from omni_discovery.metrics.samples import ReplicaSample, encode_sample
 from omni_discovery.records.schema import ReplicaInfo, ReplicaStatus
+from omni_discovery.stories import Waits, read_waits
 from omni_discovery.view.table import View
 
 UP = ReplicaInfo("tcp://h:1", "tcp://h:2", 0, ReplicaStatus.UP, 0, 0.0, 0.0, 0, epoch=8)
@@ -140,6 +142,21 @@ def test_a_start_that_the_machine_refuses_is_tried_again(bench: Bench, monkeypat
     assert bench.stages.restart_ended() == []
     monkeypatch.setattr(local_stages.subprocess, "Popen", bench.spawn)
     assert bench.pause_s() == 1.0
+
+
+def test_a_stage_that_is_to_be_started_again_is_told_as_waiting(tmp_path: Path, bench: Bench) -> None:
+    home = tmp_path / "omni"
+    home.mkdir(mode=0o700)
+    bench.stages.waits = Waits(home, "n", "e:1")
+    bench.end(1)
+    (wait,) = read_waits(home, "n")
+    assert (wait.who, wait.reason) == (
+        "the hub with its local stage 0",
+        "its supervisor ended with exit code 1 and is started again after 0.5 s",
+    )
+    bench.now_s += 60.0
+    bench.stages.restart_ended()
+    assert read_waits(home, "n") == []
 
 
 def send(bench: Bench, content: bytes) -> None:

@@ -73,12 +73,15 @@ class FakeStages:
         ends, self.ends = self.ends, []
         return ends
 
+    def starting(self) -> dict[int, int]:
+        return {}
+
 
 async def test_a_stage_that_is_misconfigured_ends_the_hub_only_if_it_never_was_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(app, "_SUPERVISOR_CHECK_S", 0.01)
-    omni = cast("Any", SimpleNamespace(is_running=True))
+    omni = cast("Any", SimpleNamespace(is_running=True, is_revoked=False, stage_status=tuple, serving_replicas=tuple))
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         hub = app._Hub(cast("Any", None), "", listener, None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import multiprocessing
 import os
 import threading
@@ -99,6 +100,33 @@ def test_nothing_is_updated_after_close() -> None:
     hub.close()
     with pytest.raises(RuntimeError, match="Client already closed"):
         hub.create_pipeline(b"{}")
+
+
+def test_an_update_while_the_client_closes_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """1. the record is being withdrawn, which may take a while; 2. updates and a second close are refused meanwhile"""
+    begun, may_end = threading.Event(), threading.Event()
+    replica = stage()
+    withdraw = replica._close_on_loop
+
+    async def slowly() -> None:
+        begun.set()
+        await asyncio.to_thread(may_end.wait, 30.0)
+        await withdraw()
+
+    monkeypatch.setattr(replica, "_close_on_loop", slowly)
+    closing = threading.Thread(target=replica.close)
+    closing.start()
+    try:
+        assert begun.wait(30.0)
+        with pytest.raises(RuntimeError, match=r"^Client is closing$"):
+            replica.update_info(queue_length=1)
+        with pytest.raises(RuntimeError, match="Client already closed"):
+            replica.close()
+    finally:
+        may_end.set()
+        closing.join(30.0)
+    with pytest.raises(RuntimeError, match="Client already closed"):
+        replica.update_info(queue_length=1)
 
 
 def test_an_update_of_nothing_names_both_arguments() -> None:

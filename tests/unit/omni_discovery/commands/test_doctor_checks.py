@@ -15,14 +15,16 @@ from omni_discovery.commands.doctor_checks import (
     examine,
     judge_version,
     recent_findings,
+    waiting_findings,
 )
 from omni_discovery.deploy.document import decode_deploy
 from omni_discovery.deploy.fingerprint import document_fingerprint, stage_fingerprint
 from omni_discovery.kv import KeyValue, Listing
 from omni_discovery.records import keys
 from omni_discovery.records.beat import BeatRecord
+from omni_discovery.records.health import HubHealth, ReplicaTrouble, StageFailures
 from omni_discovery.records.schema import HubRecord, ReplicaRecord, ReplicaStatus, encode_record
-from omni_discovery.stories import Story
+from omni_discovery.stories import Story, Wait
 from omni_discovery.view.table import ReplicaTable
 
 NOW_S = 5000.0
@@ -48,8 +50,24 @@ FORCE = (keys.pipeline_key("n"), PIPELINE)
 NO_LEASE = ("pipeline", "control")
 
 
-def found(*items: tuple[str, bytes], namespaces: dict[str, int] | None = None, bare: bool = False) -> list[Finding]:
-    """The findings about keys written in this order, each but plain ones under a lease unless ``bare``."""
+def report(hub_id: str = "hub-1", **health: Any) -> tuple[str, bytes]:
+    """The beat of a hub that reports."""
+    return keys.beat_key("n", hub_id), msgspec.json.encode(BeatRecord(written_at=NOW_S, health=HubHealth(**health)))
+
+
+def found(
+    *items: tuple[str, bytes],
+    namespaces: dict[str, int] | None = None,
+    bare: bool = False,
+    silent: bool = False,
+) -> list[Finding]:
+    """The findings about keys written in this order, each but plain ones under a lease unless ``bare``.
+
+    Hubs without a beat report that all is well, unless they are ``silent``.
+    """
+    names = [key for key, _ in items]
+    calm = [report(hub[0].rpartition("/")[2]) for hub in (HUB, PLAIN_HUB) if hub[0] in names]
+    items += tuple(beat for beat in calm if beat[0] not in names and not silent)
     listed = tuple(
         KeyValue(key, value, number, number, 0 if bare or key.split("/")[4] in NO_LEASE else 7)
         for number, (key, value) in enumerate(items, 10)
@@ -66,7 +84,7 @@ def wrong(findings: list[Finding], grade: Grade = Grade.PROBLEM) -> list[str]:
 def test_nothing_is_wrong_with_what_is_right() -> None:
     findings = found(FORCE, HUB, record())
     assert wrong(findings) == wrong(findings, Grade.NOTE) == []
-    assert {each.topic for each in findings} == {"namespace", "record", "lease", "clock", "pipeline"}
+    assert {each.topic for each in findings} == {"namespace", "record", "lease", "clock", "pipeline", "requests"}
 
 
 def test_an_empty_namespace_beside_full_ones_is_the_wrong_namespace() -> None:
@@ -262,3 +280,75 @@ def test_a_story_that_repeats_itself_is_shortened() -> None:
         failed[-1],
         "12:00:30 lost: gone",
     ]
+
+
+def test_replicas_without_a_hub_are_wrong() -> None:
+    (finding,) = [each for each in found(FORCE, record()) if each.grade is Grade.PROBLEM]
+    assert finding.text == "no hub is registered: nobody sends requests to these replicas"
+    assert "--hub-only" in finding.advice
+
+
+def trouble(kind: str, replica_id: int = 0, epoch: int = 12, **fields: Any) -> ReplicaTrouble:
+    return ReplicaTrouble(stage_id=0, replica_id=replica_id, epoch=epoch, kind=kind, **fields)
+
+
+@pytest.mark.parametrize(
+    ("kind", "told"),
+    [
+        ("ejected", "replica 0/0 is ejected until"),
+        ("probed", "replica 0/0 is on probation at hub hub-1"),
+        ("no-session", "replica 0/0 is up by its record, but without a session with hub hub-1"),
+        ("unusable", "replica 0/0 is unusable for hub hub-1"),
+        ("what a later release says", "replica 0/0 is what a later releas"),
+    ],
+)
+def test_a_replica_that_a_hub_does_not_use_is_wrong_and_the_hub_is_named(kind: str, told: str) -> None:
+    health = report(troubles=[trouble(kind, until=NOW_S + 9, reason="3 failures in a row")])
+    findings = found(FORCE, HUB, record(pid=42), health)
+    (finding,) = [each for each in findings if each.grade is Grade.PROBLEM]
+    assert finding.text.startswith(told)
+    assert finding.text.endswith(": 3 failures in a row")
+    assert "hub-1" in finding.text
+    assert finding.advice == "see its log on gpu-7, process 42"
+
+
+def test_a_replica_that_vanished_is_wrong_until_another_life_of_it_is_there() -> None:
+    """The hub's beat may be older than the replica's return."""
+    gone = report(troubles=[trouble("lost", 1, 5, since=NOW_S - 60, host="gpu-8", pid=9)])
+    (text,) = wrong(found(FORCE, HUB, record(), gone))
+    assert "replica 0/1 was lost at" in text
+    assert "(process 9 on gpu-8) and not replaced, says hub hub-1" in text
+    back = report(troubles=[trouble("ejected", epoch=3)])
+    assert wrong(found(FORCE, HUB, record(), back)) == [], "that was another life of 0/0"
+
+
+@pytest.mark.parametrize(
+    ("requests", "failed", "grade"),
+    [(12, 12, Grade.PROBLEM), (1, 1, Grade.PROBLEM), (1000, 10, Grade.PROBLEM), (1001, 10, Grade.NOTE)],
+)
+def test_failing_requests_are_wrong_and_few_among_many_are_a_note(requests: int, failed: int, grade: Grade) -> None:
+    failures = [StageFailures(stage_id=0, failed=failed, kinds={"EngineFailedError": failed})]
+    findings = found(FORCE, HUB, record(), report(requests=requests, failures=failures))
+    (finding,) = [each for each in findings if each.topic == "requests"]
+    assert finding.grade is grade
+    assert f"hub hub-1: {failed} of {requests} request" in finding.text
+    assert f"stage 0: {failed} EngineFailedError" in finding.text
+    assert "request.failed" in finding.advice
+
+
+def test_a_process_that_waits_is_wrong_and_one_at_another_etcd_is_told_so() -> None:
+    def wait(since_s: float, endpoints: str = "http://etcd:2379") -> Wait:
+        return Wait(pid=7, since_s=since_s, who="the supervisor of stage 0", reason="no\npipeline", endpoints=endpoints)
+
+    waits = [wait(NOW_S - 60), wait(NOW_S - 30, "elsewhere:2379"), wait(NOW_S - 0.2)]
+    here, there = waiting_findings(waits, "other:2379,etcd:2379", NOW_S)
+    assert here.grade is Grade.PROBLEM
+    assert here.text == "the supervisor of stage 0, process 7 of this machine, waits for 60 s: no pipeline"
+    assert "process 7 of this machine, at the etcd elsewhere:2379, waits" in there.text
+
+
+def test_a_hub_that_does_not_report_is_told_as_unknown_not_as_well() -> None:
+    for more in ((), (beat(),)):
+        findings = found(FORCE, HUB, record(), *more, silent=True)
+        assert [each.grade for each in findings if each.topic == "requests"] == [Grade.NOTE]
+        assert "hub hub-1 does not report" in wrong(findings, Grade.NOTE)[0]

@@ -2,18 +2,43 @@
 
 from __future__ import annotations
 
+import io
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
-from omni_discovery.commands.history import history_table, read_registry
-from omni_discovery.commands.history_log import EventReader, HistoryLog, Life, Transition, history_file, lives, read_log
+from omni_discovery.commands.history import (
+    RegistryPast,
+    history_table,
+    hub_history_table,
+    merge,
+    read_registry,
+    reasons,
+)
+from omni_discovery.commands.history_log import (
+    EventReader,
+    HistoryLog,
+    HubTransition,
+    Life,
+    Transition,
+    history_file,
+    lives,
+    read_log,
+)
 from omni_discovery.kv import DeleteEvent, KeyValue, PutEvent, WatchEvent
 from omni_discovery.records import keys
-from omni_discovery.records.schema import ReplicaInfo, ReplicaRecord, ReplicaStatus, encode_record
+from omni_discovery.records.schema import (
+    DRAINED_BY_OPERATOR,
+    HubRecord,
+    ReplicaInfo,
+    ReplicaRecord,
+    ReplicaStatus,
+    encode_record,
+)
 from omni_discovery.testing import FakeKV, ManualClock
 from omni_discovery.view.table import Delta, View
 
@@ -42,7 +67,12 @@ def put(status: ReplicaStatus, at_s: float, revision: int, epoch: int = 5, **fie
 
 def read(*events: WatchEvent) -> list[Transition]:
     reader = EventReader("n")
-    return [transition for event in events for transition in reader.read_event(event)]
+    every = [transition for event in events for transition in reader.read_event(event)]
+    return [transition for transition in every if isinstance(transition, Transition)]
+
+
+def logged(file: Path) -> list[Transition]:
+    return [transition for transition in read_log(file) if isinstance(transition, Transition)]
 
 
 STARTS = put(ReplicaStatus.STARTING, 100.0, 5)
@@ -65,7 +95,7 @@ def test_only_what_changes_a_life_is_told_not_each_new_load() -> None:
 def test_a_life_that_withdrew_and_one_that_was_lost() -> None:
     (life,) = lives(read(STARTS, IS_UP, WITHDRAWS, GONE))
     assert (life.registered_at_s, life.up_at_s, life.seen_at_s, life.is_gone) == (100.0, 103.0, 120.0, True)
-    assert (life.end, life.host, life.pid) == ("withdrew", "gpu-7", 42)
+    assert (life.end, life.host, life.pid) == ("stopped", "gpu-7", 42)
     assert [life.end for life in lives(read(STARTS, IS_UP, GONE))] == ["lost"]
     failed = put(ReplicaStatus.ERROR, 105.0, 7, reason="the engine died")
     assert [life.end for life in lives(read(STARTS, IS_UP, failed, GONE))] == ["failed: the engine died"]
@@ -76,6 +106,15 @@ def test_a_life_that_withdrew_and_one_that_was_lost() -> None:
 def test_two_lives_of_one_key_are_two_also_if_the_end_of_the_first_was_compacted() -> None:
     first, second = lives(read(IS_UP, put(ReplicaStatus.UP, 203.0, 20, epoch=19)))
     assert (first.epoch, second.epoch) == (5, 19)
+
+
+def test_a_drain_by_an_operator_is_told_from_a_stop_and_from_a_failure() -> None:
+    asked = put(ReplicaStatus.DRAINING, 110.0, 7, reason=DRAINED_BY_OPERATOR)
+    drained = put(ReplicaStatus.DOWN, 120.0, 8, reason=DRAINED_BY_OPERATOR)
+    assert [life.end for life in lives(read(IS_UP, asked, drained, GONE))] == ["drained by an operator"]
+    stopped = put(ReplicaStatus.DRAINING, 110.0, 7)
+    assert [life.end for life in lives(read(IS_UP, stopped, WITHDRAWS, GONE))] == ["stopped"]
+    assert [life.end for life in lives(read(IS_UP, asked, GONE))] == ["lost while draining"]
 
 
 def test_values_that_can_not_be_read_and_keys_of_others_are_passed_over() -> None:
@@ -111,9 +150,9 @@ def test_an_epoch_that_comes_again_on_a_fresh_etcd_is_another_life(tmp_path: Pat
     log.append_changes(View(changed_at=160.0), Delta(removed=(info(),)))
     later = info(pid=43)
     HistoryLog(file).append_changes(View(changed_at=300.0), Delta(added=(later,)))
-    assert [(life.pid, life.end) for life in lives(read_log(file), [later])] == [(42, "lost"), (43, "")]
+    assert [(life.pid, life.end) for life in lives(logged(file), [later])] == [(42, "lost"), (43, "")]
     log.append_changes(View(changed_at=310.0), Delta(updated=(replace(later, pid=44),)))
-    assert [(life.pid, life.registered_at_s) for life in lives(read_log(file))][-1] == (44, 100.0)
+    assert [(life.pid, life.registered_at_s) for life in lives(logged(file))][-1] == (44, 100.0)
 
 
 def test_a_reason_of_several_lines_is_one_line_of_the_table() -> None:
@@ -130,8 +169,8 @@ def test_a_hub_writes_what_changes_and_reads_it_back(tmp_path: Path) -> None:
     log.append_changes(view, Delta(updated=(info(),)))
     log.append_changes(view, Delta(updated=(info(queue_length=9),)))
     log.append_changes(view, Delta(removed=(info(),)))
-    assert [each.what for each in read_log(file)] == ["registered", "starting", "up", "gone"]
-    (life,) = lives(read_log(file))
+    assert [each.what for each in logged(file)] == ["registered", "starting", "up", "gone"]
+    (life,) = lives(logged(file))
     assert (life.up_at_s, life.gone_at_s, life.end) == (103.0, 150.0, "lost")
 
 
@@ -140,7 +179,7 @@ def test_the_log_stays_within_its_bound_and_keeps_the_newest(tmp_path: Path) -> 
     for epoch in range(1, 200):
         log.append_changes(View(changed_at=1.0), Delta(added=(info(epoch=epoch),)))
     assert sum(file.stat().st_size for file in tmp_path.iterdir()) < 5000
-    assert max(each.epoch for each in read_log(tmp_path / "n.history.jsonl")) == 199
+    assert max(each.epoch for each in logged(tmp_path / "n.history.jsonl")) == 199
 
 
 def test_a_log_that_can_not_be_written_holds_nobody_up_and_broken_lines_are_left_out(tmp_path: Path) -> None:
@@ -160,13 +199,106 @@ async def test_what_the_registry_remembers_is_read_from_its_oldest_revision_on()
     await kv.put(KEY, value(ReplicaStatus.UP, 103.0))
     await kv.delete(KEY)
     await kv.put(KEY, value(ReplicaStatus.UP, 203.0))
-    transitions, present, oldest = await read_registry(kv, "n")
-    assert [life.is_gone for life in lives(transitions, present)] == [True, False]
-    assert oldest == 1
+    past = await read_registry(kv, "n")
+    assert [life.is_gone for life in merge(past, [])[0]] == [True, False]
+    assert (past.oldest, past.registry) == (1, "1")
     kv.compact()
-    transitions, present, oldest = await read_registry(kv, "n")
-    assert [life.is_gone for life in lives(transitions, present)] == [False]
-    assert oldest > 1
+    past = await read_registry(kv, "n")
+    assert [life.is_gone for life in merge(past, [])[0]] == [False]
+    assert past.oldest > 1
+
+
+HUB = HubRecord(hub_id="front-1", host="front", pid=7, started_at=50.0, version="0.2")
+
+
+async def test_hubs_have_lives_too() -> None:
+    """1. a hub registers, renews its record and goes; 2. another is there: both are told, the first as ended"""
+    kv, key = FakeKV(ManualClock()), keys.hub_key("n", "front-1")
+    await kv.put(key, encode_record(HUB))
+    await kv.put(key, encode_record(HUB))
+    await kv.put(keys.hub_key("n", "bad"), b"{")
+    await kv.delete(key)
+    await kv.put(keys.hub_key("n", "front-2"), encode_record(HubRecord(hub_id="front-2", pid=8, started_at=60.0)))
+    past = await read_registry(kv, "n")
+    _, (first, second), _ = merge(past, [])
+    assert (first.hub_id, first.pid, first.started_at_s, first.end) == ("front-1", 7, 50.0, "stopped or lost")
+    assert (second.hub_id, second.is_gone, second.end) == ("front-2", False, "")
+    stop = HubTransition(
+        hub_id="front-1", what="stopped", at_s=99.0, host="front", pid=7, started_at=50.0, registry="1"
+    )
+    _, (first, _), _ = merge(past, [stop])
+    assert (first.gone_at_s, first.end) == (99.0, "stopped")
+
+
+def test_a_hub_writes_which_hubs_come_and_go_and_its_own_stop(tmp_path: Path) -> None:
+    file = history_file(tmp_path / "omni", "n")
+    log, other = HistoryLog(file), HubRecord(hub_id="front-2", pid=8, started_at=60.0)
+    log.append_changes(View(changed_at=1.0, cluster_id=255, hubs={"front-1": HUB}), Delta(hubs_changed=True))
+    both = {"front-1": HUB, "front-2": other}
+    log.append_changes(View(changed_at=2.0, cluster_id=255, hubs=both), Delta(hubs_changed=True))
+    log.append_changes(View(changed_at=3.0, cluster_id=255, hubs=both), Delta(added=(info(),)))
+    log.append_changes(View(changed_at=4.0, cluster_id=255, hubs={"front-1": HUB}), Delta(hubs_changed=True))
+    log.append_stop(HUB, 9.0)
+    written = [each for each in read_log(file) if isinstance(each, HubTransition)]
+    assert [(each.hub_id, each.what, each.at_s) for each in written] == [
+        ("front-1", "registered", None),
+        ("front-2", "registered", None),
+        ("front-2", "gone", 4.0),
+        ("front-1", "stopped", 9.0),
+    ]
+    assert {each.registry for each in read_log(file)} == {"ff"}
+
+
+def test_lives_of_another_registry_are_left_out_and_counted(tmp_path: Path) -> None:
+    """1. a user's hub had an embedded etcd; 2. today's has another: its lives are alone, the others can be asked for
+
+    3. a line of an older release, which names no registry, counts for a life that etcd knows
+    """
+    file = history_file(tmp_path / "omni", "n")
+    HistoryLog(file).append_changes(
+        View(changed_at=1.0, cluster_id=1, hubs={"front-1": HUB}), Delta(added=(info(epoch=3),), hubs_changed=True)
+    )
+    HistoryLog(file).append_changes(View(changed_at=2.0, cluster_id=2), Delta(added=(info(),)))
+    unnamed = Transition(stage_id=0, replica_id=1, epoch=5, what="gone", at_s=131.0, host="gpu-7", pid=42)
+    stranger = Transition(stage_id=9, replica_id=9, epoch=5, what="gone", at_s=131.0, host="gpu-7", pid=42)
+    log = [*read_log(file), unnamed, stranger]
+    past = RegistryPast("2", read(IS_UP, GONE), [], [], 1)
+    replicas, hubs, others = merge(past, log)
+    assert ([(life.epoch, life.gone_at_s) for life in replicas], hubs, others) == ([(5, 131.0)], [], 3)
+    replicas, hubs, others = merge(past, log, every=True)
+    assert ({(life.epoch, life.registry) for life in replicas if not life.stage_id}, len(hubs), others) == (
+        {(3, "1"), (5, "2")},
+        1,
+        0,
+    )
+
+
+def printed(table: Any, width: int = 80) -> list[str]:
+    console = Console(width=width, file=io.StringIO())
+    with console.capture() as captured:
+        console.print(table)
+    return captured.get().splitlines()
+
+
+def test_the_table_has_dates_and_fits_and_the_reasons_below_it_are_whole() -> None:
+    why = "the engine died: " + "no memory " * 40
+    failed = Life(
+        10, 100, 123_456, "a-host-with-a-long-name.rack-4", 4_194_303, 1.0, 5.0, 9.0, None, True, "error", why
+    )
+    drained = Life(0, 1, 7, "h", 2, 1.0, 5.0, 9.0, 10.0, True, "down", DRAINED_BY_OPERATOR)
+    now_s = 40 * 86_400.0
+    lines = printed(history_table([failed, drained], 40, now_s))
+    assert all(len(line) <= 80 for line in lines), lines
+    text = "\n".join(lines)
+    assert text.count("Jan 01") + text.count("Dec 31") == 4
+    assert "operator's drain" in text
+    assert "after Jan 01" in text or "after Dec 31" in text
+    assert list(reasons([failed, drained])) == [f"10/100 of epoch 123456 failed: {why.strip()}"]
+    hub = merge(RegistryPast("1", [], [], [HUB], 1), [])[1]
+    lines = printed(hub_history_table(hub, 40, now_s))
+    assert all(len(line) <= 80 for line in lines), lines
+    assert "front-1" in "\n".join(lines)
+    assert "live" in "\n".join(lines)
 
 
 def test_the_table_takes_lives_of_which_little_is_known() -> None:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import io
+import json
 from typing import Any
 
+import msgspec
 from rich.console import Console
 
-from omni_discovery.commands.tables import replica_table
+from omni_discovery.commands.tables import replica_json, replica_table
 from omni_discovery.etcd.check import empty_namespace_text, namespaces_in
-from omni_discovery.records.schema import ReplicaInfo, ReplicaStatus
+from omni_discovery.records.beat import BeatRecord
+from omni_discovery.records.health import HubHealth, ReplicaTrouble
+from omni_discovery.records.schema import HubRecord, ReplicaInfo, ReplicaStatus
+from omni_discovery.view.hub_reports import HubReports, read_reports
 from omni_discovery.view.table import View
 
 
@@ -24,6 +29,20 @@ def printed(*infos: ReplicaInfo, pipeline: bytes | None = None) -> list[str]:
     console = Console(width=80, file=io.StringIO())
     with console.capture() as captured:
         console.print(replica_table(view, "default", 30_000.0))
+    return captured.get().splitlines()
+
+
+def shown_with(*troubles: ReplicaTrouble, hubs: dict[str, bool], infos: tuple[ReplicaInfo, ...]) -> list[str]:
+    """The lines on 80 columns beside hubs that report these troubles; False: the hub does not report."""
+    view = View(
+        replicas={(each.stage_id, each.replica_id): each for each in infos},
+        hubs={hub_id: HubRecord(hub_id=hub_id) for hub_id in hubs},
+    )
+    health = HubHealth(troubles=list(troubles))
+    beats = {hub_id: BeatRecord(health=health if reports else msgspec.UNSET) for hub_id, reports in hubs.items()}
+    console = Console(width=80, file=io.StringIO())
+    with console.capture() as captured:
+        console.print(replica_table(view, "default", 30_000.0, reports=read_reports(view, beats)))
     return captured.get().splitlines()
 
 
@@ -88,3 +107,40 @@ def test_who_looks_into_an_empty_namespace_is_told_of_the_others() -> None:
     assert empty_namespace_text("c", names) == "nothing is in namespace 'c'; there are: a, b"
     assert "nor in any other" in empty_namespace_text("c", [])
     assert "may not see" in empty_namespace_text("c", None)
+
+
+def test_an_ejected_replica_is_shown_with_until_when_by_whom_and_why() -> None:
+    ejected = ReplicaTrouble(
+        stage_id=0, replica_id=1, kind="ejected", until=30_009.0, reason="3 failures in a row, the last: engine"
+    )
+    lines = shown_with(ejected, hubs={"front-1": True}, infos=(info(0), info(1)))
+    text = " ".join("\n".join(lines).split())
+    assert "0/1 up, ejected" in text
+    assert "0/0 up 100/128" in text
+    assert "0/1 is ejected until " in text
+    assert "by hub front-1: 3 failures in a row, the last: engine" in text
+    assert all(len(line) <= 80 for line in lines), text
+
+
+def test_a_replica_that_does_not_answer_a_hub_is_not_shown_as_up() -> None:
+    silent = ReplicaTrouble(stage_id=0, replica_id=0, kind="no-session", since=29_990.0, reason="no heartbeats")
+    text = " ".join("\n".join(shown_with(silent, hubs={"a": True, "b": True}, infos=(info(0),))).split())
+    assert "0/0 up, no session" in text
+    assert "0/0 is up by its record, but without a session with hubs a, b since" in text
+    assert text.endswith(": no heartbeats")
+
+
+def test_what_no_hub_reports_is_told_as_unknown() -> None:
+    assert "no hub is registered" in " ".join(shown_with(hubs={}, infos=(info(0),)))
+    text = " ".join(shown_with(hubs={"old-1": False, "new-1": True}, infos=(info(0),)))
+    assert "hub old-1 does not report ejections: unknown" in text
+    assert "ejections are unknown" in " ".join(printed(info(0)))
+
+
+def test_the_records_of_scripts_hold_what_hubs_report() -> None:
+    lost = ReplicaTrouble(stage_id=0, replica_id=0, kind="ejected", until=9.0)
+    view = View(replicas={(0, 0): info(0), (0, 1): info(1)}, hubs={"a": HubRecord(hub_id="a")})
+    reports: HubReports = read_reports(view, {"a": BeatRecord(health=HubHealth(troubles=[lost]))})
+    first, second = (json.loads(line) for line in replica_json(view, reports))
+    assert first["troubles"] == [{"stage_id": 0, "replica_id": 0, "kind": "ejected", "until": 9.0, "hubs": ["a"]}]
+    assert second["troubles"] == []

@@ -98,10 +98,10 @@ def test_a_replica_that_hands_over_kv_has_ports_for_that() -> None:
     assert replica.ports[-2:] == ("VLLM_NIXL_SIDE_CHANNEL_PORT", "VLLM_MOONCAKE_BOOTSTRAP_PORT")
 
 
-def test_stages_and_replicas_that_share_a_device_are_told_with_their_names() -> None:
+def test_stages_and_replicas_that_share_a_device_are_told() -> None:
     deploy = parse_deploy(PIPELINE, "p")
     told = plan(deploy, [(deploy.stage(0), 2), (deploy.stage(1), 2)]).warnings
-    assert told == ("device 3 is shared by stage 0 #1, stage 1 #0, stage 1 #1: its memory must do for all of them",)
+    assert told == ("device 3 is shared by stage 0 and 2 replicas of stage 1: its memory must do for all of them",)
 
 
 def test_devices_that_nobody_would_use_are_told() -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from omni_discovery.errors import RecordError
 from omni_discovery.records import keys
 from omni_discovery.records.beat import Beat, BeatRecord, decode_beat
+from omni_discovery.records.health import HubHealth
 from omni_discovery.testing import FakeKV, ManualClock
 
 KEY = keys.beat_key("n", "hub-1")
@@ -25,6 +27,20 @@ async def test_a_beat_says_what_the_hub_goes_by_at_that_moment() -> None:
     written = await kv.get(KEY)
     assert written is not None
     assert decode_beat(KEY, written.value) == BeatRecord(counter=2, revision=8, written_at=6.0, pipeline="second")
+
+
+async def test_a_beat_holds_the_report_of_that_moment() -> None:
+    kv, reports = FakeKV(ManualClock()), [None, HubHealth(requests=1), HubHealth(requests=2)]
+    lease = await kv.grant(10.0)
+    beat = Beat(kv, KEY, lambda: lease.lease_id, health=lambda: reports.pop(0))
+    read = []
+    for counter in range(3):
+        await beat.write(counter, 7, 5.0)
+        written = await kv.get(KEY)
+        assert written is not None
+        assert beat.is_echo(written.value)
+        read.append(decode_beat(KEY, written.value).health)
+    assert read == [msgspec.UNSET, HubHealth(requests=1), HubHealth(requests=2)]
 
 
 def test_a_beat_of_a_release_that_does_not_say_what_it_serves_is_read_as_ever() -> None:

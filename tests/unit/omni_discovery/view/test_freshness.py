@@ -125,3 +125,13 @@ def test_a_silent_etcd_is_noticed_within_a_beats_pause_and_its_way_back(hubs: in
     assert freshness.due_s(hubs) == pytest.approx(70.0 + longest_s)
     assert freshness.tick(freshness.due_s(hubs), hubs) == Distrust(70.0)
     assert freshness.longest_unproved_s(hubs) == longest_s
+
+
+def test_a_report_that_changed_is_beaten_though_the_watch_is_never_quiet() -> None:
+    freshness = opened()
+    freshness.tick(11.2, 1)
+    freshness.beat_echoed()
+    freshness.news_arrived(11.5)
+    assert freshness.tick(11.5, 1) is None
+    freshness.request_beat()
+    assert freshness.tick(11.5, 1) == WriteBeat(2)

@@ -12,7 +12,7 @@ from stage_runtime import status_pipe
 from stage_runtime.config import EngineDeadError
 from stage_runtime.engines.errors import lacks_memory
 from stage_runtime.replica.failures import describe_failure, is_known, not_loaded
-from stage_runtime.status_pipe import Exiting, Up, split_line
+from stage_runtime.status_pipe import Exiting, Loading, Registered, Up, split_line
 
 
 class OutOfMemoryError(RuntimeError):
@@ -76,13 +76,17 @@ def test_the_supervisor_reads_what_it_is_told_among_what_is_printed(monkeypatch:
     status_pipe.write_status(Up())
     status_pipe.write_status(Exiting("it is\nover"))
     status_pipe.write_status(Exiting("x" * 10_000))
+    status_pipe.write_status(Registered("0/12"))
+    status_pipe.write_status(Loading("loading\nthe model"))
     os.close(writing)
     with os.fdopen(reading, "rb") as lines:
         found = [split_line(line.rstrip(b"\n")) for line in lines]
     assert found[:3] == [(b"plain", None), (b"unfinished", Up()), (b"", Exiting("it is over"))]
     assert isinstance(found[3][1], Exiting)
+    assert found[4:] == [(b"", Registered("0/12")), (b"", Loading("loading the model"))]
     assert 300 < len(found[3][1].reason) < 512
     assert split_line(b"\x00omni something else") == (b"", None)
+    assert split_line(b"\x00omni name ../x") == (b"", None)
 
 
 def test_a_supervisor_that_is_gone_is_told_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

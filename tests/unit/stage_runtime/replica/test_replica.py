@@ -12,7 +12,7 @@ from omni_discovery.records.schema import ReplicaStatus
 from stage_runtime.config import ReplicaConfig
 from stage_runtime.engines.echo.engine import EchoEngine
 from stage_runtime.replica.replica import Replica
-from stage_runtime.status_pipe import Exiting, StatusMessage, Up
+from stage_runtime.status_pipe import Exiting, Loading, StatusMessage, Up
 from stage_runtime.supervisor.restarts import EXIT_FAILED
 from tests.support.hub_fakes import ONE_STAGE, deploy_of
 
@@ -75,7 +75,7 @@ def test_too_little_memory_while_loading_is_in_the_record_with_what_to_do(
     now = registration.now
     assert now["status"] is ReplicaStatus.ERROR
     assert now["reason"].startswith("the engine died: could not be loaded: too little memory: MemoryError: 9 GiB; give")
-    assert told == [Exiting(now["reason"])]
+    assert told == [Loading("loading"), Exiting(now["reason"])]
     assert "Traceback" not in caplog.text
     assert now["phase"] == "loading"
 
@@ -95,7 +95,7 @@ def test_an_engine_that_raises_in_a_step_says_so_in_the_record(
     now = registration.now
     assert now["status"] is ReplicaStatus.ERROR
     assert now["reason"].startswith("the engine died: too little memory: RuntimeError: CUDA out of memory. Tried")
-    assert told == [Up(), Exiting(now["reason"])]
+    assert told == [Loading("loading"), Up(), Exiting(now["reason"])]
     assert "Traceback" in caplog.text
 
 

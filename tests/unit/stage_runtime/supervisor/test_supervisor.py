@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
+import re
 import sys
+import time
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -12,16 +15,22 @@ from pathlib import Path
 import pytest
 
 from omni_discovery.deploy.document import StageConfig
+from omni_discovery.logs.lines import json_line
+from omni_discovery.logs.setup import LogOptions
 from omni_discovery.metrics.samples import ReplicaSample, Sample, SupervisorSample, encode_sample
+from omni_discovery.stories import Waits, read_waits
 from stage_runtime.config import ReplicaConfig, SupervisorConfig
 from stage_runtime.supervisor import supervisor as process_manager
 from stage_runtime.supervisor.environment import replica_environment, stage_environment
+from stage_runtime.supervisor.relay import LineSource
 from stage_runtime.supervisor.restarts import EXIT_CONFIG, EXIT_DRAINED, RestartPolicy, Restarts
 from stage_runtime.supervisor.supervisor import Child, Supervisor
 from tests.support.hub_fakes import ONE_STAGE, deploy_of
 
 
 class _Running:
+    pid = 4711
+
     def __init__(self) -> None:
         self.output_fd, self.write_fd = os.pipe()
 
@@ -34,6 +43,8 @@ class _Running:
 
 class _Launcher:
     """Starts the first replica, and then the machine has no process left to give."""
+
+    phase = ""
 
     def __init__(self) -> None:
         self.started: list[_Running] = []
@@ -61,6 +72,23 @@ def test_a_replica_that_can_not_be_started_is_tried_again_and_costs_the_others_n
     assert 100.0 < second.start_at_s < float("inf")
     assert second.former_end == "it could not be started: Resource temporarily unavailable"
     assert not second.is_hopeless
+
+
+def test_a_replica_that_waits_for_its_next_try_is_told_with_how_the_last_one_ended(tmp_path: Path) -> None:
+    home = tmp_path / "omni"
+    home.mkdir(mode=0o700)
+    replica = ReplicaConfig(stage_id=0, endpoints="127.0.0.1:1", namespace="default")
+    waits = Waits(home, "default", replica.endpoints)
+    config = SupervisorConfig(replica=replica, count=2)
+    supervisor = Supervisor(config, deploy_of(ONE_STAGE), _Launcher(), lambda ordinal: {}, waits=waits)
+    for slot in supervisor._slots:
+        supervisor._start(slot, 100.0)
+    (wait,) = read_waits(home, "default")
+    assert wait.who == "the supervisor of stage 0"
+    assert wait.reason.endswith("its last process: it could not be started: Resource temporarily unavailable")
+    supervisor._launcher = _Launcher()
+    supervisor._start(supervisor._slots[1], 200.0)
+    assert read_waits(home, "default") == []
 
 
 def test_a_replica_that_closed_its_output_and_runs_on_does_not_keep_the_supervisor_busy() -> None:
@@ -92,6 +120,8 @@ class _Ended(_Running):
 
 class _Ending:
     """Each replica that it starts ends at once, as it is told for each ordinal."""
+
+    phase = ""
 
     def __init__(self, *ends: tuple[int, bytes]) -> None:
         self.ends = ends
@@ -177,7 +207,93 @@ def test_the_time_to_load_is_no_service(capfd: pytest.CaptureFixture[str]) -> No
         supervisor._reap(slot)
         assert slot.up_since_s is not None
     assert slot.is_hopeless
-    assert capfd.readouterr().err.splitlines()[:2] == ["[stage 0 #0] a", "[stage 0 #0] b"]
+    assert capfd.readouterr().err.splitlines()[:2] == ["[stage 0 pid 4711] a", "[stage 0 pid 4711] b"]
+
+
+def test_lines_bear_the_claimed_id_from_the_registration_on(capfd: pytest.CaptureFixture[str]) -> None:
+    """1. before it is registered, the process is named; 2. then the id, also where the record gets another one
+    3. a new process starts without a name
+    """
+    printed = b"a\n\x00omni name 0/1\nb\n\x00omni name 0/7\nc\n"
+    supervisor = _supervisor(_Ending((1, printed)))
+    (slot,) = supervisor._slots
+    for _ in range(2):
+        supervisor._start(slot, 0.0)
+        supervisor._reap(slot)
+    lines = ["[stage 0 pid 4711] a", "[replica 0/1] b", "[replica 0/7] c"]
+    assert capfd.readouterr().err.splitlines() == lines * 2
+
+
+def test_with_json_what_a_replica_prints_is_an_object_a_line(capfd: pytest.CaptureFixture[str]) -> None:
+    """Its own lines pass as they are; a library's text is wrapped, and says whose it is; empty lines are left out."""
+    own = json_line(logging.makeLogRecord({"msg": "a.b x=1", "levelname": "INFO"}), {"pid": 1})
+    printed = f"{own}\n\nImporting\n\0omni name 0/1\n{{nothing\n".encode()
+    replica = ReplicaConfig(
+        stage_id=0, endpoints="127.0.0.1:1", namespace="default", log=LogOptions(level="debug", format="json")
+    )
+    launcher = _Ending((1, printed))
+    supervisor = Supervisor(SupervisorConfig(replica=replica), deploy_of(ONE_STAGE), launcher, lambda ordinal: {})
+    (slot,) = supervisor._slots
+    supervisor._start(slot, 0.0)
+    supervisor._reap(slot)
+    first, *others = capfd.readouterr().err.splitlines()
+    assert first == own
+    about = [(each["message"], each["pid"], each["stage"], each.get("replica")) for each in map(json.loads, others)]
+    assert about == [("Importing", 4711, 0, None), ("{nothing", 4711, 0, "0/1")]
+
+
+def test_a_supervisor_without_a_hub_says_when_its_stage_can_serve(caplog: pytest.LogCaptureFixture) -> None:
+    """1. at first it waits, and says for what; 2. one that is up and has a name makes it ready; 3. its end ends that"""
+    caplog.set_level(logging.INFO)
+    launcher = _Launcher()
+    supervisor = _supervisor(launcher, 2)
+    first, second = supervisor._slots
+    launcher.phase = "importing torch"
+    supervisor._start_due(0.0)
+    supervisor._tell_readiness(time.monotonic())
+    supervisor._handle_line(first, b"\0omni phase loading the model")
+    supervisor._handle_line(first, b"\0omni up")
+    supervisor._tell_readiness(time.monotonic())
+    supervisor._handle_line(first, b"\0omni name 0/4")
+    supervisor._tell_readiness(time.monotonic())
+    first.child = None
+    supervisor._tell_readiness(time.monotonic())
+    assert second.child is None
+    lines = [re.sub(r"after_s=[\d.]+", "after_s=T", record.getMessage()) for record in caplog.records]
+    assert [line for line in lines if "not_started" not in line and "restarting" not in line] == [
+        "supervisor.starting stage=0 replicas=1: importing torch",
+        "stage.waiting stage=0 after_s=T: 1 importing torch, 1 waiting for another try",
+        "stage.ready stage=0 replicas=0/4 up=1 of=2 after_s=T",
+        "stage.not_ready stage=0: 1 not running, 1 waiting for another try",
+    ]
+
+
+def test_a_supervisor_under_a_hub_leaves_that_to_the_hub(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    replica = ReplicaConfig(stage_id=0, endpoints="127.0.0.1:1", namespace="default")
+    config = SupervisorConfig(replica=replica, parent_pid=os.getpid())
+    supervisor = Supervisor(config, deploy_of(ONE_STAGE), _Launcher(), lambda ordinal: {})
+    supervisor._tell_readiness(time.monotonic())
+    assert not caplog.records
+
+
+def test_what_the_zygote_prints_comes_out_line_by_line(capfd: pytest.CaptureFixture[str]) -> None:
+    reading, writing = os.pipe()
+    replica = ReplicaConfig(stage_id=3, endpoints="127.0.0.1:1", namespace="default")
+    config = SupervisorConfig(replica=replica)
+    launcher = _Launcher()
+    supervisor = Supervisor(config, deploy_of(ONE_STAGE), launcher, lambda ordinal: {}, shared_output_fd=reading)
+    shared = supervisor._shared
+    assert shared is not None
+    os.write(writing, b"Triton is not")
+    assert shared.read_lines() == []
+    assert shared.read_lines() == []
+    os.write(writing, b" installed\nhalf")
+    for line in shared.read_lines():
+        supervisor._print(LineSource(3), line)
+    os.close(writing)
+    os.close(reading)
+    assert capfd.readouterr().err == "[stage 3] Triton is not installed\n"
 
 
 def sampled(replica_id: int) -> bytes:

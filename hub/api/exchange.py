@@ -1,0 +1,182 @@
+"""Exchange: one HTTP request and its answer, with the ids that name it, the replicas that serve it, and its log line.
+
+Every answer carries ``x-omni-request-id``, the id by which the logs of hub and replicas name the request, and
+``x-request-id``: the client's own, if it sent a usable one, else the same id. The client's is a label. It is shown and
+logged, and no state is kept under it, so that two clients may use the same.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Final
+
+from starlette.datastructures import MutableHeaders
+
+from omni_discovery.failure_log import word
+from omni_discovery.text import is_label
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+    from hub.request.outputs import OmniOutput
+
+logger = logging.getLogger(__name__)
+
+_LABEL: Final = "x-request-id"
+_ID: Final = "x-omni-request-id"
+_REPLICAS: Final = "x-omni-replicas"
+#: Replicas that the header and the log line name at most: one HTTP request may come to thousands for vLLM's server.
+_MOST_NAMED: Final = 32
+#: The key of the exchange in the ASGI scope.
+_KEY: Final = "omni.exchange"
+
+
+class Exchange:
+    """One HTTP request, or one WebSocket connection."""
+
+    __slots__ = ("_replicas", "label", "request_id")
+
+    def __init__(self, label: str = "") -> None:
+        #: The hub's own name for it, which begins the ids of its requests to replicas, or is part of them.
+        self.request_id = uuid.uuid4().hex
+        #: The client's name for it; empty if it gave none that can be used.
+        self.label = label
+        self._replicas: dict[str, None] = {}
+
+    def __repr__(self) -> str:
+        return f"Exchange({self.request_id}, {self.label!r}, {self.replicas})"
+
+    def note_output(self, output: OmniOutput) -> None:
+        """Remember the replicas that an output of the request names."""
+        for replica in output.replicas:
+            self._replicas[replica] = None
+        if output.replica:
+            self._replicas[output.replica] = None
+
+    @property
+    def replicas(self) -> str:
+        """The replicas that have served it so far, by stage; empty for none."""
+        names = sorted(self._replicas, key=_place)
+        more = [f"and {len(names) - _MOST_NAMED} more"] if len(names) > _MOST_NAMED else []
+        return ", ".join(names[:_MOST_NAMED] + more)
+
+    def headers(self) -> dict[str, str]:
+        """The headers of the answer that name it, as far as the replicas are known now."""
+        names = {_LABEL: self.label or self.request_id, _ID: self.request_id}
+        return {**names, _REPLICAS: replicas} if (replicas := self.replicas) else names
+
+
+def _place(replica: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in replica.split("/"))
+
+
+#: The exchange of the current task, for code that has no ASGI scope.
+_current: Final[ContextVar[Exchange | None]] = ContextVar("exchange", default=None)
+
+
+def current_exchange() -> Exchange:
+    """The exchange that the current task serves; a new one where there is none."""
+    return _current.get() or Exchange()
+
+
+def exchange_of(scope: Scope) -> Exchange:
+    """The exchange of an ASGI scope; a new one where no middleware has begun one."""
+    exchange: Exchange = scope.get(_KEY) or Exchange()
+    return exchange
+
+
+class Exchanges:
+    """ASGI middleware that begins an Exchange for each request, adds its headers, and logs it if ``logs``."""
+
+    def __init__(self, app: ASGIApp, *, logs: bool = False) -> None:
+        self._app = app
+        self._logs = logs
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """See ASGI."""
+        if scope["type"] not in ("http", "websocket"):
+            await self._app(scope, receive, send)
+            return
+        began_s = time.perf_counter()
+        exchange = scope[_KEY] = Exchange(_take_label(scope))
+        # vLLM's server makes its ids of this header: they are ours, whatever the client says.
+        scope["headers"] = [*scope["headers"], (_LABEL.encode(), exchange.request_id.encode())]
+        _current.set(exchange)
+        answer = _Sent()
+
+        async def send_named(message: Message) -> None:
+            if message["type"] in ("http.response.start", "websocket.accept"):
+                message.setdefault("headers", [])
+                headers = MutableHeaders(scope=message)
+                for name, value in exchange.headers().items():
+                    headers[name] = value
+            if self._logs:
+                answer.add(message)
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_named)
+        finally:
+            if self._logs:
+                answer.log(scope, exchange, time.perf_counter() - began_s)
+
+
+def _take_label(scope: Scope) -> str:
+    """Remove the client's ``x-request-id`` from the scope and return it; empty unless there is one that is a label."""
+    name = _LABEL.encode()
+    found = [value for key, value in scope["headers"] if key == name]
+    scope["headers"] = [header for header in scope["headers"] if header[0] != name]
+    label = found[0].decode("latin-1").strip() if len(found) == 1 else ""
+    return label if is_label(label) else ""
+
+
+class _Sent:
+    """What was sent of one answer: for a WebSocket, its frames."""
+
+    def __init__(self) -> None:
+        self._status: int | str = "-"
+        self._size_bytes = 0
+        self._pieces = 0
+        self._is_complete = False
+
+    def add(self, message: Message) -> None:
+        """Count one message to the client."""
+        match message["type"]:
+            case "http.response.start":
+                self._status = message["status"]
+            case "http.response.body":
+                self._count(message.get("body", b""))
+                self._is_complete = not message.get("more_body", False)
+            case "websocket.accept":
+                self._status = 101
+            case "websocket.send":
+                self._count(message.get("bytes") or (message.get("text") or "").encode())
+            case "websocket.close":
+                self._is_complete = True
+                # A connection that is closed before it was accepted is answered with 403.
+                self._status = 403 if self._status == "-" else self._status
+
+    def _count(self, body: bytes) -> None:
+        self._size_bytes += len(body)
+        self._pieces += bool(body)
+
+    def log(self, scope: Scope, exchange: Exchange, duration_s: float) -> None:
+        """Write the line of the access log: neither the query nor a header but the label, for they may hold secrets."""
+        logger.info(
+            "http.request method=%s path=%s status=%s duration_s=%.3f bytes=%d pieces=%d complete=%s request=%s "
+            "x_request_id=%s replicas=%s",
+            # A WebSocket begins as a GET.
+            word(scope.get("method", "GET")),
+            word(scope["path"]),
+            self._status,
+            duration_s,
+            self._size_bytes,
+            self._pieces,
+            "yes" if self._is_complete else "no",
+            exchange.request_id,
+            word(exchange.label),
+            exchange.replicas.replace(", ", ",").replace(" ", "_") or "-",
+        )

@@ -1,0 +1,85 @@
+"""HealthReporter: puts together, once a second, what this hub reports of requests and replicas in its beat."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from hub.replicas.lost import LostReplicas
+from hub.request.recent import RecentRequests
+from omni_discovery.records.health import MOST_TROUBLES, HubHealth
+
+if TYPE_CHECKING:
+    from hub.pool.versions import Pools
+
+logger = logging.getLogger(__name__)
+
+_PERIOD_S: Final = 1.0
+#: Counts alone are announced so often at most, and the report so often at least: in a busy registry no other beat may
+#: be due.
+_COUNTS_PERIOD_S: Final = 5.0
+_LONGEST_S: Final = 30.0
+
+
+def _ignore() -> None:
+    return None
+
+
+class HealthReporter:
+    """Lives on the hub's loop, and tells the hub's registration when the report should be seen soon."""
+
+    def __init__(self, pools: Pools) -> None:
+        self._pools = pools
+        self.lost = LostReplicas()
+        self.recent = RecentRequests()
+        #: The report; replaced as a whole, so that any thread may read it.
+        self.report = HubHealth()
+        #: Called on the loop when the report has changed in a way that must not wait for the next beat.
+        self.on_change: Callable[[], None] = _ignore
+        self._announced = HubHealth()
+        self._announced_at_s = float("-inf")
+        self._timer: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        """Report from now on, once a second."""
+        self._timer = asyncio.get_running_loop().call_later(_PERIOD_S, self._on_timer)
+
+    def close(self) -> None:
+        """Stop. Idempotent."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def refresh(self, now_s: float, wall_s: float) -> None:
+        """Make the report of this moment, which is ``now_s`` monotonic and ``wall_s`` by the wall clock."""
+        troubles = [trouble for pool in self._pools for trouble in pool.core.troubles(now_s, wall_s)]
+        troubles += self.lost.troubles(now_s, wall_s)
+        self.report = report = HubHealth(
+            window_s=self.recent.window_s,
+            requests=self.recent.requests(now_s),
+            failures=self.recent.failures(now_s, wall_s),
+            troubles=troubles[:MOST_TROUBLES],
+            more=max(0, len(troubles) - MOST_TROUBLES),
+        )
+        has_news, quiet_s = _names(report) != _names(self._announced), now_s - self._announced_at_s
+        has_counts = report.failed != self._announced.failed and quiet_s >= _COUNTS_PERIOD_S
+        if has_news or has_counts or quiet_s >= _LONGEST_S:
+            self._announced, self._announced_at_s = report, now_s
+            self.on_change()
+
+    def _on_timer(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(_PERIOD_S, self._on_timer)
+        try:
+            self.refresh(time.monotonic(), time.time())
+        except Exception:
+            # Requests go on without a report.
+            logger.exception("hub.health_not_reported")
+
+
+def _names(report: HubHealth) -> tuple[object, ...]:
+    """What an operator should see at once: which replicas are in which trouble, and which stages fail."""
+    troubles = {(each.stage_id, each.replica_id, each.epoch, each.kind, each.is_picked) for each in report.troubles}
+    return frozenset(troubles), report.more, frozenset(each.stage_id for each in report.failures)

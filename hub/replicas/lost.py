@@ -1,0 +1,114 @@
+"""LostReplicas: which replicas left the registry without goodbye, or failed, and were not replaced. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from omni_discovery.records.health import MOST_REASON, ReplicaTrouble, TroubleKind
+from omni_discovery.records.schema import DRAINED_BY_OPERATOR, ReplicaInfo, ReplicaStatus
+from omni_discovery.text import one_line
+
+if TYPE_CHECKING:
+    from omni_discovery.view.table import ReplicaId
+
+#: For so long a lost replica is reported, and so many at most are remembered.
+_REMEMBERED_S: Final = 3600.0
+_MOST: Final = 64
+
+#: One life of a replica: stage, replica id, epoch.
+_Life = tuple[int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class _Loss:
+    info: ReplicaInfo
+    at_s: float
+
+
+class LostReplicas:
+    """Follows the views of a hub. A replica that comes after a loss, in the same stage, takes the lost one's place.
+
+    A supervisor starts the next process at once, while the record of a killed one stays until its lease ends: so a
+    newcomer may also come before the loss, but not before the session of the lost one ended. Moments are monotonic.
+    """
+
+    def __init__(self) -> None:
+        #: Replicas that are registered and lost their session, in that order.
+        self._silent: dict[_Life, ReplicaInfo] = {}
+        #: Of these, those for which a newcomer has come already.
+        self._replaced: set[_Life] = set()
+        self._lost: dict[_Life, _Loss] = {}
+
+    def __repr__(self) -> str:
+        return f"LostReplicas({len(self._lost)} lost, {len(self._silent)} silent)"
+
+    def session_lost(self, info: ReplicaInfo) -> None:
+        """The session with a registered replica has ended."""
+        self._silent[_life(info)] = info
+
+    def session_up(self, info: ReplicaInfo) -> None:
+        """The replica answers again."""
+        self._silent.pop(_life(info), None)
+        self._replaced.discard(_life(info))
+
+    def follow_view(
+        self, before: Mapping[ReplicaId, ReplicaInfo], after: Mapping[ReplicaId, ReplicaInfo], now_s: float
+    ) -> None:
+        """The registry changed from ``before`` to ``after``."""
+        gone = [info for key, info in before.items() if key not in after or _life(after[key]) != _life(info)]
+        come = [info for key, info in after.items() if key not in before or _life(before[key]) != _life(info)]
+        for info in gone:
+            life = _life(info)
+            was_replaced = life in self._replaced
+            self._silent.pop(life, None)
+            self._replaced.discard(life)
+            if not was_replaced and not _said_goodbye(info):
+                self._lost[life] = _Loss(info, now_s)
+        # The view before the first shows nothing: nobody of the first view is a newcomer.
+        for info in come if before else ():
+            self._take_place(info)
+        while len(self._lost) > _MOST:
+            del self._lost[next(iter(self._lost))]
+
+    def troubles(self, now_s: float, wall_s: float) -> Iterator[ReplicaTrouble]:
+        """The losses of the last hour that nobody has replaced, the latest first."""
+        for life, loss in reversed(list(self._lost.items())):
+            if now_s - loss.at_s > _REMEMBERED_S:
+                del self._lost[life]
+                continue
+            info = loss.info
+            reason = info.reason or ("it ended without goodbye" if info.status is ReplicaStatus.UP else info.status)
+            yield ReplicaTrouble(
+                stage_id=info.stage_id,
+                replica_id=info.replica_id,
+                epoch=info.epoch,
+                kind=TroubleKind.LOST,
+                since=wall_s - (now_s - loss.at_s),
+                reason=one_line(reason)[:MOST_REASON],
+                host=info.host,
+                pid=info.pid,
+            )
+
+    def _take_place(self, newcomer: ReplicaInfo) -> None:
+        """Forget the loss that a newcomer makes good: that of the same process, else the oldest of its stage."""
+        losses = [life for life in self._lost if life[0] == newcomer.stage_id]
+        if losses:
+            same = (life for life in losses if self._lost[life].info.input_addr == newcomer.input_addr)
+            del self._lost[next(same, losses[0])]
+            return
+        silent = (life for life in self._silent if life[0] == newcomer.stage_id and life not in self._replaced)
+        if (life := next(silent, None)) is not None:
+            self._replaced.add(life)
+
+
+def _life(info: ReplicaInfo) -> _Life:
+    return info.stage_id, info.replica_id, info.epoch
+
+
+def _said_goodbye(info: ReplicaInfo) -> bool:
+    """Whether it left as it was told to: a replica that fails writes why before it withdraws."""
+    if info.status is ReplicaStatus.DRAINING:
+        return True
+    return info.status is ReplicaStatus.DOWN and (not info.reason or info.reason == DRAINED_BY_OPERATOR)

@@ -1,0 +1,1 @@
+"""Log lines: their text, their JSON, and when readiness is told."""

@@ -1,0 +1,86 @@
+"""HubHealth: what a hub reports in its beat of failed requests and of replicas that it can't use.
+
+Every list is bounded by the hub that writes it. No text of an engine goes in, since that may quote a prompt.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Final
+
+import msgspec
+
+#: Replicas that one report names at most; the others are counted.
+MOST_TROUBLES: Final = 12
+#: Characters of a reason.
+MOST_REASON: Final = 160
+
+_Id = Annotated[int, msgspec.Meta(ge=0, lt=1_000_000_000)]
+_Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 53)]
+_Text = Annotated[str, msgspec.Meta(max_length=4096)]
+
+
+class TroubleKind(StrEnum):
+    """Why a hub does not use a replica that is, or lately was, in the registry. Later releases may write others."""
+
+    #: It kept failing; the hub sends it nothing until a moment.
+    EJECTED = "ejected"
+    #: It was ejected: one request at a time shows whether it works again.
+    PROBED = "probed"
+    #: It is up by its record and does not answer the hub.
+    NO_SESSION = "no-session"
+    #: Its record can't be used by this hub.
+    UNUSABLE = "unusable"
+    #: It left the registry without goodbye, or failed, and none has come in its place.
+    LOST = "lost"
+
+
+class ReplicaTrouble(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One replica that the hub can't use. Moments are wall-clock seconds of the hub, 0 where unknown."""
+
+    stage_id: _Id
+    replica_id: _Id
+    epoch: _Count = 0
+    #: A TroubleKind, or a word of a later release.
+    kind: _Text
+    since: float = 0.0
+    #: When an ejection ends.
+    until: float = 0.0
+    reason: _Text = ""
+    #: Whether it is picked all the same, since too few others are left.
+    is_picked: bool = False
+    host: _Text = ""
+    pid: _Count = 0
+
+    @property
+    def name(self) -> str:
+        """The replica as tables and logs name it."""
+        return f"{self.stage_id}/{self.replica_id}"
+
+
+class StageFailures(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The requests that a stage failed within the report's ``window_s``."""
+
+    #: None where no stage was at fault.
+    stage_id: _Id | None = None
+    failed: _Count = 0
+    #: The types of the errors, the most frequent first.
+    kinds: dict[str, int] = {}
+    last_at: float = 0.0
+
+
+class HubHealth(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One hub's report: the requests that ended within the last ``window_s``, and replicas in trouble."""
+
+    window_s: float = 300.0
+    #: Requests that ended, without those that clients cancelled.
+    requests: _Count = 0
+    failures: list[StageFailures] = []
+    troubles: list[ReplicaTrouble] = []
+    #: How many more replicas are in trouble than ``troubles`` names.
+    more: _Count = 0
+
+    @property
+    def failed(self) -> int:
+        """How many of the requests failed, but for mistakes of clients."""
+        return sum(each.failed for each in self.failures)

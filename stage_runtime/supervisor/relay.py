@@ -1,0 +1,56 @@
+"""What replicas print, on the supervisor's standard error: each line says whose it is."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from omni_discovery.logs.lines import relayed_line
+
+
+@dataclass(frozen=True, slots=True)
+class LineSource:
+    """The process that has printed a line. Its ``replica`` name is empty until it is registered, ``pid`` 0 if unknown.
+
+    The number of its start is no name: etcd decides the replica id, in another order.
+    """
+
+    stage_id: int
+    replica: str = ""
+    pid: int = 0
+
+    @property
+    def prefix(self) -> str:
+        """What stands before its lines of text."""
+        if self.replica:
+            return f"[replica {self.replica}] "
+        return f"[stage {self.stage_id} pid {self.pid}] " if self.pid else f"[stage {self.stage_id}] "
+
+    @property
+    def pair(self) -> str:
+        """How the supervisor's own log lines name it."""
+        return f"replica={self.replica}" if self.replica else f"pid={self.pid or '-'}"
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """What the JSON object around one of its lines says of it."""
+        named: dict[str, Any] = {"stage": self.stage_id}
+        if self.replica:
+            named["replica"] = self.replica
+        return {"pid": self.pid, **named} if self.pid else named
+
+
+def relay_line(source: LineSource, line: bytes, *, is_json: bool) -> None:
+    """Print a line of a replica. On a full disk or a closed pipe the line is lost; the replicas run on."""
+    if is_json:
+        if not line.strip():
+            return
+        content = relayed_line(line, datetime.now(UTC), source.fields)
+    else:
+        content = source.prefix.encode() + line
+    with contextlib.suppress(OSError, ValueError):
+        sys.stderr.buffer.write(content + b"\n")
+        sys.stderr.buffer.flush()

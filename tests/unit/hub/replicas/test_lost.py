@@ -1,0 +1,91 @@
+"""Replicas that left without goodbye, as the hub's report has them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hub.replicas.lost import LostReplicas
+from omni_discovery.records.schema import DRAINED_BY_OPERATOR, ReplicaInfo, ReplicaStatus
+
+Views = dict[tuple[int, int], ReplicaInfo]
+
+
+def info(replica_id: int, epoch: int, **fields: Any) -> ReplicaInfo:
+    address = f"tcp://h:{epoch}"
+    known: dict[str, Any] = {"input_addr": address, "output_addr": address, "status": ReplicaStatus.UP, **fields}
+    return ReplicaInfo(
+        stage_id=0, queue_length=0, last_heartbeat=0.0, registered_at=0.0, replica_id=replica_id, epoch=epoch, **known
+    )
+
+
+def view(*infos: ReplicaInfo) -> Views:
+    return {(each.stage_id, each.replica_id): each for each in infos}
+
+
+def names(lost: LostReplicas, now_s: float = 0.0) -> list[str]:
+    return [trouble.name for trouble in lost.troubles(now_s, 1000.0 + now_s)]
+
+
+def test_a_replica_whose_key_ends_while_it_is_up_is_lost_until_one_takes_its_place() -> None:
+    lost, a, b = LostReplicas(), info(0, 5), info(1, 6, host="gpu-7", pid=42)
+    lost.follow_view({}, view(a, b), 0.0)
+    assert names(lost) == []
+    lost.follow_view(view(a, b), view(a), 10.0)
+    (trouble,) = lost.troubles(15.0, 1015.0)
+    assert (trouble.name, trouble.kind, trouble.epoch, trouble.since) == ("0/1", "lost", 6, 1010.0)
+    assert (trouble.host, trouble.pid, trouble.reason) == ("gpu-7", 42, "it ended without goodbye")
+    lost.follow_view(view(a), view(a, info(1, 20)), 20.0)
+    assert names(lost) == []
+    assert repr(lost) == "LostReplicas(0 lost, 0 silent)"
+
+
+def test_who_says_goodbye_is_not_lost_and_who_fails_is() -> None:
+    lost = LostReplicas()
+    goodbyes = [
+        info(0, 5, status=ReplicaStatus.DOWN),
+        info(1, 6, status=ReplicaStatus.DOWN, reason=DRAINED_BY_OPERATOR),
+        info(2, 7, status=ReplicaStatus.DRAINING),
+    ]
+    failed = info(3, 8, status=ReplicaStatus.DOWN, reason="the engine died:\n no memory")
+    lost.follow_view(view(*goodbyes, failed), {}, 0.0)
+    (trouble,) = lost.troubles(0.0, 0.0)
+    assert (trouble.name, trouble.reason) == ("0/3", "the engine died: no memory")
+
+
+def test_a_killed_process_is_replaced_while_its_record_still_stands() -> None:
+    """1. the session of 0/0 ends; 2. its supervisor's next process claims 0/1; 3. the lease of 0/0 ends: all is well"""
+    lost, old, new = LostReplicas(), info(0, 5), info(1, 9)
+    lost.session_lost(old)
+    lost.follow_view(view(old), view(old, new), 1.0)
+    lost.follow_view(view(old, new), view(new), 10.0)
+    assert names(lost) == []
+    lost.follow_view(view(new), {}, 20.0)
+    assert names(lost) == ["0/1"], "one newcomer replaces one replica"
+
+
+def test_a_newcomer_replaces_nobody_who_answers_again() -> None:
+    """1. a connection breaks; 2. another replica is added; 3. the first answers again, and is lost later"""
+    lost, old, new = LostReplicas(), info(0, 5), info(1, 9)
+    lost.session_lost(old)
+    lost.follow_view(view(old), view(old, new), 1.0)
+    lost.session_up(old)
+    lost.follow_view(view(old, new), view(new), 10.0)
+    assert names(lost) == ["0/0"]
+
+
+def test_one_that_was_stopped_and_comes_back_takes_its_own_place() -> None:
+    lost, a, b = LostReplicas(), info(0, 5, input_addr="tcp://h:a"), info(1, 6, input_addr="tcp://h:b")
+    lost.follow_view(view(a, b), {}, 0.0)
+    lost.follow_view(view(info(7, 1, input_addr="tcp://h:z")), {}, 0.0)
+    assert names(lost) == ["0/7", "0/1", "0/0"]
+    other = info(9, 2)
+    lost.follow_view(view(other), view(other, info(0, 30, input_addr="tcp://h:b")), 1.0)
+    assert names(lost) == ["0/7", "0/0"]
+
+
+def test_a_loss_is_forgotten_after_an_hour_and_a_landslide_is_bounded() -> None:
+    lost = LostReplicas()
+    lost.follow_view(view(*(info(number, number + 1) for number in range(100))), {}, 0.0)
+    assert len(names(lost)) == 64
+    assert len(names(lost, 3599.0)) == 64
+    assert names(lost, 3601.0) == []

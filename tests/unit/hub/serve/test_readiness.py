@@ -1,0 +1,70 @@
+"""The lines that say whether a hub can serve."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, cast
+
+import pytest
+
+from hub.pool.stage_pool import StageStatus
+from hub.pool.status import FailureStreak
+from hub.serve.readiness import HubReadiness, short_list
+
+
+class Omni:
+    """The part of AsyncOmni that is looked at."""
+
+    is_revoked = False
+
+    def __init__(self) -> None:
+        self.stages = [StageStatus(0, 0, 0, "none is registered"), StageStatus(1, 2, 2)]
+
+    def stage_status(self) -> tuple[StageStatus, ...]:
+        return tuple(self.stages)
+
+    def serving_replicas(self) -> tuple[str, ...]:
+        return ("0/3", "1/0", "1/1")
+
+
+def test_a_hub_says_what_it_waits_for_and_once_that_it_can_serve_and_that_it_can_not_any_more(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    now_s, omni = 100.0, Omni()
+    readiness = HubReadiness("http://h:1", lambda: now_s)
+
+    def told() -> list[tuple[int, str]]:
+        readiness.check(cast("Any", omni), {0: 2, 1: 2})
+        found = [(record.levelno, record.getMessage()) for record in caplog.records]
+        caplog.clear()
+        return found
+
+    nobody = "no replica can take work of stage"
+    assert told() == [
+        (logging.INFO, f"hub.waiting after_s=0.0: {nobody} 0 (none is registered yet, 2 on the way here)")
+    ]
+    now_s = 102.5
+    omni.stages[0] = StageStatus(0, 1, 1)
+    ready = "hub.ready url=http://h:1 stages=0,1 replicas=0/3,1/0,1/1 after_s={}: every stage can serve"
+    assert told() == [(logging.INFO, ready.format(2.5))]
+    assert told() == []
+    omni.stages[1] = StageStatus(1, 1, 0, "1 registered: 1 draining")
+    gone = f"hub.not_ready url=http://h:1: {nobody} 1 (1 registered: 1 draining)"
+    assert told() == [(logging.WARNING, gone)]
+    omni.stages[1] = StageStatus(1, 1, 1)
+    now_s = 104.0
+    assert told() == [(logging.INFO, ready.format(1.5))]
+    omni.stages[1] = StageStatus(1, 1, 1, failures=FailureStreak(5, now_s, ("EngineFailedError",)))
+    assert told() == [(logging.WARNING, "hub.not_ready url=http://h:1: requests of stage 1 keep failing")]
+    omni.stages[1] = StageStatus(1, 1, 1)
+    assert [line for _, line in told()] == [ready.format(0.0)]
+    omni.is_revoked = True
+    assert [line for _, line in told()] == [
+        "hub.not_ready url=http://h:1: no replica can take work of any stage: this hub is revoked"
+    ]
+
+
+def test_the_names_of_a_thousand_replicas_stay_one_short_line() -> None:
+    assert short_list([f"0/{number}" for number in range(1000)]).endswith(",0/19,+980")
+    assert short_list(()) == ""

@@ -1,0 +1,154 @@
+"""A process that logs as it was told, tried as a process: logging is set up once for all of it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+import sys
+import textwrap
+from typing import Any
+
+import pytest
+
+from omni_discovery.commands.flags import read_log_options
+from omni_discovery.logs.setup import JsonFormatter, LogOptions, set_up_logging
+from stage_runtime.cli import build_parser
+
+HEAD = """
+import logging, os, threading, warnings
+from omni_discovery.commands.output import configure_logging, say
+from omni_discovery.logs.setup import LogOptions, identify_process
+
+def lines():
+    for name in ("hub.x", "a.library"):
+        for level in ("debug", "info", "warning", "error"):
+            getattr(logging.getLogger(name), level)("a.b from=%s", name)
+"""
+
+
+def printed(program: str) -> list[str]:
+    whole = f"{HEAD}\n{textwrap.dedent(program)}"
+    ended = subprocess.run([sys.executable, "-c", whole], check=False, capture_output=True, text=True, timeout=60)
+    return ended.stderr.splitlines()
+
+
+def objects(program: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in printed(program)]
+
+
+def test_text_has_the_date_and_the_level_that_was_asked_for() -> None:
+    assert printed('configure_logging(LogOptions(level="error")); lines()')[0][:5].startswith("20")
+    levels = {
+        level: len(printed(f'configure_logging(LogOptions(level="{level}")); lines()'))
+        for level in ("error", "warning")
+    }
+    assert levels == {"error": 2, "warning": 4}
+
+
+def test_debug_is_that_of_this_project_and_not_of_libraries() -> None:
+    found = objects('configure_logging(LogOptions(level="debug", format="json")); lines()')
+    assert [each["level"] for each in found if each["fields"]["from"] == "hub.x"] == [
+        "debug",
+        "info",
+        "warning",
+        "error",
+    ]
+    assert [each["level"] for each in found if each["fields"]["from"] == "a.library"] == ["info", "warning", "error"]
+
+
+def test_with_json_nothing_else_is_printed() -> None:
+    """1. errors of the command, warnings of Python and tracebacks of crashed threads are objects
+    2. so is the exception that ends the process; a line has the names that the process was given
+    """
+    program = """
+        configure_logging(LogOptions(format="json"))
+        identify_process(stage=1, replica="1/0")
+        say("no such model", error=True)
+        warnings.warn("old")
+        thread = threading.Thread(target=lambda: 1 / 0)
+        thread.start()
+        thread.join()
+        raise RuntimeError("the end")
+    """
+    error, warning, thread, last = objects(program)
+    assert (error["event"], error["level"], error["message"]) == ("omni.error", "error", "no such model")
+    assert "UserWarning: old" in warning["message"]
+    assert (thread["event"], thread["fields"]) == ("process.crashed", {"error": "ZeroDivisionError"})
+    assert last["exception"].endswith("RuntimeError: the end")
+    assert {(each["stage"], each["replica"]) for each in (error, warning, thread, last)} == {(1, "1/0")}
+
+
+def test_what_a_library_prints_on_standard_error_is_an_object_too() -> None:
+    """1. also through a logging handler of its own, as torch has one; what is written as bytes goes out as it is
+    2. the level is that of records: what is printed past them, such as a traceback, is never left out
+    """
+    program = """
+        import sys
+        configure_logging(LogOptions(format="json", level="error"))
+        logging.getLogger("vllm.x").info("a.thing")
+        print("half a", end=" ", file=sys.stderr)
+        print("line", file=sys.stderr)
+        print("10 %\\r20 %", end="\\r", file=sys.stderr)
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("W1122 %(message)s"))
+        torch = logging.getLogger("torch")
+        torch.setLevel("INFO")
+        torch.propagate = False
+        torch.addHandler(handler)
+        torch.warning("Triton not available")
+        sys.stderr.buffer.write(b'{"relayed": 1, "event": "", "message": ""}\\n')
+        sys.stderr.buffer.flush()
+    """
+    found = objects(program)
+    assert [each["message"] for each in found] == ["half a line", "W1122 Triton not available", ""]
+    assert [each["event"] for each in found[:2]] == ["text", "text"]
+
+
+def test_a_full_disk_behind_the_log_costs_its_lines_and_nothing_else() -> None:
+    program = """
+        import sys
+        configure_logging(LogOptions(format="json"))
+        full = os.open("/dev/full", os.O_WRONLY)
+        former = os.dup(2)
+        os.dup2(full, 2)
+        logging.getLogger("hub.x").info("a.lost")
+        print("lost", file=sys.stderr)
+        os.dup2(former, 2)
+        logging.getLogger("hub.x").info("a.found")
+    """
+    assert objects(program)[-1]["event"] == "a.found"
+
+
+def test_a_forked_process_says_its_own_id_once_it_has_set_up_its_logging() -> None:
+    program = """
+        configure_logging(LogOptions(format="json"))
+        if os.fork() == 0:
+            configure_logging(LogOptions(format="json"))
+            logging.getLogger("hub.x").info("a.child pid=%d", os.getpid())
+            os._exit(0)
+        os.wait()
+        logging.getLogger("hub.x").info("a.parent pid=%d", os.getpid())
+    """
+    child, parent = objects(program)
+    assert (child["event"], parent["event"]) == ("a.child", "a.parent")
+    assert child["pid"] == child["fields"]["pid"] != parent["pid"] == parent["fields"]["pid"]
+
+
+def test_a_program_that_has_set_up_its_logging_keeps_it() -> None:
+    root = logging.getLogger()
+    before, level = list(root.handlers), root.level
+    assert before
+    set_up_logging(LogOptions(format="json", level="error"))
+    assert (root.handlers, root.level) == (before, level)
+    assert not any(isinstance(handler.formatter, JsonFormatter) for handler in root.handlers)
+
+
+def test_the_flags_are_read_by_supervisors_too(capsys: pytest.CaptureFixture[str]) -> None:
+    parser = build_parser()
+    flags = ["--stage-id", "0", "--log-level", "debug", "--log-format", "json"]
+    assert read_log_options(parser.parse_args(flags)) == LogOptions(level="debug", format="json")
+    assert read_log_options(parser.parse_args(["--stage-id", "0"])) == LogOptions()
+    with pytest.raises(SystemExit):
+        parser.parse_args(["--stage-id", "0", "--log-level", "loud"])
+    assert "invalid choice: 'loud'" in capsys.readouterr().err
