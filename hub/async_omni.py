@@ -29,6 +29,7 @@ from hub.orchestrator.rejection_log import RejectionLog, log_revocation
 from hub.output_queue import OutputQueue, deliver
 from hub.pool.stage_pool import PoolOptions, StageStatus
 from hub.pool.versions import make_pools
+from hub.replicas.resolver import Resolver
 from hub.replicas.sockets import make_context
 from hub.replicas.stage_client import StageClient
 from hub.request.nesting import check_nesting
@@ -48,7 +49,9 @@ from omni_discovery.errors import (
 
 if TYPE_CHECKING:
     from hub.orchestrator.tracing import Tracing
+    from hub.replicas.events import ClientEvent
     from omni_discovery.records.health import HubHealth, ReplicaTrouble
+    from omni_discovery.records.schema import ReplicaInfo
     from omni_discovery.stories import Stories
     from omni_discovery.view.table import Delta, View
 
@@ -150,12 +153,14 @@ class AsyncOmni(CollectiveCalls):
         *,
         fixed_models: bool = False,
         stories: Stories | None = None,
+        resolver: Resolver | None = None,
     ) -> None:
         self.hub_id = hub_id
         self.graph = StageGraph(deploy)
         self.hub_metrics = HubMetrics()
         self.rejections = RejectionLog(self.hub_metrics)
         self._key_pair = key_pair
+        self._resolver = resolver or Resolver()
         self._config = config or HubConfig()
         self._tracing = tracing
         #: Receives what happened to requests that failed; None: not kept.
@@ -217,7 +222,7 @@ class AsyncOmni(CollectiveCalls):
         self.hub_metrics.pipeline_not_followed.set_function(lambda: bool(self.releases.problem))
         self._orchestrator = Orchestrator(
             list(self.releases.newest.pools.values()),
-            lambda info, on_event: StageClient(info, self.hub_id, self._key_pair, config, self._context, on_event),
+            self._connect,
             config,
             self.hub_metrics,
             self._admission.backlog,
@@ -415,6 +420,11 @@ class AsyncOmni(CollectiveCalls):
             logger.error("hub.died", exc_info=task.exception())
         for queue in self._queues.values():
             queue.end(HubUnavailableError(self.graph.stage_ids[0], "the hub is stopping"))
+
+    def _connect(self, info: ReplicaInfo, on_event: Callable[[ClientEvent], None]) -> StageClient:
+        return StageClient(
+            info, self.hub_id, self._key_pair, self._config, self._context, on_event, resolver=self._resolver
+        )
 
     def _enqueue(self, orchestrator: Orchestrator, request: AddRequest) -> OutputQueue:
         """Give an admitted request to the orchestrator. Raise OverloadedError if too much waits for it."""

@@ -17,6 +17,8 @@ import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from hub.config import HubConfig, NotConnectedError, QueueFullError
+from hub.replicas.addresses import parse_address
+from hub.replicas.resolver import Resolver
 from omni_discovery.curve import KeyPair, secure_client
 from omni_discovery.errors import ConfigError
 from omni_discovery.records.schema import ReplicaInfo
@@ -158,16 +160,24 @@ class DealerConnection:
         keys: tuple[KeyPair, str] | None,
         config: HubConfig,
         listener: ConnectionListener,
+        resolver: Resolver,
     ) -> None:
         self.connected = False
+        #: Why there is no number for the host's name; empty where there is one.
+        self.unresolved = ""
         #: The replica refused the handshake, perhaps because it does not know this hub yet: ZMQ does not try again.
         self.refused = False
         #: When the handshake was last refused, and when the present attempt began, on the loop's clock.
         self.refused_at_s = float("-inf")
         self._begun_at_s = asyncio.get_running_loop().time()
         self._timeout_s = config.connect_timeout_s
-        self._name, self._addr = name, addr
-        self._listener = listener
+        self._name, self._address = name, parse_address(addr)
+        self._listener, self._resolver = listener, resolver
+        #: What ZMQ connects to, a number and a port; empty while the host's name has no number.
+        self._endpoint = ""
+        #: Attempts so far: each takes the next number of the host.
+        self._attempts = 0
+        self._has_others = False
         socket = context.socket(zmq.DEALER)
         try:
             _configure(socket, identity, keys, config)
@@ -176,7 +186,7 @@ class DealerConnection:
             socket.close(linger=0)
             raise
         try:
-            socket.connect(addr)
+            self._dial(socket)
         except BaseException:
             socket.disable_monitor()
             monitor.close(linger=0)
@@ -188,22 +198,39 @@ class DealerConnection:
     def send(self, frames: Sequence[bytes]) -> None:
         """Queue one message. Raise NotConnectedError or QueueFullError."""
         if not self.connected:
-            raise NotConnectedError(f"not connected to {self._addr}")
+            raise NotConnectedError(f"not connected to {self._address.host} port {self._address.port}")
         self._dealer.send(frames)
 
     def reconnect_if_due(self, now_s: float) -> None:
         """Begin another attempt if the handshake was refused or the present attempt has timed out."""
-        if self.connected or not (self.refused or now_s - self._begun_at_s > self._timeout_s):
+        is_due = self.refused or not self._endpoint or now_s - self._begun_at_s > self._timeout_s
+        if self.connected or not is_due:
             return
         self.refused, self._begun_at_s = False, now_s
         socket = self._dealer.socket
         try:
-            socket.disconnect(self._addr)
+            if self._endpoint:
+                socket.disconnect(self._endpoint)
         except zmq.ZMQError as error:
             # libzmq gives a connection whose handshake was refused up for good, and forgets it.
             if error.errno != errno.ENOENT:
                 raise
-        socket.connect(self._addr)
+        self._dial(socket)
+
+    def _dial(self, socket: zmq.Socket[bytes]) -> None:
+        """Begin an attempt to connect, unless the host's name has no number yet."""
+        self._endpoint, self.unresolved = "", ""
+        numbers: Sequence[str] = (self._address.host,)
+        if not self._address.is_numeric:
+            found = self._resolver.resolve(self._address.host)
+            numbers = found.addresses
+            if not numbers:
+                self.unresolved = f"its host name {self._address.host!r} can't be resolved here: {found.problem}"
+                return
+        self._has_others = len(numbers) > 1
+        self._endpoint = self._address.endpoint(numbers[self._attempts % len(numbers)])
+        self._attempts += 1
+        socket.connect(self._endpoint)
 
     def close(self) -> None:
         """Close both sockets at once. Idempotent."""
@@ -221,6 +248,9 @@ class DealerConnection:
             return
         if event & MISSED_EVENTS:
             if not self.connected:
+                if self._has_others:
+                    # The next attempt is due at once: at the next number of the host.
+                    self._begun_at_s = float("-inf")
                 self._listener.connection_missed()
             return
         self.refused = bool(event & REFUSED_EVENTS)
@@ -241,6 +271,7 @@ def open_connections(
     keys: tuple[KeyPair, str] | None,
     config: HubConfig,
     listener: ConnectionListener,
+    resolver: Resolver,
 ) -> dict[SocketName, DealerConnection]:
     """Begin to connect to both sockets of a replica. Raise ConfigError if its record's addresses can't be used."""
     # A process that names a routing id takes its connection over: one that knows only our hub id must not be able to.
@@ -249,7 +280,7 @@ def open_connections(
     connections: dict[SocketName, DealerConnection] = {}
     try:
         for name, addr in addrs.items():
-            connections[name] = DealerConnection(context, name, addr, identity, keys, config, listener)
+            connections[name] = DealerConnection(context, name, addr, identity, keys, config, listener, resolver)
     except (zmq.ZMQError, ValueError) as error:
         for connection in connections.values():
             connection.close()

@@ -28,6 +28,7 @@ from hub.replicas.events import (
     Unsent,
 )
 from hub.replicas.pending import ConnectDiagnostics, DispatchBatcher, PendingAborts, PendingDispatches
+from hub.replicas.resolver import Resolver
 from hub.replicas.sockets import ZmqContext, agreed_keys, open_connections
 from omni_discovery import wire
 from omni_discovery.curve import KeyPair
@@ -62,10 +63,11 @@ class StageClient:
         config: HubConfig,
         context: ZmqContext,
         on_event: Callable[[ClientEvent], None],
+        resolver: Resolver | None = None,
     ) -> None:
         keys = agreed_keys(key_pair, info.curve_public_key)
         self.info = info
-        self._connections = open_connections(context, info, hub_id, keys, config, self)
+        self._connections = open_connections(context, info, hub_id, keys, config, self, resolver or Resolver())
         self._config, self._on_event = config, on_event
         self._session = HubSession(hub_id, info.epoch)
         self._closed, self._loop = False, asyncio.get_running_loop()
