@@ -111,6 +111,8 @@ def serve_config(arguments: argparse.Namespace, deploy: DeployConfig) -> ServeCo
         admin_api=arguments.admin_api,
         access_log=arguments.access_log,
         traces_endpoint=arguments.otlp_traces_endpoint,
+        log_stats=arguments.log_stats,
+        init_timeout_s=arguments.init_timeout,
         etcd_binary=Path(binary) if (binary := os.environ.get("OMNI_ETCD_BINARY")) else None,
     )
 

@@ -10,6 +10,10 @@ class ServeCommand:
 
     summary = "serve a pipeline: a hub with its local stages, or only replicas with --headless"
 
+    unknown_flag_hint = (
+        """; an argument of a newer vLLM goes into engine_args: --stage-overrides '{"0": {"engine_args": {...}}}'"""
+    )
+
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """See omni_discovery.commands.main.Command."""
         from hub.serve.flags import add_serve_options

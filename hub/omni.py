@@ -18,8 +18,8 @@ import uvloop
 from hub.cli import serve_config
 from hub.command import ServeCommand
 from hub.results import OmniResult, ResultBuilder
+from hub.serve.document_flags import with_flags
 from hub.serve.flags import check_flags
-from hub.serve.plan import with_overrides
 from hub.serve.running_hub import RunningHub, ServeConfig, embed_etcd
 from omni_discovery.deploy.document import DeployConfig
 from omni_discovery.deploy.load import load_deploy
@@ -281,10 +281,13 @@ def _read_flags(deploy: str | PathLike[str] | DeployConfig, flags: Sequence[str]
         deploy = load_deploy(Path(deploy))
     # The document is loaded already: the flags are checked as if it had been named.
     arguments = parser.parse_args(["--deploy-config", "given", *flags])
-    if arguments.headless or arguments.model or arguments.api != "omni" or arguments.dry_run:
+    has_model = arguments.model or arguments.model_flag
+    if arguments.headless or has_model or arguments.api != "omni" or arguments.dry_run:
         raise ConfigError("flags of Omni: --headless, --api, --dry-run and a MODEL are for omni serve")
+    if arguments.init_timeout is not None:
+        raise ConfigError("flags of Omni: --init-timeout is for omni serve: give ready_timeout_s to Omni")
     check_flags(arguments)
-    deploy = with_overrides(deploy, arguments)
+    deploy = with_flags(deploy, arguments)
     if arguments.stage_id is not None:
         deploy.stage(arguments.stage_id)
     return serve_config(arguments, deploy)

@@ -19,6 +19,7 @@ OmniError
     │   └── HubUnavailableError         the caller: this hub serves no requests any more, another hub may
     ├── ReplicaLostError            none: retried where that is safe
     ├── EngineFailedError           the operator: the engine raised
+    │   └── PoisonousRequestError       the caller: replicas end when they run it; it must not be sent again as it is
     ├── OverloadedError             the caller: retry later
     ├── AbortFailedError            the operator: the hub could not carry out an abort
     └── DeadlineExceededError       the caller: it took too long
@@ -141,6 +142,10 @@ class ReplicaLostError(RequestError):
 
 class EngineFailedError(RequestError):
     """The stage's engine raised while it worked on the request."""
+
+
+class PoisonousRequestError(EngineFailedError):
+    """Replicas ended while they ran the request, and it is the likely cause."""
 
 
 class OverloadedError(RequestError):

@@ -23,16 +23,18 @@ from omni_discovery.commands.flags import (
     RAY,
     add_backend_options,
     add_data_plane_options,
+    add_loading_options,
     add_log_options,
     add_metrics_options,
     check_backend,
     check_data_plane,
     check_metrics,
+    check_timeout,
     read_log_options,
     warn_if_plain,
 )
 from omni_discovery.commands.output import configure_logging, say
-from omni_discovery.commands.registry import add_security_options, user_runtime_dir
+from omni_discovery.commands.registry import add_security_options, default_namespace, user_runtime_dir
 from omni_discovery.commands.stage_options import (
     StageCheck,
     StageOptions,
@@ -75,7 +77,11 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="HOST:PORT[,...]",
         help="the etcd cluster (default: $OMNI_ETCD_ENDPOINTS)",
     )
-    parser.add_argument("--namespace", default="default", help="which deployment on that etcd (default: %(default)s)")
+    parser.add_argument(
+        "--namespace",
+        default=default_namespace(),
+        help="which deployment on that etcd (default: $OMNI_NAMESPACE, else default)",
+    )
     parser.add_argument(
         "--omni-heartbeat-timeout",
         type=float,
@@ -91,13 +97,6 @@ def build_parser() -> argparse.ArgumentParser:
         help="the address under which hubs reach the replicas (default: the one that leads to etcd)",
     )
     parser.add_argument(
-        "--stall-after",
-        type=float,
-        default=60.0,
-        metavar="S",
-        help="an engine that has work and stands still for so long is not renewed (default: %(default)s)",
-    )
-    parser.add_argument(
         "--stage-overrides",
         default="",
         metavar="JSON",
@@ -106,6 +105,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--parent-pid", type=int, default=0, metavar="PID", help="drain when this process is gone")
     # In place of the other flags, in a supervisor that a hub or omni serve --headless has started.
     parser.add_argument("--config-fd", type=int, help=argparse.SUPPRESS)
+    add_loading_options(parser)
     add_backend_options(parser)
     add_data_plane_options(parser)
     add_log_options(parser)
@@ -137,10 +137,15 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _devices_here(base: Mapping[str, str], stage: StageConfig, count: int, machine: Machine) -> tuple[str, ...]:
-    """The devices of all local replicas; a warning for devices that may be wrong. Raise ConfigError."""
-    from stage_runtime.supervisor.environment import doubtful_devices, stage_devices
+    """The devices that the document gives to all local replicas. Raise ConfigError.
+
+    A warning is logged for devices that may be wrong, and what is inherited where it gives none.
+    """
+    from stage_runtime.supervisor.environment import doubtful_devices, inherited_text, stage_devices
 
     devices = stage_devices(base, stage, count, machine)
+    if inherited := inherited_text(base, stage, count, machine):
+        logger.info("stage.devices stage %d: %s", stage.stage_id, inherited)
     if doubt := doubtful_devices(base, stage, count, machine):
         logger.warning("stage.devices %s", doubt)
     return devices
@@ -184,12 +189,12 @@ def _read_options(arguments: argparse.Namespace) -> StageOptions:
     if arguments.config_fd is not None:
         return read_config(arguments.config_fd, StageOptions)
     check_data_plane(arguments)
+    check_timeout("--stage-init-timeout", arguments.stage_init_timeout)
     check_headless(parse_overrides(arguments.stage_overrides))
     check_backend(arguments)
     check_metrics(arguments)
     runtime = runtime_here(arguments, arguments.stage_id)
-    options = read_stage_options(arguments, arguments.stage_id, arguments.omni_dp_size_local, runtime)
-    return msgspec.structs.replace(options, stall_after_s=arguments.stall_after)
+    return read_stage_options(arguments, arguments.stage_id, arguments.omni_dp_size_local, runtime)
 
 
 def _supervise(arguments: argparse.Namespace) -> int:
@@ -262,7 +267,7 @@ def _run_supervisor(config: SupervisorConfig, deploy: DeployConfig, export: Call
     from stage_runtime.engines.base import modules_to_preload
     from stage_runtime.supervisor.device_locks import DeviceLocks, Holder
     from stage_runtime.supervisor.devices import find_machine
-    from stage_runtime.supervisor.environment import replica_environment, stage_environment
+    from stage_runtime.supervisor.environment import on_cpu_only, replica_environment, stage_environment
     from stage_runtime.supervisor.launch import SpawnLauncher, ZygoteLauncher
     from stage_runtime.supervisor.supervisor import Supervisor
 
@@ -279,10 +284,11 @@ def _run_supervisor(config: SupervisorConfig, deploy: DeployConfig, export: Call
     # On the CPU only: a process that has initialized a GPU must not be forked.
     modules = modules_to_preload(stage.engine)
     shared_output_fd, write_fd = os.pipe()
+    is_on_cpu = on_cpu_only(base, stage, config.count, machine)
     supervisor = Supervisor(
         config,
         deploy,
-        ZygoteLauncher(modules, write_fd) if modules and not stage.runtime.devices else SpawnLauncher(),
+        ZygoteLauncher(modules, write_fd) if modules and is_on_cpu else SpawnLauncher(),
         lambda ordinal: replica_environment(base, stage, settings, config.count, ordinal, machine),
         locks.mark_leaving,
         waits,

@@ -81,8 +81,8 @@ class ReplicaConfig(ReplicaOptions, frozen=True, kw_only=True):
             raise ConfigError("no etcd known: give --etcd-endpoints HOST:PORT")
         if not (self.drain_timeout_s >= 0 and math.isfinite(self.drain_timeout_s)):
             raise ConfigError(f"--drain-timeout must be a number of seconds, 0 or more, not {self.drain_timeout_s}")
-        if not self.stall_after_s > 0:
-            raise ConfigError(f"--stall-after must be more than 0 seconds, not {self.stall_after_s}")
+        if not (self.stall_after_s > 0 and math.isfinite(self.stall_after_s)):
+            raise ConfigError(f"--stall-after must be a number of seconds, more than 0, not {self.stall_after_s}")
         RegistryConfig(self.endpoints, self.namespace, self.security, ttl_s=self.ttl_s)
 
     @property

@@ -14,6 +14,7 @@ from omni_discovery.errors import (
     InvalidRequestError,
     OmniError,
     OverloadedError,
+    PoisonousRequestError,
     ReplicaLostError,
     RequestError,
     StageUnavailableError,
@@ -79,6 +80,8 @@ def message_of(error: OmniError) -> str:
         steps.append(f"omni replicas shows who serves stage {error.stage_id}, omni doctor what is wrong")
     elif isinstance(error, DeadlineExceededError):
         steps.append("give the request a longer 'timeout', or send it again later")
+    elif isinstance(error, PoisonousRequestError):
+        steps.append("don't send it again as it is; the logs of these replicas say more")
     elif isinstance(error, EngineFailedError):
         steps.append("the log of that replica says more")
     return f"{error}: {'; '.join(steps)}" if steps else str(error)
@@ -95,4 +98,7 @@ def error_response(error: OmniError) -> JSONResponse:
     headers = {}
     if isinstance(error, RequestError) and error.retry_after_s is not None:
         headers["Retry-After"] = str(math.ceil(error.retry_after_s))
+    if isinstance(error, PoisonousRequestError):
+        # OpenAI's clients repeat other answers with status 500 by themselves.
+        headers["x-should-retry"] = "false"
     return JSONResponse(body, status_code=status, headers=headers)

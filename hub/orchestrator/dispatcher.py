@@ -16,7 +16,9 @@ from hub.metrics import HubMetrics
 from hub.orchestrator.aborts import AbortTracker
 from hub.orchestrator.active import Active, Pick
 from hub.orchestrator.retry_budget import PacedRetries, RetryDue
+from hub.orchestrator.trials import TrialDue, Trials, tried
 from hub.pool.entry import Binding, BindingEnd
+from hub.pool.probation import GiveUp
 from hub.pool.stage_pool import StagePool
 from hub.replicas.membership import Membership
 from hub.request import events as ev
@@ -48,17 +50,19 @@ class Dispatcher:
         membership: Membership,
         metrics: HubMetrics,
         aborts: AbortTracker,
-        post: Callable[[PickEnded | RetryDue], None],
+        post: Callable[[PickEnded | RetryDue | TrialDue], None],
     ) -> None:
         #: The retry budget, and retries that wait for it.
         self.retries = PacedRetries(post)
+        #: Suspects that wait for their trial.
+        self.trials = Trials(post)
         self._membership = membership
         self._metrics = metrics
         self._aborts = aborts
         self._post = post
 
     def dispatch(self, active: Active, action: ev.Dispatch) -> ev.Event | None:
-        """Pick a replica and send the work; None while the pick, or the retry budget, makes it wait."""
+        """Pick a replica and send the work; None while the pick, the retry budget or a probation makes it wait."""
         if action.is_retry and not self.retries.may_go(active.request.request_id, action):
             return None
         return self._dispatch(active, action)
@@ -68,7 +72,23 @@ class Dispatcher:
         action = due.dispatch
         return self._dispatch(active, action) if active.machine.is_out(action.stage_id, action.attempt) else None
 
+    def trial_due(self, active: Active, due: TrialDue) -> list[ev.Event]:
+        """Dispatch a suspect's work whose wait is over; return the events that come of it."""
+        action, step = due.dispatch, due.step
+        if not active.machine.is_out(action.stage_id, action.attempt):
+            self.trials.forget(active.request.request_id, action.stage_id)
+            return []
+        if isinstance(step, GiveUp):
+            error = active.pools[action.stage_id].core.queue.unavailable_error()
+            return [ev.StageUnavailable(action.stage_id, action.attempt, str(error))]
+        cleared = [] if step.is_trial else [ev.FoundInnocent(action.stage_id, action.attempt)]
+        event = self._dispatch(active, tried(action, step))
+        return [*cleared, *([] if event is None else [event])]
+
     def _dispatch(self, active: Active, action: ev.Dispatch) -> ev.Event | None:
+        if action.blamed_for:
+            self.trials.hold(active, action)
+            return None
         pool, request_id = active.pools[action.stage_id], active.request.request_id
         task, affinity_request_id = _task(active, action), active.request.parent_id or None
         try:
@@ -76,7 +96,7 @@ class Dispatcher:
             while binding is not None and self._is_lost(pool, binding):
                 binding = pool.core.try_pick(request_id, task, affinity_request_id, _avoid(action, pool))
         except StageUnavailableError as error:
-            return ev.StageUnavailable(action.stage_id, action.attempt, str(error))
+            return self._unavailable(active, action, error)
         if binding is not None:
             return self._send(active, action, pool, binding)
         waiting = asyncio.create_task(self._pick(active, action, pool, task))
@@ -91,11 +111,21 @@ class Dispatcher:
             return None
         del active.picks[action.stage_id]
         if isinstance(ended.result, StageUnavailableError):
-            return ev.StageUnavailable(action.stage_id, action.attempt, str(ended.result))
+            return self._unavailable(active, action, ended.result)
         pool = active.pools[action.stage_id]
         if self._is_lost(pool, ended.result):
             return self._dispatch(active, action)
         return self._send(active, action, pool, ended.result)
+
+    def _unavailable(
+        self, active: Active, action: ev.Dispatch, error: StageUnavailableError
+    ) -> ev.StageUnavailable | None:
+        """No replica could be picked; None if the work is a suspect's, which waits again."""
+        pool = active.pools[action.stage_id]
+        has_others = bool(pool.core.healthy_addrs)
+        if has_others and self.trials.hold_again(active.request.request_id, action.stage_id):
+            return None
+        return ev.StageUnavailable(action.stage_id, action.attempt, str(error))
 
     def drop_pick(self, ended: PickEnded) -> None:
         """Release the binding of a pick whose request has ended; nothing was sent."""
@@ -105,6 +135,7 @@ class Dispatcher:
     def cancel_pick(self, active: Active, stage_id: int) -> None:
         """Cancel the pick of a stage, or its retry, that waits. Does nothing where none does."""
         self.retries.forget(active.request.request_id, stage_id)
+        self.trials.forget(active.request.request_id, stage_id)
         pick = active.picks.pop(stage_id, None)
         if pick is not None:
             pick.task.cancel()
@@ -114,15 +145,19 @@ class Dispatcher:
     def move(self, active: Active, pools: Mapping[int, StagePool]) -> list[ev.Event]:
         """Move a request to other pools; picks that wait are repeated there. Return the events of those that ended."""
         old_pools, active.pools = active.pools, pools
+        moved = [stage_id for stage_id in old_pools if pools.get(stage_id) is not old_pools[stage_id]]
+        # A suspect waits for its trial in the other pool; where one is on trial already it goes on there.
+        trials = {stage_id: self.trials.take_back(active.request.request_id, stage_id) for stage_id in moved}
         events = []
-        for stage_id, pick in list(active.picks.items()):
-            if pools[stage_id] is not old_pools[stage_id]:
-                del active.picks[stage_id]
+        for stage_id in moved:
+            pick, dispatch = active.picks.pop(stage_id, None), trials[stage_id]
+            if pick is not None:
                 pick.task.cancel()
                 # It may have been served a moment ago.
                 self._release_unsent(active, old_pools[stage_id])
-                params = active.request.params.get(stage_id, {})
-                event = self._dispatch(active, replace(pick.dispatch, params=params))
+                dispatch = dispatch or pick.dispatch
+            if dispatch is not None:
+                event = self._dispatch(active, replace(dispatch, params=active.request.params.get(stage_id, {})))
                 events += [] if event is None else [event]
         return events
 
@@ -171,6 +206,18 @@ class Dispatcher:
             return ev.ReplicaLost(action.stage_id, action.attempt, f"it can't be told to go on: {error}")
         return None
 
+    def carry_out(self, active: Active, action: ev.Abort | ev.ReleasePayload | ev.Acquit | ev.Convict) -> None:
+        """Carry out an action that ends something, and that no event comes of."""
+        match action:
+            case ev.Abort():
+                self.abort(active, action)
+            case ev.ReleasePayload():
+                self.release_payload(active, action)
+            case ev.Acquit(stage_id=stage_id):
+                self.trials.forget(active.request.request_id, stage_id)
+            case ev.Convict():
+                self._convict(active, action)
+
     def abort(self, active: Active, action: ev.Abort) -> None:
         """Abort an attempt that was sent, or cancel its pick."""
         pick, grace = active.picks.pop(action.stage_id, None), active.graces.pop(action.stage_id, None)
@@ -179,6 +226,7 @@ class Dispatcher:
         if grace is not None:
             grace.cancel()
         self.retries.forget(active.request.request_id, action.stage_id)
+        self.trials.forget(active.request.request_id, action.stage_id)
         if action.replica is not None:
             client = self._membership.clients.get(action.replica.input_addr)
             if client is not None:
@@ -198,9 +246,16 @@ class Dispatcher:
         try:
             if client is not None:
                 client.abort_request(request_id, active.machine.runs[stage_id].attempt)
-                self._aborts.abort_sent(request_id, client)
+                self._aborts.abort_sent(request_id, client, binding.info.name)
         finally:
             self._end(stage_id, binding, BindingEnd.DONE)
+
+    def _convict(self, active: Active, action: ev.Convict) -> None:
+        request_id = active.request.request_id
+        self.trials.explain(active.pools[action.stage_id], action.blamed_for)
+        replicas = ",".join(map(str, action.blamed_for))
+        text = "request.poisonous request=%s stage=%d replicas=%s: they ended while they ran it; it is not tried again"
+        logger.error(text, request_id, action.stage_id, replicas)
 
     def release(self, active: Active, stage_id: int) -> None:
         """End the binding of a stage's work that is over."""
@@ -223,6 +278,8 @@ class Dispatcher:
         self._end(pool.stage_id, binding, BindingEnd.UNSENT)
 
     def _end(self, stage_id: int, binding: Binding, end: BindingEnd) -> None:
+        if self.trials.held and end is BindingEnd.DONE:
+            self.trials.forget(binding.request_id, stage_id)
         # The connection to a replica that is listed is kept in any case.
         if binding.release(end) and not binding.entry.listed:
             self._membership.close_if_unused(stage_id, binding.addr)
@@ -268,6 +325,8 @@ class Dispatcher:
             self._metrics.observe_in(hub_in_s)
             active.machine.state.public.pipeline_timings["hub_in"] = hub_in_s
         info = binding.entry.info
+        if self.trials.held:
+            self.trials.placed(active.request.request_id, action.stage_id, info.input_addr)
         replica = ev.ReplicaRef(info.stage_id, info.replica_id, info.epoch, info.input_addr)
         return ev.Sent(action.stage_id, action.attempt, replica)
 

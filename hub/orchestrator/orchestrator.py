@@ -24,6 +24,7 @@ from hub.orchestrator.replica_events import ReplicaListener, ReturnDue, StillSil
 from hub.orchestrator.requests import CompanionEnded, Requests, TimeUp
 from hub.orchestrator.retry_budget import RetryDue
 from hub.orchestrator.rollout import Rollout
+from hub.orchestrator.trials import TrialDue
 from hub.pool.stage_pool import StagePool
 from hub.pool.versions import Pools
 from hub.replicas.events import (
@@ -78,8 +79,8 @@ def drain(queue: asyncio.Queue[_Item]) -> list[_Item]:
 
 
 _InboxItem: TypeAlias = (
-    "ClientEvent | PickEnded | RetryDue | ReturnDue | StillSilent | TimeUp | CompanionEnded | BackpressureChanged"
-    " | TimersDue | ViewChanged | CallDue"
+    "ClientEvent | PickEnded | RetryDue | TrialDue | ReturnDue | StillSilent | TimeUp | CompanionEnded"
+    " | BackpressureChanged | TimersDue | ViewChanged | CallDue"
 )
 _Request: TypeAlias = AddRequest | UpdateRequest
 _Rpc: TypeAlias = AbortRequest | CollectiveCall
@@ -179,6 +180,7 @@ class Orchestrator:
             self.end_all()
             self._requests.close()
             self._dispatcher.retries.close()
+            self._dispatcher.trials.close()
             self._membership.close()
             self._end_rpcs()
 
@@ -284,7 +286,7 @@ class Orchestrator:
                 self._requests.abort_request(item)
             case TimeUp() | CompanionEnded() | UpdateRequest() | BackpressureChanged():
                 self._requests.apply_item(item)
-            case PickEnded() | RetryDue():
+            case PickEnded() | RetryDue() | TrialDue():
                 self._requests.resume_dispatch(item)
             case StillSilent() | ReturnDue():
                 self._listener.apply_item(item)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from hub.metrics import HubMetrics
 from hub.orchestrator.aborts import AbortTracker
@@ -40,6 +40,9 @@ if TYPE_CHECKING:
     from omni_discovery.records.schema import ReplicaInfo
 
 logger = logging.getLogger(__name__)
+
+#: Requests that the log line of a lost replica names.
+_MOST_NAMED: Final = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +121,9 @@ class ReplicaListener:
         in_flight = [
             request_id for pool in self._pools.of_stage(stage_id) for request_id in pool.core.members.in_flight(addr)
         ]
+        info = self._pools.record(stage_id, addr)
+        if in_flight and info is not None:
+            _log_work_of_lost(info, in_flight)
         for request_id in in_flight:
             active = self._active.get(request_id)
             if active is not None:
@@ -196,9 +202,9 @@ class ReplicaListener:
         if not pool.core.failed(info.input_addr, pool.now(), cause):
             return
         entry = pool.core.members.entries[info.input_addr]
-        text = "replica.ejected replica=%s for_s=%.1f heeded=%s: %s"
-        for_s, is_heeded = entry.health.until_s - pool.now(), not pool.core.outliers.panics
-        logger.warning(text, info.name, for_s, is_heeded, entry.health.reason)
+        text = "replica.ejected replica=%s for_s=%.1f in_force=%s: %s"
+        for_s, is_in_force = entry.health.until_s - pool.now(), not pool.core.outliers.panics
+        logger.warning(text, info.name, for_s, is_in_force, entry.health.reason)
 
     def _unanswered(self, event: Unanswered) -> None:
         info, active = event.client.info, self._active.get(event.request_id)
@@ -270,6 +276,7 @@ class ReplicaListener:
         self._metrics.session_losses.labels(info.stage_id).inc()
         in_flight = pool.core.members.in_flight(info.input_addr)
         if in_flight:
+            _log_work_of_lost(info, in_flight)
             self._blame(pool, info, event.reason)
         for request_id in in_flight:
             active = self._active.get(request_id)
@@ -289,3 +296,14 @@ class ReplicaListener:
             active.graces[stage_id] = asyncio.get_running_loop().call_later(
                 self._config.silence_grace_s, self._post, StillSilent(request_id, stage_id, attempt)
             )
+
+
+def _log_work_of_lost(info: ReplicaInfo, request_ids: Sequence[str]) -> None:
+    """Log which requests were in flight on a replica that is lost."""
+    names = ",".join(request_ids[:_MOST_NAMED])
+    logger.warning(
+        "replica.lost_at_work replica=%s in_flight=%d requests=%s",
+        info.name,
+        len(request_ids),
+        names,
+    )

@@ -18,6 +18,7 @@ from hub.orchestrator.admission import Backlog
 from hub.orchestrator.dispatcher import Dispatcher, PickEnded
 from hub.orchestrator.failures import RequestFailures
 from hub.orchestrator.retry_budget import RetryDue
+from hub.orchestrator.trials import TrialDue
 from hub.request import events as ev
 from hub.request.companions import companion_plan
 from hub.request.machine import RequestMachine
@@ -265,17 +266,23 @@ class Requests:
             settled = [each for each, run in machine.runs.items() if run.settled]
             self._backlog.passed(active.request.request_id, settled)
 
-    def resume_dispatch(self, item: PickEnded | RetryDue) -> None:
+    def resume_dispatch(self, item: PickEnded | RetryDue | TrialDue) -> None:
         """Go on with a dispatch that has waited; if the request has ended, release the binding of its pick."""
         active = self.active.get(item.request_id)
         if active is None:
             if isinstance(item, PickEnded):
                 self._dispatcher.drop_pick(item)
             return
-        if isinstance(item, PickEnded):
-            event = self._dispatcher.pick_ended(active, item)
-        else:
-            event = self._dispatcher.retry_due(active, item)
+        event: ev.Event | None
+        match item:
+            case PickEnded():
+                event = self._dispatcher.pick_ended(active, item)
+            case RetryDue():
+                event = self._dispatcher.retry_due(active, item)
+            case TrialDue():
+                for event in self._dispatcher.trial_due(active, item):
+                    self._apply(active, event)
+                return
         if event is not None:
             self._apply(active, event)
 
@@ -318,10 +325,8 @@ class Requests:
                 return self._dispatcher.dispatch(active, action)
             case ev.Update() | ev.FeedInput() | ev.PieceRoom() | ev.Pause():
                 return self._dispatcher.pass_on(active, action)
-            case ev.Abort():
-                self._dispatcher.abort(active, action)
-            case ev.ReleasePayload():
-                self._dispatcher.release_payload(active, action)
+            case ev.Abort() | ev.ReleasePayload() | ev.Acquit() | ev.Convict():
+                self._dispatcher.carry_out(active, action)
             case ev.Drop(reason=reason):
                 self._metrics.dropped.labels(reason).inc()
             case ev.Retry(stage_id=stage_id, resumed=resumed):

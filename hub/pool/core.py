@@ -419,6 +419,13 @@ class Pool:
         entries = (self.members.entries.get(addr) for addr in set(avoid))
         return self.free_count > sum(entry is not None and entry.tier != NO_TIER for entry in entries)
 
+    @property
+    def healthy_addrs(self) -> frozenset[str]:
+        """The replicas that can take work, full or not; those that are ejected count only if there are no others."""
+        pickable = [entry for entry in self.members if entry.pickable]
+        fine = frozenset(entry.addr for entry in pickable if not self.outliers.is_ejected(entry))
+        return fine or frozenset(entry.addr for entry in pickable)
+
     def candidates(self, avoid: Collection[str] = ()) -> list[ReplicaInfo]:
         """The replicas with a free slot that are not in ``avoid``; ``queue_length`` is this hub's estimate of now."""
         return [

@@ -6,6 +6,8 @@ from math import inf
 from typing import TYPE_CHECKING, Final
 
 from hub.pool.entry import Entry
+from hub.pool.status import ASLEEP_PHASE
+from omni_discovery.records.schema import ReplicaStatus
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -149,6 +151,12 @@ class Members:
         """How many of the replicas at different addresses can take work."""
         entries = (self.entries.get(addr) for addr in addrs)
         return sum(entry is not None and entry.pickable for entry in entries)
+
+    @property
+    def is_one_starting(self) -> bool:
+        """Whether the registry shows a replica that is being started."""
+        infos = (entry.info for entry in self.entries.values() if entry.registered)
+        return any(info.status is ReplicaStatus.STARTING and info.phase != ASLEEP_PHASE for info in infos)
 
     def drop_if_idle(self, entry: Entry) -> bool:
         """Forget an entry that is not listed and has nothing in flight; return whether it is gone."""

@@ -11,6 +11,7 @@ from hub.config import PoolOptions
 from hub.pool.core import Pool
 from hub.pool.credits import CreditRequest
 from hub.pool.entry import Binding, BindingEnd
+from hub.pool.probation import Probation
 from hub.pool.status import StageStatus
 from hub.pool.wait_queue import MAX_WAIT_FOR_BEST_S, PendingPick, Waiter
 
@@ -38,6 +39,8 @@ class StagePool:
         self.stage_id = stage_id
         self.pick_timeout_s = options.pick_timeout_s
         self.core = Pool(stage_id, balancer, options)
+        #: The requests that may have ended a replica.
+        self.probation = Probation(options.pick_timeout_s)
         #: The clock that ``core`` goes by, monotonic seconds.
         self.now = now
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 #: Characters that are shown of the reason in a replica's record.
 _REASON_CHARS: Final = 200
 #: The phase of a replica whose engine sleeps.
-_ASLEEP: Final = "asleep"
+ASLEEP_PHASE: Final = "asleep"
 #: A stage fails once so many requests have failed in a row, and until none has failed for so long. The pause lets
 #: requests in again, which show whether the stage works: a hub that is not ready may get none.
 _FAILED_IN_A_ROW: Final = 5
@@ -80,9 +80,9 @@ def _cause(entry: Entry) -> str:
     if info.status is not ReplicaStatus.UP:
         names = {ReplicaStatus.ERROR: "with an error", ReplicaStatus.DOWN: "going down"}
         # The record of a sleeping replica has the status STARTING until it is awake.
-        is_asleep = info.status is ReplicaStatus.STARTING and info.phase == _ASLEEP
-        text = _ASLEEP if is_asleep else names.get(info.status, str(info.status))
-        is_loading = info.status is ReplicaStatus.STARTING and info.phase not in ("", _ASLEEP, "ready", text)
+        is_asleep = info.status is ReplicaStatus.STARTING and info.phase == ASLEEP_PHASE
+        text = ASLEEP_PHASE if is_asleep else names.get(info.status, str(info.status))
+        is_loading = info.status is ReplicaStatus.STARTING and info.phase not in ("", ASLEEP_PHASE, "ready", text)
         details = [info.phase] * is_loading + [info.reason[:_REASON_CHARS]] * bool(info.reason)
         return f"{text} ({'; '.join(details)})" if details else text
     if entry.refused:

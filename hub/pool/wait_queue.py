@@ -236,10 +236,14 @@ class WaitQueue:
             left_s -= now_s - max(since_s, waiter.arrived_s)
         if left_s > 0:
             return left_s
+        self._fail(waiter, self.unavailable_error())
+        return None
+
+    def unavailable_error(self) -> StageUnavailableError:
+        """The error of a pick that no replica could serve for the pick timeout."""
         causes = self._picker.why_absent()
         text = f"no UP replica for stage {self._stage_id} after {self._timeout_s:.1f}s ({causes})"
-        self._fail(waiter, StageUnavailableError(self._stage_id, text))
-        return None
+        return StageUnavailableError(self._stage_id, text)
 
     def all_avoided_error(self) -> StageUnavailableError:
         """The error of a pick that has to avoid every replica that can take work."""

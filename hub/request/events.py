@@ -116,6 +116,14 @@ class ReplicaLost:
 
 
 @dataclass(frozen=True, slots=True)
+class FoundInnocent:
+    """The replicas that ended under the stage's work ended by another request's fault."""
+
+    stage_id: int
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
 class StageUnavailable:
     """No replica could be picked for the dispatch."""
 
@@ -144,7 +152,7 @@ StageMessage = (
     | wire.SegmentDone
     | wire.StageFailed
 )
-StageEvent = Sent | SessionBack | ReplicaLost | StageUnavailable | DispatchRefused
+StageEvent = Sent | SessionBack | ReplicaLost | FoundInnocent | StageUnavailable | DispatchRefused
 CompanionEvent = CompanionDone | CompanionFailed
 Event = Submitted | StageEvent | CompanionEvent | SegmentArrived | ClientBackpressure | DeadlinePassed | Cancelled
 
@@ -158,7 +166,8 @@ class Dispatch:
 
     A replica in ``slow`` is picked only if no other can be. ``resume`` is the part of the stage's answer that the
     client has seen: the replica continues behind it. ``is_retry``: the work may have run before, so it draws on the
-    retry budget. ``segmented``: more input may come, by Update.
+    retry budget. ``segmented``: more input may come, by Update. ``blamed_for``: the work is a suspect for the end of
+    these replicas, so it is tried at one where it can do little harm; see hub/pool/probation.py.
     """
 
     stage_id: int
@@ -175,6 +184,7 @@ class Dispatch:
     stream_from: tuple[int, ...] = ()
     stream_to: tuple[int, ...] = ()
     segmented: bool = False
+    blamed_for: tuple[ReplicaRef, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,6 +250,21 @@ class ReleasePayload:
 
     stage_id: int
     replica: ReplicaRef
+
+
+@dataclass(frozen=True, slots=True)
+class Acquit:
+    """The stage's work was a suspect, and now its output came: its replica is free for the next suspect."""
+
+    stage_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Convict:
+    """The stage's work is the likely cause of the end of these replicas: others that ran there are suspects no more."""
+
+    stage_id: int
+    blamed_for: tuple[ReplicaRef, ...]
 
 
 # ---- actions about the request
@@ -314,6 +339,8 @@ Action = (
     | StartCompanions
     | StopCompanions
     | Collected
+    | Acquit
+    | Convict
     | Drop
     | Retry
     | Finish

@@ -37,6 +37,7 @@ from omni_discovery.errors import (
     DeadlineExceededError,
     EngineFailedError,
     InvalidRequestError,
+    PoisonousRequestError,
     ReplicaLostError,
     RequestError,
 )
@@ -157,6 +158,9 @@ class RequestMachine:
             is_stale = isinstance(message, wire.Chunk | wire.StageDone | wire.StageFailed) and not self.state.finished
             return [ev.Drop("stale")] if is_stale else []
         actions = self._handle_message(run, message, now_s, attachments, received_at_s)
+        if run.blamed_for and self._shows_innocence(run, message):
+            run.blamed_for.clear()
+            actions = [ev.Acquit(stage_id), *actions]
         self.story.add_message(now_s, stage_id, message, actions)
         return actions
 
@@ -194,8 +198,12 @@ class RequestMachine:
                 repeated = self._repeat_segment(run) + repeat_pieces(self.state, run)
                 return [*repeated, *pause_or_resume(self.state, run, again=True)]
             case ev.ReplicaLost():
-                run.losses += event.may_have_run and run.phase is Phase.ACCEPTED
+                if event.may_have_run:
+                    run.replica_died()
                 return self._lost(run, event, now_s)
+            case ev.FoundInnocent():
+                run.acquit()
+                return []
             case ev.StageUnavailable(reason=reason):
                 return self._finish(Outcome.FAILED, unavailable_error(run.stage_id, reason, run.failure), now_s)
             case ev.DispatchRefused(reason=reason):
@@ -268,6 +276,7 @@ class RequestMachine:
             stream_from=tuple(run.streams),
             stream_to=self._plan.pieces_to(run.stage_id),
             segmented=self.state.segments is not None,
+            blamed_for=tuple(run.blamed_for),
         )
 
     def _dispatch_if_ready(self, run: StageRun, now_s: float) -> list[Action]:
@@ -427,7 +436,9 @@ class RequestMachine:
     def _failed(self, run: StageRun, message: wire.Rejected | wire.StageFailed, now_s: float) -> list[Action]:
         kind, reason = message.kind, message.reason
         if isinstance(message, wire.StageFailed):
-            run.engine_deaths += kind is wire.FailureKind.ENGINE and reason.startswith(ENGINE_DIED)
+            if _is_engine_death(kind, reason):
+                self._accept(run, now_s)
+                run.replica_died()
             run.refusal_status = 400 if message.status is UNSET else message.status
             return self._refused(run, kind, reason, now_s, may_have_run=True)
         if self.has_past(run.stage_id):
@@ -462,13 +473,14 @@ class RequestMachine:
         decision = self._decision_on(run, kind)
         text = f"stage {run.stage_id} replica {run.replica or 'not picked'}: {reason}"
         text += f"; {decision.why}" if decision.why else ""
-        # The engine died with work that had killed no other one: for the client of that work the replica is lost.
-        is_lost = kind is None or (run.engine_deaths == 1 and not run.losses and reason.startswith(ENGINE_DIED))
-        error = (
-            ReplicaLostError(text)
-            if kind is None or is_lost
-            else error_of(kind, run.stage_id, text, run.refusal_status)
-        )
+        error: RequestError
+        if decision.is_poison:
+            error = PoisonousRequestError(f"{text} (lost with it: {', '.join(map(str, run.blamed_for))})")
+        elif kind is None or _is_engine_death(kind, reason):
+            # The engine died with work that is not known to be the cause: for its client the replica is lost.
+            error = ReplicaLostError(text)
+        else:
+            error = error_of(kind, run.stage_id, text, run.refusal_status)
         run.failure, run.failed_attempt, run.failed_replica = error, run.attempt, run.replica
         # The failed attempt needs no Abort any more; a finish or a restart below must not send a second one.
         run.to(Phase.WAITING)
@@ -479,7 +491,15 @@ class RequestMachine:
             case Verdict.RESTART:
                 return [ev.Retry(run.stage_id), *self._restart(now_s)]
             case Verdict.FAIL:
-                return self._finish(Outcome.FAILED, error, now_s)
+                blamed_for = tuple(run.blamed_for)
+                convict = [ev.Convict(run.stage_id, blamed_for)] if decision.is_poison else []
+                return [*convict, *self._finish(Outcome.FAILED, error, now_s)]
+
+    def _shows_innocence(self, run: StageRun, message: StageMessage) -> bool:
+        """Whether a message is output of the present attempt: the work gets further than where a replica ended."""
+        is_output = isinstance(message, wire.Chunk | wire.HandOffPiece | wire.SegmentDone | wire.StageDone)
+        is_at_work = run.phase in (Phase.ACCEPTED, Phase.DONE)
+        return is_output and is_at_work and run.attempt == message.attempt
 
     # ---- input in segments
 
@@ -566,6 +586,10 @@ class RequestMachine:
             return self._finish(Outcome.FAILED, EngineFailedError(problem), now_s)
         takers = [self.runs[stage_id] for stage_id in self._plan.next_stages[companions.stage_id]]
         return [action for run in takers if run.handed for action in self._dispatch_if_ready(run, now_s)]
+
+
+def _is_engine_death(kind: wire.FailureKind | None, reason: str) -> bool:
+    return kind is wire.FailureKind.ENGINE and reason.startswith(ENGINE_DIED)
 
 
 def _back_to_waiting(run: StageRun) -> None:

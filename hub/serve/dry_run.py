@@ -14,8 +14,8 @@ from hub.serve.plan import StagesOnHost, plan_on_host, stages_on_host
 from omni_discovery.commands.flags import RAY
 from omni_discovery.commands.registry import child_environment
 from omni_discovery.commands.stage_options import StageCheck, open_config, stage_command
-from omni_discovery.deploy.document import DeployConfig, decode_deploy, encode_deploy
-from omni_discovery.deploy.topology import Topology, plan
+from omni_discovery.deploy.document import DeployConfig, StageConfig, decode_deploy, encode_deploy
+from omni_discovery.deploy.topology import Topology, names_cpu, plan
 from omni_discovery.errors import ConfigError, RegistryTlsError, RegistryUnavailableError
 from omni_discovery.etcd.check import check_registry
 from omni_discovery.etcd.config import RegistryConfig
@@ -165,10 +165,10 @@ def _layout(
         before = ", ".join(str(each) for each in deploy.inputs_of(stage.stage_id)) or "the client"
         count = str(counts.get(stage.stage_id, 0))
         stages.append((str(stage.stage_id), stage.engine, stage.model or "-", before, stage.final_output, count))
+    here = {stage.stage_id: stage for stage, _ in local_stages}
     replicas: list[Row] = [("stage", "#", "devices", "free ports for")]
-    unnamed = "Ray's choice" if arguments.worker_backend == RAY else "CPU"
     for each in topology.replicas:
-        devices = ",".join(each.devices) or unnamed
+        devices = ",".join(each.devices) or _unnamed(arguments, here[each.stage_id])
         replicas.append((str(each.stage_id), str(each.ordinal), devices, ", ".join(each.ports)))
     edges: list[Row] = [("from", "to", "connector", "settings", "the next stage begins on")]
     for edge in topology.edges:
@@ -176,6 +176,13 @@ def _layout(
         begins = "the first piece" if edge.in_pieces else "the whole hand-off"
         edges.append((str(edge.from_stage), str(edge.to_stage), edge.connector, settings, begins))
     return [("stages", stages), ("replicas here", replicas), ("edges", edges)]
+
+
+def _unnamed(arguments: argparse.Namespace, stage: StageConfig) -> str:
+    """What a replica gets for which the plan names no devices."""
+    if arguments.worker_backend == RAY:
+        return "Ray's choice"
+    return "CPU" if stage.engine == "echo" or names_cpu(stage) else "inherited"
 
 
 def _records(namespace: str, local_stages: StagesOnHost) -> list[Row]:

@@ -5,18 +5,21 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import logging
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from hub.serve.document_flags import add_document_options, check_document_options, joins_pipeline, merge_names
+from hub.serve.foreign_flags import add_foreign_options, check_foreign
 from omni_discovery.balancing.policies import DEFAULT_POLICY
 from omni_discovery.commands.flags import (
     add_backend_options,
     add_data_plane_options,
+    add_loading_options,
     add_log_options,
     add_metrics_options,
     check_backend,
     check_data_plane,
     check_metrics,
+    check_timeout,
 )
 from omni_discovery.commands.registry import add_registry_options, read_security
 from omni_discovery.deploy.overrides import check_headless, parse_overrides
@@ -146,6 +149,17 @@ def check_admission(arguments: argparse.Namespace) -> None:
         raise ConfigError(f"--request-timeout is {timeout_s:g}; it must be at least {_LEAST_REQUEST_S:g} second")
 
 
+def check_loading(arguments: argparse.Namespace) -> None:
+    """Raise ConfigError for timeouts of the start out of range, or of a hub that there is none."""
+    check_timeout("--init-timeout", arguments.init_timeout)
+    check_timeout("--stage-init-timeout", arguments.stage_init_timeout)
+    for flag, value in (("--init-timeout", arguments.init_timeout), ("--log-stats", arguments.log_stats or None)):
+        if arguments.headless and value is not None:
+            raise ConfigError(f"{flag} is a hub's: leave it out with --headless")
+    if arguments.hub_only and arguments.stage_init_timeout is not None:
+        raise ConfigError("--stage-init-timeout is local replicas', and --hub-only runs none: leave one of them out")
+
+
 def hub_config(arguments: argparse.Namespace) -> HubConfig:
     """HubConfig with the values of the admission flags."""
     from hub.config import HubConfig
@@ -175,6 +189,12 @@ def add_serve_options(parser: argparse.ArgumentParser) -> None:
     http.add_argument("--host", help=f"where it listens (default: {DEFAULT_HOST})")
     http.add_argument("--port", type=int, help=f"0 takes a free one (default: {DEFAULT_PORT})")
     add_api_options(http)
+    http.add_argument(
+        "--init-timeout",
+        type=float,
+        metavar="SECONDS",
+        help="end with code 1 if not every stage has a replica that can take work by then (default: wait for them)",
+    )
     requests = parser.add_argument_group("the requests of a hub")
     requests.add_argument(
         "--omni-lb-policy",
@@ -183,6 +203,11 @@ def add_serve_options(parser: argparse.ArgumentParser) -> None:
         f" prefix-hash or an installed package's policy (default: {DEFAULT_POLICY})",
     )
     add_admission_options(requests)
+    requests.add_argument(
+        "--log-stats",
+        action="store_true",
+        help="log numbers of requests and replicas every 10 s while there are requests; /metrics has them, too",
+    )
     add_registry_options(parser).add_argument(
         "--omni-heartbeat-timeout",
         type=float,
@@ -192,24 +217,15 @@ def add_serve_options(parser: argparse.ArgumentParser) -> None:
     )
     add_log_options(parser.add_argument_group("the log, on standard error"))
     _add_ignored_options(parser)
+    # An abbreviation of one flag may be another flag of vllm serve.
+    parser.allow_abbrev = False
+    add_foreign_options(parser)
     parser.add_argument("--parent-pid", type=int, help=argparse.SUPPRESS)
 
 
 def _add_pipeline_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("the pipeline")
-    group.add_argument(
-        "model",
-        nargs="?",
-        metavar="MODEL",
-        help="with --deploy-config: the model of stages that name none; without: one vLLM text stage of it",
-    )
-    group.add_argument("--deploy-config", type=Path, metavar="YAML", help="the stages of the pipeline")
-    group.add_argument(
-        "--stage-overrides",
-        metavar="JSON",
-        help='what the document says otherwise, by stage id: \'{"0": {"engine_args": {"max_num_seqs": 4}}}\';'
-        " 'runtime' holds for this host alone, all else for everybody",
-    )
+    add_document_options(group)
     group.add_argument(
         "--dry-run", action="store_true", help="print what would be done, start and write nothing, and exit"
     )
@@ -219,7 +235,11 @@ def _add_local_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("what runs here")
     group.add_argument("--stage-id", type=int, metavar="N", help="run only this stage here (default: all of them)")
     group.add_argument("--headless", action="store_true", help="only replicas of --stage-id, no hub")
-    group.add_argument("--hub-only", action="store_true", help="only a hub: all replicas run elsewhere")
+    group.add_argument(
+        "--hub-only",
+        action="store_true",
+        help="only a hub: all replicas run elsewhere; without MODEL and --deploy-config, of the pipeline in force",
+    )
     group.add_argument(
         "--omni-dp-size-local",
         type=int,
@@ -227,6 +247,7 @@ def _add_local_options(parser: argparse.ArgumentParser) -> None:
         help="how many replicas of --stage-id to run here (default: 1; without --stage-id, what the document says)",
     )
     group.add_argument("--omni-replica-address", "-ora", metavar="IP", help="the address that local replicas advertise")
+    add_loading_options(group)
     add_backend_options(group)
     add_metrics_options(group)
 
@@ -240,13 +261,17 @@ def _add_ignored_options(parser: argparse.ArgumentParser) -> None:
 
 def check_flags(arguments: argparse.Namespace) -> None:
     """Raise ConfigError for flags that contradict each other or are out of range."""
+    merge_names(arguments)
+    check_foreign(arguments)
     _check_local_replicas(arguments)
+    check_document_options(arguments)
     if arguments.headless:
         _check_headless(arguments)
-    elif arguments.deploy_config is None and not arguments.model:
+    elif arguments.deploy_config is None and not arguments.model and not joins_pipeline(arguments):
         raise ConfigError(
             "nothing to serve: give a MODEL or --deploy-config YAML"
-            " ('omni pipeline show > pipeline.yaml' writes the one in force)"
+            " ('omni pipeline show > pipeline.yaml' writes the one in force; with --hub-only and --etcd-endpoints,"
+            " a hub takes that one by itself)"
         )
     check_data_plane(arguments)
     check_backend(arguments)
@@ -258,6 +283,7 @@ def check_flags(arguments: argparse.Namespace) -> None:
     check_api(arguments)
     check_tracing(arguments)
     check_admission(arguments)
+    check_loading(arguments)
     if arguments.port is not None and not 0 <= arguments.port <= 65535:
         raise ConfigError(f"--port {arguments.port} is none; take 0 to 65535")
     security = read_security(arguments)

@@ -8,14 +8,13 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from hub.api.served_stage import serving_stage
+from hub.serve.document_flags import document_of
 from omni_discovery.commands.flags import RAY
 from omni_discovery.commands.stage_options import StageOptions, read_stage_options
-from omni_discovery.deploy.document import DeployConfig, StageConfig, read_deploy
-from omni_discovery.deploy.load import doubtful_connectors, doubtful_engines, load_deploy
-from omni_discovery.deploy.overrides import FLAG, of_the_document, of_this_host, on_this_host, parse_overrides
+from omni_discovery.deploy.document import DeployConfig, StageConfig
+from omni_discovery.deploy.load import doubtful_connectors, doubtful_engines
+from omni_discovery.deploy.overrides import FLAG, of_this_host, on_this_host, parse_overrides
 from omni_discovery.deploy.topology import Topology, plan
 from omni_discovery.errors import ConfigError
 from omni_discovery.plugins import CONNECTOR_GROUPS, ENGINE_GROUPS, check_packages, find_plugins
@@ -31,25 +30,17 @@ StagesOnHost = Sequence[tuple[StageConfig, int]]
 
 
 def deploy_of(arguments: argparse.Namespace) -> DeployConfig:
-    """The deploy document of the flags: ``--deploy-config``, or one vLLM stage of MODEL. Raise ConfigError."""
-    overrides = of_the_document(parse_overrides(arguments.stage_overrides))
-    if arguments.deploy_config is None:
-        stage = {"stage_id": 0, "engine": "vllm", "model": arguments.model, "final_output": "text"}
-        deploy = read_deploy({"stages": [stage]}, "MODEL", overrides)
-    else:
-        deploy = load_deploy(arguments.deploy_config, arguments.model, overrides)
+    """The deploy document of the flags, with the stage in it that is to run here.
+
+    Raise ConfigError, or RegistryError where the one in force is wanted and can't be read.
+    """
+    deploy = document_of(arguments)
     if arguments.stage_id is not None:
         deploy.stage(arguments.stage_id)
     if arguments.api == "vllm":
         # Checked here, because importing vLLM takes long.
         serving_stage(deploy)
     return deploy
-
-
-def with_overrides(deploy: DeployConfig, arguments: argparse.Namespace) -> DeployConfig:
-    """A document that is loaded already, with ``--stage-overrides`` applied. Raise ConfigError."""
-    overrides = of_the_document(parse_overrides(arguments.stage_overrides))
-    return read_deploy(msgspec.to_builtins(deploy), FLAG, overrides) if overrides else deploy
 
 
 def stages_on_host(arguments: argparse.Namespace, deploy: DeployConfig) -> StagesOnHost:

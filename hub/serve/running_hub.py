@@ -87,6 +87,10 @@ class ServeConfig:
     access_log: bool = False
     #: The collector to which spans of requests are sent; None for none.
     traces_endpoint: str | None = None
+    #: How long every stage may take until it can serve before the hub ends; None: no limit.
+    init_timeout_s: float | None = None
+    #: Whether numbers of requests and replicas are logged.
+    log_stats: bool = False
 
 
 def check_none_embedded(config: ServeConfig) -> None:

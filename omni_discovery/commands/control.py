@@ -14,6 +14,7 @@ from omni_discovery.errors import ConfigError
 if TYPE_CHECKING:
     from omni_discovery.commands.operate import DrainStep, Target
     from omni_discovery.kv import KVStore
+    from omni_discovery.records.schema import ReplicaInfo
 
 _TARGET: Final = re.compile(r"(\d{1,9})/(\d{1,9})")
 
@@ -113,29 +114,51 @@ def _set(arguments: argparse.Namespace, changes: dict[str, Any], done: str, undo
 
 async def _write_and_wait(kv: KVStore, target: Target, changes: dict[str, Any], done: str, undo: bool) -> int:
     """Change the control key, wait for the replica's answer and print it; return the exit code."""
-    from omni_discovery.commands.operate import must_be_registered, read_replica, wait_answered, write_control
+    from omni_discovery.commands.operate import must_be_registered, read_replica, steer, write_control
 
     # The key may be left of a replica that is gone; then no answer to its removal will come.
     if undo and await read_replica(kv, target) is None:
         await write_control(kv, target, changes)
         say(f"replica {target} is not registered; its key is cleared")
         return 0
-    await must_be_registered(kv, target)
+    before = await must_be_registered(kv, target)
     began_s = time.monotonic()
-    revision = await write_control(kv, target, changes)
-    info = await wait_answered(kv, target, revision, ANSWER_S)
+    info: ReplicaInfo | None
+    if undo:
+        info = await _undo(kv, target, before, changes)
+    else:
+        if changes in ({"cordon": True}, {"weight": 0.0}):
+            await _warn_of_last(kv, target, before)
+        info = await steer(kv, target, before, changes, ANSWER_S)
     if info is None:
-        say(f"replica {target} has left meanwhile; the key holds for whoever has that id next")
-        return 1
+        say(f"replica {target} has left meanwhile; its key is cleared")
+        return 0
     say(f"replica {target} {done} (answered in {time.monotonic() - began_s:.2f} s, {info.queue_length} in flight)")
     return 0
+
+
+async def _undo(kv: KVStore, target: Target, before: ReplicaInfo, changes: dict[str, Any]) -> ReplicaInfo | None:
+    from omni_discovery.commands.operate import take_back_cordon, wait_answered, write_control
+
+    revision = await write_control(kv, target, changes)
+    if not before.control_revision and before.cordoned and "cordon" in changes:
+        return await take_back_cordon(kv, target, ANSWER_S)
+    return await wait_answered(kv, target, revision, ANSWER_S)
+
+
+async def _warn_of_last(kv: KVStore, target: Target, before: ReplicaInfo) -> None:
+    """Warn if nobody serves the stage without this replica."""
+    from omni_discovery.commands.operate import is_last_to_serve
+
+    if before.takes_new_work and await is_last_to_serve(kv, target):
+        text = "no other replica of stage {} takes work: requests for it wait until one does, and then get a 503"
+        say(f"warning: {text.format(target.stage_id)}", error=True)
 
 
 async def _drain(kv: KVStore, target: Target, timeout_s: float) -> int:
     """Ask for the drain, show its progress and print its end; return the exit code."""
     from omni_discovery.commands.operate import (
         DrainEnd,
-        is_last_to_serve,
         must_be_registered,
         wait_answered,
         wait_drained,
@@ -143,9 +166,7 @@ async def _drain(kv: KVStore, target: Target, timeout_s: float) -> int:
     )
 
     before = await must_be_registered(kv, target)
-    if before.takes_new_work and await is_last_to_serve(kv, target):
-        text = "no other replica of stage {} takes work: requests for it wait until one does, and then get a 503"
-        say(f"warning: {text.format(target.stage_id)}", error=True)
+    await _warn_of_last(kv, target, before)
     began_s = time.monotonic()
     revision = await write_control(kv, target, {"drain": True, "epoch": before.epoch})
     # The replica may have drained and left the registry before this reads its answer.

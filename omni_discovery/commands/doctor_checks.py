@@ -306,6 +306,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def _control(evidence: Evidence) -> Iterator[Finding]:
+    yield from _kept_cordons(evidence)
     for item in evidence.items:
         parsed = keys.parse_key(evidence.namespace, item.key)
         if not isinstance(parsed, keys.ReplicaControlKey):
@@ -330,7 +331,21 @@ def _control(evidence: Evidence) -> Iterator[Finding]:
             text = f"replica {name} has not answered revision {item.mod_revision} of its control key"
             yield Finding(Grade.PROBLEM, "control", text, f"is its process {info.pid} on {info.host} well?")
         elif info.cordoned or info.weight == 0:
-            yield Finding(Grade.NOTE, "control", f"replica {name} is kept from new work: {item.value.decode()}")
+            text, advice = f"replica {name} is kept from new work: {item.value.decode()}", ""
+            if item.mod_revision < info.epoch:
+                text += "; that was written before it registered"
+                advice = f"if it was meant for the one before it: etcdctl del {item.key}"
+            yield Finding(Grade.NOTE, "control", text, advice)
+
+
+def _kept_cordons(evidence: Evidence) -> Iterator[Finding]:
+    """Find replicas that are cordoned though no control key says so: etcd has lost it."""
+    written = {item.key for item in evidence.items}
+    for (stage_id, replica_id), info in sorted(evidence.view.replicas.items()):
+        if info.cordoned and keys.replica_control_key(evidence.namespace, stage_id, replica_id) not in written:
+            name = f"{stage_id}/{replica_id}"
+            text = f"replica {name} is kept from new work, and its control key is gone: {info.control_error}"
+            yield Finding(Grade.NOTE, "control", text.rstrip(": "), f"to let it take work: omni cordon {name} --undo")
 
 
 def _hubs(evidence: Evidence) -> Iterator[Finding]:

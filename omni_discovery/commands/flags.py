@@ -26,7 +26,7 @@ _HOST_RIGHT: Final = "right would be a host name or an IP address, without a por
 
 
 def add_data_plane_options(parser: argparse._ActionsContainer) -> None:
-    """Add the flags about sockets, labels and draining, for hubs and supervisors."""
+    """Add the flags about sockets, labels, draining and stalls, for hubs and supervisors."""
     parser.add_argument(
         "--zmq-security",
         choices=(CURVE, PLAIN),
@@ -47,6 +47,14 @@ def add_data_plane_options(parser: argparse._ActionsContainer) -> None:
         metavar="S",
         help="how long replicas that are stopped wait for what runs (default: %(default)g)",
     )
+    parser.add_argument(
+        "--stall-after",
+        type=float,
+        default=60.0,
+        metavar="S",
+        help="a replica whose engine has work and stands still for so long is replaced; more than its longest step"
+        " takes (default: %(default)g)",
+    )
 
 
 def check_data_plane(arguments: argparse.Namespace) -> None:
@@ -58,6 +66,8 @@ def check_data_plane(arguments: argparse.Namespace) -> None:
         raise ConfigError(
             f"--drain-timeout is {arguments.drain_timeout}; right would be a number of seconds, 0 or more"
         )
+    if not (math.isfinite(arguments.stall_after) and arguments.stall_after > 0):
+        raise ConfigError(f"--stall-after is {arguments.stall_after}; right would be a number of seconds, more than 0")
 
 
 def read_labels(texts: Sequence[str]) -> Mapping[str, str]:
@@ -126,6 +136,22 @@ def warn_if_plain(zmq_security: str) -> None:
             "zmq.plain --zmq-security none: WHOEVER SEES THE NETWORK BETWEEN HUBS AND REPLICAS CAN READ EVERY PROMPT "
             "AND ANSWER, AND SEND REQUESTS OF THEIR OWN; start all hubs and replicas of the namespace like this"
         )
+
+
+def add_loading_options(parser: argparse._ActionsContainer) -> None:
+    """Add the flag about how long loading may take, for hubs and supervisors."""
+    parser.add_argument(
+        "--stage-init-timeout",
+        type=float,
+        metavar="SECONDS",
+        help="end a local replica whose engine has not loaded by then, and start it again (default: 5400)",
+    )
+
+
+def check_timeout(flag: str, value: float | None) -> None:
+    """Raise ConfigError that names ``flag`` unless ``value`` is None or a positive number of seconds."""
+    if value is not None and not 0 < value < float("inf"):
+        raise ConfigError(f"{flag} is {value:g}; right would be a number of seconds, more than 0")
 
 
 PROCESSES: Final = "multi_process"

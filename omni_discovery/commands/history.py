@@ -10,7 +10,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from omni_discovery.commands.registry import add_registry_options, user_runtime_dir, with_registry
+from omni_discovery.commands.registry import add_registry_options, tell_if_empty, user_runtime_dir, with_registry
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -107,7 +107,7 @@ async def _show(kv: KVStore, arguments: argparse.Namespace) -> int:
             f"not shown: {others} more that hubs of this machine saw in other registries; see --all-registries",
             style="dim",
         )
-    return 0
+    return 0 if every else await tell_if_empty(kv, arguments.namespace)
 
 
 def _print_lives(console: Console, replicas: list[Life], hubs: list[HubLife], limit: int, now_s: float) -> None:

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Final
 
 from omni_discovery.commands.output import say
-from omni_discovery.commands.registry import add_registry_options, with_registry
+from omni_discovery.commands.registry import add_registry_options, tell_if_empty, with_registry
 
 if TYPE_CHECKING:
     from omni_discovery.kv import KVStore
@@ -161,4 +161,4 @@ async def _show(kv: KVStore, arguments: argparse.Namespace) -> int:
     from omni_discovery.commands.tables import hub_table
 
     Console().print(hub_table(found, arguments.namespace, time.time()))
-    return 0
+    return 0 if found else await tell_if_empty(kv, arguments.namespace)

@@ -7,8 +7,10 @@ modules import at the top what a summary and the flags need, and the rest in ``r
 from __future__ import annotations
 
 import argparse
+import difflib
 import os
 import sys
+from collections.abc import Mapping, Sequence
 from importlib.metadata import EntryPoint
 from typing import Protocol
 
@@ -23,7 +25,8 @@ _OURS = ("hub", "stage_runtime")
 class Command(Protocol):
     """One sub-command; its entry point names a class or function that returns one.
 
-    ``summary`` is its line in ``omni --help``.
+    ``summary`` is its line in ``omni --help``. It may have an ``unknown_flag_hint``, added to the error about a flag
+    that resembles none of its own.
     """
 
     summary: str
@@ -58,7 +61,42 @@ def main(argv: list[str] | None = None) -> int:
         for name, entry in installed.items():
             if (command := _load(entry)) is not None:
                 _add_parser(subparsers, name, command)
-    return _run(parser.parse_args(words))
+    arguments, unknown = parser.parse_known_args(words)
+    if unknown:
+        return _print_error(_unknown_words(unknown, arguments.command, subparsers.choices), 2)
+    return _run(arguments)
+
+
+#: How much alike a wrong flag and the one that may be meant must be.
+_ALIKE = 0.75
+
+
+def _unknown_words(
+    words: Sequence[str], command: Command, parsers: Mapping[str, argparse.ArgumentParser]
+) -> ConfigError:
+    """Name the words that a command does not know, with the flags that they may have been meant to be."""
+    name = next(name for name, parser in parsers.items() if parser.get_default("command") is command)
+    known, hint = sorted(_flags_of(parsers[name])), getattr(command, "unknown_flag_hint", "")
+    told: list[str] = []
+    for word in words:
+        flag = word.partition("=")[0]
+        if not flag.startswith("-"):
+            told += [] if told else [f"{word!r} is no argument of omni {name}"]
+            continue
+        begun = [each for each in known if each.startswith(flag)]
+        near = begun if len(begun) == 1 else difflib.get_close_matches(flag, known, n=1, cutoff=_ALIKE)
+        meant = f"; did you mean {near[0]}?" if near else f"; omni {name} --help lists its flags{hint}"
+        told.append(f"{flag} is no flag of omni {name}{meant}")
+    return ConfigError("\n      ".join(told))
+
+
+def _flags_of(parser: argparse.ArgumentParser) -> set[str]:
+    """All flags of a command, those of its actions too."""
+    flags = set(parser._option_string_actions)  # noqa: SLF001 - argparse has no other way to ask for them
+    for action in parser._actions:  # noqa: SLF001
+        if isinstance(action, argparse._SubParsersAction):  # noqa: SLF001
+            flags |= {flag for each in action.choices.values() for flag in _flags_of(each)}
+    return flags
 
 
 def _load(entry: EntryPoint) -> Command | None:

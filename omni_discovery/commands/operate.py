@@ -10,7 +10,7 @@ from enum import StrEnum
 from typing import Any, Final
 
 from omni_discovery.errors import ConfigError, OmniError, RecordError, RegistryUnavailableError
-from omni_discovery.kv import KVStore
+from omni_discovery.kv import KeyValue, KVStore
 from omni_discovery.records import keys
 from omni_discovery.records.control import ControlError, answered_revision, changed_value, parse
 from omni_discovery.records.schema import ReplicaInfo, ReplicaStatus, decode_replica
@@ -22,6 +22,10 @@ _WRITE_TRIES: Final = 10
 
 class OperationFailedError(OmniError):
     """The operator must act: the change did not take effect; the message says how far it got."""
+
+
+class UnansweredError(OperationFailedError):
+    """The replica has not answered a change of its control key in time."""
 
 
 class DrainEnd(StrEnum):
@@ -99,19 +103,25 @@ async def write_control(kv: KVStore, target: Target, changes: dict[str, Any]) ->
 
     A change to None removes the field. Raise OperationFailedError if others keep writing the key meanwhile.
     """
+    revision, _former = await _replace_control(kv, target, changes)
+    return revision
+
+
+async def _replace_control(kv: KVStore, target: Target, changes: dict[str, Any]) -> tuple[int, KeyValue | None]:
+    """As ``write_control``; return the key as it was before, too."""
     for _ in range(_WRITE_TRIES):
         current = await kv.get(target.control_key)
         value = changed_value(current.value if current else None, changes)
         if value is None:
             if current is None or await kv.delete(target.control_key, current.mod_revision):
-                return 0
+                return 0, current
             continue
         if current is None:
             claim = await kv.create(target.control_key, value)
         else:
             claim = await kv.compare_and_put(target.control_key, value, current.mod_revision)
         if claim.won and claim.current is not None:
-            return claim.current.mod_revision
+            return claim.current.mod_revision, current
     raise OperationFailedError(f"others keep writing {target.control_key}: nothing was changed")
 
 
@@ -130,13 +140,51 @@ async def wait_answered(kv: KVStore, target: Target, revision: int, timeout_s: f
                     break
                 await asyncio.sleep(_POLL_S)
     except TimeoutError:
-        raise OperationFailedError(
+        raise UnansweredError(
             f"replica {target} did not answer revision {revision} of {target.control_key} within {timeout_s:g} s; "
             "the key stands, and holds as soon as it does"
         ) from None
     if info is not None and info.control_error:
         raise OperationFailedError(f"replica {target} did not do it: {info.control_error}")
     return info
+
+
+async def steer(
+    kv: KVStore, target: Target, before: ReplicaInfo, changes: dict[str, Any], timeout_s: float
+) -> ReplicaInfo:
+    """Change the control value of the process that ``before`` describes, and return its record once it has answered.
+
+    If it does not answer, or has ended, the change is taken back: the key would steer whoever has that id next. Raise
+    OperationFailedError then, and if the replica rejects the value.
+    """
+    revision, former = await _replace_control(kv, target, changes)
+    where = f"process {before.pid} on {before.host}"
+    try:
+        info = await wait_answered(kv, target, revision, timeout_s)
+        problem = f"has ended meanwhile ({where})"
+        if info is not None and _process_of(info) == _process_of(before):
+            return info
+    except UnansweredError:
+        problem = f"did not answer within {timeout_s:g} s: is its {where} well?"
+    # Whoever has written the key since then is right.
+    if former is None:
+        await kv.delete(target.control_key, revision)
+    else:
+        await kv.compare_and_put(target.control_key, former.value, revision)
+    raise OperationFailedError(
+        f"replica {target} {problem}; the change was taken back, so that it does not hold for whoever has that id next"
+    )
+
+
+def _process_of(info: ReplicaInfo) -> tuple[int, str, str]:
+    return info.pid, info.host, info.curve_public_key
+
+
+async def take_back_cordon(kv: KVStore, target: Target, timeout_s: float) -> ReplicaInfo | None:
+    """Have a replica take work again that is cordoned though no key says so; return its record, as wait_answered."""
+    revision = await write_control(kv, target, {"cordon": False})
+    await wait_answered(kv, target, revision, timeout_s)
+    return await wait_answered(kv, target, await write_control(kv, target, {"cordon": None}), timeout_s)
 
 
 @dataclass(frozen=True, slots=True)

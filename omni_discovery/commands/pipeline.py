@@ -50,13 +50,14 @@ async def _show(kv: KVStore, namespace: str) -> int:
     import msgspec
     import yaml
 
+    from omni_discovery.etcd.check import explain_empty
     from omni_discovery.records.keys import pipeline_key
 
     current = await kv.get(pipeline_key(namespace))
     if current is None:
-        raise ConfigError(
-            f"namespace {namespace!r} has no pipeline yet: the first 'omni serve --deploy-config' puts one"
-        )
+        text = f"namespace {namespace!r} has no pipeline yet: the first 'omni serve --deploy-config' puts one"
+        empty = await explain_empty(kv, namespace)
+        raise ConfigError(f"{text} ({empty})" if empty else text)
     try:
         document = msgspec.json.decode(current.value)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

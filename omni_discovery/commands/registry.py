@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -31,10 +32,18 @@ def add_registry_options(parser: argparse.ArgumentParser) -> argparse._ArgumentG
         help="the etcd cluster (default: $OMNI_ETCD_ENDPOINTS)",
     )
     group.add_argument(
-        "--namespace", default="default", metavar="NAME", help="which deployment on that etcd (default: %(default)s)"
+        "--namespace",
+        default=default_namespace(),
+        metavar="NAME",
+        help="which deployment on that etcd (default: $OMNI_NAMESPACE, else default)",
     )
     add_security_options(parser)
     return group
+
+
+def default_namespace(fallback: str = "default") -> str:
+    """The namespace of a command that names none: that of the environment, else ``fallback``."""
+    return os.environ.get("OMNI_NAMESPACE") or fallback
 
 
 def add_security_options(parser: argparse.ArgumentParser) -> None:
@@ -90,18 +99,34 @@ def user_runtime_dir() -> Path:
 def find_endpoints(arguments: argparse.Namespace) -> str:
     """The endpoints that the flags name, else those of this user's embedded etcd. Raise ConfigError if neither is."""
     from omni_discovery.etcd.config import parse_endpoints
-    from omni_discovery.etcd.embedded_file import read_embedded
+    from omni_discovery.etcd.embedded_file import embedded_namespaces, read_embedded
 
     if arguments.etcd_endpoints:
         parse_endpoints(arguments.etcd_endpoints)
         return str(arguments.etcd_endpoints)
     embedded = read_embedded(user_runtime_dir(), arguments.namespace)
     if embedded is None:
+        match embedded_namespaces(user_runtime_dir()):
+            case []:
+                others = ""
+            case [other]:
+                others = f"; one of {other!r} does: add --namespace {other}"
+            case names:
+                others = f"; those of {', '.join(names)} do: choose with --namespace"
         raise ConfigError(
             f"no etcd known: give --etcd-endpoints HOST:PORT or set OMNI_ETCD_ENDPOINTS "
-            f"(no embedded etcd of namespace {arguments.namespace!r} runs on this machine)"
+            f"(no embedded etcd of namespace {arguments.namespace!r} runs on this machine{others})"
         )
     return embedded.endpoint
+
+
+async def tell_if_empty(kv: KVStore, namespace: str) -> int:
+    """Say on standard error that a namespace has no key at all, and which others there are; return 0."""
+    from omni_discovery.etcd.check import explain_empty
+
+    if text := await explain_empty(kv, namespace):
+        sys.stderr.write(f"omni: {text}\n")
+    return 0
 
 
 def with_registry(arguments: argparse.Namespace, work: Callable[[KVStore], Any]) -> int:

@@ -9,7 +9,14 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from omni_discovery.commands.output import quiet_logging
-from omni_discovery.commands.registry import ANSWER_S, add_registry_options, find_endpoints, read_security
+from omni_discovery.commands.registry import (
+    ANSWER_S,
+    add_registry_options,
+    find_endpoints,
+    read_security,
+    tell_if_empty,
+    with_registry,
+)
 from omni_discovery.errors import RegistryError, RegistryUnavailableError
 
 if TYPE_CHECKING:
@@ -51,7 +58,7 @@ class ReplicasCommand:
 
         from omni_discovery.clients import OmniCoordClientForHub
         from omni_discovery.commands.tables import replica_json, replica_table
-        from omni_discovery.etcd.check import check_registry, empty_namespace_text, read_namespaces
+        from omni_discovery.etcd.check import check_registry
         from omni_discovery.etcd.config import RegistryConfig
         from omni_discovery.view.hub_reports import read_reports
 
@@ -90,6 +97,5 @@ class ReplicasCommand:
                 console.print(table(client.read_beats()))
             view = client.view()
         if not (view.replicas or view.hubs or view.pipeline):
-            names = read_namespaces(endpoints, security)
-            sys.stderr.write(f"omni: {empty_namespace_text(arguments.namespace, names)}\n")
+            return with_registry(arguments, lambda kv: tell_if_empty(kv, arguments.namespace))
         return 0

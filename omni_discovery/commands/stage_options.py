@@ -43,8 +43,10 @@ class ReplicaOptions(msgspec.Struct, frozen=True, kw_only=True):
     labels: dict[str, str] = {}
     #: How long a drain waits for the requests in flight.
     drain_timeout_s: float = 60.0
-    #: How long the engine may make no progress on its requests before the lease is no longer renewed.
+    #: How long the engine may make no progress on its requests before the replica is replaced.
     stall_after_s: float = 60.0
+    #: How long the engine may take to load before the process ends; None: three times what its lease allows.
+    init_timeout_s: float | None = None
     #: What the supervisor and its replicas log, and in which format.
     log: LogOptions = LogOptions()
 
@@ -91,6 +93,8 @@ def read_stage_options(
         zmq_security=arguments.zmq_security,
         labels=dict(read_labels(arguments.label)),
         drain_timeout_s=arguments.drain_timeout,
+        stall_after_s=arguments.stall_after,
+        init_timeout_s=arguments.stage_init_timeout,
         worker_backend=arguments.worker_backend,
         ray_address=arguments.ray_address,
         log=read_log_options(arguments),

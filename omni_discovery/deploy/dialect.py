@@ -71,6 +71,8 @@ _WIDE_KEYS: Final = (
     *("trust_remote_code", "distributed_executor_backend", "dtype", "quantization", "enable_prefix_caching"),
     *("enable_chunked_prefill", "data_parallel_size", "pipeline_parallel_size"),
 )
+#: Their key of a stage, by our ``engine_args.pd``.
+_ROLE_KEYS: Final = {"prefill": "is_prefill_only", "decode": "is_decode_only"}
 _OF_THEIR_MODELS: Final = "vLLM-Omni's own model code reads it; remove it, no engine here has a use for it"
 #: Keys of their files without a meaning here, with what to do instead.
 _HINTS: Final = {
@@ -83,6 +85,7 @@ _HINTS: Final = {
     "defaults": "write window_size and max_inflight at each edge",
     "default_pooling_params": "send them with the requests",
     "is_comprehension": "hubs pass text through and replicas tokenize; remove it",
+    **dict.fromkeys(_ROLE_KEYS.values(), "write engine_args.pd: prefill or engine_args.pd: decode, one of them"),
     "parallel_config": "write tensor_parallel_size and pipeline_parallel_size in engine_args",
     **dict.fromkeys(
         ("input_connectors", "output_connectors"),
@@ -99,7 +102,9 @@ _HINTS: Final = {
     ),
 }
 #: Those of ``_HINTS`` that are refused in ``engine_args``, where any other key may be an argument of vLLM.
-_NOT_VLLMS: Final = frozenset(name for name, hint in _HINTS.items() if hint is _OF_THEIR_MODELS)
+_NOT_VLLMS: Final = frozenset(
+    (*(name for name, hint in _HINTS.items() if hint is _OF_THEIR_MODELS), "parallel_config", *_ROLE_KEYS.values())
+)
 
 #: The keys that each part of a document may have, by the names of the parts: document, stage, runtime, edge, connector.
 Known = Mapping[str, tuple[str, ...]]
@@ -145,10 +150,15 @@ def translate_stage(stage: Mapping[str, Any], known: Known) -> dict[str, Any]:
         del ours["stage_type"]
     _translate_output(ours)
     _translate_runtime(ours)
+    role = _take_role(ours)
     beside = take_keys(ours, [name for name in ours if name in ENGINE_KEYS and name not in known["stage"]])
     if isinstance(ours.get("engine_extras"), dict):
         beside = merged(beside, ours.pop("engine_extras"))
     beside = merged(beside, ours.get("engine_args", {}))
+    if role and isinstance(beside, dict) and beside.get("pd", role) == role:
+        beside = {**beside, "pd": role}
+    elif role:
+        ours[_ROLE_KEYS[role]] = True
     if beside:
         ours["engine_args"] = beside
     return ours
@@ -237,6 +247,17 @@ def _translate_output(stage: dict[str, Any]) -> None:
         move_key(stage, "final_output_type", "final_output")
 
 
+def _take_role(stage: dict[str, Any]) -> str:
+    """Take ``is_prefill_only`` and ``is_decode_only`` out; return the role. Wrong ones stay, to be reported."""
+    said = {role: stage[key] for role, key in _ROLE_KEYS.items() if key in stage}
+    roles = [role for role, value in said.items() if value is True]
+    if len(roles) > 1 or any(not isinstance(value, bool) for value in said.values()):
+        return ""
+    for role in said:
+        del stage[_ROLE_KEYS[role]]
+    return roles[0] if roles else ""
+
+
 def _translate_runtime(stage: dict[str, Any]) -> None:
     runtime = stage.get("runtime", {})
     if not isinstance(runtime, dict):
@@ -251,7 +272,9 @@ def _translate_runtime(stage: dict[str, Any]) -> None:
         runtime["devices"] = ",".join(str(device) for device in devices)
     elif devices is None:
         runtime.pop("devices", None)
-    if runtime:
+    if runtime.get("share_devices") is False:
+        del runtime["share_devices"]
+    if runtime or "runtime" in stage:
         stage["runtime"] = runtime
 
 

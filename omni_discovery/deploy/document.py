@@ -16,6 +16,7 @@ import msgspec
 import yaml
 
 from omni_discovery.deploy.dialect import CONNECTORS, Overrides, translate, unknown_keys
+from omni_discovery.deploy.engine_args import engine_problems
 from omni_discovery.deploy.lines import Problem, line_at, load_yaml, without_lines
 from omni_discovery.errors import ConfigError
 
@@ -36,7 +37,8 @@ _RIGHT: Final = {
     "to": "the id of a stage",
     "input_from": "a list of stage ids, as [0]",
     "num_replicas": "a whole number from 1 to 1024",
-    "devices": "a text like '0,1', empty for the CPU",
+    "devices": "a text like '0,1', or cpu",
+    "share_devices": _YES_OR_NO,
     "strategy": "PACK, SPREAD, STRICT_PACK or STRICT_SPREAD",
     "engine": "the name of an engine, as vllm or diffusion",
     "model": "a folder or a name, as text",
@@ -167,10 +169,16 @@ class RayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
 
 class RuntimeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Where a stage's local replicas run. ``devices``, in the form of CUDA_VISIBLE_DEVICES, is split among them."""
+    """Where a stage's local replicas run.
+
+    ``devices``, in the form of CUDA_VISIBLE_DEVICES, is shared out to them, ``cpu`` shows them none; empty, they share
+    what the supervisor was shown. Two replicas get the same device only with ``share_devices``.
+    """
 
     devices: str = ""
     num_replicas: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 1
+    #: Not encoded unless it is set: the release before refuses keys that it does not know.
+    share_devices: bool | msgspec.UnsetType = msgspec.UNSET
     ray: RayConfig | msgspec.UnsetType = msgspec.UNSET
 
     @property
@@ -344,7 +352,7 @@ def _read(
         ours = translate(document, KNOWN_KEYS, overrides, installed)
     except RecursionError as error:
         raise ConfigError(f"{source}: a part of it holds itself") from error
-    deploy = convert_document(ours, source, problems)
+    deploy = convert_document(ours, source, problems, with_engines=True)
     for stage_id in overrides:
         deploy.stage(stage_id)
     return deploy
@@ -364,8 +372,13 @@ def encode_deploy(deploy: DeployConfig) -> bytes:
     return msgspec.json.encode(deploy, order="sorted")
 
 
-def convert_document(document: Any, source: str, text_problems: Sequence[Problem] = ()) -> DeployConfig:
-    """Decode and check a document in our own keys. Raise ConfigError with all problems, ``text_problems`` too."""
+def convert_document(
+    document: Any, source: str, text_problems: Sequence[Problem] = (), *, with_engines: bool = False
+) -> DeployConfig:
+    """Decode and check a document in our own keys. Raise ConfigError with all problems, ``text_problems`` too.
+
+    The engines' arguments are only checked in a document that comes from outside, not in one that is in force.
+    """
     problems, deploy = list(text_problems), None
     if isinstance(document, dict):
         problems += unknown_keys(document, KNOWN_KEYS)
@@ -384,6 +397,8 @@ def convert_document(document: Any, source: str, text_problems: Sequence[Problem
         raise ConfigError(f"{source}: {error}") from error
     if deploy is not None and not problems:
         problems = list(_check(deploy, document))
+    if deploy is not None and not problems and with_engines:
+        problems = list(_check_engines(deploy, document))
     if deploy is None or problems:
         raise ConfigError(join_problems(problems, source))
     return deploy
@@ -406,6 +421,13 @@ def _check(deploy: DeployConfig, document: Any) -> Iterator[Problem]:
     yield from _check_order(deploy, document)
     for index, edge in enumerate(deploy.edges):
         yield from _check_edge(deploy, edge, index, document)
+
+
+def _check_engines(deploy: DeployConfig, document: Any) -> Iterator[Problem]:
+    ids = [stage.stage_id for stage in deploy.stages]
+    for stage_id, place, text in engine_problems(deploy.stages, {each: deploy.inputs_of(each) for each in ids}):
+        steps: list[str | int] = ["stages", ids.index(stage_id), "engine_args", *place.split(".")]
+        yield Problem(text, line_at(document, steps))
 
 
 def _check_order(deploy: DeployConfig, document: Any) -> Iterator[Problem]:

@@ -1,4 +1,4 @@
-"""``--stage-overrides``: changes to a deploy document on the command line. Pure.
+"""Changes to a deploy document on the command line: ``--stage-overrides``, and a threshold for all edges. Pure.
 
 Changes of a stage's ``runtime`` hold on this host only; all others become part of the document for all hosts.
 """
@@ -10,8 +10,17 @@ from typing import Any, Final
 
 import msgspec
 
-from omni_discovery.deploy.dialect import Overrides, merged, translate_stage, unknown_stage_keys
-from omni_discovery.deploy.document import KNOWN_KEYS, DeployConfig, RuntimeConfig, StageConfig, join_problems
+from omni_discovery.deploy.dialect import CONNECTORS, Overrides, merged, translate_stage, unknown_stage_keys
+from omni_discovery.deploy.document import (
+    DEFAULT_CONNECTOR,
+    KNOWN_KEYS,
+    ConnectorConfig,
+    DeployConfig,
+    EdgeConfig,
+    RuntimeConfig,
+    StageConfig,
+    join_problems,
+)
 from omni_discovery.deploy.lines import Problem
 from omni_discovery.errors import ConfigError
 
@@ -77,6 +86,25 @@ def document_here(deploy: DeployConfig, stage_id: int, runtime: Mapping[str, Any
     """The document in force with the ``runtime`` that one stage has on this host. Raise ConfigError."""
     stages = tuple(on_this_host(stage, runtime) if stage.stage_id == stage_id else stage for stage in deploy.stages)
     return msgspec.structs.replace(deploy, stages=stages)
+
+
+def with_shm_threshold(deploy: DeployConfig, threshold_bytes: int) -> DeployConfig:
+    """The document with ``shm_threshold_bytes`` in every built-in connector of an edge that does not say it."""
+    edges, connectors = list(deploy.edges), dict(deploy.connectors)
+    for to in (stage.stage_id for stage in deploy.stages):
+        for before in deploy.inputs_of(to):
+            index = next((at for at, edge in enumerate(edges) if (edge.from_, edge.to) == (before, to)), len(edges))
+            if index == len(edges):
+                edges.append(EdgeConfig(from_=before, to=to))
+            if not edges[index].connector:
+                edges[index] = msgspec.structs.replace(edges[index], connector=DEFAULT_CONNECTOR)
+                connectors.setdefault(DEFAULT_CONNECTOR, ConnectorConfig(name=DEFAULT_CONNECTOR))
+            name = edges[index].connector
+            found = connectors[name]
+            if found.name in CONNECTORS:
+                extra = {"shm_threshold_bytes": threshold_bytes, **found.extra}
+                connectors[name] = msgspec.structs.replace(found, extra=extra)
+    return msgspec.structs.replace(deploy, edges=tuple(edges), connectors=connectors)
 
 
 def check_headless(overrides: Overrides) -> None:

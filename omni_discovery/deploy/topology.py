@@ -1,55 +1,63 @@
 """The plan of one host, made and checked before anything starts: replicas, devices, ports, connectors. Pure.
 
-A tensor or pipeline parallel replica is a group: it takes one device for each of its ranks and shares none with other
-groups of the stage. Replicas of one device each may share it.
+A tensor or pipeline parallel replica is a group: it takes one device for each of its ranks. Replicas of a stage share
+devices only where its ``runtime.share_devices`` says so.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from omni_discovery.deploy.document import DeployConfig, StageConfig
+from omni_discovery.deploy.engine_args import group_size
 from omni_discovery.errors import ConfigError
 
-#: The arguments of vLLM whose product is the number of devices of one replica, the size of its group.
-GROUP_ARGS: Final = ("tensor_parallel_size", "pipeline_parallel_size", "prefill_context_parallel_size")
 #: Ports on which vLLM's KV connectors answer; every replica of a host needs its own.
-KV_PORTS: Final = ("VLLM_NIXL_SIDE_CHANNEL_PORT", "VLLM_MOONCAKE_BOOTSTRAP_PORT")
+MOONCAKE_PORT: Final = "VLLM_MOONCAKE_BOOTSTRAP_PORT"
+KV_PORTS: Final = ("VLLM_NIXL_SIDE_CHANNEL_PORT", MOONCAKE_PORT)
 
 _DEVICE: Final = re.compile(r"[0-9]+|(GPU|MIG)-[0-9A-Za-z/-]+")
 
 
+#: What ``runtime.devices`` says to run a stage on the CPU, whatever its supervisor was shown.
+CPU: Final = "cpu"
+_SHARE: Final = "runtime: {share_devices: true}"
+
+
+def names_cpu(stage: StageConfig) -> bool:
+    """Whether a stage is to run on the CPU."""
+    return stage.runtime.devices.strip().lower() == CPU
+
+
 def device_names(stage: StageConfig) -> tuple[str, ...]:
     """Return the devices that a stage names, none for the CPU. Raise ConfigError for a name that is no device."""
+    if names_cpu(stage):
+        return ()
     names = tuple(name.strip() for name in stage.runtime.devices.split(",") if name.strip())
     for name in names:
         if not _DEVICE.fullmatch(name):
             raise ConfigError(
                 f"stage {stage.stage_id}: runtime.devices names {name!r}, which is no device; right would be what "
-                "CUDA_VISIBLE_DEVICES takes: indices such as '0,1', or UUIDs such as 'GPU-8932f937-...'"
+                "CUDA_VISIBLE_DEVICES takes: indices such as '0,1', or UUIDs such as 'GPU-8932f937-...'; or cpu"
             )
     return names
 
 
-def group_size(stage: StageConfig) -> int:
-    """Return the number of devices of one replica of a stage. Raise ConfigError for a wrong parallel size."""
-    size = 1
-    for name in GROUP_ARGS:
-        value = stage.engine_args.get(name, 1)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ConfigError(f"stage {stage.stage_id}: engine_args.{name} is {value!r}; right would be 1 or more")
-        size *= value
-    return size
+def counts_up(stage: StageConfig, count: int) -> bool:
+    """Whether ``runtime.devices`` names the first replica's devices only, and those of the others are counted up."""
+    names = len(device_names(stage))
+    return count > 1 and stage.runtime.share_devices is not True and names == group_size(stage)
 
 
 def devices_of(stage: StageConfig, count: int, ordinal: int) -> tuple[str, ...]:
-    """Return the devices of local replica ``ordinal`` (from 0) of ``count``; empty for the CPU.
+    """Return the devices of local replica ``ordinal`` (from 0) of ``count`` by the document; empty if it names none.
 
-    Devices are given out evenly in the order of the document. Raise ConfigError if their number does not allow that.
+    Devices are given out evenly in the order of the document. Where it names those of one replica, the next replica
+    gets those that follow. Raise ConfigError if their number allows neither.
     """
     names, size = device_names(stage), group_size(stage)
     if not names:
@@ -61,17 +69,65 @@ def devices_of(stage: StageConfig, count: int, ordinal: int) -> tuple[str, ...]:
     if len(names) % count == 0 and len(names) // count >= size:
         share = len(names) // count
         return names[ordinal * share : (ordinal + 1) * share]
-    if size == 1 and count % len(names) == 0:
-        return (names[ordinal % len(names)],)
-    if size == 1:
-        raise ConfigError(
-            f"stage {stage.stage_id}: {len(names)} devices ({_listed(names)}) can't be shared out evenly to {count} "
-            "replicas; right would be a multiple or a divisor of that number"
-        )
+    if stage.runtime.share_devices is True and len(names) >= size:
+        return _shared_group(names, size, ordinal)
+    if counts_up(stage, count):
+        return _counted_up(stage, names, count, ordinal)
+    raise ConfigError(_not_enough(stage, names, count, size))
+
+
+def inherited_devices(
+    stage: StageConfig, visible: tuple[str, ...], count: int, ordinal: int, source: str
+) -> tuple[str, ...]:
+    """Return the share of local replica ``ordinal`` of ``count`` of the devices that are visible to its supervisor.
+
+    For a stage that names none; a single replica gets all. ``source`` says what shows them. Raise ConfigError if they
+    are too few.
+    """
+    size = group_size(stage)
+    if not visible or len(visible) >= count * size:
+        share = len(visible) // count
+        return visible[ordinal * share : (ordinal + 1) * share]
+    if stage.runtime.share_devices is True and len(visible) >= size:
+        return _shared_group(visible, size, ordinal)
+    share_them = f", let them share on purpose ({_SHARE})," if len(visible) >= size else ""
     raise ConfigError(
-        f"stage {stage.stage_id}: {count} replicas of {size} devices each (its parallel sizes in engine_args) need "
+        f"stage {stage.stage_id}: {_replicas(count, size)} {'needs' if count == 1 else 'need'} {count * size}, and"
+        f" {source} {len(visible)}: run fewer replicas here{share_them} or use the CPU (runtime: {{devices: {CPU}}})"
+    )
+
+
+def _shared_group(names: tuple[str, ...], size: int, ordinal: int) -> tuple[str, ...]:
+    at = ordinal % (len(names) // size) * size
+    return names[at : at + size]
+
+
+def _counted_up(stage: StageConfig, names: tuple[str, ...], count: int, ordinal: int) -> tuple[str, ...]:
+    size = len(names)
+    if all(name.isdigit() for name in names):
+        groups = [tuple(str(int(name) + size * each) for name in names) for each in range(count)]
+        if len({name for group in groups for name in group}) == count * size:
+            return groups[ordinal]
+    raise ConfigError(
+        f"stage {stage.stage_id}: {_listed(names)} can't be counted up for {_replicas(count, size)}: name all"
+        f" {count * size} in runtime.devices, or let the replicas share them on purpose ({_SHARE})"
+    )
+
+
+def _not_enough(stage: StageConfig, names: tuple[str, ...], count: int, size: int) -> str:
+    if size == 1:
+        return (
+            f"stage {stage.stage_id}: {len(names)} devices ({_listed(names)}) can't be shared out evenly to {count} "
+            f"replicas; right would be {count}, or the first replica's alone; replicas share devices with {_SHARE}"
+        )
+    return (
+        f"stage {stage.stage_id}: {_replicas(count, size)} each (its parallel sizes in engine_args) need "
         f"{count * size} devices; runtime.devices has {len(names)} ({_listed(names)})"
     )
+
+
+def _replicas(count: int, size: int) -> str:
+    return f"{count} {'replica' if count == 1 else 'replicas'} of {size} {'device' if size == 1 else 'devices'}"
 
 
 def _listed(names: tuple[str, ...]) -> str:
@@ -84,7 +140,7 @@ class ReplicaPlan:
 
     stage_id: int
     ordinal: int
-    #: Devices by their names in the document; none for the CPU.
+    #: Devices by their names in the document; none if it names none.
     devices: tuple[str, ...]
     #: The names of the replica's port variables; each gets a free port when the replica starts.
     ports: tuple[str, ...]
@@ -130,7 +186,8 @@ def plan(deploy: DeployConfig, local: Sequence[tuple[StageConfig, int]], *, on_t
     edges = tuple(
         _edge(deploy, before, stage.stage_id) for stage in deploy.stages for before in deploy.inputs_of(stage.stage_id)
     )
-    return Topology(replicas, edges, (*filter(None, warnings), *_shared(replicas)))
+    on_purpose = {stage.stage_id for stage, _ in local if stage.runtime.share_devices is True}
+    return Topology(replicas, edges, (*filter(None, warnings), *_shared(replicas, on_purpose)))
 
 
 def _idle(stage: StageConfig, count: int) -> str:
@@ -144,7 +201,8 @@ def _idle(stage: StageConfig, count: int) -> str:
     )
 
 
-def _shared(replicas: Sequence[ReplicaPlan]) -> list[str]:
+def _shared(replicas: Sequence[ReplicaPlan], on_purpose: Collection[int]) -> list[str]:
+    """Return a warning for each device of several replicas, unless all of them share theirs on purpose."""
     users: dict[str, Counter[int]] = {}
     for replica in replicas:
         for device in replica.devices:
@@ -152,7 +210,7 @@ def _shared(replicas: Sequence[ReplicaPlan]) -> list[str]:
     return [
         f"device {device} is shared by {_users_text(stages)}: its memory must do for all of them"
         for device, stages in users.items()
-        if stages.total() > 1
+        if stages.total() > 1 and any(stage_id not in on_purpose for stage_id in stages)
     ]
 
 

@@ -17,12 +17,12 @@ from omni_discovery.errors import (
 from omni_discovery.etcd.config import RegistryConfig
 from omni_discovery.etcd.store import EtcdKV
 from omni_discovery.records import keys
-from omni_discovery.records.keys import pipeline_key
+from omni_discovery.records.keys import namespace_prefix, pipeline_key
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from omni_discovery.etcd.config import RegistrySecurity
+    from omni_discovery.kv import KVStore
 
 _TRY_S: Final = 1.5
 _PAUSE_S: Final = 0.2
@@ -90,9 +90,6 @@ async def _check(config: RegistryConfig, patience_s: float, is_stopped: Callable
         await kv.close()
 
 
-_ANSWER_S: Final = 3.0
-
-
 def namespaces_in(listed: Iterable[str]) -> list[str]:
     """The namespaces that the keys ``listed`` belong to, sorted."""
     found = {key.removeprefix(keys.ROOT).split("/")[0] for key in listed if key.startswith(keys.ROOT)}
@@ -104,22 +101,21 @@ def empty_namespace_text(namespace: str, names: Iterable[str] | None) -> str:
     empty = f"nothing is in namespace {namespace!r}"
     if names is None:
         return f"{empty}; this user may not see which others there are"
-    others = [name for name in names if name != namespace]
-    return f"{empty}; there are: {', '.join(others)}" if others else f"{empty}, nor in any other on this etcd"
+    match [name for name in names if name != namespace]:
+        case []:
+            return f"{empty}, nor in any other on this etcd"
+        case [other]:
+            return f"{empty}; there is {other!r}: add --namespace {other}"
+        case others:
+            return f"{empty}; there are: {', '.join(others)}; choose with --namespace"
 
 
-def read_namespaces(endpoints: str, security: RegistrySecurity) -> list[str] | None:
-    """All namespaces that have keys; None if this user may not read them, or etcd does not answer. Blocks."""
-    from omni_discovery.etcd.store import EtcdKV
-
-    async def read() -> list[str]:
-        kv = EtcdKV(endpoints, security=security, call_timeout_s=_ANSWER_S)
-        try:
-            return namespaces_in(item.key for item in (await kv.list(keys.ROOT)).items)
-        finally:
-            await kv.close()
-
+async def explain_empty(kv: KVStore, namespace: str) -> str:
+    """Return the message for a namespace that has no key, and "" for one that has. Raise RegistryError."""
+    if (await kv.list(namespace_prefix(namespace), keys_only=True)).items:
+        return ""
     try:
-        return asyncio.run(read())
+        names = namespaces_in(item.key for item in (await kv.list(keys.ROOT, keys_only=True)).items)
     except RegistryError:
-        return None
+        names = None
+    return empty_namespace_text(namespace, names)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
 from omni_discovery.errors import ConfigError
 from omni_discovery.processes import is_private
 from omni_discovery.records.keys import check_namespace
+
+_SUFFIX: Final = ".etcd.json"
 
 
 class EmbeddedEndpoint(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,13 +40,13 @@ def write_endpoint(folder: Path, namespace: str, endpoint: str) -> Path:
 
 def read_embedded(folder: Path, namespace: str) -> EmbeddedEndpoint | None:
     """The running embedded etcd of this user for a namespace; None if there is none."""
-    if not is_private(folder):
-        return None
-    try:
-        found = msgspec.json.decode(_file(folder, namespace).read_bytes(), type=EmbeddedEndpoint)
-    except (OSError, msgspec.DecodeError):
-        return None
-    return found if Path(f"/proc/{found.pid}").exists() else None
+    return _read(_file(folder, namespace)) if is_private(folder) else None
+
+
+def embedded_namespaces(folder: Path) -> list[str]:
+    """The namespaces for which an embedded etcd of this user runs, sorted."""
+    files = folder.glob(f"*{_SUFFIX}") if is_private(folder) else ()
+    return sorted(file.name.removesuffix(_SUFFIX) for file in files if _read(file) is not None)
 
 
 def embedded_among(folder: Path, namespace: str, endpoints: str) -> str:
@@ -62,5 +65,13 @@ def remove_endpoint(folder: Path, namespace: str, pid: int | None = None) -> Non
         return
 
 
+def _read(file: Path) -> EmbeddedEndpoint | None:
+    try:
+        found = msgspec.json.decode(file.read_bytes(), type=EmbeddedEndpoint)
+    except (OSError, msgspec.DecodeError):
+        return None
+    return found if Path(f"/proc/{found.pid}").exists() else None
+
+
 def _file(folder: Path, namespace: str) -> Path:
-    return folder / f"{check_namespace(namespace)}.etcd.json"
+    return folder / f"{check_namespace(namespace)}{_SUFFIX}"

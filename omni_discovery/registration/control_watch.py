@@ -1,4 +1,8 @@
-"""ControlWatch: watches the control key of one replica, binds drains to its life, and deletes a drain that is done."""
+"""ControlWatch: watches the control key of one replica, binds drains to its life, and deletes a drain that is done.
+
+A key that the registry has lost, because it was wiped or restored from an older copy, is put back: only an operator
+takes back what an operator has said.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable
+from dataclasses import replace as changed
 from typing import Final
 
 from omni_discovery.clock import Clock, SystemClock
@@ -19,6 +24,11 @@ logger = logging.getLogger(__name__)
 
 #: Attempts to bind a drain in a value that others keep changing; then the watch brings the newest value.
 _BIND_TRIES: Final = 3
+#: The error in the record where the key can't be put back.
+_LOST: Final = (
+    "the registry has lost the control key and refuses to have it put back; what it said holds until it is written"
+    ' again, for example {"cordon": false}'
+)
 
 
 class ControlWatch:
@@ -50,12 +60,26 @@ class ControlWatch:
         #: The key with the drain that this process obeys; None without one.
         self._drain: KeyValue | None = None
         self._seen_revision = 0
+        #: The registry's cluster id, and its latest revision that was seen; None before the first list.
+        self._history: tuple[int, int] | None = None
+        #: The key as it was seen last; None if there was none.
+        self._standing: KeyValue | None = None
+        #: The key that the registry has lost, until it is put back or an operator has written it again.
+        self._lost: KeyValue | None = None
+        #: The key that was put back last. With another id it goes with this process.
+        self._put_back: KeyValue | None = None
 
     def watch_control(self, replica_id: int, epoch: int) -> None:
-        """Watch the key of this id, for the life ``epoch``. What applied to another id ends, but for a drain."""
+        """Watch the key of this id, for the life ``epoch``. What applied to another id ends, but for a drain.
+
+        With a registry that has lost its keys an id means nothing: then all that applied goes with this process.
+        """
         if replica_id != self._replica_id:
-            self.known = False
-            self._applied = AppliedControl(draining=self._applied.draining)
+            self._lost = self._lost or self._put_back
+            if self._lost is None:
+                self.known = False
+                self._applied = AppliedControl(draining=self._applied.draining)
+                self._standing = None
         self._replica_id, self._epoch, self._seen_revision = replica_id, epoch, 0
         if self._task is not None:
             self._task.cancel()
@@ -93,14 +117,23 @@ class ControlWatch:
     async def replace(self, listing: Listing, asked_at_s: float) -> None:
         """See WatchSink."""
         self._seen_revision = 0
-        await self._observe(listing.items[0] if listing.items else None, listing.revision)
+        current = listing.items[0] if listing.items else None
+        if self._has_lost_keys(listing):
+            self._lost = self._standing
+        self._history = (listing.cluster_id, listing.revision)
+        if self._lost is not None:
+            current = await self._restore(self._lost, current)
+        await self._observe(current, listing.revision)
 
     async def apply(self, batch: WatchBatch) -> None:
         """See WatchSink."""
+        if self._history is not None:
+            self._history = (self._history[0], max(self._history[1], batch.revision))
         for event in batch.events:
             current = event.item if isinstance(event, PutEvent) else None
             revision = event.item.mod_revision if isinstance(event, PutEvent) else event.mod_revision
             if revision > self._seen_revision:
+                self._lost = self._put_back = None
                 await self._observe(current, revision)
 
     def on_watch_failed(self, error: Exception, log_level: int) -> None:
@@ -111,7 +144,8 @@ class ControlWatch:
             case RegistryRefusedError():
                 level = logging.ERROR if log_level >= logging.WARNING else log_level
                 logger.log(level, "control.refused key=%s reason=%s", self._key, error)
-                self._apply(AppliedControl(draining=self._applied.draining, error=f"can't be read: {error}"[:1000]))
+                # That nobody may read the key takes nothing back.
+                self._apply(changed(self._applied, error=f"can't be read: {error}"[:1000]))
             case RegistryError():
                 logger.log(log_level, "control.retrying key=%s reason=%s", self._key, error)
             case _:
@@ -119,7 +153,11 @@ class ControlWatch:
 
     async def _observe(self, current: KeyValue | None, revision: int) -> None:
         """The key had the value ``current`` at ``revision``: bind a drain in it if there is one, then apply it."""
+        if current is None and self._lost is not None:
+            self._apply(changed(self._applied, revision=0, error=_LOST))
+            return
         for _ in range(_BIND_TRIES):
+            self._standing = current
             self._seen_revision = current.mod_revision if current is not None else revision
             decision = decide(current, self._epoch, self._applied)
             if decision.bound is None or current is None:
@@ -129,6 +167,41 @@ class ControlWatch:
                 return
             claim = await self._kv.compare_and_put(self._key, decision.bound, current.mod_revision)
             current, revision = claim.current, claim.revision
+
+    def _has_lost_keys(self, listing: Listing) -> bool:
+        """Whether the registry is another one than before, or went back in its history."""
+        return self._history is not None and (
+            listing.cluster_id != self._history[0] or listing.revision < self._history[1]
+        )
+
+    async def _restore(self, lost: KeyValue, current: KeyValue | None) -> KeyValue | None:
+        """Write a key that the registry has lost again; return the key as it is then. A drain is not written again.
+
+        One that somebody else has written meanwhile stays; ``current`` is only an older copy if it is the same key at
+        an earlier revision.
+        """
+        value = without_drain(lost.value)
+        is_older = current is not None and current.create_revision == lost.create_revision
+        is_older = is_older and current is not None and current.mod_revision < lost.mod_revision
+        mine = None
+        if value is not None and (current is None or is_older):
+            try:
+                if current is None:
+                    claim = await self._kv.create(self._key, value)
+                else:
+                    claim = await self._kv.compare_and_put(self._key, value, current.mod_revision)
+            except RegistryRefusedError as error:
+                logger.error("control.not_put_back key=%s reason=%s: what it said goes on to hold", self._key, error)
+                return current
+            current = claim.current
+            if claim.won:
+                mine = current
+                logger.warning("control.put_back key=%s: the registry has lost it", self._key)
+        if self._put_back is not None and self._put_back.key != self._key:
+            # It was put back under the id that this process had before, and would steer whoever has that now.
+            await self._kv.delete(self._put_back.key, self._put_back.mod_revision)
+        self._lost, self._put_back = None, mine
+        return current
 
     def _apply(self, applied: AppliedControl) -> None:
         before, self._applied = self._applied, applied

@@ -328,8 +328,13 @@ class LeasedKey(abc.ABC):
             self._lose("the key was deleted")
         elif current.create_revision != standing.create_revision:
             self._lose("the key belongs to another now")
-        elif current.mod_revision <= standing.mod_revision:
+        elif current.mod_revision == standing.mod_revision:
             return
+        elif current.mod_revision < standing.mod_revision:
+            # The registry was restored from an older copy; or a list was answered just before the last write, and then
+            # one write is superfluous.
+            self._standing = replace(standing, mod_revision=current.mod_revision)
+            self._schedule_publish(at_once=True)
         elif current.lease_id == standing.lease_id and current.value in self._sent_values:
             self._standing = current
         else:

@@ -7,7 +7,7 @@ import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from omni_discovery.commands.registry import user_runtime_dir
+from omni_discovery.commands.registry import default_namespace, user_runtime_dir
 from omni_discovery.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -27,7 +27,11 @@ class DemoCommand:
         )
         parser.add_argument("--port", type=int, default=0, help="of the HTTP API (default: a free one)")
         parser.add_argument("--requests", type=int, default=60, help="how many to measure over (default: %(default)s)")
-        parser.add_argument("--namespace", default="demo", help="of the registry's keys (default: %(default)s)")
+        parser.add_argument(
+            "--namespace",
+            default=default_namespace("demo"),
+            help="of the registry's keys (default: $OMNI_NAMESPACE, else demo)",
+        )
 
     def run(self, arguments: argparse.Namespace) -> int:
         """See omni_discovery.commands.main.Command."""

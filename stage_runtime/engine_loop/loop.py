@@ -9,7 +9,6 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from itertools import islice
 from queue import Empty, SimpleQueue
 from typing import Any, Final
 
@@ -68,7 +67,7 @@ class Progress(msgspec.Struct, frozen=True):
 
 
 class EngineLoop:
-    """Runs in the replica's main thread; only ``jobs``, ``progress`` and ``meter`` may be touched from others."""
+    """Runs in the main thread; from others only ``jobs``, ``progress``, ``meter`` and ``names_of_running`` are used."""
 
     def __init__(
         self,
@@ -122,7 +121,7 @@ class EngineLoop:
             outcomes += self._controls.run_due()
             self.meter.read_engine(self._clock())
         except Exception as error:
-            logger.exception("engine.died requests=%s", self._names_of_running())
+            logger.exception("engine.died requests=%s", self.names_of_running())
             self._emit(outcomes)
             self.fail_all(FailureKind.ENGINE, f"the engine died: {type(error).__name__}: {error}")
             raise EngineDeadError(f"{type(error).__name__}: {error}") from error
@@ -143,9 +142,11 @@ class EngineLoop:
                 outcomes += fail([job], reason)
         self._emit(outcomes)
 
-    def _names_of_running(self) -> str:
-        names = [name_of(running.work) for running in islice(self._running.values(), _MOST_NAMED)]
-        more = len(self._running) - len(names)
+    def names_of_running(self) -> str:
+        """The requests in the engine, for a log line. Any thread may call it while the engine stands still."""
+        all_running = list(self._running.values())
+        names = [name_of(running.work) for running in all_running[:_MOST_NAMED]]
+        more = len(all_running) - len(names)
         return ",".join([*names, *([f"and {more} more"] if more else [])]) or "none"
 
     def _extend_progress(self, until_s: float) -> None:

@@ -42,12 +42,16 @@ class RecordPublisher(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ReplicaSnapshot:
-    """The state of a replica at one moment. ``is_hopeless``: stalled for so long that the process has to end."""
+    """The state of a replica at one moment. ``is_hopeless``: stalled for so long that the process has to end.
+
+    ``requests`` names what was in the engine when it stalled; empty while it is not stalled.
+    """
 
     state: LifeState
     queue_length: int
     is_stalled: bool
     is_hopeless: bool
+    requests: str = ""
 
 
 class StatusPublisher:
@@ -105,7 +109,8 @@ class StatusPublisher:
 
     def _publish(self, snapshot: ReplicaSnapshot) -> None:
         if snapshot.is_stalled is not self._was_stalled:
-            logger.warning("replica.stall stalled=%s", snapshot.is_stalled)
+            text = "replica.stall stage=%d stalled=%s requests=%s"
+            logger.warning(text, self._stage_id, snapshot.is_stalled, snapshot.requests or "none")
             self._client.describe(reason=self._stall_reason if snapshot.is_stalled else "")
             self._was_stalled = snapshot.is_stalled
         is_asleep = snapshot.state is LifeState.ASLEEP
@@ -114,7 +119,8 @@ class StatusPublisher:
             self._client.describe(phase="asleep" if is_asleep else "ready")
             self._was_asleep = is_asleep
         if snapshot.is_hopeless:
-            logger.error("replica.hopeless stage=%d: ending, to be started anew", self._stage_id)
+            text = "replica.hopeless stage=%d requests=%s: %s; ending, to be started anew"
+            logger.error(text, self._stage_id, snapshot.requests or "none", self._stall_reason)
             self._write_status(Exiting(self._stall_reason))
             # The main thread, which would close everything in order, is the one that hangs.
             self._end_process(EXIT_FAILED)

@@ -44,13 +44,14 @@ from stage_runtime.lifecycle import (
 )
 from stage_runtime.replica.failures import describe_failure, is_known, not_loaded
 from stage_runtime.replica.identity import identity, model_details
+from stage_runtime.replica.load_deadline import load_deadline
 from stage_runtime.replica.publisher import RecordPublisher, ReplicaSnapshot, StatusPublisher
 from stage_runtime.replica.readiness import ReadinessCheck
 from stage_runtime.replica.sampler import Sampler, gpu_memory, library_versions
 from stage_runtime.server.handshake import ReplicaState, SecurityMismatchLog
 from stage_runtime.server.server import ReplicaServer
 from stage_runtime.status_pipe import Exiting, Loading, Registered, Up, WriteStatus, no_status
-from stage_runtime.supervisor.devices import check_devices_are_seen
+from stage_runtime.supervisor.devices import device_in_use
 from stage_runtime.supervisor.restarts import EXIT_CONFIG, EXIT_DONE, EXIT_DRAINED, EXIT_FAILED
 
 logger = logging.getLogger(__name__)
@@ -83,8 +84,11 @@ def exit_deadline(timeout_s: float, exit_code: int, end_process: Callable[[int],
 
 
 _FLUSH_TIMEOUT_S: Final = 2.0
-#: A replica that is stalled for so many times ``stall_after_s`` ends itself, for the supervisor to restart it.
-_HOPELESS: Final = 3.0
+#: A stalled replica ends itself so long after it said so, for the supervisor to restart it: by then hubs have moved
+#: its work.
+_LAST_WORD_S: Final = 1.0
+#: One that loads for so many times ``load_timeout_s`` does the same.
+_HOPELESS_LOADING: Final = 3.0
 
 
 class _StoppedWhileLoadingError(BaseException):
@@ -156,7 +160,7 @@ class Replica:
         try:
             self._server.start()
             self._client = self._register()
-            reason = f"no progress for {self._config.stall_after_s:g} s with work in hand"
+            reason = f"no progress for {self._config.stall_after_s:g} s with work in hand (--stall-after)"
             self._publisher = StatusPublisher(
                 self._client, self._take_snapshot, self._config.stage_id, reason, write_status=self._write_status
             )
@@ -224,8 +228,9 @@ class Replica:
         self._readiness.wait_ready()
         self._load_started_s = time.monotonic()
         try:
-            self._engine.load(self._report_loading)
-            check_devices_are_seen(stage, self._device)
+            with load_deadline(self._config.init_timeout_s, self._give_up_loading):
+                self._engine.load(self._report_loading)
+            self._device = device_in_use(stage, self._device)
         except ConfigError:
             raise
         except Exception as error:
@@ -233,12 +238,21 @@ class Replica:
                 logger.exception("engine.load_failed")
             raise not_loaded(stage, error) from None
         known = model_details(stage.model, self._engine)
-        self._describe(phase="ready", progress=1.0, reason="", capacity=self._engine.capacity, **known)
+        self._describe(
+            phase="ready", progress=1.0, reason="", device=self._device, capacity=self._engine.capacity, **known
+        )
         self._lifecycle.handle(EngineLoaded())
         self._write_status(Up())
         self._server.state_changed()
         took_s = time.monotonic() - self._load_started_s
         logger.info("replica.ready stage=%d capacity=%d took_s=%.1f", stage.stage_id, self._engine.capacity, took_s)
+
+    def _give_up_loading(self, reason: str) -> None:
+        logger.error("replica.load_timeout stage=%d: ending, to be started anew: %s", self._config.stage_id, reason)
+        self._write_status(Exiting(reason))
+        logging.shutdown()
+        # The main thread, which would close everything in order, is in the load.
+        os._exit(EXIT_FAILED)
 
     def _serve(self) -> None:
         is_draining = False
@@ -295,7 +309,9 @@ class Replica:
 
     def _take_snapshot(self) -> ReplicaSnapshot:
         state, queue_length = self._server.life_state, self._server.queue_length
-        return ReplicaSnapshot(state, queue_length, self._is_stalled(), self._is_stalled(_HOPELESS))
+        is_stalled = self._is_stalled()
+        requests = self._loop.names_of_running() if is_stalled else ""
+        return ReplicaSnapshot(state, queue_length, is_stalled, is_stalled and self._is_hopeless(), requests)
 
     def _take_sample(self) -> ReplicaSample | None:
         """The state for metrics; None before the replica has an id."""
@@ -334,13 +350,19 @@ class Replica:
     def _queue_job(self, job: Job) -> None:
         self._loop.jobs.put(job)
 
-    def _is_stalled(self, times: float = 1.0) -> bool:
+    def _is_stalled(self) -> bool:
+        return self._stands_still_for(self._config.load_timeout_s, self._config.stall_after_s)
+
+    def _is_hopeless(self) -> bool:
+        return self._stands_still_for(
+            _HOPELESS_LOADING * self._config.load_timeout_s, self._config.stall_after_s + _LAST_WORD_S
+        )
+
+    def _stands_still_for(self, loading_s: float, working_s: float) -> bool:
         progress, now_s = self._loop.progress, time.monotonic()
         if self._lifecycle.state is LifeState.STARTING:
-            return stalled(
-                not self._readiness.is_waiting, now_s, self._load_started_s, times * self._config.load_timeout_s
-            )
-        return stalled(progress.busy, now_s, progress.at_s, times * self._config.stall_after_s)
+            return stalled(not self._readiness.is_waiting, now_s, self._load_started_s, loading_s)
+        return stalled(progress.busy, now_s, progress.at_s, working_s)
 
     def _may_renew(self) -> bool:
         return not self._is_stalled()

@@ -6,15 +6,21 @@ scheduler sets it, ``devices: "0,1"`` are the machine's 4 and 5.
 
 from __future__ import annotations
 
+import logging
+import shutil
+import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
 from omni_discovery.deploy.document import StageConfig
+from omni_discovery.deploy.topology import CPU
 from omni_discovery.errors import ConfigError
+
+logger = logging.getLogger(__name__)
 
 
 class Platform(StrEnum):
@@ -25,13 +31,14 @@ class Platform(StrEnum):
     ASCEND = "npu"
 
 
-#: The variables that limit a process to some devices. ROCR_VISIBLE_DEVICES is not among them: HIP's indices count
-#: within the devices that it leaves.
+#: The variables that limit a process to some devices.
 VARIABLES: Final = {
     Platform.CUDA: "CUDA_VISIBLE_DEVICES",
     Platform.ROCM: "HIP_VISIBLE_DEVICES",
     Platform.ASCEND: "ASCEND_RT_VISIBLE_DEVICES",
 }
+#: Not among them: HIP's indices count within the devices that it leaves.
+_OF_HIP: Final = "ROCR_VISIBLE_DEVICES"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,14 +53,39 @@ class Machine:
 UNKNOWN: Final = Machine({}, has_others=True)
 
 
+class NoSuchDeviceError(ConfigError):
+    """An index in the deploy document that is known not to exist here."""
+
+
 def resolve(stage_id: int, names: tuple[str, ...], environment: Mapping[str, str], machine: Machine) -> tuple[str, ...]:
-    """Translate the document's device names to the machine's. Raise ConfigError for an index known not to exist."""
-    for variable in VARIABLES.values():
-        if variable in environment:
-            return tuple(_shown(stage_id, name, variable, environment[variable]) for name in names)
+    """Translate the document's device names to the machine's. Raise NoSuchDeviceError."""
+    if variable := _limiting(environment):
+        return tuple(_shown(stage_id, name, variable, environment[variable]) for name in names)
     for name in names:
         _check_is_there(stage_id, name, machine)
     return names
+
+
+def visible_devices(environment: Mapping[str, str], machine: Machine) -> tuple[str, ...] | None:
+    """The devices that a process with this environment is shown, by the machine's names; None if nobody can tell."""
+    if variable := _limiting(environment):
+        return tuple(_listed(environment[variable]))
+    if _OF_HIP in environment:
+        return tuple(str(index) for index, _ in enumerate(_listed(environment[_OF_HIP])))
+    if len(machine.counts) == 1:
+        return tuple(str(index) for index in range(*machine.counts.values()))
+    return None if machine.counts or machine.has_others else ()
+
+
+def what_shows(environment: Mapping[str, str]) -> str:
+    """What ``visible_devices`` goes by, as the beginning of a sentence that ends with their number."""
+    variable = _limiting(environment) or (_OF_HIP if _OF_HIP in environment else "")
+    return f"{variable}={environment[variable]!r} shows" if variable else "this machine has"
+
+
+def _limiting(environment: Mapping[str, str]) -> str:
+    """The variable that limits this process to some devices; empty if none does."""
+    return next((variable for variable in VARIABLES.values() if variable in environment), "")
 
 
 def environment_of(names: tuple[str, ...], environment: Mapping[str, str], machine: Machine) -> dict[str, str]:
@@ -76,20 +108,25 @@ def device_text(environment: Mapping[str, str]) -> str:
 
 
 def _shown(stage_id: int, name: str, variable: str, value: str) -> str:
-    shown: list[str] = []
-    for each in value.split(","):
-        # As the drivers read it: what can't be a device ends the list.
-        if not each.strip() or each.strip().startswith("-"):
-            break
-        shown.append(each.strip())
+    shown = _listed(value)
     if not name.isdigit():
         return name
     if int(name) < len(shown):
         return shown[int(name)]
-    raise ConfigError(
+    raise NoSuchDeviceError(
         f"stage {stage_id}: there is no device {name} here: {variable}={value!r} shows {_count(len(shown))}, counted "
         "from 0; correct runtime.devices or the variable"
     )
+
+
+def _listed(value: str) -> list[str]:
+    """The devices in the value of a variable, as the drivers read it: what can't be a device ends the list."""
+    shown: list[str] = []
+    for each in value.split(","):
+        if not each.strip() or each.strip().startswith("-"):
+            break
+        shown.append(each.strip())
+    return shown
 
 
 def _check_is_there(stage_id: int, name: str, machine: Machine) -> None:
@@ -97,9 +134,9 @@ def _check_is_there(stage_id: int, name: str, machine: Machine) -> None:
         return
     count = max(machine.counts.values(), default=0)
     if int(name) >= count:
-        advice = "correct runtime.devices" if count else "leave runtime.devices empty for the CPU"
+        advice = "correct runtime.devices" if count else "set runtime.devices to cpu, or leave it out"
         where = f"this machine has {_count(count)}" + (", counted from 0" if count else "")
-        raise ConfigError(f"stage {stage_id}: there is no device {name} here: {where}; {advice}")
+        raise NoSuchDeviceError(f"stage {stage_id}: there is no device {name} here: {where}; {advice}")
 
 
 def _count(number: int) -> str:
@@ -111,12 +148,18 @@ _OTHERS: Final = (
     *("dev/dxg", "dev/nvidiactl", "dev/nvgpu", "dev/nvhost-*"),
     *("dev/accel*", "dev/dri/renderD*", "dev/vfio/[0-9]*"),
 )
+#: How long nvidia-smi may take, which starts the driver if nothing has used it yet.
+_ANSWER_S: Final = 20.0
 #: NVIDIA, AMD's graphics, Huawei.
 _CARD_VENDORS: Final = frozenset({0x10DE, 0x1002, 0x19E5})
 
 
-def find_machine(root: Path = Path("/")) -> Machine:
-    """Count the accelerators in /dev and /sys, without loading a driver."""
+def find_machine(root: Path = Path("/"), ask: Callable[[], int] | None = None) -> Machine:
+    """Count the accelerators in /dev and /sys, without loading a driver.
+
+    Where the kernel shows only that there may be some, ``ask`` says how many of NVIDIA's there are (default: what
+    nvidia-smi lists).
+    """
     counts = {
         Platform.CUDA: len([path for path in root.glob("dev/nvidia*") if path.name.removeprefix("nvidia").isdigit()]),
         Platform.ROCM: len([path for path in root.glob("sys/class/kfd/kfd/topology/nodes/*/gpu_id") if _number(path)]),
@@ -127,7 +170,21 @@ def find_machine(root: Path = Path("/")) -> Machine:
         _number(path) in _CARD_VENDORS
         for path in root.glob("sys/bus/pci/devices/*/vendor")
     )
+    if others and not any(counts.values()):
+        counts[Platform.CUDA] = (ask or _ask_nvidia_smi)()
     return Machine({platform: count for platform, count in counts.items() if count}, others)
+
+
+def _ask_nvidia_smi() -> int:
+    """How many devices nvidia-smi lists; 0 without one that answers."""
+    if (command := shutil.which("nvidia-smi")) is None:
+        return 0
+    try:
+        asked = [command, "--list-gpus"]
+        ended = subprocess.run(asked, capture_output=True, text=True, timeout=_ANSWER_S, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return 0
+    return sum(line.startswith("GPU ") for line in ended.stdout.splitlines()) if ended.returncode == 0 else 0
 
 
 def _number(path: Path) -> int:
@@ -137,17 +194,28 @@ def _number(path: Path) -> int:
         return 0
 
 
-def check_devices_are_seen(stage: StageConfig, device: str) -> None:
-    """Raise ConfigError if a replica has devices and torch, which its engine has imported by now, sees none of them.
+def runs_on_cpu(stage: StageConfig) -> bool:
+    """Whether the stage's engine is told to use the CPU, whatever its replica is shown."""
+    return str(stage.engine_args.get("device", "")).startswith(CPU)
 
-    ``device`` is the text of ``device_text``.
+
+def device_in_use(stage: StageConfig, device: str) -> str:
+    """The device that a replica uses whose engine has loaded: ``device``, as ``device_text`` has it, or cpu.
+
+    Raise ConfigError if torch sees nothing of devices that the deploy document names; of others, a warning is logged.
     """
+    if runs_on_cpu(stage):
+        return CPU
     torch = sys.modules.get("torch")
-    if stage.engine == "echo" or device == "cpu" or torch is None:
-        return
-    seen = getattr(torch, "accelerator", torch.cuda).is_available()
-    if not seen:
+    if stage.engine == "echo" or device == CPU or torch is None:
+        return device
+    if getattr(torch, "accelerator", torch.cuda).is_available():
+        return device
+    unseen = f"torch {torch.__version__} sees nothing of {device}"
+    if stage.runtime.devices:
         raise ConfigError(
-            f"stage {stage.stage_id}: torch {torch.__version__} sees nothing of {device}: "
-            "check the driver, that this torch is built for it, and runtime.devices (empty for the CPU)"
+            f"stage {stage.stage_id}: {unseen}: "
+            f"check the driver, that this torch is built for it, and runtime.devices ({CPU} for the CPU)"
         )
+    logger.warning("replica.on_cpu stage=%d: %s: is it built for this driver?", stage.stage_id, unseen)
+    return CPU

@@ -6,9 +6,26 @@ import socket
 from collections.abc import Mapping
 
 from omni_discovery.deploy.document import StageConfig
-from omni_discovery.deploy.topology import KV_PORTS, devices_of
+from omni_discovery.deploy.engine_args import bootstrap_port
+from omni_discovery.deploy.topology import (
+    KV_PORTS,
+    MOONCAKE_PORT,
+    counts_up,
+    devices_of,
+    inherited_devices,
+    names_cpu,
+)
 from omni_discovery.errors import ConfigError
-from stage_runtime.supervisor.devices import UNKNOWN, Machine, environment_of, resolve
+from stage_runtime.supervisor.devices import (
+    UNKNOWN,
+    Machine,
+    NoSuchDeviceError,
+    environment_of,
+    resolve,
+    runs_on_cpu,
+    visible_devices,
+    what_shows,
+)
 
 
 def replica_environment(
@@ -20,8 +37,9 @@ def replica_environment(
     machine: Machine = UNKNOWN,
 ) -> dict[str, str]:
     """The environment of one replica. ``base``, the operator's, wins over ``settings`` but not over the devices."""
-    narrowed = environment_of(replica_devices(base, stage, count, ordinal, machine), base, machine)
-    return placed_environment(base, stage, settings, ordinal) | narrowed
+    devices = replica_devices(base, stage, count, ordinal, machine)
+    placed = placed_environment(base, stage, settings, ordinal)
+    return placed if devices is None else placed | environment_of(devices, base, machine)
 
 
 def placed_environment(
@@ -39,17 +57,59 @@ def placed_environment(
 
 def replica_devices(
     base: Mapping[str, str], stage: StageConfig, count: int, ordinal: int, machine: Machine
-) -> tuple[str, ...]:
-    """The devices of one replica by the machine's names for them. Raise ConfigError if one is not there."""
+) -> tuple[str, ...] | None:
+    """The devices of one replica by the machine's names for them; None for whatever the supervisor is shown.
+
+    Raise ConfigError if one is not there, or if there are too few.
+    """
     names = devices_of(stage, count, ordinal)
-    # The echo engine uses no device; its record shows the devices that another engine would get.
-    return names if stage.engine == "echo" else resolve(stage.stage_id, names, base, machine)
+    if stage.engine == "echo" or names_cpu(stage):
+        # The echo engine uses no device; its record shows the devices that another engine would get.
+        return names
+    if names:
+        return _resolved(base, stage, count, names, machine)
+    visible = visible_devices(base, machine)
+    if visible is None or runs_on_cpu(stage):
+        return None
+    return inherited_devices(stage, visible, count, ordinal, what_shows(base))
+
+
+def _resolved(
+    base: Mapping[str, str], stage: StageConfig, count: int, names: tuple[str, ...], machine: Machine
+) -> tuple[str, ...]:
+    try:
+        return resolve(stage.stage_id, names, base, machine)
+    except NoSuchDeviceError as error:
+        if not counts_up(stage, count):
+            raise
+        # Where not even the first replica's devices are there, sharing them would not help.
+        resolve(stage.stage_id, devices_of(stage, count, 0), base, machine)
+        raise ConfigError(
+            f"{error}; {count} replicas take the devices from {stage.runtime.devices!r} on, one after the other: run"
+            " fewer here, or let them share on purpose with runtime: {share_devices: true}"
+        ) from error
 
 
 def stage_devices(base: Mapping[str, str], stage: StageConfig, count: int, machine: Machine) -> tuple[str, ...]:
-    """All devices that ``count`` local replicas will use. Raise ConfigError as ``replica_devices`` does."""
-    devices = [replica_devices(base, stage, count, ordinal, machine) for ordinal in range(count)]
-    return () if stage.engine == "echo" else tuple(dict.fromkeys(name for names in devices for name in names))
+    """The devices that the document gives to ``count`` local replicas. Raise ConfigError as ``replica_devices``."""
+    devices = [replica_devices(base, stage, count, ordinal, machine) or () for ordinal in range(count)]
+    if stage.engine == "echo" or not stage.runtime.devices:
+        return ()
+    return tuple(dict.fromkeys(name for names in devices for name in names))
+
+
+def inherited_text(base: Mapping[str, str], stage: StageConfig, count: int, machine: Machine) -> str:
+    """What local replicas of a stage that names no devices get, for people; empty if they get none like that."""
+    if stage.engine == "echo" or stage.runtime.devices:
+        return ""
+    shares = [replica_devices(base, stage, count, ordinal, machine) for ordinal in range(count)]
+    given = [f"one gets {','.join(share)}" for share in shares if share]
+    return f"{what_shows(base)} what its replicas use: {', '.join(given)}" if given else ""
+
+
+def on_cpu_only(base: Mapping[str, str], stage: StageConfig, count: int, machine: Machine) -> bool:
+    """Whether no local replica is shown any device. Raise ConfigError as ``replica_devices`` does."""
+    return all(replica_devices(base, stage, count, ordinal, machine) == () for ordinal in range(count))
 
 
 def doubtful_devices(base: Mapping[str, str], stage: StageConfig, count: int, machine: Machine) -> str:
@@ -87,10 +147,16 @@ def stage_environment(stage: StageConfig, model_is_local: bool, advertise_host: 
 
 
 def _kv_ports(base: Mapping[str, str], stage: StageConfig, ordinal: int) -> dict[str, str]:
-    """Ports on which other replicas fetch its KV cache: counted up from the operator's variable, else free ports."""
+    """Ports on which other replicas fetch its KV cache, counted up per replica; free ports where none is said.
+
+    The operator's variable wins over the port in ``kv_transfer_config``.
+    """
     if not stage.engine_args.get("kv_transfer_config"):
         return {}
-    return {name: str(int(base[name]) + ordinal if base.get(name) else _free_port()) for name in KV_PORTS}
+    first = {name: int(base[name]) for name in KV_PORTS if base.get(name)}
+    if (port := bootstrap_port(stage)) is not None:
+        first.setdefault(MOONCAKE_PORT, port)
+    return {name: str(first[name] + ordinal if name in first else _free_port()) for name in KV_PORTS}
 
 
 def _free_port() -> int:

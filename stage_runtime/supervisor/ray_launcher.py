@@ -16,7 +16,8 @@ from typing import Any, Final
 import msgspec
 
 from omni_discovery.deploy.document import StageConfig
-from omni_discovery.deploy.topology import device_names, group_size
+from omni_discovery.deploy.engine_args import group_size
+from omni_discovery.deploy.topology import device_names
 from omni_discovery.errors import ConfigError
 from stage_runtime.config import ReplicaConfig
 from stage_runtime.supervisor.ray_actor import ReplicaActor

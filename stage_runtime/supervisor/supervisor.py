@@ -327,7 +327,8 @@ class Supervisor:
     def _tell_wait(self, slot: _Slot, delay_s: float) -> None:
         if self._waits is not None:
             who = f"the supervisor of stage {self._config.replica.stage_id}"
-            reason = f"one of its replicas is started again after {delay_s:.1f} s; its last process: {slot.former_end}"
+            name = f"replica {slot.source.replica}" if slot.source.replica else "a replica"
+            reason = f"{name} is started again after {delay_s:.1f} s; its last process: {slot.former_end}"
             self._waits.begin(str(slot.ordinal), who, reason)
 
     def _stop(self, now_s: float) -> None:

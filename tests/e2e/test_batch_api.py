@@ -14,7 +14,7 @@ from omni_discovery.deploy.document import parse_deploy
 from omni_discovery.errors import ConfigError, RequestError, StageUnavailableError
 from omni_discovery.etcd.embedded_file import read_embedded
 from tests.support.hub import ECHO_PAIR
-from tests.support.processes import alive, descendants, wait_for
+from tests.support.processes import DEFAULTS, alive, descendants, wait_for
 
 pytestmark = pytest.mark.e2e
 
@@ -53,7 +53,8 @@ def start(folder: Path, program: str, deploy: str) -> subprocess.Popen[str]:
     (folder / "deploy.yaml").write_text(deploy)
     (folder / "batch.py").write_text(program)
     environment = {**os.environ, "XDG_RUNTIME_DIR": str(folder), "XDG_STATE_HOME": str(folder / "state")}
-    environment.pop("OMNI_ETCD_ENDPOINTS", None)
+    for name in DEFAULTS:
+        environment.pop(name, None)
     with (folder / "errors").open("w") as errors:
         return subprocess.Popen(
             [sys.executable, "batch.py"], cwd=folder, env=environment, text=True, stdout=subprocess.PIPE, stderr=errors

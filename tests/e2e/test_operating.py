@@ -159,7 +159,19 @@ def test_a_replica_that_stands_still_does_not_answer_and_that_is_said(operated: 
         os.kill(pid, signal.SIGCONT)
     assert code == 1
     assert "did not answer" in text
-    wait_for("the late answer", lambda: operated.replicas()[1].cordoned, 10.0)
+    assert "taken back" in text
+    key = f"/omni/v1/{operated.hub.namespace}/control/0/1"
+    assert etcdctl(operated.hub.endpoint, "get", "--print-value-only", key) == ""
+    assert not operated.replicas()[1].cordoned
+
+
+def test_to_cordon_the_last_that_serves_is_warned_of(operated: Operated) -> None:
+    for number, is_last in ((0, False), (1, False), (2, True)):
+        code, text = operated.omni("cordon", f"0/{number}")
+        assert code == 0
+        assert ("warning: no other replica of stage 0 takes work" in text) is is_last
+    for number in (0, 1, 2):
+        assert operated.omni("cordon", f"0/{number}", "--undo")[0] == 0
     operated.forget()
 
 

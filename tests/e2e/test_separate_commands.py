@@ -58,7 +58,7 @@ def test_replicas_may_come_first_and_any_hub_may_go(two_hubs: TwoHubs, tmp_path:
     """1. two headless supervisors wait for a pipeline that nobody has published
     2. two hubs without replicas of their own start: both serve with the same four replicas
     3. one hub is killed with SIGKILL: the other does not notice
-    4. a third hub joins
+    4. a third hub joins, without a file: etcd has the document
     """
     first, second = (hub.wait_ready() for hub in two_hubs.hubs)
     for hub in (first, second):
@@ -67,9 +67,18 @@ def test_replicas_may_come_first_and_any_hub_may_go(two_hubs: TwoHubs, tmp_path:
         assert len(body["choices"]) == 2
     assert first.stop(signal.SIGKILL) == []
     assert all(second.ask(f"still {index}")[0] == 200 for index in range(5))
-    endpoint = two_hubs.registry[1]
-    third = two_hubs.start_hub(tmp_path / "c", endpoint).wait_ready()
-    assert third.ask("hello")[0] == 200
+    third = Hub(tmp_path, ["--hub-only", "--etcd-endpoints", two_hubs.registry[1]])
+    two_hubs.children.append(third)
+    assert third.wait_ready().ask("hello")[0] == 200
+
+
+def test_a_hub_without_a_file_needs_a_pipeline_in_force(tmp_path: Path, endpoint: str) -> None:
+    arguments = ["serve", "--hub-only", "--port", "0", "--etcd-endpoints", endpoint, "--namespace", "nobodys"]
+    for more in ([], ["--dry-run"]):
+        child = Child([*arguments, *more], tmp_path, "early")
+        assert child.process.wait(30) == 2, child.text
+        last = child.text.splitlines()[-1]
+        assert last.startswith("omni: namespace 'nobodys' has no pipeline yet: give --deploy-config YAML, or "), last
 
 
 def test_another_pipeline_in_the_same_namespace_is_refused_with_the_difference(

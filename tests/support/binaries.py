@@ -1,4 +1,4 @@
-"""The etcd binaries, promtool and the Docker engine of the tests. Absent on a workplace is a skip, in CI a failure."""
+"""Etcd binaries, promtool, the Docker engine and docker compose. Absent on a workplace is a skip, in CI a failure."""
 
 from __future__ import annotations
 
@@ -37,6 +37,15 @@ def require_docker() -> None:
         subprocess.run(["docker", "version"], check=True, capture_output=True, timeout=20)
     except (OSError, subprocess.SubprocessError) as error:
         absent(f"no Docker engine answers: {error}")
+
+
+def require_compose() -> None:
+    """A Docker engine, and the second generation of docker compose."""
+    require_docker()
+    try:
+        subprocess.run(["docker", "compose", "version"], check=True, capture_output=True, timeout=20)
+    except (OSError, subprocess.SubprocessError) as error:
+        absent(f"docker compose is not there: {error}")
 
 
 def require_promtool() -> str:

@@ -13,6 +13,8 @@ from typing import TypeVar
 
 from stage_runtime.demo.processes import alive, descendants
 
+#: Variables that are defaults of flags: what a person has set is not for tests.
+DEFAULTS = ("OMNI_ETCD_ENDPOINTS", "OMNI_NAMESPACE")
 OMNI = [sys.executable, "-m", "omni_discovery"]
 
 _Found = TypeVar("_Found")
@@ -35,7 +37,7 @@ class Child:
 
     def __init__(self, arguments: Sequence[str], folder: Path, name: str = "omni") -> None:
         self.log = folder / f"{name}.log"
-        environment = {key: value for key, value in os.environ.items() if key != "OMNI_ETCD_ENDPOINTS"}
+        environment = {key: value for key, value in os.environ.items() if key not in DEFAULTS}
         environment["XDG_RUNTIME_DIR"] = str(folder)
         environment["XDG_STATE_HOME"] = str(folder / "state")
         with self.log.open("wb") as log:

@@ -19,6 +19,7 @@ import msgspec
 from prometheus_client import Counter, Histogram
 
 from hub.metrics import HubMetrics
+from hub.serve import vllm_omni_flags
 from omni_discovery.metrics.collector import REPLICA_FAMILIES, SUPERVISOR_FAMILIES, Family
 from omni_discovery.records import keys
 from omni_discovery.records.beat import BeatRecord
@@ -109,6 +110,7 @@ def flags_page() -> str:
     lines += ["## `omni serve`", "", _sentence(serve.summary), ""]
     for group in _groups(_parser(_SERVE, serve)):
         lines += [f"### {_capital(str(group.title))}", "", *table(_FLAGS_HEAD, _rows(group))]
+    lines += _foreign()
     lines += ["## Flags of every command that talks to etcd", ""]
     for title, rows in shared.items():
         lines += [f"### Common: {title}", "", *table(_FLAGS_HEAD, rows)]
@@ -123,6 +125,23 @@ def flags_page() -> str:
     lines += ["## `python -m stage_runtime`", "", _sentence(str(stage.description)), ""]
     lines += ["It is what `omni serve --headless` and a hub's local stages run.", "", *_of_parser(stage, shared)]
     return "\n".join(lines)
+
+
+_FOREIGN: Final = """\
+## Flags of vLLM-Omni without a meaning here
+
+`omni serve` refuses them with what to do in their place. Its other flags, and those of `vllm serve`: [omni
+serve](../serve.md#commands-of-vllm-serve-and-of-vllm-omni).
+"""
+
+
+def _foreign() -> list[str]:
+    answers = {**vllm_omni_flags.VALUES, **vllm_omni_flags.LISTS, **vllm_omni_flags.SWITCHES}
+    by_answer: dict[str, list[str]] = {}
+    for flag, answer in answers.items():
+        by_answer.setdefault(answer, []).append(flag)
+    rows = [[", ".join(map(code, sorted(flags))), plain(answer)] for answer, flags in by_answer.items()]
+    return [*_FOREIGN.splitlines(), "", *table(("flags", "in their place"), rows)]
 
 
 def _parser(name: str, command: Any) -> argparse.ArgumentParser:

@@ -18,7 +18,7 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from tests.support.netns import Host
-from tests.support.processes import Child, wait_for
+from tests.support.processes import DEFAULTS, Child, wait_for
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 PAGE: Final = ROOT / "docs" / "scenarios.md"
@@ -58,7 +58,7 @@ class Part(Child):
         folder.mkdir()
         self.host = host
         self.log = folder / "omni.log"
-        environment = {key: value for key, value in os.environ.items() if key != "OMNI_ETCD_ENDPOINTS"}
+        environment = {key: value for key, value in os.environ.items() if key not in DEFAULTS}
         environment |= settings.variables()
         environment |= {"XDG_RUNTIME_DIR": str(folder), "XDG_STATE_HOME": str(folder / "state")}
         environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}"
@@ -116,6 +116,10 @@ class Client:
         except OSError:
             return {}
         return {int(stage): entry["pickable"] for stage, entry in json.loads(body)["stages"].items()}
+
+    def status(self, path: str) -> int:
+        """The status of one of the hub's pages."""
+        return self._exchange(f"http://{self._settings.host}:{self._settings.port}{path}")[0]
 
     def figure(self, name: str) -> float:
         """One of the hub's metrics, over all its labels."""

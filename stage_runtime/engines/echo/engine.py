@@ -7,6 +7,7 @@ there so that every kind of failure can be tried without a GPU. Its control meth
 from __future__ import annotations
 
 import os
+import signal
 import struct
 import time
 import zlib
@@ -109,9 +110,10 @@ class EchoArgs(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     load_s: Annotated[float, Meta(ge=0)] = 0.0
     #: Zero bytes that are added to each hand-off, to try large ones.
     payload_bytes: Annotated[int, Meta(ge=0)] = 0
-    #: A request with this text in it fails; crashes the engine; makes it hang for ever.
+    #: A request with this text in it fails; crashes the engine; kills the process; makes the engine hang for ever.
     fail_on: str = ""
     crash_on: str = ""
+    kill_on: str = ""
     hang_on: str = ""
     #: With this set, only answers that hold it are handed over.
     handoff_on: str = ""
@@ -242,6 +244,8 @@ class EchoEngine:
         args, key = self._args, speech.request.key
         if args.crash_on and args.crash_on in speech.text:
             raise RuntimeError(f"the echo engine was told to crash on {args.crash_on!r}")
+        if args.kill_on and args.kill_on in speech.text:
+            os.kill(os.getpid(), signal.SIGKILL)
         while args.hang_on and args.hang_on in speech.text:
             time.sleep(1.0)
         if args.fail_on and args.fail_on in speech.text:

@@ -16,11 +16,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from omni_discovery.deploy.document import StageConfig
+from omni_discovery.deploy.engine_args import DECODE, PREFILL
 from omni_discovery.errors import ConfigError
 from stage_runtime.config import PayloadError
 from stage_runtime.engines.base import StageRequest
 
-PREFILL, DECODE = "prefill", "decode"
 #: Between two checks of whether the KV was fetched.
 _PAUSE_S: Final = 0.002
 #: vLLM's name for the side of the transfer that a stage is on.
@@ -115,6 +115,7 @@ class PrefillDecode:
             # The connectors keep the KV of a request that ended by its length, so nothing may end it sooner.
             params.max_tokens, params.min_tokens, params.ignore_eos = 1, 0, True
             params.stop, params.stop_token_ids, params.detokenize = [], [], False
+            params.include_stop_str_in_output = False
             self._give(params, {"do_remote_decode": True, "do_remote_prefill": False, "transfer_id": request.key})
             return
         handed = self._handed_to(request)

@@ -30,6 +30,7 @@ _STEPS = tuple(
         "orchestrator/retry_budget.py",
         "orchestrator/failures.py",
         "orchestrator/active.py",
+        "orchestrator/trials.py",
         "orchestrator/aborts.py",
         "metrics.py",
     )
@@ -45,7 +46,7 @@ class InjectedError(Exception):
 def step_of(frame: FrameType) -> Step | None:
     """The step that a call begins; None for calls elsewhere, and for those that no code of the hub makes."""
     code, caller = frame.f_code, frame.f_back
-    if caller is None or not code.co_filename.startswith(_STEPS) or code.co_name == "__repr__":
+    if caller is None or not code.co_filename.startswith(_STEPS) or code.co_name in {"__repr__", "<genexpr>"}:
         return None
     if not caller.f_code.co_filename.startswith(str(_HUB)) or caller.f_code.co_name in {"_take_turn", "<lambda>"}:
         return None

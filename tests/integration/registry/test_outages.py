@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import resource
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -16,6 +17,8 @@ from omni_discovery.clients import OmniCoordClientForHub, OmniCoordClientForStag
 from omni_discovery.errors import RegistryError
 from omni_discovery.etcd.embedded import EmbeddedEtcd
 from omni_discovery.etcd.store import EtcdKV
+from omni_discovery.records.schema import ReplicaStatus
+from omni_discovery.view.table import Delta, View
 from tests.support.processes import wait_for
 from tests.support.registry import EtcdServer, compact, etcdctl, revision_of
 
@@ -117,6 +120,48 @@ def test_a_wiped_etcd_is_filled_again(tmp_path: Path, server: EtcdServer) -> Non
         assert revision_of(server.endpoint) < 30
         wait_for("a new life", lambda: is_fresh_with(hub, 0) and hub.view().revision < 30, timeout_s=10.0)
         assert hub.get_replica_list().replicas[0].epoch == replica.wait_registered(5.0)[1]
+
+
+@pytest.mark.parametrize("is_restored", [False, True], ids=["wiped", "restored from an older copy"])
+def test_a_cordon_survives_an_etcd_that_has_lost_it(tmp_path: Path, server: EtcdServer, is_restored: bool) -> None:
+    """1. the replica has a weight, a copy of the data is made, and it is cordoned
+    2. etcd comes back without data, or with the copy: the replica is cordoned, and the key stands again
+    3. an operator deletes the key: it takes work
+    """
+    key, seen = "/omni/v1/default/control/0/0", list[bool]()
+
+    def look(view: View, _delta: Delta) -> None:
+        seen.extend(info.cordoned for info in view.replicas.values() if info.status is ReplicaStatus.UP)
+
+    with stage(server.endpoint) as replica, OmniCoordClientForHub(server.endpoint, on_view=look) as hub:
+        replica.wait_registered(10.0)
+        etcdctl(server.endpoint, "put", key, '{"weight": 2}')
+        wait_for("the weight", lambda: has(hub, cordoned=False, weight=2.0))
+        server.kill()
+        shutil.copytree(tmp_path / "data", tmp_path / "copy")
+        server.start()
+        etcdctl(server.endpoint, "put", key, '{"weight": 2, "cordon": true}')
+        for number in range(30):
+            etcdctl(server.endpoint, "put", f"/elsewhere/{number}", "")
+        wait_for("the cordon", lambda: has(hub, cordoned=True, weight=2.0))
+        seen.clear()
+        server.kill()
+        (tmp_path / "data").rename(tmp_path / "lost")
+        if is_restored:
+            (tmp_path / "copy").rename(tmp_path / "data")
+        server.start()
+        wait_for("the key", lambda: '"cordon":true' in etcdctl(server.endpoint, "get", "--print-value-only", key), 30.0)
+        wait_for("the answer", lambda: hub.view().stale_since_s is None and has(hub, cordoned=True, weight=2.0), 30.0)
+        # The copy holds the record, too, as it was before; the replica mends that.
+        assert is_restored or all(seen)
+        etcdctl(server.endpoint, "del", key)
+        wait_for("the end of the cordon", lambda: has(hub, cordoned=False, weight=1.0), 30.0)
+
+
+def has(hub: OmniCoordClientForHub, **fields: object) -> bool:
+    """Whether the only replica of the hub's view has these fields."""
+    infos = list(hub.view().replicas.values())
+    return len(infos) == 1 and all(getattr(infos[0], name) == value for name, value in fields.items())
 
 
 def test_a_replica_and_a_hub_may_start_before_etcd(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from omni_discovery import wire
 from omni_discovery.records import keys
 from omni_discovery.records.schema import ReplicaStatus
 from omni_discovery.wire import FailureKind
+from tests.support.processes import DEFAULTS
 from tests.support.registry import etcdctl
 from tests.support.replica_hub import RawHub, eventually
 from tests.support.replica_stage import STARTUP_S, Deployment, echo_stages, is_running, kill
@@ -229,7 +230,7 @@ class _Closed:
 
 def run_once(*flags: str) -> subprocess.CompletedProcess[str]:
     """The supervisor as a user who made a mistake would run it."""
-    environment = {name: value for name, value in os.environ.items() if name != "OMNI_ETCD_ENDPOINTS"}
+    environment = {name: value for name, value in os.environ.items() if name not in DEFAULTS}
     command = [sys.executable, "-m", "stage_runtime", *flags]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment, check=False)
 

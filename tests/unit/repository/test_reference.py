@@ -8,12 +8,14 @@ import pytest
 
 from omni_discovery.records import keys
 from tests.support import reference
+from tests.support.processes import DEFAULTS
 
 
 @pytest.fixture(autouse=True)
 def no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     """Defaults of flags are read from it."""
-    monkeypatch.delenv("OMNI_ETCD_ENDPOINTS", raising=False)
+    for name in DEFAULTS:
+        monkeypatch.delenv(name, raising=False)
 
 
 @pytest.mark.parametrize("name", ["flags.md", "metrics.md", "keys.md"])

@@ -13,6 +13,7 @@ from omni_discovery.errors import (
     InvalidRequestError,
     OmniError,
     OverloadedError,
+    PoisonousRequestError,
     ReplicaLostError,
     StageUnavailableError,
 )
@@ -30,11 +31,21 @@ _NEXT = "try again in 1 s; omni replicas shows who serves stage 2, omni doctor w
         (ReplicaLostError("gone"), 503, "gone: try again in 1 s"),
         (DeadlineExceededError("late"), 504, "late: give the request a longer 'timeout', or send it again later"),
         (EngineFailedError("it broke"), 500, "it broke: the log of that replica says more"),
+        (
+            PoisonousRequestError("gone"),
+            500,
+            "gone: don't send it again as it is; the logs of these replicas say more",
+        ),
     ],
 )
 def test_a_message_ends_with_what_to_do_next(error: OmniError, status: int, next_step: str) -> None:
     found, body = describe(error)
     assert (found, body["error"]["message"]) == (status, next_step)
+
+
+def test_clients_are_told_not_to_repeat_what_ends_replicas_by_themselves() -> None:
+    assert error_response(PoisonousRequestError("gone")).headers["x-should-retry"] == "false"
+    assert "x-should-retry" not in error_response(EngineFailedError("it broke")).headers
 
 
 def test_a_client_that_is_refused_for_load_reads_the_same_time_in_the_text_and_in_the_header() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from hub.request import events as ev
 from omni_discovery import wire
-from omni_discovery.errors import EngineFailedError, ReplicaLostError, StageUnavailableError
+from omni_discovery.errors import PoisonousRequestError, ReplicaLostError, StageUnavailableError
 from omni_discovery.wire import FailureKind
 from tests.support.request_walk import Walk, at_picture, finish_of, of
 
@@ -176,7 +176,7 @@ def test_a_request_that_kills_engines_gets_no_third_replica() -> None:
     walk.failed(0, FailureKind.ENGINE, "the engine died: RuntimeError: out of memory")
     walk.accepted(0, replica_id=1)
     error = finish_of(walk.failed(0, FailureKind.ENGINE, "the engine died: RuntimeError: out of memory")).error
-    assert isinstance(error, EngineFailedError)
+    assert isinstance(error, PoisonousRequestError)
     assert "too many replicas were lost with this work on them" in str(error)
 
 
@@ -194,17 +194,16 @@ def test_a_request_whose_first_replica_is_killed_by_another_is_told_of_a_loss_an
 
 def test_replicas_that_fall_silent_count_after_they_accepted_and_only_then() -> None:
     walk = talking(attempts=9)
-    for number in range(2):
-        walk.lost(0)
-        walk.accepted(0, replica_id=1 + number)
+    walk.lost(0)
     for _ in range(2):
+        walk.sent(0)
         walk.rejected(0, FailureKind.DRAINING)
         walk.lost(0, may_have_run=False)
         walk.sent(0)
         walk.lost(0)
-    walk.accepted(0)
-    assert isinstance(finish_of(walk.lost(0)).error, ReplicaLostError)
-    assert walk.attempt(0) == 8
+    walk.accepted(0, replica_id=1)
+    assert isinstance(finish_of(walk.lost(0)).error, PoisonousRequestError)
+    assert walk.attempt(0) == 7
 
 
 def test_a_stage_that_is_done_is_not_hurt_by_the_loss_of_its_replica() -> None:
@@ -248,3 +247,66 @@ def test_the_priority_goes_with_every_dispatch() -> None:
     walk.accepted(0)
     walk.lost(0)
     assert [action.priority for action in of(walk.actions, ev.Dispatch)] == [-3, -3]
+
+
+# ---- suspects
+
+
+def suspects(walk: Walk) -> list[tuple[str, ...]]:
+    """Whom each dispatch says that the work is blamed for."""
+    return [tuple(str(each) for each in action.blamed_for) for action in of(walk.actions, ev.Dispatch)]
+
+
+def test_work_is_a_suspect_where_a_replica_died_before_any_output_of_it_came() -> None:
+    """1. the first replica dies with it before any output: it is a suspect
+    2. the second one puts something out: it is none any more, and its replica is free for the next suspect
+    """
+    walk = talking(attempts=9)
+    walk.lost(0)
+    walk.accepted(0, replica_id=1)
+    (acquit, *_) = walk.chunk(0, 0, "one", token_ids=[3])
+    assert acquit == ev.Acquit(0)
+    assert of(walk.chunk(0, 1, "two", token_ids=[4]), ev.Acquit) == []
+    assert suspects(walk) == [(), ("0/0",)]
+
+
+def test_work_whose_output_came_is_a_suspect_only_for_the_second_death() -> None:
+    walk = talking("one", attempts=9)
+    walk.lost(0)
+    walk.accepted(0, replica_id=1)
+    walk.words(0, "two")
+    walk.lost(0)
+    assert suspects(walk) == [(), (), ("0/1",)]
+    walk.accepted(0, replica_id=2)
+    walk.words(0, "three")
+    assert isinstance(finish_of(walk.lost(0)).error, PoisonousRequestError)
+
+
+def test_a_second_death_before_any_output_makes_it_the_culprit_of_both() -> None:
+    """Its client is told with a 500, and not with the 503 after which clients send a request again."""
+    walk = talking(attempts=9)
+    walk.lost(0)
+    walk.accepted(0, replica_id=1)
+    actions = walk.lost(0)
+    (convict,) = of(actions, ev.Convict)
+    assert [str(each) for each in convict.blamed_for] == ["0/0", "0/1"]
+    error = finish_of(actions).error
+    assert isinstance(error, PoisonousRequestError)
+    assert "(lost with it: 0/0, 0/1)" in str(error)
+
+
+def test_work_of_a_death_that_has_another_cause_begins_with_a_clean_sheet() -> None:
+    walk = talking(attempts=9)
+    walk.lost(0)
+    assert walk.tell(ev.FoundInnocent(0, walk.attempt(0))) == []
+    walk.accepted(0, replica_id=1)
+    walk.lost(0)
+    assert suspects(walk) == [(), ("0/0",), ("0/1",)]
+
+
+def test_a_rejection_or_a_gap_is_no_death() -> None:
+    walk = talking(attempts=9)
+    walk.chunk(0, 3)
+    walk.sent(0, replica_id=1)
+    walk.rejected(0, FailureKind.OVERLOADED)
+    assert suspects(walk) == [(), (), ()]

@@ -17,6 +17,7 @@ from hub.request.retry import (
     error_of,
     is_permanent,
     is_poison,
+    is_suspicious,
     may_not_resume,
     unavailable_error,
 )
@@ -86,13 +87,30 @@ def test_a_failure_says_why_where_the_loss_alone_does_not(loss: Loss) -> None:
 
 
 @pytest.mark.parametrize(
-    ("engine_deaths", "losses", "expected"),
-    [(0, 0, False), (1, 0, False), (2, 0, True), (1, 1, True), (0, 1, False), (0, 2, False), (0, 3, True)],
+    ("blamed", "deaths", "expected"),
+    [(0, 0, False), (0, 2, False), (0, 3, True), (1, 1, False), (1, 2, False), (1, 3, True), (2, 2, True)],
 )
-def test_one_engine_that_died_or_two_replicas_that_were_lost_leave_one_more_attempt(
-    engine_deaths: int, losses: int, expected: bool
+def test_a_suspect_has_one_more_attempt_and_nobody_survives_three_deaths(
+    blamed: int, deaths: int, expected: bool
 ) -> None:
-    assert is_poison(engine_deaths, losses) is expected
+    assert is_poison(blamed, deaths) is expected
+
+
+@pytest.mark.parametrize(
+    ("deaths", "had_output", "expected"), [(1, False, True), (1, True, False), (2, False, True), (2, True, True)]
+)
+def test_work_that_was_seen_to_run_well_is_no_suspect_for_its_first_death(
+    deaths: int, had_output: bool, expected: bool
+) -> None:
+    assert is_suspicious(deaths, had_output=had_output) is expected
+
+
+@given(losses)
+def test_poison_is_told_as_such_whatever_else_holds(loss: Loss) -> None:
+    """Clients send a request again that found no attempts left, but must not send this one."""
+    decision = decide(replace(loss, permanent=False, poison=True))
+    assert decision.is_poison
+    assert "too many replicas were lost" in decision.why
 
 
 def test_a_replica_whose_engine_dies_says_so_in_the_words_that_the_rule_looks_for() -> None:

@@ -146,7 +146,18 @@ def test_control_keys_that_steer_nobody_or_keep_somebody_idle_are_notes() -> Non
     drained, absent, kept = wrong(findings, Grade.NOTE)
     assert "drains epoch 3, which is over" in drained
     assert "is for nobody" in absent
-    assert "0/1 is kept from new work" in kept
+    assert kept == 'control: replica 0/1 is kept from new work: {"cordon": true}'
+
+
+def test_a_cordon_that_etcd_has_lost_and_one_that_was_meant_for_the_replica_before_are_told_as_such() -> None:
+    told = "the registry has lost the control key"
+    findings = found(FORCE, HUB, record(), record(1, cordoned=True, control_error=told))
+    (kept,) = wrong(findings, Grade.NOTE)
+    assert kept == f"control: replica 0/1 is kept from new work, and its control key is gone: {told}"
+    assert "to let it take work: omni cordon 0/1 --undo" in [each.advice for each in findings]
+    cordon = (keys.replica_control_key("n", 0, 1), b'{"cordon": true}')
+    (inherited,) = wrong(found(FORCE, HUB, record(), cordon, record(1, cordoned=True, control_revision=13)), Grade.NOTE)
+    assert "that was written before it registered" in inherited
 
 
 @pytest.mark.parametrize(

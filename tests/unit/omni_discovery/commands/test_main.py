@@ -128,3 +128,26 @@ def test_a_broken_sub_command_is_named_and_takes_no_other_away(capsys: pytest.Ca
         run(THEIRS, "unknown")
     assert ended.value.code == 2
     assert "invalid choice: 'unknown' (choose from " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["serve", "m", "--deploy", "d"], "--deploy is no flag of omni serve; did you mean --deploy-config?"),
+        (
+            ["serve", "m", "--max-modle-len=3"],
+            "--max-modle-len is no flag of omni serve; did you mean --max-model-len?",
+        ),
+        (["serve", "m", "--zzz", "3"], "an argument of a newer vLLM goes into engine_args: --stage-overrides"),
+        (["replicas", "--namespce", "x"], "--namespce is no flag of omni replicas; did you mean --namespace?"),
+        (["replicas", "all"], "'all' is no argument of omni replicas"),
+    ],
+)
+def test_a_flag_that_nobody_knows_is_refused_with_the_one_that_may_be_meant(
+    capsys: pytest.CaptureFixture[str], words: list[str], said: str
+) -> None:
+    assert omni.main(words) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("omni: ")
+    assert said in told
+    assert len(told.splitlines()) == 1

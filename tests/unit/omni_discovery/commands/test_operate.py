@@ -15,6 +15,8 @@ from omni_discovery.commands.operate import (
     Target,
     is_last_to_serve,
     must_be_registered,
+    steer,
+    take_back_cordon,
     wait_answered,
     wait_drained,
     write_control,
@@ -100,6 +102,75 @@ async def test_an_answer_is_taken_for_what_it_says(kv: FakeKV) -> None:
         await wait_answered(kv, TARGET, 10, 0.15)
     await kv.delete(TARGET.record_key)
     assert await wait_answered(kv, TARGET, 10, 1.0) is None
+
+
+async def test_a_change_that_is_answered_stands(kv: FakeKV) -> None:
+    await register(kv, pid=5)
+    before = await must_be_registered(kv, TARGET)
+    steering = asyncio.create_task(steer(kv, TARGET, before, {"cordon": True}, 30.0))
+    revision = await written(kv)
+    await register(kv, pid=5, cordoned=True, control_revision=revision)
+    assert (await steering).cordoned
+    assert await control(kv) == {"cordon": True}
+
+
+@pytest.mark.parametrize("former", [None, {"weight": 2}])
+@pytest.mark.parametrize("end", ["silent", "gone", "replaced"])
+async def test_a_change_for_a_dead_replica_is_taken_back_before_another_has_its_id(
+    kv: FakeKV, end: str, former: dict[str, Any] | None
+) -> None:
+    """The process says nothing; or its record goes; or another process has the id, and answers."""
+    if former is not None:
+        await write_control(kv, TARGET, former)
+    await register(kv, pid=5)
+    before = await must_be_registered(kv, TARGET)
+    timeout_s = 0.15 if end == "silent" else 30.0
+    steering = asyncio.create_task(steer(kv, TARGET, before, {"cordon": True}, timeout_s))
+    revision = await written(kv)
+    if end != "silent":
+        await kv.delete(TARGET.record_key)
+    if end == "replaced":
+        await register(kv, pid=6, cordoned=True, control_revision=revision)
+    with pytest.raises(OperationFailedError, match="the change was taken back"):
+        await steering
+    assert await control(kv) == former
+
+
+async def test_what_others_write_meanwhile_is_not_taken_back(kv: FakeKV) -> None:
+    await register(kv)
+    before = await must_be_registered(kv, TARGET)
+    steering = asyncio.create_task(steer(kv, TARGET, before, {"cordon": True}, 0.15))
+    await written(kv)
+    await write_control(kv, TARGET, {"weight": 3})
+    with pytest.raises(OperationFailedError):
+        await steering
+    assert await control(kv) == {"cordon": True, "weight": 3}
+
+
+async def test_a_cordon_without_a_key_is_taken_back_by_a_key_that_says_so_and_goes(kv: FakeKV) -> None:
+    await register(kv, cordoned=True)
+    undoing = asyncio.create_task(take_back_cordon(kv, TARGET, 30.0))
+    revision = await written(kv, {"cordon": False})
+    await register(kv, control_revision=revision)
+    for _ in range(3000):
+        if await kv.get(TARGET.control_key) is None:
+            break
+        await asyncio.sleep(0.01)
+    await register(kv)
+    found = await undoing
+    assert found is not None
+    assert not found.cordoned
+
+
+async def written(kv: FakeKV, wanted: dict[str, Any] | None = None) -> int:
+    """Wait until the control key says that, by default that it is cordoned; return its revision."""
+    for _ in range(3000):
+        if (wanted or {"cordon": True}).items() <= (await control(kv) or {}).items():
+            break
+        await asyncio.sleep(0.01)
+    item = await kv.get(TARGET.control_key)
+    assert item is not None
+    return item.mod_revision
 
 
 async def test_a_drain_is_done_when_the_life_is_over_and_its_key_is_gone(kv: FakeKV) -> None:

@@ -40,12 +40,13 @@ OPTIONS = StageOptions(
     zmq_security="none",
     labels={"zone": "a", "rack": "7 b"},
     drain_timeout_s=7.125,
+    stall_after_s=90.5,
     runtime={"devices": "0,1"},
 )
 FLAGS = [
     *("--etcd-endpoints", "10.0.0.5:2379", "--namespace", "team-a", "--etcd-user", "u"),
     *("--omni-heartbeat-timeout", "5", "--omni-replica-address", "10.0.0.9", "--zmq-security", "none"),
-    *("--label", "zone=a", "--label", "rack=7 b", "--drain-timeout", "7.125"),
+    *("--label", "zone=a", "--label", "rack=7 b", "--drain-timeout", "7.125", "--stall-after", "90.5"),
     *("--stage-id", "1", "--omni-dp-size-local", "3", "--stage-overrides", '{"1": {"devices": "0,1"}}'),
 ]
 

@@ -104,7 +104,8 @@ def test_a_stage_that_nobody_serves_is_told() -> None:
 
 def test_who_looks_into_an_empty_namespace_is_told_of_the_others() -> None:
     names = namespaces_in(["/omni/v1/b/pipeline", "/omni/v1/a/replicas/0/0", "/omni/v1/b/hubs/x", "/other/key"])
-    assert empty_namespace_text("c", names) == "nothing is in namespace 'c'; there are: a, b"
+    assert empty_namespace_text("c", names) == "nothing is in namespace 'c'; there are: a, b; choose with --namespace"
+    assert empty_namespace_text("c", ["c", "a"]) == "nothing is in namespace 'c'; there is 'a': add --namespace a"
     assert "nor in any other" in empty_namespace_text("c", [])
     assert "may not see" in empty_namespace_text("c", None)
 

@@ -186,3 +186,11 @@ def test_a_value_that_can_not_be_is_told_with_its_place_and_what_would_be_right(
     with pytest.raises(ConfigError) as refused:
         parse_deploy(text + (f"\nedges: [{{from: 0, to: 7, {edge}}}]" if edge else ""), "pair.yaml")
     assert str(refused.value).startswith(f"pair.yaml:{2 if edge else 1}: {said}")
+
+
+def test_a_document_says_only_what_the_release_before_knows_unless_it_has_to() -> None:
+    """``share_devices`` came later, and the release before refuses keys that it does not know."""
+    stage = "stages: [{stage_id: 0, engine: echo, final_output: text, runtime: {%s}}]"
+    for unset in ("num_replicas: 1", "share_devices: false"):
+        assert b"share_devices" not in encode_deploy(parse_deploy(stage % unset, "d"))
+    assert b'"share_devices":true' in encode_deploy(parse_deploy(stage % "share_devices: true", "d"))

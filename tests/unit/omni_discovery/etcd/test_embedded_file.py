@@ -10,6 +10,7 @@ import pytest
 from omni_discovery.errors import ConfigError
 from omni_discovery.etcd.embedded_file import (
     embedded_among,
+    embedded_namespaces,
     read_embedded,
     remove_endpoint,
     write_endpoint,
@@ -84,3 +85,16 @@ def test_a_folder_that_others_can_write_to_is_neither_believed_nor_written_to(tm
     assert read_embedded(folder, "default") is None
     with pytest.raises(ConfigError, match="others can write"):
         write_endpoint(folder, "default", "127.0.0.1:2")
+
+
+def test_the_namespaces_of_a_folder_are_those_whose_etcd_runs(tmp_path: Path) -> None:
+    """And none of a folder that others can write to."""
+    folder = tmp_path / "omni"
+    assert embedded_namespaces(folder) == []
+    for name in ("b", "a", "gone"):
+        write_endpoint(folder, name, "127.0.0.1:1")
+    (folder / "gone.etcd.json").write_text('{"endpoint": "127.0.0.1:1", "pid": 4194305}')
+    (folder / "half.etcd.json").write_text("{")
+    assert embedded_namespaces(folder) == ["a", "b"]
+    folder.chmod(0o777)
+    assert embedded_namespaces(folder) == []

@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from omni_discovery.errors import RegistryRefusedError
 from omni_discovery.records import keys
 from omni_discovery.records.control import AppliedControl
 from omni_discovery.registration.control_watch import ControlWatch
@@ -129,3 +130,128 @@ async def test_a_drain_that_can_not_be_removed_in_time_holds_nobody_up(followed:
     followed.kv.is_out = True
     await followed.watch.close(0.1)
     await followed.watch.close(0.1)
+
+
+# ---- a registry that has lost its keys
+
+
+async def cordoned(followed: Followed, value: str = '{"cordon": true}') -> None:
+    followed.watch.watch_control(1, 7)
+    await followed.put(value)
+    assert followed.told[-1].cordoned
+
+
+async def wiped(followed: Followed) -> None:
+    """Another, empty cluster takes the registry's place; the watch has noticed."""
+    followed.kv.wipe()
+    await followed.clock.advance(3.0)
+
+
+async def test_a_cordon_outlives_a_wiped_registry_and_stands_there_again(followed: Followed) -> None:
+    """1. cordoned; the registry is wiped: the replica puts the key back and goes on to obey it
+    2. the operator deletes it: the cordon ends
+    """
+    await cordoned(followed, '{"cordon": true, "weight": 2}')
+    await wiped(followed)
+    assert await followed.stands() == {"cordon": True, "weight": 2}
+    assert all(told.cordoned for told in followed.told[1:])
+    found = await followed.kv.get(KEY)
+    assert found is not None
+    assert followed.told[-1] == AppliedControl(cordoned=True, weight=2.0, revision=found.mod_revision)
+    await followed.kv.delete(KEY)
+    await settle()
+    assert followed.told[-1] == AppliedControl()
+    await followed.watch.close(1.0)
+
+
+async def test_it_is_put_back_also_where_the_replica_registers_before_its_watch_breaks(followed: Followed) -> None:
+    await cordoned(followed)
+    followed.kv.wipe()
+    followed.watch.watch_control(1, 3)
+    await settle()
+    assert await followed.stands() == {"cordon": True}
+    assert all(told.cordoned for told in followed.told[1:])
+    await followed.watch.close(1.0)
+
+
+async def test_a_key_that_is_deleted_while_etcd_is_away_is_not_put_back(followed: Followed) -> None:
+    await cordoned(followed)
+    followed.kv.is_out = True
+    await followed.clock.advance(3.0)
+    followed.kv.is_out = False
+    await followed.kv.delete(KEY)
+    followed.kv.compact()
+    await followed.clock.advance(3.0)
+    assert followed.told[-1] == AppliedControl()
+    assert await followed.stands() is None
+    await followed.watch.close(1.0)
+
+
+async def test_what_an_operator_has_written_since_the_wipe_holds(followed: Followed) -> None:
+    await cordoned(followed)
+    followed.kv.wipe()
+    await followed.put('{"weight": 0.5}')
+    await followed.clock.advance(3.0)
+    assert await followed.stands() == {"weight": 0.5}
+    assert (followed.told[-1].cordoned, followed.told[-1].weight) == (False, 0.5)
+    await followed.watch.close(1.0)
+
+
+async def test_a_drain_is_not_put_back_for_those_who_come_after(followed: Followed) -> None:
+    await cordoned(followed, '{"drain": true, "cordon": true}')
+    await wiped(followed)
+    assert await followed.stands() == {"cordon": True}
+    assert followed.told[-1].draining
+    await followed.watch.close(1.0)
+    assert await followed.stands() == {"cordon": True}
+
+
+async def test_with_another_id_after_a_wipe_the_cordon_goes_with_the_process(followed: Followed) -> None:
+    """1. wiped: the key is put back under the old id; 2. that is taken, this process becomes 0/4
+    3. it is cordoned as 0/4, and whoever is 0/1 now is not
+    """
+    await cordoned(followed)
+    await wiped(followed)
+    followed.watch.watch_control(4, 12)
+    await settle()
+    assert await followed.stands(keys.replica_control_key("n", 0, 4)) == {"cordon": True}
+    assert await followed.stands() is None
+    assert all(told.cordoned for told in followed.told[1:])
+    await followed.watch.close(1.0)
+
+
+async def test_where_it_can_not_be_put_back_it_holds_all_the_same_and_the_record_says_why(
+    followed: Followed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1. the registry refuses the write; 2. an operator writes that it is not cordoned: that holds"""
+
+    async def refuse(*_args: object) -> None:
+        raise RegistryRefusedError("permission denied")
+
+    await cordoned(followed)
+    with monkeypatch.context() as patch:
+        patch.setattr(followed.kv, "create", refuse)
+        await wiped(followed)
+    assert followed.told[-1].cordoned
+    assert followed.told[-1].revision == 0
+    assert "the registry has lost the control key" in followed.told[-1].error
+    revision = await followed.put('{"cordon": false}')
+    assert followed.told[-1] == AppliedControl(revision=revision)
+    await followed.watch.close(1.0)
+
+
+async def test_a_key_that_may_not_be_read_any_more_takes_nothing_back(
+    followed: Followed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refuse(*_args: object) -> None:
+        raise RegistryRefusedError("permission denied")
+
+    await cordoned(followed)
+    monkeypatch.setattr(followed.kv, "list_key", refuse)
+    followed.kv.is_out = True
+    await followed.clock.advance(0.1)
+    followed.kv.is_out = False
+    await followed.clock.advance(3.0)
+    assert followed.told[-1].cordoned
+    assert "can't be read" in followed.told[-1].error
+    await followed.watch.close(1.0)

@@ -384,6 +384,11 @@ def test_replicas_that_pass_kv_on_get_ports_of_their_own() -> None:
     assert all(0 < int(each) < 65536 for each in free)
     fixed = [replica_environment({port: "5600"}, stage, settings, 2, ordinal)[port] for ordinal in (0, 1)]
     assert fixed == ["5600", "5601"]
+    said = {"kv_connector": "MooncakeConnector", "kv_connector_extra_config": {"mooncake_bootstrap_port": 25201}}
+    stage = StageConfig(stage_id=0, engine="vllm", engine_args={"kv_transfer_config": said})
+    port = "VLLM_MOONCAKE_BOOTSTRAP_PORT"
+    assert [replica_environment({}, stage, {}, 2, each)[port] for each in (0, 1)] == ["25201", "25202"]
+    assert replica_environment({port: "5600"}, stage, {}, 2, 1)[port] == "5601"
     plain = StageConfig(stage_id=0, engine="vllm")
     environment = replica_environment({}, plain, stage_environment(plain, True, "10.0.0.7"), 1, 0)
     assert not [name for name in environment if "NIXL" in name]
