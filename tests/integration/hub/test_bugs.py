@@ -11,11 +11,28 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import httpx
 import pytest
 
+from hub.api.exchange import Exchanges
+from hub.api.routes import build_app
 from hub.async_omni import AsyncOmni
+from hub.request import events as ev
+from hub.request.machine import RequestMachine
+from omni_discovery import wire
 from omni_discovery.errors import InvalidRequestError, RequestError
-from tests.support.hub_fakes import PAIR, FakeReplica, ask, collect, picture, running_hub, until
+from tests.support.hub_fakes import (
+    ONE_STAGE,
+    PAIR,
+    FakeReplica,
+    ask,
+    collect,
+    deploy_of,
+    echo,
+    picture,
+    running_hub,
+    until,
+)
 
 _HUB = Path(sys.modules["hub.async_omni"].__file__ or "").parent
 #: Where a bug may be: what decides about a request, and what carries that out.
@@ -107,6 +124,26 @@ async def broken_off(omni: AsyncOmni) -> None:
     await outputs.aclose()
 
 
+async def two_at_once(omni: AsyncOmni) -> None:
+    """The second waits for the slot that the first has."""
+    ends = await asyncio.gather(outcome(whole(omni)), outcome(whole(omni)))
+    for end in ends:
+        if end is not None:
+            raise end
+
+
+async def retried(omni: AsyncOmni) -> None:
+    """The first replica that gets it refuses it."""
+    await collect(omni.generate({"prompt": "refuse me"}))
+
+
+def refuse_once(replica: FakeReplica, submit: wire.Submit) -> None:
+    if submit.attempt == 0 and "refuse" in str(submit.inputs.get("prompt")):
+        replica.reject(submit)
+    else:
+        echo(replica, submit)
+
+
 async def outcome(life: Coroutine[Any, Any, None]) -> Exception | None:
     """The error that ends the request, if any; TimeoutError, or one of its kind, if nothing else does."""
     try:
@@ -133,7 +170,9 @@ def books_are_closed(omni: AsyncOmni) -> bool:
     )
 
 
-@pytest.mark.parametrize("life", [whole, in_segments, with_companion, broken_off], ids=lambda life: life.__name__)
+@pytest.mark.parametrize(
+    "life", [whole, in_segments, with_companion, broken_off, two_at_once, retried], ids=lambda life: life.__name__
+)
 async def test_a_bug_at_any_step_of_a_request_ends_that_request_and_takes_nothing_for_ever(
     life: Callable[[AsyncOmni], Any], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -143,7 +182,9 @@ async def test_a_bug_at_any_step_of_a_request_ends_that_request_and_takes_nothin
     4. all requests after it are served
     """
     caplog.set_level(logging.CRITICAL, "hub")
-    async with running_hub(FakeReplica(), FakeReplica(picture, 1), deploy=PAIR) as omni:
+    first = FakeReplica(refuse_once if life is retried else echo)
+    others = [FakeReplica(refuse_once, replica_id=1)] if life is retried else []
+    async with running_hub(first, *others, FakeReplica(picture, 1), deploy=PAIR) as omni:
         await life(omni)
         steps: dict[Step, None] = {}
         with watching(lambda step: steps.update({step: None})):
@@ -210,3 +251,29 @@ async def test_a_request_that_finds_the_hubs_queue_full_of_segments_leaves_no_pl
             await ask(omni)
         assert raised.value.retry_after_s
         assert books_are_closed(omni)
+
+
+async def test_the_client_of_a_request_that_a_bug_ends_gets_a_500_and_the_id_that_the_log_has(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def handle(*_args: Any) -> list[ev.Action]:
+        raise InjectedError("a bug")
+
+    caplog.set_level(logging.ERROR, "hub")
+    body = {"messages": [{"role": "user", "content": "hello"}]}
+    async with running_hub(FakeReplica(), deploy=ONE_STAGE) as omni:
+        transport = httpx.ASGITransport(Exchanges(build_app(omni, deploy_of(ONE_STAGE), 0)))
+        async with httpx.AsyncClient(transport=transport, base_url="http://hub") as client:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(RequestMachine, "handle", handle)
+                answer = await client.post("/v1/chat/completions", json=body)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (500, "internal_error")
+            request_id = answer.headers["x-omni-request-id"]
+            bugs = [each.getMessage() for each in caplog.records if "orchestrator.bug" in each.getMessage()]
+            assert bugs == [f"orchestrator.bug event=Submitted request={request_id}"]
+            deep: Any = "hello"
+            for _ in range(100):
+                deep = [deep]
+            answer = await client.post("/v1/chat/completions", json={**body, "chat_template_kwargs": {"x": deep}})
+            assert answer.status_code == 400
+            assert (await client.post("/v1/chat/completions", json=body)).status_code == 200
