@@ -26,6 +26,7 @@ from hub.replicas.events import (
     SessionDown,
     SessionUp,
     Unanswered,
+    Unresolved,
     Unsent,
 )
 from hub.replicas.lost import LostReplicas
@@ -113,8 +114,15 @@ class ReplicaListener:
                 self.lose_replica(client.info.stage_id, client.addr, "its process is gone")
             case Unsent():
                 self._unsent(event)
-            case FrameDropped(reason=reason):
-                self._metrics.dropped.labels(reason).inc()
+            case FrameDropped() | Unresolved():
+                self._note(event)
+
+    def _note(self, event: FrameDropped | Unresolved) -> None:
+        """Only counts or status texts change."""
+        if isinstance(event, FrameDropped):
+            self._metrics.dropped.labels(event.reason).inc()
+        else:
+            self._pools.of(event.client.info).core.unusable(event.client.addr, event.reason)
 
     def lose_replica(self, stage_id: int, addr: str, reason: str) -> None:
         """Fail every attempt in flight at an input address: none will be answered."""

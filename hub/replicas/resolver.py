@@ -103,7 +103,8 @@ class Resolver:
             if name is None:
                 continue
             if isinstance(answer, Exception):
-                self._failed(name, str(answer) or type(answer).__name__, now_s)
+                reason = (answer.strerror if isinstance(answer, OSError) else "") or str(answer) or repr(answer)
+                self._failed(name, reason, now_s)
                 continue
             if not answer:
                 self._failed(name, "it has no address", now_s)

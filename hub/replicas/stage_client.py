@@ -25,6 +25,7 @@ from hub.replicas.events import (
     SessionDown,
     SessionUp,
     Unanswered,
+    Unresolved,
     Unsent,
 )
 from hub.replicas.pending import ConnectDiagnostics, DispatchBatcher, PendingAborts, PendingDispatches
@@ -76,6 +77,8 @@ class StageClient:
         self._aborts = PendingAborts()
         #: Requests whose hand-offs can be dropped, to be sent as soon as a session is open.
         self._to_release: list[str] = []
+        #: Why its host's name can't be resolved, as the last event said.
+        self._unresolved: list[str] = []
         self._ticker: asyncio.TimerHandle | None = None
         self._diagnostics = ConnectDiagnostics(config.unmet_after_s, self._loop.time())
         self._keep_ticking()
@@ -197,6 +200,10 @@ class StageClient:
         self._carry_out(self._session.repeat_hellos())
         for connection in self._connections.values():
             connection.reconnect_if_due(now_s)
+        unresolved = [each.unresolved for each in self._connections.values() if each.unresolved]
+        if unresolved[:1] != self._unresolved:
+            self._unresolved = unresolved[:1]
+            self._on_event(Unresolved(self, "".join(self._unresolved)))
 
     # ---- the session's actions, and what the replica sends
 

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from hub.replicas.resolver import Resolver
+from omni_discovery.records.health import TroubleKind
 from omni_discovery.records.schema import ReplicaInfo
 from tests.support.hub_fakes import QUICK, FakeReplica, ask, running_hub, show, until
 
@@ -58,6 +59,9 @@ async def test_a_dns_that_never_answers_makes_one_replica_unusable_and_stops_no_
             await asyncio.sleep(0.02)
         await until(lambda: "'slow' can't be resolved here: the DNS has not answered for 0.2 s" in caplog.text)
         assert {stage.pickable for stage in omni.stage_status()} == {2}
+        (trouble,) = omni.troubles()
+        assert (trouble.kind, trouble.replica_id) == (TroubleKind.UNUSABLE, 2)
+        assert "'slow' can't be resolved here" in trouble.reason
         assert not slow.received
 
 
@@ -70,6 +74,7 @@ async def test_a_name_that_appears_later_and_one_that_moves_are_followed(dns: Si
         dns.numbers["late"] = ["127.0.0.2", "127.0.0.1"]
         await until(lambda: sum(stage.pickable for stage in omni.stage_status()) == 1, 30)
         assert await ask(omni) == "hello there "
+        assert not omni.troubles()
 
 
 async def test_ipv6_by_number_and_by_name(dns: SimpleNamespace) -> None:
