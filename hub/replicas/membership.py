@@ -229,6 +229,15 @@ class Membership:
         held = (self._vanished[key] for key in self._held if key[1] == addr)
         return self._listed.get(addr) or next(held, None)
 
+    def _answers(self, info: ReplicaInfo) -> bool:
+        """Whether this life of a replica has a session now."""
+        entry = self._pools.of(info).core.members.entries.get(info.input_addr)
+        return (
+            entry is not None
+            and entry.answers
+            and (entry.info.replica_id, entry.info.epoch) == (info.replica_id, info.epoch)
+        )
+
     def _has_answered(self, addr: str) -> bool:
         """Whether the client of an address has ever had a session, or is gone."""
         client = self.clients.get(addr)
@@ -304,8 +313,8 @@ class Membership:
     def _newest(self, view: View) -> dict[str, ReplicaInfo]:
         """The records of a view for stages of the pipeline, by address.
 
-        Of two lives of one process the newer counts. Another process at an address that is taken is refused: it can't
-        listen there while the first one does, whose record goes with its lease if it is dead.
+        Of two with one address the older is dead, and the newer has got its port; but if the older answers, the newer
+        can't listen there, and is refused.
         """
         owners: dict[str, ReplicaInfo] = {}
         for info in view.replicas.values():
@@ -316,9 +325,10 @@ class Membership:
                 owners[addr] = info
                 continue
             older, newer = (other, info) if other.epoch <= info.epoch else (info, other)
-            owners[addr] = newer if is_same_life(older, newer) else older
+            is_taken = not is_same_life(older, newer) and self._answers(older)
+            owners[addr] = older if is_taken else newer
             if owners[addr] is older and self._log_once.should((addr, newer.stage_id, newer.replica_id, newer.epoch)):
-                text = "replica.unusable replica=%s: its address %s is that of replica %s, which was there first"
+                text = "replica.unusable replica=%s: its address %s is that of replica %s, which answers there"
                 logger.warning(text, newer.name, addr, older.name)
         return owners
 

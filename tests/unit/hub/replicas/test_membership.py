@@ -272,22 +272,24 @@ def attached(scene: Scene) -> list[tuple[int, int]]:
 
 
 @pytest.mark.parametrize("is_first_listed", [True, False])
-def test_of_two_processes_at_one_address_the_first_serves_on(
+def test_of_two_processes_at_one_address_the_first_serves_on_while_it_answers(
     is_first_listed: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """1. a record of stage 0 names the address of 1/0, which is older: it is refused, in whatever order they come
+    """1. a record of stage 0 names the address of 1/0, which is older and answers: it is refused, in whatever order
     2. the log names both; the record may change as often as it likes, 1/0 is told nothing
     3. 1/0 is gone: the address is the other's
     """
     scene, first, second = Scene(), record(1, 0, 5, epoch=3), record(0, 8, 5, epoch=9)
     infos = (first, second) if is_first_listed else (second, first)
+    scene.membership.apply(View({(1, 0): first}, revision=1), Delta())
+    scene.pools[1].core.session_up("tcp://h:5", 0.0)
     records = {(each.stage_id, each.replica_id): each for each in infos}
     for revision in range(10, 13):
         records[0, 8] = replace(second, queue_length=revision)
         scene.membership.apply(View(dict(records), revision=revision), Delta())
     assert scene.told == [("connect", first)]
     assert attached(scene) == [(1, 0)]
-    assert caplog.text.count("its address tcp://h:5 is that of replica 1/0, which was there first") == 1
+    assert caplog.text.count("its address tcp://h:5 is that of replica 1/0, which answers there") == 1
     del records[1, 0]
     scene.membership.apply(View(dict(records), revision=20), Delta())
     assert attached(scene) == [(0, 8)]
