@@ -232,11 +232,8 @@ class Membership:
     def _answers(self, info: ReplicaInfo) -> bool:
         """Whether this life of a replica has a session now."""
         entry = self._pools.of(info).core.members.entries.get(info.input_addr)
-        return (
-            entry is not None
-            and entry.answers
-            and (entry.info.replica_id, entry.info.epoch) == (info.replica_id, info.epoch)
-        )
+        is_known = entry is not None and (entry.info.replica_id, entry.info.epoch) == (info.replica_id, info.epoch)
+        return is_known and entry is not None and entry.answers
 
     def _has_answered(self, addr: str) -> bool:
         """Whether the client of an address has ever had a session, or is gone."""

@@ -29,8 +29,10 @@ from hub.replicas.events import (
     Unsent,
 )
 from hub.replicas.pending import ConnectDiagnostics, DispatchBatcher, PendingAborts, PendingDispatches
+from hub.replicas.references import flaw_of_references
 from hub.replicas.resolver import Resolver
 from hub.replicas.sockets import ZmqContext, agreed_keys, open_connections
+from hub.request.events import StageMessage
 from omni_discovery import wire
 from omni_discovery.curve import KeyPair
 from omni_discovery.errors import WireError
@@ -257,7 +259,26 @@ class StageClient:
                 self._on_event(AbortEnded(self, message.request_id))
         else:
             self._dispatches.resolve_dispatch((message.request_id, message.attempt))
+            if forged := flaw_of_references(self.info, message):
+                self._on_event(FrameDropped(self, "reference"))
+                message = self._refuse_references(message, forged)
             self._on_event(Answered(self, message, attachments, received_at_s))
+
+    def _refuse_references(self, message: StageMessage, flaw: str) -> wire.StageFailed:
+        """The failure in place of a message whose hand-offs must not be passed on."""
+        info = self.info
+        logger.warning("replica.reference_refused replica=%s: %s", info.name, flaw)
+        if not isinstance(message, wire.StageDone):
+            # The replica works on; its acknowledgement is awaited by nobody.
+            self._send("input", wire.Abort(epoch=info.epoch, request_id=message.request_id, attempt=message.attempt))
+        return wire.StageFailed(
+            epoch=message.epoch,
+            request_id=message.request_id,
+            attempt=message.attempt,
+            kind=wire.FailureKind.ENGINE,
+            reason=flaw,
+            queue_length=message.queue_length,
+        )
 
     # ---- what is sent to the replica
 

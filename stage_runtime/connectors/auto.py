@@ -66,6 +66,14 @@ class AutoConnector(StoringConnector):
             logger.warning("connector.not_listening reason=%s", error)
             return metadata
 
+    def endpoint(self) -> dict[str, Any]:
+        """See OmniConnectorBase. Listens from now on; empty if it can't, since shared memory needs no address."""
+        try:
+            return self._tcp.endpoint()
+        except OSError as error:
+            logger.warning("connector.not_listening reason=%s", error)
+            return {}
+
     def _fetch(self, edge: tuple[str, str, str], metadata: dict[str, Any]) -> tuple[Loan, memoryview] | None:
         self._store.tidy()
         here = metadata.get("boot_id", self._boot_id) == self._boot_id

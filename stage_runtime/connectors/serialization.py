@@ -94,7 +94,7 @@ def deserialize(data: Buffer) -> Any:
     head, start = _read_head(view)
     if view.readonly and head.lengths:
         view = memoryview(bytearray(view))
-    tensors: list[memoryview] = []
+    tensors: list[memoryview | None] = []
     for length in head.lengths:
         start += -start % _ALIGN
         if length < 0 or start + length > len(view):
@@ -106,13 +106,18 @@ def deserialize(data: Buffer) -> Any:
         place = _decode_place(ext)
         if not 0 <= place.index < len(tensors):
             raise SerializationError(f"there is no tensor {place.index}")
-        return _put_together(code, place, tensors[place.index])
+        # Each once, as ``serialize`` writes them: the work is bounded by the size, whatever the structure says.
+        raw, tensors[place.index] = tensors[place.index], None
+        if raw is None:
+            raise SerializationError(f"tensor {place.index} is named twice")
+        return _put_together(code, place, raw)
 
     try:
         return msgspec.msgpack.decode(head.body, ext_hook=build)
     except SerializationError:
         raise
-    except (msgspec.DecodeError, ValueError, TypeError, KeyError, RuntimeError, OverflowError, MemoryError) as error:
+    except Exception as error:
+        # numpy, torch and PIL decode what a stranger may have written, and may raise anything, SystemError too.
         raise SerializationError(f"not a hand-off: {error}") from error
 
 

@@ -84,10 +84,14 @@ class Payloads:
                 raise PayloadError(f"no edge from stage {ref.from_stage} to {ref.to_stage} ends at this replica")
             if ref.connector != edge.name:
                 raise PayloadError(f"the hand-off came by {ref.connector}, this replica has {edge.name}")
+            size_bytes = ref.metadata.get("data_size")
+            if isinstance(size_bytes, int) and size_bytes > ref.size_bytes:
+                raise PayloadError(f"a hand-off of {size_bytes} bytes was announced as one of {ref.size_bytes}")
+            metadata = {**ref.metadata, "timeout_s": timeout_s}
+            # Connectors also take the metadata by key, one level down; what was checked above is what they get.
+            metadata.pop(ref.key, None)
             try:
-                got = edge.connector.get(
-                    str(ref.from_stage), str(ref.to_stage), ref.key, {**ref.metadata, "timeout_s": timeout_s}
-                )
+                got = edge.connector.get(str(ref.from_stage), str(ref.to_stage), ref.key, metadata)
             except Exception as error:
                 self.failures += 1
                 raise PayloadError(

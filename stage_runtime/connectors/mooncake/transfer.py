@@ -70,6 +70,9 @@ class _OfferEnd(TcpEnd):
 
     def _make_server(self, tls: ssl.SSLContext | None) -> PayloadServer:
         session = self._engine.start()
+        # The port of a server that has died is taken again: the replica's record names it.
+        if self._server is not None and (again := self._listen_on(self._server.port, tls, session)) is not None:
+            return again
         end = min(self._port + _PORTS_TRIED, 65536) if self._port else 0
         for wanted in range(self._port, end):
             server = self._listen_on(wanted, tls, session)
@@ -106,6 +109,8 @@ class _OfferEnd(TcpEnd):
         deadline_s = self._deadline_s(metadata)
         pool = self._engine.pool
         announced = metadata.get("data_size")
+        if isinstance(announced, int):
+            self._check_size(announced)
         asked = FetchRequest(
             *shown, bool(metadata.get("consume", True)), announced if isinstance(announced, int) else None
         )

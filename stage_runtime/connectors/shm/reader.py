@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import itertools
 import mmap
 import os
 import sys
@@ -30,12 +29,15 @@ from stage_runtime.connectors.store.layout import (
     HEADER_BYTES,
     MAGIC,
     STATE_AT,
+    TAKEN,
     Header,
     State,
     claim_path,
     home_path,
     key_digest,
     me,
+    new_number,
+    open_own_file,
     payload_path,
     segment_name,
 )
@@ -117,8 +119,6 @@ class Mapped:
 _TRIES: Final = 5
 #: How many unused blocks stay mapped; each takes three descriptors.
 KEPT_MAPPED: Final = 32
-
-_claims = itertools.count()
 
 
 class ShmView(np.ndarray[Any, np.dtype[np.uint8]]):
@@ -222,7 +222,7 @@ class ShmReader:
         path = payload_path(self._directory, digest)
         for _ in range(_TRIES):
             try:
-                descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+                descriptor = open_own_file(path)
             except FileNotFoundError:
                 return None
             try:
@@ -268,7 +268,7 @@ class _MovedError(Exception):
 def _check(path: str, descriptor: int) -> tuple[Header, int]:
     status = os.fstat(descriptor)
     header = Header.parse(os.pread(descriptor, HEADER_BYTES, 0))
-    if status.st_uid != os.geteuid() or header is None or header.size_bytes > status.st_size - HEADER_BYTES:
+    if header is None or header.size_bytes > status.st_size - HEADER_BYTES:
         # A block that is being dropped is truncated, and its path is gone already.
         if status.st_nlink == 0:
             raise _MovedError
@@ -280,26 +280,39 @@ def _claim(path: str, descriptor: int) -> None:
     header = Header.parse(os.pread(descriptor, HEADER_BYTES, 0))
     if header is None:
         raise _MovedError
-    claimed = Path(claim_path(path, me(), next(_claims)))
+    claimed = Path(claim_path(path, me(), new_number()))
     try:
         Path(path).rename(claimed)
     except FileNotFoundError:
         raise _MovedError from None
-    found, mine = claimed.stat(), os.fstat(descriptor)
+    found, mine = claimed.lstat(), os.fstat(descriptor)
     if (found.st_ino, found.st_dev) != (mine.st_ino, mine.st_dev):
         _put_back(claimed, path)
         raise _MovedError
     if header.owner.is_dead():
         claimed.unlink()
     else:
-        home = claimed.rename(home_path(str(claimed.parent), header.owner, header.number))
-        if _state(descriptor) is State.GONE:
-            home.unlink(missing_ok=True)
+        home = Path(home_path(str(claimed.parent), header.owner, header.number))
+        try:
+            claimed.rename(home)
+        except OSError as error:
+            if error.errno not in TAKEN:
+                raise
+            # Another user has taken its home. The owner drops a consumed block that has no path.
+            claimed.unlink()
+        else:
+            if _state(descriptor) is State.GONE:
+                home.unlink(missing_ok=True)
 
 
 def _put_back(claimed: Path, path: str) -> None:
     """Give a wrongly claimed block its path back, unless another block has it now, or the block was dropped."""
-    descriptor = os.open(claimed, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        descriptor = open_own_file(str(claimed))
+    except SerializationError:
+        # Only root can have renamed what is another user's.
+        claimed.unlink()
+        return
     try:
         if _state(descriptor) is State.READY:
             with contextlib.suppress(FileExistsError):

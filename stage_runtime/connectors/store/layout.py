@@ -12,17 +12,21 @@ Each connector sweeps files of dead processes of the same user: as it starts, an
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import logging
 import os
 import re
+import stat
 import struct
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import lru_cache
 from pathlib import Path
 from typing import Final
+
+from stage_runtime.config import SerializationError
 
 logger = logging.getLogger(__name__)
 
@@ -178,6 +182,15 @@ def claim_path(payload: str, owner: Owner, number: int) -> str:
     return f"{payload}.{owner.name}.{number}"
 
 
+def new_number() -> int:
+    """A number for a home or claim path that no other user could guess, and so take the path before."""
+    return int.from_bytes(os.urandom(8), "little")
+
+
+#: The errors of a path that something of another user has, or of a folder that this user may not write to.
+TAKEN: Final = frozenset({errno.EEXIST, errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTEMPTY, errno.EROFS})
+
+
 def owner_in_name(name: str) -> Owner | None:
     """The process in the name of a home or claim path; None for any other."""
     parts = name.split(".")
@@ -188,39 +201,67 @@ SWEEP_EVERY_S: Final = 60.0
 
 
 def sweep(directory: Path) -> int:
-    """Unlink the files of processes of this machine that have ended; the number of files."""
+    """Unlink the files of this user's processes on this machine that have ended; the number of files.
+
+    Whatever else lies in the folder under such a name is left alone, and so is the folder if it can't be read.
+    """
     swept = 0
-    for path in directory.glob(f"{NAME_PREFIX}*"):
-        owner = _owner_of(path)
-        if owner is not None and owner.is_dead():
-            # Of another user, or being swept by another process.
-            with contextlib.suppress(OSError):
-                _remove(path)
-                swept += 1
+    try:
+        folder = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        return 0
+    try:
+        for name in os.listdir(folder):  # noqa: PTH208 - by the descriptor, so that no other folder can be put there
+            # Of another user, no file, or being swept by another process.
+            with contextlib.suppress(OSError, SerializationError):
+                swept += name.startswith(NAME_PREFIX) and _sweep_file(name, folder)
+    finally:
+        os.close(folder)
     if swept:
         logger.info("shm.swept files=%d", swept)
     return swept
 
 
-def _remove(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+def open_own_file(path: str, folder: int | None = None) -> int:
+    """Open a file of this user for reading and writing; ``path`` is looked up in the folder of that descriptor.
+
+    Anybody may put anything under any name into /dev/shm, so this never blocks and follows no link. Raise
+    SerializationError for whatever is not a file of this user, OSError if the file can't be opened.
+    """
+    # Looked at before it is opened: opening may block, or do something, for what is no file.
+    _check_own(os.stat(path, dir_fd=folder, follow_symlinks=False), path)
+    # The name may lead to something else by now.
+    descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY, dir_fd=folder)
     try:
-        path.unlink()
-        # Readers keep unused files open; those must hold no memory.
+        _check_own(os.fstat(descriptor), path)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _check_own(status: os.stat_result, path: str) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        raise SerializationError(f"{path} is no hand-off: no regular file")
+    if status.st_uid != os.geteuid():
+        raise SerializationError(f"{path} is no hand-off: another user's file")
+
+
+def _sweep_file(name: str, folder: int) -> bool:
+    descriptor = open_own_file(name, folder)
+    try:
+        owner = owner_in_name(name)
+        if owner is None:
+            header = Header.parse(os.pread(descriptor, HEADER_BYTES, 0))
+            owner = None if header is None else header.owner
+        if owner is None or not owner.is_dead():
+            return False
+        os.unlink(name, dir_fd=folder)
+        # Readers keep unused files open; those must hold no memory. A file with another name is another block's.
         with contextlib.suppress(BlockingIOError):
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.ftruncate(descriptor, 0)
+            if not os.fstat(descriptor).st_nlink:
+                os.ftruncate(descriptor, 0)
     finally:
         os.close(descriptor)
-
-
-def _owner_of(path: Path) -> Owner | None:
-    named = owner_in_name(path.name)
-    if named is not None:
-        return named
-    try:
-        with path.open("rb") as file:
-            header = Header.parse(file.read(HEADER_BYTES))
-    except OSError:
-        return None
-    return None if header is None else header.owner
+    return True

@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import itertools
 import mmap
 import os
 import threading
@@ -33,9 +32,11 @@ from stage_runtime.connectors.store.layout import (
     MAGIC,
     NOT_FETCHED,
     STATE_AT,
+    TAKEN,
     State,
     home_path,
     me,
+    new_number,
     segment_name,
 )
 
@@ -45,10 +46,10 @@ KEPT_FROM_BYTES: Final = 32768
 _TRIES: Final = 16
 #: Parts from this size on are copied by numpy, which releases the GIL; smaller ones are joined first.
 _LARGE: Final = 16384
+#: How many other names a block tries if the one that it had was taken meanwhile.
+_NAMES_TRIED: Final = 3
 _FREE: Final = bytes([State.FREE])
 _GONE: Final = bytes([State.GONE])
-
-_numbers = itertools.count()
 
 
 def size_class(size_bytes: int) -> int:
@@ -75,17 +76,11 @@ class ShmBlock:
         #: Whether this process holds the exclusive lock.
         self._is_locked = False
         self._counted = counted
-        owner, number = me(), next(_numbers)
-        self._whose = (owner.pid, owner.started, owner.pid_namespace, number)
-        self._home = None if directory is None else home_path(directory, owner, number)
-        #: Unique on this machine.
-        self.id = segment_name(owner, number)
+        self._directory = directory
+        self._take_name()
+        self._descriptor = self._open()
         #: Its path now; None for memory of this process alone.
         self.path = self._home
-        if self._home is None:
-            self._descriptor = os.memfd_create("omni-segment", os.MFD_CLOEXEC)
-        else:
-            self._descriptor = os.open(self._home, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             os.ftruncate(self._descriptor, self._file_bytes)
             self._allocate(HEADER_BYTES)
@@ -94,6 +89,18 @@ class ShmBlock:
             self._unlink()
             os.close(self._descriptor)
             raise
+
+    def _take_name(self) -> None:
+        owner, number = me(), new_number()
+        self._whose = (owner.pid, owner.started, owner.pid_namespace, number)
+        self._home = None if self._directory is None else home_path(self._directory, owner, number)
+        #: Unique on this machine.
+        self.id = segment_name(owner, number)
+
+    def _open(self) -> int:
+        if self._home is None:
+            return os.memfd_create("omni-segment", os.MFD_CLOEXEC)
+        return os.open(self._home, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
 
     def try_lock(self) -> bool:
         """Take the exclusive lock, for writing; False while there is a reader."""
@@ -136,14 +143,20 @@ class ShmBlock:
         """See MemoryBlock. False also if another block was published under its path."""
         if self.path is None or self._home is None or self.path == self._home:
             return True
-        try:
-            if not self._is_mine(self.path):
-                return False
-            os.rename(self.path, self._home)  # noqa: PTH104
-        except OSError:
-            return False
-        self.path = self._home
-        return True
+        for _ in range(_NAMES_TRIED):
+            try:
+                if not self._is_mine(self.path):
+                    return False
+                os.rename(self.path, self._home)  # noqa: PTH104
+            except OSError as error:
+                if error.errno not in TAKEN:
+                    return False
+                # Everybody saw the name while the block had it, and anybody may have taken it since.
+                self._take_name()
+            else:
+                self.path = self._home
+                return True
+        return False
 
     def withdraw(self) -> bool:
         """Mark it as free and hide it. False if its path is unknown, after a reader that died while it consumed."""
@@ -219,7 +232,7 @@ class ShmBlock:
 
     def _is_mine(self, path: str) -> bool:
         try:
-            found = os.stat(path)  # noqa: PTH116
+            found = os.stat(path, follow_symlinks=False)  # noqa: PTH116
         except OSError:
             return False
         mine = os.fstat(self._descriptor)

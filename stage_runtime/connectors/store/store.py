@@ -20,6 +20,7 @@ from stage_runtime.connectors.serialization import Buffer
 from stage_runtime.connectors.store.layout import (
     GENERATION_BYTES,
     SWEEP_EVERY_S,
+    TAKEN,
     TOKEN_BYTES,
     key_digest,
     payload_path,
@@ -30,7 +31,8 @@ from stage_runtime.connectors.store.shm_blocks import ShmBlockPool
 
 logger = logging.getLogger(__name__)
 
-_FULL: Final = {errno.ENOSPC, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EDQUOT}
+#: A pool with one of these errors counts as full: a hand-off goes into the next pool, if there is one.
+_FULL: Final = TAKEN | {errno.ENOSPC, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EDQUOT}
 #: How many of the oldest hand-offs each ``put`` checks for having been consumed; without room, it checks all.
 _LOOKED_AT: Final = 4
 
@@ -128,8 +130,6 @@ class Store:
             pool = self._pools[0]
             if segment is None:
                 pool, segment = self._fill(parts, size_bytes, generation, digest)
-            if pool is self._pools[0] and self._directory is not None:
-                segment.publish(payload_path(self._folder, digest))
             kept = Kept(edge, pool, segment, size_bytes, generation, token, self._clock(), digest)
             with self._lock:
                 if self._closed:
@@ -266,6 +266,8 @@ class Store:
             try:
                 segment = pool.take_block(size_bytes)
                 segment.fill(parts, size_bytes, generation, digest)
+                if pool is self._pools[0] and self._directory is not None:
+                    segment.publish(payload_path(self._folder, digest))
             except BaseException as error:
                 if segment is not None:
                     segment.drop()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import random
 import socket
 import ssl
 import threading
@@ -16,6 +17,9 @@ from stage_runtime.connectors.store.memory import PooledBuffer
 from stage_runtime.connectors.tcp.frames import ANSWER_BYTES, RECEIVED, Status, pack_request, parse_answer
 
 _CONNECT_TIMEOUT_S: Final = 5.0
+#: Waits before a connection that was reset is made again: the first, and the longest.
+_FIRST_WAIT_S: Final = 0.02
+_LONGEST_WAIT_S: Final = 0.5
 T = TypeVar("T")
 
 
@@ -37,7 +41,7 @@ class Fetch:
         self.key = key
         self._lock = threading.Lock()
         self._socket: socket.socket | None = None
-        self._cancelled = False
+        self._cancelled = threading.Event()
 
     def use(self, connection: socket.socket | None) -> None:
         """Set the connection that ``cancel`` shuts down. Raise TransferCancelledError if it was cancelled already."""
@@ -47,13 +51,18 @@ class Fetch:
 
     def check(self) -> None:
         """Raise TransferCancelledError if it was cancelled."""
-        if self._cancelled:
+        if self._cancelled.is_set():
             raise TransferCancelledError("the fetch was cancelled")
+
+    def wait(self, wait_s: float) -> None:
+        """Let time pass. Raise TransferCancelledError as soon as it was cancelled."""
+        self._cancelled.wait(wait_s)
+        self.check()
 
     def cancel(self) -> None:
         """End the fetch soon, with TransferCancelledError."""
         with self._lock:
-            self._cancelled = True
+            self._cancelled.set()
             if self._socket is not None:
                 # The plain socket's: that of TLS must not be called while another thread reads.
                 with contextlib.suppress(OSError):
@@ -130,8 +139,29 @@ def converse(
 ) -> T:
     """Connect to a producer, with TLS if given, and return the result of ``talk`` with the connection.
 
-    Raise TransferTimeoutError, TransferCancelledError or TransferError, also for an OSError of ``talk``.
+    A producer that has no place for a connection resets it: then this connects again, and ``talk`` begins anew, until
+    the deadline. Raise TransferTimeoutError, TransferCancelledError or TransferError, also for an OSError of ``talk``.
     """
+    wait_s = _FIRST_WAIT_S
+    while True:
+        try:
+            return _converse_once(address, fetching, deadline_s, tls, talk)
+        except TransferError as error:
+            was_reset = isinstance(error.__cause__, ConnectionResetError | BrokenPipeError)
+            jittered_s = wait_s * random.uniform(0.5, 1.0)
+            if not was_reset or time.monotonic() + jittered_s >= deadline_s:
+                raise
+            fetching.wait(jittered_s)
+            wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
+
+
+def _converse_once(
+    address: tuple[str, int],
+    fetching: Fetch,
+    deadline_s: float,
+    tls: ssl.SSLContext | None,
+    talk: Callable[[socket.socket], T],
+) -> T:
     try:
         with _connect(address, fetching, deadline_s) as plain:
             if tls is None:

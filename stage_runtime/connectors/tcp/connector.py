@@ -55,6 +55,7 @@ TCP_SETTINGS: Final = frozenset(
         "advertise_host",
         "bind_host",
         "max_connections",
+        "max_fetch_bytes",
         "request_timeout_s",
         "stall_timeout_s",
         "timeout_s",
@@ -86,7 +87,9 @@ class TcpEnd:
             request_timeout_s=number(config, "request_timeout_s", usual.request_timeout_s),
             stall_timeout_s=number(config, "stall_timeout_s", usual.stall_timeout_s),
         )
-        self._memory = ReceivePool(limits_of(config, None).pool_bytes)
+        usual_bytes = limits_of(config, None)
+        self._max_fetch_bytes = int(number(config, "max_fetch_bytes", usual_bytes.max_inflight_bytes, 1))
+        self._memory = ReceivePool(usual_bytes.pool_bytes)
         self._fetches = Fetches()
         self._lock = threading.Lock()
         self._server: PayloadServer | None = None
@@ -112,12 +115,21 @@ class TcpEnd:
         with self._lock:
             if self._closed:
                 raise TransferCancelledError("the connector is closed")
+            if self._server is not None and not self._server.alive:
+                self._server.close()
             if self._server is None or not self._server.alive:
                 self._server = self._make_server(None if self._tls is None else self._tls.server)
             return self._advertise_host, self._server.port
 
+    def endpoint(self) -> dict[str, Any]:
+        """Host and port of this producer for its replica's record; hubs refuse hand-offs that name another address."""
+        host, port = self.listen()
+        return {"host": host, "port": port}
+
     def _make_server(self, tls: ssl.SSLContext | None) -> PayloadServer:
-        return PayloadServer(self._bind_host, self._store, tls, self._limits)
+        # The port of a server that has died is taken again: the replica's record names it.
+        port = 0 if self._server is None else self._server.port
+        return PayloadServer(self._bind_host, self._store, tls, self._limits, port)
 
     def fetch(self, key: str, metadata: dict[str, Any]) -> PooledBuffer | None:
         """Fetch the hand-off that the metadata describe; None if they describe none, or it was dropped.
@@ -128,6 +140,7 @@ class TcpEnd:
         if source is None:
             return None
         self._check_tls(metadata)
+        self._check_size(source.size_bytes)
         with self._fetches.under_way(key) as fetching:
             return fetch(
                 source,
@@ -141,6 +154,10 @@ class TcpEnd:
     def _check_tls(self, metadata: dict[str, Any]) -> None:
         if bool(metadata.get("tls")) != (self._tls is not None):
             raise TransferError("one side of the edge has TLS and the other has not")
+
+    def _check_size(self, size_bytes: int) -> None:
+        if not 0 <= size_bytes <= self._max_fetch_bytes:
+            raise TransferError(f"{size_bytes} bytes are announced; max_fetch_bytes is {self._max_fetch_bytes}")
 
     def _deadline_s(self, metadata: dict[str, Any]) -> float:
         timeout_s = metadata.get("timeout_s", self._timeout_s)
@@ -196,6 +213,10 @@ class TcpConnector(StoringConnector):
 
     def _describe(self, kept: Kept) -> dict[str, Any]:
         return self._tcp.offer(kept)
+
+    def endpoint(self) -> dict[str, Any]:
+        """See OmniConnectorBase. Listens from now on."""
+        return self._tcp.endpoint()
 
     def _fetch(self, edge: tuple[str, str, str], metadata: dict[str, Any]) -> tuple[Loan, memoryview] | None:
         buffer = self._tcp.fetch(edge[2], metadata)

@@ -1,18 +1,22 @@
 """The producer's side of TCP: one thread that sends hand-offs in place to consumers that show their tokens.
 
 An unknown peer can cost little: connections are bounded in number and in time, requests have one length, and a
-connection without a valid request and token is closed without an answer, and counted.
+connection without a valid request and token is closed without an answer, and counted. Silent connections keep no place
+from a consumer: where there is none left, the oldest connection that has not asked for anything is reset, and so is the
+oldest of one address that has too many of them. A consumer that is reset tries again.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hmac
+import ipaddress
 import logging
 import secrets
 import selectors
 import socket
 import ssl
+import struct
 import threading
 import time
 from collections import Counter
@@ -29,6 +33,8 @@ _BACKLOG: Final = 128
 _LOOK_EVERY_S: Final = 0.25
 #: The most bytes of one send; other connections get their turn in between.
 _PIECE_BYTES: Final = 4 << 20
+#: With this option, closing a connection resets it, and its peer can tell that from an answer that ended.
+_RESETS: Final = struct.pack("ii", 1, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,18 +46,27 @@ class ServerLimits:
     stall_timeout_s: float = 10.0
     least_rate_bytes_per_s: float = 1e6
 
+    @property
+    def max_silent_per_address(self) -> int:
+        """How many connections of one address may be open that have not asked yet; many consumers may share it."""
+        return max(self.max_connections // 2, 1)
+
 
 @dataclass(slots=True)
 class Connection:
     """The connection of one consumer. Owned by the server's thread."""
 
     socket: socket.socket
+    #: The address of the peer, see ``_network_of``.
+    network: bytes
     #: The connection is closed when this moment passes.
     deadline_s: float
     #: The latest end of the whole transfer.
     end_s: float = float("inf")
     greeting: bool = False
     asked: bytearray = field(default_factory=bytearray)
+    #: Whether a whole request with the right token came.
+    has_asked: bool = False
     kept: Kept | None = None
     consume: bool = False
     #: The parts that are still to be sent.
@@ -98,15 +113,21 @@ class PayloadServer:
         self._wake.close()
 
     def _run(self) -> None:
+        try:
+            self._serve_all()
+        finally:
+            self._end()
+
+    def _serve_all(self) -> None:
         look_at_s = 0.0
         while True:
             for key, _ in self._selector.select(_LOOK_EVERY_S if self._connections else None):
                 if key.fileobj is self._woken:
-                    self._end()
                     return
                 if key.fileobj is self._listener:
                     self._accept()
-                elif isinstance(key.fileobj, socket.socket):
+                # A connection may have been reset since the selector saw it.
+                elif isinstance(key.fileobj, socket.socket) and key.fileobj in self._connections:
                     self._serve(self._connections[key.fileobj])
             now_s = time.monotonic()
             if now_s >= look_at_s:
@@ -123,14 +144,16 @@ class PayloadServer:
 
     def _accept(self) -> None:
         try:
-            accepted, _ = self._listener.accept()
+            accepted, peer = self._listener.accept()
         except OSError as error:
             # Out of descriptors, or the peer has closed already. A failing accept must not spin the loop.
             if not isinstance(error, BlockingIOError | ConnectionError):
                 time.sleep(0.01)
             return
-        if len(self._connections) >= self._limits.max_connections:
+        network = _network_of(peer[0])
+        if not self._make_room(network):
             self.counts["refused_full"] += 1
+            _reset(accepted)
             accepted.close()
             return
         try:
@@ -142,8 +165,27 @@ class PayloadServer:
             accepted.close()
             return
         deadline_s = time.monotonic() + self._limits.request_timeout_s
-        self._connections[accepted] = Connection(accepted, deadline_s, greeting=self._tls is not None)
+        self._connections[accepted] = Connection(accepted, network, deadline_s, greeting=self._tls is not None)
         self._selector.register(accepted, selectors.EVENT_READ)
+
+    def _make_room(self, network: bytes) -> bool:
+        """Whether there is a place for a connection from there, at the cost of a silent one if need be."""
+        is_full = len(self._connections) >= self._limits.max_connections
+        if not is_full and len(self._connections) < self._limits.max_silent_per_address:
+            return True
+        # Oldest first.
+        silent = [each for each in self._connections.values() if not each.has_asked]
+        beside = [each for each in silent if each.network == network]
+        # An address with too many of them loses one of its own.
+        if len(beside) >= self._limits.max_silent_per_address:
+            silent = beside
+        elif not is_full:
+            return True
+        if not silent:
+            return False
+        _reset(silent[0].socket)
+        self._close(silent[0], "crowded_out")
+        return True
 
     def _serve(self, connection: Connection) -> None:
         try:
@@ -196,6 +238,7 @@ class PayloadServer:
         self._begin(connection)
 
     def _begin(self, connection: Connection) -> None:
+        connection.has_asked = True
         now_s = time.monotonic()
         kept = connection.kept
         if kept is None:
@@ -255,3 +298,16 @@ class PayloadServer:
         connection.socket.close()
         if connection.kept is not None:
             self._store.unpin(connection.kept, consumed=consumed)
+
+
+def _network_of(host: str) -> bytes:
+    """The bytes of an address that one peer can't change at will: of IPv6, the network."""
+    address = ipaddress.ip_address(host.partition("%")[0])
+    if isinstance(address, ipaddress.IPv4Address):
+        return address.packed
+    return address.packed[:8] if address.ipv4_mapped is None else address.ipv4_mapped.packed
+
+
+def _reset(connection: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESETS)

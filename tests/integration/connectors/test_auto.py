@@ -104,6 +104,14 @@ def test_where_nobody_can_listen_there_is_shared_memory(make: Make) -> None:
     assert nowhere.health()["pending"] == 0
 
 
+def test_a_replica_registers_where_it_hands_over_and_nothing_where_it_can_not_listen(make: Make) -> None:
+    connector = make()
+    metadata = connector.put("0", "1", "key", payload(300_000))[2]
+    assert metadata is not None
+    assert connector.endpoint() == {"host": metadata["source_host"], "port": metadata["source_port"]}
+    assert make(bind_host="203.0.113.1").endpoint() == {}
+
+
 def test_nobody_listens_before_there_is_something_to_offer(make: Make) -> None:
     small = make(shm_threshold_bytes=65536, by_key=False)
     small.put("0", "1", "key", {"a": 1})

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from hub.replicas.references import flaw_of_references
 from omni_discovery import wire
 from omni_discovery.deploy.document import ConnectorConfig, EdgeConfig
 from omni_discovery.etcd.embedded import EmbeddedEtcd
@@ -19,6 +20,9 @@ from tests.support.netns import Host
 from tests.support.replica_hub import eventually
 from tests.support.replica_stage import Deployment, echo_stages
 from tests.support.yuanrong import yuanrong
+
+#: Edges whose consumers connect to the producer, at the address in its record.
+WITH_ADDRESS = ("", "AutoConnector", "TcpConnector", "TcpConnector with TLS", "MooncakeTransferEngineConnector")
 
 
 @pytest.mark.parametrize(
@@ -54,7 +58,7 @@ def hand_over(kind: str, endpoint: str, namespace: str, tmp_path: Path) -> None:
         running.start(0)
         running.start(1)
         (thinking,), (painting,) = running.wait_up(0), running.wait_up(1)
-        assert set(thinking.connectors) == ({"0-1"} if kind == "MooncakeTransferEngineConnector" else set())
+        assert set(thinking.connectors) == ({"0-1"} if kind in WITH_ADDRESS else set())
         assert not painting.connectors
         thinker, painter = running.session(thinking), running.session(painting)
         thinker.submit("r1", "seven", next_stages=(1,))
@@ -64,6 +68,8 @@ def hand_over(kind: str, endpoint: str, namespace: str, tmp_path: Path) -> None:
         (ref,) = done.payloads
         assert (ref.connector, ref.size_bytes > 100_000) == (kind.partition(" ")[0] or "AutoConnector", True)
         assert len(wire.encode(done)) < 1000
+        assert ("source_host" in ref.metadata) == (kind in WITH_ADDRESS)
+        assert flaw_of_references(thinking, done) == ""
         for attempt in range(2):
             painter.submit("r1", attempt=attempt, payloads=done.payloads)
             painter.acknowledged()

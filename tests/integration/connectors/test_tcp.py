@@ -131,17 +131,89 @@ def test_who_asks_slower_than_the_time_for_it_is_hung_up_on(make: Make) -> None:
     counted(producer, "timed_out")
 
 
-def test_connections_are_bounded_and_their_places_come_back(make: Make) -> None:
-    producer = make(max_connections=4, **QUICK)
+def test_connections_that_ask_for_nothing_keep_no_place_from_a_consumer(make: Make) -> None:
+    """Many more than there are places, and new ones all the time: each drops the oldest silent one."""
+    producer, consumer = make(), make()
     metadata = offer(producer)
-    silent = [dial(metadata) for _ in range(10)]
-    counted(producer, "refused_full", 6)
-    with pytest.raises(TransferError):
-        fetched(make(), metadata)
-    counted(producer, "timed_out", 4)
-    assert fetched(make(), metadata) == 1
-    for connection in silent:
-        connection.close()
+    with contextlib.ExitStack() as stack:
+        for _ in range(200):
+            stack.enter_context(dial(metadata))
+        assert [fetched(consumer, metadata) for _ in range(10)] == [1] * 10
+        counted(producer, "crowded_out", 136)
+        ending = threading.Event()
+
+        def crowd_in() -> None:
+            while not ending.is_set():
+                stack.enter_context(dial(metadata))
+                time.sleep(0.002)
+
+        crowd = threading.Thread(target=crowd_in)
+        crowd.start()
+        try:
+            assert [fetched(consumer, metadata) for _ in range(50)] == [1] * 50
+        finally:
+            ending.set()
+            crowd.join()
+
+
+def test_silent_connections_of_one_address_crowd_out_none_of_another(make: Make) -> None:
+    producer = make(max_connections=8)
+    metadata = offer(producer)
+    with contextlib.ExitStack() as stack:
+        here = stack.enter_context(dial(metadata))
+        address = (metadata["source_host"], metadata["source_port"])
+        for _ in range(20):
+            there = socket.create_connection(address, 30, source_address=("127.0.0.2", 0))
+            stack.enter_context(there)
+        counted(producer, "crowded_out", 16)
+        here.sendall(request(metadata))
+        assert parse_answer(here.recv(ANSWER_BYTES, socket.MSG_WAITALL)) == (Status.HERE, metadata["data_size"])
+
+
+def test_a_consumer_without_a_place_comes_again_and_gives_up_at_its_deadline(make: Make) -> None:
+    """1. two others have asked and do not read on: they keep their places, and the third consumer finds none
+    2. it gives up in time; 3. another waits until one of both leaves
+    """
+    producer, consumer = make(max_connections=2), make()
+    metadata = offer(producer, size_bytes=64 << 20)
+    readers = []
+    try:
+        for _ in range(2):
+            readers.append(dial(metadata))
+            readers[-1].sendall(request(metadata))
+            assert readers[-1].recv(ANSWER_BYTES, socket.MSG_WAITALL)
+        with pytest.raises(TransferError):
+            consumer.get("0", "1", "key", {**metadata, "timeout_s": 1.0})
+        refused = producer.health()["transfers"]["refused_full"]
+        assert refused > 1
+        got: list[int] = []
+        late = threading.Thread(target=lambda: got.append(fetched(consumer, metadata)))
+        late.start()
+        wait_for("it to be refused", lambda: producer.health()["transfers"]["refused_full"] > refused, 30.0)
+        readers.pop().close()
+        late.join(30)
+        assert got == [1]
+    finally:
+        for reader in readers:
+            reader.close()
+
+
+def test_a_consumer_that_waits_for_a_place_can_be_given_up(make: Make) -> None:
+    producer, consumer = make(max_connections=1), make()
+    metadata = offer(producer, size_bytes=64 << 20)
+    with dial(metadata) as reader:
+        reader.sendall(request(metadata))
+        assert reader.recv(ANSWER_BYTES, socket.MSG_WAITALL)
+
+        def give_up() -> None:
+            wait_for("it to be refused", lambda: producer.health()["transfers"].get("refused_full"), 30.0)
+            consumer.cancel("key")
+
+        other = threading.Thread(target=give_up)
+        other.start()
+        with pytest.raises(TransferCancelledError):
+            consumer.get("0", "1", "key", metadata)
+        other.join()
 
 
 def test_who_does_not_take_what_he_asked_for_is_hung_up_on(make: Make) -> None:
@@ -290,6 +362,35 @@ def test_a_fetch_can_be_given_up_by_another_thread(make: Make, lying: Any, how: 
         consumer.get("0", "1", "key", metadata)
     assert time.monotonic() - begun_s < soon_s(5)
     thread.join()
+
+
+def test_no_more_than_the_bound_is_fetched_whatever_was_announced(make: Make) -> None:
+    """Nobody is connected to for more: the size is known before."""
+    producer, careful = make(), make(max_fetch_bytes=200_000)
+    assert fetched(careful, offer(producer, "small", size_bytes=100_000), "small") == 1
+    metadata = offer(producer, size_bytes=300_000)
+    with pytest.raises(TransferError, match="max_fetch_bytes is 200000"):
+        careful.get("0", "1", "key", metadata)
+    assert producer.health()["transfers"] == {"sent": 1}
+    with pytest.raises(TransferError, match="bytes are announced"):
+        make().get("0", "1", "key", {**metadata, "data_size": 1 << 60})
+
+
+def test_a_server_that_died_listens_again_where_it_was(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The replica's record names its address, and hubs refuse hand-offs at any other."""
+    producer, consumer = make(), make()
+    address = producer.endpoint()
+    metadata = offer(producer)
+    assert address == {"host": metadata["source_host"], "port": metadata["source_port"]}
+    server = producer._tcp._server
+    assert server is not None
+    monkeypatch.setattr(server, "_serve", lambda _: 1 / 0)
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)
+    with dial(metadata) as connection:
+        connection.sendall(request(metadata))
+        wait_for("the server to die", lambda: not server.alive, 30.0)
+    assert producer.endpoint() == address
+    assert fetched(consumer, metadata) == 1
 
 
 def test_nobody_there_is_an_error_at_once(make: Make) -> None:

@@ -190,6 +190,42 @@ def test_what_claims_to_be_huge_or_endlessly_deep_is_refused() -> None:
         deserialize(b"OMNIPAY1" + (2**64 - 1).to_bytes(8, "little"))
 
 
+@pytest.mark.parametrize("code", [1, 2, 3])
+def test_no_tensor_is_decoded_twice(code: int) -> None:
+    """A hand-off of one large picture and its name a hundred thousand times would take as many copies of it."""
+    dtype, shape = {1: ("float32", (16,)), 2: ("<f4", (16,)), 3: ("L", (8, 8))}[code]
+    ext = msgspec.msgpack.Ext(code, msgspec.msgpack.encode([dtype, shape, 0]))
+
+    def named(count: int) -> bytes:
+        head = msgspec.msgpack.encode([[64], [ext] * count])
+        start = b"OMNIPAY1" + len(head).to_bytes(8, "little") + head
+        return start + bytes(-len(start) % 64) + bytes(64)
+
+    assert len(deserialize(named(1))) == 1
+    with pytest.raises(SerializationError, match="tensor 0 is named twice"):
+        deserialize(named(2))
+
+
+def test_one_object_in_two_places_is_written_twice_and_comes_back() -> None:
+    tensor = torch.arange(4)
+    got = there_and_back([tensor, {"again": tensor}])
+    assert torch.equal(got[0], tensor)
+    assert torch.equal(got[1]["again"], tensor)
+
+
+@pytest.mark.parametrize("error", [SystemError, AttributeError, AssertionError, ZeroDivisionError, Warning])
+def test_whatever_a_library_raises_over_a_strangers_bytes_is_an_error_of_the_bytes(
+    monkeypatch: pytest.MonkeyPatch, error: type[Exception]
+) -> None:
+    def break_down(*_: object) -> None:
+        raise error("from deep inside")
+
+    data = serialize(Image.new("L", (4, 4)))
+    monkeypatch.setattr(Image, "frombytes", break_down)
+    with pytest.raises(SerializationError, match="from deep inside"):
+        deserialize(data)
+
+
 @pytest.mark.parametrize("data", [b"", b"\x80\x04K\x01.", b"OMNIPAY1", b"OMNIPAY1" + bytes(8), b"x" * 100])
 def test_foreign_bytes_are_refused(data: bytes) -> None:
     with pytest.raises(SerializationError):

@@ -1,0 +1,58 @@
+"""What a replica fetches is what was announced to it, and nothing more."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from omni_discovery.wire import PayloadRef
+from stage_runtime.config import PayloadError
+from stage_runtime.connectors.base import OmniConnectorBase
+from stage_runtime.engine_loop.payloads import Edge, Payloads
+
+
+class Recording(OmniConnectorBase):
+    """Fetches nothing, and keeps what it was asked for."""
+
+    def __init__(self) -> None:
+        self.asked: list[dict[str, Any]] = []
+
+    def put(self, from_stage: str, to_stage: str, put_key: str, data: Any) -> tuple[bool, int, dict[str, Any] | None]:
+        raise NotImplementedError
+
+    def get(
+        self, from_stage: str, to_stage: str, get_key: str, metadata: dict[str, Any] | None = None
+    ) -> tuple[Any, int] | None:
+        self.asked.append(metadata or {})
+        return {"x": 1}, 1
+
+    def cleanup(self, request_id: str) -> None:
+        raise NotImplementedError
+
+    def health(self) -> dict[str, Any]:
+        return {}
+
+    def close(self) -> None:
+        pass
+
+
+def fetch(metadata: dict[str, Any], size_bytes: int = 1000) -> dict[str, Any]:
+    """What the connector is asked for."""
+    connector = Recording()
+    ref = PayloadRef(from_stage=0, to_stage=1, key="key", connector="c", size_bytes=size_bytes, metadata=metadata)
+    Payloads(1, {(0, 1): Edge("c", connector)}, lambda: 0.0).fetch([ref])
+    (asked,) = connector.asked
+    return asked
+
+
+def test_a_hand_off_may_not_be_larger_than_its_reference_says() -> None:
+    assert fetch({"data_size": 1000})["data_size"] == 1000
+    with pytest.raises(PayloadError, match="1001 bytes was announced as one of 1000"):
+        fetch({"data_size": 1001})
+
+
+def test_metadata_hide_no_others_under_the_key() -> None:
+    """A connector would take those below the key in place of those that were checked."""
+    hidden = {"source_host": "169.254.169.254", "source_port": 80, "data_size": 1 << 40}
+    assert fetch({"data_size": 10, "key": hidden}) == {"data_size": 10, "timeout_s": 5.0}
