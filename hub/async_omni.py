@@ -21,7 +21,7 @@ from prometheus_client import CollectorRegistry
 from hub.config import HubConfig
 from hub.engine_control import CollectiveCalls
 from hub.metrics import HubMetrics
-from hub.orchestrator.active import AbortRequest, UpdateRequest
+from hub.orchestrator.active import AbortRequest, AddRequest, UpdateRequest
 from hub.orchestrator.admission import Admission, RequestParts
 from hub.orchestrator.deploy_versions import DeployVersions
 from hub.orchestrator.orchestrator import Orchestrator
@@ -29,8 +29,10 @@ from hub.orchestrator.rejection_log import RejectionLog, log_revocation
 from hub.output_queue import OutputQueue, deliver
 from hub.pool.stage_pool import PoolOptions, StageStatus
 from hub.pool.versions import make_pools
+from hub.replicas.resolver import Resolver
 from hub.replicas.sockets import make_context
 from hub.replicas.stage_client import StageClient
+from hub.request.nesting import check_nesting
 from hub.request.outputs import OmniOutput
 from hub.request.plan import StageGraph
 from omni_discovery.balancing.policies import DEFAULT_POLICY, build_load_balancer_factory
@@ -41,12 +43,15 @@ from omni_discovery.errors import (
     DeadlineExceededError,
     HubUnavailableError,
     InvalidRequestError,
+    OverloadedError,
     RequestError,
 )
 
 if TYPE_CHECKING:
     from hub.orchestrator.tracing import Tracing
+    from hub.replicas.events import ClientEvent
     from omni_discovery.records.health import HubHealth, ReplicaTrouble
+    from omni_discovery.records.schema import ReplicaInfo
     from omni_discovery.stories import Stories
     from omni_discovery.view.table import Delta, View
 
@@ -110,8 +115,9 @@ class SegmentFeeder:
 async def send_update(queue: asyncio.Queue[Any], request_id: str, inputs: Mapping[str, Any] | None) -> None:
     """Send the next segment, or None after the last, to the orchestrator; return once the first stage has accepted it.
 
-    Raise InvalidRequestError if the request has ended or has had its last segment.
+    Raise InvalidRequestError if the segment is nested too deep, or the request has ended or has had its last segment.
     """
+    check_nesting("the segment", inputs)
     done: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     await queue.put(UpdateRequest(request_id, inputs, done))
     refusal = await done
@@ -147,12 +153,14 @@ class AsyncOmni(CollectiveCalls):
         *,
         fixed_models: bool = False,
         stories: Stories | None = None,
+        resolver: Resolver | None = None,
     ) -> None:
         self.hub_id = hub_id
         self.graph = StageGraph(deploy)
         self.hub_metrics = HubMetrics()
         self.rejections = RejectionLog(self.hub_metrics)
         self._key_pair = key_pair
+        self._resolver = resolver or Resolver()
         self._config = config or HubConfig()
         self._tracing = tracing
         #: Receives what happened to requests that failed; None: not kept.
@@ -214,7 +222,7 @@ class AsyncOmni(CollectiveCalls):
         self.hub_metrics.pipeline_not_followed.set_function(lambda: bool(self.releases.problem))
         self._orchestrator = Orchestrator(
             list(self.releases.newest.pools.values()),
-            lambda info, on_event: StageClient(info, self.hub_id, self._key_pair, config, self._context, on_event),
+            self._connect,
             config,
             self.hub_metrics,
             self._admission.backlog,
@@ -334,20 +342,18 @@ class AsyncOmni(CollectiveCalls):
             request = self._admission.check(parts, live_hubs)
             self.check_health()
             self._admission.admit(request, len(self._queues), live_hubs)
-        orchestrator.request_async_queue.put_nowait(request)
-        self._inner_ids[request.shown_id] = request.request_id
-        updates, inner_id = orchestrator.request_async_queue, request.request_id
-        bounds = self._config.max_queued_outputs, self._config.max_queued_bytes
-        queue = self._queues[inner_id] = OutputQueue(*bounds, partial(orchestrator.set_backpressure, inner_id))
-        feeder.start(partial(send_update, updates, inner_id), lambda error: self._ask(AbortRequest(inner_id, error)))
+            queue = self._enqueue(orchestrator, request)
+        inner_id = request.request_id
         try:
+            update = partial(send_update, orchestrator.request_async_queue, inner_id)
+            feeder.start(update, lambda error: self._ask(AbortRequest(inner_id, error)))
             while (output := await queue.get()) is not None:
                 yield output
         finally:
             feeder.stop()
-            del self._queues[request.request_id], self._inner_ids[request.shown_id]
+            del self._queues[inner_id], self._inner_ids[request.shown_id]
             if not queue.has_ended:
-                self._ask(AbortRequest(request.request_id))
+                self._ask(AbortRequest(inner_id))
 
     async def update(self, request_id: str, inputs: Mapping[str, Any] | None, *, is_last: bool = False) -> None:
         """Send a ``segmented`` request its next segment, if any; ``is_last``: the last one. Return once it is accepted.
@@ -414,6 +420,26 @@ class AsyncOmni(CollectiveCalls):
             logger.error("hub.died", exc_info=task.exception())
         for queue in self._queues.values():
             queue.end(HubUnavailableError(self.graph.stage_ids[0], "the hub is stopping"))
+
+    def _connect(self, info: ReplicaInfo, on_event: Callable[[ClientEvent], None]) -> StageClient:
+        return StageClient(
+            info, self.hub_id, self._key_pair, self._config, self._context, on_event, resolver=self._resolver
+        )
+
+    def _enqueue(self, orchestrator: Orchestrator, request: AddRequest) -> OutputQueue:
+        """Give an admitted request to the orchestrator. Raise OverloadedError if too much waits for it."""
+        bounds = self._config.max_queued_outputs, self._config.max_queued_bytes
+        try:
+            queue = OutputQueue(*bounds, partial(orchestrator.set_backpressure, request.request_id))
+            orchestrator.request_async_queue.put_nowait(request)
+        except BaseException as error:
+            # From here on the orchestrator would give its place back.
+            self._admission.backlog.leave(request.request_id)
+            if isinstance(error, asyncio.QueueFull):
+                raise OverloadedError("too many requests and segments wait in this hub") from None
+            raise
+        self._queues[request.request_id], self._inner_ids[request.shown_id] = queue, request.request_id
+        return queue
 
     def _running_orchestrator(self) -> Orchestrator:
         if self._orchestrator is None:

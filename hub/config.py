@@ -1,6 +1,7 @@
-"""The settings of a hub and of its pools, checked when they are made; and the errors of sending to a replica.
+"""The settings of a hub and of its pools, checked when they are made; and the errors of connections to replicas.
 
 OmniError
+├── OutOfSocketsError           the operator, if it lasts: this process has no descriptor left; it is tried again
 └── SendFailedError             the orchestrator retries: nothing left this process, another replica may take the work
     ├── QueueFullError              the send queue is full: the replica reads too slowly
     └── NotConnectedError           the session to the replica is down
@@ -80,6 +81,10 @@ class HubConfig:
             raise ConfigError(
                 "accept_timeout_s, accept_limit_s and request_timeout_s must come in this order of length"
             )
+
+
+class OutOfSocketsError(OmniError):
+    """No file descriptor is left in this process for a connection to a replica."""
 
 
 class SendFailedError(OmniError):

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from hub.orchestrator.collective import CollectiveCall, ReplicaResult
+from hub.request.nesting import check_nesting
 from hub.request.plan import StageGraph
 from omni_discovery.errors import DeadlineExceededError, InvalidRequestError, OverloadedError
 from omni_discovery.wire import MAX_CONTROL_BYTES
@@ -109,6 +110,8 @@ class CollectiveCalls(ABC):
             raise InvalidRequestError(f"the names of a method and of a call have 1 to {_MAX_NAME} characters")
         if timeout_s is not None and not (math.isfinite(timeout_s) and 0 < timeout_s <= _MAX_TIMEOUT_S):
             raise InvalidRequestError(f"timeout_s must be a number above 0, not {timeout_s!r}")
+        check_nesting("the arguments", args)
+        check_nesting("the arguments", kwargs)
         try:
             size_bytes = len(msgspec.msgpack.encode((tuple(args), dict(kwargs))))
         except (TypeError, OverflowError, ValueError, RecursionError) as error:

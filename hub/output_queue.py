@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Final
@@ -11,6 +12,8 @@ from hub.orchestrator.active import AbortRequest, Ended
 from hub.request.events import ClientBackpressure
 from hub.request.outputs import OmniOutput
 from omni_discovery.errors import OverloadedError, RequestError
+
+logger = logging.getLogger(__name__)
 
 #: Texts are joined up to this length only, because joining copies them.
 _LONG_BYTES: Final = 4096
@@ -129,9 +132,22 @@ async def deliver(
         queue = queues.get(request_id)
         if queue is None:
             continue
-        if isinstance(output, Ended):
-            queue.end(output.error)
-        elif not queue.put(output):
-            error = OverloadedError("the client reads too slowly: its outputs filled the hub's bound")
-            queue.end(error)
-            abort(AbortRequest(request_id, error))
+        try:
+            failure = _deliver(output, queue)
+        except Exception as bug:
+            # It must cost one request and not those of all other clients.
+            logger.exception("output.bug request=%s", request_id)
+            failure = RequestError(f"a bug in the hub: {bug!r}")
+        if failure is not None:
+            queue.end(failure)
+            abort(AbortRequest(request_id, failure))
+
+
+def _deliver(output: OmniOutput | Ended, queue: OutputQueue) -> RequestError | None:
+    """Put one output, or the end, into its queue; return the error that ends the request instead."""
+    if isinstance(output, Ended):
+        queue.end(output.error)
+        return None
+    if queue.put(output):
+        return None
+    return OverloadedError("the client reads too slowly: its outputs filled the hub's bound")

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from hub.orchestrator.active import AddRequest
 from hub.request.companions import check_companions
+from hub.request.nesting import check_nesting
 from omni_discovery.errors import InvalidRequestError, OverloadedError
 from omni_discovery.text import MAX_LABEL, is_label
 from omni_discovery.wire import MAX_PRIORITY
@@ -207,6 +208,12 @@ class Admission:
         timeout_s = self._config.request_timeout_s if parts.timeout_s is None else parts.timeout_s
         # Requests with companions or segments hand over complete outputs only.
         async_chunk = False if parts.companions or parts.segmented else parts.async_chunk
+        for what, value in (
+            ("the input", parts.inputs),
+            ("sampling parameters", parts.params),
+            ("companions", parts.companions),
+        ):
+            check_nesting(what, value)
         release = self._releases.newest
         plan = release.graph.plan(parts.modalities, async_chunk)
         if self._releases.has_several:

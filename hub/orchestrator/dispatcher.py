@@ -236,6 +236,20 @@ class Dispatcher:
         else:
             self._release_unsent(active, active.pools[action.stage_id])
 
+    def give_up(self, active: Active, stage_id: int) -> None:
+        """After a bug: have the stage's replica stop what it may run for the request, and free its slot."""
+        request_id = active.request.request_id
+        binding = active.pools[stage_id].core.binding(request_id)
+        if binding is None:
+            return
+        client = self._membership.clients.get(binding.addr)
+        try:
+            if client is not None:
+                client.abort_request(request_id, active.machine.runs[stage_id].attempt)
+                self._aborts.abort_sent(request_id, client, binding.info.name)
+        finally:
+            self._end(stage_id, binding, BindingEnd.DONE)
+
     def _convict(self, active: Active, action: ev.Convict) -> None:
         request_id = active.request.request_id
         self.trials.explain(active.pools[action.stage_id], action.blamed_for)
@@ -297,6 +311,26 @@ class Dispatcher:
         self._post(PickEnded(request_id, action, asyncio.current_task(), result))
 
     def _send(self, active: Active, action: ev.Dispatch, pool: StagePool, binding: Binding) -> ev.Event:
+        try:
+            failure = self._submit(active, action, pool, binding)
+        except Exception:
+            # A bug: the credit that the pick has spent was not used.
+            self._undo_pick(pool, binding)
+            raise
+        if failure is not None:
+            return failure
+        if not active.first_sent:
+            active.first_sent = True
+            hub_in_s = time.perf_counter() - active.request.received_s
+            self._metrics.observe_in(hub_in_s)
+            active.machine.state.public.pipeline_timings["hub_in"] = hub_in_s
+        info = binding.entry.info
+        if self.trials.held:
+            self.trials.placed(active.request.request_id, action.stage_id, info.input_addr)
+        replica = ev.ReplicaRef(info.stage_id, info.replica_id, info.epoch, info.input_addr)
+        return ev.Sent(action.stage_id, action.attempt, replica)
+
+    def _submit(self, active: Active, action: ev.Dispatch, pool: StagePool, binding: Binding) -> ev.Event | None:
         now_s, info = time.perf_counter(), binding.entry.info
         client = self._membership.clients.get(info.input_addr)
         message = wire.Submit(
@@ -329,15 +363,7 @@ class Dispatcher:
             pool.core.send_queue_full(info.input_addr, pool.now())
             self._undo_pick(pool, binding)
             return ev.ReplicaLost(action.stage_id, action.attempt, str(error), may_have_run=False)
-        if not active.first_sent:
-            active.first_sent = True
-            hub_in_s = time.perf_counter() - active.request.received_s
-            self._metrics.observe_in(hub_in_s)
-            active.machine.state.public.pipeline_timings["hub_in"] = hub_in_s
-        if self.trials.held:
-            self.trials.placed(active.request.request_id, action.stage_id, info.input_addr)
-        replica = ev.ReplicaRef(info.stage_id, info.replica_id, info.epoch, info.input_addr)
-        return ev.Sent(action.stage_id, action.attempt, replica)
+        return None
 
 
 def _message(

@@ -44,7 +44,7 @@ from hub.replicas.stage_client import StageClient
 from hub.request.events import ClientBackpressure
 from hub.request.outputs import OmniOutput
 from hub.request.state import OrchestratorRequestState, StreamingInputState
-from omni_discovery.errors import AbortFailedError, HubUnavailableError, RequestError, StageUnavailableError
+from omni_discovery.errors import AbortFailedError, HubUnavailableError, StageUnavailableError
 from omni_discovery.records.schema import ReplicaInfo
 
 if TYPE_CHECKING:
@@ -266,13 +266,15 @@ class Orchestrator:
     def _handle(self, item: _Rpc | _Request | _InboxItem) -> None:
         try:
             self._route(item)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - it is logged there
             # A bug, here or in a third party's balancer, must cost one request and not the hub.
-            logger.exception("orchestrator.bug event=%s", type(item).__name__)
             request_id = item.message.request_id if isinstance(item, Answered) else getattr(item, "request_id", "")
-            self._requests.force_end(request_id, RequestError(f"a bug in the hub: {error!r}"))
+            request = item if isinstance(item, AddRequest) else request_id
+            self._requests.end_after_bug(request, error, type(item).__name__)
             if isinstance(item, CollectiveCall):
                 _answer_rpc(item)
+            elif isinstance(item, UpdateRequest):
+                answer(item.done, "a bug in the hub has ended the request")
             elif isinstance(item, AbortRequest) and item.done is not None and not item.done.done():
                 item.done.set_exception(AbortFailedError(f"the abort failed: a bug in the hub: {error!r}"))
 

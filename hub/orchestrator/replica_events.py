@@ -26,6 +26,7 @@ from hub.replicas.events import (
     SessionDown,
     SessionUp,
     Unanswered,
+    Unresolved,
     Unsent,
 )
 from hub.replicas.lost import LostReplicas
@@ -113,8 +114,15 @@ class ReplicaListener:
                 self.lose_replica(client.info.stage_id, client.addr, "its process is gone")
             case Unsent():
                 self._unsent(event)
-            case FrameDropped(reason=reason):
-                self._metrics.dropped.labels(reason).inc()
+            case FrameDropped() | Unresolved():
+                self._note(event)
+
+    def _note(self, event: FrameDropped | Unresolved) -> None:
+        """Only counts or status texts change."""
+        if isinstance(event, FrameDropped):
+            self._metrics.dropped.labels(event.reason).inc()
+        else:
+            self._pools.of(event.client.info).core.unusable(event.client.addr, event.reason)
 
     def lose_replica(self, stage_id: int, addr: str, reason: str) -> None:
         """Fail every attempt in flight at an input address: none will be answered."""
@@ -127,7 +135,8 @@ class ReplicaListener:
         for request_id in in_flight:
             active = self._active.get(request_id)
             if active is not None:
-                self._lost(request_id, stage_id, active.machine.runs[stage_id].attempt, reason)
+                with self._requests.contained(request_id, "ProcessGone"):
+                    self._lost(request_id, stage_id, active.machine.runs[stage_id].attempt, reason)
 
     def apply_item(self, item: StillSilent | ReturnDue) -> None:
         """Apply an item that this listener has posted: a grace is over, or credits are to go back now."""
@@ -253,10 +262,15 @@ class ReplicaListener:
             pool.core.session_up(client.addr, pool.now(), uses_credits=event.gated)
             self._lost_replicas.session_up(info)
             for request_id in pool.core.members.in_flight(client.addr):
-                active = self._active.get(request_id)
-                if active is not None and active.machine.must_repeat(info.stage_id):
-                    attempt = active.machine.runs[info.stage_id].attempt
-                    self._requests.apply_event(request_id, ev.SessionBack(info.stage_id, attempt))
+                with self._requests.contained(request_id, "SessionUp"):
+                    self._repeat(request_id, info.stage_id)
+
+    def _repeat(self, request_id: str, stage_id: int) -> None:
+        """Send again what the replica may not have got in the session before."""
+        active = self._active.get(request_id)
+        if active is not None and active.machine.must_repeat(stage_id):
+            attempt = active.machine.runs[stage_id].attempt
+            self._requests.apply_event(request_id, ev.SessionBack(stage_id, attempt))
 
     def _session_down(self, event: SessionDown) -> None:
         info = event.client.info
@@ -275,7 +289,8 @@ class ReplicaListener:
         for request_id in in_flight:
             active = self._active.get(request_id)
             if active is not None:
-                self._move_or_wait(active, info.stage_id, event.reason)
+                with self._requests.contained(request_id, "SessionDown"):
+                    self._move_or_wait(active, info.stage_id, event.reason)
 
     def _move_or_wait(self, active: Active, stage_id: int, reason: str) -> None:
         """Fail work at once that another replica can do; other work waits for the session, there is nothing to lose."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -99,7 +99,13 @@ class Requests:
     # ---- what clients ask
 
     def add_request(self, request: AddRequest) -> None:
-        """Begin a new request."""
+        """Begin a new request; a bug ends it."""
+        try:
+            self._begin(request)
+        except Exception as error:  # noqa: BLE001 - it is logged there
+            self.end_after_bug(request, error, "AddRequest")
+
+    def _begin(self, request: AddRequest) -> None:
         state = RequestState(
             request.request_id,
             request.inputs,
@@ -162,21 +168,62 @@ class Requests:
         """Log the failures that are not logged yet; call it after ``end_all``. Idempotent."""
         self._failures.close()
 
-    def force_end(self, request_id: str, error: RequestError) -> None:
-        """End a request after a bug, whatever state its machine is in."""
-        with suppress(Exception):
-            self.apply_event(request_id, ev.Cancelled(error))
+    @contextmanager
+    def contained(self, request_id: str, event: str) -> Iterator[None]:
+        """Whatever raises inside is logged as a bug, and costs this request alone."""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001 - it is logged there
+            self.end_after_bug(request_id, error, event)
+
+    def end_after_bug(self, request: AddRequest | str, bug: Exception, event: str) -> None:
+        """Log a bug and end the request, or that with this id, whatever state it is in.
+
+        Its place and its slots are given back, and its client is answered. It may have ended in part already, and each
+        step of its end may be where the bug is.
+        """
+        if isinstance(request, str):
+            known = self.active.get(request)
+            if known is None:
+                _log_bug(event, bug)
+                return
+            request = known.request
+        _log_bug(event, bug, request.shown_id)
+        request_id, error = request.request_id, RequestError(f"a bug in the hub: {bug!r}")
         active = self.active.get(request_id)
-        if active is not None:
-            for stage_id, pool in active.pools.items():
-                # The bug may be in the index that a release changes; the books are right before it is called.
+        if active is None:
+            self._backlog.leave(request_id)
+            self._answer_end(request, error)
+            return
+        for companion_id in active.companions.values():
+            if companion_id not in self.active:
+                # It was not begun any more.
+                self._backlog.leave(companion_id)
+        actions: list[ev.Action] = []
+        with suppress(Exception):
+            actions = active.machine.handle(ev.Cancelled(error), time.perf_counter())
+        for action in actions:
+            if not isinstance(action, ev.Finish):
                 with suppress(Exception):
-                    self._dispatcher.cancel_pick(active, stage_id)
-                    pool.release(request_id)
-            self._finish(active, ev.Outcome.FAILED, error)
+                    self._carry_out(active, action)
+        with suppress(Exception):
+            self._stop_companions(active)
+        for stage_id, pool in active.pools.items():
+            with suppress(Exception):
+                self._dispatcher.cancel_pick(active, stage_id)
+            # The bug may be in the index that a release changes; the books are right before it is called.
+            with suppress(Exception):
+                self._dispatcher.give_up(active, stage_id)
+            with suppress(Exception):
+                pool.release(request_id)
+        self._finish(active, ev.Outcome.FAILED, error)
 
     def move_request(self, active: Active, release: DeployVersion) -> None:
         """Have a request go by another deploy document, which is the same for the stages that have run already."""
+        with self.contained(active.request.request_id, "ViewChanged"):
+            self._move(active, release)
+
+    def _move(self, active: Active, release: DeployVersion) -> None:
         params = release.graph.merge_params(active.request.asked_params)
         request = active.request = replace(active.request, release=release, params=params)
         active.machine.set_params(params)
@@ -240,7 +287,11 @@ class Requests:
             self._apply(active, event)
 
     def _apply(self, active: Active, event: ev.Event) -> None:
-        self._carry_out_all(active, self._handle(active, event))
+        try:
+            self._carry_out_all(active, self._handle(active, event))
+        except Exception as error:  # noqa: BLE001 - it is logged there
+            # A bug, here or in a third party's balancer, must cost one request and not those beside it.
+            self.end_after_bug(active.request, error, type(event).__name__)
 
     def _handle(self, active: Active, event: ev.Event) -> list[ev.Action]:
         machine = active.machine
@@ -310,29 +361,41 @@ class Requests:
         request_id = active.request.request_id
         for timer in (active.timer, *active.graces.values()):
             timer.cancel()
-        del self.active[request_id], self.states[request_id]
+        self._backlog.leave(request_id)
         for done in active.updates:
             answer(done, "the request has ended")
-        self._backlog.leave(request_id)
-        self._metrics.in_flight.set(len(self.active))
-        if self._tracing is not None:
-            self._tracing.end_request(request_id, outcome, error)
-        if active.request.parent_id:
+        self._answer_end(active.request, error)
+        self.active.pop(request_id, None)
+        self.states.pop(request_id, None)
+        # The client has its answer, whatever becomes of the diagnosis.
+        try:
+            self._note_end(active, outcome, error)
+        except Exception as bug:  # noqa: BLE001 - tracing and metrics are libraries
+            _log_bug("Finish", bug, active.request.shown_id)
+
+    def _answer_end(self, request: AddRequest, error: RequestError | None) -> None:
+        if request.parent_id:
             reason = error or RequestError("it was aborted")
-            self._notify_parent(active.request, ev.CompanionFailed(active.request.role, reason))
+            self._notify_parent(request, ev.CompanionFailed(request.role, reason))
         else:
+            self._emit(request.request_id, Ended(error))
+
+    def _note_end(self, active: Active, outcome: ev.Outcome, error: RequestError | None) -> None:
+        request = active.request
+        self._metrics.in_flight.set(len(self.active))
+        if not request.parent_id:
             self._metrics.requests.labels(outcome if error is None else type(error).__name__).inc()
             if error is not None or outcome is not ev.Outcome.CANCELLED:
                 self._failures.count_end()
             if outcome is ev.Outcome.OK:
-                self._metrics.request.observe(time.perf_counter() - active.request.received_s)
-            self._emit(request_id, Ended(error))
+                self._metrics.request.observe(time.perf_counter() - request.received_s)
         if error is not None:
             self._failures.log_failure(active, error)
             self._keep_story(active, error)
+        if self._tracing is not None:
+            self._tracing.end_request(request.request_id, outcome, error)
 
     def _keep_story(self, active: Active, error: RequestError) -> None:
-        """Last of all: the client has its answer, whatever becomes of the diagnosis."""
         if logger.isEnabledFor(logging.DEBUG):
             story = active.machine.story.lines()
             logger.debug("request.story request=%s\n  %s", active.request.shown_id, "\n  ".join(story))
@@ -377,11 +440,17 @@ class Requests:
         companion_ids = list(active.companions.values())
         active.companions.clear()
         for companion_id in companion_ids:
-            self.apply_event(companion_id, ev.Cancelled())
+            with self.contained(companion_id, "StopCompanions"):
+                self.apply_event(companion_id, ev.Cancelled())
 
     def _notify_parent(self, request: AddRequest, event: ev.CompanionEvent) -> None:
         # In a turn of its own: the parent may be in the middle of carrying out its last actions.
         self._post(CompanionEnded(request.parent_id, request.request_id, event))
+
+
+def _log_bug(event: str, bug: Exception, shown_id: str = "") -> None:
+    """Log a bug, which ends the request if one is named."""
+    logger.error("orchestrator.bug event=%s request=%s", event, shown_id or "-", exc_info=bug)
 
 
 def _fingerprints(request: AddRequest) -> Mapping[int, str]:

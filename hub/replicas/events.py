@@ -59,6 +59,14 @@ class ProcessGone:
 
 
 @dataclass(frozen=True, slots=True)
+class Unresolved:
+    """There is no connection to the replica, because its host's name can't be resolved; empty: it was resolved."""
+
+    client: ReplicaLink
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Granted:
     """The replica has free slots for this hub."""
 
@@ -130,5 +138,5 @@ class FrameDropped:
 
 
 CreditEvent = Granted | Recalled
-SessionEvent = SessionUp | SessionDown | ProcessGone
+SessionEvent = SessionUp | SessionDown | ProcessGone | Unresolved
 ClientEvent = CreditEvent | SessionEvent | Answered | Controlled | Unanswered | Unsent | FrameDropped | AbortEnded

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
+from hub.config import OutOfSocketsError
+from hub.replicas.attach_limits import AttachLimits
 from hub.replicas.lost import LostReplicas
 from hub.replicas.mismatched import MismatchedReplicas
 from omni_discovery.errors import ConfigError
@@ -22,6 +25,10 @@ if TYPE_CHECKING:
     from omni_discovery.view.table import Delta, ReplicaId, View
 
 logger = logging.getLogger(__name__)
+
+
+#: How often the log says that replicas wait to be connected to.
+_WAITS_EVERY_S: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +52,11 @@ def is_same_process(ours: ReplicaInfo, info: ReplicaInfo) -> bool:
     """Whether two records are of one process, so that a client made for ``ours`` can be kept for ``info``."""
     mine = (ours.input_addr, ours.output_addr, ours.curve_public_key, ours.stage_id)
     return mine == (info.input_addr, info.output_addr, info.curve_public_key, info.stage_id)
+
+
+def is_same_life(older: ReplicaInfo, newer: ReplicaInfo) -> bool:
+    """Whether two records at one address are of one process, which has registered again."""
+    return is_same_process(older, newer) and (older.host, older.pid) == (newer.host, newer.pid)
 
 
 class MembershipOwner(Protocol):
@@ -100,7 +112,8 @@ class Membership:
         #: Of these, the replicas that are kept in service.
         self._held: set[tuple[int, str]] = set()
         #: By stage that the pipeline doesn't have, and by address that can't be used.
-        self._log_once = LogOnce()
+        self._log_once = LogOnce(now)
+        self._limits = AttachLimits(self._has_answered)
 
     def apply(self, view: View, delta: Delta) -> bool:
         """Make clients and pools what ``view`` shows; return whether it may have changed which replicas can be picked.
@@ -185,12 +198,48 @@ class Membership:
     @property
     def next_review_s(self) -> float | None:
         """When time alone makes ``review_members`` due, monotonic seconds; None if it does not."""
-        return self._mass_loss.next_review_s
+        due = [each for each in (self._mass_loss.next_review_s, self._limits.next_review_s) if each is not None]
+        return min(due, default=None)
 
     def review_members(self) -> None:
-        """Time has passed or a session has changed: remove replicas whose mass loss is over."""
+        """Time has passed or a session has changed: remove those whose mass loss is over, attach those that wait."""
         if self._vanished:
             self._hold({(info.stage_id, info.input_addr) for info in self._listed.values()})
+        if self._limits.next_review_s is not None:
+            self._attach_waiting()
+
+    def _attach_waiting(self) -> None:
+        waiting, overdue = self._limits.review(self._now())
+        for addr in overdue:
+            client = self.clients.pop(addr, None)
+            self._limits.gone(addr)
+            if client is not None:
+                client.close()
+                self._owner.client_closed(client)
+                self._limits.postpone(addr)
+        for addr in waiting:
+            info = self._wanted(addr)
+            if info is None or addr in self.clients:
+                self._limits.gone(addr)
+            elif not self._attach(info):
+                return
+
+    def _wanted(self, addr: str) -> ReplicaInfo | None:
+        """The record of the replica at an address that is listed or kept in service."""
+        held = (self._vanished[key] for key in self._held if key[1] == addr)
+        return self._listed.get(addr) or next(held, None)
+
+    def _answers(self, info: ReplicaInfo) -> bool:
+        """Whether this life of a replica has a session now."""
+        entry = self._pools.of(info).core.members.entries.get(info.input_addr)
+        is_known = entry is not None and (entry.info.replica_id, entry.info.epoch) == (info.replica_id, info.epoch)
+        return is_known and entry is not None and entry.answers
+
+    def _has_answered(self, addr: str) -> bool:
+        """Whether the client of an address has ever had a session, or is gone."""
+        client = self.clients.get(addr)
+        entry = None if client is None else self._pools.of(client.info).core.members.entries.get(addr)
+        return entry is None or entry.first_up_s is not None
 
     def _hold(self, listed: set[tuple[int, str]]) -> None:
         """Keep replicas in service that vanished in a mass loss, and remove those whose time is over."""
@@ -259,13 +308,26 @@ class Membership:
         self.clients.clear()
 
     def _newest(self, view: View) -> dict[str, ReplicaInfo]:
-        """The records of a view for stages of the pipeline, by address. Of two with one address the older is dead."""
-        newest: dict[str, ReplicaInfo] = {}
+        """The records of a view for stages of the pipeline, by address.
+
+        Of two with one address the older is dead, and the newer has got its port; but if the older answers, the newer
+        can't listen there, and is refused.
+        """
+        owners: dict[str, ReplicaInfo] = {}
         for info in view.replicas.values():
-            other = newest.get(info.input_addr)
-            if self._is_ours(info) and (other is None or other.epoch <= info.epoch):
-                newest[info.input_addr] = info
-        return newest
+            if not self._is_ours(info):
+                continue
+            addr, other = info.input_addr, owners.get(info.input_addr)
+            if other is None:
+                owners[addr] = info
+                continue
+            older, newer = (other, info) if other.epoch <= info.epoch else (info, other)
+            is_taken = not is_same_life(older, newer) and self._answers(older)
+            owners[addr] = older if is_taken else newer
+            if owners[addr] is older and self._log_once.should((addr, newer.stage_id, newer.replica_id, newer.epoch)):
+                text = "replica.unusable replica=%s: its address %s is that of replica %s, which answers there"
+                logger.warning(text, newer.name, addr, older.name)
+        return owners
 
     def _is_ours(self, info: ReplicaInfo) -> bool:
         if info.stage_id in self._pools:
@@ -304,17 +366,34 @@ class Membership:
         self._pools.of(client.info).core.session_down(addr, self._now())
         self._owner.replica_lost(stage_id, addr, "another process has taken its address")
 
-    def _attach(self, info: ReplicaInfo) -> None:
+    def _attach(self, info: ReplicaInfo) -> bool:
+        """Connect to a replica; return False if it has to wait, and those behind it with it."""
+        addr, now_s = info.input_addr, self._now()
+        reason = self._limits.must_wait(addr, now_s)
+        if reason:
+            self._note_unusable(info, reason, "limit", _WAITS_EVERY_S)
+            return False
         try:
             client = self._owner.connect_replica_of(info)
         except ConfigError as error:
-            self._pools.of(info).core.unusable(info.input_addr, str(error))
-            if self._log_once.should(info.input_addr):
-                logger.warning("replica.unusable replica=%s: %s", info.name, error)
-            return
+            self._limits.gone(addr)
+            self._note_unusable(info, str(error), addr)
+            return True
+        except OutOfSocketsError as error:
+            self._limits.ran_out(addr, now_s)
+            steps = "it is tried again; fewer clients, or a higher limit of open files (ulimit -n), help"
+            self._note_unusable(info, f"{error}: {steps}", "sockets", _WAITS_EVERY_S)
+            return False
         if client is not None:
             self._serve(info, client)
+        return True
+
+    def _note_unusable(self, info: ReplicaInfo, why: str, key: str, every_s: float = math.inf) -> None:
+        self._pools.of(info).core.unusable(info.input_addr, why)
+        if self._log_once.should(key, every_s):
+            logger.warning("replica.unusable replica=%s: %s", info.name, why)
 
     def _serve(self, info: ReplicaInfo, client: StageClient) -> None:
         self.clients[info.input_addr] = client
+        self._limits.attached(info.input_addr, self._now())
         logger.info("replica.attached replica=%s epoch=%d addr=%s", info.name, info.epoch, info.input_addr)

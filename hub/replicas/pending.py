@@ -259,6 +259,9 @@ class ConnectDiagnostics:
         unconnected = [connection for connection in connections if not connection.connected]
         if not unconnected:
             return _NOT_WELCOMED
+        unresolved = [connection.unresolved for connection in unconnected if connection.unresolved]
+        if unresolved:
+            return unresolved[0]
         # A refused connection is not there for a moment between two attempts.
         is_refused = any(now_s - connection.refused_at_s < self._after_s for connection in unconnected)
         return _REFUSED if is_refused else _UNREACHABLE

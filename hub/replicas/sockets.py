@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import logging
 import secrets
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol, TypeAlias
@@ -15,12 +16,16 @@ from typing import Final, Protocol, TypeAlias
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
-from hub.config import HubConfig, NotConnectedError, QueueFullError
+from hub.config import HubConfig, NotConnectedError, OutOfSocketsError, QueueFullError
+from hub.replicas.addresses import parse_address
+from hub.replicas.resolver import Resolver
 from omni_discovery.curve import KeyPair, secure_client
 from omni_discovery.errors import ConfigError
 from omni_discovery.records.schema import ReplicaInfo
 from omni_discovery.wire import MAX_ATTACHMENT_BYTES
 from omni_discovery.wire.session import SocketName, same_security
+
+logger = logging.getLogger(__name__)
 
 ZmqContext: TypeAlias = "zmq.Context[zmq.Socket[bytes]]"
 
@@ -28,8 +33,14 @@ ZmqContext: TypeAlias = "zmq.Context[zmq.Socket[bytes]]"
 _POLLIN: Final = int(zmq.POLLIN)
 #: Messages taken from one socket before the other sockets get their turn.
 _BATCH: Final = 64
+#: After so many attempts that have timed out the pauses grow, up to this.
+_PATIENT: Final = 5
+_SLOWEST_S: Final = 15.0
 #: Sockets that one context may hold: each replica takes six.
 _MAX_SOCKETS: Final = 60_000
+
+#: What the system, or ZMQ's own limit, says when there are too many sockets.
+_OUT_OF_SOCKETS: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 #: Monitor events: the ZMQ handshake succeeded, the connection was lost, could not be made, or was refused.
 UP_EVENTS: Final = zmq.EVENT_HANDSHAKE_SUCCEEDED
@@ -117,7 +128,11 @@ class LoopSocket:
                     frames = self.socket.recv_multipart(zmq.NOBLOCK)
                 except zmq.Again:
                     return
-                self._on_frames(frames)
+                try:
+                    self._on_frames(frames)
+                except Exception:
+                    # A bug costs this message: those behind it would wait for an edge that has come already.
+                    logger.exception("socket.bug")
         finally:
             self._is_draining = False
         self._look_again()
@@ -151,16 +166,26 @@ class DealerConnection:
         keys: tuple[KeyPair, str] | None,
         config: HubConfig,
         listener: ConnectionListener,
+        resolver: Resolver,
     ) -> None:
         self.connected = False
+        #: Why there is no number for the host's name; empty where there is one.
+        self.unresolved = ""
         #: The replica refused the handshake, perhaps because it does not know this hub yet: ZMQ does not try again.
         self.refused = False
         #: When the handshake was last refused, and when the present attempt began, on the loop's clock.
         self.refused_at_s = float("-inf")
         self._begun_at_s = asyncio.get_running_loop().time()
-        self._timeout_s = config.connect_timeout_s
-        self._name, self._addr = name, addr
-        self._listener = listener
+        self._name, self._address = name, parse_address(addr)
+        self._listener, self._resolver = listener, resolver
+        #: What ZMQ connects to, a number and a port; empty while the host's name has no number.
+        self._endpoint = ""
+        #: Attempts so far: each takes the next number of the host.
+        self._attempts = 0
+        #: Attempts that have timed out since the last connection.
+        self._misses = 0
+        self._config = config
+        self._has_others = False
         socket = context.socket(zmq.DEALER)
         try:
             _configure(socket, identity, keys, config)
@@ -169,7 +194,7 @@ class DealerConnection:
             socket.close(linger=0)
             raise
         try:
-            socket.connect(addr)
+            self._dial(socket)
         except BaseException:
             socket.disable_monitor()
             monitor.close(linger=0)
@@ -181,22 +206,48 @@ class DealerConnection:
     def send(self, frames: Sequence[bytes]) -> None:
         """Queue one message. Raise NotConnectedError or QueueFullError."""
         if not self.connected:
-            raise NotConnectedError(f"not connected to {self._addr}")
+            raise NotConnectedError(f"not connected to {self._address.host} port {self._address.port}")
         self._dealer.send(frames)
 
     def reconnect_if_due(self, now_s: float) -> None:
         """Begin another attempt if the handshake was refused or the present attempt has timed out."""
-        if self.connected or not (self.refused or now_s - self._begun_at_s > self._timeout_s):
+        timeout_s = max(self._config.connect_timeout_s, self._longest_pause_s)
+        is_late = now_s - self._begun_at_s > timeout_s
+        if self.connected or not (self.refused or not self._endpoint or is_late):
             return
+        self._misses += is_late
         self.refused, self._begun_at_s = False, now_s
         socket = self._dealer.socket
         try:
-            socket.disconnect(self._addr)
+            if self._endpoint:
+                socket.disconnect(self._endpoint)
         except zmq.ZMQError as error:
             # libzmq gives a connection whose handshake was refused up for good, and forgets it.
             if error.errno != errno.ENOENT:
                 raise
-        socket.connect(self._addr)
+        self._dial(socket)
+
+    @property
+    def _longest_pause_s(self) -> float:
+        """ZMQ's longest pause between two attempts: it grows where nobody has answered for long."""
+        usual_s, more = self._config.reconnect_max_s, max(0, self._misses - _PATIENT)
+        return max(usual_s, min(_SLOWEST_S, usual_s * 2.0 ** min(more, 10)))
+
+    def _dial(self, socket: zmq.Socket[bytes]) -> None:
+        """Begin an attempt to connect, unless the host's name has no number yet."""
+        self._endpoint, self.unresolved = "", ""
+        numbers: Sequence[str] = (self._address.host,)
+        if not self._address.is_numeric:
+            found = self._resolver.resolve(self._address.host)
+            numbers = found.addresses
+            if not numbers:
+                self.unresolved = f"its host name {self._address.host!r} can't be resolved here: {found.problem}"
+                return
+        self._has_others = len(numbers) > 1
+        self._endpoint = self._address.endpoint(numbers[self._attempts % len(numbers)])
+        self._attempts += 1
+        socket.setsockopt(zmq.RECONNECT_IVL_MAX, _ms(self._longest_pause_s))
+        socket.connect(self._endpoint)
 
     def close(self) -> None:
         """Close both sockets at once. Idempotent."""
@@ -209,11 +260,14 @@ class DealerConnection:
     def _on_monitor(self, frames: list[bytes]) -> None:
         event = int(parse_monitor_message(frames)["event"])
         if event & UP_EVENTS:
-            self.connected, self.refused = True, False
+            self.connected, self.refused, self._misses = True, False, 0
             self._listener.connection_made(self._name)
             return
         if event & MISSED_EVENTS:
             if not self.connected:
+                if self._has_others:
+                    # The next attempt is due at once: at the next number of the host.
+                    self._begun_at_s = float("-inf")
                 self._listener.connection_missed()
             return
         self.refused = bool(event & REFUSED_EVENTS)
@@ -234,20 +288,26 @@ def open_connections(
     keys: tuple[KeyPair, str] | None,
     config: HubConfig,
     listener: ConnectionListener,
+    resolver: Resolver,
 ) -> dict[SocketName, DealerConnection]:
-    """Begin to connect to both sockets of a replica. Raise ConfigError if its record's addresses can't be used."""
+    """Begin to connect to both sockets of a replica.
+
+    Raise ConfigError if its record's addresses can't be used, OutOfSocketsError if this process has no descriptor left.
+    """
     # A process that names a routing id takes its connection over: one that knows only our hub id must not be able to.
     identity = f"{hub_id}/{secrets.token_hex(16)}"
     addrs: dict[SocketName, str] = {"input": info.input_addr, "output": info.output_addr}
     connections: dict[SocketName, DealerConnection] = {}
     try:
         for name, addr in addrs.items():
-            connections[name] = DealerConnection(context, name, addr, identity, keys, config, listener)
+            connections[name] = DealerConnection(context, name, addr, identity, keys, config, listener, resolver)
     except (zmq.ZMQError, ValueError) as error:
         for connection in connections.values():
             connection.close()
         if isinstance(error, ConfigError):
             raise
+        if isinstance(error, zmq.ZMQError) and error.errno in _OUT_OF_SOCKETS:
+            raise OutOfSocketsError(f"this hub has no file descriptor left for it ({error})") from error
         raise ConfigError(f"its addresses can't be connected to: {error}") from error
     return connections
 

@@ -25,10 +25,12 @@ from hub.replicas.events import (
     SessionDown,
     SessionUp,
     Unanswered,
+    Unresolved,
     Unsent,
 )
 from hub.replicas.pending import ConnectDiagnostics, DispatchBatcher, PendingAborts, PendingDispatches
 from hub.replicas.references import flaw_of_references
+from hub.replicas.resolver import Resolver
 from hub.replicas.sockets import ZmqContext, agreed_keys, open_connections
 from hub.request.events import StageMessage
 from omni_discovery import wire
@@ -64,10 +66,11 @@ class StageClient:
         config: HubConfig,
         context: ZmqContext,
         on_event: Callable[[ClientEvent], None],
+        resolver: Resolver | None = None,
     ) -> None:
         keys = agreed_keys(key_pair, info.curve_public_key)
         self.info = info
-        self._connections = open_connections(context, info, hub_id, keys, config, self)
+        self._connections = open_connections(context, info, hub_id, keys, config, self, resolver or Resolver())
         self._config, self._on_event = config, on_event
         self._session = HubSession(hub_id, info.epoch)
         self._closed, self._loop = False, asyncio.get_running_loop()
@@ -76,6 +79,8 @@ class StageClient:
         self._aborts = PendingAborts()
         #: Requests whose hand-offs can be dropped, to be sent as soon as a session is open.
         self._to_release: list[str] = []
+        #: Why its host's name can't be resolved, as the last event said.
+        self._unresolved: list[str] = []
         self._ticker: asyncio.TimerHandle | None = None
         self._diagnostics = ConnectDiagnostics(config.unmet_after_s, self._loop.time())
         self._keep_ticking()
@@ -197,6 +202,10 @@ class StageClient:
         self._carry_out(self._session.repeat_hellos())
         for connection in self._connections.values():
             connection.reconnect_if_due(now_s)
+        unresolved = [each.unresolved for each in self._connections.values() if each.unresolved]
+        if unresolved[:1] != self._unresolved:
+            self._unresolved = unresolved[:1]
+            self._on_event(Unresolved(self, "".join(self._unresolved)))
 
     # ---- the session's actions, and what the replica sends
 

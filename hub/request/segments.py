@@ -255,6 +255,6 @@ class Segments:
 def _size_of(inputs: Mapping[str, Any] | None) -> int:
     try:
         return 0 if inputs is None else len(msgspec.msgpack.encode(inputs))
-    except (TypeError, ValueError, OverflowError):
+    except (TypeError, ValueError, OverflowError, RecursionError):
         # Inputs that can't be encoded can't be sent either: the dispatch fails with the reason.
         return 0

@@ -38,7 +38,7 @@ def encode(message: ToReplica | FromReplica | Sequence[ToReplica | FromReplica])
     """The head frame of a message, or of a batch. Raise WireError if a value in it can't be encoded."""
     try:
         head = _VERSION_BYTE + _encoder.encode(message)
-    except (TypeError, OverflowError, ValueError) as error:
+    except (TypeError, OverflowError, ValueError, RecursionError) as error:
         raise WireError(f"can't be encoded: {error}") from error
     if len(head) > MAX_HEAD_BYTES:
         raise WireError(f"{len(head)} bytes are more than the {MAX_HEAD_BYTES} that one message may have")

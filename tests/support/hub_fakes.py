@@ -13,6 +13,7 @@ import zmq
 
 from hub.async_omni import AsyncOmni
 from hub.config import HubConfig
+from hub.replicas.resolver import Resolver
 from hub.replicas.sockets import LoopSocket
 from hub.request.outputs import OmniOutput
 from omni_discovery import wire
@@ -149,6 +150,7 @@ class FakeReplica:
     def _bind(self, name: str, addr: str, *, zap: bool) -> tuple[LoopSocket, str]:
         socket = self._context.socket(zmq.ROUTER)
         socket.setsockopt(zmq.LINGER, 0)
+        socket.setsockopt(zmq.IPV6, int("[" in addr))
         if zap:
             socket.setsockopt(zmq.ZAP_DOMAIN, b"replica")
         secure_server(socket, self._keys)
@@ -267,9 +269,10 @@ async def running_hub(
     policy: str = "round-robin",
     wait: bool = True,
     stories: Stories | None = None,
+    resolver: Resolver | None = None,
 ) -> AsyncIterator[AsyncOmni]:
     """A hub that sees these replicas; hub and replicas are closed at the end."""
-    omni = AsyncOmni(deploy_of(deploy), "hub-1", KeyPair.generate(), config, policy, stories=stories)
+    omni = AsyncOmni(deploy_of(deploy), "hub-1", KeyPair.generate(), config, policy, stories=stories, resolver=resolver)
     try:
         async with started_hub(omni, *(replica.info for replica in replicas), wait=wait):
             yield omni

@@ -218,3 +218,16 @@ async def test_errors_come_with_the_status_they_have_elsewhere(replica: LocalRep
         async with connect(address) as client:
             await say(client, prompt="one", model="other")
             assert (await hear(client, "error"))[-1]["status"] == 404
+
+
+async def test_frames_that_are_nested_deep_are_refused_and_take_no_place(replica: LocalReplica) -> None:
+    """Also of a depth that can be read and not be written: the answer comes at once, and the next is served."""
+    async with served(ONE, replica) as address:
+        for depth in (64, 500, *range(970, 990, 2), 100_000):
+            async with connect(address) as client:
+                await client.send(f'{{"type": "segment", "messages": [{{"x": {"[" * depth}{"]" * depth}}}]}}')
+                (error,) = await hear(client, "error")
+                assert (error["status"], error["error"]["code"]) == (400, "invalid_request")
+        async with connect(address) as client:
+            await say(client, prompt="still there", last=True)
+            assert text(await hear(client, "done")) == "still there"

@@ -19,11 +19,13 @@ from omni_discovery.records.schema import ReplicaInfo, ReplicaStatus
 from omni_discovery.view.table import Delta
 from tests.support.hub_fakes import (
     ONE_STAGE,
+    PAIR,
     QUICK,
     FakeReplica,
     accept_only,
     collect,
     deploy_of,
+    picture,
     running_hub,
     show,
     text_of,
@@ -208,6 +210,20 @@ async def test_another_process_on_the_same_ports_is_another_replica() -> None:
         assert (await first).text == "moved "
         await outputs.aclose()
         again.kill()
+
+
+async def test_a_record_with_the_address_of_another_replica_takes_nothing_from_it() -> None:
+    """1. a record of stage 0, with a key of its own, names the sockets of 1/0, which came first
+    2. stage 1 goes on, and stage 0 with the replica that it has
+    """
+    a, b = FakeReplica(), FakeReplica(picture, stage_id=1)
+    async with running_hub(a, b, deploy=PAIR) as omni:
+        key = KeyPair.generate().public
+        bad = replace(b.info, stage_id=0, replica_id=8, epoch=b.info.epoch + 1000, curve_public_key=key)
+        show(omni, a.info, bad, b.info)
+        for number in range(5):
+            show(omni, a.info, b.info, replace(bad, queue_length=number))
+            assert (await collect(omni.generate({"prompt": "one"})))[-1].is_summary
 
 
 async def test_views_may_come_before_the_start_and_older_ones_are_ignored() -> None:

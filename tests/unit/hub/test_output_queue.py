@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from hub.output_queue import OutputQueue, Watermarks
+import asyncio
+
+import pytest
+
+from hub.orchestrator.active import AbortRequest, Ended
+from hub.output_queue import OutputQueue, Watermarks, deliver
 from hub.request.events import ClientBackpressure
 from hub.request.outputs import OmniOutput
+from omni_discovery.errors import RequestError
 
 BEHIND, CAUGHT_UP = ClientBackpressure(is_behind=True), ClientBackpressure(is_behind=False)
 
@@ -48,3 +54,24 @@ async def test_a_queue_tells_what_its_reader_does_until_its_request_has_ended() 
     while await queue.get() is not None:
         pass
     assert len(paces) == 3
+
+
+async def test_an_output_that_a_bug_keeps_from_its_client_ends_that_request_and_no_other() -> None:
+    source: asyncio.Queue[tuple[str, OmniOutput | Ended]] = asyncio.Queue()
+    queues = {"bad": OutputQueue(8, 1000), "good": OutputQueue(8, 1000)}
+    aborted: list[AbortRequest] = []
+
+    task = asyncio.create_task(deliver(source, queues, aborted.append))
+    try:
+        queues["bad"].put = None  # type: ignore[assignment,method-assign]
+        source.put_nowait(("bad", OmniOutput("bad", 0, "text", text="x")))
+        source.put_nowait(("gone", Ended(RequestError("no"))))
+        source.put_nowait(("good", OmniOutput("good", 0, "text", text="x")))
+        with pytest.raises(RequestError, match="a bug in the hub"):
+            await queues["bad"].get()
+        output = await queues["good"].get()
+        assert output is not None
+        assert output.text == "x"
+        assert [abort.request_id for abort in aborted] == ["bad"]
+    finally:
+        task.cancel()

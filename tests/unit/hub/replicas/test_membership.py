@@ -10,8 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hub.config import OutOfSocketsError
 from hub.pool.stage_pool import StagePool
 from hub.pool.versions import Pools
+from hub.replicas.attach_limits import MOST_UNANSWERED
 from hub.replicas.membership import Membership
 from hub.replicas.stage_client import StageClient
 from omni_discovery.balancing.policies import RoundRobinBalancer
@@ -263,3 +265,91 @@ async def test_a_view_that_was_missed_takes_the_long_way() -> None:
     await registry.beat()
     await registry.load(1, 6)
     assert [info.queue_length for info in scene.membership.members([0])] == [5, 6, 0]
+
+
+def attached(scene: Scene) -> list[tuple[int, int]]:
+    return [(client.info.stage_id, client.info.replica_id) for client in scene.membership.clients.values()]
+
+
+@pytest.mark.parametrize("is_first_listed", [True, False])
+def test_of_two_processes_at_one_address_the_first_serves_on_while_it_answers(
+    is_first_listed: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """1. a record of stage 0 names the address of 1/0, which is older and answers: it is refused, in whatever order
+    2. the log names both; the record may change as often as it likes, 1/0 is told nothing
+    3. 1/0 is gone: the address is the other's
+    """
+    scene, first, second = Scene(), record(1, 0, 5, epoch=3), record(0, 8, 5, epoch=9)
+    infos = (first, second) if is_first_listed else (second, first)
+    scene.membership.apply(View({(1, 0): first}, revision=1), Delta())
+    scene.pools[1].core.session_up("tcp://h:5", 0.0)
+    records = {(each.stage_id, each.replica_id): each for each in infos}
+    for revision in range(10, 13):
+        records[0, 8] = replace(second, queue_length=revision)
+        scene.membership.apply(View(dict(records), revision=revision), Delta())
+    assert scene.told == [("connect", first)]
+    assert attached(scene) == [(1, 0)]
+    assert caplog.text.count("its address tcp://h:5 is that of replica 1/0, which answers there") == 1
+    del records[1, 0]
+    scene.membership.apply(View(dict(records), revision=20), Delta())
+    assert attached(scene) == [(0, 8)]
+
+
+def test_a_process_that_registers_again_takes_its_own_address_over() -> None:
+    """Its former record may still be there, under another id, until the lease has run out."""
+    scene, before, after = Scene(), record(0, 0, 5, epoch=3), record(0, 1, 5, epoch=9)
+    scene.membership.apply(View({(0, 0): before}, revision=1), Delta())
+    scene.membership.apply(View({(0, 0): before, (0, 1): after}, revision=2), Delta())
+    assert scene.told == [("connect", before), ("renew", after, False)]
+
+
+def test_records_of_nobody_take_a_bounded_number_of_connections_and_turns_with_good_ones() -> None:
+    """1. of three thousand records only the last ten are of replicas that answer
+    2. never are there more clients than the bound allows; all ten are connected to in the end
+    """
+    scene, good = Scene(), range(2990, 3000)
+    records = {(0, each): record(0, each, each, each + 1) for each in range(3000)}
+    scene.membership.apply(View(records, revision=1), Delta())
+    pool, seen = scene.pools[0].core, set()
+    for _ in range(2000):
+        assert len(scene.membership.clients) <= MOST_UNANSWERED + len(good)
+        for each in good:
+            addr = f"tcp://h:{each}"
+            if addr in scene.membership.clients and addr not in seen:
+                seen.add(addr)
+                pool.session_up(addr, scene.now_s)
+        due_s = scene.membership.next_review_s
+        assert due_s is not None
+        scene.now_s = max(scene.now_s + 1.0, due_s)
+        scene.membership.review_members()
+        if len(seen) == len(good):
+            break
+    assert len(seen) == len(good)
+    assert all(f"tcp://h:{each}" in scene.membership.clients for each in good)
+
+
+def test_a_replica_that_found_no_descriptor_is_tried_again_without_a_change_of_its_record(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    scene, usual = Scene(), Scene.connect_replica_of
+    records = {(0, each): record(0, each, each, each + 1) for each in range(3)}
+
+    def fail(_scene: Scene, _info: ReplicaInfo) -> StageClient:
+        raise OutOfSocketsError("this hub has no file descriptor left for it (Too many open files)")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Scene, "connect_replica_of", fail)
+        scene.membership.apply(View(records, revision=1), Delta())
+        for _ in range(5):
+            due_s = scene.membership.next_review_s
+            assert due_s is not None
+            scene.now_s = due_s
+            scene.membership.review_members()
+    assert not scene.membership.clients
+    assert "Too many open files" in scene.pools[0].core.members.entries["tcp://h:0"].unusable
+    assert caplog.text.count("Too many open files") <= 2
+    assert Scene.connect_replica_of is usual
+    scene.now_s = scene.membership.next_review_s or 0.0
+    scene.membership.review_members()
+    assert len(scene.membership.clients) == 3
+    assert scene.membership.next_review_s is None

@@ -147,3 +147,11 @@ def test_what_can_not_be_written_is_a_wire_error_at_the_sender() -> None:
         wire.encode(wire.Submit(epoch=1, request_id="r", params={"seed": 1 << 70}))
     with pytest.raises(WireError, match="bytes are more"):
         wire.encode(wire.Submit(epoch=1, request_id="r", inputs={"prompt": "x" * wire.MAX_HEAD_BYTES}))
+
+
+def test_a_value_that_is_nested_too_deep_to_be_encoded_is_refused_as_any_other() -> None:
+    deep: list[object] = []
+    for _ in range(100_000):
+        deep = [deep]
+    with pytest.raises(WireError, match="can't be encoded"):
+        wire.encode(wire.Submit(epoch=1, request_id="r", inputs={"x": deep}))

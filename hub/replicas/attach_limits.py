@@ -1,0 +1,90 @@
+"""AttachLimits: which replicas may be connected to now, and which have to wait. Pure.
+
+A replica waits while this process is out of file descriptors, and while too many others have never answered: records of
+nobody must not use up the connections of those that serve.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+#: Connections to replicas that have never answered, at the same time.
+MOST_UNANSWERED: Final = 256
+#: After so long one that has never answered gives its turn to one that waits.
+TURN_S: Final = 30.0
+#: Bounds of the pause after this process ran out of descriptors, and the time between two looks at those that wait.
+_FIRST_PAUSE_S: Final = 1.0
+_MOST_PAUSE_S: Final = 30.0
+_REVIEW_S: Final = 1.0
+
+
+class AttachLimits:
+    """Replicas go by their input address. ``has_answered``: whether one has ever had a session. Moments: monotonic."""
+
+    def __init__(self, has_answered: Callable[[str], bool], most_unanswered: int = MOST_UNANSWERED) -> None:
+        self._has_answered = has_answered
+        self._most_unanswered = most_unanswered
+        #: Those that wait, the one that has waited longest first.
+        self._waiting: dict[str, None] = {}
+        #: When those were connected to that had not answered by then, in that order.
+        self._unanswered: dict[str, float] = {}
+        self._pause_s = 0.0
+        self._not_before_s = float("-inf")
+        #: When those that wait are looked at next.
+        self._review_s = float("-inf")
+
+    def __repr__(self) -> str:
+        return f"AttachLimits({len(self._waiting)} waiting, {len(self._unanswered)} unanswered)"
+
+    @property
+    def next_review_s(self) -> float | None:
+        """When time alone lets one that waits be tried; None if none waits."""
+        return max(self._not_before_s, self._review_s) if self._waiting else None
+
+    def must_wait(self, addr: str, now_s: float) -> str:
+        """Why the replica may not be connected to now, so that it waits; empty if it may."""
+        if now_s < self._not_before_s:
+            reason = "this hub has no file descriptor left for it"
+        elif not self._has_room():
+            reason = f"it waits for its turn: {self._most_unanswered} others have never answered"
+        else:
+            return ""
+        self._waiting.setdefault(addr)
+        return reason
+
+    def attached(self, addr: str, now_s: float) -> None:
+        """The replica is being connected to."""
+        self._waiting.pop(addr, None)
+        self._unanswered[addr] = now_s
+        self._pause_s = 0.0
+
+    def postpone(self, addr: str) -> None:
+        """The replica waits, behind all others."""
+        self._waiting.setdefault(addr)
+
+    def ran_out(self, addr: str, now_s: float) -> None:
+        """There was no descriptor for the replica: it waits, and all others with it, for a while that grows."""
+        self._waiting.setdefault(addr)
+        self._pause_s = min(_MOST_PAUSE_S, max(_FIRST_PAUSE_S, 2 * self._pause_s))
+        self._not_before_s = now_s + self._pause_s
+
+    def gone(self, addr: str) -> None:
+        """The replica is connected to no more, and does not wait. Unknown ones are fine."""
+        self._waiting.pop(addr, None)
+        self._unanswered.pop(addr, None)
+
+    def review(self, now_s: float) -> tuple[list[str], list[str]]:
+        """Return those that wait, to be tried in this order, and those that must give their turn to them before."""
+        self._review_s = now_s + _REVIEW_S
+        waiting = [] if now_s < self._not_before_s else list(self._waiting)
+        if not waiting or self._has_room():
+            return waiting, []
+        overdue = [addr for addr, since_s in self._unanswered.items() if now_s - since_s >= TURN_S]
+        return waiting, overdue[: len(waiting)]
+
+    def _has_room(self) -> bool:
+        if len(self._unanswered) < self._most_unanswered:
+            return True
+        self._unanswered = {addr: at_s for addr, at_s in self._unanswered.items() if not self._has_answered(addr)}
+        return len(self._unanswered) < self._most_unanswered

@@ -1,0 +1,73 @@
+"""Who may be connected to: those that never answer, and a lack of descriptors, keep no good replica out for ever."""
+
+from __future__ import annotations
+
+from hub.replicas.attach_limits import TURN_S, AttachLimits
+
+
+class Scene:
+    def __init__(self, most: int = 3) -> None:
+        self.answered: set[str] = set()
+        self.limits = AttachLimits(self.answered.__contains__, most)
+
+    def attach(self, addr: str, now_s: float) -> bool:
+        if self.limits.must_wait(addr, now_s):
+            return False
+        self.limits.attached(addr, now_s)
+        return True
+
+
+def test_those_that_have_answered_count_no_more() -> None:
+    """1. three places: the fourth waits; 2. one of the three answers: the next review has room for the fourth"""
+    scene = Scene()
+    assert [scene.attach(addr, 0.0) for addr in "abcd"] == [True, True, True, False]
+    assert "3 others have never answered" in scene.limits.must_wait("d", 0.0)
+    assert scene.limits.review(1.0) == (["d"], [])
+    scene.answered.add("b")
+    assert scene.limits.review(2.0) == (["d"], [])
+    assert scene.attach("d", 2.0)
+    assert scene.limits.next_review_s is None
+
+
+def test_those_that_never_answer_take_turns() -> None:
+    """So a good replica behind many records of nobody has its turn, in the order of arrival."""
+    scene = Scene()
+    for addr in "abcde":
+        scene.attach(addr, 0.0)
+    assert scene.limits.review(TURN_S - 1) == (["d", "e"], [])
+    waiting, overdue = scene.limits.review(TURN_S)
+    assert (waiting, overdue) == (["d", "e"], ["a", "b"])
+    for addr in overdue:
+        scene.limits.gone(addr)
+        scene.limits.postpone(addr)
+    assert [scene.attach(addr, TURN_S) for addr in waiting] == [True, True]
+    assert scene.limits.review(TURN_S + 1)[0] == ["a", "b"]
+
+
+def test_a_lack_of_descriptors_is_tried_again_ever_more_rarely_and_forgotten_when_it_is_over() -> None:
+    scene = Scene(100)
+    now_s, tries = 0.0, 0
+    while now_s < 300.0:
+        assert not scene.limits.must_wait("a", now_s)
+        scene.limits.ran_out("a", now_s)
+        assert "no file descriptor" in scene.limits.must_wait("b", now_s)
+        due_s = scene.limits.next_review_s
+        assert due_s is not None
+        assert now_s < due_s <= now_s + 30.0
+        now_s, tries = due_s, tries + 1
+    assert 10 <= tries <= 16
+    assert scene.limits.review(now_s) == (["a", "b"], [])
+    assert scene.attach("a", now_s)
+    assert scene.attach("b", now_s)
+    scene.limits.ran_out("c", now_s)
+    assert scene.limits.next_review_s == now_s + 1.0
+
+
+def test_one_that_is_gone_waits_no_more() -> None:
+    scene = Scene(1)
+    scene.attach("a", 0.0)
+    scene.attach("b", 0.0)
+    scene.limits.gone("b")
+    assert scene.limits.next_review_s is None
+    scene.limits.gone("a")
+    assert scene.attach("c", 0.0)
