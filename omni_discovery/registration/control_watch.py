@@ -118,7 +118,7 @@ class ControlWatch:
         """See WatchSink."""
         self._seen_revision = 0
         current = listing.items[0] if listing.items else None
-        if self._has_lost_keys(listing):
+        if self._has_lost_keys(listing, current):
             self._lost = self._standing
         self._history = (listing.cluster_id, listing.revision)
         if self._lost is not None:
@@ -168,11 +168,17 @@ class ControlWatch:
             claim = await self._kv.compare_and_put(self._key, decision.bound, current.mod_revision)
             current, revision = claim.current, claim.revision
 
-    def _has_lost_keys(self, listing: Listing) -> bool:
-        """Whether the registry is another one than before, or went back in its history."""
-        return self._history is not None and (
-            listing.cluster_id != self._history[0] or listing.revision < self._history[1]
-        )
+    def _has_lost_keys(self, listing: Listing, current: KeyValue | None) -> bool:
+        """Whether the registry is another one than before, or went back in its history.
+
+        By the time of the list a restored registry may have more writes behind it than there were before: a key whose
+        own revision is an earlier one tells it all the same.
+        """
+        if self._history is None:
+            return False
+        standing = self._standing
+        is_older = current is not None and standing is not None and current.mod_revision < standing.mod_revision
+        return listing.cluster_id != self._history[0] or listing.revision < self._history[1] or is_older
 
     async def _restore(self, lost: KeyValue, current: KeyValue | None) -> KeyValue | None:
         """Write a key that the registry has lost again; return the key as it is then. A drain is not written again.

@@ -51,12 +51,12 @@ def test_the_first_is_put_the_same_changes_nothing_and_another_is_told_by_its_di
 
 def test_replicas_tells_of_stages_that_nobody_serves_and_of_other_namespaces(operator: Operator) -> None:
     operator.apply(ONE)
-    for namespace, said in (("default", "stage 0: nobody"), ("nowhere", "in namespace 'nowhere'; there are: default")):
+    for namespace, said in (("default", "stage 0: nobody"), ("nowhere", "in namespace 'nowhere'; there is 'default'")):
         asked = ["replicas", "--namespace", namespace, "--etcd-endpoints", operator.endpoint]
         child = Child(asked, operator.folder, namespace)
         assert child.process.wait(30) == 0, child.text
         assert said in child.text
-        assert ("there are:" in child.text) == (namespace == "nowhere")
+        assert ("there is" in child.text) == (namespace == "nowhere")
 
 
 def test_a_wrong_file_replaces_nothing(operator: Operator) -> None:

@@ -187,6 +187,28 @@ async def test_a_key_that_is_deleted_while_etcd_is_away_is_not_put_back(followed
     await followed.watch.close(1.0)
 
 
+async def test_a_copy_that_others_have_written_to_is_told_from_the_registry_by_the_key_itself(
+    followed: Followed,
+) -> None:
+    """The registry is restored from an older copy, and has passed its former revision when the watch lists again."""
+    followed.watch.watch_control(1, 7)
+    await followed.put('{"weight": 2}')
+    older = await followed.kv.get(KEY)
+    assert older is not None
+    await followed.put('{"weight": 2, "cordon": true}')
+    followed.kv.is_out = True
+    await followed.clock.advance(3.0)
+    followed.kv.is_out = False
+    followed.kv._items[KEY] = older
+    for _ in range(5):
+        await followed.kv.put("/elsewhere", b"")
+    followed.kv.compact()
+    await followed.clock.advance(3.0)
+    assert await followed.stands() == {"weight": 2, "cordon": True}
+    assert (followed.told[-1].cordoned, followed.told[-1].weight) == (True, 2.0)
+    await followed.watch.close(1.0)
+
+
 async def test_what_an_operator_has_written_since_the_wipe_holds(followed: Followed) -> None:
     await cordoned(followed)
     followed.kv.wipe()
