@@ -371,6 +371,7 @@ def test_no_more_than_the_bound_is_fetched_whatever_was_announced(make: Make) ->
     metadata = offer(producer, size_bytes=300_000)
     with pytest.raises(TransferError, match="max_fetch_bytes is 200000"):
         careful.get("0", "1", "key", metadata)
+    counted(producer, "sent")
     assert producer.health()["transfers"] == {"sent": 1}
     with pytest.raises(TransferError, match="bytes are announced"):
         make().get("0", "1", "key", {**metadata, "data_size": 1 << 60})
