@@ -137,4 +137,4 @@ def _cause(text: str) -> str:
     if len(text) > _MOST_CAUSE:
         half = _MOST_CAUSE // 2
         text = f"{text[:half]}...{text[-half:]}"
-    return "".join(char if char.isprintable() else "_" for char in one_line(text)) or "-"
+    return one_line(text) or "-"

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from omni_discovery.errors import InvalidRequestError
+from omni_discovery.failure_log import word
 from omni_discovery.wire import FailureKind, PayloadRef
 from stage_runtime.config import PayloadError
 from stage_runtime.engine_loop.jobs import Finished, RequestFailed, SegmentEnded, Work
@@ -83,8 +84,7 @@ class Running:
 
 def name_of(work: Work) -> str:
     """The work as log lines name it: ``<hub>/<request id>/<attempt>``, without white space."""
-    name = f"{work.owner[:200]}/{work.attempt}"
-    return "".join(char if char.isprintable() and not char.isspace() else "_" for char in name)
+    return f"{word(work.owner)}/{work.attempt}"
 
 
 def request_of(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import random
 import socket
 import ssl
 import threading
@@ -12,6 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
+from omni_discovery.backoff import Backoff
 from stage_runtime.connectors.errors import TransferCancelledError, TransferError, TransferTimeoutError
 from stage_runtime.connectors.store.memory import PooledBuffer
 from stage_runtime.connectors.tcp.frames import ANSWER_BYTES, RECEIVED, Status, pack_request, parse_answer
@@ -142,17 +142,16 @@ def converse(
     A producer that has no place for a connection resets it: then this connects again, and ``talk`` begins anew, until
     the deadline. Raise TransferTimeoutError, TransferCancelledError or TransferError, also for an OSError of ``talk``.
     """
-    wait_s = _FIRST_WAIT_S
+    backoff = Backoff(_FIRST_WAIT_S, _LONGEST_WAIT_S)
     while True:
         try:
             return _converse_once(address, fetching, deadline_s, tls, talk)
         except TransferError as error:
             was_reset = isinstance(error.__cause__, ConnectionResetError | BrokenPipeError)
-            jittered_s = wait_s * random.uniform(0.5, 1.0)
-            if not was_reset or time.monotonic() + jittered_s >= deadline_s:
+            wait_s = backoff.next_delay_s()
+            if not was_reset or time.monotonic() + wait_s >= deadline_s:
                 raise
-            fetching.wait(jittered_s)
-            wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
+            fetching.wait(wait_s)
 
 
 def _converse_once(
