@@ -68,7 +68,11 @@ def test_the_earliest_death_comes_first_and_of_its_suspects_by_turns_the_younges
 
     Before all others come those that were at two deaths.
     """
-    waiting = [suspect(name, "x 1") for name in "abcd"] + [suspect("e", "y 1"), suspect("f", "y 1"), suspect("g", "y 1")]
+    waiting = [suspect(name, "x 1") for name in "abcd"] + [
+        suspect("e", "y 1"),
+        suspect("f", "y 1"),
+        suspect("g", "y 1"),
+    ]
     probation = holding(*waiting, suspect("h", "y 1", "z 1", alone=True))
     order = []
     for _ in range(8):
