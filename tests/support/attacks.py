@@ -41,7 +41,9 @@ ATTACKS: Final = (
     Attack("A6", "a record with a name that DNS answers slowly, or never", "that replica waits; all others serve"),
     Attack("A7", "a FIFO, a link or another user's file in /dev/shm", "never opened; replicas start and serve"),
     Attack("A8", "idle connections take all places of a connector", "the oldest idle one goes; hand-offs arrive"),
-    Attack("A9", "silent WebSockets hold all slots, also from a foreign page", "closed; slots come back; Origin checked"),
+    Attack(
+        "A9", "silent WebSockets hold all slots, also from a foreign page", "closed; slots come back; Origin checked"
+    ),
     Attack("A10", "/admin without the key that guards the API", "401, on a port and a token of its own"),
     Attack("A11", "strangers take all descriptors of a hub while replicas restart", "well again when they leave"),
     Attack("A12", "request heads and bodies that never end", "cut after a time; their bytes are bounded"),
