@@ -150,9 +150,10 @@ def merge(
 
 async def read_registry(kv: KVStore, namespace: str) -> RegistryPast:
     """Read what a registry tells of a namespace's past. Raise RegistryError."""
-    from omni_discovery.commands.history_log import EventReader, registry_name
+    from omni_discovery.commands.history_log import EventReader
     from omni_discovery.errors import CompactedError
     from omni_discovery.records import keys
+    from omni_discovery.stories import registry_name
     from omni_discovery.view.table import ReplicaTable
 
     table = ReplicaTable(namespace)

@@ -28,6 +28,7 @@ from omni_discovery.records.schema import (
     decode_hub,
     decode_replica,
 )
+from omni_discovery.stories import registry_name
 from omni_discovery.text import one_line
 from omni_discovery.view.table import Delta, View
 
@@ -73,11 +74,6 @@ class HubTransition(msgspec.Struct, frozen=True, kw_only=True):
 
 
 AnyTransition = Transition | HubTransition
-
-
-def registry_name(cluster_id: int) -> str:
-    """The name of a registry in the log: the id of its etcd cluster, as etcdctl prints it."""
-    return f"{cluster_id:x}"
 
 
 @dataclass(frozen=True, slots=True)
