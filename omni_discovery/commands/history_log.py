@@ -27,6 +27,7 @@ from omni_discovery.records.schema import (
     ReplicaStatus,
     decode_hub,
     decode_replica,
+    own_reason,
 )
 from omni_discovery.stories import registry_name
 from omni_discovery.text import one_line
@@ -111,7 +112,7 @@ class Life:
                 return DRAINED_BY_OPERATOR
             case ReplicaStatus.DOWN:
                 # A replica that fails writes the reason into its record before it withdraws.
-                return "failed" if self.reason else "stopped"
+                return "failed" if own_reason(self.reason) else "stopped"
             case ReplicaStatus.ERROR:
                 return "failed"
             case ReplicaStatus.DRAINING:

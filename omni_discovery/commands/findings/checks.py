@@ -18,7 +18,7 @@ from omni_discovery.records import keys
 from omni_discovery.records.beat import read_beats
 from omni_discovery.records.control import ControlError, answered_revision, parse
 from omni_discovery.records.health import HubHealth
-from omni_discovery.records.schema import WAITING_PHASE, ReplicaInfo, ReplicaStatus
+from omni_discovery.records.schema import FORMER_END, WAITING_PHASE, ReplicaInfo, ReplicaStatus
 from omni_discovery.text import one_line
 from omni_discovery.view.hub_reports import read_reports
 from omni_discovery.view.table import View
@@ -266,12 +266,29 @@ def _stages(evidence: Evidence) -> Iterator[Finding]:
             text = f"replica {info.stage_id}/{info.replica_id} {state} {info.reason}"
             yield Finding(Grade.PROBLEM, "replica", text, "it goes on by itself once that is mended")
         elif info.status is ReplicaStatus.STARTING and info.reason:
-            text = f"replica {info.stage_id}/{info.replica_id} starts anew; the one before it ended: {info.reason}"
+            # Releases before 0.2 don't say whose reason it is.
+            reason = info.reason if info.reason.startswith(FORMER_END) else f"{FORMER_END}{info.reason}"
+            text = f"replica {_name(info)} starts anew; {reason}"
             yield Finding(Grade.NOTE, "replica", text, f"if that goes on, see the log of its supervisor on {info.host}")
     for stage in deploy.stages if deploy else ():
         if not able[stage.stage_id]:
-            text = f"stage {stage.stage_id} has nobody who takes work: its requests get 503"
-            yield Finding(Grade.PROBLEM, "stage", text, "start a replica of it, or see `omni replicas` for why")
+            yield _deserted_stage(evidence, stage.stage_id)
+
+
+def _deserted_stage(evidence: Evidence, stage_id: int) -> Finding:
+    text = f"stage {stage_id} has nobody who takes work: its requests get 503"
+    infos = [evidence.view.replicas[key] for key in sorted(evidence.view.replicas) if key[0] == stage_id]
+    kept = [info for info in infos if info.status is ReplicaStatus.UP]
+    if not kept:
+        return Finding(Grade.PROBLEM, "stage", text, "start a replica of it, or see `omni replicas` for why")
+    text += f"; up but kept from it: {', '.join(map(_name, kept[:_SHOWN]))}"
+    return Finding(Grade.PROBLEM, "stage", text, f"let it take work again: {_undo(kept[0])}; or start another replica")
+
+
+def _undo(info: ReplicaInfo) -> str:
+    """The commands that let a replica take work which an operator keeps from it."""
+    words = [word for word, holds in (("cordon", info.cordoned), ("weight", info.weight == 0)) if holds]
+    return " and ".join(f"omni {word} {_name(info)} --undo" for word in words)
 
 
 def _handoffs(evidence: Evidence) -> Iterator[Finding]:
@@ -327,10 +344,11 @@ def _control(evidence: Evidence) -> Iterator[Finding]:
             text = f"replica {name} has not answered revision {item.mod_revision} of its control key"
             yield Finding(Grade.PROBLEM, "control", text, f"is its process {info.pid} on {info.host} well?")
         elif info.cordoned or info.weight == 0:
-            text, advice = f"replica {name} is kept from new work: {item.value.decode()}", ""
+            text = f"replica {name} is kept from new work: {one_line(item.value.decode())}"
+            advice = f"to let it take work: {_undo(info)}"
             if item.mod_revision < info.epoch:
                 text += "; that was written before it registered"
-                advice = f"if it was meant for the one before it: etcdctl del {item.key}"
+                advice = f"if it was meant for the one before it: {_undo(info)}"
             yield Finding(Grade.NOTE, "control", text, advice)
 
 

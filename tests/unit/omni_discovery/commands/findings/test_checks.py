@@ -171,12 +171,32 @@ def test_nobody_is_told_to_upgrade_an_etcd_that_the_hub_brings_along() -> None:
     assert "a watch may lose events" in judge_version("etcd:2379", "3.5.3").text
 
 
-def test_a_replica_that_starts_anew_is_a_note_with_how_the_one_before_it_ended() -> None:
-    again = record(1, status=ReplicaStatus.STARTING, phase="loading", reason="it was ended by SIGSEGV")
+@pytest.mark.parametrize("whose", ["", "the process before it: "], ids=["as 0.1 says it", "as it is said now"])
+def test_a_replica_that_starts_anew_is_a_note_with_how_the_one_before_it_ended(whose: str) -> None:
+    reason = f"{whose}it was ended by SIGSEGV"
+    again = record(1, status=ReplicaStatus.STARTING, phase="loading", reason=reason)
     findings = found(FORCE, HUB, record(), again)
     assert wrong(findings) == []
-    said = "replica: replica 0/1 starts anew; the one before it ended: it was ended by SIGSEGV"
+    said = "replica: replica 0/1 starts anew; the process before it: it was ended by SIGSEGV"
     assert wrong(findings, Grade.NOTE) == [said]
+
+
+@pytest.mark.parametrize(
+    ("fields", "undo"),
+    [
+        ({"cordoned": True}, "omni cordon 0/0 --undo"),
+        ({"weight": 0.0}, "omni weight 0/0 --undo"),
+        ({"cordoned": True, "weight": 0.0}, "omni cordon 0/0 --undo and omni weight 0/0 --undo"),
+    ],
+)
+def test_where_the_last_replica_of_a_stage_is_cordoned_the_way_back_is_named(fields: dict[str, Any], undo: str) -> None:
+    findings = found(FORCE, HUB, record(**fields))
+    (finding,) = [each for each in findings if each.topic == "stage"]
+    assert finding.grade is Grade.PROBLEM
+    assert finding.text == "stage 0 has nobody who takes work: its requests get 503; up but kept from it: 0/0"
+    assert finding.advice == f"let it take work again: {undo}; or start another replica"
+    (finding,) = [each for each in found(FORCE, HUB) if each.topic == "stage"]
+    assert finding.advice.startswith("start a replica")
 
 
 def test_a_replica_without_what_carries_its_hand_offs_is_named_before_it_is_up_and_after() -> None:
