@@ -202,6 +202,18 @@ def _supervise(arguments: argparse.Namespace) -> int:
     options = _read_options(arguments)
     configure_logging(options.log)
     identify_process(stage=options.stage_id)
+    try:
+        return _supervise_stage(arguments, options)
+    except OmniError as error:
+        if not arguments.parent_pid:
+            raise
+        # The last line of a hub's own error names this one.
+        code = EXIT_CONFIG if isinstance(error, ConfigError) else EXIT_FAILED
+        logger.error("supervisor.gave_up stage=%d code=%d: %s", options.stage_id, code, error)
+        return code
+
+
+def _supervise_stage(arguments: argparse.Namespace, options: StageOptions) -> int:
     # A hub that starts this process has logged it already.
     if not arguments.parent_pid:
         warn_if_plain(options.zmq_security)
