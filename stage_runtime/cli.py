@@ -12,8 +12,8 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -202,6 +202,18 @@ def _supervise(arguments: argparse.Namespace) -> int:
     options = _read_options(arguments)
     configure_logging(options.log)
     identify_process(stage=options.stage_id)
+    try:
+        return _supervise_stage(arguments, options)
+    except OmniError as error:
+        if not arguments.parent_pid:
+            raise
+        # The last line of a hub's own error names this one.
+        code = EXIT_CONFIG if isinstance(error, ConfigError) else EXIT_FAILED
+        logger.error("supervisor.gave_up stage=%d code=%d: %s", options.stage_id, code, error)
+        return code
+
+
+def _supervise_stage(arguments: argparse.Namespace, options: StageOptions) -> int:
     # A hub that starts this process has logged it already.
     if not arguments.parent_pid:
         warn_if_plain(options.zmq_security)
@@ -245,7 +257,7 @@ def _run_stage(config: SupervisorConfig, options: StageOptions, exporter: Metric
 
     replica = config.replica
     raise_descriptor_limit("a replica")
-    with closing(Waits(user_runtime_dir(), replica.namespace, replica.endpoints)) as waits:
+    with _waiting(_waits_of(replica)) as waits:
         deploy = read_pipeline(
             replica.endpoints,
             replica.namespace,
@@ -263,6 +275,31 @@ def _run_stage(config: SupervisorConfig, options: StageOptions, exporter: Metric
     return _run_supervisor(config, deploy, export)
 
 
+def _waits_of(replica: ReplicaConfig) -> Waits:
+    """Where this supervisor says what it waits for: on this machine, and in the registry while that can be reached."""
+    from omni_discovery.clients.wait_board import WaitBoard
+
+    board = WaitBoard(replica.endpoints, replica.namespace, replica.security)
+    return Waits(user_runtime_dir(), replica.namespace, replica.endpoints, board=board)
+
+
+@contextmanager
+def _waiting(waits: Waits) -> Iterator[Waits]:
+    """Take back what is waited for when it is over, also where SIGTERM ends the process meanwhile."""
+
+    def end(number: int, _frame: object) -> None:
+        waits.close()
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+
+    former = signal.signal(signal.SIGTERM, end)
+    try:
+        yield waits
+    finally:
+        signal.signal(signal.SIGTERM, former)
+        waits.close()
+
+
 def _run_supervisor(config: SupervisorConfig, deploy: DeployConfig, export: Callable[[Sample], None] | None) -> int:
     from stage_runtime.engines.base import modules_to_preload
     from stage_runtime.supervisor.device_locks import DeviceLocks, Holder
@@ -276,9 +313,9 @@ def _run_supervisor(config: SupervisorConfig, deploy: DeployConfig, export: Call
     devices = _devices_here(base, stage, config.count, machine)
     holder = Holder(pid=os.getpid(), namespace=replica.namespace, stage_id=replica.stage_id)
     locks = DeviceLocks(user_runtime_dir(), devices, holder)
-    waits = Waits(user_runtime_dir(), replica.namespace, replica.endpoints)
+    waits = _waits_of(replica)
     who = f"the supervisor of stage {replica.stage_id}"
-    with closing(waits):
+    with _waiting(waits):
         locks.acquire(on_wait=lambda reason: waits.begin("devices", who, reason))
     settings = stage_environment(stage, Path(stage.model).exists(), replica.advertise_host)
     # On the CPU only: a process that has initialized a GPU must not be forked.
@@ -305,8 +342,8 @@ def _run_on_ray(
     from stage_runtime.supervisor.supervisor import Supervisor
 
     replica = config.replica
-    waits = Waits(user_runtime_dir(), replica.namespace, replica.endpoints)
-    with closing(waits):
+    waits = _waits_of(replica)
+    with _waiting(waits):
         who = f"the supervisor of stage {replica.stage_id}"
         waits.begin("ray", who, "the Ray cluster has not given it room yet")
         launcher = RayLauncher(deploy.stage(replica.stage_id), config.count, address, replica.pipeline_wait_s)
@@ -344,7 +381,7 @@ def _connect_with_stories(config: ReplicaConfig) -> Callable[..., OmniCoordClien
 
     def connect(*arguments: Any, **options: Any) -> OmniCoordClientForStage:
         client = OmniCoordClientForStage(*arguments, **options)
-        client.keep_stories(Stories(user_runtime_dir(), config.namespace))
+        client.keep_stories(Stories(user_runtime_dir(), config.namespace, config.endpoints))
         return client
 
     return connect

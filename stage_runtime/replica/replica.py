@@ -22,7 +22,7 @@ from omni_discovery.curve import KeyPair
 from omni_discovery.deploy.document import DeployConfig, StageConfig
 from omni_discovery.errors import ConfigError
 from omni_discovery.metrics.samples import ReplicaSample
-from omni_discovery.records.schema import DRAINED_BY_OPERATOR, HubRecord, ReplicaStatus
+from omni_discovery.records.schema import DRAINED_BY_OPERATOR, FORMER_END, HubRecord, ReplicaStatus
 from omni_discovery.wire import FailureKind
 from stage_runtime.addresses import tcp_address
 from stage_runtime.config import EngineDeadError, ReplicaConfig
@@ -191,7 +191,7 @@ class Replica:
         config = self._config
         fields = {
             "phase": "starting",
-            "reason": config.former_end[:1000],
+            "reason": f"{FORMER_END}{config.former_end[:1000]}" if config.former_end else "",
             "host": platform.node(),
             "pid": os.getpid(),
             "device": self._device,
