@@ -39,7 +39,7 @@ NESTED: Final = Advisory(
 )
 UNCHECKED_CALLS: Final = Advisory(
     "GHSA-q8m4-xhhv-38mg (CVE-2026-33413)",
-    "users without the right to raise alarms, compact, and see and end leases",
+    "everybody may raise alarms, compact the history and use others' leases",
     ((3, 4, 42), (3, 5, 28), (3, 6, 9)),
 )
 PREVIOUS_VALUES: Final = Advisory(
@@ -53,7 +53,8 @@ OPEN_WATCH: Final = Advisory(
     ((3, 5, 33), (3, 6, 14), (3, 7, 1)),
 )
 FULL_STORE: Final = Advisory(
-    "etcd pull request 22386 (open for 3.5 when it was read; 3.6 never had it)",
+    # The pull request that closes it in 3.5, open in September 2026; it says that 3.6 and later never had it.
+    "etcd-io/etcd#22386",
     "once the store is full, everybody may delete keys and turn authentication off",
     ((3, 6, 0),),
 )
