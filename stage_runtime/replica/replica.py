@@ -30,6 +30,7 @@ from stage_runtime.engine_loop.jobs import Job, Wake
 from stage_runtime.engine_loop.loop import EngineLoop
 from stage_runtime.engine_loop.payloads import Payloads, build_edges
 from stage_runtime.engines.base import Engine, create_engine
+from stage_runtime.engines.trusted import trusted_stage
 from stage_runtime.lifecycle import (
     Drain,
     DrainAsked,
@@ -109,7 +110,7 @@ class Replica:
     ) -> None:
         self._config = config
         self._write_status = write_status
-        self._stage: StageConfig = deploy.stage(config.stage_id)
+        self._stage: StageConfig = trusted_stage(deploy, config.stage_id, config.bounds)
         self._identity = identity(deploy, config.stage_id)
         self._connect = connect
         self._device = device
