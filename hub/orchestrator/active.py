@@ -116,6 +116,8 @@ class Active:
     first_sent: bool = False
     #: Whether its client has got output.
     first_shown: bool = False
+    #: Where its work failed in the engine, by stage: the input addresses of replicas.
+    failed_at: dict[int, set[str]] = field(default_factory=dict)
     #: The futures of segments that wait for the first stage to take them.
     updates: list[asyncio.Future[str]] = field(default_factory=list)
     #: The request ids of its companions, by role.
