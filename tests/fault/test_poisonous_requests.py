@@ -41,6 +41,7 @@ async def _ask_all(hub: Hub, client: SteadyClient) -> tuple[int, dict[str, Any]]
     return poison.result()
 
 
+@pytest.mark.attack("C19")
 @pytest.mark.parametrize(("how", "replicas"), [("kill_on", 3), ("kill_on", 2), ("hang_on", 3)])
 def test_a_poisonous_request_takes_two_replicas_at_most_and_no_other_request(
     how: str, replicas: int, tmp_path: Path
