@@ -21,7 +21,7 @@ from omni_discovery.commands.flags import (
     check_metrics,
     check_timeout,
 )
-from omni_discovery.commands.registry import add_registry_options, read_security
+from omni_discovery.commands.registry import add_registry_options, add_trust_options, read_bounds, read_security
 from omni_discovery.deploy.overrides import check_headless, parse_overrides
 from omni_discovery.errors import ConfigError
 from omni_discovery.etcd.config import RegistryConfig, RegistrySecurity
@@ -250,6 +250,7 @@ def _add_local_options(parser: argparse.ArgumentParser) -> None:
     add_loading_options(group)
     add_backend_options(group)
     add_metrics_options(group)
+    add_trust_options(group)
 
 
 def _add_ignored_options(parser: argparse.ArgumentParser) -> None:
@@ -276,6 +277,7 @@ def check_flags(arguments: argparse.Namespace) -> None:
     check_data_plane(arguments)
     check_backend(arguments)
     check_metrics(arguments)
+    read_bounds(arguments)
     if arguments.metrics_port is not None and not arguments.headless:
         raise ConfigError(
             "--metrics-port is for --headless: a hub shows the metrics of its local replicas at /metrics of --port"

@@ -8,6 +8,8 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from hub.api.served_stage import serving_stage
 from hub.serve.document_flags import document_of
 from omni_discovery.commands.flags import RAY
@@ -99,13 +101,19 @@ def _check_stages(local_stages: Sequence[StageConfig], installed: Collection[str
             raise ConfigError(f"stage {stage.stage_id}: the model folder {stage.model} does not exist; correct 'model'")
 
 
-def supervisor_options(local_stages: StagesOnHost, arguments: argparse.Namespace) -> tuple[StageOptions, ...]:
-    """The settings of the supervisors, one for each stage that runs here. Raise ConfigError."""
+def supervisor_options(
+    local_stages: StagesOnHost, arguments: argparse.Namespace, deploy: DeployConfig
+) -> tuple[StageOptions, ...]:
+    """The settings of the supervisors, one for each stage that runs here. Raise ConfigError.
+
+    They trust ``deploy``, the document of this command line, and what else the flags allow.
+    """
     overrides = of_this_host(parse_overrides(arguments.stage_overrides))
     elsewhere = sorted(set(overrides) - {stage.stage_id for stage, _ in local_stages})
     if elsewhere:
         logger.warning("flag.ignored %s: the runtime of stages %s, which do not run here", FLAG, elsewhere)
-    return tuple(
+    options = (
         read_stage_options(arguments, stage.stage_id, count, overrides.get(stage.stage_id, {}))
         for stage, count in local_stages
     )
+    return tuple(msgspec.structs.replace(each, bounds=each.bounds.owning(deploy)) for each in options)

@@ -59,7 +59,14 @@ class PipelineKey:
     """``pipeline``."""
 
 
-RegistryKey = ReplicaKey | HubKey | BeatKey | ReplicaControlKey | HubControlKey | PipelineKey
+@dataclass(frozen=True, slots=True)
+class WaitKey:
+    """``waits/<name>``, of a process that waits."""
+
+    name: str
+
+
+RegistryKey = ReplicaKey | HubKey | BeatKey | ReplicaControlKey | HubControlKey | PipelineKey | WaitKey
 
 
 def check_hub_id(hub_id: str) -> str:
@@ -133,6 +140,16 @@ def hub_control_key(namespace: str, hub_id: str) -> str:
     return f"{hub_controls_prefix(namespace)}{hub_id}"
 
 
+def waits_prefix(namespace: str) -> str:
+    """The prefix of what processes without a record wait for."""
+    return f"{namespace_prefix(namespace)}waits/"
+
+
+def wait_key(namespace: str, name: str) -> str:
+    """The leased key in which a process says what it waits for; ``name`` tells such processes apart."""
+    return f"{waits_prefix(namespace)}{name}"
+
+
 def pipeline_key(namespace: str) -> str:
     """The key of the deploy document in force."""
     return f"{namespace_prefix(namespace)}pipeline"
@@ -156,6 +173,8 @@ def parse_key(namespace: str, key: str) -> RegistryKey | None:
             return HubKey(hub_id)
         case ["beats", hub_id] if _HUB_ID.fullmatch(hub_id):
             return BeatKey(hub_id)
+        case ["waits", name] if _HUB_ID.fullmatch(name):
+            return WaitKey(name)
         case _:
             return None
 

@@ -35,10 +35,12 @@ def wait_for(what: str, probe: Callable[[], _Found | None], timeout_s: float = 3
 class Child:
     """One ``omni`` command, in a session of its own, with its output in a file."""
 
-    def __init__(self, arguments: Sequence[str], folder: Path, name: str = "omni") -> None:
+    def __init__(
+        self, arguments: Sequence[str], folder: Path, name: str = "omni", runtime_dir: Path | None = None
+    ) -> None:
         self.log = folder / f"{name}.log"
         environment = {key: value for key, value in os.environ.items() if key not in DEFAULTS}
-        environment["XDG_RUNTIME_DIR"] = str(folder)
+        environment["XDG_RUNTIME_DIR"] = str(runtime_dir or folder)
         environment["XDG_STATE_HOME"] = str(folder / "state")
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
