@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import httpx
+import pytest
 
 from hub.api.admin import with_admin
 from hub.api.routes import build_app
@@ -64,6 +65,7 @@ async def test_a_replica_that_does_not_answer_is_an_entry_and_no_error() -> None
         assert [entry["error"] for entry in answer.json()] == ["", "DeadlineExceededError: no answer within 0.3 s"]
 
 
+@pytest.mark.attack("C26")
 async def test_without_the_flag_there_is_no_such_place() -> None:
     replica = Caller()
     async with running_hub(replica) as omni, client_of(omni, admin=False) as http:
@@ -71,6 +73,7 @@ async def test_without_the_flag_there_is_no_such_place() -> None:
         assert replica.of(wire.Control) == []
 
 
+@pytest.mark.attack("C25")
 async def test_what_is_no_call_is_refused_and_nobody_hears_of_it() -> None:
     """Among them what a page in a browser may send to any host: a body that is not called JSON."""
     replica = Caller()
