@@ -8,6 +8,8 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from hub.api.served_stage import serving_stage
 from hub.serve.document_flags import document_of
 from omni_discovery.commands.flags import RAY
@@ -106,6 +108,11 @@ def supervisor_options(local_stages: StagesOnHost, arguments: argparse.Namespace
     if elsewhere:
         logger.warning("flag.ignored %s: the runtime of stages %s, which do not run here", FLAG, elsewhere)
     return tuple(
-        read_stage_options(arguments, stage.stage_id, count, overrides.get(stage.stage_id, {}))
+        # Their metrics are the hub's: the port and its token are not theirs.
+        msgspec.structs.replace(
+            read_stage_options(arguments, stage.stage_id, count, overrides.get(stage.stage_id, {})),
+            metrics_port=None,
+            metrics_token_file="",
+        )
         for stage, count in local_stages
     )
