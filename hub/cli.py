@@ -142,7 +142,7 @@ def serve_config(arguments: argparse.Namespace, deploy: DeployConfig) -> ServeCo
         policy=policy,
         host=DEFAULT_HOST if arguments.host is None else arguments.host,
         port=DEFAULT_PORT if arguments.port is None else arguments.port,
-        local_stages=supervisor_options(stages, arguments),
+        local_stages=supervisor_options(stages, arguments, deploy),
         runtime_dir=user_runtime_dir(),
         state_dir=user_state_dir(),
         api=arguments.api,

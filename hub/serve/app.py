@@ -147,8 +147,9 @@ class _Hub:
             for end in stages.restart_ended():
                 if end.is_refusal:
                     raise ConfigError(
-                        f"stage {end.stage_id} can't run here: the line 'omni: ...' of its supervisor or replicas above"
-                        " says why; correct that, or serve without it (--hub-only, or --stage-id of another stage)"
+                        f"stage {end.stage_id} can't run here: the line 'supervisor.gave_up stage={end.stage_id} ...'"
+                        " above says why; correct that, or serve without it (--hub-only, or --stage-id of another"
+                        " stage)"
                     )
             if not omni.is_running:
                 raise OmniError(

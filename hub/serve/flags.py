@@ -23,7 +23,7 @@ from omni_discovery.commands.flags import (
     check_metrics_token,
     check_timeout,
 )
-from omni_discovery.commands.registry import add_registry_options, read_security
+from omni_discovery.commands.registry import add_registry_options, add_trust_options, read_bounds, read_security
 from omni_discovery.deploy.overrides import check_headless, parse_overrides
 from omni_discovery.errors import ConfigError
 from omni_discovery.etcd.config import RegistryConfig, RegistrySecurity
@@ -245,6 +245,7 @@ def _add_local_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--omni-replica-address", "-ora", metavar="IP", help="the address that local replicas advertise")
     add_loading_options(group)
     add_backend_options(group)
+    add_trust_options(group)
 
 
 def _add_ignored_options(parser: argparse.ArgumentParser) -> None:
@@ -271,6 +272,7 @@ def check_flags(arguments: argparse.Namespace) -> None:
     check_data_plane(arguments)
     check_backend(arguments)
     check_metrics(arguments)
+    read_bounds(arguments)
     check_door(arguments)
     check_api(arguments)
     check_tracing(arguments)

@@ -26,6 +26,7 @@ from hub.serve.local_stages import LocalStages
 from hub.serve.pipeline_claim import check_before_joining, claim_pipeline, keep_pipeline
 from omni_discovery import __version__
 from omni_discovery.clients import OmniCoordClientForHub
+from omni_discovery.clients.wait_board import WaitBoard
 from omni_discovery.commands.flags import CURVE
 from omni_discovery.commands.history_log import HistoryLog, history_file, with_history
 from omni_discovery.deploy.document import DeployConfig
@@ -157,7 +158,7 @@ class RunningHub:
         self._is_checked = False
         self._client: OmniCoordClientForHub | None = None
         #: Receives what happened to requests that failed and to a lost lease, for ``omni doctor``.
-        self._stories = Stories(config.runtime_dir, config.namespace)
+        self._stories = Stories(config.runtime_dir, config.namespace, endpoints)
         #: Receives which replicas and hubs came and went, for ``omni history``.
         self._history = HistoryLog(history_file(config.runtime_dir, config.namespace))
 
@@ -199,7 +200,8 @@ class RunningHub:
         if not await self._synced(client):
             return None
         await self._agree_on_pipeline(client, stack)
-        waits = Waits(config.runtime_dir, config.namespace, self._endpoints)
+        board = WaitBoard(self._endpoints, config.namespace, config.security)
+        waits = Waits(config.runtime_dir, config.namespace, self._endpoints, board=board)
         stages = LocalStages(client.view, waits=waits)
         omni.hub_metrics.watch_host(stages.samples)
         stack.push_async_callback(asyncio.to_thread, stages.stop)

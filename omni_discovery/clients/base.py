@@ -117,6 +117,7 @@ class RegistryClient(abc.ABC):
     def keep_stories(self, stories: Stories) -> None:
         """Write the story of this client's lease to ``stories`` whenever the lease turns suspect or is lost."""
         self._stories = stories
+        stories.cluster_id = lambda: self._kv.cluster_id
 
     def _on_lease_change(self, state: LeaseState) -> None:
         if self._stories is not None and self._registrar is not None and state in _FAILED:

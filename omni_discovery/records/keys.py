@@ -67,7 +67,14 @@ class ApiKeyKey:
     name: str
 
 
-RegistryKey = ReplicaKey | HubKey | BeatKey | ReplicaControlKey | HubControlKey | PipelineKey | ApiKeyKey
+@dataclass(frozen=True, slots=True)
+class WaitKey:
+    """``waits/<name>``, of a process that waits."""
+
+    name: str
+
+
+RegistryKey = ReplicaKey | HubKey | BeatKey | ReplicaControlKey | HubControlKey | PipelineKey | ApiKeyKey | WaitKey
 
 
 def check_hub_id(hub_id: str) -> str:
@@ -156,6 +163,16 @@ def hub_control_key(namespace: str, hub_id: str) -> str:
     return f"{hub_controls_prefix(namespace)}{hub_id}"
 
 
+def waits_prefix(namespace: str) -> str:
+    """The prefix of what processes without a record wait for."""
+    return f"{namespace_prefix(namespace)}waits/"
+
+
+def wait_key(namespace: str, name: str) -> str:
+    """The leased key in which a process says what it waits for; ``name`` tells such processes apart."""
+    return f"{waits_prefix(namespace)}{name}"
+
+
 def pipeline_key(namespace: str) -> str:
     """The key of the deploy document in force."""
     return f"{namespace_prefix(namespace)}pipeline"
@@ -191,6 +208,8 @@ def parse_key(namespace: str, key: str) -> RegistryKey | None:
             return BeatKey(hub_id)
         case ["keys", name] if _KEY_NAME.fullmatch(name):
             return ApiKeyKey(name)
+        case ["waits", name] if _HUB_ID.fullmatch(name):
+            return WaitKey(name)
         case _:
             return None
 

@@ -32,7 +32,9 @@ class Hub(Child):
     ) -> None:
         self.folder = folder
         self.namespace = namespace
-        super().__init__(["serve", "--port", "0", "--namespace", namespace, *arguments], folder, "serve", variables)
+        super().__init__(
+            ["serve", "--port", "0", "--namespace", namespace, *arguments], folder, "serve", variables=variables
+        )
 
     @classmethod
     def of_yaml(cls, folder: Path, text: str, *arguments: str) -> Hub:

@@ -36,11 +36,16 @@ class Child:
     """One ``omni`` command, in a session of its own, with its output in a file; ``variables`` are set for it."""
 
     def __init__(
-        self, arguments: Sequence[str], folder: Path, name: str = "omni", variables: Mapping[str, str] | None = None
+        self,
+        arguments: Sequence[str],
+        folder: Path,
+        name: str = "omni",
+        runtime_dir: Path | None = None,
+        variables: Mapping[str, str] | None = None,
     ) -> None:
         self.log = folder / f"{name}.log"
         environment = {key: value for key, value in os.environ.items() if key not in DEFAULTS} | dict(variables or {})
-        environment["XDG_RUNTIME_DIR"] = str(folder)
+        environment["XDG_RUNTIME_DIR"] = str(runtime_dir or folder)
         environment["XDG_STATE_HOME"] = str(folder / "state")
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
