@@ -41,6 +41,7 @@ async def _ask_all(hub: Hub, client: SteadyClient) -> tuple[int, dict[str, Any]]
     return poison.result()
 
 
+@pytest.mark.attack("C19")
 @pytest.mark.parametrize(
     ("how", "replicas", "delay_s"),
     [("kill_on", 3, 0.0), ("kill_on", 2, 0.01), ("crash_on", 2, 0.01), ("hang_on", 3, 0.01)],
