@@ -198,6 +198,9 @@ def test_an_abort_is_acknowledged_when_the_engine_has_let_go_and_never_by_one_th
     for name in ("HANG", "behind it"):
         hub.submit(name, name)
         hub.acknowledged()
+    # By then the engine stands still: "behind it" would have its first word.
+    with pytest.raises(TimeoutError):
+        hub.receive(hub.output, wire.Chunk, 2.0)
     for name in ("HANG", "behind it", "HANG", "unknown"):
         hub.send(wire.Abort(epoch=hub.epoch, request_id=name))
     assert hub.receive(hub.input, wire.Aborted, 30.0).request_id == "unknown"
