@@ -27,7 +27,9 @@ from omni_discovery.records.schema import (
     ReplicaStatus,
     decode_hub,
     decode_replica,
+    own_reason,
 )
+from omni_discovery.stories import registry_name
 from omni_discovery.text import one_line
 from omni_discovery.view.table import Delta, View
 
@@ -75,11 +77,6 @@ class HubTransition(msgspec.Struct, frozen=True, kw_only=True):
 AnyTransition = Transition | HubTransition
 
 
-def registry_name(cluster_id: int) -> str:
-    """The name of a registry in the log: the id of its etcd cluster, as etcdctl prints it."""
-    return f"{cluster_id:x}"
-
-
 @dataclass(frozen=True, slots=True)
 class Life:
     """One replica process from its registration to its end. Times are wall-clock seconds, None where unknown."""
@@ -115,7 +112,7 @@ class Life:
                 return DRAINED_BY_OPERATOR
             case ReplicaStatus.DOWN:
                 # A replica that fails writes the reason into its record before it withdraws.
-                return "failed" if self.reason else "stopped"
+                return "failed" if own_reason(self.reason) else "stopped"
             case ReplicaStatus.ERROR:
                 return "failed"
             case ReplicaStatus.DRAINING:

@@ -77,6 +77,11 @@ class EtcdKV:
         """The release of each endpoint that has answered, such as ``3.5.23``; empty where the server does not say."""
         return self._server_versions.versions
 
+    @property
+    def cluster_id(self) -> int:
+        """The id of the cluster that answered the last list; 0 before the first. May be read from any thread."""
+        return self._cluster_id
+
     async def grant(self, ttl_s: float) -> LeaseGrant:
         """See KVStore. The requested TTL is rounded up to whole seconds."""
         request = rpc.LeaseGrantRequest(TTL=max(1, -int(-ttl_s // 1)))
