@@ -78,8 +78,8 @@ def test_each_line_that_it_prints_to_try_next_works_when_it_is_pasted(demo: Demo
         ).stdout.decode()
 
     assert "26 + 48 = 74" in paste(curl)
-    assert "/omni/v1/demo/replicas/0/0" in paste(etcdctl)
-    assert "0/0" in paste(watch.removesuffix(" --watch"))
+    assert "/omni/v1/demo/replicas/" in paste(etcdctl)
+    assert "namespace demo · " in paste(watch.removesuffix(" --watch"))
 
 
 def test_the_official_client_gets_the_answer_and_its_picture(client: openai.OpenAI) -> None:
