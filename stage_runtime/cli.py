@@ -37,6 +37,7 @@ from omni_discovery.commands.output import configure_logging, say
 from omni_discovery.commands.registry import add_security_options, default_namespace, user_runtime_dir
 from omni_discovery.commands.stage_options import (
     StageCheck,
+    StageDevices,
     StageOptions,
     read_config,
     read_stage_options,
@@ -168,6 +169,7 @@ def _check(check: StageCheck) -> int:
         from stage_runtime.engines.base import create_engine
         from stage_runtime.engines.capabilities import capabilities_of
         from stage_runtime.supervisor.devices import find_machine
+        from stage_runtime.supervisor.environment import replica_devices
 
         stage = check.stage
         engine = create_engine(stage)
@@ -178,6 +180,8 @@ def _check(check: StageCheck) -> int:
             edge.connector.close()
         base, machine = dict(os.environ), find_machine()
         _devices_here(base, stage, check.count, machine)
+        shares = [replica_devices(base, stage, check.count, ordinal, machine) for ordinal in range(check.count)]
+        sys.stdout.write(f"\n{msgspec.json.encode(StageDevices(of_replicas=shares)).decode()}\n")
     except OmniError as error:
         say(str(error), error=True)
         return EXIT_CONFIG
