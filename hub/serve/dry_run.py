@@ -15,6 +15,7 @@ import msgspec
 from hub.serve.pipeline_claim import check_pipeline
 from hub.serve.plan import StagesOnHost, plan_on_host, stages_on_host
 from omni_discovery.commands.flags import RAY
+from omni_discovery.commands.output import say
 from omni_discovery.commands.registry import child_environment
 from omni_discovery.commands.stage_options import StageCheck, StageDevices, open_config, stage_command
 from omni_discovery.deploy.document import DeployConfig, StageConfig, decode_deploy, encode_deploy
@@ -219,9 +220,9 @@ def _records(namespace: str, local_stages: StagesOnHost) -> list[Row]:
 
 
 def _print(*sections: tuple[str, list[Row]]) -> None:
-    sys.stdout.write("The plan. Nothing was started, nothing was written.\n")
+    say("The plan. Nothing was started, nothing was written.")
     for title, rows in sections:
-        sys.stdout.write(f"\n{title}\n" + "".join(f"  {line}\n" for line in aligned(rows)))
+        say("\n".join(["", title, *(f"  {line}" for line in aligned(rows))]))
 
 
 def aligned(rows: Sequence[Row]) -> list[str]:
