@@ -18,8 +18,9 @@ from typing import Final, Protocol
 
 import msgspec
 
+from omni_discovery.errors import ConfigError
 from omni_discovery.log_once import LogOnce
-from omni_discovery.processes import is_private, write_private
+from omni_discovery.processes import is_private, make_private, write_private
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +70,8 @@ def share_endpoint(one: str, other: str) -> bool:
 
 
 def _endpoints_in(text: str) -> set[str]:
-    return {part.strip().rpartition("/")[2] for part in text.split(",") if part.strip()}
+    parts = (part.strip().removesuffix("/") for part in text.split(",") if part.strip())
+    return {part.removeprefix("https://").removeprefix("http://") for part in parts}
 
 
 class Stories:
@@ -143,14 +145,12 @@ class Stories:
                 return
             try:
                 self._replace_file(msgspec.json.encode(stories))
-            except OSError as error:
+            except (OSError, ConfigError) as error:
                 if self._log_once.should():
                     logger.warning("stories.not_written folder=%s reason=%s", self._folder, error)
 
     def _replace_file(self, content: bytes) -> None:
-        self._folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if not is_private(self._folder.parent):
-            raise PermissionError(f"others can write to {self._folder.parent}")
+        make_private(self._folder.parent)
         write_private(self._folder / f"{os.getpid()}.json", content)
         files = sorted(self._folder.glob("*.json"), key=_written_at_s)
         for old in files[:-_MOST_FILES]:
@@ -246,11 +246,9 @@ class Waits:
             if not self._waits:
                 file.unlink(missing_ok=True)
                 return
-            self._folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            if not is_private(self._folder.parent):
-                raise PermissionError(f"others can write to {self._folder.parent}")
+            make_private(self._folder.parent)
             write_private(file, msgspec.json.encode(tuple(self._waits.values())))
-        except OSError as error:
+        except (OSError, ConfigError) as error:
             if self._log_once.should():
                 logger.warning("waits.not_written folder=%s reason=%s", self._folder, error)
 

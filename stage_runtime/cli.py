@@ -29,12 +29,19 @@ from omni_discovery.commands.flags import (
     check_backend,
     check_data_plane,
     check_metrics,
+    check_metrics_token,
     check_timeout,
     read_log_options,
     warn_if_plain,
 )
 from omni_discovery.commands.output import configure_logging, say
-from omni_discovery.commands.registry import add_security_options, default_namespace, user_runtime_dir
+from omni_discovery.commands.registry import (
+    add_security_options,
+    add_trust_options,
+    default_namespace,
+    take_secrets,
+    user_runtime_dir,
+)
 from omni_discovery.commands.stage_options import (
     StageCheck,
     StageDevices,
@@ -44,7 +51,9 @@ from omni_discovery.commands.stage_options import (
     runtime_here,
 )
 from omni_discovery.deploy.document import DeployConfig, StageConfig
+from omni_discovery.deploy.load import locate_model
 from omni_discovery.deploy.overrides import check_headless, document_here, parse_overrides
+from omni_discovery.deploy.trust.judge import check_document
 from omni_discovery.errors import ConfigError, OmniError
 from omni_discovery.etcd.embedded_file import embedded_among
 from omni_discovery.logs.setup import LogOptions, identify_process
@@ -109,6 +118,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_loading_options(parser)
     add_backend_options(parser)
     add_data_plane_options(parser)
+    add_trust_options(parser)
     add_log_options(parser)
     add_security_options(parser)
     add_metrics_options(parser.add_argument_group("metrics"))
@@ -168,11 +178,13 @@ def _check(check: StageCheck) -> int:
         from stage_runtime.engine_loop.payloads import build_edges
         from stage_runtime.engines.base import create_engine
         from stage_runtime.engines.capabilities import capabilities_of
+        from stage_runtime.engines.trusted import trusted_stage
         from stage_runtime.supervisor.devices import find_machine
         from stage_runtime.supervisor.environment import replica_devices
 
         stage = check.stage
-        engine = create_engine(stage)
+        trusted = trusted_stage(check.deploy, stage.stage_id, check.bounds)
+        engine = create_engine(msgspec.structs.replace(trusted, runtime=stage.runtime))
         if (check_engine := capabilities_of(engine).check) is not None:
             check_engine()
         engine.close()
@@ -197,6 +209,7 @@ def _read_options(arguments: argparse.Namespace) -> StageOptions:
     check_headless(parse_overrides(arguments.stage_overrides))
     check_backend(arguments)
     check_metrics(arguments)
+    check_metrics_token(arguments)
     runtime = runtime_here(arguments, arguments.stage_id)
     return read_stage_options(arguments, arguments.stage_id, arguments.omni_dp_size_local, runtime)
 
@@ -228,7 +241,7 @@ def _supervise_stage(arguments: argparse.Namespace, options: StageOptions) -> in
     if options.worker_backend != RAY:
         check_packages(replica.stage_id)
     # The replicas have it in their settings; the libraries and processes that they load or start need not see it.
-    os.environ.pop("OMNI_ETCD_PASSWORD", None)
+    take_secrets()
     _be_brief(replica)
     config = SupervisorConfig(replica=replica, count=options.count, parent_pid=arguments.parent_pid)
     with closing(_metrics_exporter(options)) as exporter:
@@ -243,7 +256,7 @@ def _metrics_exporter(options: StageOptions) -> MetricsExporter:
     if options.metrics_fd is not None:
         exporter.send_to_hub(options.metrics_fd)
     if options.metrics_port is not None:
-        exporter.serve(options.metrics_host, options.metrics_port)
+        exporter.serve(options.metrics_host, options.metrics_port, options.metrics_token_file)
     # Seen also while the supervisor waits for a deploy document.
     exporter.export(
         SupervisorSample(
@@ -257,6 +270,7 @@ def _run_stage(config: SupervisorConfig, options: StageOptions, exporter: Metric
     from omni_discovery.etcd.check import check_ttl
     from omni_discovery.etcd.config import RegistryConfig
     from stage_runtime.engines.base import create_engine
+    from stage_runtime.engines.trusted import trusted_stage
     from stage_runtime.supervisor.deploy_document import read_pipeline
 
     replica = config.replica
@@ -269,13 +283,19 @@ def _run_stage(config: SupervisorConfig, options: StageOptions, exporter: Metric
             absent_wait_s=replica.pipeline_wait_s,
             on_wait=lambda reason: waits.begin("pipeline", f"the supervisor of stage {replica.stage_id}", reason),
         )
-    deploy = document_here(deploy, replica.stage_id, options.runtime)
+    # Judged before anything is imported that it names. In a Ray cluster, that is not on this machine.
+    check_document(deploy, replica.stage_id, replica.bounds, locate_model)
+    is_own = replica.bounds.trusts(deploy)
+    in_force, deploy = deploy, document_here(deploy, replica.stage_id, options.runtime)
+    if is_own:
+        bounds = replica.bounds.owning(deploy)
+        config = msgspec.structs.replace(config, replica=msgspec.structs.replace(replica, bounds=bounds))
     export = exporter.export if exporter.is_used else None
     check_ttl(RegistryConfig(replica.endpoints, replica.namespace, replica.security, ttl_s=replica.ttl_s))
     if options.worker_backend == RAY:
         return _run_on_ray(config, deploy, options.ray_address, export)
     # Built once here, without loading it, so that an error in its arguments is printed once, before any process starts.
-    create_engine(deploy.stage(replica.stage_id)).close()
+    create_engine(trusted_stage(in_force, replica.stage_id, replica.bounds)).close()
     return _run_supervisor(config, deploy, export)
 
 

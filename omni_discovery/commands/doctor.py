@@ -137,12 +137,11 @@ async def _check_endpoint(
     """Check that one endpoint answers, lets us read, and runs a release without known bugs."""
     from omni_discovery.commands.findings.checks import Finding, Grade, judge_version
     from omni_discovery.errors import RegistryError, RegistryRefusedError
-    from omni_discovery.etcd.config import scheme_of
+    from omni_discovery.etcd.config import scheme_of, url_of
     from omni_discovery.etcd.store import EtcdKV
     from omni_discovery.records.keys import pipeline_key
 
-    scheme = scheme_of(endpoints)
-    address = f"{scheme}://{endpoint}" if scheme else endpoint
+    address = url_of(endpoint, scheme_of(endpoints))
     kv = EtcdKV(address, security=security, try_timeout_s=_CALL_S, call_timeout_s=0.1)
     began_s = time.monotonic()
     try:
@@ -160,7 +159,11 @@ async def _check_endpoint(
     finally:
         await kv.close()
     answers = Finding(Grade.OK, "etcd", f"{endpoint} answers in {1000 * took_s:.0f} ms")
-    return [answers, judge_version(endpoint, version, embedded=embedded)]
+    has_tls = security.for_endpoints(endpoints).tls is not None
+    return [
+        answers,
+        judge_version(endpoint, version, embedded=embedded, has_users=bool(security.user), has_tls=has_tls),
+    ]
 
 
 async def _release(kv: EtcdKV, endpoint: str) -> str:

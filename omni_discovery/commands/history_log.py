@@ -15,9 +15,9 @@ from typing import Any, Final
 
 import msgspec
 
-from omni_discovery.errors import RecordError
+from omni_discovery.errors import ConfigError, RecordError
 from omni_discovery.kv import PutEvent, WatchEvent
-from omni_discovery.processes import is_private
+from omni_discovery.processes import make_private
 from omni_discovery.records import keys
 from omni_discovery.records.keys import check_namespace
 from omni_discovery.records.schema import (
@@ -395,15 +395,13 @@ class HistoryLog:
 
     def _append(self, lines: bytes) -> None:
         try:
-            self._file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            if not is_private(self._file.parent):
-                raise PermissionError(f"others can write to {self._file.parent}")
+            make_private(self._file.parent)
             with self._file.open("ab") as log:
                 log.write(lines)
                 is_full = log.tell() >= self._most_bytes
             if is_full:
                 self._file.replace(_former(self._file))
-        except OSError as error:
+        except (OSError, ConfigError) as error:
             self._is_broken = True
             logger.warning("history.not_written file=%s reason=%s", self._file, error)
 

@@ -14,8 +14,7 @@ from typing import Any, Final, Literal, TextIO
 
 import msgspec
 
-from omni_discovery.logs.lines import json_line, relayed_line
-from omni_discovery.text import harmless
+from omni_discovery.logs.lines import json_line, relayed_line, text_line
 
 LEVELS: Final = ("debug", "info", "warning", "error")
 FORMATS: Final = ("text", "json")
@@ -41,19 +40,14 @@ class LogOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TextFormatter(logging.Formatter):
-    """One line per record, and the lines of a traceback below it.
+    """Date, level and message, with the traceback indented behind them."""
 
-    Values come from etcd, peers and clients: what a terminal might obey is shown as underscores, and a line break in a
-    message is followed by an indent, so that nothing in it passes for a line of its own.
-    """
+    def __init__(self, form: str = _TEXT) -> None:
+        super().__init__(form, _DATE)
 
-    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging calls it that
+    def format(self, record: logging.LogRecord) -> str:
         """See logging.Formatter."""
-        return harmless(super().formatMessage(record)).replace("\n", "\n    ")
-
-    def formatException(self, *error: Any) -> str:  # noqa: N802
-        """See logging.Formatter."""
-        return harmless(super().formatException(*error))
+        return text_line(super().format(record))
 
 
 class JsonFormatter(logging.Formatter):
@@ -120,7 +114,7 @@ def set_up_logging(options: LogOptions) -> None:
     for former in ours:
         root.removeHandler(former)
     level, stream = logging.getLevelNamesMapping()[options.level.upper()], sys.stderr
-    formatter: logging.Formatter = TextFormatter(_TEXT, _DATE)
+    formatter: logging.Formatter = TextFormatter()
     if options.is_json:
         formatter = as_json = JsonFormatter()
         if sys.__stderr__ is not None:

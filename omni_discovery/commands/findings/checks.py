@@ -12,7 +12,8 @@ from typing import Final
 from omni_discovery.deploy.document import DeployConfig, decode_deploy
 from omni_discovery.deploy.fingerprint import OTHER_DOCUMENT, document_fingerprint, mismatches, stage_fingerprints
 from omni_discovery.errors import ConfigError
-from omni_discovery.etcd.versions import known_bugs, parse_version
+from omni_discovery.etcd.releases.advisories import SAFE_RELEASES, advisories_text, open_advisories
+from omni_discovery.etcd.releases.versions import known_bugs, parse_version
 from omni_discovery.kv import KeyValue
 from omni_discovery.records import keys
 from omni_discovery.records.beat import read_beats
@@ -132,7 +133,7 @@ def _hubs_behind(evidence: Evidence) -> Iterator[Finding]:
 _CLOCK_S: Final = 2.0
 #: How many names a finding lists at most.
 _SHOWN: Final = 8
-_NEWER: Final = "run etcd 3.5.23 or newer, or 3.6"
+_NEWER: Final = f"run etcd {SAFE_RELEASES}"
 
 
 def examine(evidence: Evidence) -> list[Finding]:
@@ -147,11 +148,20 @@ def examine(evidence: Evidence) -> list[Finding]:
     return found
 
 
-def judge_version(endpoint: str, version: str, *, embedded: bool = False) -> Finding:
-    """Check the release of the etcd at one endpoint for known bugs; those do no harm to an ``embedded`` one."""
+def judge_version(
+    endpoint: str, version: str, *, embedded: bool = False, has_users: bool = False, has_tls: bool = False
+) -> Finding:
+    """Check the release of the etcd at one endpoint for known bugs; those do no harm to an ``embedded`` one.
+
+    Weaknesses that matter only where it asks for users, or speaks TLS, are left out elsewhere.
+    """
     parsed = parse_version(version)
     if parsed is None:
         return Finding(Grade.NOTE, "release", f"{endpoint} does not say which release of etcd it is")
+    if not embedded and (open_ones := open_advisories(parsed, has_users=has_users, has_tls=has_tls)):
+        grade = Grade.PROBLEM if any(each.breaks_roles for each in open_ones) else Grade.NOTE
+        text = f"{endpoint} is etcd {version}, with published weaknesses: {advisories_text(open_ones)}"
+        return Finding(grade, "release", text, _NEWER)
     bugs = known_bugs(parsed)
     if not bugs:
         return Finding(Grade.OK, "release", f"{endpoint} is etcd {version}, without a known bug that matters here")

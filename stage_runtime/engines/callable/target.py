@@ -68,7 +68,7 @@ def check_target(stage: StageConfig, args: TorchArgs) -> None:
 def find_target(stage: StageConfig, args: TorchArgs) -> None:
     """Import the target without building it. Raise ConfigError whatever the import raises, and for what can't work."""
     try:
-        _check_kind(stage, args, _find(stage, args.target))
+        _check_kind(stage, args, find_object(stage, args.target))
     except ConfigError:
         raise
     except Exception as error:
@@ -88,7 +88,7 @@ def _check_kind(stage: StageConfig, args: TorchArgs, found: Any) -> None:
 
 def load_target(stage: StageConfig, args: TorchArgs) -> Target:
     """Import and build the target. Raise ConfigError where the operator must act, and what its constructor raises."""
-    found = _find(stage, args.target)
+    found = find_object(stage, args.target)
     device = _device(stage, args)
     built = _build(stage, args, found, device)
     if not callable(built):
@@ -115,7 +115,8 @@ def _wrong(stage: StageConfig, text: str) -> ConfigError:
     return ConfigError(f"stage {stage.stage_id}: engine_args.target {text}")
 
 
-def _find(stage: StageConfig, target: str) -> Any:
+def find_object(stage: StageConfig, target: str) -> Any:
+    """Import what a target names. Raise ConfigError if it is not there, and what else its module raises."""
     module, _, path = target.partition(":")
     try:
         found: Any = importlib.import_module(module)

@@ -37,7 +37,9 @@ def test_who_is_refused_is_told_so_and_who_is_let_in_is_not(server: EtcdServer) 
         (refused,) = texts(diagnosed(server.endpoint, "alpha", security), Grade.PROBLEM)
         assert refused.startswith(f"etcd: {server.endpoint} refuses us")
     findings = diagnosed(server.endpoint, "alpha", login("alpha"))
-    assert texts(findings, Grade.PROBLEM) == []
+    # The tests' own etcd is an old one.
+    (release,) = texts(findings, Grade.PROBLEM)
+    assert "with published weaknesses" in release
     assert any("other namespaces can't be seen" in text for text in texts(findings, Grade.NOTE))
 
 

@@ -165,7 +165,7 @@ def test_a_value_of_a_line_and_the_text_of_an_error_are_text_and_pass_for_no_lin
     text = TextFormatter("%(levelname)s %(message)s").format(record)
     assert obeyed(text) == []
     first, second, *trace = text.splitlines()
-    assert first.startswith("ERROR a.b reason=_]0;owned_")
+    assert first.startswith("ERROR a.b reason=\\x1b]0;owned\\x07")
     assert second.startswith("    2026-01-01 00:00:00 ERROR   forged.line")
-    assert trace[0] == "Traceback (most recent call last):"
+    assert trace[0] == "    Traceback (most recent call last):"
     assert obeyed(JsonFormatter().format(record)) == []
