@@ -29,8 +29,6 @@ from __future__ import annotations
 
 from typing import Final
 
-from omni_discovery.text import one_line
-
 #: The HTTP statuses with which a request may be refused for what it is.
 REFUSALS: Final = (400, 403, 404, 409, 413, 415, 422)
 
@@ -47,6 +45,9 @@ class RecordError(OmniError, ValueError):
     """A value in the registry can't be read."""
 
     def __init__(self, key: str, reason: str) -> None:
+        # Not at the top: this module is imported with each command's help.
+        from omni_discovery.text import one_line
+
         super().__init__(one_line(f"{key}: {reason}"))
         self.key = key
         self.reason = reason
