@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 import platform
-import sys
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -51,10 +50,9 @@ class DoctorCommand:
         import asyncio
         import dataclasses
 
-        import msgspec
-
         from omni_discovery.commands.findings.checks import Grade
         from omni_discovery.commands.findings.processes import recent_findings, waiting_findings
+        from omni_discovery.commands.terminal import TextConsole, print_json
         from omni_discovery.etcd.embedded_file import embedded_among
         from omni_discovery.records.keys import check_namespace
         from omni_discovery.stories import read_stories, read_waits
@@ -70,11 +68,9 @@ class DoctorCommand:
         found += recent_findings(read_stories(folder, namespace), diagnosis.registry, endpoints, time.time())
         if arguments.json:
             for finding in found:
-                sys.stdout.write(msgspec.json.encode(dataclasses.asdict(finding)).decode() + "\n")
+                print_json(dataclasses.asdict(finding))
         else:
-            from rich.console import Console
-
-            Console().print(findings_table(found))
+            TextConsole().print(findings_table(found))
         return 1 if any(finding.grade is Grade.PROBLEM for finding in found) else 0
 
 

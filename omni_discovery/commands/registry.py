@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from omni_discovery.commands.output import quiet_logging
+from omni_discovery.commands.output import quiet_logging, say
 from omni_discovery.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -183,7 +182,7 @@ async def tell_if_empty(kv: KVStore, namespace: str) -> int:
     from omni_discovery.etcd.check import explain_empty
 
     if text := await explain_empty(kv, namespace):
-        sys.stderr.write(f"omni: {text}\n")
+        say(text, error=True)
     return 0
 
 
