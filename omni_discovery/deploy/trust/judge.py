@@ -240,7 +240,7 @@ def _is_among(value: Any, words: frozenset[str]) -> bool:
 def _closed_argument(name: str, value: Any, bounds: Bounds) -> Iterator[Closed]:
     outermost = name.partition(".")[0]
     if not bounds.allows("engine-arg", outermost):
-        reason = f"is no mere setting, or has no such value: {_short(value)}"
+        reason = f"is not known to be a mere setting: {_short(value)}"
         yield Closed(f"engine_args.{name}", reason, _allow("engine-arg", outermost))
 
 
