@@ -50,10 +50,9 @@ class NamespaceReader(EtcdKV):
         if prefix != self._whole or not self._in_parts:
             return await super().summary(prefix)
         pipeline = (await super().list_key(f"{prefix}{PIPELINE}")).items
-        parts = [Summary(1, item.mod_revision) for item in pipeline]
-        for family in OPEN_FAMILIES:
-            if family != PIPELINE:
-                parts.append(await super().summary(f"{prefix}{family}"))
+        count = super().summary
+        parts = [await count(f"{prefix}{family}") for family in OPEN_FAMILIES if family != PIPELINE]
+        parts += [Summary(1, item.mod_revision) for item in pipeline]
         return Summary(sum(part.count for part in parts), max(part.max_mod_revision for part in parts))
 
     async def watch(self, prefix: str, start_revision: int) -> AsyncGenerator[WatchBatch, None]:
