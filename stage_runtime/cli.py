@@ -12,8 +12,8 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -29,6 +29,7 @@ from omni_discovery.commands.flags import (
     check_backend,
     check_data_plane,
     check_metrics,
+    check_metrics_token,
     check_timeout,
     read_log_options,
     warn_if_plain,
@@ -38,6 +39,7 @@ from omni_discovery.commands.registry import (
     add_security_options,
     add_trust_options,
     default_namespace,
+    take_secrets,
     user_runtime_dir,
 )
 from omni_discovery.commands.stage_options import (
@@ -203,6 +205,7 @@ def _read_options(arguments: argparse.Namespace) -> StageOptions:
     check_headless(parse_overrides(arguments.stage_overrides))
     check_backend(arguments)
     check_metrics(arguments)
+    check_metrics_token(arguments)
     runtime = runtime_here(arguments, arguments.stage_id)
     return read_stage_options(arguments, arguments.stage_id, arguments.omni_dp_size_local, runtime)
 
@@ -212,6 +215,18 @@ def _supervise(arguments: argparse.Namespace) -> int:
     options = _read_options(arguments)
     configure_logging(options.log)
     identify_process(stage=options.stage_id)
+    try:
+        return _supervise_stage(arguments, options)
+    except OmniError as error:
+        if not arguments.parent_pid:
+            raise
+        # The last line of a hub's own error names this one.
+        code = EXIT_CONFIG if isinstance(error, ConfigError) else EXIT_FAILED
+        logger.error("supervisor.gave_up stage=%d code=%d: %s", options.stage_id, code, error)
+        return code
+
+
+def _supervise_stage(arguments: argparse.Namespace, options: StageOptions) -> int:
     # A hub that starts this process has logged it already.
     if not arguments.parent_pid:
         warn_if_plain(options.zmq_security)
@@ -222,7 +237,7 @@ def _supervise(arguments: argparse.Namespace) -> int:
     if options.worker_backend != RAY:
         check_packages(replica.stage_id)
     # The replicas have it in their settings; the libraries and processes that they load or start need not see it.
-    os.environ.pop("OMNI_ETCD_PASSWORD", None)
+    take_secrets()
     _be_brief(replica)
     config = SupervisorConfig(replica=replica, count=options.count, parent_pid=arguments.parent_pid)
     with closing(_metrics_exporter(options)) as exporter:
@@ -237,7 +252,7 @@ def _metrics_exporter(options: StageOptions) -> MetricsExporter:
     if options.metrics_fd is not None:
         exporter.send_to_hub(options.metrics_fd)
     if options.metrics_port is not None:
-        exporter.serve(options.metrics_host, options.metrics_port)
+        exporter.serve(options.metrics_host, options.metrics_port, options.metrics_token_file)
     # Seen also while the supervisor waits for a deploy document.
     exporter.export(
         SupervisorSample(
@@ -256,7 +271,7 @@ def _run_stage(config: SupervisorConfig, options: StageOptions, exporter: Metric
 
     replica = config.replica
     raise_descriptor_limit("a replica")
-    with closing(Waits(user_runtime_dir(), replica.namespace, replica.endpoints)) as waits:
+    with _waiting(_waits_of(replica)) as waits:
         deploy = read_pipeline(
             replica.endpoints,
             replica.namespace,
@@ -280,6 +295,31 @@ def _run_stage(config: SupervisorConfig, options: StageOptions, exporter: Metric
     return _run_supervisor(config, deploy, export)
 
 
+def _waits_of(replica: ReplicaConfig) -> Waits:
+    """Where this supervisor says what it waits for: on this machine, and in the registry while that can be reached."""
+    from omni_discovery.clients.wait_board import WaitBoard
+
+    board = WaitBoard(replica.endpoints, replica.namespace, replica.security)
+    return Waits(user_runtime_dir(), replica.namespace, replica.endpoints, board=board)
+
+
+@contextmanager
+def _waiting(waits: Waits) -> Iterator[Waits]:
+    """Take back what is waited for when it is over, also where SIGTERM ends the process meanwhile."""
+
+    def end(number: int, _frame: object) -> None:
+        waits.close()
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+
+    former = signal.signal(signal.SIGTERM, end)
+    try:
+        yield waits
+    finally:
+        signal.signal(signal.SIGTERM, former)
+        waits.close()
+
+
 def _run_supervisor(config: SupervisorConfig, deploy: DeployConfig, export: Callable[[Sample], None] | None) -> int:
     from stage_runtime.engines.base import modules_to_preload
     from stage_runtime.supervisor.device_locks import DeviceLocks, Holder
@@ -293,9 +333,9 @@ def _run_supervisor(config: SupervisorConfig, deploy: DeployConfig, export: Call
     devices = _devices_here(base, stage, config.count, machine)
     holder = Holder(pid=os.getpid(), namespace=replica.namespace, stage_id=replica.stage_id)
     locks = DeviceLocks(user_runtime_dir(), devices, holder)
-    waits = Waits(user_runtime_dir(), replica.namespace, replica.endpoints)
+    waits = _waits_of(replica)
     who = f"the supervisor of stage {replica.stage_id}"
-    with closing(waits):
+    with _waiting(waits):
         locks.acquire(on_wait=lambda reason: waits.begin("devices", who, reason))
     settings = stage_environment(stage, Path(stage.model).exists(), replica.advertise_host)
     # On the CPU only: a process that has initialized a GPU must not be forked.
@@ -322,8 +362,8 @@ def _run_on_ray(
     from stage_runtime.supervisor.supervisor import Supervisor
 
     replica = config.replica
-    waits = Waits(user_runtime_dir(), replica.namespace, replica.endpoints)
-    with closing(waits):
+    waits = _waits_of(replica)
+    with _waiting(waits):
         who = f"the supervisor of stage {replica.stage_id}"
         waits.begin("ray", who, "the Ray cluster has not given it room yet")
         launcher = RayLauncher(deploy.stage(replica.stage_id), config.count, address, replica.pipeline_wait_s)
@@ -361,7 +401,7 @@ def _connect_with_stories(config: ReplicaConfig) -> Callable[..., OmniCoordClien
 
     def connect(*arguments: Any, **options: Any) -> OmniCoordClientForStage:
         client = OmniCoordClientForStage(*arguments, **options)
-        client.keep_stories(Stories(user_runtime_dir(), config.namespace))
+        client.keep_stories(Stories(user_runtime_dir(), config.namespace, config.endpoints))
         return client
 
     return connect

@@ -9,15 +9,16 @@ from typing import Final
 from omni_discovery.records.keys import namespace_prefix
 
 #: The families of a namespace's keys, as they begin; ``pipeline`` is one key, ``keys/`` has the hashes of API keys.
-BEATS, CONTROL, HUBS, REPLICAS, PIPELINE, API_KEYS = "beats/", "control/", "hubs/", "replicas/", "pipeline", "keys/"
+BEATS, CONTROL, HUBS, REPLICAS, WAITS = "beats/", "control/", "hubs/", "replicas/", "waits/"
+PIPELINE, API_KEYS = "pipeline", "keys/"
 #: What everybody in a namespace may read.
-OPEN_FAMILIES: Final = (BEATS, CONTROL, HUBS, PIPELINE, REPLICAS)
+OPEN_FAMILIES: Final = (BEATS, CONTROL, HUBS, PIPELINE, REPLICAS, WAITS)
 
 HUB, REPLICA, OPERATOR, OBSERVER = "hub", "replica", "operator", "observer"
 #: What each role may write. Hubs and operators read all of the namespace, the others the open families.
 WRITES: Final = {
-    HUB: (BEATS, HUBS, PIPELINE),
-    REPLICA: (REPLICAS,),
+    HUB: (BEATS, HUBS, PIPELINE, WAITS),
+    REPLICA: (REPLICAS, WAITS),
     OPERATOR: (CONTROL, PIPELINE, API_KEYS),
     OBSERVER: (),
 }

@@ -43,7 +43,7 @@ def test_the_settings_are_arguments_of_the_installed_vllm() -> None:
     from vllm import EngineArgs
 
     known = {field.name for field in dataclasses.fields(EngineArgs)}
-    listed = SETTINGS | NAMES | TABLES | {name for name in PARTS | CHOICES if "." not in name}
+    listed = SETTINGS | NAMES | TABLES | {name for name in (*PARTS, *CHOICES) if "." not in name}
     assert listed - known <= _OTHER_MINORS
     assert {name for name in MODELS if "." not in name} <= known
     assert known >= CLOSED
@@ -70,9 +70,9 @@ def test_pickled_weights_are_not_read_unless_the_host_allows_them(tmp_path: Path
     torch.save(load_file(weights), weights.with_name("pytorch_model.bin"))
     weights.unlink()
     stage = msgspec.structs.replace(THINKER, model=str(tmp_path / "model"))
-    with as_the_supervisor_has_it(), closing(create_engine(within(stage, Bounds()))) as engine:
-        with pytest.raises(RuntimeError) as caught:
-            engine.load(lambda _phase, _share: None)
+    loading = pytest.raises(RuntimeError)
+    with as_the_supervisor_has_it(), closing(create_engine(within(stage, Bounds()))) as engine, loading as caught:
+        engine.load(lambda _phase, _share: None)
     refusal = not_loaded(stage, caught.value)
     assert isinstance(refusal, ConfigError)
     assert "--allow pickled-weights" in str(refusal)

@@ -66,14 +66,24 @@ def check_target(stage: StageConfig, args: TorchArgs) -> None:
 
 
 def find_target(stage: StageConfig, args: TorchArgs) -> None:
-    """Import the target without building it. Raise ConfigError whatever the import raises."""
+    """Import the target without building it. Raise ConfigError whatever the import raises, and for what can't work."""
     try:
-        find_object(stage, args.target)
+        _check_kind(stage, args, find_object(stage, args.target))
     except ConfigError:
         raise
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"
         raise _wrong(stage, f"{args.target!r} can't be imported: {reason}") from error
+
+
+def _check_kind(stage: StageConfig, args: TorchArgs, found: Any) -> None:
+    """Raise ConfigError if ``found`` can't be what is built from or called, as far as that shows without a call."""
+    if not callable(found):
+        raise _wrong(stage, f"{args.target!r} is of type {type(found).__name__}, which can't be called")
+    if inspect.isclass(found) or args.kwargs is not None:
+        _fitting_kwargs(stage, args, found, args.device or "cpu")
+    else:
+        _input_kind(stage, args, found)
 
 
 def load_target(stage: StageConfig, args: TorchArgs) -> Target:
@@ -140,6 +150,11 @@ def _build(stage: StageConfig, args: TorchArgs, found: Any, device: str) -> Any:
     """The callable: an instance of a class, the result of anything with ``kwargs``, else the target itself."""
     if not inspect.isclass(found) and args.kwargs is None:
         return found
+    return found(**_fitting_kwargs(stage, args, found, device))
+
+
+def _fitting_kwargs(stage: StageConfig, args: TorchArgs, found: Any, device: str) -> dict[str, Any]:
+    """What the target is called with to be built. Raise ConfigError if it does not take that."""
     offered = {"device": device, **({"model": stage.model} if stage.model else {})}
     try:
         signature = inspect.signature(found)
@@ -148,7 +163,7 @@ def _build(stage: StageConfig, args: TorchArgs, found: Any, device: str) -> Any:
         signature.bind(**kwargs)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"stage {stage.stage_id}: engine_args.kwargs do not fit {args.target!r}: {error}") from error
-    return found(**kwargs)
+    return kwargs
 
 
 def _input_kind(stage: StageConfig, args: TorchArgs, call: Any) -> type:

@@ -30,8 +30,9 @@ KEYS = {
     "hubs/": keys.hub_key(NS, "h"),
     "beats/": keys.beat_key(NS, "h"),
     "control/": keys.replica_control_key(NS, 0, 7),
+    "waits/": keys.wait_key(NS, "w"),
     "pipeline": keys.pipeline_key(NS),
-    "keys/": f"/omni/v1/{NS}/keys/laptop",
+    "keys/": keys.api_key_key(NS, "laptop"),
 }
 DOCUMENT = '{"stages": [{"stage_id": 0, "engine": "echo", "final_output": "text"}]}'
 
@@ -165,7 +166,7 @@ def test_a_deployment_runs_with_a_user_for_each_role(users: Users, tmp_path: Pat
     assert (seen["stage_id"], seen["status"]) == (0, "up")
     assert users.run("observer", "hubs", "--json")
     assert "looks on" in users.run("observer", "doctor", "--json", codes=(0, 1))
-    assert "may write replicas/ (replica)" in users.run("replica", "doctor", "--json", codes=(0, 1))
+    assert "may write replicas/, waits/ (replica)" in users.run("replica", "doctor", "--json", codes=(0, 1))
     assert "echo" in users.run("observer", "pipeline", "show")
     refused = users.run("observer", "cordon", "0/0", codes=(1,))
     assert "role does not allow" in refused

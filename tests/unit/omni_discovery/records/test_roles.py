@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import pytest
 
 from omni_discovery.records import keys
@@ -26,10 +28,16 @@ WRITERS = {
     keys.replica_control_key("team-a", 0, 1): {"operator"},
     keys.hub_control_key("team-a", "h"): {"operator"},
     keys.pipeline_key("team-a"): {"hub", "operator"},
-    "/omni/v1/team-a/keys/laptop": {"operator"},
+    keys.wait_key("team-a", "w"): {"hub", "replica"},
+    keys.api_key_key("team-a", "laptop"): {"operator"},
     keys.replica_key("team-ab", 0, 1): set(),
     keys.pipeline_key("team-a") + "-too": set(),
 }
+
+
+def test_every_kind_of_key_has_its_writers() -> None:
+    """A kind that is added is nobody's until somebody decides whose it is: this test says so."""
+    assert {type(keys.parse_key("team-a", key)) for key in WRITERS} - {type(None)} == set(get_args(keys.RegistryKey))
 
 
 @pytest.mark.attack("A3")
@@ -41,7 +49,7 @@ def test_each_key_has_its_writers_and_no_others(key: str) -> None:
 @pytest.mark.attack("A3")
 def test_all_read_what_is_open_and_only_hubs_and_operators_the_api_keys() -> None:
     for role in ROLES:
-        for key in list(WRITERS)[:6]:
+        for key in list(WRITERS)[:7]:
             assert may(role, key, write=False)
         assert may(role, "/omni/v1/team-a/keys/laptop", write=False) is (role in ("hub", "operator"))
         assert not may(role, keys.pipeline_key("team-b"), write=False)
@@ -49,5 +57,5 @@ def test_all_read_what_is_open_and_only_hubs_and_operators_the_api_keys() -> Non
 
 def test_roles_are_told_by_what_may_be_written() -> None:
     assert roles_that_write([*OPEN_FAMILIES, API_KEYS]) == ("hub", "replica", "operator")
-    assert roles_that_write(["replicas/", "control/"]) == ("replica",)
+    assert roles_that_write(["replicas/", "waits/", "control/"]) == ("replica",)
     assert roles_that_write([]) == ()
