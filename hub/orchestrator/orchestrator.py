@@ -22,7 +22,7 @@ from hub.orchestrator.collective import CallDue, Collective, CollectiveCall, rej
 from hub.orchestrator.dispatcher import Dispatcher, PickEnded
 from hub.orchestrator.housekeeping import Housekeeping, TimersDue
 from hub.orchestrator.replica_events import ReplicaListener, ReturnDue, StillSilent
-from hub.orchestrator.requests import CompanionEnded, Requests, TimeUp
+from hub.orchestrator.requests import CompanionEnded, InputIdle, Requests, TimeUp
 from hub.orchestrator.retry_budget import RetryDue
 from hub.orchestrator.rollout import Rollout
 from hub.orchestrator.trials import TrialDue
@@ -81,7 +81,7 @@ def drain(queue: asyncio.Queue[_Item]) -> list[_Item]:
 
 
 _InboxItem: TypeAlias = (
-    "ClientEvent | PickEnded | RetryDue | TrialDue | ReturnDue | StillSilent | TimeUp | CompanionEnded"
+    "ClientEvent | PickEnded | RetryDue | TrialDue | ReturnDue | StillSilent | TimeUp | InputIdle | CompanionEnded"
     " | BackpressureChanged | TimersDue | ViewChanged | CallDue"
 )
 _Request: TypeAlias = AddRequest | UpdateRequest
@@ -303,7 +303,7 @@ class Orchestrator:
                 self._requests.add_request(item)
             case AbortRequest():
                 self._requests.abort_request(item)
-            case TimeUp() | CompanionEnded() | UpdateRequest() | BackpressureChanged():
+            case TimeUp() | InputIdle() | CompanionEnded() | UpdateRequest() | BackpressureChanged():
                 self._requests.apply_item(item)
             case PickEnded() | RetryDue() | TrialDue():
                 self._requests.resume_dispatch(item)
