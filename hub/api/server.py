@@ -6,12 +6,17 @@ import asyncio
 import errno
 import socket
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 import uvicorn
 
 from hub.api.chat_schema import MAX_BODY_BYTES
+from hub.api.client_quota import ClientQuota
+from hub.api.connections import ConnectionLimits
+from hub.api.cross_origin import WebPolicy, guarded
 from hub.api.exchange import Exchanges
+from hub.api.protocols import BoundedServer
 from omni_discovery.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -51,12 +56,29 @@ class _Server(uvicorn.Server):
         yield
 
 
-class HttpServer:
-    """The HTTP server of one hub. ``access_log``: whether each request leaves a line."""
+@dataclass(frozen=True, slots=True)
+class HttpConfig:
+    """What an HTTP server lets clients do."""
 
-    def __init__(self, omni: AsyncOmni, app: ASGIApp, *, access_log: bool = False) -> None:
+    limits: ConnectionLimits = field(default_factory=ConnectionLimits)
+    policy: WebPolicy = field(default_factory=WebPolicy)
+    #: Requests that one client may have under way; 0 for no bound.
+    most_per_client: int = 0
+    #: Whether each request leaves a line in the log.
+    access_log: bool = False
+
+
+class HttpServer:
+    """The HTTP server of one hub."""
+
+    def __init__(self, omni: AsyncOmni, app: ASGIApp, http: HttpConfig | None = None) -> None:
+        http = http or HttpConfig()
+        if http.most_per_client:
+            app = ClientQuota(app, http.most_per_client)
+        server = BoundedServer(http.limits, lambda reason: omni.hub_metrics.http_cuts.labels(reason).inc())
         config = uvicorn.Config(
-            Exchanges(app, logs=access_log),
+            Exchanges(guarded(app, http.policy), logs=http.access_log),
+            **server.protocols,
             log_config=None,
             log_level="warning",
             access_log=False,

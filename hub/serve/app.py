@@ -142,7 +142,7 @@ class _Hub:
             text = "hub.admin_api url=%s/admin/: whoever reaches it rules every replica; it must not be public"
             logger.warning(text, self._url)
             app = with_admin(app, omni)
-        return HttpServer(omni, app, access_log=self._config.access_log)
+        return HttpServer(omni, app, self._config.http)
 
     async def _serve(self, stages: LocalStages, omni: AsyncOmni) -> int:
         """Restart local stages, and log whether every stage can serve, until a signal comes; return the exit code.

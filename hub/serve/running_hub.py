@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from hub.api.server import HttpConfig
 from hub.async_omni import AsyncOmni
 from hub.orchestrator.tracing import connect_tracing
 from hub.serve.identity import HubIdentity, acquire_identity, new_identity
@@ -83,8 +84,8 @@ class ServeConfig:
     api_flags: str = ""
     #: Whether control calls to replicas are served over HTTP, to every client that reaches the port.
     admin_api: bool = False
-    #: Whether each HTTP request leaves a line in the log.
-    access_log: bool = False
+    #: What clients may do over HTTP.
+    http: HttpConfig = field(default_factory=HttpConfig)
     #: The collector to which spans of requests are sent; None for none.
     traces_endpoint: str | None = None
     #: How long every stage may take until it can serve before the hub ends; None: no limit.

@@ -131,6 +131,7 @@ WITHOUT_EFFECT: Final = frozenset(
         *("enable_flash_late_interaction", "ssl_keyfile", "ssl_certfile", "ssl_ca_certs", "ssl_cert_reqs"),
         *("ssl_ciphers", "enable_ssl_refresh", "data_parallel_supervisor_port", "dp_supervisor_probe_interval_s"),
         *("dp_supervisor_probe_timeout_s", "dp_supervisor_probe_failure_threshold"),
+        *("allow_credentials", "allowed_headers", "allowed_methods"),
     )
 )
 

@@ -61,6 +61,10 @@ _NOT_HERE: Final = frozenset(
         "h11_max_header_count",
         "enable_per_request_metrics",
         "enable_flash_late_interaction",
+        # The hub answers CORS itself: all methods and headers, no cookies.
+        "allow_credentials",
+        "allowed_headers",
+        "allowed_methods",
     }
 )
 _NOT_HERE_PREFIXES: Final = ("ssl_", "enable_ssl", "data_parallel_", "dp_")
@@ -175,6 +179,8 @@ def check_flags(arguments: Namespace, usual: Namespace) -> None:
         if value == getattr(usual, name, None):
             continue
         flag = f"--{name.replace('_', '-')}"
+        if name == "allowed_origins":
+            raise ConfigError(f"--api-args: {flag} is a flag of omni serve itself, for every --api: give it there")
         if name in _NOT_HERE or name.startswith(_NOT_HERE_PREFIXES):
             raise ConfigError(f"--api-args: {flag} has no effect on a hub; leave it out")
         if name not in taken:
