@@ -7,6 +7,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Final
 
 from hub.api.errors import error_response
+from hub.api.exchange import exchange_of
 from omni_discovery.errors import OverloadedError
 
 if TYPE_CHECKING:
@@ -20,7 +21,8 @@ _RETRY_AFTER_S: Final = 1.0
 class ClientQuota:
     """ASGI middleware that answers with 429 what a client sends while it has ``most`` requests under way.
 
-    A client is an IP address, or a network of 64 bits in IPv6. POST requests and WebSockets count.
+    A client is who has one API key; without keys it is an IP address, or a network of 64 bits in IPv6. POSTs and
+    WebSockets count.
     """
 
     def __init__(self, app: ASGIApp, most: int) -> None:
@@ -48,7 +50,9 @@ class ClientQuota:
 
 
 def client_of(scope: Scope) -> str:
-    """The client of a connection; empty for one without an address."""
+    """The client of a connection; empty for one without a key and an address."""
+    if key := exchange_of(scope).key:
+        return f"key {key}"
     host = scope["client"][0] if scope.get("client") else ""
     try:
         address = ipaddress.ip_address(host.partition("%")[0])

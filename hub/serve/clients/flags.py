@@ -60,8 +60,8 @@ def add_client_options(parser: argparse._ActionsContainer) -> None:
         "--max-requests-per-client",
         type=int,
         metavar="N",
-        help="POST requests and WebSockets that one IP address may have under way (a network of 64 bits in IPv6); more"
-        " get a 429; a proxy in front is one address (default: no bound)",
+        help="POST requests and WebSockets that one API key, or without keys one IP address (a network of 64 bits in"
+        " IPv6), may have under way; more get a 429; a proxy in front is one address (default: no bound)",
     )
     parser.add_argument(
         "--header-timeout", **seconds, help="how long the header of a request may take to come (default: 15)"

@@ -64,6 +64,7 @@ def there_and_back(connector: OmniConnectorBase, key: str = "key") -> bool:
     return got is not None and intact(got[0])
 
 
+@pytest.mark.attack("A7")
 @squats
 @pytest.mark.parametrize("kind", [SharedMemoryConnector, AutoConnector])
 def test_whatever_has_a_name_like_a_segment_stops_no_start(
@@ -97,6 +98,7 @@ def test_a_second_name_of_a_living_block_takes_nothing_from_it(shared: Path) -> 
         assert intact(got[0])
 
 
+@pytest.mark.attack("A7")
 @squats
 def test_what_is_no_file_is_no_hand_off(shared: Path, squat: Squat) -> None:
     squat(payload_path(str(shared), key_digest("", "0", "1", "key")))
@@ -111,6 +113,7 @@ def test_what_is_no_file_is_no_hand_off(shared: Path, squat: Squat) -> None:
     assert "no hand-off" in as_ordinary_user(get)
 
 
+@pytest.mark.attack("A16")
 @pytest.mark.parametrize("kind", [SharedMemoryConnector, AutoConnector])
 def test_the_names_of_the_next_segments_can_not_be_taken_before(
     shared: Path, kind: type[SharedMemoryConnector | AutoConnector]
@@ -129,6 +132,7 @@ def test_the_names_of_the_next_segments_can_not_be_taken_before(
     assert as_ordinary_user(store).startswith("omni-")
 
 
+@pytest.mark.attack("A16")
 @squats
 def test_where_the_name_of_a_hand_off_is_taken_it_goes_over_the_network(shared: Path, squat: Squat) -> None:
     squat(payload_path(str(shared), key_digest("", "0", "1", "key")))
@@ -146,6 +150,7 @@ def test_where_the_name_of_a_hand_off_is_taken_it_goes_over_the_network(shared: 
     assert as_ordinary_user(store) == [True, int(taken), True]
 
 
+@pytest.mark.attack("A16")
 def test_a_folder_that_can_not_be_written_to_counts_as_full(shared: Path) -> None:
     shared.chmod(0o555)
 

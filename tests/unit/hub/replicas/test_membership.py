@@ -271,6 +271,7 @@ def attached(scene: Scene) -> list[tuple[int, int]]:
     return [(client.info.stage_id, client.info.replica_id) for client in scene.membership.clients.values()]
 
 
+@pytest.mark.attack("A23")
 @pytest.mark.parametrize("is_first_listed", [True, False])
 def test_of_two_processes_at_one_address_the_first_serves_on_while_it_answers(
     is_first_listed: bool, caplog: pytest.LogCaptureFixture
@@ -303,6 +304,7 @@ def test_a_process_that_registers_again_takes_its_own_address_over() -> None:
     assert scene.told == [("connect", before), ("renew", after, False)]
 
 
+@pytest.mark.attack("A24")
 def test_records_of_nobody_take_a_bounded_number_of_connections_and_turns_with_good_ones() -> None:
     """1. of three thousand records only the last ten are of replicas that answer
     2. never are there more clients than the bound allows; all ten are connected to in the end
