@@ -24,6 +24,7 @@ from hub.api.chat_schema import (
     refuse_embeddings,
     refuse_logprobs,
 )
+from hub.api.cross_origin import check_content_type
 from hub.api.errors import BodyTooLongError, describe, error_response
 from hub.api.exchange import Exchange, exchange_of
 from hub.orchestrator.tracing import trace_headers
@@ -100,10 +101,12 @@ class ChatCompletions:
         Raise InvalidRequestError, which is counted here: such a request never reaches the orchestrator.
         """
         try:
+            check_content_type(request)
             body = await read_body(request)
             received_s = time.perf_counter()
             chat = parse_chat(body)
             check_model(chat.model, self._model)
+            self._omni.client_bounds.check_asked(chat.timeout, chat.priority)
             refuse_embeddings(self._deploy.stages, chat.modalities)
         except InvalidRequestError as error:
             self._omni.rejections.count(error)

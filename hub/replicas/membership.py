@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import logging
 import math
+import resource
+import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
 from hub.config import OutOfSocketsError
-from hub.replicas.attach_limits import AttachLimits
+from hub.replicas.attach_limits import AttachLimits, most_unanswered
 from hub.replicas.lost import LostReplicas
 from hub.replicas.mismatched import MismatchedReplicas
 from omni_discovery.errors import ConfigError
@@ -37,6 +39,18 @@ class ViewChanged:
 
     view: View
     delta: Delta
+
+    def is_before(self, other: ViewChanged) -> bool:
+        """Whether the view shows less of one history of the registry."""
+        mine, others = self.view, other.view
+        is_same = (mine.history, mine.cluster_id) == (others.history, others.cluster_id)
+        return is_same and mine.revision < others.revision
+
+
+def _descriptors() -> int:
+    """How many files this process may open."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return sys.maxsize if limit == resource.RLIM_INFINITY else limit
 
 
 def role(info: ReplicaInfo) -> tuple[object, ...]:
@@ -113,7 +127,7 @@ class Membership:
         self._held: set[tuple[int, str]] = set()
         #: By stage that the pipeline doesn't have, and by address that can't be used.
         self._log_once = LogOnce(now)
-        self._limits = AttachLimits(self._has_answered)
+        self._limits = AttachLimits(self._has_answered, most_unanswered(_descriptors()))
 
     def apply(self, view: View, delta: Delta) -> bool:
         """Make clients and pools what ``view`` shows; return whether it may have changed which replicas can be picked.
