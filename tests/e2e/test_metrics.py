@@ -76,7 +76,7 @@ class Site:
         name = at_hub("omni_hub_replicas_ejected", stage="0")
 
         def ask_and_look() -> Scrape | None:
-            assert self.hub.ask("one")[0] == 200
+            assert self.hub.ask("one", modalities=["text"])[0] == 200
             found = self.scrape_hub()
             return {name: found[name]} if found[name] else None
 

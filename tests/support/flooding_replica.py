@@ -14,7 +14,13 @@ PICTURES, PICTURE_BYTES = 25, 60 << 20
 
 
 def flood(replica: FakeReplica, submit: wire.Submit) -> None:
-    """Pictures for whoever says ``flood``; all others are echoed."""
+    """Pictures for whoever says ``flood``, sixty thousand timings for ``timings``; all others are echoed."""
+    if "timings" in str(submit.inputs):
+        timings_s = {f"{number:032}": 1.0 for number in range(60_000)}
+        replica.accept(submit)
+        about = replica._about(submit)
+        replica.say(wire.StageDone(**about, seq=0, finish_reason="stop", timings_s=timings_s))
+        return
     if "flood" not in str(submit.inputs):
         replica.accept(submit)
         replica.chunk(submit, 0, text="fine")

@@ -65,6 +65,7 @@ def there_and_back(connector: OmniConnectorBase, key: str = "key") -> bool:
 
 
 @squats
+@pytest.mark.attack("A7")
 @pytest.mark.parametrize("kind", [SharedMemoryConnector, AutoConnector])
 def test_whatever_has_a_name_like_a_segment_stops_no_start(
     shared: Path, squat: Squat, kind: type[SharedMemoryConnector | AutoConnector]
@@ -83,6 +84,7 @@ def test_whatever_has_a_name_like_a_segment_stops_no_start(
     assert len(list(shared.iterdir())) == 2
 
 
+@pytest.mark.attack("A7")
 def test_a_second_name_of_a_living_block_takes_nothing_from_it(shared: Path) -> None:
     """Where the kernel lets anybody link to any file, somebody may give a block the name of a dead owner's."""
     with SharedMemoryConnector({"directory": str(shared), "shm_threshold_bytes": 0}) as connector:
@@ -98,6 +100,7 @@ def test_a_second_name_of_a_living_block_takes_nothing_from_it(shared: Path) -> 
 
 
 @squats
+@pytest.mark.attack("A7")
 def test_what_is_no_file_is_no_hand_off(shared: Path, squat: Squat) -> None:
     squat(payload_path(str(shared), key_digest("", "0", "1", "key")))
 
@@ -111,6 +114,7 @@ def test_what_is_no_file_is_no_hand_off(shared: Path, squat: Squat) -> None:
     assert "no hand-off" in as_ordinary_user(get)
 
 
+@pytest.mark.attack("A16")
 @pytest.mark.parametrize("kind", [SharedMemoryConnector, AutoConnector])
 def test_the_names_of_the_next_segments_can_not_be_taken_before(
     shared: Path, kind: type[SharedMemoryConnector | AutoConnector]
@@ -130,6 +134,7 @@ def test_the_names_of_the_next_segments_can_not_be_taken_before(
 
 
 @squats
+@pytest.mark.attack("A16")
 def test_where_the_name_of_a_hand_off_is_taken_it_goes_over_the_network(shared: Path, squat: Squat) -> None:
     squat(payload_path(str(shared), key_digest("", "0", "1", "key")))
 
@@ -146,6 +151,7 @@ def test_where_the_name_of_a_hand_off_is_taken_it_goes_over_the_network(shared: 
     assert as_ordinary_user(store) == [True, int(taken), True]
 
 
+@pytest.mark.attack("A16")
 def test_a_folder_that_can_not_be_written_to_counts_as_full(shared: Path) -> None:
     shared.chmod(0o555)
 
@@ -160,6 +166,7 @@ def test_a_folder_that_can_not_be_written_to_counts_as_full(shared: Path) -> Non
     assert "Permission denied" in error
 
 
+@pytest.mark.attack("A16")
 @pytest.mark.parametrize("over_network", [False, True])
 def test_a_segments_name_that_is_taken_while_it_is_read_costs_nothing(shared: Path, over_network: bool) -> None:
     """Everybody saw it before the hand-off was published, and the consumer gives the segment that name again."""
@@ -179,6 +186,7 @@ def test_a_segments_name_that_is_taken_while_it_is_read_costs_nothing(shared: Pa
     assert sorted(path.name for path in shared.iterdir()) == ["elsewhere", f"omni-segment.{metadata['segment']}"]
 
 
+@pytest.mark.attack("A16")
 def test_a_block_whose_name_is_taken_takes_another(shared: Path) -> None:
     block = ShmBlock(str(shared), 1000)
     try:

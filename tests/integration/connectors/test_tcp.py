@@ -131,6 +131,7 @@ def test_who_asks_slower_than_the_time_for_it_is_hung_up_on(make: Make) -> None:
     counted(producer, "timed_out")
 
 
+@pytest.mark.attack("A8")
 def test_connections_that_ask_for_nothing_keep_no_place_from_a_consumer(make: Make) -> None:
     """Many more than there are places, and new ones all the time: each drops the oldest silent one."""
     producer, consumer = make(), make()
@@ -156,6 +157,7 @@ def test_connections_that_ask_for_nothing_keep_no_place_from_a_consumer(make: Ma
             crowd.join()
 
 
+@pytest.mark.attack("A8")
 def test_silent_connections_of_one_address_crowd_out_none_of_another(make: Make) -> None:
     producer = make(max_connections=8)
     metadata = offer(producer)
@@ -170,6 +172,7 @@ def test_silent_connections_of_one_address_crowd_out_none_of_another(make: Make)
         assert parse_answer(here.recv(ANSWER_BYTES, socket.MSG_WAITALL)) == (Status.HERE, metadata["data_size"])
 
 
+@pytest.mark.attack("A8")
 def test_a_consumer_without_a_place_comes_again_and_gives_up_at_its_deadline(make: Make) -> None:
     """1. two others have asked and do not read on: they keep their places, and the third consumer finds none
     2. it gives up in time; 3. another waits until one of both leaves
@@ -364,6 +367,7 @@ def test_a_fetch_can_be_given_up_by_another_thread(make: Make, lying: Any, how: 
     thread.join()
 
 
+@pytest.mark.attack("A19")
 def test_no_more_than_the_bound_is_fetched_whatever_was_announced(make: Make) -> None:
     """Nobody is connected to for more: the size is known before."""
     producer, careful = make(), make(max_fetch_bytes=200_000)

@@ -21,9 +21,11 @@ def most_mib(pid: int) -> int:
     return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) >> 10
 
 
-@pytest.mark.attack("A22")
+@pytest.mark.attack("A22", "A25")
 def test_an_answer_that_nobody_can_keep_is_cut_as_it_comes(endpoint: str, namespace: str, tmp_path: Path) -> None:
-    """1. 1.5 GB of pictures for one answer; 2. it ends with an error, the hub held a fraction; 3. it serves on"""
+    """1. 1.5 GB of pictures for one answer; 2. it ends with an error, the hub held a fraction; 3. it serves on
+    4. an answer with sixty thousand timings has headers that a client takes
+    """
     hub = Hub(
         tmp_path, ["--deploy-config", str(_document(tmp_path)), "--hub-only", "--etcd-endpoints", endpoint], namespace
     )
@@ -37,6 +39,8 @@ def test_an_answer_that_nobody_can_keep_is_cut_as_it_comes(endpoint: str, namesp
         assert (status, "longer than 128 MiB: ask for it with 'stream': true" in str(body)) == (500, True), body
         assert PICTURES * PICTURE_BYTES > 1400 << 20
         assert most_mib(hub.process.pid) - before_mib < 600
+        status, body = hub.ask("timings", include_timings=True)
+        assert (status, len(body.get("timings_s", ())) <= 256) == (200, True), body
         wait_for("an answer", lambda: hub.ask("hello")[0] == 200)
     finally:
         hub.stop()

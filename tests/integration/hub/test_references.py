@@ -59,6 +59,7 @@ async def test_the_registered_address_is_passed_on() -> None:
     assert submit.payloads[0].metadata["source_host"] == "10.0.0.1"
 
 
+@pytest.mark.attack("A19")
 @pytest.mark.parametrize("script", [done_with("169.254.169.254"), piece_with("169.254.169.254")])
 async def test_another_address_is_the_replicas_failure_and_another_replica_does_the_work(script: Script) -> None:
     deploy = IN_PIECES if script.__qualname__.startswith("piece") else PAIR
@@ -72,6 +73,7 @@ async def test_another_address_is_the_replicas_failure_and_another_replica_does_
         assert all("source_host" not in ref.metadata for ref in submit.payloads)
 
 
+@pytest.mark.attack("A19")
 async def test_without_another_replica_the_request_fails_and_says_why() -> None:
     forging, second = registered(FakeReplica(done_with("169.254.169.254"))), FakeReplica(accept_only, stage_id=1)
     async with running_hub(forging, second, deploy=PAIR) as omni:

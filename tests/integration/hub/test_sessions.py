@@ -212,6 +212,7 @@ async def test_another_process_on_the_same_ports_is_another_replica() -> None:
         again.kill()
 
 
+@pytest.mark.attack("A23")
 async def test_a_record_with_the_address_of_another_replica_takes_nothing_from_it() -> None:
     """1. a record of stage 0, with a key of its own, names the sockets of 1/0, which came first
     2. stage 1 goes on, and stage 0 with the replica that it has

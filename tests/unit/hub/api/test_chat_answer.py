@@ -53,6 +53,7 @@ def test_what_would_end_the_header_or_is_no_number_is_left_out() -> None:
     assert server_timing({**bad, **odd, "queue": 0.25}) == "queue;dur=250.000"
 
 
+@pytest.mark.attack("A25")
 def test_a_replica_that_names_sixty_thousand_timings_makes_no_header_that_clients_refuse() -> None:
     timings_s = {f"stage0.{number:032}": 1.0 for number in range(60_000)} | {"hub_in": 0.5, "total": 2.0}
     header = server_timing(timings_s)

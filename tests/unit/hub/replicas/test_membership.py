@@ -271,6 +271,7 @@ def attached(scene: Scene) -> list[tuple[int, int]]:
     return [(client.info.stage_id, client.info.replica_id) for client in scene.membership.clients.values()]
 
 
+@pytest.mark.attack("A23")
 @pytest.mark.parametrize("is_first_listed", [True, False])
 def test_of_two_processes_at_one_address_the_first_serves_on_while_it_answers(
     is_first_listed: bool, caplog: pytest.LogCaptureFixture
