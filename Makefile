@@ -1,8 +1,9 @@
 # Two commands do everything on a fresh machine: `make demo` and `make test`. Both set up .venv by themselves.
 PYTHON ?= python3
 BIN := .venv/bin
+AUDIT_BIN := .venv-audit/bin
 
-.PHONY: help demo test lint unit chaos fuzz long engines bench soak train evaluate setup-demo setup-test clean
+.PHONY: help demo test lint unit chaos attack fuzz long engines bench soak train evaluate lock sbom audit setup-demo setup-test setup-audit clean
 
 help: ## show what there is
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -21,6 +22,9 @@ unit: setup-test ## the fast tests only
 
 chaos: setup-test ## the faults of an etcd cluster again and again; needs Docker (OMNI_CHAOS_ROUNDS=40)
 	@OMNI_CHAOS_ROUNDS=$${OMNI_CHAOS_ROUNDS:-40} $(BIN)/python -m pytest tests/fault $(PYTEST_ARGS)
+
+attack: setup-test ## the attacks of docs/attacks.md on running processes, in minutes, with a table of what became of each
+	@$(BIN)/python -m pytest -p tests.support.attack_table -m attack -q tests $(PYTEST_ARGS)
 
 fuzz: setup-test ## hostile hubs and replicas, for minutes (OMNI_FUZZ_ROUNDS=200000)
 	@OMNI_FUZZ_ROUNDS=$${OMNI_FUZZ_ROUNDS:-200000} $(BIN)/python -m pytest tests/integration/hub/test_fuzz_hub.py \
@@ -59,11 +63,27 @@ train: setup-test ## train both demo models again from fixed seeds
 evaluate: setup-test ## the accuracy figures of docs/demo.md
 	@$(BIN)/python -m stage_runtime.demo.training.evaluate
 
+lock: setup-test ## look up the hashes of the versions in compose/lock-*.in again, into compose/lock-*.txt
+	@$(BIN)/python compose/lock.py
+
+sbom: setup-audit ## a CycloneDX list of all that a host of the demo runs, from the locks: demo-output/sbom.json
+	@mkdir -p demo-output && cat compose/lock-torch-cpu.txt compose/lock-cpu.txt | PYTHONWARNINGS=ignore \
+		$(AUDIT_BIN)/cyclonedx-py requirements --pyproject pyproject.toml --output-reproducible \
+		--output-format JSON --output-file demo-output/sbom.json - && echo demo-output/sbom.json
+
+audit: setup-audit ## known vulnerabilities of all that is pinned; asks the package index, fails if that can't tell
+	@mkdir -p demo-output && sed 's/+cpu / /' compose/lock-torch-cpu.txt > demo-output/lock-torch.txt
+	@$(AUDIT_BIN)/pip-audit --strict --disable-pip --require-hashes -r demo-output/lock-torch.txt \
+		-r compose/lock-build.txt -r compose/lock-cpu.txt -r compose/lock-test.txt
+
 setup-demo:
 	@$(PYTHON) compose/setup_venv.py demo
 
 setup-test:
 	@$(PYTHON) compose/setup_venv.py test
 
+setup-audit:
+	@$(PYTHON) compose/setup_venv.py audit
+
 clean: ## remove .venv and what the demo wrote
-	rm -rf .venv demo-output .mypy_cache .ruff_cache .pytest_cache
+	rm -rf .venv .venv-audit demo-output .mypy_cache .ruff_cache .pytest_cache

@@ -20,7 +20,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from setup_venv import ROOT, TORCH_CPU_INDEX
+from setup_venv import ROOT
 
 MINORS = ("0.28", "0.29", "0.30", "0.31", "0.32", "0.32+nixl")
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "omni-discovery" / "engines"
@@ -94,9 +94,9 @@ def _install(minor: str, python: Path) -> None:
     install = [*uv, "pip", "install", "--quiet", "--python", python, "--overrides", overrides]
     folders = environment.get("PIP_FIND_LINKS", "").split()
     where = [argument for folder in folders for argument in ("--find-links", folder)]
-    # As setup_venv has it: a folder that has the wheel, else PyTorch's own CPU index.
+    # As setup_venv has it: a folder that has the wheel, else PyTorch's own CPU index, for torch and nothing else.
     if not any(any(Path(folder.removeprefix("file://")).glob("torch-*+cpu-*.whl")) for folder in folders):
-        where += ["--extra-index-url", TORCH_CPU_INDEX, "--index-strategy", "unsafe-best-match"]
+        where += ["--torch-backend", "cpu"]
     subprocess.run([*install, *where, *wanted], check=True, env=environment)
     if besides:
         subprocess.run([*install, "--no-deps", *besides], check=True, env=environment)

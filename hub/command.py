@@ -11,7 +11,8 @@ class ServeCommand:
     summary = "serve a pipeline: a hub with its local stages, or only replicas with --headless"
 
     unknown_flag_hint = (
-        """; an argument of a newer vLLM goes into engine_args: --stage-overrides '{"0": {"engine_args": {...}}}'"""
+        """; an argument of a newer vLLM goes into engine_args: --stage-overrides '{"N": {"engine_args": {...}}}'"""
+        " with the stage's id in place of N"
     )
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:

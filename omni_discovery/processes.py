@@ -1,10 +1,15 @@
-"""Processes: the per-user folder in which they find each other's files, children that end with their parent, limits."""
+"""Processes: the per-user folder in which they find each other's files, children that end with their parent, limits.
+
+A folder is private if this user alone can change it and no other user can put another one in its place. That holds for
+as long as the users who own it and the folders above it want it to, so it is looked at once and then relied on.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
 import os
+import pwd
 import resource
 import signal
 import stat
@@ -19,6 +24,7 @@ _PR_SET_PDEATHSIG: Final = 1
 #: The fewest open files to start with. An idle replica has two dozen and two more for each hub, besides those of its
 #: engine and hand-offs; a hub has as many, and some for each replica and each client.
 LEAST_FILES: Final = 256
+_OWN_FOLDER: Final = "set XDG_RUNTIME_DIR to a folder of your own"
 
 
 def runtime_dir(xdg_runtime_dir: str | None) -> Path:
@@ -27,12 +33,109 @@ def runtime_dir(xdg_runtime_dir: str | None) -> Path:
 
 
 def is_private(folder: Path) -> bool:
-    """Whether ``folder`` is a folder that only this user writes to: in the temporary folder, others may be first."""
+    """Whether ``folder`` is there and private: in the temporary folder, others may be first."""
     try:
-        status = folder.lstat()
-    except OSError:
+        os.close(open_private(folder))
+    except (OSError, ConfigError):
         return False
-    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o022
+    return True
+
+
+def make_private(folder: Path) -> None:
+    """Make a private folder, where it is missing. Raise ConfigError that names the folder to correct, or OSError."""
+    os.close(open_private(folder, make=True))
+
+
+def open_private(folder: Path, *, make: bool = False) -> int:
+    """Return a descriptor of a private folder; with ``make``, make it and what is missing above it, of mode 0700.
+
+    Raise ConfigError that names the folder to correct if it is not private, FileNotFoundError if there is none.
+    """
+    # Links above the folder are the system's (such as /var/run) or this user's own; the folder itself is never one.
+    whole = Path(os.path.realpath(_check_links(folder).parent)) / folder.name
+    opened, trusted = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC), _trusted_owners()
+    try:
+        path = Path("/")
+        for name in whole.parts[1:]:
+            _check_above(os.fstat(opened), path, trusted)
+            path /= name
+            child = _open_child(opened, path, make=make, is_last=path == whole)
+            os.close(opened)
+            opened = child
+        _check_private(os.fstat(opened), whole)
+    except BaseException:
+        os.close(opened)
+        raise
+    return opened
+
+
+def check_parents(folder: Path) -> None:
+    """Raise ConfigError if another user could put another folder in the place of one that is made in ``folder``."""
+    path, trusted = Path(os.path.realpath(folder)), _trusted_owners()
+    for each in (*reversed(path.parents), path):
+        _check_above(each.stat(), each, trusted)
+
+
+def _check_links(folder: Path) -> Path:
+    """``folder``, absolute. Raise ConfigError if a link on the way to it was made by another user."""
+    folder, trusted = folder.absolute(), _trusted_owners()
+    for path in reversed(folder.parents):
+        with contextlib.suppress(OSError):
+            status = path.lstat()
+            if stat.S_ISLNK(status.st_mode) and status.st_uid not in trusted:
+                raise ConfigError(f"{path} is a link made by {_user(status.st_uid)}: {_OWN_FOLDER}")
+    return folder
+
+
+def _open_child(parent: int, path: Path, *, make: bool, is_last: bool) -> int:
+    if make:
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(path.name, 0o700, dir_fd=parent)
+    # To go through a folder, nobody needs to be allowed to list it.
+    kind = os.O_RDONLY if is_last else os.O_PATH
+    try:
+        return os.open(path.name, kind | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
+    except NotADirectoryError as error:
+        raise ConfigError(f"{path} is a link or no folder: remove it, or {_OWN_FOLDER}") from error
+    except PermissionError as error:
+        owner = os.stat(path.name, dir_fd=parent, follow_symlinks=False).st_uid
+        raise ConfigError(f"{path}, of {_user(owner)}, can't be entered: {_OWN_FOLDER}") from error
+
+
+def _check_above(status: os.stat_result, path: Path, trusted: frozenset[int]) -> None:
+    if status.st_uid not in trusted:
+        raise ConfigError(f"{path} belongs to {_user(status.st_uid)}, who could swap what is in it: {_OWN_FOLDER}")
+    if status.st_mode & 0o022 and not status.st_mode & stat.S_ISVTX:
+        raise ConfigError(f"others can write to {path}, and swap what is in it: {_OWN_FOLDER}")
+
+
+def _check_private(status: os.stat_result, path: Path) -> None:
+    if status.st_uid != os.getuid():
+        raise ConfigError(f"{path} belongs to {_user(status.st_uid)}: {_OWN_FOLDER}")
+    if status.st_mode & 0o022:
+        raise ConfigError(f"others can write to {path}: remove it, or {_OWN_FOLDER}")
+
+
+def _trusted_owners() -> frozenset[int]:
+    """The users who may own the folders above a private one: root and this user.
+
+    Where a container shows the host's folders without showing its users, the kernel gives those to one stand-in; it is
+    trusted if nobody in the container can be it.
+    """
+    trusted = {0, os.getuid()}
+    with contextlib.suppress(OSError, ValueError):
+        stand_in = int(Path("/proc/sys/kernel/overflowuid").read_text())
+        rows = [tuple(map(int, line.split())) for line in Path("/proc/self/uid_map").read_text().splitlines()]
+        if rows and not any(first <= stand_in < first + count for first, _, count in rows):
+            trusted.add(stand_in)
+    return frozenset(trusted)
+
+
+def _user(uid: int) -> str:
+    try:
+        return f"user {pwd.getpwuid(uid).pw_name!r}"
+    except KeyError:
+        return f"user {uid}"
 
 
 def write_private(path: Path, content: bytes) -> None:

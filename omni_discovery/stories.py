@@ -12,14 +12,15 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 
+from omni_discovery.errors import ConfigError
 from omni_discovery.log_once import LogOnce
-from omni_discovery.processes import is_private, write_private
+from omni_discovery.processes import is_private, make_private, write_private
 
 logger = logging.getLogger(__name__)
 
@@ -45,17 +46,48 @@ class Story(msgspec.Struct, frozen=True, kw_only=True):
     at_s: float
     #: Oldest first.
     lines: tuple[str, ...]
+    #: The registry of the lease or request: its id as ``registry_name`` has it, empty if not known, and its endpoints.
+    registry: str = ""
+    endpoints: str = ""
+
+
+def registry_name(cluster_id: int) -> str:
+    """What files on this machine call a registry: the id of its etcd cluster, as etcdctl prints it; "" for id 0."""
+    return f"{cluster_id:x}" if cluster_id else ""
+
+
+def same_registry(story: Story, registry: str, endpoints: str) -> bool:
+    """Whether a story is of the registry with this name or at one of these endpoints, which may be written otherwise.
+
+    An etcd that was wiped has another name at the same endpoint: how leases were lost there is its story, too.
+    """
+    return bool(registry and story.registry == registry) or share_endpoint(story.endpoints, endpoints)
+
+
+def share_endpoint(one: str, other: str) -> bool:
+    """Whether two comma lists have an endpoint in common."""
+    return bool(_endpoints_in(one) & _endpoints_in(other))
+
+
+def _endpoints_in(text: str) -> set[str]:
+    parts = (part.strip().removesuffix("/") for part in text.split(",") if part.strip())
+    return {part.removeprefix("https://").removeprefix("http://") for part in parts}
 
 
 class Stories:
     """Writes the stories of this process in the background. All methods may be called from any thread.
 
-    ``folder`` is the user's runtime folder, ``namespace`` a checked one.
+    ``folder`` is the user's runtime folder, ``namespace`` a checked one; ``endpoints`` are those of its etcd.
     """
 
-    def __init__(self, folder: Path, namespace: str, wall_s: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, folder: Path, namespace: str, endpoints: str = "", wall_s: Callable[[], float] = time.time
+    ) -> None:
         self._folder = _folder(folder, namespace)
+        self._endpoints = endpoints
         self._wall_s = wall_s
+        #: The id of the etcd cluster, 0 while it is not known. Set by whoever is connected to it.
+        self.cluster_id: Callable[[], int] = lambda: 0
         self._lock = threading.Lock()
         #: Guarded by the lock, as are the two below.
         self._stories: deque[Story] = deque(maxlen=_MOST_STORIES)
@@ -82,9 +114,16 @@ class Stories:
             if self._unwritten >= _MOST_STORIES:
                 return
             kept = tuple(_printable(line[:_MOST_CHARACTERS]) for line in deque(read_lines(), maxlen=_MOST_LINES))
-            self._stories.append(
-                Story(kind=kind, name=_printable(name), pid=os.getpid(), at_s=self._wall_s(), lines=kept)
+            story = Story(
+                kind=kind,
+                name=_printable(name),
+                pid=os.getpid(),
+                at_s=self._wall_s(),
+                lines=kept,
+                registry=registry_name(self.cluster_id()),
+                endpoints=self._endpoints,
             )
+            self._stories.append(story)
             self._unwritten += 1
             if self._timer is None:
                 timer = threading.Timer(_WRITE_AFTER_S, self.flush)
@@ -106,14 +145,12 @@ class Stories:
                 return
             try:
                 self._replace_file(msgspec.json.encode(stories))
-            except OSError as error:
+            except (OSError, ConfigError) as error:
                 if self._log_once.should():
                     logger.warning("stories.not_written folder=%s reason=%s", self._folder, error)
 
     def _replace_file(self, content: bytes) -> None:
-        self._folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if not is_private(self._folder.parent):
-            raise PermissionError(f"others can write to {self._folder.parent}")
+        make_private(self._folder.parent)
         write_private(self._folder / f"{os.getpid()}.json", content)
         files = sorted(self._folder.glob("*.json"), key=_written_at_s)
         for old in files[:-_MOST_FILES]:
@@ -146,16 +183,35 @@ class Wait(msgspec.Struct, frozen=True, kw_only=True):
     endpoints: str = ""
 
 
+class Board(Protocol):
+    """Where waits are shown to other machines."""
+
+    def show(self, waits: Sequence[Wait]) -> None:
+        """These are the waits from now on. Returns at once; never raises."""
+
+    def close(self) -> None:
+        """Show nothing any more. Idempotent; never raises."""
+
+
 class Waits:
     """Says what this process waits for. Used by one thread; a file that can't be written is logged once.
 
     Several waits of one process are told apart by a key. Files of processes that have ended are ignored and removed.
+    ``board`` shows them to other machines; None: they are seen only here.
     """
 
-    def __init__(self, folder: Path, namespace: str, endpoints: str, wall_s: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        namespace: str,
+        endpoints: str,
+        wall_s: Callable[[], float] = time.time,
+        board: Board | None = None,
+    ) -> None:
         self._folder = _waits_folder(folder, namespace)
         self._endpoints = endpoints
         self._wall_s = wall_s
+        self._board = board
         self._waits: dict[str, Wait] = {}
         self._log_once = LogOnce()
 
@@ -179,18 +235,20 @@ class Waits:
         if self._waits:
             self._waits.clear()
             self._write()
+        if self._board is not None:
+            self._board.close()
 
     def _write(self) -> None:
+        if self._board is not None:
+            self._board.show(tuple(self._waits.values()))
         file = self._folder / f"{os.getpid()}.json"
         try:
             if not self._waits:
                 file.unlink(missing_ok=True)
                 return
-            self._folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            if not is_private(self._folder.parent):
-                raise PermissionError(f"others can write to {self._folder.parent}")
+            make_private(self._folder.parent)
             write_private(file, msgspec.json.encode(tuple(self._waits.values())))
-        except OSError as error:
+        except (OSError, ConfigError) as error:
             if self._log_once.should():
                 logger.warning("waits.not_written folder=%s reason=%s", self._folder, error)
 

@@ -15,6 +15,28 @@ def one_line(text: str) -> str:
     return "".join(char if char.isprintable() else "_" for char in " ".join(text.split()))
 
 
+def harmless(text: str) -> str:
+    """Return the text as it is, lines and tabs too, but with what a terminal might obey or hide as underscores.
+
+    That is all of C0 and C1, and what turns the direction of writing or has no width.
+    """
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() or char in "\n\t" else "_" for char in text)
+
+
+def harmless_json(text: str) -> str:
+    """Return JSON with such characters escaped, which means the same to a reader of JSON."""
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() else _escaped(char) for char in text)
+
+
+def _escaped(char: str) -> str:
+    units = char.encode("utf-16-be", "surrogatepass")
+    return "".join(f"\\u{units[at]:02x}{units[at + 1]:02x}" for at in range(0, len(units), 2))
+
+
 def essence(error: BaseException) -> str:
     """Return an exception's message on one line; of pydantic's validation errors only the places and messages."""
     list_errors = getattr(error, "errors", None)

@@ -7,7 +7,7 @@ import socket
 from typing import Final
 
 from omni_discovery.errors import ConfigError
-from omni_discovery.etcd.config import parse_endpoints
+from omni_discovery.etcd.config import parse_endpoints, socket_path
 
 _LOOPBACK: Final = {"localhost": "127.0.0.1", "ip6-localhost": "::1", "ip6-loopback": "::1"}
 
@@ -16,7 +16,8 @@ def find_hosts(endpoints: str, replica_address: str = "") -> tuple[str, str]:
     """The host to bind and the host to advertise.
 
     ``replica_address``, if the operator gave one, is advertised as it is and all interfaces are bound, because it may
-    be an address of a NAT or of a load balancer. Otherwise both are the address from which this machine reaches etcd.
+    be an address of a NAT or of a load balancer. Otherwise both are the address from which this machine reaches etcd;
+    for a socket, which only this machine reaches, that is 127.0.0.1.
     Raise ConfigError if there is no route to any endpoint.
     """
     if replica_address:
@@ -24,6 +25,8 @@ def find_hosts(endpoints: str, replica_address: str = "") -> tuple[str, str]:
         return ("::" if _is_only_ipv6(host) else "0.0.0.0"), host  # noqa: S104
     failures = []
     for endpoint in parse_endpoints(endpoints):
+        if socket_path(endpoint):
+            return _LOOPBACK["localhost"], _LOOPBACK["localhost"]
         host, _, port = endpoint.rpartition(":")
         host = host.strip("[]")
         if host in _LOOPBACK:

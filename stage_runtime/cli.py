@@ -12,8 +12,8 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -29,12 +29,19 @@ from omni_discovery.commands.flags import (
     check_backend,
     check_data_plane,
     check_metrics,
+    check_metrics_token,
     check_timeout,
     read_log_options,
     warn_if_plain,
 )
 from omni_discovery.commands.output import configure_logging, say
-from omni_discovery.commands.registry import add_security_options, default_namespace, user_runtime_dir
+from omni_discovery.commands.registry import (
+    add_security_options,
+    add_trust_options,
+    default_namespace,
+    take_secrets,
+    user_runtime_dir,
+)
 from omni_discovery.commands.stage_options import (
     StageCheck,
     StageOptions,
@@ -43,7 +50,9 @@ from omni_discovery.commands.stage_options import (
     runtime_here,
 )
 from omni_discovery.deploy.document import DeployConfig, StageConfig
+from omni_discovery.deploy.load import locate_model
 from omni_discovery.deploy.overrides import check_headless, document_here, parse_overrides
+from omni_discovery.deploy.trust.judge import check_document
 from omni_discovery.errors import ConfigError, OmniError
 from omni_discovery.etcd.embedded_file import embedded_among
 from omni_discovery.logs.setup import LogOptions, identify_process
@@ -108,6 +117,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_loading_options(parser)
     add_backend_options(parser)
     add_data_plane_options(parser)
+    add_trust_options(parser)
     add_log_options(parser)
     add_security_options(parser)
     add_metrics_options(parser.add_argument_group("metrics"))
@@ -167,10 +177,12 @@ def _check(check: StageCheck) -> int:
         from stage_runtime.engine_loop.payloads import build_edges
         from stage_runtime.engines.base import create_engine
         from stage_runtime.engines.capabilities import capabilities_of
+        from stage_runtime.engines.trusted import trusted_stage
         from stage_runtime.supervisor.devices import find_machine
 
         stage = check.stage
-        engine = create_engine(stage)
+        trusted = trusted_stage(check.deploy, stage.stage_id, check.bounds)
+        engine = create_engine(msgspec.structs.replace(trusted, runtime=stage.runtime))
         if (check_engine := capabilities_of(engine).check) is not None:
             check_engine()
         engine.close()
@@ -193,6 +205,7 @@ def _read_options(arguments: argparse.Namespace) -> StageOptions:
     check_headless(parse_overrides(arguments.stage_overrides))
     check_backend(arguments)
     check_metrics(arguments)
+    check_metrics_token(arguments)
     runtime = runtime_here(arguments, arguments.stage_id)
     return read_stage_options(arguments, arguments.stage_id, arguments.omni_dp_size_local, runtime)
 
@@ -202,6 +215,18 @@ def _supervise(arguments: argparse.Namespace) -> int:
     options = _read_options(arguments)
     configure_logging(options.log)
     identify_process(stage=options.stage_id)
+    try:
+        return _supervise_stage(arguments, options)
+    except OmniError as error:
+        if not arguments.parent_pid:
+            raise
+        # The last line of a hub's own error names this one.
+        code = EXIT_CONFIG if isinstance(error, ConfigError) else EXIT_FAILED
+        logger.error("supervisor.gave_up stage=%d code=%d: %s", options.stage_id, code, error)
+        return code
+
+
+def _supervise_stage(arguments: argparse.Namespace, options: StageOptions) -> int:
     # A hub that starts this process has logged it already.
     if not arguments.parent_pid:
         warn_if_plain(options.zmq_security)
@@ -212,7 +237,7 @@ def _supervise(arguments: argparse.Namespace) -> int:
     if options.worker_backend != RAY:
         check_packages(replica.stage_id)
     # The replicas have it in their settings; the libraries and processes that they load or start need not see it.
-    os.environ.pop("OMNI_ETCD_PASSWORD", None)
+    take_secrets()
     _be_brief(replica)
     config = SupervisorConfig(replica=replica, count=options.count, parent_pid=arguments.parent_pid)
     with closing(_metrics_exporter(options)) as exporter:
@@ -227,7 +252,7 @@ def _metrics_exporter(options: StageOptions) -> MetricsExporter:
     if options.metrics_fd is not None:
         exporter.send_to_hub(options.metrics_fd)
     if options.metrics_port is not None:
-        exporter.serve(options.metrics_host, options.metrics_port)
+        exporter.serve(options.metrics_host, options.metrics_port, options.metrics_token_file)
     # Seen also while the supervisor waits for a deploy document.
     exporter.export(
         SupervisorSample(
@@ -241,11 +266,12 @@ def _run_stage(config: SupervisorConfig, options: StageOptions, exporter: Metric
     from omni_discovery.etcd.check import check_ttl
     from omni_discovery.etcd.config import RegistryConfig
     from stage_runtime.engines.base import create_engine
+    from stage_runtime.engines.trusted import trusted_stage
     from stage_runtime.supervisor.deploy_document import read_pipeline
 
     replica = config.replica
     raise_descriptor_limit("a replica")
-    with closing(Waits(user_runtime_dir(), replica.namespace, replica.endpoints)) as waits:
+    with _waiting(_waits_of(replica)) as waits:
         deploy = read_pipeline(
             replica.endpoints,
             replica.namespace,
@@ -253,14 +279,45 @@ def _run_stage(config: SupervisorConfig, options: StageOptions, exporter: Metric
             absent_wait_s=replica.pipeline_wait_s,
             on_wait=lambda reason: waits.begin("pipeline", f"the supervisor of stage {replica.stage_id}", reason),
         )
-    deploy = document_here(deploy, replica.stage_id, options.runtime)
+    # Judged before anything is imported that it names. In a Ray cluster, that is not on this machine.
+    check_document(deploy, replica.stage_id, replica.bounds, locate_model)
+    is_own = replica.bounds.trusts(deploy)
+    in_force, deploy = deploy, document_here(deploy, replica.stage_id, options.runtime)
+    if is_own:
+        bounds = replica.bounds.owning(deploy)
+        config = msgspec.structs.replace(config, replica=msgspec.structs.replace(replica, bounds=bounds))
     export = exporter.export if exporter.is_used else None
     check_ttl(RegistryConfig(replica.endpoints, replica.namespace, replica.security, ttl_s=replica.ttl_s))
     if options.worker_backend == RAY:
         return _run_on_ray(config, deploy, options.ray_address, export)
     # Built once here, without loading it, so that an error in its arguments is printed once, before any process starts.
-    create_engine(deploy.stage(replica.stage_id)).close()
+    create_engine(trusted_stage(in_force, replica.stage_id, replica.bounds)).close()
     return _run_supervisor(config, deploy, export)
+
+
+def _waits_of(replica: ReplicaConfig) -> Waits:
+    """Where this supervisor says what it waits for: on this machine, and in the registry while that can be reached."""
+    from omni_discovery.clients.wait_board import WaitBoard
+
+    board = WaitBoard(replica.endpoints, replica.namespace, replica.security)
+    return Waits(user_runtime_dir(), replica.namespace, replica.endpoints, board=board)
+
+
+@contextmanager
+def _waiting(waits: Waits) -> Iterator[Waits]:
+    """Take back what is waited for when it is over, also where SIGTERM ends the process meanwhile."""
+
+    def end(number: int, _frame: object) -> None:
+        waits.close()
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+
+    former = signal.signal(signal.SIGTERM, end)
+    try:
+        yield waits
+    finally:
+        signal.signal(signal.SIGTERM, former)
+        waits.close()
 
 
 def _run_supervisor(config: SupervisorConfig, deploy: DeployConfig, export: Callable[[Sample], None] | None) -> int:
@@ -276,9 +333,9 @@ def _run_supervisor(config: SupervisorConfig, deploy: DeployConfig, export: Call
     devices = _devices_here(base, stage, config.count, machine)
     holder = Holder(pid=os.getpid(), namespace=replica.namespace, stage_id=replica.stage_id)
     locks = DeviceLocks(user_runtime_dir(), devices, holder)
-    waits = Waits(user_runtime_dir(), replica.namespace, replica.endpoints)
+    waits = _waits_of(replica)
     who = f"the supervisor of stage {replica.stage_id}"
-    with closing(waits):
+    with _waiting(waits):
         locks.acquire(on_wait=lambda reason: waits.begin("devices", who, reason))
     settings = stage_environment(stage, Path(stage.model).exists(), replica.advertise_host)
     # On the CPU only: a process that has initialized a GPU must not be forked.
@@ -305,8 +362,8 @@ def _run_on_ray(
     from stage_runtime.supervisor.supervisor import Supervisor
 
     replica = config.replica
-    waits = Waits(user_runtime_dir(), replica.namespace, replica.endpoints)
-    with closing(waits):
+    waits = _waits_of(replica)
+    with _waiting(waits):
         who = f"the supervisor of stage {replica.stage_id}"
         waits.begin("ray", who, "the Ray cluster has not given it room yet")
         launcher = RayLauncher(deploy.stage(replica.stage_id), config.count, address, replica.pipeline_wait_s)
@@ -344,7 +401,7 @@ def _connect_with_stories(config: ReplicaConfig) -> Callable[..., OmniCoordClien
 
     def connect(*arguments: Any, **options: Any) -> OmniCoordClientForStage:
         client = OmniCoordClientForStage(*arguments, **options)
-        client.keep_stories(Stories(user_runtime_dir(), config.namespace))
+        client.keep_stories(Stories(user_runtime_dir(), config.namespace, config.endpoints))
         return client
 
     return connect

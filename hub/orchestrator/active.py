@@ -38,6 +38,8 @@ class AddRequest:
     segmented: bool = False
     #: A name that the client gave it besides, for log lines only: several requests may have the same.
     label: str = ""
+    #: The name of the API key that its client has; empty where none was asked for.
+    key: str = ""
     #: The W3C headers of the trace that the request belongs to.
     trace_headers: Mapping[str, str] = field(default_factory=dict)
     #: The prompts that run through the first stage together with the request, by role.

@@ -18,7 +18,7 @@ from hub.orchestrator.active import Active, Pick
 from hub.orchestrator.retry_budget import PacedRetries, RetryDue
 from hub.orchestrator.trials import TrialDue, Trials, tried
 from hub.pool.entry import Binding, BindingEnd
-from hub.pool.probation import GiveUp
+from hub.pool.probation import GiveUp, Together
 from hub.pool.stage_pool import StagePool
 from hub.replicas.membership import Membership
 from hub.request import events as ev
@@ -73,8 +73,10 @@ class Dispatcher:
         return self._dispatch(active, action) if active.machine.is_out(action.stage_id, action.attempt) else None
 
     def trial_due(self, active: Active, due: TrialDue) -> list[ev.Event]:
-        """Dispatch a suspect's work whose wait is over; return the events that come of it."""
+        """Dispatch a suspect's work whose wait is over, or note that it is tried beside others; return the events."""
         action, step = due.dispatch, due.step
+        if isinstance(step, Together):
+            return [ev.TriedTogether(action.stage_id, action.attempt)]
         if not active.machine.is_out(action.stage_id, action.attempt):
             self.trials.forget(active.request.request_id, action.stage_id)
             return []
@@ -183,7 +185,7 @@ class Dispatcher:
         except NotConnectedError:
             return None
         except SendFailedError as error:
-            return ev.ReplicaLost(action.stage_id, action.attempt, str(error))
+            return ev.ReplicaLost(action.stage_id, action.attempt, str(error), has_ended=False)
         except WireError as error:
             return ev.DispatchRefused(action.stage_id, action.attempt, str(error))
         return None
@@ -203,7 +205,8 @@ class Dispatcher:
             if isinstance(action, ev.Pause) and action.paused:
                 # The replica goes on; what waits for the client is bounded in the hub, too.
                 return None
-            return ev.ReplicaLost(action.stage_id, action.attempt, f"it can't be told to go on: {error}")
+            reason = f"it can't be told to go on: {error}"
+            return ev.ReplicaLost(action.stage_id, action.attempt, reason, has_ended=False)
         return None
 
     def carry_out(self, active: Active, action: ev.Abort | ev.ReleasePayload | ev.Acquit | ev.Convict) -> None:

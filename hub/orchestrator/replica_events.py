@@ -31,8 +31,10 @@ from hub.replicas.events import (
 )
 from hub.replicas.lost import LostReplicas
 from hub.request import events as ev
+from hub.request.retry import is_engine_death
 from hub.request.story import shown_reason
 from omni_discovery import wire
+from omni_discovery.log_once import LogOnce
 
 if TYPE_CHECKING:
     from hub.config import HubConfig
@@ -93,6 +95,8 @@ class ReplicaListener:
         self._post = post
         self._may_retry = may_retry
         self._lost_replicas = lost or LostReplicas()
+        #: Lives of replicas that were lost with work on them, and that was logged.
+        self._log_once = LogOnce()
 
     def handle_client_event(self, event: ClientEvent) -> None:
         """Apply one event of one replica's connection."""
@@ -131,7 +135,7 @@ class ReplicaListener:
         ]
         info = self._pools.record(stage_id, addr)
         if in_flight and info is not None:
-            _log_work_of_lost(info, in_flight)
+            self._log_work_of_lost(info, in_flight)
         for request_id in in_flight:
             active = self._active.get(request_id)
             if active is not None:
@@ -186,10 +190,17 @@ class ReplicaListener:
         if not isinstance(message, wire.Rejected | wire.StageDone | wire.StageFailed):
             binding.accept()
         else:
+            if isinstance(message, wire.StageFailed) and is_engine_death(message.kind, message.reason):
+                self._engine_died(pool, event.client.info, shown_reason(message))
             self._update_health(pool, active, event)
             self._release(active, info.stage_id)
         pool.core.report(info.input_addr, message.queue_length, pool.now())
         self._requests.apply_answer(active, info.stage_id, event)
+
+    def _engine_died(self, pool: StagePool, info: ReplicaInfo, reason: str) -> None:
+        """Stop picks of a replica that has said so: its process lives on only to say it for each of its requests."""
+        self._log_work_of_lost(info, pool.core.members.in_flight(info.input_addr))
+        pool.core.session_down(info.input_addr, pool.now(), reason)
 
     def _update_health(self, pool: StagePool, active: Active, event: Answered) -> None:
         """Count a success or a failure of the replica: an invalid request is no failure of it, nor is a full queue."""
@@ -255,7 +266,12 @@ class ReplicaListener:
         reason = f"it said nothing for {silence_s:g} s after the dispatch"
         self._blame(pool, info, reason)
         lost = ev.ReplicaLost(
-            info.stage_id, event.attempt, reason, avoid_addr=info.input_addr, is_slow=not event.is_final
+            info.stage_id,
+            event.attempt,
+            reason,
+            avoid_addr=info.input_addr,
+            is_slow=not event.is_final,
+            has_ended=False,
         )
         self._requests.apply_event(event.request_id, lost)
 
@@ -264,7 +280,8 @@ class ReplicaListener:
         if active is None or not active.machine.is_out(info.stage_id, event.attempt):
             return
         if active.machine.has_past(info.stage_id):
-            self._lost(event.request_id, info.stage_id, event.attempt, "the send queue was full")
+            lost = ev.ReplicaLost(info.stage_id, event.attempt, "the send queue was full", has_ended=False)
+            self._requests.apply_event(event.request_id, lost)
             return
         # Before its slot is free again, so that the next pick does not go to the same full queue.
         pool = self._pools.of(info)
@@ -281,6 +298,7 @@ class ReplicaListener:
         # The session may be lost again by now: pools and requests only learn what is true at this moment.
         if client.session_up:
             logger.info("replica.session_up replica=%s epoch=%d", info.name, info.epoch)
+            self._log_once.forget(_life_of(info))
             pool.core.report(client.addr, event.queue_length, pool.now())
             pool.core.session_up(client.addr, pool.now(), uses_credits=event.gated)
             self._lost_replicas.session_up(info)
@@ -307,7 +325,7 @@ class ReplicaListener:
         self._metrics.session_losses.labels(info.stage_id).inc()
         in_flight = pool.core.members.in_flight(info.input_addr)
         if in_flight:
-            _log_work_of_lost(info, in_flight)
+            self._log_work_of_lost(info, in_flight)
             self._blame(pool, info, event.reason)
         for request_id in in_flight:
             active = self._active.get(request_id)
@@ -328,13 +346,13 @@ class ReplicaListener:
                 self._config.silence_grace_s, self._post, StillSilent(request_id, stage_id, attempt)
             )
 
+    def _log_work_of_lost(self, info: ReplicaInfo, request_ids: Sequence[str]) -> None:
+        """Log which requests were in flight on a replica that is lost, once for each loss of it."""
+        if self._log_once.should(_life_of(info)):
+            names = ",".join(request_ids[:_MOST_NAMED])
+            text = "replica.lost_at_work replica=%s in_flight=%d requests=%s"
+            logger.warning(text, info.name, len(request_ids), names)
 
-def _log_work_of_lost(info: ReplicaInfo, request_ids: Sequence[str]) -> None:
-    """Log which requests were in flight on a replica that is lost."""
-    names = ",".join(request_ids[:_MOST_NAMED])
-    logger.warning(
-        "replica.lost_at_work replica=%s in_flight=%d requests=%s",
-        info.name,
-        len(request_ids),
-        names,
-    )
+
+def _life_of(info: ReplicaInfo) -> tuple[int, int, int]:
+    return info.stage_id, info.replica_id, info.epoch

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from hub.pool.probation import GiveUp, Healthy, Suspect, Try
+from hub.pool.probation import GiveUp, Healthy, Suspect, Together, Try
 from hub.request import events as ev
 
 if TYPE_CHECKING:
@@ -21,11 +21,11 @@ _REVIEW_S: Final = 0.05
 
 @dataclass(frozen=True, slots=True)
 class TrialDue:
-    """The wait of a suspect's dispatch is over."""
+    """The wait of a suspect's dispatch is over; or it was sent, and others have joined it."""
 
     request_id: str
     dispatch: ev.Dispatch
-    step: Try | GiveUp
+    step: Try | GiveUp | Together
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +53,7 @@ class Trials:
     def hold(self, active: Active, dispatch: ev.Dispatch) -> None:
         """Let a suspect's dispatch wait for its trial."""
         request_id, pool = active.request.request_id, active.pools[dispatch.stage_id]
+        run = active.machine.runs[dispatch.stage_id]
         now_s, healthy = pool.now(), pool.core.healthy_addrs
         left_s = max(0.0, active.deadline_s - time.perf_counter())
         suspect = Suspect(
@@ -63,6 +64,8 @@ class Trials:
             # In the worst case half of the time is left for the last replica.
             until_s=now_s + left_s / 2,
             wanted=min(2, len(healthy) + 1),
+            lost_after_s=run.dispatched_at_s - run.sent_at_s,
+            must_be_alone=run.deaths > 1,
         )
         self._hold(_Held(pool, dispatch, suspect))
 
@@ -78,7 +81,8 @@ class Trials:
         """The work is sent to this replica. Requests without a trial are fine."""
         held = self.held.get((request_id, stage_id))
         if held is not None:
-            held.pool.probation.placed(request_id, addr)
+            for each in held.pool.probation.placed(request_id, addr):
+                self._post(TrialDue(each.request_id, self.held[each.request_id, stage_id].dispatch, each))
             self._review_soon()
 
     def forget(self, request_id: str, stage_id: int) -> ev.Dispatch | None:

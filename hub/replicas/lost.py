@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from omni_discovery.records.health import MOST_REASON, ReplicaTrouble, TroubleKind
-from omni_discovery.records.schema import DRAINED_BY_OPERATOR, ReplicaInfo, ReplicaStatus
+from omni_discovery.records.schema import DRAINED_BY_OPERATOR, ReplicaInfo, ReplicaStatus, own_reason
 from omni_discovery.text import one_line
 
 if TYPE_CHECKING:
@@ -21,10 +21,23 @@ _MOST: Final = 64
 _Life = tuple[int, int, int]
 
 
+#: What is known of a replica that was up when its record vanished, by its session.
+_ANSWERED: Final = (
+    "its record vanished while it answered: its lease ended, as where its host does not reach etcd, or its key was"
+    " deleted; it may have been stopped since"
+)
+_SILENT: Final = (
+    "its session ended, then its lease: it died, was cut off, or was stopped while its host did not reach etcd"
+)
+_UNKNOWN: Final = "its record vanished while it was up, and it had no session here: whether it was stopped is not known"
+
+
 @dataclass(frozen=True, slots=True)
 class _Loss:
     info: ReplicaInfo
     at_s: float
+    #: What is known of it but for what it said itself.
+    known: str
 
 
 class LostReplicas:
@@ -37,7 +50,9 @@ class LostReplicas:
     def __init__(self) -> None:
         #: Replicas that are registered and lost their session, in that order.
         self._silent: dict[_Life, ReplicaInfo] = {}
-        #: Of these, those for which a newcomer has come already.
+        #: Replicas whose session stands.
+        self._answering: set[_Life] = set()
+        #: Of the silent ones, those for which a newcomer has come already.
         self._replaced: set[_Life] = set()
         self._lost: dict[_Life, _Loss] = {}
 
@@ -46,10 +61,12 @@ class LostReplicas:
 
     def session_lost(self, info: ReplicaInfo) -> None:
         """The session with a registered replica has ended."""
+        self._answering.discard(_life(info))
         self._silent[_life(info)] = info
 
     def session_up(self, info: ReplicaInfo) -> None:
-        """The replica answers again."""
+        """The replica answers, or does so again."""
+        self._answering.add(_life(info))
         self._silent.pop(_life(info), None)
         self._replaced.discard(_life(info))
 
@@ -58,14 +75,19 @@ class LostReplicas:
     ) -> None:
         """The registry changed from ``before`` to ``after``."""
         gone = [info for key, info in before.items() if key not in after or _life(after[key]) != _life(info)]
+        # The session of a process that registers again goes on.
+        same = {info.input_addr for info in gone if _life(info) in self._answering}
+        self._answering |= {_life(info) for info in after.values() if info.input_addr in same} if same else set()
         come = [info for key, info in after.items() if key not in before or _life(before[key]) != _life(info)]
         for info in gone:
             life = _life(info)
+            known = _ANSWERED if life in self._answering else _SILENT if life in self._silent else _UNKNOWN
             was_replaced = life in self._replaced
             self._silent.pop(life, None)
+            self._answering.discard(life)
             self._replaced.discard(life)
             if not was_replaced and not _said_goodbye(info):
-                self._lost[life] = _Loss(info, now_s)
+                self._lost[life] = _Loss(info, now_s, known)
         # The view before the first shows nothing: nobody of the first view is a newcomer.
         for info in come if before else ():
             self._take_place(info)
@@ -79,7 +101,7 @@ class LostReplicas:
                 del self._lost[life]
                 continue
             info = loss.info
-            reason = info.reason or ("it ended without goodbye" if info.status is ReplicaStatus.UP else info.status)
+            reason = own_reason(info.reason) or (loss.known if info.status is ReplicaStatus.UP else info.status)
             yield ReplicaTrouble(
                 stage_id=info.stage_id,
                 replica_id=info.replica_id,
@@ -111,4 +133,4 @@ def _said_goodbye(info: ReplicaInfo) -> bool:
     """Whether it left as it was told to: a replica that fails writes why before it withdraws."""
     if info.status is ReplicaStatus.DRAINING:
         return True
-    return info.status is ReplicaStatus.DOWN and (not info.reason or info.reason == DRAINED_BY_OPERATOR)
+    return info.status is ReplicaStatus.DOWN and own_reason(info.reason) in ("", DRAINED_BY_OPERATOR)

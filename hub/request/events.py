@@ -104,7 +104,7 @@ class ReplicaLost:
 
     ``may_have_run`` is false if it never left this process. ``avoid_addr`` is the replica's input address where it
     still looks reachable, so that the next pick must be kept off it; ``is_slow``: it was only late to answer, so it is
-    still picked if no other replica can be.
+    still picked if no other replica can be. ``has_ended``: the replica is taken to have died, and not only to be busy.
     """
 
     stage_id: int
@@ -113,11 +113,20 @@ class ReplicaLost:
     may_have_run: bool = True
     avoid_addr: str = ""
     is_slow: bool = False
+    has_ended: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class FoundInnocent:
     """The replicas that ended under the stage's work ended by another request's fault."""
+
+    stage_id: int
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class TriedTogether:
+    """Other suspects run at the attempt's replica, too: its end would not prove which of them was the cause."""
 
     stage_id: int
     attempt: int
@@ -152,7 +161,7 @@ StageMessage = (
     | wire.SegmentDone
     | wire.StageFailed
 )
-StageEvent = Sent | SessionBack | ReplicaLost | FoundInnocent | StageUnavailable | DispatchRefused
+StageEvent = Sent | SessionBack | ReplicaLost | FoundInnocent | TriedTogether | StageUnavailable | DispatchRefused
 CompanionEvent = CompanionDone | CompanionFailed
 Event = Submitted | StageEvent | CompanionEvent | SegmentArrived | ClientBackpressure | DeadlinePassed | Cancelled
 

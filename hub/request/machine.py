@@ -28,7 +28,15 @@ from hub.request.pieces import (
     producer_at_fault,
     repeat_pieces,
 )
-from hub.request.retry import ENGINE_DIED, Decision, Verdict, decide, error_of, may_not_resume, unavailable_error
+from hub.request.retry import (
+    Decision,
+    Verdict,
+    decide,
+    error_of,
+    is_engine_death,
+    may_not_resume,
+    unavailable_error,
+)
 from hub.request.segments import Segments, Step
 from hub.request.state import Phase, RequestState, StageRun
 from hub.request.story import Story
@@ -198,11 +206,14 @@ class RequestMachine:
                 repeated = self._repeat_segment(run) + repeat_pieces(self.state, run)
                 return [*repeated, *pause_or_resume(self.state, run, again=True)]
             case ev.ReplicaLost():
-                if event.may_have_run:
+                if event.may_have_run and event.has_ended:
                     run.replica_died()
                 return self._lost(run, event, now_s)
             case ev.FoundInnocent():
                 run.acquit()
+                return []
+            case ev.TriedTogether():
+                run.had_company = True
                 return []
             case ev.StageUnavailable(reason=reason):
                 return self._finish(Outcome.FAILED, unavailable_error(run.stage_id, reason, run.failure), now_s)
@@ -436,7 +447,7 @@ class RequestMachine:
     def _failed(self, run: StageRun, message: wire.Rejected | wire.StageFailed, now_s: float) -> list[Action]:
         kind, reason = message.kind, message.reason
         if isinstance(message, wire.StageFailed):
-            if _is_engine_death(kind, reason):
+            if is_engine_death(kind, reason):
                 self._accept(run, now_s)
                 run.replica_died()
             run.refusal_status = 400 if message.status is UNSET else message.status
@@ -476,7 +487,7 @@ class RequestMachine:
         error: RequestError
         if decision.is_poison:
             error = PoisonousRequestError(f"{text} (lost with it: {', '.join(map(str, run.blamed_for))})")
-        elif kind is None or _is_engine_death(kind, reason):
+        elif kind is None or is_engine_death(kind, reason):
             # The engine died with work that is not known to be the cause: for its client the replica is lost.
             error = ReplicaLostError(text)
         else:
@@ -586,10 +597,6 @@ class RequestMachine:
             return self._finish(Outcome.FAILED, EngineFailedError(problem), now_s)
         takers = [self.runs[stage_id] for stage_id in self._plan.next_stages[companions.stage_id]]
         return [action for run in takers if run.handed for action in self._dispatch_if_ready(run, now_s)]
-
-
-def _is_engine_death(kind: wire.FailureKind | None, reason: str) -> bool:
-    return kind is wire.FailureKind.ENGINE and reason.startswith(ENGINE_DIED)
 
 
 def _back_to_waiting(run: StageRun) -> None:

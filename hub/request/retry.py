@@ -22,7 +22,7 @@ from omni_discovery.wire import FailureKind
 #: How a replica's reason begins when its engine died with the request on it.
 ENGINE_DIED: Final = "the engine died"
 #: After how many deaths of replicas under one stage's work it counts as their cause: of deaths that it is blamed for,
-#: and of all.
+#: where it was the only suspect at the last one, and of all.
 _MAX_BLAMED: Final = 2
 _MAX_DEATHS: Final = 3
 #: Retry-After of a stage that had no replica for as long as the request waited, in seconds.
@@ -120,14 +120,14 @@ def decide(loss: Loss) -> Decision:
             )
 
 
-def is_poison(blamed: int, deaths: int) -> bool:
+def is_poison(blamed: int, deaths: int, *, was_alone: bool = True) -> bool:
     """Whether the work itself is the likely cause of its replicas' deaths, so that no other replica gets it.
 
-    ``deaths`` counts the replicas that were lost, or whose engine died, after they had accepted it; ``blamed`` those
-    of them for which it is a suspect (see ``is_suspicious``). A suspect is tried at one more replica, where it is the
-    only one (hub/pool/probation.py), so a second such death has no other explanation.
+    ``deaths`` counts the replicas that were lost, or whose engine died, after it was sent to them; ``blamed`` those of
+    them for which it is a suspect (see ``is_suspicious``). A suspect is tried at one more replica (see
+    hub/pool/probation.py): if it was the only one there, a second such death has no other explanation.
     """
-    return blamed >= _MAX_BLAMED or deaths >= _MAX_DEATHS
+    return (blamed >= _MAX_BLAMED and was_alone) or deaths >= _MAX_DEATHS
 
 
 def is_suspicious(deaths: int, *, had_output: bool) -> bool:
@@ -169,6 +169,11 @@ def unavailable_error(stage_id: int, text: str, before: RequestError | None) -> 
         error.retry_after_s = _EMPTY_RETRY_S
         return error
     return before
+
+
+def is_engine_death(kind: FailureKind | None, reason: str) -> bool:
+    """Whether a replica's failure means that its whole engine is gone, with all that ran there."""
+    return kind is FailureKind.ENGINE and reason.startswith(ENGINE_DIED)
 
 
 def is_permanent(kind: FailureKind) -> bool:

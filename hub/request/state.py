@@ -232,10 +232,12 @@ class StageRun:
     failed_replica: ReplicaRef | None = None
     #: The HTTP status that the engine wants for a wrong request.
     refusal_status: int = 400
-    #: How many replicas were lost, or lost their engine, after they had accepted this work; and those of them for which
+    #: How many replicas were lost, or lost their engine, after this work was sent to them; and those of them for which
     #: it is a suspect.
     deaths: int = 0
     blamed_for: list[ReplicaRef] = field(default_factory=list)
+    #: Whether other suspects were tried at this attempt's replica meanwhile.
+    had_company: bool = False
     dispatched_at_s: float = 0.0
     sent_at_s: float = 0.0
     #: When the attempt was sent whose output the client saw first; of one that showed nothing, when it was sent.
@@ -266,6 +268,7 @@ class StageRun:
         """Count the next attempt and forget the last one's progress; return the output that it has to continue."""
         resume = self.seen.resume()
         self.replica, self.next_seq, self.next_piece, self.pause_sent = None, 0, 0, None
+        self.had_company = False
         for relay in self.streams.values():
             relay.reset_consumer()
         self.skip = self.seen.chunks if resume is None else 0
@@ -288,7 +291,7 @@ class StageRun:
         return Loss(
             permanent=kind is not None and is_permanent(kind),
             exhausted=self.attempt + 1 >= attempts,
-            poison=is_poison(len(self.blamed_for), self.deaths),
+            poison=is_poison(len(self.blamed_for), self.deaths, was_alone=not self.had_company),
             # Without a hand-off from another stage, it was its own that could not be stored.
             handoff_gone=kind is wire.FailureKind.PAYLOAD and bool(self.handed or self.streams),
             shown=self.seen.kind,
@@ -302,8 +305,9 @@ class StageRun:
         return self.next_seq > 0 or self.next_piece > 0
 
     def replica_died(self) -> None:
-        """The replica of this attempt was lost, or its engine died. Counts only if it had accepted the work."""
-        if self.phase is Phase.ACCEPTED and self.replica is not None:
+        """The replica of this attempt was lost, or its engine died. Counts only if the work had been sent to it."""
+        # Accepted or not: work that ends its replica at once takes the word of that with it.
+        if self.running and self.replica is not None:
             self.deaths += 1
             if is_suspicious(self.deaths, had_output=self.has_output):
                 self.blamed_for.append(self.replica)

@@ -10,12 +10,14 @@ from typing import Any, Final
 
 import msgspec
 
+from hub.api.served_stage import serving_stage
 from hub.serve.foreign_flags import serves_model_alone, stage_of_model
-from omni_discovery.commands.registry import ANSWER_S, read_security
+from omni_discovery.commands.registry import ANSWER_S, read_bounds, read_security
 from omni_discovery.deploy.dialect import merged
 from omni_discovery.deploy.document import DeployConfig, decode_deploy, encode_deploy, read_deploy
-from omni_discovery.deploy.load import load_deploy
+from omni_discovery.deploy.load import load_deploy, locate_model
 from omni_discovery.deploy.overrides import FLAG, of_the_document, parse_overrides, with_shm_threshold
+from omni_discovery.deploy.trust.judge import check_document
 from omni_discovery.errors import ConfigError
 from omni_discovery.etcd.check import check_registry
 from omni_discovery.etcd.config import RegistryConfig
@@ -127,6 +129,9 @@ def _document_in_force(arguments: argparse.Namespace) -> DeployConfig:
             " or start the hub that has the file first"
         )
     deploy = decode_deploy(in_force, pipeline_key(namespace))
+    if arguments.api == "vllm":
+        # vLLM's server reads the config and the tokenizer of this stage's model on the hub itself.
+        check_document(deploy, serving_stage(deploy).stage_id, read_bounds(arguments), locate_model)
     stages = [stage.stage_id for stage in deploy.stages]
     logger.info("deploy.in_force namespace=%s model=%s stages=%s", namespace, deploy.served_name, stages)
     return deploy

@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Final
 from hub.serve.pipeline_claim import check_pipeline
 from hub.serve.plan import StagesOnHost, plan_on_host, stages_on_host
 from omni_discovery.commands.flags import RAY
-from omni_discovery.commands.registry import child_environment
+from omni_discovery.commands.registry import child_environment, read_bounds
 from omni_discovery.commands.stage_options import StageCheck, open_config, stage_command
 from omni_discovery.deploy.document import DeployConfig, StageConfig, decode_deploy, encode_deploy
+from omni_discovery.deploy.load import locate_model
 from omni_discovery.deploy.topology import Topology, names_cpu, plan
+from omni_discovery.deploy.trust.judge import check_document
 from omni_discovery.errors import ConfigError, RegistryTlsError, RegistryUnavailableError
 from omni_discovery.etcd.check import check_registry
 from omni_discovery.etcd.config import RegistryConfig
@@ -24,6 +26,7 @@ from omni_discovery.records.keys import beat_key, hub_key, pipeline_key, replica
 
 if TYPE_CHECKING:
     from hub.serve.running_hub import ServeConfig
+    from omni_discovery.deploy.trust.bounds import Bounds
     from omni_discovery.etcd.config import RegistrySecurity
 
 #: One line of a table, cell by cell.
@@ -40,7 +43,7 @@ def dry_run_hub(arguments: argparse.Namespace, config: ServeConfig) -> int:
     local_stages, deploy = stages_on_host(arguments, config.deploy), config.deploy
     topology = plan(deploy, local_stages, on_this_machine=arguments.worker_backend != RAY)
     pipeline = _agree(config)
-    check_on_host(arguments, deploy, local_stages)
+    check_on_host(arguments, deploy, local_stages, read_bounds(arguments).owning(deploy))
     bind(config.host, config.port).close()
     hub = [
         ("HTTP", f"{config.host}:{config.port or '<a free port>'}, the API of {config.api}"),
@@ -74,10 +77,11 @@ def dry_run_headless(arguments: argparse.Namespace, security: RegistrySecurity) 
         _print(supervisor, title)
         return 0
     deploy = decode_deploy(in_force, pipeline_key(namespace))
-    deploy.stage(arguments.stage_id)
+    bounds = read_bounds(arguments)
+    check_document(deploy, arguments.stage_id, bounds, locate_model)
     local_stages = stages_on_host(arguments, deploy)
     topology = plan_on_host(arguments, deploy, local_stages)
-    check_on_host(arguments, deploy, local_stages)
+    check_on_host(arguments, deploy, local_stages, bounds)
     _print(
         supervisor,
         title,
@@ -91,10 +95,12 @@ _IN_FORCE: Final = "the one in force, as it stands in etcd"
 _WAITS: Final = "none is in force yet: the replicas would wait for the first hub's, and devices are not known before"
 
 
-def check_on_host(arguments: argparse.Namespace, deploy: DeployConfig, local_stages: StagesOnHost) -> None:
+def check_on_host(
+    arguments: argparse.Namespace, deploy: DeployConfig, local_stages: StagesOnHost, bounds: Bounds
+) -> None:
     """Check engine, model, devices and connectors of each stage in a process of its own. Raise ConfigError."""
     for stage, count in () if arguments.worker_backend == RAY else local_stages:
-        config_fd = open_config(StageCheck(stage=stage, deploy=deploy, count=count))
+        config_fd = open_config(StageCheck(stage=stage, deploy=deploy, count=count, bounds=bounds))
         try:
             ended = subprocess.run(
                 stage_command(config_fd, stage.stage_id, "--check"),

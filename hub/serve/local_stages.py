@@ -124,13 +124,13 @@ class LocalStages:
 
     def stop(self) -> None:
         """Drain all stages at the same time; kill supervisors that take too long. Idempotent. ``hurry`` shortens it."""
-        if self.waits is not None:
-            self.waits.close()
         running, self._running = self._running, []
         children = {
             supervised.options.stage_id: supervised.child for supervised in running if supervised.child is not None
         }
         _terminate(children.values())
+        if self.waits is not None:
+            self.waits.close()
         stop_s = max((supervised.options.drain_timeout_s for supervised in running), default=0.0) + _KILL_S
         deadline_s = self.now() + stop_s
         for stage_id, child in children.items():

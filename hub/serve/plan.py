@@ -6,7 +6,9 @@ import argparse
 import logging
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from hub.api.served_stage import serving_stage
 from hub.serve.document_flags import document_of
@@ -21,7 +23,6 @@ from omni_discovery.plugins import CONNECTOR_GROUPS, ENGINE_GROUPS, check_packag
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from typing import Any
 
 logger = logging.getLogger(__name__)
 
@@ -99,13 +100,21 @@ def _check_stages(local_stages: Sequence[StageConfig], installed: Collection[str
             raise ConfigError(f"stage {stage.stage_id}: the model folder {stage.model} does not exist; correct 'model'")
 
 
-def supervisor_options(local_stages: StagesOnHost, arguments: argparse.Namespace) -> tuple[StageOptions, ...]:
-    """The settings of the supervisors, one for each stage that runs here. Raise ConfigError."""
+def supervisor_options(
+    local_stages: StagesOnHost, arguments: argparse.Namespace, deploy: DeployConfig
+) -> tuple[StageOptions, ...]:
+    """The settings of the supervisors, one for each stage that runs here. Raise ConfigError.
+
+    They trust ``deploy``, the document of this command line, and what else the flags allow.
+    """
     overrides = of_this_host(parse_overrides(arguments.stage_overrides))
     elsewhere = sorted(set(overrides) - {stage.stage_id for stage, _ in local_stages})
     if elsewhere:
         logger.warning("flag.ignored %s: the runtime of stages %s, which do not run here", FLAG, elsewhere)
-    return tuple(
+    options = (
         read_stage_options(arguments, stage.stage_id, count, overrides.get(stage.stage_id, {}))
         for stage, count in local_stages
     )
+    # Their metrics are the hub's: the port and its token are not theirs.
+    no_port: dict[str, Any] = {"metrics_port": None, "metrics_token_file": ""}
+    return tuple(msgspec.structs.replace(each, bounds=each.bounds.owning(deploy), **no_port) for each in options)

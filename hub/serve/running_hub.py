@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from hub.api.door.config import DoorConfig
 from hub.async_omni import AsyncOmni
 from hub.orchestrator.tracing import connect_tracing
 from hub.serve.identity import HubIdentity, acquire_identity, new_identity
@@ -25,6 +26,7 @@ from hub.serve.local_stages import LocalStages
 from hub.serve.pipeline_claim import check_before_joining, claim_pipeline, keep_pipeline
 from omni_discovery import __version__
 from omni_discovery.clients import OmniCoordClientForHub
+from omni_discovery.clients.wait_board import WaitBoard
 from omni_discovery.commands.flags import CURVE
 from omni_discovery.commands.history_log import HistoryLog, history_file, with_history
 from omni_discovery.deploy.document import DeployConfig
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
     from hub.config import HubConfig
     from omni_discovery.commands.stage_options import StageOptions
     from omni_discovery.etcd.config import RegistrySecurity
+    from omni_discovery.view.api_keys import OnApiKeys
 
 logger = logging.getLogger(__name__)
 
@@ -81,8 +84,8 @@ class ServeConfig:
     #: The HTTP API: ``omni``, or ``vllm`` with the flags of vLLM's server.
     api: str = OMNI_API
     api_flags: str = ""
-    #: Whether control calls to replicas are served over HTTP, to every client that reaches the port.
-    admin_api: bool = False
+    #: Who may use the HTTP ports, and which there are beside the API's.
+    door: DoorConfig = field(default_factory=DoorConfig)
     #: Whether each HTTP request leaves a line in the log.
     access_log: bool = False
     #: The collector to which spans of requests are sent; None for none.
@@ -134,8 +137,17 @@ class RunningHub:
     The thread of the loop has to live as long as the hub: the kernel ends the local stages with it.
     """
 
-    def __init__(self, config: ServeConfig, endpoints: str, address: str, stopping: asyncio.Event) -> None:
+    def __init__(
+        self,
+        config: ServeConfig,
+        endpoints: str,
+        address: str,
+        stopping: asyncio.Event,
+        on_api_keys: OnApiKeys | None = None,
+    ) -> None:
         self._config = config
+        #: Receives the API keys of etcd; None: nobody asks for any.
+        self._on_api_keys = on_api_keys
         self._endpoints = endpoints
         self._address = address
         #: Set to stop the hub, also while it is starting.
@@ -146,7 +158,7 @@ class RunningHub:
         self._is_checked = False
         self._client: OmniCoordClientForHub | None = None
         #: Receives what happened to requests that failed and to a lost lease, for ``omni doctor``.
-        self._stories = Stories(config.runtime_dir, config.namespace)
+        self._stories = Stories(config.runtime_dir, config.namespace, endpoints)
         #: Receives which replicas and hubs came and went, for ``omni history``.
         self._history = HistoryLog(history_file(config.runtime_dir, config.namespace))
 
@@ -188,7 +200,8 @@ class RunningHub:
         if not await self._synced(client):
             return None
         await self._agree_on_pipeline(client, stack)
-        waits = Waits(config.runtime_dir, config.namespace, self._endpoints)
+        board = WaitBoard(self._endpoints, config.namespace, config.security)
+        waits = Waits(config.runtime_dir, config.namespace, self._endpoints, board=board)
         stages = LocalStages(client.view, waits=waits)
         omni.hub_metrics.watch_host(stages.samples)
         stack.push_async_callback(asyncio.to_thread, stages.stop)
@@ -231,6 +244,7 @@ class RunningHub:
             password=self._config.security.password,
             hub=record,
             on_view=with_history(omni.apply_view, self._history),
+            on_api_keys=self._on_api_keys,
             options=ViewOptions(
                 saved_view=saved_view,
                 applied_revision=omni.applied_revision,

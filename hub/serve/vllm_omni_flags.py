@@ -18,6 +18,10 @@ _PROFILE: Final = (
 
 #: Flags that take a value, with the answer.
 VALUES: Final = {
+    "--coord-zmq-addr": (
+        "there is no coordinator here, etcd is in its place: give every hub and replica --etcd-endpoints HOST:PORT"
+        " instead, or set OMNI_ETCD_ENDPOINTS"
+    ),
     "--strategy-config": "there are no strategy files: write the parallel sizes into engine_args of each stage",
     "--log-file": "logs go to standard error: redirect it (2>> FILE), or let journald or the container keep it",
     "--batch-timeout": "engines batch what waits, without a pause: max_num_seqs or capacity in engine_args bounds it",

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import os
+import platform
 import sys
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from omni_discovery.commands.output import quiet_logging
@@ -13,14 +15,16 @@ from omni_discovery.commands.registry import add_registry_options, find_endpoint
 
 if TYPE_CHECKING:
     import asyncio
+    from collections.abc import Sequence
 
     from rich.table import Table
 
-    from omni_discovery.commands.doctor_checks import Finding
+    from omni_discovery.commands.findings.checks import Finding
     from omni_discovery.etcd.config import RegistrySecurity
     from omni_discovery.etcd.store import EtcdKV
     from omni_discovery.kv import KVStore
     from omni_discovery.records.schema import ReplicaInfo
+    from omni_discovery.records.waits import WaitRecord
     from omni_discovery.view.table import View
 
 _CALL_S: Final = 3.0
@@ -49,18 +53,21 @@ class DoctorCommand:
 
         import msgspec
 
-        from omni_discovery.commands.doctor_checks import Grade, recent_findings, waiting_findings
+        from omni_discovery.commands.findings.checks import Grade
+        from omni_discovery.commands.findings.processes import recent_findings, waiting_findings
         from omni_discovery.etcd.embedded_file import embedded_among
         from omni_discovery.records.keys import check_namespace
         from omni_discovery.stories import read_stories, read_waits
 
         quiet_logging()
-        namespace = check_namespace(arguments.namespace)
+        namespace, folder = check_namespace(arguments.namespace), user_runtime_dir()
         endpoints, security = find_endpoints(arguments), read_security(arguments)
-        embedded = embedded_among(user_runtime_dir(), namespace, endpoints)
-        found = asyncio.run(diagnose(endpoints, security, namespace, embedded))
-        found += waiting_findings(read_waits(user_runtime_dir(), namespace), endpoints, time.time())
-        found += recent_findings(read_stories(user_runtime_dir(), namespace), time.time())
+        embedded = embedded_among(folder, namespace, endpoints)
+        diagnosis = asyncio.run(diagnose(endpoints, security, namespace, embedded))
+        found = diagnosis.findings
+        waits = read_waits(folder, namespace)
+        found += waiting_findings(waits, diagnosis.waits, platform.node(), endpoints, time.time())
+        found += recent_findings(read_stories(folder, namespace), diagnosis.registry, endpoints, time.time())
         if arguments.json:
             for finding in found:
                 sys.stdout.write(msgspec.json.encode(dataclasses.asdict(finding)).decode() + "\n")
@@ -71,18 +78,29 @@ class DoctorCommand:
         return 1 if any(finding.grade is Grade.PROBLEM for finding in found) else 0
 
 
-async def diagnose(endpoints: str, security: RegistrySecurity, namespace: str, embedded: str = "") -> list[Finding]:
-    """Return all findings that can be made from this machine; never raises RegistryError.
+@dataclass(slots=True)
+class Diagnosis:
+    """What a registry shows: findings, its name, empty if none answers, and who waits by what it says itself."""
+
+    findings: list[Finding]
+    registry: str = ""
+    waits: Sequence[WaitRecord] = ()
+
+
+async def diagnose(endpoints: str, security: RegistrySecurity, namespace: str, embedded: str = "") -> Diagnosis:
+    """Return all that can be found out from this machine; never raises RegistryError.
 
     ``embedded`` is the endpoint of the embedded etcd of this user's hubs, empty where none runs.
     """
     import asyncio
 
-    from omni_discovery.commands.doctor_checks import Evidence, Finding, Grade, count_namespaces, examine
+    from omni_discovery.commands.findings.checks import Evidence, Finding, Grade, count_namespaces, examine
     from omni_discovery.errors import RegistryError
     from omni_discovery.etcd.config import parse_endpoints
     from omni_discovery.etcd.store import EtcdKV
     from omni_discovery.records.keys import ROOT, namespace_prefix
+    from omni_discovery.records.waits import waits_among
+    from omni_discovery.stories import registry_name
     from omni_discovery.view.table import ReplicaTable
 
     answers = await asyncio.gather(
@@ -92,13 +110,16 @@ async def diagnose(endpoints: str, security: RegistrySecurity, namespace: str, e
         )
     )
     found = [finding for each in answers for finding in each]
+    diagnosis = Diagnosis(found)
     if not any(each[0].grade is Grade.OK for each in answers):
-        return found
+        return diagnosis
     kv = EtcdKV(endpoints, security=security, try_timeout_s=_CALL_S, call_timeout_s=_CALL_S)
     try:
         listing = await kv.list(namespace_prefix(namespace))
         table = ReplicaTable(namespace)
         table.replace(listing, time.time())
+        diagnosis.registry = registry_name(listing.cluster_id)
+        diagnosis.waits = waits_among(listing.items, namespace)
         namespaces = None
         try:
             namespaces = count_namespaces([item.key for item in (await kv.list(ROOT)).items])
@@ -111,21 +132,20 @@ async def diagnose(endpoints: str, security: RegistrySecurity, namespace: str, e
         found.append(Finding(Grade.PROBLEM, "etcd", f"it answered once and then no more: {error}"))
     finally:
         await kv.close()
-    return found
+    return diagnosis
 
 
 async def _check_endpoint(
     endpoint: str, endpoints: str, security: RegistrySecurity, namespace: str, embedded: bool
 ) -> list[Finding]:
     """Check that one endpoint answers, lets us read, and runs a release without known bugs."""
-    from omni_discovery.commands.doctor_checks import Finding, Grade, judge_version
+    from omni_discovery.commands.findings.checks import Finding, Grade, judge_version
     from omni_discovery.errors import RegistryError, RegistryRefusedError
-    from omni_discovery.etcd.config import scheme_of
+    from omni_discovery.etcd.config import scheme_of, url_of
     from omni_discovery.etcd.store import EtcdKV
     from omni_discovery.records.keys import pipeline_key
 
-    scheme = scheme_of(endpoints)
-    address = f"{scheme}://{endpoint}" if scheme else endpoint
+    address = url_of(endpoint, scheme_of(endpoints))
     kv = EtcdKV(address, security=security, try_timeout_s=_CALL_S, call_timeout_s=0.1)
     began_s = time.monotonic()
     try:
@@ -143,7 +163,11 @@ async def _check_endpoint(
     finally:
         await kv.close()
     answers = Finding(Grade.OK, "etcd", f"{endpoint} answers in {1000 * took_s:.0f} ms")
-    return [answers, judge_version(endpoint, version, embedded=embedded)]
+    has_tls = security.for_endpoints(endpoints).tls is not None
+    return [
+        answers,
+        judge_version(endpoint, version, embedded=embedded, has_users=bool(security.user), has_tls=has_tls),
+    ]
 
 
 async def _release(kv: EtcdKV, endpoint: str) -> str:
@@ -162,7 +186,7 @@ async def _release(kv: EtcdKV, endpoint: str) -> str:
 
 async def _least_ttl(kv: KVStore) -> Finding:
     """Check how short a lease this server grants."""
-    from omni_discovery.commands.doctor_checks import Finding, Grade
+    from omni_discovery.commands.findings.checks import Finding, Grade
     from omni_discovery.errors import RegistryError
 
     try:
@@ -181,7 +205,7 @@ async def _check_addresses(view: View) -> list[Finding]:
     """Check that the sockets of all replicas can be reached from this machine."""
     import asyncio
 
-    from omni_discovery.commands.doctor_checks import Finding, Grade
+    from omni_discovery.commands.findings.checks import Finding, Grade
 
     infos = [view.replicas[key] for key in sorted(view.replicas)]
     results = await asyncio.gather(*(_unreachable(info) for info in infos))
@@ -248,7 +272,7 @@ def findings_table(found: list[Finding]) -> Table:
     from rich.table import Table
     from rich.text import Text
 
-    from omni_discovery.commands.doctor_checks import Grade
+    from omni_discovery.commands.findings.checks import Grade
 
     looks: dict[Grade, tuple[str, str]] = {
         Grade.OK: ("ok", "green"),

@@ -1,8 +1,9 @@
-"""``omni etcd``: what an administrator of the etcd cluster does for a namespace."""
+"""``omni etcd``: the way to the etcd for ``etcdctl``, and what an administrator of the cluster does for a namespace."""
 
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from typing import TYPE_CHECKING
 
@@ -10,12 +11,13 @@ from omni_discovery.commands.registry import add_registry_options, find_endpoint
 
 if TYPE_CHECKING:
     from omni_discovery.etcd.admin import NamespaceAccess
+    from omni_discovery.etcd.config import RegistrySecurity
 
 
 class EtcdCommand:
-    """``omni etcd grant-namespace NAME``."""
+    """``omni etcd env`` and ``omni etcd grant-namespace NAME``."""
 
-    summary = "set up users and roles of etcd, one namespace each"
+    summary = "what etcdctl needs to reach the etcd; users and roles, one namespace each"
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """See Command."""
@@ -30,30 +32,77 @@ class EtcdCommand:
         grant.add_argument("--user", default="", help="the user (default: omni-NAME)")
         grant.add_argument("--ask", action="store_true", help="ask for a new user's password (default: make one)")
         add_registry_options(grant)
+        grant.set_defaults(action=_grant)
+        environment = actions.add_parser(
+            "env",
+            help="print the variables by which etcdctl finds the etcd",
+            description='For a shell: eval "$(omni etcd env)", then etcdctl get --prefix /omni/v1/',
+        )
+        environment.add_argument(
+            "--with-password", action="store_true", help="print the password too (default: etcdctl asks for it)"
+        )
+        add_registry_options(environment)
+        environment.set_defaults(action=_print_environment)
 
     def run(self, arguments: argparse.Namespace) -> int:
         """See Command."""
-        import asyncio
-        import getpass
-        import secrets
+        return int(arguments.action(arguments))
 
-        from omni_discovery.errors import ConfigError
-        from omni_discovery.etcd.admin import grant_namespace, role_of
-        from omni_discovery.etcd.config import parse_endpoints
-        from omni_discovery.records.keys import check_namespace
 
-        namespace = check_namespace(arguments.name)
-        endpoints, security = find_endpoints(arguments), read_security(arguments)
-        security = security.for_endpoints(endpoints)
-        user = arguments.user or role_of(namespace)
-        password = (
-            getpass.getpass(f"password of {user}, if it is new: ") if arguments.ask else secrets.token_urlsafe(24)
-        )
-        if not password:
-            raise ConfigError("an empty password is none")
-        granted = asyncio.run(grant_namespace(parse_endpoints(endpoints), security, namespace, user, password))
-        sys.stdout.write("\n".join(_report(granted, namespace, user, "" if arguments.ask else password)) + "\n")
-        return 0
+def _print_environment(arguments: argparse.Namespace) -> int:
+    endpoints, security = find_endpoints(arguments), read_security(arguments)
+    lines = etcdctl_environment(endpoints, security.for_endpoints(endpoints), with_password=arguments.with_password)
+    sys.stdout.write("\n".join(lines) + "\n")
+    return 0
+
+
+def etcdctl_environment(endpoints: str, security: RegistrySecurity, *, with_password: bool) -> list[str]:
+    """Lines for a shell that set the variables of etcdctl for this etcd, and take away those for another one."""
+    from pathlib import Path
+
+    from omni_discovery.etcd.config import RegistryTls, parse_endpoints, url_of
+
+    tls = security.tls or RegistryTls()
+    scheme = "https" if security.tls else ""
+    files = {"ETCDCTL_CACERT": tls.ca_file, "ETCDCTL_CERT": tls.cert_file, "ETCDCTL_KEY": tls.key_file}
+    values = {
+        "ETCDCTL_API": "3",
+        "ETCDCTL_ENDPOINTS": ",".join(url_of(endpoint, scheme) for endpoint in parse_endpoints(endpoints)),
+        **{name: str(Path(file).absolute()) if file else "" for name, file in files.items()},
+        "ETCDCTL_USER": security.user,
+    }
+    if with_password or not security.user:
+        values["ETCDCTL_PASSWORD"] = security.password
+    lines = [f"export {name}={shlex.quote(value)}" for name, value in values.items() if value]
+    if absent := [name for name, value in values.items() if not value]:
+        lines.append(f"unset {' '.join(absent)}")
+    if security.user and not with_password:
+        lines.append("# etcdctl asks for the password, or takes it from ETCDCTL_PASSWORD")
+    if tls.server_name:
+        lines.append(f"# etcdctl expects the endpoint's host in the certificate, not {tls.server_name}")
+    return lines
+
+
+def _grant(arguments: argparse.Namespace) -> int:
+    import asyncio
+    import getpass
+    import secrets
+
+    from omni_discovery.errors import ConfigError
+    from omni_discovery.etcd.admin import grant_namespace, role_of
+    from omni_discovery.etcd.config import parse_endpoints
+    from omni_discovery.records.keys import check_namespace
+
+    namespace = check_namespace(arguments.name)
+    endpoints, security = find_endpoints(arguments), read_security(arguments)
+    security = security.for_endpoints(endpoints)
+    user = arguments.user or role_of(namespace)
+    password = getpass.getpass(f"password of {user}, if it is new: ") if arguments.ask else secrets.token_urlsafe(24)
+    if not password:
+        raise ConfigError("an empty password is none")
+    granted = asyncio.run(grant_namespace(parse_endpoints(endpoints), security, namespace, user, password))
+    sys.stdout.write("\n".join(_report(granted, namespace, user, "" if arguments.ask else password)) + "\n")
+    return 0
 
 
 def _report(granted: NamespaceAccess, namespace: str, user: str, made_password: str) -> list[str]:

@@ -150,9 +150,10 @@ def merge(
 
 async def read_registry(kv: KVStore, namespace: str) -> RegistryPast:
     """Read what a registry tells of a namespace's past. Raise RegistryError."""
-    from omni_discovery.commands.history_log import EventReader, registry_name
+    from omni_discovery.commands.history_log import EventReader
     from omni_discovery.errors import CompactedError
     from omni_discovery.records import keys
+    from omni_discovery.stories import registry_name
     from omni_discovery.view.table import ReplicaTable
 
     table = ReplicaTable(namespace)
@@ -210,7 +211,7 @@ def history_table(found: list[Life], limit: int, now_s: float, width: int = 80) 
     for life in found[-limit:]:
         up_from = _moment(life.up_at_s, now_s) if life.up_at_s else Text("never", style="dim")
         style = "red" if life.end.startswith(("lost", "failed")) else "dim"
-        end = Text(_SHORT.get(life.short_end, life.short_end), style=style)
+        end = Text(life.short_end, style=style)
         process = f"{life.host}:{life.pid}" if life.pid else life.host
         rows.append((f"{life.stage_id}/{life.replica_id}", str(life.epoch), process, up_from, _until(life, now_s), end))
     table = _table(("replica", "epoch", "process", "up from", "until", "end"), rows, width)
@@ -243,28 +244,32 @@ def hub_history_table(found: list[HubLife], limit: int, now_s: float, width: int
     return _table(("hub", "process", "from", "until", "end"), rows, width)
 
 
-#: Ends as the column shows them.
-_SHORT: Final = {"drained by an operator": "operator's drain", "lost while draining": "lost draining"}
-#: What may be cut, and to how much, in this order.
-_CUT: Final = (("process", 12), ("hub", 16), ("process", 5))
+#: How narrow columns become, in this order, where the table is too wide. Their texts go on in the next line.
+_LEAST: Final = (
+    ("until", 15),
+    ("hub", 20),
+    ("end", 12),
+    ("process", 14),
+    ("hub", 14),
+    ("end", 10),
+    ("process", 8),
+)
 
 
 def _table(names: tuple[str, ...], rows: list[tuple[Any, ...]], width: int) -> Table:
-    """A table of at most ``width`` columns: where it is too wide, hosts and hubs are cut, never times and ends."""
+    """A table of at most ``width`` columns, from 80 on: nothing is cut, but long cells have several lines."""
     from rich import box
     from rich.table import Table
 
     wanted = {name: max(len(name), *(len(row[at]) for row in rows), 1) for at, name in enumerate(names)}
-    for name, least in _CUT:
+    for name, least in _LEAST:
         too_wide = sum(wanted.values()) + 2 * len(names) - width
         if name in wanted:
             wanted[name] = max(min(wanted[name], least), wanted[name] - max(0, too_wide))
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for name in names:
         right = name in ("replica", "epoch")
-        table.add_column(
-            name, justify="right" if right else "left", no_wrap=True, overflow="ellipsis", width=wanted[name]
-        )
+        table.add_column(name, justify="right" if right else "left", overflow="fold", width=wanted[name])
     for row in rows:
         table.add_row(*row)
     return table

@@ -15,9 +15,9 @@ from typing import Any, Final
 
 import msgspec
 
-from omni_discovery.errors import RecordError
+from omni_discovery.errors import ConfigError, RecordError
 from omni_discovery.kv import PutEvent, WatchEvent
-from omni_discovery.processes import is_private
+from omni_discovery.processes import make_private
 from omni_discovery.records import keys
 from omni_discovery.records.keys import check_namespace
 from omni_discovery.records.schema import (
@@ -27,7 +27,9 @@ from omni_discovery.records.schema import (
     ReplicaStatus,
     decode_hub,
     decode_replica,
+    own_reason,
 )
+from omni_discovery.stories import registry_name
 from omni_discovery.text import one_line
 from omni_discovery.view.table import Delta, View
 
@@ -75,11 +77,6 @@ class HubTransition(msgspec.Struct, frozen=True, kw_only=True):
 AnyTransition = Transition | HubTransition
 
 
-def registry_name(cluster_id: int) -> str:
-    """The name of a registry in the log: the id of its etcd cluster, as etcdctl prints it."""
-    return f"{cluster_id:x}"
-
-
 @dataclass(frozen=True, slots=True)
 class Life:
     """One replica process from its registration to its end. Times are wall-clock seconds, None where unknown."""
@@ -115,7 +112,7 @@ class Life:
                 return DRAINED_BY_OPERATOR
             case ReplicaStatus.DOWN:
                 # A replica that fails writes the reason into its record before it withdraws.
-                return "failed" if self.reason else "stopped"
+                return "failed" if own_reason(self.reason) else "stopped"
             case ReplicaStatus.ERROR:
                 return "failed"
             case ReplicaStatus.DRAINING:
@@ -398,15 +395,13 @@ class HistoryLog:
 
     def _append(self, lines: bytes) -> None:
         try:
-            self._file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            if not is_private(self._file.parent):
-                raise PermissionError(f"others can write to {self._file.parent}")
+            make_private(self._file.parent)
             with self._file.open("ab") as log:
                 log.write(lines)
                 is_full = log.tell() >= self._most_bytes
             if is_full:
                 self._file.replace(_former(self._file))
-        except OSError as error:
+        except (OSError, ConfigError) as error:
             self._is_broken = True
             logger.warning("history.not_written file=%s reason=%s", self._file, error)
 

@@ -12,7 +12,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from importlib.metadata import EntryPoint
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 from omni_discovery import __version__
 from omni_discovery.errors import ConfigError, OmniError
@@ -47,7 +47,7 @@ def main(argv: list[str] | None = None) -> int:
     0: done, 1: failed, 2: used wrongly, 130: interrupted.
     """
     words = sys.argv[1:] if argv is None else argv
-    parser = argparse.ArgumentParser(prog="omni", description="Serve multi-stage models on many hosts, without a head.")
+    parser = _Parser(prog="omni", description="Serve multi-stage models on many hosts, without a head.")
     parser.add_argument("--version", action="version", version=f"omni {__version__}")
     subparsers = parser.add_subparsers(metavar="COMMAND", required=True)
     installed = dict(sorted(find_plugins(COMMAND_GROUPS).items()))
@@ -61,12 +61,35 @@ def main(argv: list[str] | None = None) -> int:
         for name, entry in installed.items():
             if (command := _load(entry)) is not None:
                 _add_parser(subparsers, name, command)
-    arguments, unknown = parser.parse_known_args(words)
+        if chosen:
+            near = difflib.get_close_matches(chosen, installed, n=1)
+            meant = f"did you mean omni {near[0]}?" if near else f"there are: {', '.join(installed)}"
+            return _print_error(ConfigError(f"{chosen!r} is no command of omni; {meant}"), 2)
+    try:
+        arguments, unknown = parser.parse_known_args(words)
+    except _UsageError as error:
+        unknown = _unknown_flags(words, subparsers.choices[chosen]) if chosen else []
+        told = [_explain_word(word, chosen, subparsers.choices[chosen], command) for word in unknown]
+        return _print_error(ConfigError(_BREAK.join([*told, str(error)])), 2)
     if unknown:
         return _print_error(_unknown_words(unknown, arguments.command, subparsers.choices), 2)
     return _run(arguments)
 
 
+class _UsageError(ConfigError):
+    """The arguments are not those that the parser takes."""
+
+
+class _Parser(argparse.ArgumentParser):
+    """Raises _UsageError in place of printing all flags: the error would stand below a screen of them."""
+
+    def error(self, message: str) -> NoReturn:
+        """See ArgumentParser."""
+        raise _UsageError(f"{message} (see {self.prog} --help)")
+
+
+#: Between two errors of one command line.
+_BREAK = "\n      "
 #: How much alike a wrong flag and the one that may be meant must be.
 _ALIKE = 0.75
 
@@ -76,18 +99,33 @@ def _unknown_words(
 ) -> ConfigError:
     """Name the words that a command does not know, with the flags that they may have been meant to be."""
     name = next(name for name, parser in parsers.items() if parser.get_default("command") is command)
-    known, hint = sorted(_flags_of(parsers[name])), getattr(command, "unknown_flag_hint", "")
     told: list[str] = []
     for word in words:
-        flag = word.partition("=")[0]
-        if not flag.startswith("-"):
-            told += [] if told else [f"{word!r} is no argument of omni {name}"]
-            continue
-        begun = [each for each in known if each.startswith(flag)]
-        near = begun if len(begun) == 1 else difflib.get_close_matches(flag, known, n=1, cutoff=_ALIKE)
-        meant = f"; did you mean {near[0]}?" if near else f"; omni {name} --help lists its flags{hint}"
-        told.append(f"{flag} is no flag of omni {name}{meant}")
-    return ConfigError("\n      ".join(told))
+        if word.startswith("-"):
+            told.append(_explain_word(word, name, parsers[name], command))
+        elif not told:
+            told.append(f"{word!r} is no argument of omni {name}")
+    return ConfigError(_BREAK.join(told) + f" (see omni {name} --help)")
+
+
+def _explain_word(word: str, name: str, parser: argparse.ArgumentParser, command: Command | None) -> str:
+    """Say that a command has no such flag, and which may be meant."""
+    flag, known = word.partition("=")[0], sorted(_flags_of(parser))
+    begun = [each for each in known if each.startswith(flag)]
+    near = begun if len(begun) == 1 else difflib.get_close_matches(flag, known, n=1, cutoff=_ALIKE)
+    meant = f"; did you mean {near[0]}?" if near else getattr(command, "unknown_flag_hint", "")
+    return f"{flag} is no flag of omni {name}{meant}"
+
+
+def _unknown_flags(words: Sequence[str], parser: argparse.ArgumentParser) -> list[str]:
+    """The words that look like flags and are none: argparse names them only where all else is right."""
+    known = _flags_of(parser)
+    given = [word for word in words[: words.index("--") if "--" in words else None] if word.startswith("--")]
+    begins = tuple(known) if parser.allow_abbrev else ()
+    flags = {word: word.partition("=")[0] for word in given}
+    return [
+        word for word, flag in flags.items() if flag not in known and not any(each.startswith(flag) for each in begins)
+    ]
 
 
 def _flags_of(parser: argparse.ArgumentParser) -> set[str]:

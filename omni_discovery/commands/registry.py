@@ -12,8 +12,9 @@ from omni_discovery.commands.output import quiet_logging
 from omni_discovery.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
+    from omni_discovery.deploy.trust.bounds import Bounds
     from omni_discovery.etcd.config import RegistrySecurity
     from omni_discovery.kv import KVStore
 
@@ -44,6 +45,53 @@ def add_registry_options(parser: argparse.ArgumentParser) -> argparse._ArgumentG
 def default_namespace(fallback: str = "default") -> str:
     """The namespace of a command that names none: that of the environment, else ``fallback``."""
     return os.environ.get("OMNI_NAMESPACE") or fallback
+
+
+def add_trust_options(parser: argparse._ActionsContainer) -> None:
+    """Add the flags about what a pipeline that comes from etcd may have done on this host."""
+    from omni_discovery.deploy.trust.bounds import PLAIN_KINDS, VALUED
+
+    kinds = ", ".join([*(f"{kind}=..." for kind in VALUED), *PLAIN_KINDS])
+    parser.add_argument(
+        "--allow",
+        action="append",
+        metavar="KIND[=VALUE]",
+        help="what a pipeline that comes from etcd may use here beyond built-in engines and safetensors, for example"
+        f" target=my_models (repeatable; there are {kinds}; default: $OMNI_ALLOW, with commas, else nothing more)",
+    )
+    parser.add_argument(
+        "--model-root",
+        action="append",
+        metavar="FOLDER",
+        help="where the models of a pipeline that comes from etcd may lie (repeatable; default: $OMNI_MODEL_ROOT, with"
+        " colons, else the folder of this start unless it is /, and /models); the model hub's cache always",
+    )
+
+
+def read_bounds(arguments: argparse.Namespace) -> Bounds:
+    """What the flags of ``add_trust_options``, or their variables, allow. Raise ConfigError."""
+    from omni_discovery.deploy.trust.bounds import Bounds, read_allow
+
+    said = os.environ.get("OMNI_ALLOW", "").split(",") if arguments.allow is None else arguments.allow
+    allow = read_allow([text.strip() for text in said if text.strip()])
+    roots = arguments.model_root
+    if roots is None:
+        roots = [folder for folder in os.environ.get("OMNI_MODEL_ROOT", "").split(":") if folder] or _usual_roots()
+    cache = os.environ.get("HF_HUB_CACHE") or str(
+        Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface") / "hub"
+    )
+    paths = [Path.cwd() / Path(folder).expanduser() for folder in (*roots, cache, _OWN_MODELS)]
+    both = [text for path in paths for text in (os.path.normpath(path), str(path.resolve()))]
+    return Bounds(allow=allow, model_roots=tuple(dict.fromkeys(both)))
+
+
+#: The demo's models, which come with the product.
+_OWN_MODELS: Final = Path(__file__).resolve().parents[2] / "stage_runtime" / "demo"
+
+
+def _usual_roots() -> list[str]:
+    here = Path.cwd()
+    return [str(here)] * (here != Path("/")) + ["/models"]
 
 
 def add_security_options(parser: argparse.ArgumentParser) -> None:
@@ -84,9 +132,19 @@ def read_password(file: str) -> str:
         raise ConfigError(f"--etcd-password-file {file} can't be read: {error}") from error
 
 
+#: Variables with secrets of a hub's HTTP ports, and all with secrets: the settings of replicas hold the password.
+DOOR_SECRETS: Final = ("VLLM_API_KEY", "OMNI_ADMIN_TOKEN")
+SECRETS: Final = ("OMNI_ETCD_PASSWORD", *DOOR_SECRETS)
+
+
 def child_environment() -> dict[str, str]:
-    """Return this process's environment without the password, for child processes: their settings hold it."""
-    return {name: value for name, value in os.environ.items() if name != "OMNI_ETCD_PASSWORD"}
+    """Return this process's environment without secrets, for child processes."""
+    return {name: value for name, value in os.environ.items() if name not in SECRETS}
+
+
+def take_secrets(names: Sequence[str] = SECRETS) -> dict[str, str]:
+    """Take secrets out of this process's environment, and return them."""
+    return {name: os.environ.pop(name) for name in names if name in os.environ}
 
 
 def user_runtime_dir() -> Path:

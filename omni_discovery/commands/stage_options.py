@@ -12,14 +12,16 @@ import os
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 
 from omni_discovery.commands.flags import CURVE, METRICS_HOST, PROCESSES, read_labels, read_log_options
-from omni_discovery.commands.registry import read_password, read_security
+from omni_discovery.commands.registry import read_bounds, read_password, read_security
 from omni_discovery.deploy.document import DeployConfig, StageConfig
 from omni_discovery.deploy.overrides import of_this_host, parse_overrides
+from omni_discovery.deploy.trust.bounds import Bounds
 from omni_discovery.errors import ConfigError
 from omni_discovery.etcd.config import RegistrySecurity
 from omni_discovery.logs.setup import LogOptions
@@ -49,6 +51,8 @@ class ReplicaOptions(msgspec.Struct, frozen=True, kw_only=True):
     init_timeout_s: float | None = None
     #: What the supervisor and its replicas log, and in which format.
     log: LogOptions = LogOptions()
+    #: What this host allows to a deploy document that comes from etcd.
+    bounds: Bounds = Bounds()
 
 
 class StageOptions(ReplicaOptions, frozen=True, kw_only=True):
@@ -65,6 +69,8 @@ class StageOptions(ReplicaOptions, frozen=True, kw_only=True):
     #: Where the supervisor serves metrics over HTTP; None: nowhere.
     metrics_host: str = METRICS_HOST
     metrics_port: int | None = None
+    #: The file with the token that it asks for there; empty: it asks for none.
+    metrics_token_file: str = ""
     #: The socket on which it sends its samples to the hub that has started it; None: no hub wants any.
     metrics_fd: int | None = None
 
@@ -75,6 +81,7 @@ class StageCheck(msgspec.Struct, frozen=True, kw_only=True):
     stage: StageConfig
     deploy: DeployConfig
     count: int
+    bounds: Bounds = Bounds()
 
 
 def read_stage_options(
@@ -98,8 +105,10 @@ def read_stage_options(
         worker_backend=arguments.worker_backend,
         ray_address=arguments.ray_address,
         log=read_log_options(arguments),
+        bounds=read_bounds(arguments),
         metrics_host=arguments.metrics_host or METRICS_HOST,
         metrics_port=arguments.metrics_port,
+        metrics_token_file=str(Path(file).absolute()) if (file := arguments.metrics_token_file) else "",
     )
 
 

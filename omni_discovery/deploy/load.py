@@ -43,6 +43,24 @@ def _with_model(stage: StageConfig, default: str | None, folder: Path) -> StageC
     return msgspec.structs.replace(stage, **changes)
 
 
+def locate_model(text: str) -> tuple[str, ...]:
+    """Return the paths that a model's text stands for here: as written, and with all links followed.
+
+    Empty for a text that looks like no path while no folder has that name here: the name of a model on a model hub.
+    """
+    path = Path(text).expanduser() if text.startswith("~") else Path(text)
+    try:
+        looks_like_one = text.startswith(("/", ".", "~")) or ".." in path.parts or path.exists()
+        if not looks_like_one:
+            return ()
+        written, real = Path.cwd() / path, path.resolve()
+    except (OSError, ValueError, RuntimeError):
+        # A text that no path can be, too long for one, or with a user that is not there: it lies under no root.
+        return (text,)
+    # "a/link/.." is not "a": only the real path counts then.
+    return (str(real),) if ".." in path.parts else tuple(dict.fromkeys((str(written), str(real))))
+
+
 #: How many differences are described; of more, the number.
 _MOST_DESCRIBED: Final = 3
 

@@ -13,13 +13,14 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final
+from urllib.parse import quote
 
 import grpc
 import grpc.aio
 
 from omni_discovery.errors import RegistryError, RegistryUnavailableError
 from omni_discovery.etcd._rpc import stubs
-from omni_discovery.etcd.config import RegistryTls
+from omni_discovery.etcd.config import RegistryTls, socket_path
 from omni_discovery.etcd.errors import map_error
 
 logger = logging.getLogger(__name__)
@@ -64,6 +65,9 @@ def closed_under(action: str) -> RegistryUnavailableError:
 
 
 def _channel(endpoint: str, tls: RegistryTls | None, options: list[tuple[str, Any]]) -> grpc.aio.Channel:
+    if path := socket_path(endpoint):
+        # gRPC reads it as a URL.
+        return grpc.aio.insecure_channel(f"unix://{quote(path)}", options=options)
     if tls is None:
         return grpc.aio.insecure_channel(endpoint, options=options)
     if tls.server_name:
@@ -73,7 +77,7 @@ def _channel(endpoint: str, tls: RegistryTls | None, options: list[tuple[str, An
 
 
 class EndpointChannel:
-    """The gRPC channel to one endpoint (``host:port``), with its stubs."""
+    """The gRPC channel to one endpoint, as parse_endpoints returns it, with its stubs."""
 
     def __init__(self, endpoint: str, connect_timeout_s: float, tls: RegistryTls | None = None) -> None:
         self.endpoint = endpoint

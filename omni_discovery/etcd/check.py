@@ -17,7 +17,8 @@ from omni_discovery.errors import (
 from omni_discovery.etcd.config import RegistryConfig
 from omni_discovery.etcd.store import EtcdKV
 from omni_discovery.records import keys
-from omni_discovery.records.keys import namespace_prefix, pipeline_key
+from omni_discovery.records.keys import namespace_prefix, pipeline_key, waits_prefix
+from omni_discovery.records.waits import describe_waits, waits_among
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -110,10 +111,21 @@ def empty_namespace_text(namespace: str, names: Iterable[str] | None) -> str:
             return f"{empty}; there are: {', '.join(others)}; choose with --namespace"
 
 
+#: Processes that wait and are named for an empty namespace.
+_MOST_WAITING: Final = 3
+
+
 async def explain_empty(kv: KVStore, namespace: str) -> str:
-    """Return the message for a namespace that has no key, and "" for one that has. Raise RegistryError."""
-    if (await kv.list(namespace_prefix(namespace), keys_only=True)).items:
-        return ""
+    """Return the message for a namespace that has no key, or none but of processes that wait, and "" for another.
+
+    Raise RegistryError.
+    """
+    if items := (await kv.list(namespace_prefix(namespace), keys_only=True)).items:
+        if any(not item.key.startswith(waits_prefix(namespace)) for item in items):
+            return ""
+        waits = waits_among((await kv.list(waits_prefix(namespace))).items, namespace)
+        told = "; ".join(describe_waits(each) for each in waits[:_MOST_WAITING])
+        return f"nothing is in namespace {namespace!r} yet but {told}" if told else ""
     try:
         names = namespaces_in(item.key for item in (await kv.list(keys.ROOT, keys_only=True)).items)
     except RegistryError:

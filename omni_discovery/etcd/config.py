@@ -1,11 +1,13 @@
 """RegistryConfig: endpoints, namespace, TLS, user and times of a connection to etcd, all checked when it is built.
 
-Endpoints are ``host:port``, a comma list of them, or a sequence; ``https://`` in front means TLS.
+Endpoints are ``host:port``, a comma list of them, or a sequence; ``https://`` in front means TLS. ``unix:///path`` is a
+socket of this machine, such as the one of an embedded etcd.
 """
 
 from __future__ import annotations
 
 import ipaddress
+import os
 import re
 import ssl
 from collections.abc import Sequence
@@ -17,10 +19,13 @@ from omni_discovery.records.keys import check_namespace
 
 _HOST = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]{0,251}[A-Za-z0-9_])?\.?")
 _RIGHT = "write host:port, for example 10.0.0.5:2379 or [fd00::5]:2379, several with commas"
+_UNIX = "unix://"
+#: The longest path that the kernel takes for a socket, in bytes.
+LONGEST_SOCKET_PATH = 107
 
 
 def parse_endpoints(endpoints: str | Sequence[str]) -> tuple[str, ...]:
-    """Return each endpoint once as ``host:port``, in the order given. Raise ConfigError."""
+    """Return each endpoint once as ``host:port`` or ``unix:///path``, in the order given. Raise ConfigError."""
     words = [endpoints] if isinstance(endpoints, str) else list(endpoints)
     if not all(isinstance(word, str) for word in words):
         raise ConfigError(f"etcd endpoints {endpoints!r} are not text: {_RIGHT}")
@@ -31,17 +36,29 @@ def parse_endpoints(endpoints: str | Sequence[str]) -> tuple[str, ...]:
     return tuple(found)
 
 
+def socket_path(endpoint: str) -> str:
+    """The path of an endpoint, as parse_endpoints returns it, that is a socket of this machine; empty for any other."""
+    return endpoint.removeprefix(_UNIX) if endpoint.startswith(_UNIX) else ""
+
+
+def url_of(endpoint: str, scheme: str) -> str:
+    """An endpoint as parse_endpoints returns it, with ``scheme`` in front where it has none of its own."""
+    return endpoint if not scheme or socket_path(endpoint) else f"{scheme}://{endpoint}"
+
+
 def scheme_of(endpoints: str | Sequence[str]) -> str:
-    """``https``, ``http``, or empty where no endpoint says either. Raise ConfigError if they differ."""
+    """``https``, ``http``, or empty where no endpoint says either; sockets don't count. Raise ConfigError if mixed."""
     words = [endpoints] if isinstance(endpoints, str) else list(endpoints)
     parts = [part.strip() for word in words for part in word.split(",")]
-    found = {part.partition("://")[0] for part in parts if "://" in part}
+    found = {part.partition("://")[0] for part in parts if "://" in part and not part.startswith(_UNIX)}
     if len(found) > 1:
         raise ConfigError(f"etcd endpoints {endpoints!r} mix http:// and https://; a cluster speaks one of them")
     return found.pop() if found else ""
 
 
 def _parse_one(text: str) -> str:
+    if text.startswith(_UNIX):
+        return _parse_socket(text)
     rest = text.removeprefix("http://").removeprefix("https://").removesuffix("/")
     host, colon, port = rest.rpartition(":")
     if not colon or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
@@ -49,6 +66,17 @@ def _parse_one(text: str) -> str:
     if not _is_host(host):
         raise ConfigError(f"etcd endpoint {text!r} has no usable host: {_RIGHT}")
     return f"{host}:{int(port)}"
+
+
+def _parse_socket(text: str) -> str:
+    path = text.removeprefix(_UNIX)
+    if not path.startswith("/") or path.endswith("/") or not path.isprintable():
+        raise ConfigError(f"etcd endpoint {text!r} is no socket: write unix:// and its whole path, as in unix:///run/x")
+    if len(os.fsencode(path)) > LONGEST_SOCKET_PATH:
+        raise ConfigError(
+            f"etcd endpoint {text!r} is longer than the {LONGEST_SOCKET_PATH} bytes that a socket may have"
+        )
+    return _UNIX + path
 
 
 def _is_host(host: str) -> bool:
@@ -133,6 +161,10 @@ class RegistrySecurity:
     def for_endpoints(self, endpoints: str | Sequence[str]) -> RegistrySecurity:
         """The same with TLS if the endpoints ask for it. Raise ConfigError if they ask for plaintext and we for TLS."""
         scheme = scheme_of(endpoints)
+        if (self.tls or scheme == "https") and any(map(socket_path, parse_endpoints(endpoints))):
+            raise ConfigError(
+                f"etcd endpoints {endpoints!r} name a socket, which has no TLS: leave out the flags for it"
+            )
         if scheme == "http" and self.tls is not None:
             raise ConfigError(f"etcd endpoints {endpoints!r} say http:// and the other flags say TLS: write https://")
         if scheme == "https" and self.tls is None:
@@ -144,7 +176,7 @@ class RegistrySecurity:
 class RegistryConfig:
     """Frozen and complete. Raises ConfigError when built from values that can't work together."""
 
-    #: In any form that parse_endpoints reads; kept as a tuple of ``host:port``.
+    #: In any form that parse_endpoints reads; kept as the tuple that it returns.
     endpoints: str | Sequence[str]
     namespace: str = "default"
     #: With TLS if the endpoints say ``https://``.

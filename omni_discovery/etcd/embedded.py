@@ -1,5 +1,6 @@
-"""A real etcd as a child process, for one machine: nothing to install or configure besides the wheel.
+"""A real etcd as a child process, for one user of one machine: nothing to install or configure besides the wheel.
 
+It listens on no port, but on two sockets in a folder that only its user enters, one for clients and one for peers.
 The kernel kills the child when its owner dies. When the child itself dies, its data is lost and it is restarted, empty,
 at the same endpoint; replicas and hubs then register again.
 """
@@ -9,11 +10,11 @@ from __future__ import annotations
 import atexit
 import contextlib
 import fcntl
-import http.client
 import importlib.util
 import json
 import logging
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -26,16 +27,23 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Final
 
-from omni_discovery.errors import EmbeddedEtcdError
+from omni_discovery.errors import ConfigError, EmbeddedEtcdError
 from omni_discovery.etcd import _die_with_parent
+from omni_discovery.etcd.http import LOCAL_NAME, get_text
+from omni_discovery.processes import check_parents, is_private
 from omni_discovery.text import one_line
 
 logger = logging.getLogger(__name__)
 
-_HOST: Final = "127.0.0.1"
 _FOLDER_PREFIX: Final = "omni-etcd-"
+#: The sockets in the folder. etcd wants a host and a port, and takes them for the name of a file where it was started.
+_CLIENTS: Final = "etcd:2379"
+_PEERS: Final = "etcd:2380"
+#: Where the folder is made if not in the temporary one: its path may be too long for a socket.
+_OTHER_PLACES: Final = ("/tmp", "/var/tmp")  # noqa: S108  (what is made there is private)
+#: Paths of others would have to be quoted, differently for each client.
+_PLAIN_PATH: Final = re.compile(r"[A-Za-z0-9/._+@-]+")
 _LOG_NAME: Final = "etcd.log"
-_START_TRIES: Final = 5
 _QUOTA_BYTES: Final = 512 * 1024 * 1024
 #: Bytes read from the end of etcd's log, and characters shown of a line that is not in etcd's usual form.
 _TAIL: Final = 16_384
@@ -63,7 +71,7 @@ def find_binary(binary: Path | None) -> Path:
 
 
 class EmbeddedEtcd:
-    """Owns one etcd on loopback. ``start`` it before any gRPC use and ``stop`` it last; also a context manager."""
+    """Owns one etcd. ``start`` it before any gRPC use and ``stop`` it last; also a context manager."""
 
     def __init__(self, *, binary: Path | None = None, start_timeout_s: float = 20.0) -> None:
         self._binary = binary
@@ -75,13 +83,12 @@ class EmbeddedEtcd:
         self._process: subprocess.Popen[bytes] | None = None
         self._folder: Path | None = None
         self._folder_lock: IO[bytes] | None = None
-        self._ports = (0, 0)
         self._failure = ""
 
     @property
     def endpoint(self) -> str:
-        """``host:port`` for clients."""
-        return f"{_HOST}:{self._ports[0]}"
+        """The socket for clients, as parse_endpoints returns it; empty before the start."""
+        return f"unix://{self._folder / _CLIENTS}" if self._folder is not None else ""
 
     @property
     def pid(self) -> int:
@@ -95,7 +102,7 @@ class EmbeddedEtcd:
             raise EmbeddedEtcdError("this embedded etcd was started already")
         binary = find_binary(self._binary)
         _remove_orphaned_folders()
-        folder = self._folder = Path(tempfile.mkdtemp(prefix=f"{_FOLDER_PREFIX}{os.getuid()}-"))
+        folder = self._folder = _make_folder()
         self._folder_lock = _lock_folder(folder)
         atexit.register(self.stop)
         # The kernel ties the child's life to the thread that made it, so that thread must live as long as we do.
@@ -107,7 +114,9 @@ class EmbeddedEtcd:
             failure = self._failure or "it did not answer in time"
             self.stop()
             raise EmbeddedEtcdError(f"the embedded etcd did not start: {failure}")
-        logger.info("embedded_etcd.started endpoint=%s scope=this-machine-only binary=%s", self.endpoint, binary)
+        logger.info(
+            "embedded_etcd.started endpoint=%s scope=this-user-of-this-machine binary=%s", self.endpoint, binary
+        )
         return self.endpoint
 
     def stop(self) -> None:
@@ -163,14 +172,9 @@ class EmbeddedEtcd:
                 process.terminate()
 
     def _first_start(self, binary: Path, folder: Path) -> subprocess.Popen[bytes]:
-        """Spawn on free ports until etcd answers; another process may take a port between our look and its bind."""
-        for _ in range(_START_TRIES):
-            self._ports = _free_ports()
-            process = self._spawn(binary, folder)
-            if self._wait_until_healthy(process):
-                return process
-            if process.poll() is None or "address already in use" not in _log_tail(folder):
-                break
+        process = self._spawn(binary, folder)
+        if self._wait_until_healthy(process):
+            return process
         raise EmbeddedEtcdError(what_it_said(_log_tail(folder)) or f"no answer within {self._start_timeout_s:g} s")
 
     def _spawn(self, binary: Path, folder: Path) -> subprocess.Popen[bytes]:
@@ -187,7 +191,7 @@ class EmbeddedEtcd:
                 start_new_session=True,
             )
         self._process = process
-        order = {"parent_pid": os.getpid(), "command": [str(binary), *_flags(data, *self._ports)]}
+        order = {"parent_pid": os.getpid(), "command": [str(binary), *_flags(data)]}
         if process.stdin is not None:
             with contextlib.suppress(BrokenPipeError), process.stdin as orders:
                 orders.write(json.dumps(order).encode())
@@ -196,7 +200,7 @@ class EmbeddedEtcd:
     def _wait_until_healthy(self, process: subprocess.Popen[bytes]) -> bool:
         deadline_s = time.monotonic() + self._start_timeout_s
         while time.monotonic() < deadline_s and process.poll() is None and not self._stopping.is_set():
-            if _is_healthy(self._ports[0]):
+            if _is_healthy(self.endpoint):
                 return True
             time.sleep(0.02)
         return False
@@ -221,8 +225,8 @@ def what_it_said(log: str) -> str:
     return one_line(log)[:_LONGEST]
 
 
-def _flags(data: Path, client_port: int, peer_port: int) -> list[str]:
-    client, peer = f"http://{_HOST}:{client_port}", f"http://{_HOST}:{peer_port}"
+def _flags(data: Path) -> list[str]:
+    client, peer = f"unix://{_CLIENTS}", f"unix://{_PEERS}"
     settings = {
         "name": "embedded",
         "data-dir": str(data),
@@ -239,27 +243,47 @@ def _flags(data: Path, client_port: int, peer_port: int) -> list[str]:
         "auto-compaction-retention": "5m",
         "quota-backend-bytes": str(_QUOTA_BYTES),
         "log-level": "warn",
+        # Nobody's browser reaches the socket; what forwards to it shall not open it to web pages either.
+        "enable-grpc-gateway": "false",
+        "host-whitelist": LOCAL_NAME,
+        "cors": f"https://{LOCAL_NAME}:1",
     }
     return ["--unsafe-no-fsync", *(f"--{name}={value}" for name, value in settings.items())]
 
 
-def _free_ports() -> tuple[int, int]:
-    with socket.socket() as first, socket.socket() as second:
-        first.bind((_HOST, 0))
-        second.bind((_HOST, 0))
-        return first.getsockname()[1], second.getsockname()[1]
+def _make_folder() -> Path:
+    """Make a private folder in which sockets can be bound. Raise EmbeddedEtcdError."""
+    failures = []
+    for place in _places():
+        try:
+            if not _PLAIN_PATH.fullmatch(place):
+                raise ConfigError(f"{place} has characters that an endpoint may not have")
+            check_parents(Path(place))
+            folder = Path(tempfile.mkdtemp(prefix=f"{_FOLDER_PREFIX}{os.getuid()}-", dir=place))
+        except (OSError, ConfigError) as error:
+            failures.append(str(error))
+            continue
+        try:
+            with socket.socket(socket.AF_UNIX) as probe:
+                probe.bind(str(folder / _CLIENTS))
+            (folder / _CLIENTS).unlink()
+            return folder
+        except OSError as error:
+            failures.append(f"no socket can be made in {place}: {error}")
+            shutil.rmtree(folder, ignore_errors=True)
+    raise EmbeddedEtcdError(f"no folder for the embedded etcd; set TMPDIR to one of your own: {'; '.join(failures)}")
 
 
-def _is_healthy(port: int) -> bool:
+def _places() -> list[str]:
+    return list(dict.fromkeys((tempfile.gettempdir(), *_OTHER_PLACES)))
+
+
+def _is_healthy(endpoint: str) -> bool:
     """Ask etcd to read through its own log: true only when it can serve."""
-    connection = http.client.HTTPConnection(_HOST, port, timeout=1.0)
     try:
-        connection.request("GET", "/health")
-        return b'"true"' in connection.getresponse().read()
-    except (OSError, http.client.HTTPException):
+        return '"true"' in get_text(endpoint, "/health")
+    except OSError:
         return False
-    finally:
-        connection.close()
 
 
 def _lock_folder(folder: Path) -> IO[bytes]:
@@ -273,7 +297,11 @@ def _lock_folder(folder: Path) -> IO[bytes]:
 
 def _remove_orphaned_folders() -> None:
     """Remove what owners left that were killed: their lock on the folder is gone."""
-    for folder in Path(tempfile.gettempdir()).glob(f"{_FOLDER_PREFIX}{os.getuid()}-*"):
+    folders = (folder for place in _places() for folder in Path(place).glob(f"{_FOLDER_PREFIX}{os.getuid()}-*"))
+    for folder in folders:
+        # Another user may have made one with such a name, and a pipe in it.
+        if not is_private(folder):
+            continue
         with contextlib.suppress(OSError), (folder / "owner").open("rb") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(folder, ignore_errors=True)

@@ -1,22 +1,30 @@
-"""The file by which other commands of this user on this machine find the embedded etcd of a hub."""
+"""The file by which other commands of this user on this machine find the embedded etcd of a hub.
+
+It lies in a private folder and is reached by that folder's descriptor, so nobody can put another one in its place.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
 from omni_discovery.errors import ConfigError
-from omni_discovery.processes import is_private
+from omni_discovery.processes import open_private
 from omni_discovery.records.keys import check_namespace
 
 _SUFFIX: Final = ".etcd.json"
+_MOST_BYTES: Final = 4096
 
 
 class EmbeddedEndpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """One embedded etcd: its endpoint as ``host:port`` and the process that owns it."""
+    """One embedded etcd: its endpoint as parse_endpoints returns it, and the process that owns it."""
 
     endpoint: str
     pid: int
@@ -25,28 +33,35 @@ class EmbeddedEndpoint(msgspec.Struct, frozen=True, kw_only=True):
 def write_endpoint(folder: Path, namespace: str, endpoint: str) -> Path:
     """Write the endpoint of this process's embedded etcd; return the file.
 
-    Raise ConfigError if other users can write to ``folder``.
+    Raise ConfigError if ``folder`` is not private.
     """
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if not is_private(folder):
-        raise ConfigError(f"others can write to {folder}: remove it, or set XDG_RUNTIME_DIR to a folder of your own")
-    file = _file(folder, namespace)
-    half_written = file.with_suffix(f".{os.getpid()}")
-    half_written.write_bytes(msgspec.json.encode(EmbeddedEndpoint(endpoint=endpoint, pid=os.getpid())))
-    half_written.chmod(0o600)
-    half_written.replace(file)
-    return file
+    name = _name(namespace)
+    half_written = f"{name}.{os.getpid()}"
+    with _opened(folder, make=True) as place:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(half_written, dir_fd=place)
+        file = os.open(half_written, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=place)
+        with os.fdopen(file, "wb") as half:
+            half.write(msgspec.json.encode(EmbeddedEndpoint(endpoint=endpoint, pid=os.getpid())))
+        os.rename(half_written, name, src_dir_fd=place, dst_dir_fd=place)
+    return folder / name
 
 
 def read_embedded(folder: Path, namespace: str) -> EmbeddedEndpoint | None:
     """The running embedded etcd of this user for a namespace; None if there is none."""
-    return _read(_file(folder, namespace)) if is_private(folder) else None
+    name = _name(namespace)
+    with _opened_if_private(folder) as place:
+        return None if place is None else _read_running(place, name)
 
 
 def embedded_namespaces(folder: Path) -> list[str]:
     """The namespaces for which an embedded etcd of this user runs, sorted."""
-    files = folder.glob(f"*{_SUFFIX}") if is_private(folder) else ()
-    return sorted(file.name.removesuffix(_SUFFIX) for file in files if _read(file) is not None)
+    with _opened_if_private(folder) as place:
+        if place is None:
+            return []
+        with os.scandir(place) as entries:
+            names = [entry.name for entry in entries if entry.name.endswith(_SUFFIX)]
+        return sorted(name.removesuffix(_SUFFIX) for name in names if _read_running(place, name) is not None)
 
 
 def embedded_among(folder: Path, namespace: str, endpoints: str) -> str:
@@ -57,21 +72,49 @@ def embedded_among(folder: Path, namespace: str, endpoints: str) -> str:
 
 def remove_endpoint(folder: Path, namespace: str, pid: int | None = None) -> None:
     """Delete the file if this process wrote it, or process ``pid``, which was killed. Idempotent."""
-    file = _file(folder, namespace)
-    try:
-        if msgspec.json.decode(file.read_bytes(), type=EmbeddedEndpoint).pid == (pid or os.getpid()):
-            file.unlink()
-    except (OSError, msgspec.DecodeError):
-        return
+    name = _name(namespace)
+    with _opened_if_private(folder) as place:
+        found = None if place is None else _read(place, name)
+        if found is not None and found.pid == (pid or os.getpid()):
+            with contextlib.suppress(OSError):
+                os.unlink(name, dir_fd=place)
 
 
-def _read(file: Path) -> EmbeddedEndpoint | None:
+def _read_running(place: int, name: str) -> EmbeddedEndpoint | None:
+    found = _read(place, name)
+    return found if found is not None and Path(f"/proc/{found.pid}").exists() else None
+
+
+def _read(place: int, name: str) -> EmbeddedEndpoint | None:
     try:
-        found = msgspec.json.decode(file.read_bytes(), type=EmbeddedEndpoint)
+        file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=place)
+        with os.fdopen(file, "rb") as opened:
+            if not stat.S_ISREG(os.fstat(file).st_mode):
+                return None
+            return msgspec.json.decode(opened.read(_MOST_BYTES), type=EmbeddedEndpoint)
     except (OSError, msgspec.DecodeError):
         return None
-    return found if Path(f"/proc/{found.pid}").exists() else None
 
 
-def _file(folder: Path, namespace: str) -> Path:
-    return folder / f"{check_namespace(namespace)}{_SUFFIX}"
+@contextmanager
+def _opened(folder: Path, *, make: bool = False) -> Iterator[int]:
+    place = open_private(folder, make=make)
+    try:
+        yield place
+    finally:
+        os.close(place)
+
+
+@contextmanager
+def _opened_if_private(folder: Path) -> Iterator[int | None]:
+    with contextlib.ExitStack() as stack:
+        try:
+            place = stack.enter_context(_opened(folder))
+        except (OSError, ConfigError):
+            yield None
+            return
+        yield place
+
+
+def _name(namespace: str) -> str:
+    return f"{check_namespace(namespace)}{_SUFFIX}"

@@ -16,7 +16,7 @@ from omni_discovery.errors import (
     RegistryTlsError,
     RegistryUnavailableError,
 )
-from omni_discovery.etcd.config import RegistryTls
+from omni_discovery.etcd.config import RegistryTls, socket_path
 
 _UNAVAILABLE: Final = frozenset(
     {
@@ -65,7 +65,7 @@ _LOGIN: Final = {
 
 
 def map_error(error: grpc.RpcError, endpoint: str, tls: RegistryTls | None = None) -> RegistryError:
-    """Map what gRPC reported of a call to ``endpoint`` (``host:port``) to one of errors.py."""
+    """Map what gRPC reported of a call to ``endpoint`` to one of errors.py."""
     code, details = error.code(), error.details() or ""
     if code is grpc.StatusCode.NOT_FOUND and "lease not found" in details:
         return LeaseNotFoundError(details)
@@ -88,7 +88,8 @@ def refusal(details: str, endpoint: str) -> RegistryRefusedError:
 
 def _unavailable(code: str, details: str, endpoint: str, tls: RegistryTls | None) -> RegistryUnavailableError:
     never_stood = "failed to connect to all addresses" in details
-    for sign, meaning in (_TLS if tls else _NO_TLS) if never_stood else ():
+    signs = () if socket_path(endpoint) else _TLS if tls else _NO_TLS
+    for sign, meaning in signs if never_stood else ():
         if sign in details:
             return RegistryTlsError(f"{endpoint}: {_filled_in(meaning, tls)} ({details.rpartition(': ipv4:')[2]})")
     never_ran = any(sign in details for sign in _NEVER_RAN)

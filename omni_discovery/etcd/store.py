@@ -25,7 +25,7 @@ from omni_discovery.etcd.auth import Tokens
 from omni_discovery.etcd.channel import EndpointChannel, EndpointChannels, Outage, closed_under, was_cancelled
 from omni_discovery.etcd.config import RegistrySecurity, parse_endpoints
 from omni_discovery.etcd.keepalive import KeepAlives
-from omni_discovery.etcd.versions import ServerVersions, VersionLog
+from omni_discovery.etcd.releases.versions import ServerVersions, VersionLog
 from omni_discovery.etcd.watch import EtcdWatch, prefix_end, to_key_value
 from omni_discovery.kv import Claim, KeyValue, LeaseGrant, Listing, Summary, WatchBatch
 
@@ -64,7 +64,9 @@ class EtcdKV:
         self._tokens = Tokens(secured.user, secured.password, try_timeout_s)
         self._try_timeout_s = try_timeout_s
         self._call_timeout_s = call_timeout_s
-        self._server_versions = ServerVersions(self._tokens, try_timeout_s, self.version_log)
+        self._server_versions = ServerVersions(
+            self._tokens, try_timeout_s, self.version_log, secured.tls, has_users=bool(secured.user)
+        )
         self._keep_alives = KeepAlives(self._channels, self._tokens, try_timeout_s)
         #: The id of the cluster that answered the last list; 0 before the first.
         self._cluster_id = 0
@@ -74,6 +76,11 @@ class EtcdKV:
     def server_versions(self) -> Mapping[str, str]:
         """The release of each endpoint that has answered, such as ``3.5.23``; empty where the server does not say."""
         return self._server_versions.versions
+
+    @property
+    def cluster_id(self) -> int:
+        """The id of the cluster that answered the last list; 0 before the first. May be read from any thread."""
+        return self._cluster_id
 
     async def grant(self, ttl_s: float) -> LeaseGrant:
         """See KVStore. The requested TTL is rounded up to whole seconds."""

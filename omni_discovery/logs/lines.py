@@ -64,6 +64,20 @@ def line_of(
     return json.dumps(_plain({**head, **{name: text for name, text in texts.items() if text}}), default=str)
 
 
+def text_line(text: str) -> str:
+    """The text of one record for a file or a terminal.
+
+    What follows its first line is indented, so that no value can pass for a record of its own, and what a terminal
+    might obey is shown by its code.
+    """
+    lines = text.split("\n")
+    return "\n    ".join(line if line.isprintable() else "".join(map(_shown, line)) for line in lines)
+
+
+def _shown(char: str) -> str:
+    return char if char.isprintable() or char == "\t" else char.encode("unicode_escape").decode("ascii")
+
+
 def relayed_line(line: bytes, time: datetime, where: Mapping[str, Any]) -> bytes:
     """A line that a child process has printed as a JSON object: as it is if it is one, else wrapped."""
     if line.startswith(b"{") and _is_ours(line):

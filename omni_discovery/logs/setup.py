@@ -14,7 +14,7 @@ from typing import Any, Final, Literal, TextIO
 
 import msgspec
 
-from omni_discovery.logs.lines import json_line, relayed_line
+from omni_discovery.logs.lines import json_line, relayed_line, text_line
 
 LEVELS: Final = ("debug", "info", "warning", "error")
 FORMATS: Final = ("text", "json")
@@ -37,6 +37,17 @@ class LogOptions(msgspec.Struct, frozen=True, kw_only=True):
     def is_json(self) -> bool:
         """Whether each line is a JSON object."""
         return self.format == "json"
+
+
+class TextFormatter(logging.Formatter):
+    """Date, level and message, with the traceback indented behind them."""
+
+    def __init__(self) -> None:
+        super().__init__(_TEXT, _DATE)
+
+    def format(self, record: logging.LogRecord) -> str:
+        """See logging.Formatter."""
+        return text_line(super().format(record))
 
 
 class JsonFormatter(logging.Formatter):
@@ -103,7 +114,7 @@ def set_up_logging(options: LogOptions) -> None:
     for former in ours:
         root.removeHandler(former)
     level, stream = logging.getLevelNamesMapping()[options.level.upper()], sys.stderr
-    formatter: logging.Formatter = logging.Formatter(_TEXT, _DATE)
+    formatter: logging.Formatter = TextFormatter()
     if options.is_json:
         formatter = as_json = JsonFormatter()
         if sys.__stderr__ is not None:

@@ -26,6 +26,13 @@ MOST_WEIGHT: Final = 1000.0
 WAITING_PHASE: Final = "waiting"
 #: The reason of a replica that drains, and withdraws, since its control key says so.
 DRAINED_BY_OPERATOR: Final = "drained by an operator"
+#: How the reason of a replica begins that is starting anew and has no reason of its own yet.
+FORMER_END: Final = "the process before it: "
+
+
+def own_reason(reason: str) -> str:
+    """The reason of a record unless it is about the process before; empty then."""
+    return "" if reason.startswith(FORMER_END) else reason
 
 
 class ReplicaStatus(StrEnum):

@@ -23,7 +23,7 @@ from omni_discovery.deploy.document import DeployConfig, StageConfig
 from omni_discovery.errors import ConfigError
 from omni_discovery.metrics.samples import ReplicaSample
 from omni_discovery.records.handoff_addresses import KV
-from omni_discovery.records.schema import DRAINED_BY_OPERATOR, HubRecord, ReplicaStatus
+from omni_discovery.records.schema import DRAINED_BY_OPERATOR, FORMER_END, HubRecord, ReplicaStatus
 from omni_discovery.view.known_producers import KnownProducers
 from omni_discovery.wire import FailureKind
 from stage_runtime.addresses import tcp_address
@@ -33,6 +33,7 @@ from stage_runtime.engine_loop.loop import EngineLoop
 from stage_runtime.engine_loop.payloads import Payloads, build_edges
 from stage_runtime.engines.base import Engine, create_engine
 from stage_runtime.engines.capabilities import capabilities_of
+from stage_runtime.engines.trusted import trusted_stage
 from stage_runtime.lifecycle import (
     Drain,
     DrainAsked,
@@ -112,7 +113,7 @@ class Replica:
     ) -> None:
         self._config = config
         self._write_status = write_status
-        self._stage: StageConfig = deploy.stage(config.stage_id)
+        self._stage: StageConfig = trusted_stage(deploy, config.stage_id, config.bounds)
         self._identity = identity(deploy, config.stage_id)
         self._connect = connect
         self._device = device
@@ -192,7 +193,7 @@ class Replica:
         config = self._config
         fields = {
             "phase": "starting",
-            "reason": config.former_end[:1000],
+            "reason": f"{FORMER_END}{config.former_end[:1000]}" if config.former_end else "",
             "host": platform.node(),
             "pid": os.getpid(),
             "device": self._device,

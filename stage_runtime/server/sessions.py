@@ -364,13 +364,13 @@ class Sessions:
     # ---- timers
 
     def flush_messages(self, now_s: float) -> None:
-        """Give the engine its jobs, lend and recall credits, and send what waits."""
-        # Jobs first: the engine's thread takes a while to wake up, and the sending goes on meanwhile.
+        """Send acknowledgements, give the engine its jobs, lend and recall credits, and send what else waits."""
+        # Before the engine has the requests: one that ends this process was then known to have been accepted.
+        self._acks.flush_all(now_s)
         for job in self._to_do:
             self._jobs(job)
         self._to_do.clear()
         self.handshake.settle_credits(now_s)
-        self._acks.flush_all(now_s)
         self._replies.flush_all(now_s)
 
     def run_timers(self, now_s: float) -> None:

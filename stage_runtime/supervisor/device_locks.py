@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 
 from omni_discovery.errors import ConfigError
-from omni_discovery.processes import is_private
+from omni_discovery.processes import make_private
 
 logger = logging.getLogger(__name__)
 
@@ -63,11 +63,9 @@ class DeviceLocks:
         if not self._devices:
             return
         try:
-            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_private(self._folder)
         except OSError as error:
             raise ConfigError(f"no place for lock files: {error}; set XDG_RUNTIME_DIR to a folder of yours") from error
-        if not is_private(self._folder):
-            raise ConfigError(f"others can write to {self._folder}: remove it, or set XDG_RUNTIME_DIR to your own")
         until_s, is_logged = clock() + _GRACE_S, False
         while (held := self._try_acquire()) is not None:
             device, other = held

@@ -168,11 +168,11 @@ class Supervisor:
                     if self._kill_at_s is None and all(slot.is_hopeless for slot in self._slots):
                         break
             finally:
-                if self._waits is not None:
-                    self._waits.close()
                 self._kill_all()
                 self._launcher.close()
                 self._selector.close()
+                if self._waits is not None:
+                    self._waits.close()
         if self._kill_at_s is not None:
             return EXIT_DONE
         return self._give_up()

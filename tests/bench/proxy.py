@@ -7,16 +7,16 @@ import contextlib
 from typing import Final
 
 from omni_discovery.loop_thread import LoopThread
+from tests.support.proxy import open_endpoint
 
 _CHUNK_BYTES: Final = 1 << 16
 
 
 class CountingProxy:
-    """Listens on a free port of this machine and passes everything on to ``host:port``."""
+    """Listens on a free port of this machine and passes everything on to an endpoint."""
 
     def __init__(self, target: str) -> None:
-        host, _, port = target.rpartition(":")
-        self._target = host, int(port)
+        self._target = target
         self._passed_bytes = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._thread = LoopThread("counting-proxy")
@@ -47,7 +47,7 @@ class CountingProxy:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        far_reader, far_writer = await asyncio.open_connection(*self._target)
+        far_reader, far_writer = await open_endpoint(self._target)
         for source, sink in ((reader, far_writer), (far_reader, writer)):
             task = asyncio.create_task(self._pass_on(source, sink))
             self._tasks.add(task)

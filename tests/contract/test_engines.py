@@ -186,6 +186,39 @@ def test_a_picture_depends_on_its_seed_and_digits_and_not_on_its_company(painter
     assert pictures[0] == pictures[1] != alone
 
 
+def avoiding(key: str, *digits: int, guidance: float = 4.0) -> StageRequest:
+    """``ask_painter`` with a companion whose answer is these digits."""
+    token_ids = torch.tensor([30, PAINT, *(DIGIT_0 + digit for digit in digits), END])
+    params = {"steps": 6, "seed": 5, "guidance_scale": guidance}
+    return replace(ask_painter(key), params=params, companions={"negative": {0: {"token_ids": token_ids}}})
+
+
+def test_guidance_leads_away_from_the_digits_of_a_negative_companion(painter: Subject) -> None:
+    """1. another picture, in company too; 2. without guidance the same one; 3. none named, or the same: as without."""
+    plain = replace(avoiding("plain", 7), companions={})
+    said = run(painter.engine, plain, avoiding("7", 7), avoiding("77", 7, 7), avoiding("same", 1, 2))
+    picture = {key: outputs[-1].image_png for key, outputs in said.items()}
+    assert len({picture["plain"], picture["7"], picture["77"]}) == 3
+    assert picture["same"] == picture["plain"]
+    assert run(painter.engine, avoiding("alone", 7))["alone"][-1].image_png == picture["7"]
+    without = [avoiding("off", 7, guidance=1.0), replace(avoiding("never", guidance=1.0), companions={})]
+    off, never = (run(painter.engine, request)[request.key][-1].image_png for request in without)
+    assert off == never
+
+
+def test_a_companion_that_draws_nothing_leads_away_from_nothing(painter: Subject) -> None:
+    wordy = {"negative": {0: {"token_ids": torch.tensor([30, 31, END])}}}
+    plain = replace(avoiding("plain", 7), companions={})
+    said = run(painter.engine, plain, replace(plain, key="w", companions=wordy))
+    assert said["w"][-1].image_png == said["plain"][-1].image_png is not None
+
+
+@pytest.mark.parametrize("companions", [{"style": {0: {"token_ids": [1]}}}, {"negative": {0: {"text": "no ids"}}}])
+def test_a_companion_that_the_painter_can_not_use_is_named(painter: Subject, companions: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequestError, match=next(iter(companions))):
+        painter.engine.add(replace(ask_painter("r"), companions=companions))
+
+
 def test_a_picture_is_a_picture(painter: Subject) -> None:
     (output,) = run(painter.engine, ask_painter("r"))["r"]
     assert output.image_png is not None

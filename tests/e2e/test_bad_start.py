@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -85,20 +86,47 @@ def test_an_unknown_engine(tmp_path: Path) -> None:
     assert "Traceback" not in child.text
 
 
-def test_what_only_a_supervisor_finds(tmp_path: Path) -> None:
-    """The supervisor of the stage says why, and the hub's last line which stage it was and where to look."""
+@pytest.mark.parametrize(
+    ("engine", "said"),
+    [
+        ("engine: echo, engine_args: {capcity: 2}", "did you mean 'capacity'"),
+        ("engine: torch, engine_args: {target: 'os.path:nothing'}", "there is no 'nothing' in posixpath"),
+    ],
+    ids=["by the supervisor", "by a replica"],
+)
+def test_what_only_another_process_finds(tmp_path: Path, engine: str, said: str) -> None:
+    """The hub's last line says which stage it was and where to look, and the line that it points to is there."""
     file = tmp_path / "d.yaml"
-    file.write_text("stages: [{stage_id: 0, engine: echo, engine_args: {capcity: 2}, final_output: text}]")
+    file.write_text(f"stages: [{{stage_id: 0, {engine}, final_output: text}}]")
     child = Child(["serve", "--deploy-config", str(file), "--port", "0"], tmp_path)
     try:
         assert child.process.wait(60) == 2, child.text
     finally:
         assert child.stop() == []
-    *_, said, last = [line for line in child.text.splitlines() if line.startswith("omni: ")]
-    assert "did you mean 'capacity'" in said
-    assert last == child.text.strip().splitlines()[-1]
-    assert last.startswith("omni: stage 0 can't run here: the line 'omni: ...'")
+    *above, last = child.text.strip().splitlines()
+    pointed = re.fullmatch(r"omni: stage 0 can't run here: the line '(.*) \.\.\.' above says why; .*", last)
+    assert pointed, last
+    (line,) = [line for line in above if pointed[1] in line]
+    assert said in line
     assert "Traceback" not in child.text
+
+
+@pytest.mark.parametrize(
+    ("target", "said"),
+    [
+        ("no_such_module:f", "can't be imported: No module named 'no_such_module'"),
+        ("os.path:nothing", "there is no 'nothing' in posixpath"),
+        ("os:sep", "'os:sep' is of type str, which can't be called"),
+        ("os.path:join", "; give it one parameter annotated 'YourInput'"),
+        ("fractions:Fraction, kwargs: {half: 1}", "engine_args.kwargs do not fit 'fractions:Fraction'"),
+    ],
+)
+def test_a_dry_run_refuses_a_target_that_cannot_work(tmp_path: Path, target: str, said: str) -> None:
+    file = tmp_path / "d.yaml"
+    name, _, kwargs = target.partition(",")
+    arguments = f"target: '{name}'" + (f",{kwargs}" if kwargs else "")
+    file.write_text(f"stages: [{{stage_id: 0, engine: torch, engine_args: {{{arguments}}}, final_output: text}}]")
+    fails(tmp_path, ["serve", "--dry-run", "--deploy-config", str(file)], 2, "stage 0: engine_args.", said)
 
 
 #: Python reads it at every start, here with one package taken away.

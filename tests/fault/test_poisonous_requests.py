@@ -18,7 +18,7 @@ model: echo
 stages:
   - stage_id: 0
     engine: echo
-    engine_args: {{capacity: 16, delay_s: 0.01, {how}: POISON}}
+    engine_args: {{capacity: 16, delay_s: {delay_s}, {how}: POISON}}
     runtime: {{num_replicas: {replicas}}}
     final_output: text
 """
@@ -41,15 +41,20 @@ async def _ask_all(hub: Hub, client: SteadyClient) -> tuple[int, dict[str, Any]]
     return poison.result()
 
 
-@pytest.mark.parametrize(("how", "replicas"), [("kill_on", 3), ("kill_on", 2), ("hang_on", 3)])
+@pytest.mark.attack("C19")
+@pytest.mark.parametrize(
+    ("how", "replicas", "delay_s"),
+    [("kill_on", 3, 0.0), ("kill_on", 2, 0.01), ("crash_on", 2, 0.01), ("hang_on", 3, 0.01)],
+)
 def test_a_poisonous_request_takes_two_replicas_at_most_and_no_other_request(
-    how: str, replicas: int, tmp_path: Path
+    how: str, replicas: int, delay_s: float, tmp_path: Path
 ) -> None:
-    """1. echo replicas serve 40 requests a second, half of them as streams; one request kills or hangs who runs it
+    """1. echo replicas serve 40 requests a second, half of them as streams; one request kills, crashes or hangs who
+    runs it, without a delay before the word that it was accepted has left
     2. it is tried once more, while another replica stays free of it; then its client is told what happened
     3. all other answers are exactly their prompts, and the log says which request it was
     """
-    document = _DEPLOY.format(how=how, replicas=replicas)
+    document = _DEPLOY.format(how=how, replicas=replicas, delay_s=delay_s)
     hub = Hub.of_yaml(tmp_path, document, "--stall-after", "1", "--omni-heartbeat-timeout", "3")
     try:
         hub.wait_ready()

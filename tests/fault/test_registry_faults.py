@@ -8,7 +8,6 @@ import os
 import random
 import signal
 import time
-import urllib.request
 import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -19,6 +18,7 @@ import pytest
 
 from omni_discovery.clients import OmniCoordClientForHub, OmniCoordClientForStage
 from omni_discovery.etcd.embedded import EmbeddedEtcd
+from omni_discovery.etcd.http import get_text
 from omni_discovery.etcd.store import EtcdKV
 from omni_discovery.records.keys import hub_key
 from tests.support.population import Population
@@ -41,8 +41,7 @@ def namespace() -> str:
 
 def counted(endpoint: str, metric: str) -> float:
     """The sum of a metric over its labels; ``metric`` is how its lines begin."""
-    with urllib.request.urlopen(f"http://{endpoint}/metrics", timeout=5) as answer:
-        lines = answer.read().decode().splitlines()
+    lines = get_text(endpoint, "/metrics", timeout_s=5.0).splitlines()
     return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(metric))
 
 

@@ -15,6 +15,16 @@ from omni_discovery.etcd.embedded import find_binary
 #: Debian's package etcd-server; in bookworm that is 3.4, the oldest line that people still run.
 DEBIAN_ETCD = Path("/usr/bin/etcd")
 
+#: The newest etcd that Debian has in any release, where .ci/run puts it.
+NEWEST_ETCD = Path("/usr/local/lib/omni-tests/etcd")
+
+
+def require_newest_etcd() -> Path:
+    """The newest etcd of Debian."""
+    if not os.access(NEWEST_ETCD, os.X_OK):
+        absent(f"{NEWEST_ETCD} is not there: .ci/run shows how to get it from Debian's unstable release")
+    return NEWEST_ETCD
+
 
 def require_debian_etcd() -> Path:
     """Debian's etcd."""

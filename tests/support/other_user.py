@@ -11,9 +11,17 @@ import traceback
 from collections.abc import Callable
 from typing import Any, Final
 
+from tests.support.binaries import absent
+
 #: The user "nobody" on all Linux machines.
-_NOBODY: Final = 65534
+NOBODY: Final = 65534
 _LIMIT_S: Final = 60.0
+
+
+def require_root() -> None:
+    """To be two users, the tests must run as root."""
+    if os.geteuid() != 0:
+        absent("only root can be another user")
 
 
 def as_ordinary_user(function: Callable[[], Any]) -> Any:
@@ -46,8 +54,8 @@ def _run(function: Callable[[], Any], sending: int) -> None:
     try:
         if os.geteuid() == 0:
             os.setgroups([])
-            os.setgid(_NOBODY)
-            os.setuid(_NOBODY)
+            os.setgid(NOBODY)
+            os.setuid(NOBODY)
         answer = [function(), ""]
     except Exception:  # noqa: BLE001 - told to the test
         answer = [None, traceback.format_exc()]

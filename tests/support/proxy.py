@@ -9,18 +9,26 @@ import struct
 from types import TracebackType
 from typing import Final, Self
 
+from omni_discovery.etcd.config import socket_path
 from omni_discovery.loop_thread import LoopThread
 
 _ABORT: Final = struct.pack("ii", 1, 0)
 _CALL_S: Final = 5.0
 
 
+async def open_endpoint(endpoint: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Connect to an endpoint as parse_endpoints returns it."""
+    if path := socket_path(endpoint):
+        return await asyncio.open_unix_connection(path)
+    host, _, port = endpoint.rpartition(":")
+    return await asyncio.open_connection(host, int(port))
+
+
 class TcpProxy:
-    """Forwards to ``target`` (``host:port``) from a thread of its own while it is entered."""
+    """Forwards to the endpoint ``target`` from a thread of its own while it is entered."""
 
     def __init__(self, target: str) -> None:
-        host, _, port = target.rpartition(":")
-        self._target = (host, int(port))
+        self._target = target
         self._thread = LoopThread("tcp-proxy")
         #: Every connection that was ever made, both ways.
         self._writers: set[asyncio.StreamWriter] = set()
@@ -93,7 +101,7 @@ class TcpProxy:
             self._reset(writer)
             return
         try:
-            far_reader, far_writer = await asyncio.open_connection(*self._target)
+            far_reader, far_writer = await open_endpoint(self._target)
         except OSError:
             self._reset(writer)
             return

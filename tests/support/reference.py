@@ -33,6 +33,7 @@ from omni_discovery.records.health import (
     TroubleKind,
 )
 from omni_discovery.records.schema import MOST_WEIGHT, HubRecord, ReplicaRecord
+from omni_discovery.records.waits import WaitRecord
 from stage_runtime.cli import build_parser
 
 ROOT: Final = Path(__file__).resolve().parents[2]
@@ -439,9 +440,15 @@ _CONTROL_FIELDS: Final = {
     "drain": "finish what runs, withdraw, end, stay down",
     "epoch": "the life that `drain` is for; absent: the first one that reads it, which writes its epoch here",
 }
+_WAIT_FIELDS: Final = {
+    "schema": _SCHEMA,
+    "host": "host name",
+    "pid": "process id",
+    "waits": "objects with `who` waits, the `reason`, and `since` when (wall clock, seconds)",
+}
 _HUB_CONTROL_FIELDS: Final = {"revoked": "replicas drop all frames of this hub and send it nothing"}
 
-_REPLICA, _STAGE, _HUB = "<replica_id>", "<stage_id>", "<hub_id>"
+_REPLICA, _STAGE, _HUB, _WAIT = "<replica_id>", "<stage_id>", "<hub_id>", "<name>"
 _SOME: Final = "namespace"
 
 
@@ -497,6 +504,15 @@ def key_rows() -> dict[type[Any], _Key]:
             "replicas; hubs",
             HubControlSpec,
             _HUB_CONTROL_FIELDS,
+        ),
+        keys.WaitKey: _Key(
+            _key(keys.wait_key, _WAIT),
+            True,
+            "what a process without a record waits for",
+            "supervisors, and hubs for their local ones, after a second",
+            "`omni doctor`; `omni replicas`, `hubs`, `history`, `pipeline show` of a namespace with nothing else",
+            WaitRecord,
+            _WAIT_FIELDS,
         ),
         keys.PipelineKey: _Key(
             _key(keys.pipeline_key),

@@ -69,6 +69,7 @@ def said_of_stage(machine: RequestMachine, run: StageRun) -> list[Said]:
         return [
             ("Sent", ev.Sent(stage_id, attempt, replica)),
             ("FoundInnocent", ev.FoundInnocent(stage_id, attempt)),
+            ("TriedTogether", ev.TriedTogether(stage_id, attempt)),
             ("ReplicaLost", ev.ReplicaLost(stage_id, attempt, "not sent", may_have_run=False)),
             ("StageUnavailable", ev.StageUnavailable(stage_id, attempt, "nobody")),
             ("DispatchRefused", ev.DispatchRefused(stage_id, attempt, "no frame holds it")),

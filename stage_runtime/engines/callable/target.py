@@ -66,9 +66,9 @@ def check_target(stage: StageConfig, args: TorchArgs) -> None:
 
 
 def find_target(stage: StageConfig, args: TorchArgs) -> None:
-    """Import the target without building it. Raise ConfigError whatever the import raises."""
+    """Import the target without building it. Raise ConfigError whatever the import raises, and for what can't work."""
     try:
-        _find(stage, args.target)
+        _check_kind(stage, args, find_object(stage, args.target))
     except ConfigError:
         raise
     except Exception as error:
@@ -76,9 +76,19 @@ def find_target(stage: StageConfig, args: TorchArgs) -> None:
         raise _wrong(stage, f"{args.target!r} can't be imported: {reason}") from error
 
 
+def _check_kind(stage: StageConfig, args: TorchArgs, found: Any) -> None:
+    """Raise ConfigError if ``found`` can't be what is built from or called, as far as that shows without a call."""
+    if not callable(found):
+        raise _wrong(stage, f"{args.target!r} is of type {type(found).__name__}, which can't be called")
+    if inspect.isclass(found) or args.kwargs is not None:
+        _fitting_kwargs(stage, args, found, args.device or "cpu")
+    else:
+        _input_kind(stage, args, found)
+
+
 def load_target(stage: StageConfig, args: TorchArgs) -> Target:
     """Import and build the target. Raise ConfigError where the operator must act, and what its constructor raises."""
-    found = _find(stage, args.target)
+    found = find_object(stage, args.target)
     device = _device(stage, args)
     built = _build(stage, args, found, device)
     if not callable(built):
@@ -105,7 +115,8 @@ def _wrong(stage: StageConfig, text: str) -> ConfigError:
     return ConfigError(f"stage {stage.stage_id}: engine_args.target {text}")
 
 
-def _find(stage: StageConfig, target: str) -> Any:
+def find_object(stage: StageConfig, target: str) -> Any:
+    """Import what a target names. Raise ConfigError if it is not there, and what else its module raises."""
     module, _, path = target.partition(":")
     try:
         found: Any = importlib.import_module(module)
@@ -139,6 +150,11 @@ def _build(stage: StageConfig, args: TorchArgs, found: Any, device: str) -> Any:
     """The callable: an instance of a class, the result of anything with ``kwargs``, else the target itself."""
     if not inspect.isclass(found) and args.kwargs is None:
         return found
+    return found(**_fitting_kwargs(stage, args, found, device))
+
+
+def _fitting_kwargs(stage: StageConfig, args: TorchArgs, found: Any, device: str) -> dict[str, Any]:
+    """What the target is called with to be built. Raise ConfigError if it does not take that."""
     offered = {"device": device, **({"model": stage.model} if stage.model else {})}
     try:
         signature = inspect.signature(found)
@@ -147,7 +163,7 @@ def _build(stage: StageConfig, args: TorchArgs, found: Any, device: str) -> Any:
         signature.bind(**kwargs)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"stage {stage.stage_id}: engine_args.kwargs do not fit {args.target!r}: {error}") from error
-    return found(**kwargs)
+    return kwargs
 
 
 def _input_kind(stage: StageConfig, args: TorchArgs, call: Any) -> type:

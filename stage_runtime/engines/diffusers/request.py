@@ -11,12 +11,11 @@ from msgspec import Meta
 
 from omni_discovery.errors import InvalidRequestError
 from stage_runtime.engines.base import StageRequest
+from stage_runtime.engines.companions import NEGATIVE, negative_of
 from stage_runtime.engines.handoffs import joined
 from stage_runtime.engines.prompts import prompt_text
 from stage_runtime.engines.sampling import Seed, checked, seed_of
 
-#: The only companion that a pipeline uses.
-NEGATIVE: Final = "negative"
 #: Names in a hand-off that hold a prompt's embeddings; the first that is there counts.
 _EMBEDS: Final = ("prompt_embeds", "hidden_states")
 #: Names of the mask of valid embeddings. Pipelines with the second name also want the negative prompt's embeddings to
@@ -151,10 +150,7 @@ def _prompt(request: StageRequest, traits: Traits) -> str | int | Embeds:
 
 
 def _negative(request: StageRequest, text: str | None, traits: Traits) -> str | Embeds | None:
-    unknown = next((role for role in request.companions if role != NEGATIVE), None)
-    if unknown is not None:
-        raise InvalidRequestError(f"companion {unknown!r}: this stage has use for {NEGATIVE!r} only")
-    by_stage = request.companions.get(NEGATIVE)
+    by_stage = negative_of(request)
     if by_stage is None and text is None:
         return None
     if not traits.takes_negative:

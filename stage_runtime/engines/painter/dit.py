@@ -11,7 +11,7 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import takewhile
+from itertools import takewhile, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 NUM_DIGITS = 10
-#: The label that stands for "no particular digit": what classifier-free guidance steers away from.
+#: The label that stands for "no particular digit": what classifier-free guidance leads away from by default.
 ANY_DIGIT = NUM_DIGITS
 MAX_ANSWER_DIGITS = 2
 CONFIG_FILE = "config.json"
@@ -182,6 +182,8 @@ class Canvas:
 
     #: The digits to draw, shape (count,).
     labels: Tensor
+    #: What guidance leads away from, digit by digit: a digit or ANY_DIGIT; shape (count,).
+    avoided: Tensor
     #: Noise at step 0, the finished digits at the last step; shape (count, 8, 8), ink at +1, paper at -1.
     pixels: Tensor
     step: int
@@ -227,20 +229,31 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
 
 
 def new_canvas(
-    model: DigitPainter, digits: Sequence[int], seed: int, steps: int | None = None, guidance: float | None = None
+    model: DigitPainter,
+    digits: Sequence[int],
+    seed: int,
+    steps: int | None = None,
+    guidance: float | None = None,
+    avoided: Sequence[int] = (),
 ) -> Canvas:
-    """Start a picture of these digits from the noise of this seed; steps and guidance default to the config's."""
+    """Start a picture of these digits from the noise of this seed; steps and guidance default to the config's.
+
+    Guidance leads away from the digits of ``avoided``, place by place. Where it names none, or the very digit that is
+    drawn there, it leads away from the mean of all digits.
+    """
     config = model.config
     steps = config.steps if steps is None else steps
     guidance = config.guidance if guidance is None else guidance
     check_sampling(steps, guidance)
-    if not digits or any(not 0 <= digit < NUM_DIGITS for digit in digits):
-        raise ValueError(f"digits must be one or more numbers from 0 to 9, not {list(digits)}")
+    if not digits or any(not 0 <= digit < NUM_DIGITS for digit in (*digits, *avoided)):
+        raise ValueError(f"digits must be one or more numbers from 0 to 9, not {list(digits)} and {list(avoided)}")
     # Drawn on the CPU in single precision whatever the model runs on: a seed means the same noise everywhere.
     shape = (len(digits), config.image_size, config.image_size)
     noise = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
-    labels = torch.tensor(list(digits), device=model.place.device)
-    return Canvas(labels, noise.to(model.place), step=0, steps=steps, guidance=guidance)
+    pairs = zip_longest(digits, avoided[: len(digits)])
+    away = [ANY_DIGIT if other is None or other == digit else other for digit, other in pairs]
+    labels, from_ = (torch.tensor(values, device=model.place.device) for values in (list(digits), away))
+    return Canvas(labels, from_, noise.to(model.place), step=0, steps=steps, guidance=guidance)
 
 
 @torch.no_grad()
@@ -259,7 +272,7 @@ def advance(model: DigitPainter, canvases: Sequence[Canvas]) -> list[Canvas]:
     time = per_digit([canvas.step / canvas.steps for canvas in going])
     guidance = per_digit([canvas.guidance for canvas in going]).view(-1, 1, 1)
     length = per_digit([1 / canvas.steps for canvas in going]).view(-1, 1, 1)
-    both_labels = torch.cat([labels, torch.full_like(labels, ANY_DIGIT)])
+    both_labels = torch.cat([labels, *(canvas.avoided for canvas in going)])
     guided, unguided = model(pixels.repeat(2, 1, 1), time.repeat(2), both_labels).chunk(2)
     moved = pixels + length * (unguided + guidance * (guided - unguided))
     pieces = iter(moved.split(counts))

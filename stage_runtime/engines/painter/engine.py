@@ -1,7 +1,8 @@
 """``engine: diffusion``: the choice between a diffusers pipeline and the demo's diffusion transformer, and the latter.
 
 Token ids in, one PNG out. All running pictures take one denoising step together per ``step``, each with its own seed,
-number of steps and guidance, so that requests come and go between two steps.
+number of steps and guidance, so that requests come and go between two steps. The digits of a companion ``negative``
+are what guidance leads away from.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from omni_discovery.deploy.document import StageConfig
 from omni_discovery.errors import ConfigError, InvalidRequestError
 from omni_discovery.wire import FailureKind
 from stage_runtime.engines.base import EngineOutput, Report, StageRequest, check_model_folder, checked_args
+from stage_runtime.engines.companions import NEGATIVE, negative_of
 from stage_runtime.engines.handoffs import joined
 from stage_runtime.engines.sampling import Seed, checked, seed_of
 
@@ -83,6 +85,11 @@ class DiffusionEngine:
         """See Engine. A second attempt draws the picture again, from the same seed."""
         return None
 
+    @property
+    def takes_companions(self) -> bool:
+        """See CompanionEngine. The digits of a companion ``negative`` are what guidance leads away from."""
+        return True
+
     def load(self, report: Report) -> None:
         """See Engine."""
         report("importing torch", 0.1)
@@ -110,9 +117,10 @@ class DiffusionEngine:
         if request.key in self._canvases:
             raise InvalidRequestError("the request is running already")
         params = checked({name: value for name, value in request.params.items() if value is not None}, PictureParams)
-        token_ids = _token_ids(request)
+        token_ids, avoided_ids = _token_ids(request), _avoided_ids(request)
         try:
             digits = digits_from_tokens(token_ids, model.config)
+            avoided = [] if avoided_ids is None else digits_from_tokens(avoided_ids, model.config)
         except ValueError as error:
             # The earlier stage's mistake, not the client's.
             reason = f"what the stage before handed over can't be drawn: {error}"
@@ -122,7 +130,7 @@ class DiffusionEngine:
             self._due.append(EngineOutput(request.key, finish_reason="stop"))
             return
         seed = seed_of(request.request_id) if params.seed is None else params.seed
-        self._canvases[request.key] = new_canvas(model, digits, seed, params.steps, params.guidance_scale)
+        self._canvases[request.key] = new_canvas(model, digits, seed, params.steps, params.guidance_scale, avoided)
 
     def update(self, request: StageRequest) -> None:
         """See SegmentEngine. Each segment is a picture of its own."""
@@ -171,12 +179,28 @@ class DiffusionEngine:
 
 
 def _token_ids(request: StageRequest) -> Any:
-    import torch
-
     source: Mapping[str, Any] | None = None if request.payload is None else joined(request.payload)
     given = source.get("token_ids") if source is not None else request.inputs.get("prompt_token_ids")
     if given is None:
         raise InvalidRequestError("this stage draws what the stage before handed over, and nothing was")
+    return _as_ids(given)
+
+
+def _avoided_ids(request: StageRequest) -> Any:
+    """The token ids of the companion ``negative``, None without one. Raise InvalidRequestError."""
+    by_stage = negative_of(request)
+    if by_stage is None:
+        return None
+    whole = [joined(handed) for handed in by_stage.values()]
+    given = next((handed["token_ids"] for handed in whole if handed.get("token_ids") is not None), None)
+    if given is None:
+        raise InvalidRequestError(f"companion {NEGATIVE!r}: no token ids were handed over for it")
+    return _as_ids(given)
+
+
+def _as_ids(given: Any) -> Any:
+    import torch
+
     try:
         return torch.as_tensor(given, dtype=torch.int64)
     except (TypeError, ValueError, RuntimeError) as error:

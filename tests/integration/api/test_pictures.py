@@ -80,6 +80,7 @@ async def test_a_stage_that_reads_text_only_says_so_by_its_number() -> None:
         assert not engine.has_unfinished()
 
 
+@pytest.mark.attack("C12")
 async def test_what_can_not_be_carried_is_refused_at_the_door() -> None:
     """One byte too much is a 413 that says what to do; a link is a 400 that says how to send the picture."""
     async with served(ONE) as (client, engine):

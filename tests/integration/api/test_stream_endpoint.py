@@ -98,6 +98,7 @@ async def test_pictures_come_as_they_are_and_an_end_frame_ends_the_input() -> No
         assert sum(frame["type"] == "segment_end" for frame in frames) == 4
 
 
+@pytest.mark.attack("C17")
 @pytest.mark.parametrize(
     ("frame", "why"),
     [
@@ -143,6 +144,7 @@ async def test_a_bad_frame_gets_a_clear_error_and_costs_this_request_only(
         await until(lambda: len(replica.loop) == 0)
 
 
+@pytest.mark.attack("C17")
 async def test_a_frame_that_is_too_long_closes_the_connection_and_ends_its_request(replica: LocalReplica) -> None:
     async with served(ONE, replica) as address, connect(address) as client:
         await say(client, prompt="one")
@@ -167,6 +169,7 @@ async def test_a_client_that_leaves_ends_its_request_within_a_second(replica: Lo
                 await until(lambda: len(replica.loop) == 0)
 
 
+@pytest.mark.attack("C17")
 async def test_who_sends_far_ahead_is_told_to_wait() -> None:
     with LocalReplica(HUBS, delay_s=0.2) as replica:
         async with served(ONE, replica) as address, connect(address) as client:
@@ -220,6 +223,7 @@ async def test_errors_come_with_the_status_they_have_elsewhere(replica: LocalRep
             assert (await hear(client, "error"))[-1]["status"] == 404
 
 
+@pytest.mark.attack("A5")
 async def test_frames_that_are_nested_deep_are_refused_and_take_no_place(replica: LocalReplica) -> None:
     """Also of a depth that can be read and not be written: the answer comes at once, and the next is served."""
     async with served(ONE, replica) as address:

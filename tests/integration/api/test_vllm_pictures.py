@@ -159,6 +159,7 @@ async def a_host() -> AsyncIterator[tuple[str, list[str]]]:
         yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/x.png", asked
 
 
+@pytest.mark.attack("C13")
 async def test_links_are_followed_only_where_the_operator_names_the_host(looking: Any, deploy: DeployConfig) -> None:
     async with a_host() as (url, asked):
         async with serving(looking, speak) as (client, replica):
@@ -178,6 +179,7 @@ async def test_links_are_followed_only_where_the_operator_names_the_host(looking
     assert asked == ["GET /x.png HTTP/1.1"]
 
 
+@pytest.mark.attack("C13")
 @pytest.mark.parametrize(
     ("path", "body", "said"),
     [
@@ -215,6 +217,7 @@ async def test_pictures_that_no_message_would_hold_are_refused(looking: Any, mon
             assert "one request may have 100: send smaller ones" in refused.text
 
 
+@pytest.mark.attack("C14")
 async def test_small_files_that_unpack_to_large_pictures_are_refused_packed(
     looking: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -170,6 +170,7 @@ def test_a_default_that_vllm_has_not_is_refused_as_the_hub_starts(frontend: Any)
         frontend_of(replace(STAGE, default_sampling_params={"task": "guess"}))
 
 
+@pytest.mark.attack("C13")
 async def test_nothing_is_fetched_or_unpacked_for_a_stage_that_reads_text(frontend: Any) -> None:
     """Its vLLM would do so first, from any host that the hub reaches, and look then whether the model takes it."""
     visits: list[bytes] = []

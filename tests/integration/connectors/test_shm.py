@@ -77,6 +77,7 @@ def test_keys_edges_and_namespaces_do_not_meet(make: Make) -> None:
     assert make(namespace="a").get("1", "23", "k") is not None
 
 
+@pytest.mark.attack("C22")
 def test_only_its_owner_may_read_a_hand_off_and_its_name_tells_nothing(make: Make, tmp_path: Path) -> None:
     make().put("0", "1", "secret-request", {"a": 1})
     (path,) = tmp_path.iterdir()

@@ -64,8 +64,8 @@ def there_and_back(connector: OmniConnectorBase, key: str = "key") -> bool:
     return got is not None and intact(got[0])
 
 
-@squats
 @pytest.mark.attack("A7")
+@squats
 @pytest.mark.parametrize("kind", [SharedMemoryConnector, AutoConnector])
 def test_whatever_has_a_name_like_a_segment_stops_no_start(
     shared: Path, squat: Squat, kind: type[SharedMemoryConnector | AutoConnector]
@@ -99,8 +99,8 @@ def test_a_second_name_of_a_living_block_takes_nothing_from_it(shared: Path) -> 
         assert intact(got[0])
 
 
-@squats
 @pytest.mark.attack("A7")
+@squats
 def test_what_is_no_file_is_no_hand_off(shared: Path, squat: Squat) -> None:
     squat(payload_path(str(shared), key_digest("", "0", "1", "key")))
 
@@ -133,8 +133,8 @@ def test_the_names_of_the_next_segments_can_not_be_taken_before(
     assert as_ordinary_user(store).startswith("omni-")
 
 
-@squats
 @pytest.mark.attack("A16")
+@squats
 def test_where_the_name_of_a_hand_off_is_taken_it_goes_over_the_network(shared: Path, squat: Squat) -> None:
     squat(payload_path(str(shared), key_digest("", "0", "1", "key")))
 

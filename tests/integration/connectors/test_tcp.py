@@ -83,6 +83,7 @@ def request(metadata: dict[str, Any], *, consume: bool = False) -> bytes:
     return pack_request(metadata["generation"], metadata["token"], consume=consume)
 
 
+@pytest.mark.attack("C11")
 def test_a_wrong_token_opens_nothing_and_each_hand_off_has_its_own(make: Make) -> None:
     """1. a token with one bit changed; 2. the right token of another hand-off; 3. the right one"""
     producer, consumer = make(), make()
@@ -96,6 +97,7 @@ def test_a_wrong_token_opens_nothing_and_each_hand_off_has_its_own(make: Make) -
     assert (fetched(consumer, one), fetched(consumer, other)) == (1, 2)
 
 
+@pytest.mark.attack("C11")
 @pytest.mark.parametrize(
     "garbage",
     [b"GET / HTTP/1.1\r\nHost: x\r\n\r\n".ljust(REQUEST_BYTES, b" "), bytes(REQUEST_BYTES), b"\xff" * (1 << 20)],
@@ -113,6 +115,7 @@ def test_garbage_is_hung_up_on_and_counted(make: Make, garbage: bytes) -> None:
     assert fetched(make(), metadata) == 1
 
 
+@pytest.mark.attack("C11")
 def test_who_asks_slower_than_the_time_for_it_is_hung_up_on(make: Make) -> None:
     """A byte now and then does not lengthen the time; others are served meanwhile."""
     producer = make(**QUICK)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -32,6 +33,7 @@ def replica() -> Iterator[LocalReplica]:
         yield replica
 
 
+@pytest.mark.attack("C5")
 @pytest.mark.parametrize("routing_id", ["a", "a/", "a/0123456789abcdef", "a/" + "f" * 200, "/0123456789abcdef", "A/x"])
 def test_a_registered_hub_that_takes_anothers_name_gets_nothing_and_takes_nothing_away(
     replica: LocalReplica, routing_id: str
@@ -61,6 +63,7 @@ def test_a_registered_hub_that_takes_anothers_name_gets_nothing_and_takes_nothin
     thief.close()
 
 
+@pytest.mark.attack("C5")
 def test_a_hub_can_neither_greet_nor_stop_nor_release_in_anothers_name(replica: LocalReplica) -> None:
     """Under its own routing id, b says that it is a, and names a's request: nothing of a's changes."""
     a, b = replica.raw_hub("a", A), replica.raw_hub("b", B)
@@ -79,6 +82,27 @@ def test_a_hub_can_neither_greet_nor_stop_nor_release_in_anothers_name(replica: 
     b.close()
 
 
+@pytest.mark.attack("C6")
+def test_a_hub_calls_what_has_a_name_for_it_and_no_other_method_of_an_engine() -> None:
+    """Neither as a control method, nor by way of `collective_rpc`, with one method that the operator allows."""
+    with LocalReplica(HUBS, allow_rpc=["say"]) as replica:
+        a = replica.raw_hub("a", A)
+        a.hello()
+        names = ["__init__", "__class__", "__reduce__", "add", "abort", "_slowly", "close", "begun.clear", "os.system"]
+        calls: list[tuple[str, tuple[Any, ...]]] = [(name, ()) for name in names]
+        calls += [("collective_rpc", (name,)) for name in [*names, "__getattribute__"]]
+        calls += [("collective_rpc", ()), ("collective_rpc", (7,)), ("collective_rpc", ("list_loras", ["x"]))]
+        for number, (method, args) in enumerate(calls):
+            a.send(wire.Control(epoch=a.epoch, call_id=f"c{number}", method=method, args=args))
+            answer = a.receive(a.output, wire.ControlResult)
+            assert (answer.call_id, answer.ok) == (f"c{number}", False), (method, args, answer)
+        a.submit("r", "still here")
+        a.acknowledged()
+        assert a.collect("r")[1].finish_reason == "stop"
+        a.close()
+
+
+@pytest.mark.attack("C1")
 def test_a_hub_of_another_namespace_gets_nothing(endpoint: str, namespace: str, tmp_path: Path) -> None:
     """1. two namespaces in one etcd, a hub registered in each; both know the replica's addresses and its key
     2. the one of the replica's namespace is served; the other one hears nothing, under whatever name
@@ -104,6 +128,7 @@ def test_a_hub_of_another_namespace_gets_nothing(endpoint: str, namespace: str, 
         assert own.collect("r")[1].finish_reason == "stop"
 
 
+@pytest.mark.attack("C8")
 def test_a_revoked_hub_is_deaf_and_dumb_within_a_second_and_its_slots_are_others(replica: LocalReplica) -> None:
     """1. a and b have requests at work; b is revoked: its work ends, nothing more comes to it, nothing it says counts
     2. a's answer comes whole; 3. b is allowed again: it greets, and is served, on the same connection

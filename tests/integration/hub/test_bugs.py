@@ -216,6 +216,7 @@ def nested(depth: int) -> list[Any]:
     return value
 
 
+@pytest.mark.attack("A5")
 async def test_whatever_is_nested_deep_is_refused_and_takes_no_place() -> None:
     """Also at the depths where one encoder gives up and another does not, and in a later segment."""
     async with running_hub(FakeReplica()) as omni:

@@ -35,6 +35,7 @@ def no_descriptor_left() -> Iterator[None]:
             os.close(each)
 
 
+@pytest.mark.attack("A11")
 async def test_a_replica_that_came_while_none_was_left_is_used_soon_after(caplog: pytest.LogCaptureFixture) -> None:
     """1. a replica comes while the hub can open nothing: the log says what to do; the other one serves on
     2. there are descriptors again: it is used, though its record has not changed

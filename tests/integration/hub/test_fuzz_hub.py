@@ -189,6 +189,7 @@ async def ask(omni: AsyncOmni, name: str) -> str | RequestError:
         return error
 
 
+@pytest.mark.attack("C9")
 @pytest.mark.parametrize("seed", range(3))
 async def test_a_hostile_replica_harms_only_the_requests_that_it_was_given(
     seed: int, caplog: pytest.LogCaptureFixture
@@ -263,6 +264,7 @@ async def _serves_on(omni: AsyncOmni, honest: FakeReplica, hostile: HostileRepli
     assert len(honest.of(wire.Submit)) >= 20
 
 
+@pytest.mark.attack("C2")
 async def test_ports_that_speak_no_zmq_at_all_cost_nobody_anything(caplog: pytest.LogCaptureFixture) -> None:
     """A record leads to an HTTP server, one to a socket that says nothing, one to noise: nobody notices."""
     rng = Random(7)

@@ -43,6 +43,7 @@ def at(replica: FakeReplica, host: str) -> FakeReplica:
     return replica
 
 
+@pytest.mark.attack("A6")
 async def test_a_dns_that_never_answers_makes_one_replica_unusable_and_stops_no_request(
     dns: SimpleNamespace, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -88,6 +89,7 @@ async def test_ipv6_by_number_and_by_name(dns: SimpleNamespace) -> None:
         assert all(len(replica.received) > 2 for replica in replicas)
 
 
+@pytest.mark.attack("C10")
 @pytest.mark.parametrize("addr", ["ipc:///tmp/omni-of-another", "inproc://other", "tcp://*:5"])
 async def test_addresses_that_are_no_host_and_port_are_refused(addr: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING, "hub")

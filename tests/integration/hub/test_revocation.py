@@ -175,6 +175,7 @@ def test_the_commands_say_the_same_of_an_etcd_that_is_not_there(tmp_path: Path) 
         assert line.startswith("omni: no etcd answered within 5 s: start it, or correct --etcd-endpoints"), arguments
 
 
+@pytest.mark.attack("C8")
 def test_a_revoked_hub_with_a_session_is_cut_off_and_what_it_had_running_ends(
     endpoint: str, namespace: str, tmp_path: Path
 ) -> None:

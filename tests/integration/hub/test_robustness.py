@@ -237,6 +237,7 @@ async def test_a_peer_that_takes_nothing_more_never_holds_up_the_hub_nor_its_end
             await asyncio.gather(*hanging, return_exceptions=True)
 
 
+@pytest.mark.attack("A24")
 async def test_records_that_lead_nowhere_leave_nothing_behind_when_they_go() -> None:
     """1. two hundred records of replicas that nobody listens for, or that never answer, come and go
     2. no socket, no task and no entry is left; a hub that serves meanwhile serves on

@@ -76,6 +76,7 @@ class _Nobody:
         return False
 
 
+@pytest.mark.attack("C1")
 async def test_a_replica_with_another_key_than_its_record_says_is_never_picked() -> None:
     replica = FakeReplica()
     async with running_hub(wait=False) as omni:

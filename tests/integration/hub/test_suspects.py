@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from omni_discovery import wire
-from omni_discovery.errors import PoisonousRequestError
+from omni_discovery.errors import PoisonousRequestError, ReplicaLostError
 from omni_discovery.records.schema import ReplicaStatus
 from tests.support.hub_fakes import (
     QUICK,
@@ -129,3 +129,105 @@ async def test_with_the_culprit_found_those_that_were_with_it_go_on_at_once_on_t
     finally:
         b.kill()
         c.kill()
+
+
+async def test_a_request_that_kills_before_its_word_of_acceptance_leaves_takes_two_replicas() -> None:
+    """1. the culprit is sent to a, b or c, which is gone before it has said anything
+    2. it is tried at one more, and then no more: the third one serves on
+    """
+
+    def echo_or_vanish(replica: FakeReplica, submit: wire.Submit) -> None:
+        if submit.inputs["prompt"] == "culprit":
+            replica.kill_soon(0.0)
+        else:
+            echo(replica, submit)
+
+    replicas = [FakeReplica(echo_or_vanish, replica_id=number) for number in range(3)]
+    config = replace(PATIENT, accept_timeout_s=60.0, accept_limit_s=90.0)
+    async with running_hub(*replicas, config=config) as omni:
+        with pytest.raises(PoisonousRequestError, match=r"lost with it: 0/\d, 0/\d\)"):
+            await ask(omni, "culprit")
+        assert await ask(omni) == "hello there "
+        assert sum(len(replica.of(wire.Submit)) for replica in replicas) == 3
+
+
+async def test_a_long_row_of_suspects_is_passed_together_while_one_replica_stays_free_of_them() -> None:
+    """1. a is killed with fifteen silent requests; b and c are left
+    2. none of them puts anything out before all are there: they come to one of the two, beside each other
+    """
+    held: list[tuple[FakeReplica, wire.Submit]] = []
+
+    def hold(replica: FakeReplica, submit: wire.Submit) -> None:
+        replica.accept(submit)
+        held.append((replica, submit))
+
+    a, b, c = FakeReplica(accept_only), FakeReplica(hold, replica_id=1), FakeReplica(hold, replica_id=2)
+    try:
+        async with running_hub(a, config=PATIENT) as omni:
+            answers = [asyncio.ensure_future(ask(omni, f"n{number}")) for number in range(15)]
+            await until(lambda: len(a.of(wire.Submit)) == 15)
+            show(omni, a.info, b.info, c.info)
+            await until(lambda: omni.stage_status()[0].pickable == 3)
+            a.kill()
+            await until(lambda: len(held) == 15, 30.0)
+            assert len({replica.name for replica, _ in held}) == 1
+            for replica, submit in held:
+                echo(replica, submit)
+            assert await asyncio.gather(*answers) == [f"n{number} " for number in range(15)]
+    finally:
+        b.kill()
+        c.kill()
+
+
+async def test_an_engine_that_dies_makes_suspects_of_what_ran_there_and_is_picked_no_more(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """1. a says of two silent requests that its engine died, and its process lives on for a while
+    2. b, the last one, gets neither of them, though it serves others; the log names both, in one line
+    3. with c up, they go on
+    """
+
+    def engine_died(replica: FakeReplica) -> None:
+        for submit in replica.of(wire.Submit):
+            about = {"epoch": submit.epoch, "request_id": submit.request_id, "attempt": submit.attempt}
+            cause = wire.FailureKind.ENGINE
+            replica.say(wire.StageFailed(**about, queue_length=0, kind=cause, reason="the engine died: it crashed"))
+
+    a, b, c = FakeReplica(accept_only), FakeReplica(echo, replica_id=1), FakeReplica(echo, replica_id=2)
+    try:
+        async with running_hub(a, config=PATIENT) as omni:
+            answers = [asyncio.ensure_future(ask(omni, name)) for name in ("x", "y")]
+            await until(lambda: len(a.of(wire.Submit)) == 2)
+            show(omni, a.info, b.info)
+            await until(lambda: omni.stage_status()[0].pickable == 2)
+            engine_died(a)
+            await until(lambda: omni.stage_status()[0].pickable == 1)
+            for _ in range(3):
+                assert await ask(omni) == "hello there "
+            a.kill()
+            await asyncio.sleep(0.3)
+            assert not any(answer.done() for answer in answers)
+            (told,) = [line for line in caplog.messages if line.startswith("replica.lost_at_work")]
+            assert "replica=0/0 in_flight=2 requests=" in told
+            show(omni, b.info, c.info)
+            assert await asyncio.gather(*answers) == ["x ", "y "]
+            assert len([line for line in caplog.messages if line.startswith("replica.lost_at_work")]) == 1
+    finally:
+        b.kill()
+        c.kill()
+
+
+async def test_the_requests_of_a_lost_replica_are_logged_once_also_where_they_wait_for_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """1. the only replica is killed with a request that may not be tried again: it waits for the session
+    2. its process is then seen to be gone
+    """
+    a = FakeReplica(accept_only)
+    async with running_hub(a, config=replace(PATIENT, attempts=1)) as omni:
+        answer = asyncio.ensure_future(ask(omni))
+        await until(lambda: len(a.of(wire.Submit)) == 1)
+        a.kill()
+        with pytest.raises(ReplicaLostError):
+            await answer
+        assert len([line for line in caplog.messages if line.startswith("replica.lost_at_work")]) == 1

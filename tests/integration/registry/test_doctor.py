@@ -13,7 +13,8 @@ import pytest
 
 from omni_discovery.clients import OmniCoordClientForStage
 from omni_discovery.commands.doctor import diagnose
-from omni_discovery.commands.doctor_checks import Finding, Grade, recent_findings
+from omni_discovery.commands.findings.checks import Finding, Grade
+from omni_discovery.commands.findings.processes import recent_findings
 from omni_discovery.etcd.config import RegistrySecurity
 from omni_discovery.records.schema import ReplicaRecord, ReplicaStatus, encode_record
 from omni_discovery.stories import Stories, read_stories
@@ -26,7 +27,7 @@ def texts(findings: list[Finding], grade: Grade) -> list[str]:
 
 
 def diagnosed(endpoints: str, namespace: str, security: RegistrySecurity | None = None) -> list[Finding]:
-    return asyncio.run(diagnose(endpoints, security or RegistrySecurity(), namespace))
+    return asyncio.run(diagnose(endpoints, security or RegistrySecurity(), namespace)).findings
 
 
 def test_who_is_refused_is_told_so_and_who_is_let_in_is_not(server: EtcdServer) -> None:
@@ -36,7 +37,9 @@ def test_who_is_refused_is_told_so_and_who_is_let_in_is_not(server: EtcdServer) 
         (refused,) = texts(diagnosed(server.endpoint, "alpha", security), Grade.PROBLEM)
         assert refused.startswith(f"etcd: {server.endpoint} refuses us")
     findings = diagnosed(server.endpoint, "alpha", login("alpha"))
-    assert texts(findings, Grade.PROBLEM) == []
+    # The tests' own etcd is an old one.
+    (release,) = texts(findings, Grade.PROBLEM)
+    assert "with published weaknesses" in release
     assert any("other namespaces can't be seen" in text for text in texts(findings, Grade.NOTE))
 
 
@@ -88,7 +91,7 @@ async def test_a_socket_that_connects_and_does_not_greet_is_named(
         await asyncio.to_thread(
             etcdctl, endpoint, "put", f"/omni/v1/{namespace}/replicas/0/0", encode_record(record).decode()
         )
-        findings = await diagnose(endpoint, RegistrySecurity(), namespace)
+        findings = (await diagnose(endpoint, RegistrySecurity(), namespace)).findings
         await eventually("both connections to be closed", lambda: len(closed) == 2)
     assert [told in each.text for each in findings if each.topic == "address" and each.grade is Grade.PROBLEM] == (
         [True] if told else []
@@ -111,7 +114,9 @@ async def test_a_replica_that_lost_its_lease_leaves_the_story_of_it_for_doctor(
         await asyncio.to_thread(client.wait_registered, 10.0)
     finally:
         await asyncio.to_thread(client.close)
-    (finding,) = recent_findings(stories, time.time())
+    registry = (await diagnose(endpoint, RegistrySecurity(), namespace)).registry
+    (finding,) = recent_findings(stories, registry, "written:1", time.time())
+    assert recent_findings(stories, "0123abcd", "written:1", time.time()) == []
     head, granted, *_, lost = finding.text.splitlines()
     assert head.startswith(f"lease {key} of process {os.getpid()}")
     assert f"held: granted for 3 s as {lease_id:x}" in granted

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import re
 import signal
 import time
@@ -19,6 +20,7 @@ from omni_discovery.stories import read_waits
 from omni_discovery.view.hub_reports import SeenTrouble, read_reports
 from tests.support.hub import Hub
 from tests.support.processes import Child, wait_for
+from tests.support.registry import etcdctl
 
 FAILS = """
 stages:
@@ -120,12 +122,16 @@ def test_failures_an_ejection_a_stopped_replica_and_a_drain_are_seen_from_outsid
 
 
 def test_a_supervisor_that_waits_for_a_pipeline_is_seen(tmp_path: Path, endpoint: str) -> None:
-    """1. a supervisor starts before any hub; 2. doctor says that it waits; 3. it ends, and with it that"""
+    """1. a supervisor starts before any hub; 2. doctor says that it waits, also one that sees none of its files
+    3. who lists the namespace is told; 4. it ends, and with it that
+    """
     registry = ("--etcd-endpoints", endpoint, "--namespace", "waits")
     supervisor = Child(["serve", "--headless", "--stage-id", "3", *registry], tmp_path, "headless")
+    other_machine = tmp_path / "other machine"
+    other_machine.mkdir()
 
-    def waiting() -> list[str]:
-        _, text = run(tmp_path, "doctor", "--json", *registry)
+    def waiting(folder: Path) -> list[str]:
+        _, text = run(folder, "doctor", "--json", *registry)
         return [line for line in text.splitlines() if "waits for" in line and '"problem"' in line]
 
     try:
@@ -133,9 +139,19 @@ def test_a_supervisor_that_waits_for_a_pipeline_is_seen(tmp_path: Path, endpoint
             "a wait of a second",
             lambda: any(time.time() - w.since_s > 1.0 for w in read_waits(tmp_path / "omni", "waits")),
         )
-        (line,) = waiting()
+        (line,) = wait_for("the other machine to see it", lambda: waiting(other_machine))
+        assert f"the supervisor of stage 3, process {supervisor.process.pid} on {platform.node()}, waits for" in line
+        assert "no hub has written it yet" in line
+        (line,) = waiting(tmp_path)
         assert f"the supervisor of stage 3, process {supervisor.process.pid} of this machine, waits for" in line
         assert "no hub has written it yet" in line
+        _, text = run(tmp_path, "replicas", *registry)
+        assert (
+            f"nothing is in namespace 'waits' yet but the supervisor of stage 3, process {supervisor.process.pid}"
+            in (text)
+        )
+        assert "BlockingIOError" not in supervisor.text
     finally:
         supervisor.stop()
-    assert waiting() == []
+    assert waiting(tmp_path) == []
+    wait_for("the key to go", lambda: not etcdctl(endpoint, "get", "--prefix", "/omni/v1/waits/"))

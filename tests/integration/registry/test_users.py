@@ -66,6 +66,7 @@ async def test_a_user_does_everything_inside_its_own_namespace(alpha: EtcdKV) ->
     assert await alpha.get(key) is None
 
 
+@pytest.mark.attack("C23")
 async def test_a_user_neither_reads_nor_writes_nor_watches_another_namespace(alpha: EtcdKV) -> None:
     """And each refusal leaves the connection and its other watches as they were."""
     own, key, prefix = namespace_prefix("alpha"), replica_key("beta", 0, 0), namespace_prefix("beta")

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from omni_discovery.etcd.embedded import EmbeddedEtcd
+from omni_discovery.etcd.releases.versions import VersionLog
 from omni_discovery.etcd.store import EtcdKV
-from omni_discovery.etcd.versions import VersionLog
 from tests.support.binaries import require_debian_etcd, wheel_etcd
 from tests.support.registry import eventually
 

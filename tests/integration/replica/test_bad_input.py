@@ -140,6 +140,7 @@ def test_a_log_that_can_not_be_written_costs_its_lines_only(endpoint: str, names
         assert supervisor.wait(15) == 0
 
 
+@pytest.mark.attack("C4")
 def test_a_replica_without_a_file_left_serves_who_is_there_and_others_again_later(
     endpoint: str, namespace: str, tmp_path: Path
 ) -> None:

@@ -11,7 +11,7 @@ import pytest
 import zmq
 
 from omni_discovery import wire
-from omni_discovery.commands.doctor_checks import Evidence, examine
+from omni_discovery.commands.findings.checks import Evidence, examine
 from tests.support.replica_hub import eventually
 from tests.support.replica_stage import Deployment, echo_stages
 

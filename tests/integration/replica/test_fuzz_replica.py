@@ -282,6 +282,7 @@ def replica() -> Iterator[LocalReplica]:
         yield replica
 
 
+@pytest.mark.attack("C7")
 @pytest.mark.parametrize("seed", range(3))
 def test_a_hostile_hub_harms_nobody_and_nothing_runs_twice(
     seed: int, replica: LocalReplica, caplog: pytest.LogCaptureFixture
@@ -321,6 +322,7 @@ def test_a_hostile_hub_harms_nobody_and_nothing_runs_twice(
     assert resident_bytes() - before < 300 << 20
 
 
+@pytest.mark.attack("C7")
 def test_frames_that_come_again_in_any_order_run_nothing_again(replica: LocalReplica) -> None:
     """1. ten requests are run to their ends, and one is aborted before it comes
     2. all frames come again, forwards and backwards: the engine sees none of them
@@ -348,6 +350,7 @@ def test_frames_that_come_again_in_any_order_run_nothing_again(replica: LocalRep
     hub.close()
 
 
+@pytest.mark.attack("C2")
 def test_connections_that_speak_no_zmq_at_all_cost_nobody_anything(
     replica: LocalReplica, caplog: pytest.LogCaptureFixture
 ) -> None:

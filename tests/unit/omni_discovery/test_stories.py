@@ -19,7 +19,7 @@ def folder(tmp_path: Path) -> Path:
 
 def test_what_one_process_wrote_another_reads_the_oldest_first(tmp_path: Path) -> None:
     home, now_s = folder(tmp_path), [10.0]
-    stories = Stories(home, "n", lambda: now_s[0])
+    stories = Stories(home, "n", "etcd:2379", lambda: now_s[0])
     stories.write("lease", "/omni/v1/n/replicas/0/1", lambda: ["granted", "lost"])
     now_s[0] = 11.0
     stories.write("request", "r1", lambda: ["submitted"])

@@ -290,9 +290,50 @@ def test_only_command_lines_read_arguments_and_environment() -> None:
             assert not reads, f"{name}:{getattr(node, 'lineno', 0)}"
 
 
+@pytest.mark.attack("C20")
 def test_no_pickle_anywhere() -> None:
     for name in files_of(*PACKAGES):
         assert not tops(imports_of(name)) & {"pickle", "cloudpickle", "dill", "marshal", "shelve"}, name
+
+
+#: What runs code that it is given: functions and methods by name, wherever they come from.
+RUNS_CODE = {"eval", "exec", "compile", "__import__", "system", "popen", "getoutput", "execv", "spawnl"}
+#: What unpickles: `load` of these modules.
+UNPICKLES = {"torch", "joblib", "pandas", "yaml"}
+
+
+@pytest.mark.attack("C20")
+def test_no_bytes_become_code() -> None:
+    """No eval and no shell; no torch.load, no yaml.load, and NumPy's never with pickles."""
+    for name in files_of(*PACKAGES):
+        found = [f"{name}:{node.lineno} {ast.unparse(node)[:80]}" for node in code_of_bytes(tree_of(name))]
+        assert found == []
+
+
+def code_of_bytes(tree: ast.Module) -> Iterator[ast.Call]:
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call):
+            continue
+        owner, _, called = ast.unparse(node.func).rpartition(".")
+        flags = {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords}
+        # `re.compile` makes no code.
+        is_code = called in RUNS_CODE and (owner in {"", "os", "subprocess", "builtins"})
+        unpickles = called in {"load", "load_all", "unsafe_load", "read_pickle"} and owner in UNPICKLES
+        unpickles = unpickles and flags.get("weights_only") != "True"
+        with_pickles = owner in {"np", "numpy"} and called == "load" and flags.get("allow_pickle") != "False"
+        if is_code or unpickles or with_pickles or flags.get("shell", "False") != "False":
+            yield node
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *("eval(text)", "exec(text)", "os.system(text)", "subprocess.run(text, shell=True)", "torch.load(file)"),
+        *("yaml.load(text)", "yaml.unsafe_load(text)", "np.load(file)", "__import__(name)", "os.popen(text)"),
+    ],
+)
+def test_what_becomes_code_would_be_seen(line: str) -> None:
+    assert list(code_of_bytes(ast.parse(line)))
 
 
 def test_only_the_request_machine_writes_a_phase() -> None:

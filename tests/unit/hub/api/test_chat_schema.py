@@ -41,6 +41,7 @@ def test_the_explicit_list_wins_stage_by_stage() -> None:
     assert stage_params(PAIR, chat) == {3: {"temperature": 1.0, "seed": 4}, 5: {"steps": 3, "seed": 4}}
 
 
+@pytest.mark.attack("C15", "C18")
 @pytest.mark.parametrize(
     ("raw", "said"),
     [
@@ -77,6 +78,7 @@ def test_more_parameters_than_stages_are_refused() -> None:
         stage_params(PAIR, parse_chat(body(sampling_params_list=[{}, {}, {}])))
 
 
+@pytest.mark.attack("C12")
 def test_a_client_names_an_adapter_and_does_not_say_where_it_is() -> None:
     assert stage_params(PAIR, parse_chat(body(sampling_params_list=[{"lora": "sql"}])))[3]["lora"] == "sql"
     for lora in ({"name": "sql", "path": "/etc"}, ["sql"], 1):

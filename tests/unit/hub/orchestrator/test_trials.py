@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from hub.orchestrator.trials import TrialDue, Trials, tried
-from hub.pool.probation import GiveUp, Try
+from hub.pool.probation import GiveUp, Together, Try
 from hub.pool.stage_pool import PoolOptions, StagePool
 from hub.request import events as ev
 from omni_discovery.balancing.policies import RoundRobinBalancer
@@ -29,11 +29,16 @@ class Scene:
             self.pool.core.upsert(info, self.pool.now())
             self.pool.core.session_up(info.input_addr, self.pool.now())
 
-    def hold(self, request_id: str, *died: int) -> None:
+    def hold(self, request_id: str, *died: int, lost_after_s: float = 0.0) -> None:
         deaths = tuple(ev.ReplicaRef(0, number, number, f"a{number}") for number in died or (9,))
         dispatch = ev.Dispatch(0, 1, {}, {}, (), (), frozenset({"slow"}), blamed_for=deaths)
-        request = SimpleNamespace(request_id=request_id)
-        active: Any = SimpleNamespace(request=request, pools={0: self.pool}, deadline_s=time.perf_counter() + 600.0)
+        run = SimpleNamespace(sent_at_s=7.0, dispatched_at_s=7.0 + lost_after_s, deaths=len(deaths))
+        active: Any = SimpleNamespace(
+            request=SimpleNamespace(request_id=request_id),
+            machine=SimpleNamespace(runs={0: run}),
+            pools={0: self.pool},
+            deadline_s=time.perf_counter() + 600.0,
+        )
         self.trials.hold(active, dispatch)
 
     async def wait(self, count: int) -> list[str]:
@@ -57,6 +62,36 @@ async def test_the_next_suspect_is_let_go_when_the_trial_before_is_over() -> Non
     assert len(scene.due) == 1
     assert scene.trials.forget("b", 0) is not None
     assert await scene.wait(2) == ["b", "a"]
+    scene.trials.close()
+
+
+async def test_suspects_that_wait_too_long_are_tried_together_and_all_of_them_are_told() -> None:
+    """1. a and b were at one death; one is tried, and puts out nothing
+    2. after a second the other comes to the same replica: its end would prove nothing about either
+    """
+    scene = Scene()
+    scene.serve_replicas(1, 2)
+    scene.hold("a")
+    scene.hold("b")
+    await scene.wait(1)
+    scene.trials.placed("b", 0, "a1")
+    assert await scene.wait(2) == ["b", "a"]
+    assert scene.due[1].step == Try("a", frozenset({"a2"}))
+    scene.trials.placed("a", 0, "a1")
+    assert [each.step for each in scene.due[2:]] == [Together("b"), Together("a")]
+    scene.trials.close()
+
+
+async def test_suspects_wait_for_each_other_longer_where_their_replica_took_long_to_end() -> None:
+    """One that hangs is found out before any other is tried beside it."""
+    scene = Scene()
+    scene.serve_replicas(1, 2)
+    scene.hold("a", lost_after_s=60.0)
+    scene.hold("b", lost_after_s=0.1)
+    await scene.wait(1)
+    scene.trials.placed("b", 0, "a1")
+    await asyncio.sleep(1.5)
+    assert len(scene.due) == 1
     scene.trials.close()
 
 

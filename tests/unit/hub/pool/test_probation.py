@@ -7,7 +7,7 @@ from collections.abc import Collection
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hub.pool.probation import GiveUp, Healthy, Probation, Suspect, Try
+from hub.pool.probation import GiveUp, Healthy, Probation, Suspect, Together, Try
 
 PATIENCE_S = 10.0
 
@@ -19,8 +19,10 @@ def suspect(
     until_s: float = 300.0,
     wanted: int = 2,
     avoid: Collection[str] = (),
+    lost_after_s: float = 0.0,
+    alone: bool = False,
 ) -> Suspect:
-    return Suspect(request_id, deaths or ("x 1",), avoid, since_s, until_s, wanted)
+    return Suspect(request_id, deaths or ("x 1",), avoid, since_s, until_s, wanted, lost_after_s, alone)
 
 
 def healthy(*addrs: str, starting: bool = False) -> Healthy:
@@ -43,17 +45,17 @@ def test_one_suspect_is_tried_at_a_time_and_one_replica_stays_free_of_them() -> 
     two = healthy("r1", "r2")
     assert probation.due(two, 0.0) == [Try("c")]
     assert probation.due(two, 0.0) == []
-    probation.placed("c", "r1")
+    assert probation.placed("c", "r1") == []
     assert probation.due(two, 0.0) == []
     probation.ended("c")
-    assert probation.due(two, 0.0) == [Try("b")]
+    assert probation.due(two, 0.0) == [Try("a")]
     assert len(probation) == 1
 
 
 def test_with_more_replicas_suspects_are_tried_side_by_side_each_at_its_own() -> None:
     probation = holding(*(suspect(name) for name in "abc"))
     four = healthy("r1", "r2", "r3", "r4")
-    for number, name in enumerate("cba", 1):
+    for number, name in enumerate("cab", 1):
         busy = frozenset(f"r{each}" for each in range(1, number))
         assert probation.due(four, 0.0) == [Try(name, busy)]
         probation.placed(name, f"r{number}")
@@ -61,15 +63,104 @@ def test_with_more_replicas_suspects_are_tried_side_by_side_each_at_its_own() ->
     assert probation.due(four, 0.0) == []
 
 
-def test_the_youngest_of_the_earliest_death_is_tried_first() -> None:
-    """It is the likeliest cause: what kills at its start was sent last."""
-    probation = holding(suspect("a", "x 1"), suspect("b", "x 1"), suspect("c", "y 1"))
+def test_the_earliest_death_comes_first_and_of_its_suspects_by_turns_the_youngest_and_the_oldest() -> None:
+    """What kills at its start was sent last; where an engine works in order, the first in its queue holds up the rest.
+
+    Before all others come those that were at two deaths.
+    """
+    waiting = [suspect(name, "x 1") for name in "abcd"] + [
+        suspect("e", "y 1"),
+        suspect("f", "y 1"),
+        suspect("g", "y 1"),
+    ]
+    probation = holding(*waiting, suspect("h", "y 1", "z 1", alone=True))
     order = []
-    for _ in range(3):
+    for _ in range(8):
         (step,) = probation.due(healthy("r1", "r2"), 0.0)
         order.append(step.request_id)
+        probation.placed(step.request_id, "r1")
         probation.ended(step.request_id)
-    assert order == ["b", "a", "c"]
+    assert "".join(order) == "hdacbgef"
+    assert probation.due(healthy("r1", "r2"), 0.0) == []
+
+
+def test_a_long_row_is_tried_together_after_a_second_but_never_on_the_replica_that_is_kept_free() -> None:
+    """1. d is on trial and says nothing; after a second the others are let go, too, to the same replica
+    2. all there are told that they are not alone
+    """
+    probation = holding(*(suspect(name) for name in "abcd"))
+    two = healthy("r1", "r2")
+    assert probation.due(two, 5.0) == [Try("d")]
+    assert probation.placed("d", "r1") == []
+    assert probation.due(two, 5.9) == []
+    for name, there in (("a", "da"), ("c", "dac"), ("b", "dacb")):
+        assert probation.due(two, 6.0) == [Try(name, frozenset({"r2"}))]
+        assert probation.placed(name, "r1") == [Together(each) for each in there]
+    assert probation.due(two, 6.0) == []
+
+
+def test_a_long_row_is_passed_on_the_only_replica_of_a_stage_too() -> None:
+    probation = holding(*(suspect(name, wanted=1) for name in "ab"))
+    one = healthy("r1")
+    assert probation.due(one, 0.0) == [Try("b")]
+    probation.placed("b", "r1")
+    assert probation.due(one, 0.9) == []
+    assert probation.due(one, 1.0) == [Try("a")]
+
+
+def test_nobody_is_put_on_the_last_replica_beside_another_while_a_second_one_is_waited_for() -> None:
+    """1. b is tried while two replicas are up; the free one ends
+    2. until a second one is up, or is waited for no longer, a waits
+    """
+    probation = holding(suspect("a"), suspect("b"))
+    probation.due(healthy("r1", "r2"), 0.0)
+    probation.placed("b", "r1")
+    assert probation.due(healthy("r1", starting=True), 9.0) == []
+    assert probation.due(healthy("r1", "r3"), 9.0) == [Try("a", frozenset({"r3"}))]
+
+
+def test_a_request_that_hangs_is_found_out_before_others_are_tried_beside_it() -> None:
+    """Its first replica was given up after 60 s, so the second one will be after as long, and a little."""
+    probation = holding(suspect("a", lost_after_s=2.0), suspect("b", lost_after_s=60.0))
+    two = healthy("r1", "r2")
+    assert probation.due(two, 0.0) == [Try("b")]
+    probation.placed("b", "r1")
+    assert probation.due(two, 119.0) == []
+    assert probation.due(two, 120.0) == [Try("a", frozenset({"r2"}))]
+
+
+def test_half_of_its_time_is_the_longest_that_a_suspect_waits_for_others() -> None:
+    probation = holding(suspect("a", until_s=20.0), suspect("b", lost_after_s=60.0))
+    probation.due(healthy("r1", "r2"), 0.0)
+    probation.placed("b", "r1")
+    assert probation.due(healthy("r1", "r2"), 19.0) == []
+    assert probation.due(healthy("r1", "r2"), 20.0) == [Try("a", frozenset({"r2"}))]
+
+
+def test_those_that_were_at_two_deaths_are_tried_alone_however_long_that_takes() -> None:
+    """1. a and b were at two deaths: b is tried, nobody comes beside it, and a goes beside nobody
+    2. with b's end a has its turn
+    """
+    twice = [suspect(name, "x 1", "y 1", alone=True) for name in "ab"]
+    probation = holding(suspect("c"), *twice)
+    two = healthy("r1", "r2")
+    assert probation.due(two, 0.0) == [Try("b")]
+    probation.placed("b", "r1")
+    assert probation.due(two, 250.0) == []
+    probation.ended("b")
+    assert probation.due(two, 250.0) == [Try("a")]
+
+
+def test_the_second_for_which_suspects_are_alone_counts_from_when_any_of_them_could_be_tried() -> None:
+    """1. one replica is left; a second one comes after 9 s
+    2. only then the first is tried, and the others wait for it
+    """
+    probation = holding(suspect("a"), suspect("b"))
+    assert probation.due(healthy("r1", starting=True), 0.0) == []
+    assert probation.due(healthy("r1", "r2"), 9.0) == [Try("b")]
+    probation.placed("b", "r1")
+    assert probation.due(healthy("r1", "r2"), 9.9) == []
+    assert len(probation.due(healthy("r1", "r2"), 10.0)) == 1
 
 
 def test_the_last_replica_is_spared_until_another_is_there() -> None:
@@ -83,9 +174,9 @@ def test_where_no_other_comes_the_last_one_gets_them_one_by_one() -> None:
     probation = holding(suspect("a"), suspect("b"))
     assert probation.due(healthy("r1"), 10.0) == [Try("b")]
     probation.placed("b", "r1")
-    assert probation.due(healthy("r1"), 11.0) == []
+    assert probation.due(healthy("r1"), 10.9) == []
     probation.ended("b")
-    assert probation.due(healthy("r1"), 11.0) == [Try("a")]
+    assert probation.due(healthy("r1"), 10.9) == [Try("a")]
 
 
 def test_while_another_is_being_started_they_wait_longer_but_keep_half_of_their_time() -> None:

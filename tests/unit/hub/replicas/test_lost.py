@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from hub.replicas.lost import LostReplicas
-from omni_discovery.records.schema import DRAINED_BY_OPERATOR, ReplicaInfo, ReplicaStatus
+from omni_discovery.records.health import MOST_REASON
+from omni_discovery.records.schema import DRAINED_BY_OPERATOR, FORMER_END, ReplicaInfo, ReplicaStatus
 
 Views = dict[tuple[int, int], ReplicaInfo]
 
@@ -33,10 +36,41 @@ def test_a_replica_whose_key_ends_while_it_is_up_is_lost_until_one_takes_its_pla
     lost.follow_view(view(a, b), view(a), 10.0)
     (trouble,) = lost.troubles(15.0, 1015.0)
     assert (trouble.name, trouble.kind, trouble.epoch, trouble.since) == ("0/1", "lost", 6, 1010.0)
-    assert (trouble.host, trouble.pid, trouble.reason) == ("gpu-7", 42, "it ended without goodbye")
+    assert (trouble.host, trouble.pid) == ("gpu-7", 42)
+    assert "it had no session here" in trouble.reason
     lost.follow_view(view(a), view(a, info(1, 20)), 20.0)
     assert names(lost) == []
     assert repr(lost) == "LostReplicas(0 lost, 0 silent)"
+
+
+@pytest.mark.parametrize(
+    ("sessions", "known"),
+    [
+        ([], "it had no session here: whether it was stopped is not known"),
+        (["up"], "vanished while it answered: its lease ended"),
+        (["up", "lost"], "its session ended, then its lease: it died, was cut off, or was stopped while"),
+        (["up", "lost", "up"], "vanished while it answered"),
+    ],
+)
+def test_of_one_that_could_not_say_goodbye_is_told_what_is_known(sessions: list[str], known: str) -> None:
+    """One that is stopped while it does not reach etcd, or after its lease has ended, looks like one that died."""
+    lost, one = LostReplicas(), info(0, 5)
+    for change in sessions:
+        (lost.session_up if change == "up" else lost.session_lost)(one)
+    lost.follow_view(view(one), {}, 10.0)
+    (trouble,) = lost.troubles(15.0, 1015.0)
+    assert known in trouble.reason
+    assert len(trouble.reason) < MOST_REASON, "nothing of it is cut"
+    assert "without goodbye" not in trouble.reason
+
+
+def test_the_session_of_a_process_that_registers_again_goes_on() -> None:
+    lost, first, second = LostReplicas(), info(0, 5, input_addr="tcp://h:1"), info(0, 9, input_addr="tcp://h:1")
+    lost.session_up(first)
+    lost.follow_view(view(first), view(second), 10.0)
+    lost.follow_view(view(second), {}, 20.0)
+    (trouble,) = lost.troubles(20.0, 1020.0)
+    assert (trouble.epoch, "vanished while it answered" in trouble.reason) == (9, True)
 
 
 def test_who_says_goodbye_is_not_lost_and_who_fails_is() -> None:
@@ -50,6 +84,16 @@ def test_who_says_goodbye_is_not_lost_and_who_fails_is() -> None:
     lost.follow_view(view(*goodbyes, failed), {}, 0.0)
     (trouble,) = lost.troubles(0.0, 0.0)
     assert (trouble.name, trouble.reason) == ("0/3", "the engine died: no memory")
+
+
+def test_the_end_of_the_process_before_is_not_the_reason_of_this_one() -> None:
+    """Its record begins with how the one before it ended, until it has a reason of its own."""
+    lost = LostReplicas()
+    starting = info(0, 5, status=ReplicaStatus.STARTING, reason=f"{FORMER_END}no memory")
+    stopped = info(1, 6, status=ReplicaStatus.DOWN, reason=f"{FORMER_END}no memory")
+    lost.follow_view(view(starting, stopped), {}, 0.0)
+    (trouble,) = lost.troubles(0.0, 0.0)
+    assert (trouble.name, trouble.reason) == ("0/0", "starting")
 
 
 def test_a_killed_process_is_replaced_while_its_record_still_stands() -> None:

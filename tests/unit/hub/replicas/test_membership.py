@@ -304,6 +304,7 @@ def test_a_process_that_registers_again_takes_its_own_address_over() -> None:
     assert scene.told == [("connect", before), ("renew", after, False)]
 
 
+@pytest.mark.attack("A24")
 def test_records_of_nobody_take_a_bounded_number_of_connections_and_turns_with_good_ones() -> None:
     """1. of three thousand records only the last ten are of replicas that answer
     2. never are there more clients than the bound allows; all ten are connected to in the end

@@ -192,18 +192,34 @@ def test_a_request_whose_first_replica_is_killed_by_another_is_told_of_a_loss_an
     assert isinstance(finish_of(walk.tell(ev.StageUnavailable(0, 1, "nobody"))).error, StageUnavailableError)
 
 
-def test_replicas_that_fall_silent_count_after_they_accepted_and_only_then() -> None:
+def test_replicas_that_end_count_whether_they_had_accepted_or_not_and_others_do_not() -> None:
+    """1. the first one ends before its word can have come: the work is a suspect
+    2. one refuses, one never got it, one is too slow: none of them has ended
+    3. the next one ends, too
+    """
+    walk = Walk(attempts=9)
+    walk.tell(ev.Submitted())
+    walk.sent(0)
+    walk.lost(0)
+    walk.lost(0, may_have_run=False)
+    walk.sent(0)
+    walk.rejected(0, FailureKind.DRAINING)
+    walk.sent(0)
+    walk.lost(0, avoid_addr="tcp://0-0:1", has_ended=False)
+    walk.sent(0, replica_id=1)
+    assert isinstance(finish_of(walk.lost(0)).error, PoisonousRequestError)
+    assert suspects(walk) == [(), *[("0/0",)] * 4]
+
+
+def test_a_suspect_that_was_tried_beside_others_is_tried_once_more() -> None:
     walk = talking(attempts=9)
     walk.lost(0)
-    for _ in range(2):
-        walk.sent(0)
-        walk.rejected(0, FailureKind.DRAINING)
-        walk.lost(0, may_have_run=False)
-        walk.sent(0)
-        walk.lost(0)
     walk.accepted(0, replica_id=1)
+    walk.tell(ev.TriedTogether(0, walk.attempt(0)))
+    assert of(walk.lost(0), ev.Dispatch)
+    walk.accepted(0, replica_id=2)
     assert isinstance(finish_of(walk.lost(0)).error, PoisonousRequestError)
-    assert walk.attempt(0) == 7
+    assert suspects(walk) == [(), ("0/0",), ("0/0", "0/1")]
 
 
 def test_a_stage_that_is_done_is_not_hurt_by_the_loss_of_its_replica() -> None:

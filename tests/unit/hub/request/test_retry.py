@@ -96,6 +96,13 @@ def test_a_suspect_has_one_more_attempt_and_nobody_survives_three_deaths(
     assert is_poison(blamed, deaths) is expected
 
 
+@pytest.mark.parametrize(("blamed", "deaths", "expected"), [(1, 1, False), (2, 2, False), (2, 3, True)])
+def test_a_second_death_in_the_company_of_other_suspects_proves_nothing(
+    blamed: int, deaths: int, expected: bool
+) -> None:
+    assert is_poison(blamed, deaths, was_alone=False) is expected
+
+
 @pytest.mark.parametrize(
     ("deaths", "had_output", "expected"), [(1, False, True), (1, True, False), (2, False, True), (2, True, True)]
 )

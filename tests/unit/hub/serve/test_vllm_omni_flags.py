@@ -38,6 +38,8 @@ ANSWERED = shlex.split("""
 --enable-diffusion-pipeline-profiler --enable-ar-profiler --enable-orch-monitor --auxiliary-text-encoder
 --api-server-count --device-ids
 """)
+#: No flag of any release, but the argument of its clients that etcd's endpoints replace.
+ARGUMENT = "--coord-zmq-addr"
 
 
 @pytest.fixture(scope="module")
@@ -66,4 +68,10 @@ def test_a_flag_without_a_meaning_is_answered_with_what_to_do(parser: argparse.A
 def test_no_flag_is_answered_that_nobody_knows() -> None:
     answered = {*vllm_omni_flags.VALUES, *vllm_omni_flags.LISTS, *vllm_omni_flags.SWITCHES}
     off = {"--no-ulysses-a2a-permute", "--no-diffusion-compile-dynamic"}
-    assert answered == {*ANSWERED, *off}
+    assert answered == {*ANSWERED, *off, ARGUMENT}
+
+
+@pytest.mark.parametrize("flag", [ARGUMENT, "--coord_zmq_addr"])
+def test_a_coordinators_address_is_answered_with_etcds_endpoints(parser: argparse.ArgumentParser, flag: str) -> None:
+    with pytest.raises(ConfigError, match=r"there is no coordinator here.*--etcd-endpoints HOST:PORT"):
+        check_flags(parser.parse_args([flag, "h:1", "--model", "m"]))

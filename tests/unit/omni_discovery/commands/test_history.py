@@ -280,6 +280,15 @@ def printed(table: Any, width: int = 80) -> list[str]:
     return captured.get().splitlines()
 
 
+def column(lines: list[str], name: str) -> str:
+    """The texts of one column, which may go on over several lines."""
+    (head,) = (line for line in lines if name in line)
+    start = head.index(name)
+    after = [at for at in range(start, len(head)) if head[at:].startswith("  ") and head[at:].strip()]
+    end = len(head) - len(head[after[0] :].lstrip()) if after else None
+    return " ".join("\n".join(line[start:end] for line in lines[lines.index(head) + 2 :]).split())
+
+
 def test_the_table_has_dates_and_fits_and_the_reasons_below_it_are_whole() -> None:
     why = "the engine died: " + "no memory " * 40
     failed = Life(
@@ -291,9 +300,14 @@ def test_the_table_has_dates_and_fits_and_the_reasons_below_it_are_whole() -> No
     assert all(len(line) <= 80 for line in lines), lines
     text = "\n".join(lines)
     assert text.count("Jan 01") + text.count("Dec 31") == 4
-    assert "operator's drain" in text
+    assert "…" not in text
+    assert column(lines, "end").startswith("failed")
+    assert column(lines, "end").endswith("drained by an operator")
+    assert "a-host-with-a-long-name.rack-4:4194303" in column(lines, "process").replace(" ", "")
     assert "after Jan 01" in text or "after Dec 31" in text
     assert list(reasons([failed, drained])) == [f"10/100 of epoch 123456 failed: {why.strip()}"]
+    starting = Life(0, 1, 8, "h", 2, 1.0, None, 9.0, 10.0, True, "starting")
+    assert column(printed(history_table([starting, failed], 40, now_s)), "end") == "lost while starting failed"
     hub = merge(RegistryPast("1", [], [], [HUB], 1), [])[1]
     lines = printed(hub_history_table(hub, 40, now_s))
     assert all(len(line) <= 80 for line in lines), lines

@@ -124,10 +124,10 @@ def test_a_broken_sub_command_is_named_and_takes_no_other_away(capsys: pytest.Ca
     ]
     assert run(THEIRS, "gone") == 2
     assert capsys.readouterr().err == "omni: the command 'gone' can't be loaded: No module named 'no_such_module'\n"
-    with pytest.raises(SystemExit) as ended:
-        run(THEIRS, "unknown")
-    assert ended.value.code == 2
-    assert "invalid choice: 'unknown' (choose from " in capsys.readouterr().err
+    assert run(THEIRS, "helo") == 2
+    assert capsys.readouterr().err.endswith("omni: 'helo' is no command of omni; did you mean omni hello?\n")
+    assert run(THEIRS, "unknown") == 2
+    assert capsys.readouterr().err.endswith("omni: 'unknown' is no command of omni; there are: broken, gone, hello\n")
 
 
 @pytest.mark.parametrize(
@@ -151,3 +151,31 @@ def test_a_flag_that_nobody_knows_is_refused_with_the_one_that_may_be_meant(
     assert told.startswith("omni: ")
     assert said in told
     assert len(told.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["serve", "m", "--prot", "80"], ["--prot is no flag of omni serve; did you mean --port?"]),
+        (["serve", "m", "--port", "x"], ["argument --port: invalid int value: 'x'"]),
+        (
+            ["serve", "m", "--prot", "80", "--stage-id", "x"],
+            ["--prot is no flag of omni serve; did you mean --port?", "argument --stage-id: invalid int value: 'x'"],
+        ),
+        (["cordon", "--unod"], ["--unod is no flag of omni cordon; did you mean --undo?", "required: STAGE/REPLICA"]),
+        (["cordon", "0"], ["'0' is no replica; right would be STAGE/REPLICA, for example 1/3"]),
+        (["pipeline"], ["required: ACTION"]),
+    ],
+)
+def test_a_wrong_argument_is_an_error_of_a_line_and_no_screen_of_flags(
+    capsys: pytest.CaptureFixture[str], words: list[str], said: list[str]
+) -> None:
+    """The error itself, the nearest flag, and where all of them stand."""
+    assert omni.main(words) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("omni: ")
+    assert told.endswith(f" (see omni {words[0]} --help)\n")
+    lines = told.splitlines()
+    assert len(lines) == len(said)
+    assert [text for text, line in zip(said, lines, strict=True) if text not in line] == []
+    assert "usage:" not in told

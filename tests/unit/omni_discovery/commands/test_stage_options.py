@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from hub.serve.flags import add_serve_options
-from omni_discovery.commands.registry import child_environment
+from omni_discovery.commands.registry import child_environment, read_bounds
 from omni_discovery.commands.stage_options import (
     StageOptions,
     open_config,
@@ -22,12 +22,14 @@ from omni_discovery.commands.stage_options import (
     runtime_here,
     stage_command,
 )
+from omni_discovery.deploy.trust.bounds import Bounds
 from omni_discovery.errors import ConfigError
 from omni_discovery.etcd.config import RegistrySecurity
 from stage_runtime.cli import build_parser
 from stage_runtime.config import ReplicaConfig, replica_config
 from tests.support.processes import wait_for
 
+ROOT = Path(__file__).resolve().parents[4]
 SECRET = "hush-hush"
 OPTIONS = StageOptions(
     stage_id=1,
@@ -42,11 +44,16 @@ OPTIONS = StageOptions(
     drain_timeout_s=7.125,
     stall_after_s=90.5,
     runtime={"devices": "0,1"},
+    bounds=Bounds(
+        allow=("target=my_models", "remote-code"),
+        model_roots=("/no-such/models", "/no-such/cache", str(ROOT / "stage_runtime/demo")),
+    ),
 )
 FLAGS = [
     *("--etcd-endpoints", "10.0.0.5:2379", "--namespace", "team-a", "--etcd-user", "u"),
     *("--omni-heartbeat-timeout", "5", "--omni-replica-address", "10.0.0.9", "--zmq-security", "none"),
     *("--label", "zone=a", "--label", "rack=7 b", "--drain-timeout", "7.125", "--stall-after", "90.5"),
+    *("--allow", "target=my_models", "--allow", "remote-code", "--model-root", "/no-such/models"),
     *("--stage-id", "1", "--omni-dp-size-local", "3", "--stage-overrides", '{"1": {"devices": "0,1"}}'),
 ]
 
@@ -54,6 +61,7 @@ FLAGS = [
 @pytest.mark.parametrize("program", ["omni serve", "stage_runtime"])
 def test_both_programs_read_the_same_flags_alike(program: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMNI_ETCD_PASSWORD", SECRET)
+    monkeypatch.setenv("HF_HUB_CACHE", "/no-such/cache")
     parser = build_parser()
     if program == "omni serve":
         parser = argparse.ArgumentParser()
@@ -61,6 +69,24 @@ def test_both_programs_read_the_same_flags_alike(program: str, monkeypatch: pyte
     arguments = parser.parse_args(FLAGS)
     runtime = runtime_here(arguments, arguments.stage_id)
     assert read_stage_options(arguments, 1, arguments.omni_dp_size_local, runtime) == OPTIONS
+
+
+def test_what_a_host_allows_can_be_said_by_its_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """For containers. A flag replaces what its variable says; / is no root by itself."""
+    monkeypatch.setenv("OMNI_ALLOW", "target=my_models, pickled-weights")
+    monkeypatch.setenv("OMNI_MODEL_ROOT", "/srv/a:/srv/b")
+    bounds = read_bounds(build_parser().parse_args(["--stage-id", "0"]))
+    assert bounds.allow == ("target=my_models", "pickled-weights")
+    assert bounds.model_roots[:2] == ("/srv/a", "/srv/b")
+    said = read_bounds(build_parser().parse_args(["--stage-id", "0", "--allow", "all", "--model-root", "/srv/c"]))
+    assert (said.allow, said.model_roots[0]) == (("all",), "/srv/c")
+    for name in ("OMNI_ALLOW", "OMNI_MODEL_ROOT"):
+        monkeypatch.delenv(name)
+    for folder, roots in ((tmp_path, (str(tmp_path), "/models")), (Path("/"), ("/models",))):
+        monkeypatch.chdir(folder)
+        bounds = read_bounds(build_parser().parse_args(["--stage-id", "0"]))
+        assert (bounds.allow, bounds.model_roots[: len(roots)]) == ((), roots)
+        assert "/" not in bounds.model_roots
 
 
 def test_ray_is_part_of_them() -> None:

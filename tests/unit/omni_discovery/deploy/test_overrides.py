@@ -56,7 +56,7 @@ def test_runtime_holds_for_this_host_and_is_in_nobodys_document(pair: str) -> No
     assert encode_deploy(deploy) == encode_deploy(parse_deploy(PAIR, "p"))
     (first, count), (second, _) = stages_on_host(arguments, deploy)
     assert (first.runtime.devices, count, second.runtime.devices) == ("4", 2, "")
-    started = supervisor_options([(first, count), (second, 1)], arguments)
+    started = supervisor_options([(first, count), (second, 1)], arguments, deploy)
     assert [each.runtime for each in started] == [{"devices": "4"}, {}]
     # That is what the supervisor makes of it.
     assert document_here(deploy, 0, started[0].runtime).stage(0).runtime == first.runtime
@@ -109,5 +109,5 @@ def test_headless_may_say_how_its_stage_runs_here_and_nothing_else() -> None:
 def test_the_runtime_of_a_stage_that_does_not_run_here_is_told(pair: str, caplog: pytest.LogCaptureFixture) -> None:
     flags = ("--deploy-config", pair, "--stage-id", "0", "--stage-overrides", '{"1": {"devices": "0"}}')
     arguments = parse(*flags)
-    supervisor_options(stages_on_host(arguments, deploy_of(arguments)), arguments)
+    supervisor_options(stages_on_host(arguments, deploy_of(arguments)), arguments, deploy_of(arguments))
     assert "the runtime of stages [1], which do not run here" in caplog.text

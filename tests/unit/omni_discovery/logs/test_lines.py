@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from omni_discovery.logs.lines import FOREIGN_EVENT, json_line, parse_message, relayed_line
+from omni_discovery.logs.lines import FOREIGN_EVENT, json_line, parse_message, relayed_line, text_line
 
 NOON = datetime(2026, 11, 22, 12, 0, 0, 250_000, UTC)
 
@@ -46,6 +46,7 @@ def test_a_process_that_knows_its_replica_names_it_in_each_line() -> None:
     assert (about["stage"], about["replica"], about["pid"]) == (0, "0/3", 7)
 
 
+@pytest.mark.attack("C21")
 def test_no_value_passes_for_another_field() -> None:
     """1. a reason that holds ``replica=9/9`` and a line break is text, and so is one in a value
     2. fields that a call gives as such are taken as they are, the request among them
@@ -87,6 +88,22 @@ def test_named_arguments_of_a_library_and_numbers_that_json_lacks_are_no_error()
 
 def test_a_traceback_is_in_the_line() -> None:
     assert line("x.bug", error="Traceback\n  boom")["exception"] == "Traceback\n  boom"
+
+
+@pytest.mark.attack("C21")
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("hub.refused name='ä 音 \U0001f600'", "hub.refused name='ä 音 \U0001f600'"),
+        ("name='x'\n2026-11-22 12:00:00 ERROR   hub.forged", "name='x'\n    2026-11-22 12:00:00 ERROR   hub.forged"),
+        ("\x1b]0;owned\x07\x1b[2J", r"\x1b]0;owned\x07\x1b[2J"),
+        ("a\rb\x9b31m\u2028c\u202ed\0", r"a\rb\x9b31m\u2028c\u202ed\x00"),
+        ("a\tb", "a\tb"),
+        ("x.bug\nTraceback\n  boom", "x.bug\n    Traceback\n      boom"),
+    ],
+)
+def test_no_value_passes_for_another_line_or_commands_a_terminal(text: str, shown: str) -> None:
+    assert text_line(text) == shown
 
 
 def test_a_childs_own_line_is_passed_on_and_other_output_is_wrapped() -> None:

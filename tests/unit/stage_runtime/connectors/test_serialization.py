@@ -152,6 +152,7 @@ PLACES = st.tuples(
 )
 
 
+@pytest.mark.attack("C20")
 @settings(max_examples=500)
 @given(
     st.integers(-128, 127) | st.sampled_from([1, 2, 3]),
@@ -181,6 +182,7 @@ def test_any_bytes_behind_our_first_ones_are_read_or_refused(data: bytes) -> Non
             continue
 
 
+@pytest.mark.attack("C20")
 def test_what_claims_to_be_huge_or_endlessly_deep_is_refused() -> None:
     deep = b"\x91" * 100_000
     for head in (deep, msgspec.msgpack.encode([[2**63], None]), msgspec.msgpack.encode([[0], deep])):
@@ -239,6 +241,7 @@ def test_whatever_a_library_raises_over_a_strangers_bytes_is_an_error_of_the_byt
         deserialize(data)
 
 
+@pytest.mark.attack("C20")
 @pytest.mark.parametrize("data", [b"", b"\x80\x04K\x01.", b"OMNIPAY1", b"OMNIPAY1" + bytes(8), b"x" * 100])
 def test_foreign_bytes_are_refused(data: bytes) -> None:
     with pytest.raises(SerializationError):

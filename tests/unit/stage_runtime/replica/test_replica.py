@@ -107,5 +107,8 @@ def test_why_the_one_before_ended_is_in_the_record_until_this_one_is_up(monkeypa
     monkeypatch.setattr(EchoEngine, "step", step)
     _, registration, _ = run(former_end="it was ended by SIGSEGV")
     first, *later = registration.published
-    assert (first["status"], first["reason"]) == (ReplicaStatus.STARTING, "it was ended by SIGSEGV")
+    assert (first["status"], first["reason"]) == (
+        ReplicaStatus.STARTING,
+        "the process before it: it was ended by SIGSEGV",
+    )
     assert next(each["reason"] for each in later if each.get("phase") == "ready") == ""

@@ -109,12 +109,16 @@ class TestTarget:
         for target, said in (
             ("tests.support.callables:nope", "there is no 'nope' in"),
             ("breaks_at_import:f", "can't be imported: RuntimeError: no licence"),
+            ("os:sep", "is of type str, which can't be called"),
+            ("os.path:join", "give it one parameter"),
+            ("tests.support.callables:Greeter", "kwargs do not fit .*'greeting'"),
         ):
             made = TorchEngine(StageConfig(stage_id=0, engine="torch", engine_args={"target": target}))
             with pytest.raises(ConfigError, match=said):
                 made.check()
-        target = "tests.support.callables:Greeter"
-        TorchEngine(StageConfig(stage_id=0, engine="torch", engine_args={"target": target})).check()
+        for name in ("Greeter", "make_greeter"):
+            args = {"target": f"tests.support.callables:{name}", "kwargs": {"greeting": "hello"}}
+            TorchEngine(StageConfig(stage_id=0, engine="torch", engine_args=args)).check()
 
     @pytest.mark.parametrize(
         ("args", "said"),

@@ -1,4 +1,4 @@
-"""Releases of etcd: the defects that each is known to have, and the question to a server which release it is.
+"""The defects that each release of etcd is known to have, and the question to a server which release it is.
 
 ``known_bugs`` looks a release up in a table. ``ServerVersions`` asks each endpoint of a connection once it has
 answered a call; ``VersionLog`` logs the answers, once for the process.
@@ -13,17 +13,18 @@ from dataclasses import dataclass
 from typing import Final
 
 import grpc
+import msgspec
 
 from omni_discovery.errors import RegistryError
 from omni_discovery.etcd._rpc import rpc
 from omni_discovery.etcd.auth import Tokens
 from omni_discovery.etcd.channel import EndpointChannel, was_cancelled
+from omni_discovery.etcd.config import RegistryTls
+from omni_discovery.etcd.http import get_text
+from omni_discovery.etcd.releases.advisories import SAFE_RELEASES, Version, advisories_text, open_advisories
 from omni_discovery.log_once import LogOnce
 
 logger = logging.getLogger(__name__)
-
-#: (major, minor, patch)
-Version = tuple[int, int, int]
 
 _NUMBERS: Final = re.compile(r"(\d+)\.(\d+)\.(\d+)")
 
@@ -101,6 +102,12 @@ def _has(version: Version, bug: KnownBug) -> bool:
     return version < min(bug.fixed_in) and len(bug.fixed_in) > 1
 
 
+class _Release(msgspec.Struct):
+    """The answer to GET /version."""
+
+    etcdserver: str
+
+
 class VersionLog:
     """Logs which releases of etcd answer and what is wrong with them, each once. EtcdKV has one for the process."""
 
@@ -114,21 +121,30 @@ class VersionLog:
     def be_brief(self, *, embedded: str = "", count_only: bool = False) -> None:
         """Leave out the bugs of the ``embedded`` etcd; with ``count_only``, log of any other only how many it has.
 
-        ``embedded`` is ``host:port`` or empty. With ``count_only`` another process of ours names them.
+        ``embedded`` is an endpoint or empty. With ``count_only`` another process of ours names them.
         """
         self._count_only = self._count_only or count_only
         if embedded:
             self._embedded.add(embedded)
 
-    def log_version(self, endpoint: str, text: str) -> None:
-        """The server at ``endpoint`` answered that it is of release ``text``, such as ``3.5.23``."""
+    def log_version(self, endpoint: str, text: str, *, has_users: bool = False, has_tls: bool = False) -> None:
+        """The server at ``endpoint`` answered that it is of release ``text``, such as ``3.5.23``.
+
+        ``has_users``: we log in to it, so others are to be kept out of what is ours.
+        """
         if not self._log_once.should((endpoint, text)):
             return
         is_new_release = self._log_once.should(text)
         logger.info("etcd.version endpoint=%s version=%s", endpoint, text)
         version = parse_version(text)
-        bugs = known_bugs(version) if version else ()
-        if not bugs or not is_new_release or endpoint in self._embedded:
+        if version is None or not is_new_release or endpoint in self._embedded:
+            return
+        if open_ones := open_advisories(version, has_users=has_users, has_tls=has_tls):
+            names = "'omni doctor' names them" if self._count_only else advisories_text(open_ones)
+            advice = f"this release has published weaknesses, run etcd {SAFE_RELEASES}"
+            logger.warning("etcd.advisories version=%s count=%d: %s: %s", text, len(open_ones), advice, names)
+        bugs = known_bugs(version)
+        if not bugs:
             return
         if self._count_only:
             logger.info("etcd.known_bugs version=%s count=%d: 'omni doctor' names them", text, len(bugs))
@@ -140,8 +156,12 @@ class VersionLog:
 class ServerVersions:
     """The releases behind one connection's endpoints."""
 
-    def __init__(self, tokens: Tokens, timeout_s: float, version_log: VersionLog) -> None:
+    def __init__(
+        self, tokens: Tokens, timeout_s: float, version_log: VersionLog, tls: RegistryTls | None, *, has_users: bool
+    ) -> None:
         self._tokens = tokens
+        self._tls = tls
+        self._has_users = has_users
         self._timeout_s = timeout_s
         self._version_log = version_log
         #: Release by endpoint, such as ``3.5.23``; empty where the server does not say.
@@ -165,13 +185,24 @@ class ServerVersions:
         try:
             metadata = await self._tokens.metadata(channel)
             answer = await channel.maintenance.Status(rpc.StatusRequest(), timeout=self._timeout_s, metadata=metadata)
+            version = str(answer.version)
         except (grpc.RpcError, RegistryError) as error:
-            # Newer servers answer this to administrators only.
-            logger.debug("etcd.version_unknown endpoint=%s reason=%r", channel.endpoint, error)
-            return
+            # Newer servers answer this to administrators only, and to everybody in HTTP.
+            logger.debug("etcd.version_refused endpoint=%s reason=%r", channel.endpoint, error)
+            version = await self._ask_in_http(channel.endpoint)
         except asyncio.CancelledError:
             if was_cancelled():
                 raise
             return
-        self.versions[channel.endpoint] = str(answer.version)
-        self._version_log.log_version(channel.endpoint, str(answer.version))
+        if version:
+            self.versions[channel.endpoint] = version
+            has_tls = self._tls is not None
+            self._version_log.log_version(channel.endpoint, version, has_users=self._has_users, has_tls=has_tls)
+
+    async def _ask_in_http(self, endpoint: str) -> str:
+        try:
+            text = await asyncio.to_thread(get_text, endpoint, "/version", tls=self._tls, timeout_s=self._timeout_s)
+            return msgspec.json.decode(text, type=_Release).etcdserver
+        except (OSError, msgspec.DecodeError) as error:
+            logger.debug("etcd.version_unknown endpoint=%s reason=%r", endpoint, error)
+            return ""

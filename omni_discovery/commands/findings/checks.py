@@ -7,20 +7,19 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from itertools import groupby
 from typing import Final
 
 from omni_discovery.deploy.document import DeployConfig, decode_deploy
 from omni_discovery.deploy.fingerprint import OTHER_DOCUMENT, document_fingerprint, mismatches, stage_fingerprints
 from omni_discovery.errors import ConfigError
-from omni_discovery.etcd.versions import known_bugs, parse_version
+from omni_discovery.etcd.releases.advisories import SAFE_RELEASES, advisories_text, open_advisories
+from omni_discovery.etcd.releases.versions import known_bugs, parse_version
 from omni_discovery.kv import KeyValue
 from omni_discovery.records import keys
 from omni_discovery.records.beat import read_beats
 from omni_discovery.records.control import ControlError, answered_revision, parse
 from omni_discovery.records.health import HubHealth
-from omni_discovery.records.schema import WAITING_PHASE, ReplicaInfo, ReplicaStatus
-from omni_discovery.stories import Story, Wait
+from omni_discovery.records.schema import FORMER_END, WAITING_PHASE, ReplicaInfo, ReplicaStatus
 from omni_discovery.text import one_line
 from omni_discovery.view.hub_reports import read_reports
 from omni_discovery.view.table import View
@@ -32,8 +31,6 @@ __all__ = [
     "count_namespaces",
     "examine",
     "judge_version",
-    "recent_findings",
-    "waiting_findings",
 ]
 
 
@@ -136,7 +133,7 @@ def _hubs_behind(evidence: Evidence) -> Iterator[Finding]:
 _CLOCK_S: Final = 2.0
 #: How many names a finding lists at most.
 _SHOWN: Final = 8
-_NEWER: Final = "run etcd 3.5.23 or newer, or 3.6"
+_NEWER: Final = f"run etcd {SAFE_RELEASES}"
 
 
 def examine(evidence: Evidence) -> list[Finding]:
@@ -151,11 +148,20 @@ def examine(evidence: Evidence) -> list[Finding]:
     return found
 
 
-def judge_version(endpoint: str, version: str, *, embedded: bool = False) -> Finding:
-    """Check the release of the etcd at one endpoint for known bugs; those do no harm to an ``embedded`` one."""
+def judge_version(
+    endpoint: str, version: str, *, embedded: bool = False, has_users: bool = False, has_tls: bool = False
+) -> Finding:
+    """Check the release of the etcd at one endpoint for known bugs; those do no harm to an ``embedded`` one.
+
+    Weaknesses that matter only where it asks for users, or speaks TLS, are left out elsewhere.
+    """
     parsed = parse_version(version)
     if parsed is None:
         return Finding(Grade.NOTE, "release", f"{endpoint} does not say which release of etcd it is")
+    if not embedded and (open_ones := open_advisories(parsed, has_users=has_users, has_tls=has_tls)):
+        grade = Grade.PROBLEM if any(each.breaks_roles for each in open_ones) else Grade.NOTE
+        text = f"{endpoint} is etcd {version}, with published weaknesses: {advisories_text(open_ones)}"
+        return Finding(grade, "release", text, _NEWER)
     bugs = known_bugs(parsed)
     if not bugs:
         return Finding(Grade.OK, "release", f"{endpoint} is etcd {version}, without a known bug that matters here")
@@ -270,12 +276,29 @@ def _stages(evidence: Evidence) -> Iterator[Finding]:
             text = f"replica {info.stage_id}/{info.replica_id} {state} {info.reason}"
             yield Finding(Grade.PROBLEM, "replica", text, "it goes on by itself once that is mended")
         elif info.status is ReplicaStatus.STARTING and info.reason:
-            text = f"replica {info.stage_id}/{info.replica_id} starts anew; the one before it ended: {info.reason}"
+            # Releases before 0.2 don't say whose reason it is.
+            reason = info.reason if info.reason.startswith(FORMER_END) else f"{FORMER_END}{info.reason}"
+            text = f"replica {_name(info)} starts anew; {reason}"
             yield Finding(Grade.NOTE, "replica", text, f"if that goes on, see the log of its supervisor on {info.host}")
     for stage in deploy.stages if deploy else ():
         if not able[stage.stage_id]:
-            text = f"stage {stage.stage_id} has nobody who takes work: its requests get 503"
-            yield Finding(Grade.PROBLEM, "stage", text, "start a replica of it, or see `omni replicas` for why")
+            yield _deserted_stage(evidence, stage.stage_id)
+
+
+def _deserted_stage(evidence: Evidence, stage_id: int) -> Finding:
+    text = f"stage {stage_id} has nobody who takes work: its requests get 503"
+    infos = [evidence.view.replicas[key] for key in sorted(evidence.view.replicas) if key[0] == stage_id]
+    kept = [info for info in infos if info.status is ReplicaStatus.UP]
+    if not kept:
+        return Finding(Grade.PROBLEM, "stage", text, "start a replica of it, or see `omni replicas` for why")
+    text += f"; up but kept from it: {', '.join(map(_name, kept[:_SHOWN]))}"
+    return Finding(Grade.PROBLEM, "stage", text, f"let it take work again: {_undo(kept[0])}; or start another replica")
+
+
+def _undo(info: ReplicaInfo) -> str:
+    """The commands that let a replica take work which an operator keeps from it."""
+    words = [word for word, holds in (("cordon", info.cordoned), ("weight", info.weight == 0)) if holds]
+    return " and ".join(f"omni {word} {_name(info)} --undo" for word in words)
 
 
 def _handoffs(evidence: Evidence) -> Iterator[Finding]:
@@ -331,10 +354,11 @@ def _control(evidence: Evidence) -> Iterator[Finding]:
             text = f"replica {name} has not answered revision {item.mod_revision} of its control key"
             yield Finding(Grade.PROBLEM, "control", text, f"is its process {info.pid} on {info.host} well?")
         elif info.cordoned or info.weight == 0:
-            text, advice = f"replica {name} is kept from new work: {item.value.decode()}", ""
+            text = f"replica {name} is kept from new work: {one_line(item.value.decode())}"
+            advice = f"to let it take work: {_undo(info)}"
             if item.mod_revision < info.epoch:
                 text += "; that was written before it registered"
-                advice = f"if it was meant for the one before it: etcdctl del {item.key}"
+                advice = f"if it was meant for the one before it: {_undo(info)}"
             yield Finding(Grade.NOTE, "control", text, advice)
 
 
@@ -443,60 +467,3 @@ def _deploy_of(evidence: Evidence) -> tuple[DeployConfig | None, str]:
         return decode_deploy(evidence.view.pipeline, keys.pipeline_key(evidence.namespace)), ""
     except ConfigError as error:
         return None, str(error)
-
-
-#: Stories older than this are history, and of the others so many are shown, each with so many of its last lines.
-_RECENT_S: Final = 3600.0
-_MOST_RECENT: Final = 5
-_LINES_SHOWN: Final = 10
-
-
-#: As many lines of the same text in a row are shown as three.
-_REPEATS: Final = 4
-
-
-def recent_findings(stories: Sequence[Story], now_s: float) -> list[Finding]:
-    """Findings about leases and requests that failed on this machine within the last hour, the latest last."""
-    recent = [story for story in stories if now_s - story.at_s <= _RECENT_S][-_MOST_RECENT:]
-    return [Finding(Grade.NOTE, "recent", _story_text(story, now_s)) for story in recent]
-
-
-#: Waits that are shown, and how long a wait may be that is nothing to speak of.
-_MOST_WAITS: Final = 8
-_SHORT_WAIT_S: Final = 1.0
-
-
-def waiting_findings(waits: Sequence[Wait], endpoints: str, now_s: float) -> list[Finding]:
-    """Findings about processes of this machine that wait, the longest first."""
-    ours = set(_endpoints_in(endpoints))
-    found = []
-    for wait in waits[:_MOST_WAITS]:
-        if now_s - wait.since_s < _SHORT_WAIT_S:
-            continue
-        where = "" if ours & set(_endpoints_in(wait.endpoints)) else f", at the etcd {wait.endpoints}"
-        text = f"{wait.who}, process {wait.pid} of this machine{where}, waits for {now_s - wait.since_s:.0f} s: "
-        advice = "it goes on by itself once that has come"
-        found.append(Finding(Grade.PROBLEM, "waiting", text + one_line(wait.reason), advice))
-    return found
-
-
-def _endpoints_in(text: str) -> list[str]:
-    return [part.strip().rpartition("/")[2] for part in text.split(",")]
-
-
-def _story_text(story: Story, now_s: float) -> str:
-    ago_s = max(0.0, now_s - story.at_s)
-    head = f"{story.kind} {story.name} of process {story.pid}, {ago_s:.0f} s ago:"
-    return "\n".join([head, *(f"  {line}" for line in _without_repeats(story.lines)[-_LINES_SHOWN:])])
-
-
-def _without_repeats(lines: Sequence[str]) -> list[str]:
-    """The lines of a story; of those in a row that differ in their time alone only the first, their number, the last.
-
-    A line's time is its first word.
-    """
-    shown: list[str] = []
-    for _text, group in groupby(lines, lambda line: line.partition(" ")[2] or line):
-        same = list(group)
-        shown += same if len(same) < _REPEATS else [same[0], f"... {len(same) - 2} more of these", same[-1]]
-    return shown

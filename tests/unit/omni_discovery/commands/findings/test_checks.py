@@ -7,15 +7,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from omni_discovery.commands.doctor_checks import (
+from omni_discovery.commands.findings.checks import (
     Evidence,
     Finding,
     Grade,
     count_namespaces,
     examine,
     judge_version,
-    recent_findings,
-    waiting_findings,
 )
 from omni_discovery.deploy.document import decode_deploy
 from omni_discovery.deploy.fingerprint import document_fingerprint, stage_fingerprint
@@ -24,7 +22,6 @@ from omni_discovery.records import keys
 from omni_discovery.records.beat import BeatRecord
 from omni_discovery.records.health import HubHealth, ReplicaTrouble, StageFailures
 from omni_discovery.records.schema import HubRecord, ReplicaRecord, ReplicaStatus, encode_record
-from omni_discovery.stories import Story, Wait
 from omni_discovery.view.table import ReplicaTable
 
 NOW_S = 5000.0
@@ -174,12 +171,32 @@ def test_nobody_is_told_to_upgrade_an_etcd_that_the_hub_brings_along() -> None:
     assert "a watch may lose events" in judge_version("etcd:2379", "3.5.3").text
 
 
-def test_a_replica_that_starts_anew_is_a_note_with_how_the_one_before_it_ended() -> None:
-    again = record(1, status=ReplicaStatus.STARTING, phase="loading", reason="it was ended by SIGSEGV")
+@pytest.mark.parametrize("whose", ["", "the process before it: "], ids=["as 0.1 says it", "as it is said now"])
+def test_a_replica_that_starts_anew_is_a_note_with_how_the_one_before_it_ended(whose: str) -> None:
+    reason = f"{whose}it was ended by SIGSEGV"
+    again = record(1, status=ReplicaStatus.STARTING, phase="loading", reason=reason)
     findings = found(FORCE, HUB, record(), again)
     assert wrong(findings) == []
-    said = "replica: replica 0/1 starts anew; the one before it ended: it was ended by SIGSEGV"
+    said = "replica: replica 0/1 starts anew; the process before it: it was ended by SIGSEGV"
     assert wrong(findings, Grade.NOTE) == [said]
+
+
+@pytest.mark.parametrize(
+    ("fields", "undo"),
+    [
+        ({"cordoned": True}, "omni cordon 0/0 --undo"),
+        ({"weight": 0.0}, "omni weight 0/0 --undo"),
+        ({"cordoned": True, "weight": 0.0}, "omni cordon 0/0 --undo and omni weight 0/0 --undo"),
+    ],
+)
+def test_where_the_last_replica_of_a_stage_is_cordoned_the_way_back_is_named(fields: dict[str, Any], undo: str) -> None:
+    findings = found(FORCE, HUB, record(**fields))
+    (finding,) = [each for each in findings if each.topic == "stage"]
+    assert finding.grade is Grade.PROBLEM
+    assert finding.text == "stage 0 has nobody who takes work: its requests get 503; up but kept from it: 0/0"
+    assert finding.advice == f"let it take work again: {undo}; or start another replica"
+    (finding,) = [each for each in found(FORCE, HUB) if each.topic == "stage"]
+    assert finding.advice.startswith("start a replica")
 
 
 def test_a_replica_without_what_carries_its_hand_offs_is_named_before_it_is_up_and_after() -> None:
@@ -269,30 +286,6 @@ def test_a_hub_that_has_seen_the_pipeline_in_force_and_serves_another_is_named()
     assert text == "pipeline: hub hub-1 on front serves another document than the one in force"
 
 
-def test_stories_of_the_last_hour_are_shown_with_their_last_lines() -> None:
-    old = Story(kind="lease", name="old", pid=1, at_s=100.0, lines=("lost",))
-    new = Story(kind="request", name="r1", pid=7, at_s=5000.0, lines=tuple(str(number) for number in range(30)))
-    (finding,) = recent_findings([old, new], 5060.0)
-    assert (finding.grade, finding.topic) == (Grade.NOTE, "recent")
-    head, *lines = finding.text.splitlines()
-    assert head == "request r1 of process 7, 60 s ago:"
-    assert lines == [f"  {number}" for number in range(20, 30)]
-
-
-def test_a_story_that_repeats_itself_is_shortened() -> None:
-    """Of 21 failed renewals the first and the last tell all: when they began, and that they went on."""
-    failed = [f"12:00:{second:02} renewal failed: unreachable" for second in range(21)]
-    lines = ("11:59:58 held: granted", *failed, "12:00:30 lost: gone")
-    (finding,) = recent_findings([Story(kind="lease", name="k", pid=1, at_s=0.0, lines=lines)], 1.0)
-    assert [line.strip() for line in finding.text.splitlines()[1:]] == [
-        "11:59:58 held: granted",
-        failed[0],
-        "... 19 more of these",
-        failed[-1],
-        "12:00:30 lost: gone",
-    ]
-
-
 def test_replicas_without_a_hub_are_wrong() -> None:
     (finding,) = [each for each in found(FORCE, record()) if each.grade is Grade.PROBLEM]
     assert finding.text == "no hub is registered: nobody sends requests to these replicas"
@@ -345,17 +338,6 @@ def test_failing_requests_are_wrong_and_few_among_many_are_a_note(requests: int,
     assert f"hub hub-1: {failed} of {requests} request" in finding.text
     assert f"stage 0: {failed} EngineFailedError" in finding.text
     assert "request.failed" in finding.advice
-
-
-def test_a_process_that_waits_is_wrong_and_one_at_another_etcd_is_told_so() -> None:
-    def wait(since_s: float, endpoints: str = "http://etcd:2379") -> Wait:
-        return Wait(pid=7, since_s=since_s, who="the supervisor of stage 0", reason="no\npipeline", endpoints=endpoints)
-
-    waits = [wait(NOW_S - 60), wait(NOW_S - 30, "elsewhere:2379"), wait(NOW_S - 0.2)]
-    here, there = waiting_findings(waits, "other:2379,etcd:2379", NOW_S)
-    assert here.grade is Grade.PROBLEM
-    assert here.text == "the supervisor of stage 0, process 7 of this machine, waits for 60 s: no pipeline"
-    assert "process 7 of this machine, at the etcd elsewhere:2379, waits" in there.text
 
 
 def test_a_hub_that_does_not_report_is_told_as_unknown_not_as_well() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from omni_discovery.etcd.versions import KNOWN_BUGS, VersionLog, known_bugs, parse_version
+from omni_discovery.etcd.releases.versions import KNOWN_BUGS, VersionLog, known_bugs, parse_version
 
 
 @pytest.fixture

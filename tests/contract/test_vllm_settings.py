@@ -1,0 +1,49 @@
+"""The settings of vLLM's engine that a document from etcd may use, held against the vLLM that is installed."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from omni_discovery.deploy.trust.vllm_args import CHOICES, MODELS, NAMES, PARTS, SETTINGS, TABLES
+
+pytestmark = pytest.mark.vllm
+
+#: What can name code, files or addresses, by what vLLM 0.32 does with it. Never to be moved to SETTINGS.
+CLOSED = {
+    *("worker_cls", "worker_extension_cls", "scheduler_cls", "logits_processors", "hf_overrides", "hf_token"),
+    *("model_class_overrides", "io_processor_plugin", "reasoning_parser_plugin", "additional_config"),
+    *("model_loader_extra_config", "mm_processor_kwargs", "log_config_file", "logging_config", "profiler_config"),
+    *("download_dir", "allowed_local_media_path", "allowed_media_domains", "otlp_traces_endpoint"),
+    *("collect_detailed_traces", "kv_events_config", "ec_transfer_config", "ec_manager_config"),
+    *("weight_transfer_config", "quantization_config", "pt_load_map_location", "master_addr", "master_port"),
+    *("mm_encoder_fp8_scale_path", "mm_encoder_fp8_scale_save_path", "data_parallel_address", "trust_remote_code"),
+}
+#: Of later minors, or of none of those that are installed here.
+_OTHER_MINORS = {"swap_space", "num_lookahead_slots", "max_num_partial_prefills", "max_long_partial_prefills"}
+
+
+def test_no_argument_that_can_bring_code_is_a_setting() -> None:
+    assert not CLOSED & (SETTINGS | NAMES | TABLES | MODELS)
+
+
+def test_the_settings_are_arguments_of_the_installed_vllm() -> None:
+    """A name that vLLM does not have is a slip, or was renamed: the new name is closed until it is looked at."""
+    from vllm import EngineArgs
+
+    known = {field.name for field in dataclasses.fields(EngineArgs)}
+    listed = SETTINGS | NAMES | TABLES | {name for name in PARTS | CHOICES if "." not in name}
+    assert listed - known <= _OTHER_MINORS
+    assert {name for name in MODELS if "." not in name} <= known
+    assert known >= CLOSED
+
+
+def test_arguments_whose_type_is_a_class_or_a_config_are_no_plain_settings() -> None:
+    """vLLM's own types say what can't be a mere setting: classes, callables, free mappings."""
+    from vllm import EngineArgs
+
+    for field in dataclasses.fields(EngineArgs):
+        text = str(field.type)
+        if "Callable" in text or "type[" in text or "dict[str, typing.Any]" in text:
+            assert field.name not in SETTINGS | NAMES, field.name

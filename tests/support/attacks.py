@@ -1,0 +1,139 @@
+"""The attacks of docs/attacks.md: what each does, and what holds against it.
+
+A test that shows that one fails is marked ``@pytest.mark.attack("A9")``. ``make attack`` runs them and prints the table
+(tests/support/attack_table.py); ``python -m tests.support.attacks`` writes the page's tables from this list and the
+markers.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+PAGE: Final = ROOT / "docs" / "attacks.md"
+BEGIN: Final = "<!-- the attacks: written by python -m tests.support.attacks -->"
+END: Final = "<!-- the end of the attacks -->"
+
+
+@dataclass(frozen=True, slots=True)
+class Attack:
+    """One attack that must fail."""
+
+    row: str
+    #: What the attacker does.
+    attack: str
+    #: What happens instead of what the attacker wants.
+    expected: str
+    #: The first release in which it fails.
+    since: str = "0.2"
+
+
+ATTACKS: Final = (
+    Attack("A1", "another user of the host rewrites the pipeline in the embedded etcd", "that user can't reach it"),
+    Attack("A2", "another user of the host registers a false replica in the embedded etcd", "that user can't reach it"),
+    Attack("A3", "a writer of the namespace names a callable for replicas to import", "refused on the replica's host"),
+    Attack("A4", "a tenant of a shared etcd reads, changes or stops another tenant", "denied, or named by omni doctor"),
+    Attack("A5", "input of a WebSocket nested hundreds deep", "refused; no place in the backlog is lost"),
+    Attack("A6", "a record with a name that DNS answers slowly, or never", "that replica waits; all others serve"),
+    Attack("A7", "a FIFO, a link or another user's file in /dev/shm", "never opened; replicas start and serve"),
+    Attack("A8", "idle connections take all places of a connector", "the oldest idle one goes; hand-offs arrive"),
+    Attack(
+        "A9", "silent WebSockets hold all slots, also from a foreign page", "closed; slots come back; Origin checked"
+    ),
+    Attack("A10", "/admin without the key that guards the API", "401, on a port and a token of its own"),
+    Attack("A11", "strangers take all descriptors of a hub while replicas restart", "well again when they leave"),
+    Attack("A12", "request heads and bodies that never end", "cut after a time; their bytes are bounded"),
+    Attack("A13", "WebSocket pings whose pongs are never read", "closed at a bound; the hub's memory stays"),
+    Attack("A14", "a client's bad input makes a good replica look bad", "the client's error; no replica is ejected"),
+    Attack("A15", "a ZMQ message of parts that never end", "with CURVE: nothing is kept; without: limit the memory"),
+    Attack("A16", "another user takes the names of the next segments in /dev/shm", "the hand-off arrives all the same"),
+    Attack("A17", "a client gives itself a priority or a time-out without end", "bounded by the operator"),
+    Attack("A18", "escape sequences in records, shown on a terminal", "shown as text"),
+    Attack("A19", "a reference to a hand-off that points anywhere", "not connected to; sizes are bounded"),
+    Attack("A20", "a web page asks the embedded etcd", "refused"),
+    Attack("A21", "another user made the parent of the runtime folder first", "refused, with a plain error"),
+    Attack("A22", "a replica sends pictures without end", "the request ends; memory stays bounded"),
+    Attack("A23", "a record with the address of another replica", "the replica that answers there is served"),
+    Attack("A24", "thousands of records of replicas that nobody is", "a bounded number is tried at a time"),
+    Attack("A25", "a replica's timings with thousands of names", "the header stays short; the answer arrives"),
+    Attack("A26", "a client names its own address with X-Forwarded-For", "the log has the real one"),
+    Attack("A27", "a request with both Content-Length and Transfer-Encoding", "refused, connection closed"),
+    Attack("A28", "a key in VLLM_API_KEY, and the API is open all the same", "the key is asked for"),
+    Attack("A29", "an API key is read from /proc by another user", "keys are in no argument"),
+    Attack("A30", "a web page posts to the API", "refused by type, Host and Origin"),
+    Attack("A31", "one tensor named thousands of times in a hand-off", "refused before it costs time"),
+    Attack("C1", "ZMQ without CURVE, with PLAIN, a strange key, a wrong server key", "never in; chats go on", "0.1"),
+    Attack("C2", "older ZMTP, forged hellos, endless commands, HTTP at a ZMQ port", "closed; chats go on", "0.1"),
+    Attack("C3", "2000 ZMQ connections that stop half-way", "chats go on; memory stays", "0.1"),
+    Attack("C4", "all descriptors of a replica are taken", "its hub is served", "0.1"),
+    Attack("C5", "a hub under another hub's name or routing id", "silence", "0.1"),
+    Attack("C6", "calls of methods like __init__ and __class__", "refused by name", "0.1"),
+    Attack("C7", "frames that are malformed, too large, nested, out of place", "dropped; chats go on", "0.1"),
+    Attack("C8", "a hub that takes all slots of a replica", "free again once the hub is revoked", "0.1"),
+    Attack("C9", "a replica that lies in its answers", "that request fails; the next is answered", "0.1"),
+    Attack("C10", "addresses that are no addresses", "refused or not resolved; nothing ends", "0.1"),
+    Attack("C11", "garbage and half a request at a connector", "closed; hand-offs arrive", "0.1"),
+    Attack("C12", "pictures and models by URL, file or path", "refused; no listener hears anything", "0.1"),
+    Attack("C13", "the same through vLLM's API", "refused; no listener hears anything", "0.1"),
+    Attack("C14", "picture bombs and broken pictures", "refused, or decoded in seconds", "0.1"),
+    Attack("C15", "JSON that is nested, huge or no text", "a 4xx", "0.1"),
+    Attack("C16", "odd HTTP framing, methods, sizes and paths", "a 4xx, or served plainly", "0.1"),
+    Attack("C17", "odd WebSocket frames", "closed", "0.1"),
+    Attack("C18", "companions, time-outs, seeds and modalities out of range", "400", "0.1"),
+    Attack("C19", "one request that ends every engine which runs it", "two replicas at most", "0.2"),
+    Attack("C20", "pickle and forged headers in a hand-off", "refused; nothing runs", "0.1"),
+    Attack("C21", "prompts, keys and control characters in the log", "none", "0.1"),
+    Attack("C22", "files that another user may read", "none", "0.1"),
+    Attack("C23", "a tenant of etcd that reads or writes plainly beside its namespace", "denied", "0.1"),
+    Attack("C24", "structured output that takes for ever", "answered or refused in seconds", "0.1"),
+    Attack("C25", "odd bodies at /admin", "400", "0.1"),
+    Attack("C26", "what is open by default", "loopback, no admin, no access log, bounded bodies", "0.1"),
+)
+
+#: Rows whose test is still to come, and why there is none.
+NOT_YET: Final[Mapping[str, str]] = {attack.row: "being written" for attack in ATTACKS}
+
+
+def marked() -> Mapping[str, frozenset[str]]:
+    """Files of tests by the row that a test of theirs is marked with; by reading them, not by importing them."""
+    found: dict[str, set[str]] = {}
+    for path in sorted((ROOT / "tests").rglob("test_*.py")):
+        for row in _rows(ast.parse(path.read_text(encoding="utf-8"))):
+            found.setdefault(row, set()).add(path.relative_to(ROOT / "tests").with_suffix("").as_posix())
+    return {row: frozenset(files) for row, files in found.items()}
+
+
+def _rows(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "pytest.mark.attack":
+            for argument in node.args:
+                yield str(ast.literal_eval(argument))
+
+
+def table(prefix: str) -> str:
+    """The page's table of the rows whose name begins so."""
+    tests = marked()
+    lines = ["| row | attack | what holds | since | tests |", "|---|---|---|---|---|"]
+    for each in ATTACKS:
+        if each.row.startswith(prefix):
+            where = " · ".join(f"`{file}`" for file in sorted(tests.get(each.row, ()))) or NOT_YET.get(each.row, "")
+            lines.append(f"| {each.row} | {each.attack} | {each.expected} | {each.since} | {where} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Write the tables into the page."""
+    text = PAGE.read_text(encoding="utf-8")
+    for prefix in ("A", "C"):
+        begin = BEGIN.replace("attacks:", f"attacks {prefix}:")
+        before, _, rest = text.partition(begin)
+        text = f"{before}{begin}\n{table(prefix)}\n{END}{rest.partition(END)[2]}"
+    PAGE.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,24 @@
+"""Which values of vLLM's arguments are mere settings. The names are held against vLLM in tests/contract."""
+
+from __future__ import annotations
+
+import pytest
+
+from omni_discovery.deploy.trust.vllm_args import is_setting
+
+
+@pytest.mark.parametrize("value", ["a.b", "a/b", "a:b c", "http://x", "../x", "", {"a": 1}, [["x", "y.z"]], b"x"])
+def test_a_setting_with_a_value_that_could_name_something_is_none(value: object) -> None:
+    assert not is_setting("attention_backend", value)
+
+
+@pytest.mark.parametrize("value", [["fp8"], "gguf", "bitsandbytes", "a.b", {}])
+def test_a_method_of_quantization_that_reads_other_files_is_no_setting(value: object) -> None:
+    assert not is_setting("quantization", value)
+
+
+def test_an_argument_that_is_not_listed_is_no_setting() -> None:
+    assert not is_setting("of_a_later_vllm", 1)
+    assert not is_setting("kv_transfer_config.of_a_later_vllm", 1)
+    assert not is_setting("pooler_config", "x")
+    assert not is_setting("limit_mm_per_prompt", {"image": "x"})

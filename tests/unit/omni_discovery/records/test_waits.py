@@ -1,0 +1,49 @@
+"""The key in which a process says what it waits for."""
+
+from __future__ import annotations
+
+import pytest
+
+from omni_discovery.errors import RecordError
+from omni_discovery.kv import KeyValue, Listing
+from omni_discovery.records import keys
+from omni_discovery.records.waits import (
+    WaitEntry,
+    WaitRecord,
+    decode_waits,
+    describe_waits,
+    encode_waits,
+    waits_among,
+)
+from omni_discovery.view.table import ReplicaTable
+
+RECORD = WaitRecord(host="gpu-1", pid=7, waits=[WaitEntry(who="the supervisor", reason="no pipeline", since=5.0)])
+KEY = keys.wait_key("n", "0123abcd")
+
+
+def test_the_bytes_are_these() -> None:
+    value = b'{"schema":1,"host":"gpu-1","pid":7,"waits":[{"who":"the supervisor","reason":"no pipeline","since":5.0}]}'
+    assert encode_waits(RECORD) == value
+    assert decode_waits(KEY, value) == RECORD
+    assert describe_waits(RECORD) == "the supervisor, process 7 on gpu-1, waits: no pipeline"
+
+
+@pytest.mark.parametrize("value", [b"", b"[]", b"[" * 5000, b'{"host": 1}', b"\xff"])
+def test_what_is_no_record_is_an_error_and_left_out_of_a_list(value: bytes) -> None:
+    with pytest.raises(RecordError):
+        decode_waits(KEY, value)
+    items = [KeyValue(KEY, value, 1, 1), KeyValue(keys.wait_key("n", "b"), encode_waits(RECORD), 1, 1)]
+    assert waits_among(items, "n") == [RECORD]
+
+
+def test_a_view_has_no_part_in_it_but_counts_it_as_the_registry_does() -> None:
+    """A hub, also of an older release, compares count and latest revision of all keys with etcd's."""
+    assert keys.parse_key("n", KEY) == keys.WaitKey("0123abcd")
+    table = ReplicaTable("n")
+    table.replace(Listing(9, 1, (KeyValue(KEY, encode_waits(RECORD), 8, 9),)), 0.0)
+    view = table.snapshot()
+    assert not (view.replicas)
+    assert not (view.hubs)
+    assert not (view.bad)
+    assert not (view.revoked)
+    assert (table.summary().count, table.summary().max_mod_revision) == (1, 9)
