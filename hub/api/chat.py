@@ -83,7 +83,7 @@ class ChatCompletions:
         exchange.request_id = f"chatcmpl-{exchange.request_id}"
         try:
             chat, received_s = await self._read(request)
-            answer = Answer(exchange, self._model, int(time.time()), is_streamed=chat.stream)
+            answer = Answer(exchange, self._model, int(time.time()), is_streamed=bool(chat.stream))
             headers = trace_headers(request.headers) if self._omni.is_traced else None
             outputs = self._generate(chat, exchange, received_s, headers)
             respond = self._streamed if chat.stream else self._whole
