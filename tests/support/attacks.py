@@ -49,7 +49,7 @@ ATTACKS: Final = (
     Attack("A12", "request heads and bodies that never end", "cut after a time; their bytes are bounded"),
     Attack("A13", "WebSocket pings whose pongs are never read", "closed at a bound; the hub's memory stays"),
     Attack("A14", "a client's bad input makes a good replica look bad", "the client's error; no replica is ejected"),
-    Attack("A15", "a ZMQ message of parts that never end", "the sender is cut; memory stays"),
+    Attack("A15", "a ZMQ message of parts that never end", "with CURVE: nothing is kept; without: limit the memory"),
     Attack("A16", "another user takes the names of the next segments in /dev/shm", "the hand-off arrives all the same"),
     Attack("A17", "a client gives itself a priority or a time-out without end", "bounded by the operator"),
     Attack("A18", "escape sequences in records, shown on a terminal", "shown as text"),
