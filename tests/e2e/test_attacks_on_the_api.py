@@ -363,7 +363,9 @@ def test_other_users_can_read_nothing_that_it_leaves(hub: Hub) -> None:
     environments = [Path(f"/proc/{pid}/environ").stat().st_mode for pid in hub.tree()]
     assert not any(mode & 0o077 for mode in environments)
     folders = [hub.folder / "omni", hub.folder / "state"]
-    folders += [Path(os.fsdecode(word.partition(b"=")[2])) for words in arguments for word in words if b"data-dir=" in word]
+    folders += [
+        Path(os.fsdecode(word.partition(b"=")[2])) for words in arguments for word in words if b"data-dir=" in word
+    ]
     assert len(folders) >= 2
     found = [path for folder in folders if folder.exists() for path in readable_by_others(folder)]
     mine = os.geteuid()
@@ -404,7 +406,7 @@ def listening() -> Iterator[tuple[str, int]]:
                 inodes[words[9]] = socket.inet_ntop(family, packed)
     for process in Path("/proc").glob("[0-9]*"):
         try:
-            targets = [os.readlink(each) for each in (process / "fd").iterdir()]
+            targets = [str(each.readlink()) for each in (process / "fd").iterdir()]
         except OSError:
             continue
         for target in targets:

@@ -210,7 +210,9 @@ def nested_schema(depth: int) -> dict[str, object]:
 BOMBS = {
     "repetitions of repetitions": {"regex": "((([a-z]{1,30}){1,30}){1,30}){1,30}"},
     "a choice of everything": {"choice": ["a" * (number + 1) for number in range(300)]},
-    "a schema that holds itself": {"json": {"$ref": "#/$defs/a", "$defs": {"a": {"anyOf": [{"$ref": "#/$defs/a"}] * 9}}}},
+    "a schema that holds itself": {
+        "json": {"$ref": "#/$defs/a", "$defs": {"a": {"anyOf": [{"$ref": "#/$defs/a"}] * 9}}}
+    },
     "a schema of 2^9 parts": {"json": nested_schema(9)},
     "a grammar that begins with itself": {"grammar": 'root ::= root root | "a"'},
 }

@@ -130,9 +130,7 @@ class DiffusionEngine:
             self._due.append(EngineOutput(request.key, finish_reason="stop"))
             return
         seed = seed_of(request.request_id) if params.seed is None else params.seed
-        self._canvases[request.key] = new_canvas(
-            model, digits, seed, params.steps, params.guidance_scale, avoided
-        )
+        self._canvases[request.key] = new_canvas(model, digits, seed, params.steps, params.guidance_scale, avoided)
 
     def update(self, request: StageRequest) -> None:
         """See SegmentEngine. Each segment is a picture of its own."""
