@@ -1,4 +1,4 @@
-"""Write the locks: `make lock`. Each compose/lock-*.in holds pins; the lock-*.txt beside it has them with their hashes.
+"""Write the locks: `make lock`. Each compose/lock-*.in holds pins; the lock-*.txt beside it holds them with hashes.
 
 A new version is written into the `.in` file by hand; this looks up the hashes of exactly those versions. Locks name no
 index: who installs says where from.

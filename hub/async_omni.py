@@ -302,6 +302,7 @@ class AsyncOmni(CollectiveCalls):
         segmented: bool = False,
         async_chunk: bool | None = None,
         label: str = "",
+        key: str = "",
     ) -> AsyncGenerator[OmniOutput, None]:
         """Run one request; yield its outputs as they come, then one summary. Raise RequestError.
 
@@ -312,8 +313,8 @@ class AsyncOmni(CollectiveCalls):
         inputs by role, such as a negative prompt: they run through the first stage on the same replica, and later
         stages get their hand-offs, too. ``received_s`` (``time.perf_counter``) is when the client's bytes came,
         ``trace_headers`` the W3C headers that came with them. ``async_chunk``: whether stages start on pieces of each
-        other's output; None: as the pipeline says. ``label`` is one more name of the request in log lines. Closing the
-        generator early, or cancelling its reader, aborts every stage.
+        other's output; None: as the pipeline says. ``label`` is one more name of the request in log lines, ``key``
+        that of the client's API key. Closing the generator early, or cancelling its reader, aborts every stage.
 
         ``inputs`` may also be an asynchronous iterator of segments: each is answered, by the same replicas, before the
         next is sent; an output's ``segment`` is the index of its segment. With ``segmented``, ``inputs`` is the first
@@ -333,6 +334,7 @@ class AsyncOmni(CollectiveCalls):
             segmented or feeder.is_segmented,
             async_chunk,
             label,
+            key,
         )
         orchestrator = self._running_orchestrator()
         live_hubs = orchestrator.live_hubs

@@ -7,8 +7,10 @@ import logging
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
+from hub.api.door.command_line import shows_key, without_keys
+from hub.api.door.flags import read_door
 from hub.serve.flags import (
     DEFAULT_HOST,
     DEFAULT_PORT,
@@ -20,7 +22,13 @@ from hub.serve.plan import deploy_of, plan_on_host, stages_on_host, supervisor_o
 from omni_discovery.balancing.policies import DEFAULT_POLICY
 from omni_discovery.commands.flags import read_labels, read_log_options, warn_if_plain
 from omni_discovery.commands.output import configure_logging
-from omni_discovery.commands.registry import child_environment, read_security, user_runtime_dir
+from omni_discovery.commands.registry import (
+    DOOR_SECRETS,
+    child_environment,
+    read_security,
+    take_secrets,
+    user_runtime_dir,
+)
 from omni_discovery.commands.stage_options import open_config, read_stage_options, runtime_here, stage_command
 from omni_discovery.deploy.document import DeployConfig
 from omni_discovery.errors import ConfigError
@@ -34,6 +42,8 @@ logger = logging.getLogger(__name__)
 
 def serve(arguments: argparse.Namespace) -> int:
     """Run ``omni serve`` with these arguments; return the exit code. Raise OmniError for what can't be served."""
+    if shows_key(sys.orig_argv) and arguments.api_key:
+        _hide_keys(arguments)
     configure_logging(read_log_options(arguments))
     check_flags(arguments)
     warn_of_ignored_flags(arguments)
@@ -42,6 +52,35 @@ def serve(arguments: argparse.Namespace) -> int:
     if arguments.headless:
         return run_headless(arguments)
     return run_with_hub(arguments)
+
+
+def _hide_keys(arguments: argparse.Namespace) -> NoReturn:
+    """Start this command again without the API keys in it: all users of the machine can read command lines.
+
+    The same process goes on, with the keys in anonymous memory.
+    """
+    keys_fd = os.memfd_create("omni-keys")
+    with os.fdopen(os.dup(keys_fd), "w", encoding="utf-8") as file:
+        file.write("\n".join(arguments.api_key))
+    os.lseek(keys_fd, 0, os.SEEK_SET)
+    os.set_inheritable(keys_fd, True)
+    words = [*without_keys(sys.orig_argv[1:]), "--api-key-fd", str(keys_fd)]
+    os.execv(sys.executable, [sys.executable, *words])  # noqa: S606 - no shell is wanted
+
+
+def _moved_keys(arguments: argparse.Namespace) -> str:
+    if arguments.api_key_fd is None:
+        return ""
+    try:
+        with os.fdopen(arguments.api_key_fd, encoding="utf-8") as file:
+            moved = file.read()
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"--api-key-fd is set by omni serve itself: leave it out ({error})") from error
+    logger.warning(
+        "flag.api_key --api-key: the keys were in the command line for a moment, where every user of this machine sees"
+        " them, and are in the shell's history; --api-key-file FILE keeps them out of both"
+    )
+    return moved
 
 
 def dry_run(arguments: argparse.Namespace) -> int:
@@ -108,7 +147,7 @@ def serve_config(arguments: argparse.Namespace, deploy: DeployConfig) -> ServeCo
         state_dir=user_state_dir(),
         api=arguments.api,
         api_flags=arguments.api_args or "",
-        admin_api=arguments.admin_api,
+        door=read_door(arguments, take_secrets(DOOR_SECRETS), _moved_keys(arguments)),
         access_log=arguments.access_log,
         traces_endpoint=arguments.otlp_traces_endpoint,
         log_stats=arguments.log_stats,

@@ -23,6 +23,9 @@ _STAGE_BUCKETS_S: Final = (
     *(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 60.0, 120.0, 300.0, 600.0),
 )
 
+#: Names of API keys that metrics tell apart.
+_MOST_KEYS: Final = 100
+
 #: The kinds of tokens, as a usage names them.
 _TOKEN_TYPES: Final = ("prompt", "completion")
 
@@ -49,6 +52,14 @@ class HubMetrics:
             ["stage", "replica", "outcome"],
             registry=self.registry,
         )
+        self._keys = Counter(
+            "omni_hub_requests_by_key",
+            f"HTTP requests and WebSockets that came in with a key, by its name; those after {_MOST_KEYS} names are"
+            " 'others'.",
+            ["key"],
+            registry=self.registry,
+        )
+        self._key_names: set[str] = set()
         self.request = Histogram(
             "omni_hub_request_seconds",
             "From the last byte of a request to the end of its answer, of requests that ended well.",
@@ -203,6 +214,12 @@ class HubMetrics:
         counter = self._view_counters.get(name)
         if counter is not None:
             counter.inc()
+
+    def count_key(self, name: str) -> None:
+        """Count a request that came in with the key of this name."""
+        if len(self._key_names) < _MOST_KEYS:
+            self._key_names.add(name)
+        self._keys.labels(name if name in self._key_names else "others").inc()
 
     def count_retry(self, stage_id: int, *, resumed: bool) -> None:
         """Count a stage of a request that was dispatched again; ``resumed``: to continue its answer."""

@@ -11,6 +11,8 @@ from omni_discovery.errors import InvalidRequestError
 
 #: The pixels of all pictures of a request: pictures are held unpacked, and a small file may unpack to any size.
 MAX_PIXELS: Final = 64 << 20
+#: The formats of pictures that are opened at all, by Pillow's names: it has dozens, and clients need no others.
+PICTURE_FORMATS: Final = ("PNG", "JPEG", "WEBP", "GIF")
 
 _BEGINS: Final = "data:image/"
 _ENCODED: Final = ";base64,"

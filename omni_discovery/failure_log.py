@@ -34,6 +34,8 @@ class Failure:
     parent: str = ""
     #: The client's name for the request; empty if it gave none.
     label: str = ""
+    #: The name of the API key that it came in with; empty where none was asked for.
+    key: str = ""
 
     def message(self) -> tuple[str, tuple[object, ...]]:
         """Template and arguments of a log call: one line of printable characters, at most about 1200 of them."""
@@ -42,6 +44,8 @@ class Failure:
             values["parent"] = word(self.parent)
         if self.label:
             values["x_request_id"] = word(self.label)
+        if self.key:
+            values["key"] = word(self.key)
         values |= {
             "stage": word(self.stage),
             "replica": word(self.replica),

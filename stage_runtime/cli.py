@@ -29,6 +29,7 @@ from omni_discovery.commands.flags import (
     check_backend,
     check_data_plane,
     check_metrics,
+    check_metrics_token,
     check_timeout,
     read_log_options,
     warn_if_plain,
@@ -38,6 +39,7 @@ from omni_discovery.commands.registry import (
     add_security_options,
     add_trust_options,
     default_namespace,
+    take_secrets,
     user_runtime_dir,
 )
 from omni_discovery.commands.stage_options import (
@@ -203,6 +205,7 @@ def _read_options(arguments: argparse.Namespace) -> StageOptions:
     check_headless(parse_overrides(arguments.stage_overrides))
     check_backend(arguments)
     check_metrics(arguments)
+    check_metrics_token(arguments)
     runtime = runtime_here(arguments, arguments.stage_id)
     return read_stage_options(arguments, arguments.stage_id, arguments.omni_dp_size_local, runtime)
 
@@ -234,7 +237,7 @@ def _supervise_stage(arguments: argparse.Namespace, options: StageOptions) -> in
     if options.worker_backend != RAY:
         check_packages(replica.stage_id)
     # The replicas have it in their settings; the libraries and processes that they load or start need not see it.
-    os.environ.pop("OMNI_ETCD_PASSWORD", None)
+    take_secrets()
     _be_brief(replica)
     config = SupervisorConfig(replica=replica, count=options.count, parent_pid=arguments.parent_pid)
     with closing(_metrics_exporter(options)) as exporter:
@@ -249,7 +252,7 @@ def _metrics_exporter(options: StageOptions) -> MetricsExporter:
     if options.metrics_fd is not None:
         exporter.send_to_hub(options.metrics_fd)
     if options.metrics_port is not None:
-        exporter.serve(options.metrics_host, options.metrics_port)
+        exporter.serve(options.metrics_host, options.metrics_port, options.metrics_token_file)
     # Seen also while the supervisor waits for a deploy document.
     exporter.export(
         SupervisorSample(

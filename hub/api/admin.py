@@ -1,4 +1,4 @@
-"""``--admin-api``: control calls to replicas over HTTP, for operators: any client of the port may make them.
+"""``--admin-port``: control calls to replicas over HTTP, for operators, at a port and with a token of their own.
 
 ``POST /admin/<method>`` with a JSON body of ``args``, ``kwargs``, ``stage_ids`` and ``timeout_s``, all optional, gives
 a JSON list with one entry for each replica; a failure is in its entry, and the status is 200 all the same.
@@ -21,13 +21,11 @@ from omni_discovery.errors import InvalidRequestError, RequestError
 
 if TYPE_CHECKING:
     from starlette.requests import Request
-    from starlette.types import ASGIApp, Receive, Scope, Send
 
     from hub.async_omni import AsyncOmni
 
 logger = logging.getLogger(__name__)
 
-_PREFIX: Final = "/admin/"
 #: Names the stages of a call that the pipeline has not; the others have answered.
 _WARNING: Final = "x-omni-warning"
 
@@ -42,19 +40,13 @@ class AdminCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     timeout_s: float = 60.0
 
 
-def with_admin(app: ASGIApp, omni: AsyncOmni) -> ASGIApp:
-    """Add the operators' calls to a web application."""
+def build_admin(omni: AsyncOmni) -> Starlette:
+    """The web application of the operators' calls; who may make them is decided in front of it."""
 
     async def respond(request: Request) -> Response:
         return await _respond(omni, request)
 
-    admin = Starlette(routes=[Route(_PREFIX + "{method}", respond, methods=["POST"])])
-
-    async def both(scope: Scope, receive: Receive, send: Send) -> None:
-        is_admin = scope["type"] == "http" and scope["path"].startswith(_PREFIX)
-        await (admin if is_admin else app)(scope, receive, send)
-
-    return both
+    return Starlette(routes=[Route("/admin/{method}", respond, methods=["POST"])])
 
 
 async def _respond(omni: AsyncOmni, request: Request) -> Response:

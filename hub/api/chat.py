@@ -117,6 +117,7 @@ class ChatCompletions:
             {"messages": chat.messages},
             request_id=exchange.request_id,
             label=exchange.label,
+            key=exchange.key,
             modalities=chat.modalities,
             params=stage_params(self._deploy, chat),
             timeout_s=chat.timeout,

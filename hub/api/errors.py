@@ -28,6 +28,15 @@ class BodyTooLongError(InvalidRequestError):
         super().__init__(message, 413)
 
 
+class UnauthorizedError(InvalidRequestError):
+    """The request brings no key that opens this door."""
+
+    def __init__(self, *, is_missing: bool) -> None:
+        what = "a key is needed" if is_missing else "this key opens nothing here"
+        super().__init__(f"{what}: send the one that the operator gave you as 'Authorization: Bearer KEY'")
+        self.status = 401
+
+
 class ModelNotFoundError(InvalidRequestError):
     """The request names a model that is not served here."""
 
@@ -48,6 +57,7 @@ _KINDS: tuple[tuple[type[OmniError], int, str, str], ...] = (
 #: OpenAI's ``type`` and our ``code`` of refusals, by status.
 _REFUSED: Final = {
     400: ("invalid_request_error", "invalid_request"),
+    401: ("invalid_request_error", "invalid_api_key"),
     403: ("permission_error", "permission_denied"),
     404: ("invalid_request_error", "not_found"),
     409: ("invalid_request_error", "conflict"),

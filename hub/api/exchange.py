@@ -37,13 +37,15 @@ _KEY: Final = "omni.exchange"
 class Exchange:
     """One HTTP request, or one WebSocket connection."""
 
-    __slots__ = ("_replicas", "label", "request_id")
+    __slots__ = ("_replicas", "key", "label", "request_id")
 
     def __init__(self, label: str = "") -> None:
         #: The hub's own name for it, which begins the ids of its requests to replicas, or is part of them.
         self.request_id = uuid.uuid4().hex
         #: The client's name for it; empty if it gave none that can be used.
         self.label = label
+        #: The name of the key that it came in with; empty where none is asked for.
+        self.key = ""
         self._replicas: dict[str, None] = {}
 
     def __repr__(self) -> str:
@@ -108,7 +110,7 @@ class Exchanges:
         answer = _Sent()
 
         async def send_named(message: Message) -> None:
-            if message["type"] in ("http.response.start", "websocket.accept"):
+            if message["type"] in ("http.response.start", "websocket.accept", "websocket.http.response.start"):
                 message.setdefault("headers", [])
                 headers = MutableHeaders(scope=message)
                 for name, value in exchange.headers().items():
@@ -145,9 +147,9 @@ class _Sent:
     def add(self, message: Message) -> None:
         """Count one message to the client."""
         match message["type"]:
-            case "http.response.start":
+            case "http.response.start" | "websocket.http.response.start":
                 self._status = message["status"]
-            case "http.response.body":
+            case "http.response.body" | "websocket.http.response.body":
                 self._count(message.get("body", b""))
                 self._is_complete = not message.get("more_body", False)
             case "websocket.accept":
@@ -167,7 +169,7 @@ class _Sent:
         """Write the line of the access log: neither the query nor a header but the label, for they may hold secrets."""
         logger.info(
             "http.request method=%s path=%s status=%s duration_s=%.3f bytes=%d pieces=%d complete=%s request=%s "
-            "x_request_id=%s replicas=%s",
+            "x_request_id=%s key=%s replicas=%s",
             # A WebSocket begins as a GET.
             word(scope.get("method", "GET")),
             word(scope["path"]),
@@ -178,5 +180,6 @@ class _Sent:
             "yes" if self._is_complete else "no",
             exchange.request_id,
             word(exchange.label),
+            word(exchange.key),
             exchange.replicas.replace(", ", ",").replace(" ", "_") or "-",
         )

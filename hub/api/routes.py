@@ -13,6 +13,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route, WebSocketRoute
 
 from hub.api.chat import ChatCompletions
+from hub.api.door.guard import is_trusted
 from hub.api.errors import error_body
 from hub.api.stream import Stream
 from omni_discovery.records.health import TroubleKind
@@ -38,8 +39,8 @@ def build_app(omni: AsyncOmni, deploy: DeployConfig, started_s: int) -> Starlett
         """The liveness check: 200 also without replicas, because a restart of the hub would not help."""
         return JSONResponse({"status": "ok"})
 
-    async def ready(_: Request) -> Response:
-        return ready_response(omni)
+    async def ready(request: Request) -> Response:
+        return ready_response(omni, shows_details=is_trusted(request.scope))
 
     async def exposition(_: Request) -> Response:
         return Response(generate_latest(omni.metrics), media_type=CONTENT_TYPE_LATEST)
@@ -57,8 +58,11 @@ def build_app(omni: AsyncOmni, deploy: DeployConfig, started_s: int) -> Starlett
     )
 
 
-def ready_response(omni: AsyncOmni) -> Response:
-    """The readiness check: 200 if this hub can serve every stage and none keeps failing, else 503 with the reason."""
+def ready_response(omni: AsyncOmni, *, shows_details: bool = True) -> Response:
+    """The readiness check: 200 if this hub can serve every stage and none keeps failing, else 503 with the reason.
+
+    Without ``shows_details`` only whether it is ready.
+    """
     stages, now_s, ejected = omni.stage_status(), time.monotonic(), _ejected(omni)
     empty = [stage for stage in stages if not stage.pickable]
     failing = {stage.stage_id: how for stage in stages if (how := stage.failures.describe(now_s))}
@@ -82,7 +86,8 @@ def ready_response(omni: AsyncOmni) -> Response:
     if stale_s is not None:
         body["view_stale_s"] = round(stale_s, 1)
         body["view"] = f"the view of the registry has not been proved fresh for {stale_s:.0f} s; serving goes on by it"
-    return JSONResponse(body, status_code=200 if body["ready"] else 503)
+    shown = body if shows_details else {"ready": body["ready"]}
+    return JSONResponse(shown, status_code=200 if body["ready"] else 503)
 
 
 def _shown(

@@ -15,6 +15,7 @@ from hub.api.exchange import Exchanges
 from omni_discovery.errors import ConfigError
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import Iterator
 
     from starlette.types import ASGIApp
@@ -23,12 +24,14 @@ if TYPE_CHECKING:
 
 #: How long open answers may go on when the hub stops.
 _GRACE_S: Final = 5
+#: How long clients without a request may take to close.
+_GOODBYE_S: Final = 1.0
 #: Interval at which answers are ended after that, including those that began meanwhile.
 _LATECOMERS_S: Final = 0.5
 
 
-def bind(host: str, port: int) -> socket.socket:
-    """A listening socket; port 0 takes a free one. Raise ConfigError if the address can't be bound."""
+def bind(host: str, port: int, port_flag: str = "--port", host_flag: str = "--host") -> socket.socket:
+    """A listening socket; port 0 takes a free one. Raise ConfigError, which names a flag, if it can't be bound."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -37,7 +40,7 @@ def bind(host: str, port: int) -> socket.socket:
         listener.listen(1024)
     except OSError as error:
         listener.close()
-        flag = "--port" if error.errno in (errno.EADDRINUSE, errno.EACCES) else "--host"
+        flag = port_flag if error.errno in (errno.EADDRINUSE, errno.EACCES) else host_flag
         raise ConfigError(f"can't listen on {host} port {port}: {error.strerror}; choose another {flag}") from error
     listener.setblocking(False)
     return listener
@@ -52,9 +55,20 @@ class _Server(uvicorn.Server):
 
 
 class HttpServer:
-    """The HTTP server of one hub. ``access_log``: whether each request leaves a line."""
+    """The HTTP server of one port of a hub. ``access_log``: whether each request leaves a line.
 
-    def __init__(self, omni: AsyncOmni, app: ASGIApp, *, access_log: bool = False) -> None:
+    ``tls``: serve HTTPS with it. ``forwarded_allow_ips``: the proxies that may say who the client is; empty: none.
+    """
+
+    def __init__(
+        self,
+        omni: AsyncOmni,
+        app: ASGIApp,
+        *,
+        access_log: bool = False,
+        tls: ssl.SSLContext | None = None,
+        forwarded_allow_ips: str = "",
+    ) -> None:
         config = uvicorn.Config(
             Exchanges(app, logs=access_log),
             log_config=None,
@@ -65,7 +79,11 @@ class HttpServer:
             ws_max_size=MAX_BODY_BYTES,
             # A small frame must not become a large one here.
             ws_per_message_deflate=False,
+            proxy_headers=bool(forwarded_allow_ips),
+            forwarded_allow_ips=forwarded_allow_ips,
         )
+        config.load()
+        config.ssl = tls
         self._omni = omni
         self._server = _Server(config)
         self._task: asyncio.Task[None] | None = None
@@ -80,7 +98,9 @@ class HttpServer:
         self._server.should_exit = True
         if self._task is not None:
             hurried = asyncio.create_task(self._hurries.wait())
-            await asyncio.wait({self._task, hurried}, timeout=_GRACE_S, return_when=asyncio.FIRST_COMPLETED)
+            for timeout_s in (_GOODBYE_S, _GRACE_S - _GOODBYE_S):
+                await asyncio.wait({self._task, hurried}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+                self._drop_idle()
             hurried.cancel()
             while not self._task.done():
                 # Each open answer ends with an error instead of being cut. The sessions stay open: replicas that are
@@ -88,6 +108,14 @@ class HttpServer:
                 self._omni.end_requests()
                 await asyncio.wait({self._task}, timeout=_LATECOMERS_S)
             await asyncio.gather(self._task, return_exceptions=True)
+
+    def _drop_idle(self) -> None:
+        """Cut what is closed already but for TLS's goodbye, which an idle client does not answer."""
+        for connection in self._server.server_state.connections.copy():
+            # A WebSocket has no cycle, which is one request and its answer.
+            cycle = getattr(connection, "cycle", connection)
+            if cycle is None or getattr(cycle, "response_complete", False):
+                connection.transport.abort()
 
     def hurry(self) -> None:
         """Have ``stop``, now or later, end open answers at once. Used on the loop."""

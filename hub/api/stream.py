@@ -146,6 +146,7 @@ class Stream:
             frames.segments(first),
             request_id=exchange.request_id,
             label=exchange.label,
+            key=exchange.key,
             modalities=first.modalities,
             sampling_params_list=first.sampling_params_list,
             timeout_s=first.timeout,

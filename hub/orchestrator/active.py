@@ -38,6 +38,8 @@ class AddRequest:
     segmented: bool = False
     #: A name that the client gave it besides, for log lines only: several requests may have the same.
     label: str = ""
+    #: The name of the API key that its client has; empty where none was asked for.
+    key: str = ""
     #: The W3C headers of the trace that the request belongs to.
     trace_headers: Mapping[str, str] = field(default_factory=dict)
     #: The prompts that run through the first stage together with the request, by role.
@@ -116,6 +118,8 @@ class Active:
     first_sent: bool = False
     #: Whether its client has got output.
     first_shown: bool = False
+    #: Where its work failed in the engine, by stage: the input addresses of replicas.
+    failed_at: dict[int, set[str]] = field(default_factory=dict)
     #: The futures of segments that wait for the first stage to take them.
     updates: list[asyncio.Future[str]] = field(default_factory=list)
     #: The request ids of its companions, by role.

@@ -190,6 +190,7 @@ class RequestParts:
     segmented: bool = False
     async_chunk: bool | None = None
     label: str = ""
+    key: str = ""
 
 
 class Admission:
@@ -248,6 +249,7 @@ class Admission:
             companions=parts.companions,
             trace_headers=parts.trace_headers,
             label=parts.label,
+            key=parts.key,
             release=release,
             asked_params=parts.params or {},
         )

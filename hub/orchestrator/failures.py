@@ -115,6 +115,7 @@ def failure_of(active: Active, error: RequestError) -> Failure:
         cause=str(error),
         parent=active.request.parent_id,
         label=active.request.label,
+        key=active.request.key,
     )
 
 

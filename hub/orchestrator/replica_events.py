@@ -207,6 +207,7 @@ class ReplicaListener:
         addr, message = event.client.info.input_addr, event.message
         if isinstance(message, wire.StageDone) and message.finish_reason != "abort":
             pool.core.stage_served()
+            self._blame_again(pool, active)
         if isinstance(message, wire.StageDone) and message.finish_reason != "abort" and not active.request.segmented:
             run = active.machine.runs[pool.stage_id]
             # The time of a request that was paused for its client says nothing of how long the stage takes.
@@ -214,16 +215,38 @@ class ReplicaListener:
             if pool.core.succeeded(addr, service_s, pool.now()):
                 logger.info("replica.readmitted replica=%s", event.client.info.name)
         elif isinstance(message, wire.StageFailed) and message.kind is wire.FailureKind.ENGINE:
-            self._blame(pool, event.client.info, shown_reason(message))
+            self._engine_failed(pool, active, event.client.info, shown_reason(message))
 
-    def _blame(self, pool: StagePool, info: ReplicaInfo, cause: str) -> None:
-        """Count a failure of a replica; log it if that ejects the replica. ``cause`` quotes no prompt."""
-        if not pool.core.failed(info.input_addr, pool.now(), cause):
+    def _engine_failed(self, pool: StagePool, active: Active, info: ReplicaInfo, cause: str) -> None:
+        """Count a failure of the replica, unless the request has failed elsewhere: then it is nobody's."""
+        failed_at = active.failed_at.setdefault(pool.stage_id, set())
+        failed_at.add(info.input_addr)
+        if len(failed_at) == 1:
+            self._blame(pool, info, cause, active.request.request_id)
             return
-        entry = pool.core.members.entries[info.input_addr]
-        text = "replica.ejected replica=%s for_s=%.1f in_force=%s: %s"
-        for_s, is_in_force = entry.health.until_s - pool.now(), not pool.core.outliers.panics
-        logger.warning(text, info.name, for_s, is_in_force, entry.health.reason)
+        for addr in failed_at:
+            entry = pool.core.members.entries.get(addr)
+            if pool.core.excuse(addr, active.request.request_id, pool.now()) and entry is not None:
+                logger.info("replica.readmitted replica=%s: what failed here fails elsewhere, too", entry.info.name)
+
+    def _blame_again(self, pool: StagePool, active: Active) -> None:
+        """The request was served after all: it was the fault of all the replicas where it failed."""
+        failed_at = active.failed_at.pop(pool.stage_id, ())
+        if len(failed_at) > 1:
+            for addr in failed_at:
+                info = self._pools.record(pool.stage_id, addr)
+                if info is not None:
+                    self._blame(pool, info, "another replica served what failed here", active.request.request_id)
+
+    def _blame(self, pool: StagePool, info: ReplicaInfo, cause: str, request_id: str = "") -> None:
+        """Count a failure of a replica; log it if that ejects the replica. ``cause`` quotes no prompt."""
+        if pool.core.failed(info.input_addr, pool.now(), cause, request_id):
+            entry = pool.core.members.entries[info.input_addr]
+            text = "replica.ejected replica=%s for_s=%.1f in_force=%s: %s"
+            for_s, is_in_force = entry.health.until_s - pool.now(), not pool.core.outliers.panics
+            logger.warning(text, info.name, for_s, is_in_force, entry.health.reason)
+        for entry in pool.core.readmit_ordinary(pool.now()):
+            logger.info("replica.readmitted replica=%s: it fails no more than others", entry.info.name)
 
     def _unanswered(self, event: Unanswered) -> None:
         info, active = event.client.info, self._active.get(event.request_id)

@@ -242,18 +242,43 @@ class Pool:
         self._changed()
         return True
 
-    def failed(self, addr: str, now_s: float, cause: str = "") -> bool:
+    def failed(self, addr: str, now_s: float, cause: str = "", request_id: str = "") -> bool:
         """A request failed by the replica's fault: it did not answer, the transport broke, or its engine failed.
 
         Return whether that ejects the replica.
         """
-        entry = self.members.entries.get(addr)
-        if entry is None or not self.outliers.failed(entry, self.members.listed_count, now_s, cause):
+        members = self.members
+        entry = members.entries.get(addr)
+        if entry is None:
             return False
+        is_ejected = self.outliers.failed(entry, members.listed_count, now_s, cause, request_id, members)
+        if is_ejected:
+            self._heed_outliers()
+            self._reindex(entry)
+            self._changed()
+        return is_ejected
+
+    def excuse(self, addr: str, request_id: str, now_s: float) -> bool:
+        """Forget that a request failed at a replica, as it failed at another one, too; return whether that readmits."""
+        entry = self.members.entries.get(addr)
+        if entry is None:
+            return False
+        is_readmitted = self.outliers.excuse(entry, request_id, now_s)
+        self._after_readmission([entry])
+        return is_readmitted
+
+    def readmit_ordinary(self, now_s: float) -> list[Entry]:
+        """A replica has failed: readmit the ejected ones that fail no more than the others do, and return them."""
+        readmitted = self.outliers.readmit_ordinary(self.members, now_s)
+        if readmitted:
+            self._after_readmission(readmitted)
+        return readmitted
+
+    def _after_readmission(self, entries: list[Entry]) -> None:
         self._heed_outliers()
-        self._reindex(entry)
+        for entry in entries:
+            self._reindex(entry)
         self._changed()
-        return True
 
     def stage_served(self) -> None:
         """The stage has done its work for a request, at whatever replica."""

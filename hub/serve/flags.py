@@ -7,6 +7,7 @@ import importlib.util
 import logging
 from typing import TYPE_CHECKING, Any, Final
 
+from hub.api.door.flags import add_door_options, check_door
 from hub.serve.document_flags import add_document_options, check_document_options, joins_pipeline, merge_names
 from hub.serve.foreign_flags import add_foreign_options, check_foreign
 from omni_discovery.balancing.policies import DEFAULT_POLICY
@@ -19,6 +20,7 @@ from omni_discovery.commands.flags import (
     check_backend,
     check_data_plane,
     check_metrics,
+    check_metrics_token,
     check_timeout,
 )
 from omni_discovery.commands.registry import add_registry_options, add_trust_options, read_bounds, read_security
@@ -48,12 +50,6 @@ def add_api_options(parser: argparse._ActionsContainer) -> None:
         " --api-args='--enable-auto-tool-choice --tool-call-parser hermes'",
     )
     parser.add_argument(
-        "--admin-api",
-        action="store_true",
-        help="POST /admin/<method> calls every replica: profiles, sleep, LoRA adapters;"
-        " only for a port that nobody else reaches",
-    )
-    parser.add_argument(
         "--access-log",
         action="store_true",
         help="a line for each HTTP request: path, status, duration, size, ids and replicas; never what was asked",
@@ -68,8 +64,6 @@ def add_api_options(parser: argparse._ActionsContainer) -> None:
 
 def check_api(arguments: argparse.Namespace) -> None:
     """Raise ConfigError for an API that can't be served here, or flags of one that is not chosen."""
-    if arguments.headless and arguments.admin_api:
-        raise ConfigError("--headless has no HTTP API: leave out --admin-api, or give it to a hub")
     if arguments.headless and arguments.access_log:
         raise ConfigError("--headless has no HTTP API: leave out --access-log, or give it to a hub")
     if arguments.api == "omni":
@@ -189,6 +183,8 @@ def add_serve_options(parser: argparse.ArgumentParser) -> None:
     http.add_argument("--host", help=f"where it listens (default: {DEFAULT_HOST})")
     http.add_argument("--port", type=int, help=f"0 takes a free one (default: {DEFAULT_PORT})")
     add_api_options(http)
+    add_door_options(parser)
+    add_metrics_options(parser.add_argument_group("metrics, of a hub or with --headless"))
     http.add_argument(
         "--init-timeout",
         type=float,
@@ -249,7 +245,6 @@ def _add_local_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--omni-replica-address", "-ora", metavar="IP", help="the address that local replicas advertise")
     add_loading_options(group)
     add_backend_options(group)
-    add_metrics_options(group)
     add_trust_options(group)
 
 
@@ -278,10 +273,7 @@ def check_flags(arguments: argparse.Namespace) -> None:
     check_backend(arguments)
     check_metrics(arguments)
     read_bounds(arguments)
-    if arguments.metrics_port is not None and not arguments.headless:
-        raise ConfigError(
-            "--metrics-port is for --headless: a hub shows the metrics of its local replicas at /metrics of --port"
-        )
+    check_door(arguments)
     check_api(arguments)
     check_tracing(arguments)
     check_admission(arguments)
@@ -327,6 +319,7 @@ def _check_headless(arguments: argparse.Namespace) -> None:
     for flag, value in (("--host", arguments.host), ("--port", arguments.port)):
         if value is not None:
             raise ConfigError(f"{flag} is a hub's: leave it out with --headless, which has no HTTP API")
+    check_metrics_token(arguments)
     check_headless(parse_overrides(arguments.stage_overrides))
 
 

@@ -6,7 +6,7 @@ import argparse
 import logging
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -23,7 +23,6 @@ from omni_discovery.plugins import CONNECTOR_GROUPS, ENGINE_GROUPS, check_packag
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from typing import Any
 
 logger = logging.getLogger(__name__)
 
@@ -116,4 +115,6 @@ def supervisor_options(
         read_stage_options(arguments, stage.stage_id, count, overrides.get(stage.stage_id, {}))
         for stage, count in local_stages
     )
-    return tuple(msgspec.structs.replace(each, bounds=each.bounds.owning(deploy)) for each in options)
+    # Their metrics are the hub's: the port and its token are not theirs.
+    no_port: dict[str, Any] = {"metrics_port": None, "metrics_token_file": ""}
+    return tuple(msgspec.structs.replace(each, bounds=each.bounds.owning(deploy), **no_port) for each in options)

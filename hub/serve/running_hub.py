@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from hub.api.door.config import DoorConfig
 from hub.async_omni import AsyncOmni
 from hub.orchestrator.tracing import connect_tracing
 from hub.serve.identity import HubIdentity, acquire_identity, new_identity
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from hub.config import HubConfig
     from omni_discovery.commands.stage_options import StageOptions
     from omni_discovery.etcd.config import RegistrySecurity
+    from omni_discovery.view.api_keys import OnApiKeys
 
 logger = logging.getLogger(__name__)
 
@@ -82,8 +84,8 @@ class ServeConfig:
     #: The HTTP API: ``omni``, or ``vllm`` with the flags of vLLM's server.
     api: str = OMNI_API
     api_flags: str = ""
-    #: Whether control calls to replicas are served over HTTP, to every client that reaches the port.
-    admin_api: bool = False
+    #: Who may use the HTTP ports, and which there are beside the API's.
+    door: DoorConfig = field(default_factory=DoorConfig)
     #: Whether each HTTP request leaves a line in the log.
     access_log: bool = False
     #: The collector to which spans of requests are sent; None for none.
@@ -135,8 +137,17 @@ class RunningHub:
     The thread of the loop has to live as long as the hub: the kernel ends the local stages with it.
     """
 
-    def __init__(self, config: ServeConfig, endpoints: str, address: str, stopping: asyncio.Event) -> None:
+    def __init__(
+        self,
+        config: ServeConfig,
+        endpoints: str,
+        address: str,
+        stopping: asyncio.Event,
+        on_api_keys: OnApiKeys | None = None,
+    ) -> None:
         self._config = config
+        #: Receives the API keys of etcd; None: nobody asks for any.
+        self._on_api_keys = on_api_keys
         self._endpoints = endpoints
         self._address = address
         #: Set to stop the hub, also while it is starting.
@@ -233,6 +244,7 @@ class RunningHub:
             password=self._config.security.password,
             hub=record,
             on_view=with_history(omni.apply_view, self._history),
+            on_api_keys=self._on_api_keys,
             options=ViewOptions(
                 saved_view=saved_view,
                 applied_revision=omni.applied_revision,

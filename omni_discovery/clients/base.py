@@ -19,6 +19,7 @@ from omni_discovery.loop_thread import LoopThread
 from omni_discovery.registration.lease import LeaseState
 from omni_discovery.registration.leased_key import LeasedKey
 from omni_discovery.stories import Stories
+from omni_discovery.view.api_keys import ApiKeyWatch
 from omni_discovery.view.watcher import Watcher
 
 logger = logging.getLogger(__name__)
@@ -80,7 +81,7 @@ class RegistryClient(abc.ABC):
         #: Whether ``close`` was called, and whether it has ended.
         self._is_closed = False
         self._has_ended = False
-        self._watchers: tuple[Watcher, ...] = ()
+        self._watchers: tuple[Watcher | ApiKeyWatch, ...] = ()
         self._registrar: LeasedKey | None = None
         #: Receives the story of a suspect or lost lease, for ``omni doctor``; None: not kept.
         self._stories: Stories | None = None

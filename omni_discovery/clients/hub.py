@@ -15,6 +15,7 @@ from omni_discovery.records.beat import BeatRecord, read_beats
 from omni_discovery.records.schema import HubRecord, ReplicaInfo, ReplicaList
 from omni_discovery.registration.leased_key import Listener
 from omni_discovery.registration.registrars import HubRegistrar
+from omni_discovery.view.api_keys import ApiKeyWatch, OnApiKeys
 from omni_discovery.view.hub_watcher import HubWatcher, ViewOptions
 from omni_discovery.view.table import Delta, View
 
@@ -25,7 +26,8 @@ class OmniCoordClientForHub(RegistryClient):
     ``on_view(view, delta)`` is called with the first list, at each change, and when the view turns stale or fresh. The
     view is compared with etcd each ``options.anti_entropy_s``. With ``options.saved_view`` it is saved to that file;
     until etcd answers, the view is the saved one, stale since it was proved fresh last. ``options.count`` is called
-    with ``relist``, ``bad_value``, ``repair`` and ``unproved`` as they happen.
+    with ``relist``, ``bad_value``, ``repair`` and ``unproved`` as they happen. ``on_api_keys`` is called with the
+    hashes of the namespace's API keys, by name, as soon as etcd has told them and whenever they change; None: not read.
     """
 
     @accepts_old_name
@@ -41,10 +43,12 @@ class OmniCoordClientForHub(RegistryClient):
         hub: HubRecord | None = None,
         on_view: Callable[[View, Delta], None] | None = None,
         options: ViewOptions | None = None,
+        on_api_keys: OnApiKeys | None = None,
     ) -> None:
         super().__init__(client_config(endpoints, namespace, ttl_s, tls, user, password), "omni-registry-hub")
         self._hub = hub
         self._on_view = on_view
+        self._on_api_keys = on_api_keys
         self._options = options or ViewOptions()
         #: The latest view; replaced as a whole, so a reader needs no lock.
         self._view = View()
@@ -119,7 +123,10 @@ class OmniCoordClientForHub(RegistryClient):
             self._registrar = HubRegistrar(kv, config.namespace, self._hub, ttl_s=config.ttl_s, listener=listener)
         watcher = HubWatcher(kv, config, self._on_view_change, self._options, hub_id, self._registrar)
         self._watchers, self._hub_watcher = (watcher,), watcher
-        watcher.start()
+        if self._on_api_keys is not None:
+            self._watchers += (ApiKeyWatch(kv, config.namespace, self._on_api_keys),)
+        for each in self._watchers:
+            each.start()
         if self._registrar is not None:
             self._registrar.start()
 

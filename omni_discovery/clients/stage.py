@@ -7,26 +7,29 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Final
 
 import msgspec
 
 from omni_discovery.clients.base import RegistryClient, accepts_old_name, client_config
-from omni_discovery.errors import ConfigError
+from omni_discovery.errors import ConfigError, RegistryError
 from omni_discovery.etcd.config import RegistryTls
 from omni_discovery.etcd.store import EtcdKV
 from omni_discovery.kv import KeyValue
 from omni_discovery.log_once import LogOnce
 from omni_discovery.records import keys
 from omni_discovery.records.control import AppliedControl
-from omni_discovery.records.schema import HubRecord, ReplicaRecord, ReplicaStatus
+from omni_discovery.records.schema import HubRecord, ReplicaInfo, ReplicaRecord, ReplicaStatus
 from omni_discovery.registration.control_watch import ControlWatch
 from omni_discovery.registration.drain_acks import DrainAcks
 from omni_discovery.registration.leased_key import Listener
 from omni_discovery.registration.registrars import ReplicaRegistrar, changed_record, checked, replica_id_of
 from omni_discovery.view.known_hubs import KnownHubs
+from omni_discovery.view.known_producers import KnownProducers
 from omni_discovery.view.table import ReplicaTable
 from omni_discovery.view.watcher import Watcher
 
@@ -34,6 +37,8 @@ logger = logging.getLogger(__name__)
 
 #: How long a close waits until the drain is removed from the control key.
 _TAKE_BACK_S: Final = 1.0
+#: How often the records of earlier stages are read at least.
+_PRODUCERS_EVERY_S: Final = 30.0
 
 
 def _ignore(_news: object) -> None:
@@ -51,6 +56,7 @@ class OmniCoordClientForStage(RegistryClient):
     ``on_registered(replica_id, epoch)``: the key was claimed, also after a loss. ``on_lost(reason)``: the key was lost.
     ``on_drain()`` is called once, when an operator drains this life: finish what is in flight and close.
     ``on_acknowledged()``: the record says ``draining`` and every hub has applied that.
+    ``producers`` gets the records of the stages that it names.
     """
 
     @accepts_old_name
@@ -76,6 +82,7 @@ class OmniCoordClientForStage(RegistryClient):
         on_lost: Callable[[str], None] | None = None,
         on_drain: Callable[[], None] | None = None,
         on_acknowledged: Callable[[], None] | None = None,
+        producers: KnownProducers | None = None,
     ) -> None:
         super().__init__(
             client_config(endpoints, namespace, ttl_s, tls, user, password), f"omni-registry-stage-{stage_id}"
@@ -87,6 +94,9 @@ class OmniCoordClientForStage(RegistryClient):
         self._on_lost = on_lost
         self._on_drain = on_drain
         self._on_acknowledged = on_acknowledged
+        self._producers = producers
+        self._reads_producers: asyncio.Task[None] | None = None
+        self._producer_missed = asyncio.Event()
         #: Replaced as a whole; its state belongs to the loop.
         self._known_hubs: KnownHubs | None = None
         self._is_draining = False
@@ -166,6 +176,35 @@ class OmniCoordClientForStage(RegistryClient):
         self._acks = DrainAcks(kv, config.namespace, self._revoked, self._on_drain_acknowledged)
         if self._on_hubs is not None or self._on_revoked is not None:
             self._watchers = self._watch_hubs(kv)
+        if self._producers is not None and self._producers.stage_ids:
+            self._producers.on_miss(self._read_producers_now)
+            self._reads_producers = asyncio.create_task(self._read_producers(kv, self._producers), name="producers")
+
+    def _read_producers_now(self) -> None:
+        # The loop may have ended: this client is being closed.
+        with suppress(RuntimeError):
+            self._thread.call(self._producer_missed.set)
+
+    async def _read_producers(self, kv: EtcdKV, producers: KnownProducers) -> None:
+        """Read the records of earlier stages now and then, and at once when an address is not known. Runs for ever.
+
+        They are not watched: the load in every record of every producer would come to every consumer.
+        """
+        while True:
+            self._producer_missed.clear()
+            try:
+                table = ReplicaTable(self._config.namespace)
+                found: list[ReplicaInfo] = []
+                for stage_id in producers.stage_ids:
+                    table.replace(await kv.list(keys.replicas_prefix(self._config.namespace, stage_id)), 0.0)
+                    found += table.snapshot().replicas.values()
+                producers.apply_records(found)
+            except RegistryError as error:
+                logger.debug("producers.unknown reason=%s", error)
+                producers.read_failed()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_PRODUCERS_EVERY_S * (0.5 + 0.5 * random.random())):
+                    await self._producer_missed.wait()
 
     def _watch_hubs(self, kv: EtcdKV) -> tuple[Watcher, ...]:
         namespace = self._config.namespace
@@ -181,6 +220,8 @@ class OmniCoordClientForStage(RegistryClient):
         return watchers
 
     async def _close_on_loop(self) -> None:
+        if self._reads_producers is not None:
+            self._reads_producers.cancel()
         await self._acks.close()
         await self._control.close(_TAKE_BACK_S)
         await super()._close_on_loop()

@@ -191,20 +191,30 @@ METRICS_HOST: Final = "127.0.0.1"
 
 
 def add_metrics_options(parser: argparse._ActionsContainer) -> None:
-    """Add the flags about the metrics of replicas that run without a hub in their process."""
+    """Add the flags about a port of its own for metrics, and who may read them."""
     parser.add_argument(
         "--metrics-port",
         type=int,
         metavar="PORT",
-        help="serve the metrics of the replicas here to Prometheus, at /metrics of this port; 0 takes a free one"
-        " (default: not served; a hub shows those of its local replicas at its own /metrics)",
+        help="serve metrics to Prometheus at /metrics of this port; 0 takes a free one (default: a hub serves its own,"
+        " and those of its local replicas, at --port; with --headless there are none)",
     )
     parser.add_argument(
         "--metrics-host",
         metavar="HOST",
-        help="the address of that port, which asks for no password: only for a network that you trust"
-        f" (default: {METRICS_HOST})",
+        help=f"the address of that port (default: {METRICS_HOST})",
     )
+    parser.add_argument(
+        "--metrics-token-file",
+        metavar="FILE",
+        help="have /metrics ask for the token in it, as 'Authorization: Bearer TOKEN' (default: it is open)",
+    )
+
+
+def check_metrics_token(arguments: argparse.Namespace) -> None:
+    """Raise ConfigError for a token of metrics that nobody serves: those of a supervisor without a port."""
+    if arguments.metrics_token_file is not None and arguments.metrics_port is None:
+        raise ConfigError("--metrics-token-file is about --metrics-port: give that too, or leave it out")
 
 
 def check_metrics(arguments: argparse.Namespace) -> None:

@@ -12,7 +12,7 @@ from omni_discovery.commands.output import quiet_logging
 from omni_discovery.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from omni_discovery.deploy.trust.bounds import Bounds
     from omni_discovery.etcd.config import RegistrySecurity
@@ -132,9 +132,19 @@ def read_password(file: str) -> str:
         raise ConfigError(f"--etcd-password-file {file} can't be read: {error}") from error
 
 
+#: Variables with secrets of a hub's HTTP ports, and all with secrets: the settings of replicas hold the password.
+DOOR_SECRETS: Final = ("VLLM_API_KEY", "OMNI_ADMIN_TOKEN")
+SECRETS: Final = ("OMNI_ETCD_PASSWORD", *DOOR_SECRETS)
+
+
 def child_environment() -> dict[str, str]:
-    """Return this process's environment without the password, for child processes: their settings hold it."""
-    return {name: value for name, value in os.environ.items() if name != "OMNI_ETCD_PASSWORD"}
+    """Return this process's environment without secrets, for child processes."""
+    return {name: value for name, value in os.environ.items() if name not in SECRETS}
+
+
+def take_secrets(names: Sequence[str] = SECRETS) -> dict[str, str]:
+    """Take secrets out of this process's environment, and return them."""
+    return {name: os.environ.pop(name) for name in names if name in os.environ}
 
 
 def user_runtime_dir() -> Path:

@@ -12,6 +12,7 @@ import os
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
@@ -68,6 +69,8 @@ class StageOptions(ReplicaOptions, frozen=True, kw_only=True):
     #: Where the supervisor serves metrics over HTTP; None: nowhere.
     metrics_host: str = METRICS_HOST
     metrics_port: int | None = None
+    #: The file with the token that it asks for there; empty: it asks for none.
+    metrics_token_file: str = ""
     #: The socket on which it sends its samples to the hub that has started it; None: no hub wants any.
     metrics_fd: int | None = None
 
@@ -105,6 +108,7 @@ def read_stage_options(
         bounds=read_bounds(arguments),
         metrics_host=arguments.metrics_host or METRICS_HOST,
         metrics_port=arguments.metrics_port,
+        metrics_token_file=str(Path(file).absolute()) if (file := arguments.metrics_token_file) else "",
     )
 
 

@@ -14,6 +14,7 @@ ROOT = "/omni/v1/"
 
 _NAMESPACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 _HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
+_KEY_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,8}")
 
 
@@ -60,13 +61,20 @@ class PipelineKey:
 
 
 @dataclass(frozen=True, slots=True)
+class ApiKeyKey:
+    """``keys/<name>``."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
 class WaitKey:
     """``waits/<name>``, of a process that waits."""
 
     name: str
 
 
-RegistryKey = ReplicaKey | HubKey | BeatKey | ReplicaControlKey | HubControlKey | PipelineKey | WaitKey
+RegistryKey = ReplicaKey | HubKey | BeatKey | ReplicaControlKey | HubControlKey | PipelineKey | ApiKeyKey | WaitKey
 
 
 def check_hub_id(hub_id: str) -> str:
@@ -77,6 +85,21 @@ def check_hub_id(hub_id: str) -> str:
             "then letters, digits, '.', '_' or '-', 63 at most; `omni hubs` shows them"
         )
     return hub_id
+
+
+def check_key_name(name: str) -> str:
+    """Return ``name`` if a key can be called so, else raise ConfigError."""
+    if not _KEY_NAME.fullmatch(name):
+        raise ConfigError(
+            f"{name!r} can't be a key's name: start with a letter or digit, then letters, digits, '.', '_' or '-', 63"
+            " at most"
+        )
+    return name
+
+
+def is_key_name(name: str) -> bool:
+    """Whether a key can be called so."""
+    return _KEY_NAME.fullmatch(name) is not None
 
 
 def check_namespace(namespace: str) -> str:
@@ -155,6 +178,16 @@ def pipeline_key(namespace: str) -> str:
     return f"{namespace_prefix(namespace)}pipeline"
 
 
+def api_keys_prefix(namespace: str) -> str:
+    """The prefix of the hashes of all API keys, which only hubs and operators have to read."""
+    return f"{namespace_prefix(namespace)}keys/"
+
+
+def api_key_key(namespace: str, name: str) -> str:
+    """The key that holds the hash of one API key."""
+    return f"{api_keys_prefix(namespace)}{name}"
+
+
 def parse_key(namespace: str, key: str) -> RegistryKey | None:
     """Parse a key of this namespace; None for a key that this project does not use."""
     prefix = namespace_prefix(namespace)
@@ -173,6 +206,8 @@ def parse_key(namespace: str, key: str) -> RegistryKey | None:
             return HubKey(hub_id)
         case ["beats", hub_id] if _HUB_ID.fullmatch(hub_id):
             return BeatKey(hub_id)
+        case ["keys", name] if _KEY_NAME.fullmatch(name):
+            return ApiKeyKey(name)
         case ["waits", name] if _HUB_ID.fullmatch(name):
             return WaitKey(name)
         case _:

@@ -211,7 +211,7 @@ class ReplicaTable:
                     return item.value
                 case keys.HubControlKey(hub_id):
                     return parse_hub(hub_id, item.value)
-                case keys.BeatKey() | keys.ReplicaControlKey() | keys.WaitKey():
+                case keys.BeatKey() | keys.ReplicaControlKey() | keys.ApiKeyKey() | keys.WaitKey():
                     return None
                 case None:
                     return self._stray(item.key)

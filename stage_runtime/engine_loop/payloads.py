@@ -15,6 +15,8 @@ from typing import Any, Final
 
 from omni_discovery.deploy.document import DEFAULT_WINDOW, DeployConfig
 from omni_discovery.errors import ConfigError
+from omni_discovery.records.handoff_addresses import named_addresses, named_kv_hosts, shown
+from omni_discovery.view.known_producers import KnownProducers
 from omni_discovery.wire import PayloadRef
 from stage_runtime.config import PayloadError
 from stage_runtime.connectors.base import OmniConnectorBase
@@ -26,6 +28,8 @@ logger = logging.getLogger(__name__)
 KEEP_S: Final = 900.0
 #: Longest wait for a hand-off of another host.
 _FETCH_TIMEOUT_S: Final = 5.0
+#: Longest wait for the registry, where an address is not known.
+_KNOWN_TIMEOUT_S: Final = 2.0
 #: Counters of a connector's health that are logged when it is closed.
 _COUNTS: Final = ("puts", "gets", "failures", "segments_made", "by_shared_memory", "by_network")
 
@@ -50,14 +54,23 @@ class _Kept:
 
 
 class Payloads:
-    """Stores, fetches and releases hand-offs. ``edges`` holds the connectors by (from stage, to stage)."""
+    """Stores, fetches and releases hand-offs. ``edges`` holds the connectors by (from stage, to stage).
+
+    With ``producers``, hand-offs are fetched only where one of them hands over.
+    """
 
     def __init__(
-        self, stage_id: int, edges: Mapping[tuple[int, int], Edge], clock: Callable[[], float], keep_s: float = KEEP_S
+        self,
+        stage_id: int,
+        edges: Mapping[tuple[int, int], Edge],
+        clock: Callable[[], float],
+        keep_s: float = KEEP_S,
+        producers: KnownProducers | None = None,
     ) -> None:
         self._stage_id = stage_id
         self._edges = edges
         self._clock = clock
+        self._producers = producers
         self._keep_s = keep_s
         #: Stored and not released, by the owner of the request; oldest owner first.
         self._kept: dict[str, list[_Kept]] = {}
@@ -90,6 +103,7 @@ class Payloads:
             metadata = {**ref.metadata, "timeout_s": timeout_s}
             # Connectors also take the metadata by key, one level down; what was checked above is what they get.
             metadata.pop(ref.key, None)
+            self._check_addresses(ref, metadata, timeout_s)
             try:
                 got = edge.connector.get(str(ref.from_stage), str(ref.to_stage), ref.key, metadata)
             except Exception as error:
@@ -101,8 +115,33 @@ class Payloads:
                 raise PayloadError(f"the hand-off of stage {ref.from_stage} is not there any more")
             if not isinstance(got[0], Mapping):
                 raise PayloadError(f"the hand-off of stage {ref.from_stage} is no mapping")
+            self._check_kv_hosts(ref, got[0], timeout_s)
             found[ref.from_stage] = got[0]
         return found
+
+    def _check_addresses(self, ref: PayloadRef, metadata: Mapping[str, Any], timeout_s: float) -> None:
+        """Raise PayloadError for a reference that leads elsewhere than to a registered producer."""
+        producers, wait_s = self._producers, min(timeout_s, _KNOWN_TIMEOUT_S)
+        if producers is None:
+            return
+        for named in named_addresses(metadata):
+            if not producers.hands_over_at(ref.from_stage, ref.to_stage, named, wait_s):
+                raise PayloadError(
+                    f"the hand-off of stage {ref.from_stage} is said to be at {shown(named)}, where no registered "
+                    f"replica of that stage hands over"
+                )
+
+    def _check_kv_hosts(self, ref: PayloadRef, handoff: Mapping[str, Any], timeout_s: float) -> None:
+        """The same for the KV cache that a prefill stage hands over."""
+        producers, wait_s = self._producers, min(timeout_s, _KNOWN_TIMEOUT_S)
+        if producers is None:
+            return
+        for host in named_kv_hosts(handoff.get("kv_transfer_params")):
+            if not producers.has_kv_at(ref.from_stage, host, wait_s):
+                raise PayloadError(
+                    f"the KV cache of stage {ref.from_stage} is said to be at {str(host)[:255]!r}, which is no "
+                    f"registered replica of that stage"
+                )
 
     def windows(self, to_stages: Sequence[int]) -> dict[int, int]:
         """How many pieces of one request may be in flight to each stage."""

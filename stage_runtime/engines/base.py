@@ -207,6 +207,14 @@ class ThreadedEngine(Protocol):
         """When its work last made progress, by ``time.monotonic``, or now if it has no work."""
 
 
+class KvEngine(Protocol):
+    """An engine whose KV cache other replicas fetch by a way of its own, as vLLM's KV connectors do."""
+
+    @property
+    def kv_hosts(self) -> Sequence[str]:
+        """The hosts where they reach it, beside the replica's own, once it has loaded; others are refused."""
+
+
 class DescribedEngine(Protocol):
     """Offered by an engine that can describe what it has loaded, so that hubs find mismatched replicas."""
 

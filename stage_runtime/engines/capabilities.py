@@ -19,6 +19,7 @@ from stage_runtime.engines.base import (
     CompanionEngine,
     ControlEngine,
     DescribedEngine,
+    KvEngine,
     MeasuredEngine,
     PieceEngine,
     ResumingEngine,
@@ -34,7 +35,7 @@ _Member = TypeVar("_Member")
 #: Methods that an engine may have beside those of ``Engine``.
 OPTIONAL_METHODS: Final = ("update", "feed", "wants", "pause", "moved_at_s", "check", "metrics")
 #: Attributes and properties that it may have.
-OPTIONAL_ATTRIBUTES: Final = ("controls", "model_details", "not_resumable", "takes_companions")
+OPTIONAL_ATTRIBUTES: Final = ("controls", "kv_hosts", "model_details", "not_resumable", "takes_companions")
 #: From which likeness on, 0 to 1, a name counts as a misspelling of another.
 _NEAR: Final = 0.8
 
@@ -62,6 +63,10 @@ class Capabilities:
     def model_details(self) -> Mapping[str, Any]:
         """The details of the loaded model, see ``DescribedEngine``; empty if the engine has none."""
         return _read(lambda: cast(DescribedEngine, self.engine).model_details) or {}
+
+    def kv_hosts(self) -> list[str]:
+        """The hosts where its KV cache is fetched, see ``KvEngine``; empty if it names none."""
+        return list(_read(lambda: cast(KvEngine, self.engine).kv_hosts) or ())
 
     def can_resume(self) -> bool:
         """Whether ``add`` accepts requests with ``resume`` at all."""

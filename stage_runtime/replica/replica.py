@@ -22,7 +22,9 @@ from omni_discovery.curve import KeyPair
 from omni_discovery.deploy.document import DeployConfig, StageConfig
 from omni_discovery.errors import ConfigError
 from omni_discovery.metrics.samples import ReplicaSample
+from omni_discovery.records.handoff_addresses import KV
 from omni_discovery.records.schema import DRAINED_BY_OPERATOR, FORMER_END, HubRecord, ReplicaStatus
+from omni_discovery.view.known_producers import KnownProducers
 from omni_discovery.wire import FailureKind
 from stage_runtime.addresses import tcp_address
 from stage_runtime.config import EngineDeadError, ReplicaConfig
@@ -30,6 +32,7 @@ from stage_runtime.engine_loop.jobs import Job, Wake
 from stage_runtime.engine_loop.loop import EngineLoop
 from stage_runtime.engine_loop.payloads import Payloads, build_edges
 from stage_runtime.engines.base import Engine, create_engine
+from stage_runtime.engines.capabilities import capabilities_of
 from stage_runtime.engines.trusted import trusted_stage
 from stage_runtime.lifecycle import (
     Drain,
@@ -118,11 +121,9 @@ class Replica:
         self._engine: Engine = create_engine(self._stage)
         #: None without encryption.
         self._keys = KeyPair.generate() if config.zmq_security == CURVE else None
-        self._payloads = Payloads(
-            config.stage_id,
-            build_edges(deploy, config.stage_id, config.namespace, config.bind_host, config.advertise_host),
-            time.monotonic,
-        )
+        edges = build_edges(deploy, config.stage_id, config.namespace, config.bind_host, config.advertise_host)
+        self._producers = KnownProducers([edge for edge in edges if edge[1] == config.stage_id])
+        self._payloads = Payloads(config.stage_id, edges, time.monotonic, producers=self._producers)
         state = ReplicaState(lambda: self._lifecycle.state, lambda: self._engine.capacity)
         self._server = ReplicaServer(config.server, config.bind_host, self._keys, state, self._queue_job)
         self._loop = EngineLoop(
@@ -221,6 +222,7 @@ class Replica:
             on_lost=self._on_lost,
             on_drain=self._on_drain,
             on_acknowledged=self._on_acknowledged,
+            producers=self._producers,
         )
 
     def _load_engine(self) -> None:
@@ -238,7 +240,9 @@ class Replica:
             if not is_known(error):
                 logger.exception("engine.load_failed")
             raise not_loaded(stage, error) from None
-        known = model_details(stage.model, self._engine)
+        known: dict[str, Any] = model_details(stage.model, self._engine)
+        if hosts := capabilities_of(self._engine).kv_hosts():
+            known["connectors"] = {**self._payloads.endpoints(), KV: {"hosts": hosts}}
         self._describe(
             phase="ready", progress=1.0, reason="", device=self._device, capacity=self._engine.capacity, **known
         )

@@ -25,7 +25,11 @@ pytestmark = pytest.mark.e2e
 PAIR = """
 model: echo-pair
 stages:
-  - {stage_id: 0, engine: echo, engine_args: {fail_on: FAIL}, runtime: {num_replicas: 3}, final_output: text}
+  - stage_id: 0
+    engine: echo
+    engine_args: {fail_on: FAIL, broken_file: BROKEN}
+    runtime: {num_replicas: 3}
+    final_output: text
   - {stage_id: 1, engine: echo, engine_args: {modality: image}, runtime: {num_replicas: 2}, final_output: image}
 """
 #: Samples by their names with labels, as promtool writes series.
@@ -56,12 +60,25 @@ class Site:
             (folder / name).mkdir()
         registry = ["--etcd-endpoints", endpoint]
         local = ["--stage-id", "0", "--omni-dp-size-local", "2"]
-        self.hub = Hub.of_yaml(folder / "hub", PAIR, *local, *registry)
+        self._broken = folder / "broken"
+        self.hub = Hub.of_yaml(folder / "hub", PAIR.replace("BROKEN", str(self._broken)), *local, *registry)
         headless = ["serve", "--headless", "--stage-id", "1", "--omni-dp-size-local", "2", "--namespace", "test"]
         self.stage = Child([*headless, *registry, "--metrics-port", "0"], folder / "stage", "stage")
 
     def scrape_hub(self) -> Scrape:
         return scrape(f"{self.hub.url}/metrics", "hub:8000", "omni-hub")
+
+    def break_one(self) -> Scrape:
+        """One replica of stage 0 fails from now on; return the count of ejected ones, once it is ejected."""
+        self._broken.write_text(str(next(each["pid"] for each in self.hub.replicas() if each["stage_id"] == 0)))
+        name = at_hub("omni_hub_replicas_ejected", stage="0")
+
+        def ask_and_look() -> Scrape | None:
+            assert self.hub.ask("one")[0] == 200
+            found = self.scrape_hub()
+            return {name: found[name]} if found[name] else None
+
+        return wait_for("an ejection", ask_and_look)
 
     def hub_begun(self) -> Scrape | None:
         """The hub's metrics, once its local replicas have told that they are up."""
@@ -105,7 +122,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
 
 
 def test_replicas_and_hub_tell_prometheus_what_they_do_and_the_alerts_fire_on_it(site: Site, tmp_path: Path) -> None:
-    """1. two requests are answered, and twelve failed by the engine of stage 0
+    """1. two requests are answered, and twelve failed by the engine of stage 0; then one of its replicas is broken
     2. a replica of stage 1 is killed: its supervisor tells that one is missing, restarts it, and counts that
     3. the hub is stopped: the replicas see none
     4. every alert for this fires on what was scraped, and none did before
@@ -119,6 +136,7 @@ def test_replicas_and_hub_tell_prometheus_what_they_do_and_the_alerts_fire_on_it
     assert {site.hub.ask("FAIL")[0] for _ in range(12)} == {500}
     worked = wait_for("samples of both replicas", lambda: attempts_counted(site.scrape_hub()))
     check_hub(worked)
+    ejected = site.break_one()
     pictures = check_stage(site)
 
     info = next(name for name in pictures if name.startswith("omni_replica_info"))
@@ -132,7 +150,7 @@ def test_replicas_and_hub_tell_prometheus_what_they_do_and_the_alerts_fire_on_it
     assert site.hub.stop() == []
     alone = site.wait_stage("omni_supervisor_hubs", 0, **place)
     assert fired(tmp_path, [begun, begun]) == {"OmniStageBelowCount"}
-    failing = fired(tmp_path, [begun, {**begun, **worked}])
+    failing = fired(tmp_path, [begun, {**begun, **worked, **ejected}])
     assert failing == {"OmniStageBelowCount", "OmniRequestsFail", "OmniReplicasEjected"}
     assert fired(tmp_path, [missing]) == {"OmniReplicasDown"}
     assert fired(tmp_path, [alone]) == {"OmniNoHub"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import urllib.error
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +23,18 @@ stages:
 class Hub(Child):
     """``omni serve`` on a free port, with an embedded etcd unless the arguments name endpoints."""
 
-    def __init__(self, folder: Path, arguments: Sequence[str], namespace: str = "test") -> None:
+    def __init__(
+        self,
+        folder: Path,
+        arguments: Sequence[str],
+        namespace: str = "test",
+        variables: Mapping[str, str] | None = None,
+    ) -> None:
         self.folder = folder
         self.namespace = namespace
-        super().__init__(["serve", "--port", "0", "--namespace", namespace, *arguments], folder, "serve")
+        super().__init__(
+            ["serve", "--port", "0", "--namespace", namespace, *arguments], folder, "serve", variables=variables
+        )
 
     @classmethod
     def of_yaml(cls, folder: Path, text: str, *arguments: str) -> Hub:

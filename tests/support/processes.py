@@ -7,14 +7,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
 from stage_runtime.demo.processes import alive, descendants
 
 #: Variables that are defaults of flags: what a person has set is not for tests.
-DEFAULTS = ("OMNI_ETCD_ENDPOINTS", "OMNI_NAMESPACE")
+DEFAULTS = ("OMNI_ETCD_ENDPOINTS", "OMNI_NAMESPACE", "VLLM_API_KEY", "OMNI_ADMIN_TOKEN")
 OMNI = [sys.executable, "-m", "omni_discovery"]
 
 _Found = TypeVar("_Found")
@@ -33,13 +33,18 @@ def wait_for(what: str, probe: Callable[[], _Found | None], timeout_s: float = 3
 
 
 class Child:
-    """One ``omni`` command, in a session of its own, with its output in a file."""
+    """One ``omni`` command, in a session of its own, with its output in a file; ``variables`` are set for it."""
 
     def __init__(
-        self, arguments: Sequence[str], folder: Path, name: str = "omni", runtime_dir: Path | None = None
+        self,
+        arguments: Sequence[str],
+        folder: Path,
+        name: str = "omni",
+        runtime_dir: Path | None = None,
+        variables: Mapping[str, str] | None = None,
     ) -> None:
         self.log = folder / f"{name}.log"
-        environment = {key: value for key, value in os.environ.items() if key not in DEFAULTS}
+        environment = {key: value for key, value in os.environ.items() if key not in DEFAULTS} | dict(variables or {})
         environment["XDG_RUNTIME_DIR"] = str(runtime_dir or folder)
         environment["XDG_STATE_HOME"] = str(folder / "state")
         with self.log.open("wb") as log:

@@ -144,6 +144,7 @@ class OmniEngineClient(StageControl, EngineClient):
             inputs,
             request_id=request_id,
             label=exchange.label,
+            key=exchange.key,
             modalities=[self._modality],
             params=params,
             **more,

@@ -10,17 +10,17 @@ from base64 import b64decode
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from io import BytesIO
+from traceback import walk_tb
 from typing import Any, Final
 
-from PIL.Image import DecompressionBombError
+from PIL import Image
 from vllm.exceptions import VLLMValidationError
 from vllm.inputs.engine import mm_input, tokens_input
-from vllm.multimodal.image import open_image
 from vllm.renderers.registry import RENDERER_REGISTRY
 from vllm.tokenizers import cached_tokenizer_from_config
 from vllm.tokenizers.registry import tokenizer_args_from_config
 
-from omni_discovery.data_urls import MAX_PIXELS
+from omni_discovery.data_urls import MAX_PIXELS, PICTURE_FORMATS
 from omni_discovery.errors import InvalidRequestError
 
 #: Bound of the pictures of one request together: one message to a replica has to hold them.
@@ -92,14 +92,14 @@ class _LeavesPictures:
         parent: Any = super()
         if self.model_config.runner_type == "pooling":
             _refuse_all_but_text(messages)
-        with _no_files():
+        with _refused():
             _check_pixels(messages)
             return parent.render_messages(messages, params)
 
     async def render_messages_async(self, messages: Any, params: Any) -> Any:
         """See vLLM."""
         parent: Any = super()
-        with _no_files():
+        with _refused():
             _check_pixels(messages)
             return await parent.render_messages_async(messages, params)
 
@@ -159,27 +159,33 @@ def _parts_of(messages: Iterable[Any]) -> Iterator[Mapping[str, Any]]:
 
 
 def _pixels_of(part: Any) -> int:
+    shown = part.get("image_url")
+    url = shown.get("url") if isinstance(shown, Mapping) else shown
+    if not isinstance(url, str) or not url.lstrip().lower().startswith("data:"):
+        return 0
     # vLLM accepts more forms of data: URLs than the hub's own API; only the file matters here.
     try:
-        shown = part["image_url"]
-        url = shown["url"] if isinstance(shown, Mapping) else shown
-        width, height = open_image(BytesIO(b64decode(url.partition(",")[2]))).size
-    except DecompressionBombError:
+        picture = Image.open(BytesIO(b64decode(url.partition(",")[2])), formats=PICTURE_FORMATS)
+    except Image.DecompressionBombError:
         return MAX_PIXELS + 1
-    except Exception:  # noqa: BLE001 - vLLM refuses files that are no pictures
-        return 0
-    return int(width * height)
+    except Exception as error:
+        raise VLLMValidationError(f"image_url: it can't be read as {' or '.join(PICTURE_FORMATS)}") from error
+    return picture.width * picture.height
 
 
 @contextmanager
-def _no_files() -> Iterator[None]:
+def _refused() -> Iterator[None]:
+    """Raise VLLMValidationError for what is the client's mistake, though vLLM raises something else for it."""
     try:
         yield
-    except RuntimeError as error:
-        # vLLM's error for a file: URL without an allowed folder: the client's mistake.
-        if "local files" not in str(error):
-            raise
-        raise VLLMValidationError("a picture comes as a data: URL, not as a file of the server's") from error
+    except Exception as error:
+        # A file: URL without an allowed folder.
+        if isinstance(error, RuntimeError) and "local files" in str(error):
+            raise VLLMValidationError("a picture comes as a data: URL, not as a file of the server's") from error
+        # Pillow raises anything over a malformed file.
+        if any(frame.f_globals.get("__name__", "").startswith("PIL.") for frame, _ in walk_tb(error.__traceback__)):
+            raise VLLMValidationError(f"a picture can't be read: {str(error) or type(error).__name__}") from error
+        raise
 
 
 def _files(prompt: Mapping[str, Any]) -> list[bytes]:

@@ -25,6 +25,7 @@ from vllm.tool_parsers import ToolParserManager
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.v1.metrics.prometheus import get_prometheus_registry
 
+from hub.api.door.guard import is_trusted
 from hub.api.routes import ready_response
 from hub.api.served_stage import pools, serving_stage
 from hub.api.vllm.client import OmniEngineClient
@@ -63,7 +64,15 @@ _NOT_HERE: Final = frozenset(
         "enable_flash_late_interaction",
     }
 )
-_NOT_HERE_PREFIXES: Final = ("ssl_", "enable_ssl", "data_parallel_", "dp_")
+_NOT_HERE_PREFIXES: Final = ("ssl_ciphers", "enable_ssl", "data_parallel_", "dp_")
+#: Flags that the hub has itself, for every API, with what to give to it.
+_OF_THE_HUB: Final = {
+    "api_key": "--api-key-file FILE (or --api-key), outside of --api-args",
+    "ssl_certfile": "--ssl-certfile, outside of --api-args",
+    "ssl_keyfile": "--ssl-keyfile, outside of --api-args",
+    "ssl_ca_certs": "--ssl-ca-certs, outside of --api-args",
+    "ssl_cert_reqs": "--ssl-cert-reqs, outside of --api-args",
+}
 
 
 #: A single one: a log handler must not have it twice if several applications are built.
@@ -103,8 +112,8 @@ class VllmFrontend:
         # One of vLLM's routers raises the level of the root logger.
         root.setLevel(level)
 
-        async def ready(_: Request) -> Response:
-            return ready_response(omni)
+        async def ready(request: Request) -> Response:
+            return ready_response(omni, shows_details=is_trusted(request.scope))
 
         async def exposition(_: Request) -> Response:
             figures = generate_latest(omni.metrics) + generate_latest(get_prometheus_registry())
@@ -175,6 +184,8 @@ def check_flags(arguments: Namespace, usual: Namespace) -> None:
         if value == getattr(usual, name, None):
             continue
         flag = f"--{name.replace('_', '-')}"
+        if name in _OF_THE_HUB:
+            raise ConfigError(f"--api-args: {flag} is a flag of omni serve for every API: give it {_OF_THE_HUB[name]}")
         if name in _NOT_HERE or name.startswith(_NOT_HERE_PREFIXES):
             raise ConfigError(f"--api-args: {flag} has no effect on a hub; leave it out")
         if name not in taken:

@@ -13,6 +13,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -115,6 +116,8 @@ class EchoArgs(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     crash_on: str = ""
     kill_on: str = ""
     hang_on: str = ""
+    #: A file of process ids, one a line, or none: a replica whose own is in it fails every request.
+    broken_file: str = ""
     #: With this set, only answers that hold it are handed over.
     handoff_on: str = ""
     #: How long a control call takes, and which methods ``collective_rpc`` may call.
@@ -252,6 +255,9 @@ class EchoEngine:
             del self._speeches[key]
             reason = f"the echo engine was told to fail on {args.fail_on!r}"
             return EngineOutput(key, error=(FailureKind.ENGINE, reason))
+        if args.broken_file and _is_listed(args.broken_file):
+            del self._speeches[key]
+            return EngineOutput(key, error=(FailureKind.ENGINE, "the echo engine was told that it is broken"))
         if self._args.modality == "image":
             return self._finish(speech, "stop", image_png=draw_png(speech.text))
         word = speech.words.popleft() if speech.words else ""
@@ -303,6 +309,12 @@ def draw_png(text: str, size_px: int = 16) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + b"".join(
         struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body)) for name, body in parts
     )
+
+
+def _is_listed(file: str) -> bool:
+    """Whether this process is named in a file."""
+    path = Path(file)
+    return path.exists() and str(os.getpid()) in path.read_text("utf-8").split()
 
 
 def _usage(speech: Speech) -> dict[str, int]:

@@ -65,6 +65,11 @@ class VllmEngine(LlmStage):
         return "text"
 
     @property
+    def kv_hosts(self) -> list[str]:
+        """See KvEngine."""
+        return self._pd.kv_hosts
+
+    @property
     def not_resumable(self) -> Mapping[str, str]:
         """See Engine. A continued answer is token for token that of one replica alone."""
         return NOT_RESUMABLE

@@ -11,6 +11,7 @@ the decode stage fetches it; an attempt that repeats or resumes computes the pro
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -18,6 +19,7 @@ from typing import Any, Final
 from omni_discovery.deploy.document import StageConfig
 from omni_discovery.deploy.engine_args import DECODE, PREFILL
 from omni_discovery.errors import ConfigError
+from omni_discovery.records.handoff_addresses import host_of
 from stage_runtime.config import PayloadError
 from stage_runtime.engines.base import StageRequest
 
@@ -65,6 +67,14 @@ class PrefillDecode:
         self.transfer = {**_DEFAULTS[self.role], **self.transfer, "kv_role": kv_role}
         if self.role == PREFILL and stage.final_output != "none":
             raise ConfigError(f"stage {stage.stage_id}: a prefill stage shows nothing; leave final_output out")
+
+    @property
+    def kv_hosts(self) -> list[str]:
+        """Where decode replicas fetch the KV of this one, beside its own address; known once vLLM has loaded."""
+        if not self.is_prefill:
+            return []
+        nixl, mooncake = os.environ.get("VLLM_NIXL_SIDE_CHANNEL_HOST"), self._own.get("remote_bootstrap_addr")
+        return [host for host in (nixl, host_of(mooncake) if mooncake else "") if host]
 
     @property
     def is_prefill(self) -> bool:

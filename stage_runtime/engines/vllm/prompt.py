@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from omni_discovery.data_urls import MAX_PIXELS, read_picture
+from omni_discovery.data_urls import MAX_PIXELS, PICTURE_FORMATS, read_picture
 from omni_discovery.errors import InvalidRequestError
 from stage_runtime.engines.base import StageRequest
 from stage_runtime.engines.prompts import read_prompt
@@ -21,8 +21,6 @@ from stage_runtime.engines.vllm.sampling_params import check_prompt
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-#: Formats that Pillow reads by another program, or can't read.
-_NOT_READ: Final = frozenset({"EPS", "WMF", "BUFR", "GRIB", "HDF5", "MPEG"})
 #: The input that holds pictures beside a prompt with placeholders for them.
 IMAGES: Final = "images"
 
@@ -64,16 +62,21 @@ def _without_pictures(message: Any, pictures: list[Image]) -> Any:
 
 
 def _picture(given: Any, others: Sequence[Image]) -> Image:
-    from PIL import Image
+    from PIL import Image, UnidentifiedImageError
 
     file = given if isinstance(given, bytes) else read_picture(given)[1]
-    Image.init()
     try:
-        picture = Image.open(io.BytesIO(file), formats=[name for name in Image.ID if name not in _NOT_READ])
+        picture = Image.open(io.BytesIO(file), formats=PICTURE_FORMATS)
         is_small = sum(each.width * each.height for each in (*others, picture)) <= MAX_PIXELS
         pixels = _as_seen(picture) if is_small else None
-    except (ValueError, OSError, SyntaxError, Image.DecompressionBombError) as error:
-        raise InvalidRequestError(f"image_url: the picture can't be read: {error}") from error
+    except UnidentifiedImageError as error:
+        formats = " or ".join(PICTURE_FORMATS)
+        raise InvalidRequestError(f"image_url: the picture can't be read: it is no {formats}") from error
+    except Exception as error:
+        # Decoders raise anything over a malformed file, and every replica would raise it again: the client's mistake.
+        raise InvalidRequestError(
+            f"image_url: the picture can't be read: {str(error) or type(error).__name__}"
+        ) from error
     if pixels is None:
         behind = f" behind {len(others)} others" if others else ""
         size = f"{picture.width} x {picture.height}"

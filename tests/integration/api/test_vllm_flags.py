@@ -83,8 +83,9 @@ def test_every_flag_of_the_server_is_known_with_what_it_takes() -> None:
 
 
 def test_flags_that_api_args_refuses_are_not_recommended_for_it() -> None:
-    from hub.api.vllm.server import _NOT_HERE, _NOT_HERE_PREFIXES
+    from hub.api.vllm.server import _NOT_HERE, _NOT_HERE_PREFIXES, _OF_THE_HUB
 
     server = vllm_flags.SERVER_SWITCHES | vllm_flags.SERVER_VALUES | vllm_flags.SERVER_LISTS
     refused = {name for name in server if name in _NOT_HERE or name.startswith(_NOT_HERE_PREFIXES)}
     assert refused == vllm_flags.WITHOUT_EFFECT
+    assert _OF_THE_HUB.keys() == vllm_flags.OF_THE_HUB

@@ -12,9 +12,9 @@ from typing import Any, Final
 
 import grpc
 import pytest
-from omni_discovery.commands.doctor_checks import Grade
 
 from omni_discovery.commands.doctor import diagnose
+from omni_discovery.commands.findings.checks import Grade
 from omni_discovery.etcd._rpc import rpc
 from omni_discovery.etcd.auth import Metadata, Tokens
 from omni_discovery.etcd.channel import EndpointChannel

@@ -20,7 +20,7 @@ from hub.request.outputs import OmniOutput
 LINE = re.compile(
     r"http\.request method=(?P<method>\S+) path=(?P<path>\S+) status=(?P<status>\S+) duration_s=\d+\.\d{3} "
     r"bytes=(?P<bytes>\d+) pieces=(?P<pieces>\d+) complete=(?P<complete>\S+) request=(?P<request>\S+) "
-    r"x_request_id=(?P<label>\S+) replicas=(?P<replicas>\S+)"
+    r"x_request_id=(?P<label>\S+) key=- replicas=(?P<replicas>\S+)"
 )
 
 

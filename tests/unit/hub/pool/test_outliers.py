@@ -6,6 +6,7 @@ import random
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -291,6 +292,79 @@ def test_ten_thousand_bad_requests_eject_nobody() -> None:
         core.release(f"r{number}")
     assert len(core.outliers) == 0
     assert all(core.outlier_state(f"a{number}") is OutlierState.FINE for number in range(3))
+
+
+@pytest.mark.attack("A14")
+def test_a_request_that_fails_at_a_second_replica_is_excused_at_the_first() -> None:
+    """1. three requests fail at a0, which is ejected at once, and then at a1: each is excused
+    2. with the first of them gone a0 is back, before its time is over
+    """
+    core = core_of(2)
+    assert [core.failed("a0", 0.0, request_id=f"r{number}") for number in range(3)] == [False, False, True]
+    assert [core.excuse("a0", f"r{number}", 0.1) for number in range(3)] == [True, False, False]
+    assert core.outlier_state("a0") is OutlierState.FINE
+    assert core.next_timer_s is None
+    assert picks(core) == {"a0", "a1"}
+    assert not core.excuse("nobody", "r1", 0.1)
+
+
+def test_a_failed_probe_that_is_excused_costs_no_longer_ejection() -> None:
+    """1. a0 is ejected for a second and then probed; 2. the probe fails, but elsewhere, too; 3. the next one probes"""
+    core = core_of(2)
+    fail(core, "a0")
+    core.run_timers(1.0)
+    core.bind("bad", "a0")
+    assert core.failed("a0", 1.0, request_id="bad")
+    core.release("bad")
+    core.excuse("a0", "bad", 1.1)
+    assert core.outlier_state("a0") is OutlierState.PROBED
+    core.bind("worse", "a0")
+    assert core.failed("a0", 1.2, request_id="worse")
+    assert core.next_timer_s == pytest.approx(1.2 + 2.0)
+
+
+@pytest.mark.attack("A14")
+def test_requests_that_fail_everywhere_and_are_tried_once_eject_nobody_for_long() -> None:
+    """Every third request fails where it comes first, and is not repeated. The others are served."""
+    core, left_out = core_of(2), 0
+    for number in range(3000):
+        now_s = number / 10
+        core.run_timers(now_s)
+        found = core.pick(f"r{number}", TASK)
+        assert found is not None
+        if number % 3 == 0:
+            core.failed(found.addr, now_s, request_id=f"r{number}")
+            core.readmit_ordinary(now_s)
+        else:
+            core.succeeded(found.addr, None, now_s)
+        core.release(f"r{number}")
+        left_out += len(core.outliers)
+    assert left_out < 0.02 * 3000
+
+
+def test_who_alone_fails_is_ejected_though_some_requests_fail_everywhere() -> None:
+    """One of four requests is bad at any replica; a0 fails the others, too."""
+    core, chance = core_of(3), random.Random(2)
+    for number in range(200):
+        found = core.pick(f"r{number}", TASK)
+        assert found is not None
+        if found.addr == "a0" or chance.random() < 0.25:
+            core.failed(found.addr, 0.0, request_id=f"r{number}")
+            core.readmit_ordinary(0.0)
+        else:
+            core.succeeded(found.addr, None, 0.0)
+        core.release(f"r{number}")
+    assert core.outlier_state("a0") is OutlierState.EJECTED
+    assert len(core.outliers) == 1
+
+
+def test_once_the_others_fail_as_often_nobody_is_left_out() -> None:
+    core = core_of(2)
+    fail(core, "a0")
+    assert picks(core) == {"a1"}
+    core.failed("a1", 0.1)
+    assert [each.addr for each in core.readmit_ordinary(0.1)] == ["a0"]
+    assert picks(core) == {"a0", "a1"}
 
 
 _steps = st.lists(

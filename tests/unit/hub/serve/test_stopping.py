@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -82,38 +81,32 @@ async def test_a_stage_that_is_misconfigured_ends_the_hub_only_if_it_never_was_u
 ) -> None:
     monkeypatch.setattr(app, "_SUPERVISOR_CHECK_S", 0.01)
     omni = cast("Any", SimpleNamespace(is_running=True, is_revoked=False, stage_status=tuple, serving_replicas=tuple))
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        hub = app._Hub(cast("Any", None), "", listener, None)
-        with pytest.raises(ConfigError, match="stage 3 can't run here"):
-            await hub._serve(cast("Any", FakeStages(StageEnd(3, 2, was_up=False))), omni)
-        stages = FakeStages(StageEnd(3, 2, was_up=True), StageEnd(1, 1, was_up=False), StageEnd(2, 0, was_up=False))
-        serving = asyncio.create_task(hub._serve(cast("Any", stages), omni))
-        async with asyncio.timeout(60.0):
-            while stages.looks < 3:
-                assert not serving.done()
-                await asyncio.sleep(0.01)
-            hub._stop()
-            assert await serving == 0
+    hub = app._Hub(cast("Any", None), "", cast("Any", SimpleNamespace(url="")), None)
+    with pytest.raises(ConfigError, match="stage 3 can't run here"):
+        await hub._serve(cast("Any", FakeStages(StageEnd(3, 2, was_up=False))), omni)
+    stages = FakeStages(StageEnd(3, 2, was_up=True), StageEnd(1, 1, was_up=False), StageEnd(2, 0, was_up=False))
+    serving = asyncio.create_task(hub._serve(cast("Any", stages), omni))
+    async with asyncio.timeout(60.0):
+        while stages.looks < 3:
+            assert not serving.done()
+            await asyncio.sleep(0.01)
+        hub._stop()
+        assert await serving == 0
 
 
 async def test_a_hub_that_has_failed_says_so_last() -> None:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        hub = app._Hub(cast("Any", None), "", listener, None)
-        with pytest.raises(OmniError, match=r"hub\.died above says why") as caught:
-            await hub._serve(cast("Any", FakeStages()), cast("Any", SimpleNamespace(is_running=False)))
+    hub = app._Hub(cast("Any", None), "", cast("Any", SimpleNamespace(url="")), None)
+    with pytest.raises(OmniError, match=r"hub\.died above says why") as caught:
+        await hub._serve(cast("Any", FakeStages()), cast("Any", SimpleNamespace(is_running=False)))
     assert not isinstance(caught.value, ConfigError)
 
 
 async def test_the_first_signal_stops_and_only_the_second_hurries() -> None:
     hurried: list[str] = []
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        hub = app._Hub(cast("Any", None), "", listener, None)
-        hub._stop()
-        hub._on_hurry = (lambda: hurried.append("http"), lambda: hurried.append("stages"))
-        assert hub._stopping.is_set()
-        assert hurried == []
-        hub._stop()
+    hub = app._Hub(cast("Any", None), "", cast("Any", SimpleNamespace(url="")), None)
+    hub._stop()
+    hub._on_hurry = (lambda: hurried.append("http"), lambda: hurried.append("stages"))
+    assert hub._stopping.is_set()
+    assert hurried == []
+    hub._stop()
     assert hurried == ["http", "stages"]

@@ -1,0 +1,156 @@
+"""Door: the ASGI layer that asks for keys. One for every API: what is not named as open here is closed.
+
+Probes are open, and ``/metrics`` unless it has a token. ``/ready`` tells everybody its status, and who has a key why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from starlette.responses import JSONResponse
+
+from hub.api.door.hosts import means_this_host
+from hub.api.door.keys import KeyRing, bearer_of
+from hub.api.errors import UnauthorizedError, error_body, error_response
+from hub.api.exchange import exchange_of
+
+if TYPE_CHECKING:
+    from starlette.responses import Response
+    from starlette.types import ASGIApp, Receive, Scope, Send
+
+#: What anybody may read where keys are asked for.
+PROBES: Final = frozenset({"/health", "/ping", "/ready"})
+_METRICS: Final = "/metrics"
+#: The key in the ASGI scope of whether details are shown.
+_TRUSTED: Final = "omni.trusted"
+
+
+@dataclass(frozen=True, slots=True)
+class Locks:
+    """Which keys open what at one port; None: everybody may come in."""
+
+    api: KeyRing | None = None
+    metrics: KeyRing | None = None
+    #: Whether ``/metrics`` is at a port of its own.
+    metrics_moved: bool = False
+
+    def of(self, method: str, path: str) -> KeyRing | None:
+        """The keys that open a route."""
+        if self.metrics is not None and is_metrics(path):
+            return self.metrics
+        is_open = method in {"GET", "HEAD"} and (path in PROBES or path == _METRICS)
+        # A browser asks so before a request from another site, and can't send a key with it. No route acts on it.
+        return None if is_open or method == "OPTIONS" else self.api
+
+
+def is_metrics(path: str) -> bool:
+    """Whether a path may lead to metrics, below a root path, too."""
+    return "metrics" in path.split("/")
+
+
+def is_trusted(scope: Scope) -> bool:
+    """Whether the client may see details: it has a key, or none is asked for."""
+    return bool(scope.get(_TRUSTED, True))
+
+
+class Door:
+    """Lets requests through to an application, or answers 401. ``count_key`` is called with each key's name.
+
+    ``count_refusal`` is called with the error of each request that is not let through.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        locks: Locks,
+        count_key: Callable[[str], None],
+        count_refusal: Callable[[UnauthorizedError], None],
+    ) -> None:
+        self._app = app
+        self._locks = locks
+        self._count_key = count_key
+        self._count_refusal = count_refusal
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """See ASGI."""
+        if scope["type"] not in ("http", "websocket"):
+            await self._app(scope, receive, send)
+            return
+        if self._locks.metrics_moved and is_metrics(scope["path"]):
+            await _not_here(scope)(scope, receive, send)
+            return
+        answer = self._refusal(scope)
+        if answer is None:
+            await self._app(scope, receive, send)
+        elif scope["type"] == "websocket" and "websocket.http.response" not in scope.get("extensions", {}):
+            await send({"type": "websocket.close", "code": 1008})
+        else:
+            await answer(scope, receive, send)
+
+    def _refusal(self, scope: Scope) -> Response | None:
+        """The answer to a request without the right key; None lets it through."""
+        key = bearer_of(scope["headers"])
+        api = self._locks.api
+        name = None if api is None else api.name_of(key)
+        scope[_TRUSTED] = api is None or name is not None
+        ring = self._locks.of(scope.get("method", "GET"), scope["path"])
+        if ring is not None and ring is not api:
+            name = ring.name_of(key)
+        if name is not None:
+            exchange_of(scope).key = name
+            self._count_key(name)
+        if ring is None or name is not None:
+            return None
+        if ring.awaits_etcd:
+            return _unknown_yet()
+        error = UnauthorizedError(is_missing=not key)
+        self._count_refusal(error)
+        response = error_response(error)
+        response.headers["WWW-Authenticate"] = "Bearer"
+        return response
+
+
+def _unknown_yet() -> Response:
+    text = "the API keys have not come from etcd yet: try again in 1 s"
+    body = error_body(text, "service_unavailable_error", "keys_unknown")
+    return JSONResponse(body, status_code=503, headers={"Retry-After": "1"})
+
+
+def _not_here(scope: Scope) -> Response:
+    text = f"{scope['path']} is at a port of its own: --metrics-port of this hub"
+    return JSONResponse(error_body(text, "invalid_request_error", "not_found"), status_code=404)
+
+
+class OwnHostOnly:
+    """Lets requests through that name this host as their Host, and as their Origin if they have one; else 403."""
+
+    def __init__(self, app: ASGIApp, names: Collection[str]) -> None:
+        self._app = app
+        self._names = names
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """See ASGI."""
+        if scope["type"] == "http" and not means_this_host(scope["headers"], self._names):
+            text = "Host, or Origin, names another host than this one: use its address"
+            await JSONResponse(error_body(text, "permission_error", "wrong_host"), status_code=403)(
+                scope, receive, send
+            )
+            return
+        await self._app(scope, receive, send)
+
+
+class OnlyMetrics:
+    """What a port of its own for metrics shows of an application."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """See ASGI."""
+        if scope["type"] == "http" and scope["path"] != _METRICS:
+            body = error_body(f"only {_METRICS} is here", "invalid_request_error", "not_found")
+            await JSONResponse(body, status_code=404)(scope, receive, send)
+            return
+        await self._app(scope, receive, send)

@@ -1,0 +1,156 @@
+"""Ports: all listening sockets of a hub, and an HTTP server for each: the API, and those for operators and metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import socket
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from hub.api.admin import build_admin
+from hub.api.door.guard import Door, Locks, OnlyMetrics, OwnHostOnly
+from hub.api.door.keys import KeyRing, read_key
+from hub.api.door.tls import follow_files, load_context
+from hub.api.server import HttpServer, bind
+from omni_discovery.errors import ConfigError
+from omni_discovery.processes import is_private, write_private
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from starlette.types import ASGIApp
+
+    from hub.api.door.config import DoorConfig, OwnPort
+    from hub.api.door.keys import ApiKey
+    from hub.async_omni import AsyncOmni
+
+logger = logging.getLogger(__name__)
+
+_TOKEN_BYTES: Final = 16
+
+
+@dataclass(frozen=True, slots=True)
+class _Port:
+    """A bound socket, and how its URL begins."""
+
+    listener: socket.socket
+    url: str
+
+
+class Ports:
+    """Binds at once; raises ConfigError for an address, or a file for TLS, that can't be used.
+
+    ``close`` closes the sockets; it is for a hub that never served.
+    """
+
+    def __init__(self, host: str, port: int, door: DoorConfig, runtime_dir: Path, namespace: str) -> None:
+        self._door = door
+        self._tls = None if door.tls is None else load_context(door.tls)
+        self._token_folder, self._namespace = runtime_dir, namespace
+        self._stack = ExitStack()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._servers: list[HttpServer] = []
+        self.keys = KeyRing(door.keys, from_etcd=door.keys_from_etcd)
+        with ExitStack() as undo:
+            undo.callback(self._stack.close)
+            self._api = self._bind(host, port, "--port", "--host")
+            self._admin = self._bind_own(door.admin, "admin")
+            self._metrics = self._bind_own(door.metrics, "metrics")
+            undo.pop_all()
+
+    @property
+    def url(self) -> str:
+        """Where the API is."""
+        return self._api.url
+
+    def start(self, omni: AsyncOmni, app: ASGIApp, *, access_log: bool) -> None:
+        """Serve the API and what else there is. Raise ConfigError if the token for operators can't be written."""
+        door, metrics = self._door, None
+        if door.metrics_token is not None:
+            metrics = KeyRing([door.metrics_token])
+        locks = Locks(self.keys if door.asks_for_key else None, metrics, metrics_moved=self._metrics is not None)
+        self._serve(omni, app, locks, self._api, access_log=access_log)
+        if self._metrics is not None:
+            locks = Locks(metrics=metrics)
+            self._serve(omni, OnlyMetrics(app), locks, self._metrics, access_log=access_log)
+            logger.info("hub.metrics url=%s/metrics", self._metrics.url)
+        if self._admin is not None and door.admin is not None:
+            names = (door.admin.host, socket.gethostname())
+            locks = Locks(KeyRing([door.admin_token or self._make_token(self._admin)]))
+            # The check of the Host is outermost: a page that came in by another name learns nothing.
+            self._serve(omni, build_admin(omni), locks, self._admin, names, access_log=access_log)
+            logger.info("hub.admin url=%s/admin/", self._admin.url)
+        if self._tls is not None and door.tls is not None:
+            self._tasks.append(asyncio.create_task(follow_files(self._tls, door.tls)))
+
+    async def stop(self) -> None:
+        """Stop all servers, as HttpServer.stop does. Idempotent."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*(server.stop() for server in self._servers))
+
+    def hurry(self) -> None:
+        """See HttpServer.hurry."""
+        for server in self._servers:
+            server.hurry()
+
+    def close(self) -> None:
+        """Close the sockets, and remove the token that was made. Idempotent."""
+        self._stack.close()
+
+    def _bind(self, host: str, port: int, port_flag: str, host_flag: str) -> _Port:
+        listener = self._stack.enter_context(bind(host, port, port_flag, host_flag))
+        bound_host, bound_port = listener.getsockname()[:2]
+        scheme = "http" if self._tls is None else "https"
+        authority = f"[{bound_host}]:{bound_port}" if ":" in bound_host else f"{bound_host}:{bound_port}"
+        return _Port(listener, f"{scheme}://{authority}")
+
+    def _bind_own(self, port: OwnPort | None, name: str) -> _Port | None:
+        return None if port is None else self._bind(port.host, port.port, f"--{name}-port", f"--{name}-host")
+
+    def _serve(
+        self,
+        omni: AsyncOmni,
+        app: ASGIApp,
+        locks: Locks,
+        port: _Port,
+        own_names: tuple[str, ...] = (),
+        *,
+        access_log: bool,
+    ) -> None:
+        guarded: ASGIApp = Door(app, locks, omni.hub_metrics.count_key, omni.rejections.count)
+        if own_names:
+            guarded = OwnHostOnly(guarded, own_names)
+        server = HttpServer(
+            omni, guarded, access_log=access_log, tls=self._tls, forwarded_allow_ips=self._door.forwarded_allow_ips
+        )
+        server.start(port.listener)
+        self._servers.append(server)
+
+    def _make_token(self, port: _Port) -> ApiKey:
+        """Make a token for operators and leave it in a file that only this user can read."""
+        token = secrets.token_hex(_TOKEN_BYTES)
+        number = port.listener.getsockname()[1]
+        folder = self._token_folder
+        file = folder / f"{self._namespace}.admin-{number}.token"
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if not is_private(folder):
+                raise ConfigError(
+                    f"others can write to {folder}: set XDG_RUNTIME_DIR to a folder of your own, or give"
+                    " --admin-token-file"
+                )
+            write_private(file, f"{token}\n".encode())
+        except OSError as error:
+            raise ConfigError(f"the token for operators can't be left in {file}: {error}") from error
+        self._stack.callback(_remove, file)
+        logger.info("hub.admin_token file=%s: what is in it opens the port for operators", file)
+        return read_key("admin", token, "the token")
+
+
+def _remove(file: Path) -> None:
+    with suppress(OSError):
+        file.unlink()

@@ -1,0 +1,1 @@
+"""The commands about who may use a deployment."""

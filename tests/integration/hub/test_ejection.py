@@ -1,0 +1,114 @@
+"""Who is left out for failures, and who is not: requests that fail everywhere eject no replica that is well."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import ExitStack
+
+import pytest
+
+from hub.async_omni import AsyncOmni
+from omni_discovery import wire
+from omni_discovery.curve import KeyPair
+from omni_discovery.errors import EngineFailedError
+from tests.support.hub_fakes import (
+    ONE_STAGE,
+    QUICK,
+    FakeReplica,
+    ask,
+    collect,
+    deploy_of,
+    echo,
+    running_hub,
+    started_hub,
+    until,
+)
+from tests.support.local_replica import LocalReplica
+
+BAD = {"prompt": "FAIL"}
+
+
+def ejected(omni: AsyncOmni) -> float | None:
+    return omni.metrics.get_sample_value("omni_hub_replicas_ejected", {"stage": "0"})
+
+
+def fail_bad(replica: FakeReplica, submit: wire.Submit) -> None:
+    """Echo, but fail what is bad, in the engine."""
+    if submit.inputs["prompt"] == BAD["prompt"]:
+        replica.accept(submit)
+        replica.fail(submit)
+    else:
+        echo(replica, submit)
+
+
+def fail_all(replica: FakeReplica, submit: wire.Submit) -> None:
+    replica.accept(submit)
+    replica.fail(submit)
+
+
+async def fail(omni: AsyncOmni) -> None:
+    with pytest.raises(EngineFailedError):
+        await collect(omni.generate(BAD))
+
+
+@pytest.mark.attack("A14")
+async def test_requests_that_fail_at_each_replica_leave_none_out(keys: KeyPair, stack: ExitStack) -> None:
+    """1. two real replicas; three requests that the engine fails, then one beside each good one
+    2. the good ones go to both replicas all the time
+    """
+    made = [
+        stack.enter_context(
+            LocalReplica({keys.public: "hub-1"}, replica_id=number, epoch=70 + number, fail_on=BAD["prompt"])
+        )
+        for number in range(2)
+    ]
+    omni = AsyncOmni(deploy_of(ONE_STAGE), "hub-1", keys, QUICK, "least-load")
+    async with started_hub(omni, *(replica.info for replica in made)):
+        for _ in range(3):
+            await fail(omni)
+        for _ in range(20):
+            assert ejected(omni) == 0
+            await asyncio.gather(fail(omni), ask(omni, "well"), ask(omni, "well"))
+    served = [sum(request.inputs["prompt"] == "well" for request in replica.engine.requests) for replica in made]
+    assert sum(served) == 40
+    assert min(served) >= 10
+
+
+@pytest.mark.attack("A14")
+async def test_a_burst_of_bad_requests_leaves_none_out(keys: KeyPair) -> None:
+    """Twenty at once, more than may be tried again at once: the retry budget is used up, and retries wait for it."""
+    replicas = [FakeReplica(fail_bad, replica_id=number) for number in range(2)]
+    async with running_hub(*replicas, policy="least-load") as omni:
+        await asyncio.gather(*(fail(omni) for _ in range(20)))
+        await until(lambda: ejected(omni) == 0)
+        for replica in replicas:
+            replica.received.clear()
+        assert [await ask(omni, "well") for _ in range(10)] == ["well "] * 10
+    assert all(replica.of(wire.Submit) for replica in replicas)
+
+
+async def test_a_broken_replica_is_left_out_also_while_bad_requests_come() -> None:
+    """1. one of three fails everything, beside requests that fail anywhere; 2. it gets no more but a probe"""
+    broken = FakeReplica(fail_all)
+    well = [FakeReplica(fail_bad, replica_id=number) for number in (1, 2)]
+    async with running_hub(broken, *well) as omni:
+        for _ in range(12):
+            await asyncio.gather(fail(omni), *(ask(omni, "well") for _ in range(4)))
+            if ejected(omni):
+                break
+        assert ejected(omni) == 1
+        broken.received.clear()
+        assert [await ask(omni, "well") for _ in range(6)] == ["well "] * 6
+    assert len(broken.of(wire.Submit)) <= 1
+
+
+async def test_two_broken_replicas_of_three_are_to_blame_for_what_the_third_serves() -> None:
+    """Where a request failed at both of them, it was excused, until the third one had served it."""
+    broken = [FakeReplica(fail_all, replica_id=number) for number in range(2)]
+    well = FakeReplica(echo, replica_id=2)
+    async with running_hub(*broken, well) as omni:
+        for _ in range(60):
+            assert await ask(omni, "well") == "well "
+            if ejected(omni):
+                break
+        assert ejected(omni) == 1
