@@ -49,6 +49,7 @@ def test_the_page_has_every_row_as_the_catalogue_has_it() -> None:
         ([("passed", "a"), ("passed", "b")], "failed as it should (2 tests)"),
         ([("passed", "a"), ("failed", "x::y")], f"{GOT_THROUGH}: x::y"),
         ([("passed", "a"), ("skipped", "no root")], "failed as it should (1 test, 1 not run: no root)"),
+        ([("failed", "x::y[1]"), ("failed", "x::y[2]"), ("failed", "x::z")], f"{GOT_THROUGH}: x::y and 1 more"),
         ([("skipped", "no root"), ("skipped", "no root")], "not tested: no root"),
         ([("error", "x::y (setup)")], "not tested: x::y (setup)"),
         ([], "not tested: being written"),
