@@ -147,7 +147,7 @@ def _agree(config: ServeConfig) -> str:
 
 def _registry(endpoints: str | None, namespace: str, ttl_s: float, pipeline: str) -> list[Row]:
     return [
-        ("etcd", endpoints or "one of our own, on loopback, on free ports"),
+        ("etcd", endpoints or "one of our own, on a socket of this user"),
         ("namespace", namespace),
         ("TTL", f"{ttl_s:g} s; whether etcd grants it is asked at the start only"),
         ("pipeline", pipeline),

@@ -124,7 +124,7 @@ def _warn_if_alone(config: ServeConfig, endpoint: str) -> None:
     if missing:
         logger.warning(
             "embedded_etcd.this_machine_only endpoint=%s stages_elsewhere=%s: without --etcd-endpoints this hub runs an"
-            " etcd of its own on loopback, which no other host can join; for stages on other hosts run an etcd and give"
+            " etcd of its own on a socket, which no other host can join; for stages on other hosts run an etcd and give"
             " --etcd-endpoints HOST:PORT to every host",
             endpoint,
             ",".join(missing),

@@ -5,8 +5,10 @@ from __future__ import annotations
 import base64
 import io
 import json
+import os
 import re
 import signal
+import subprocess
 from collections.abc import Iterator
 
 import openai
@@ -63,6 +65,21 @@ def test_it_shows_answers_survives_kills_and_leaves_a_picture_and_figures(demo: 
     numbers = json.loads((demo.folder / "out" / "numbers.json").read_text())
     assert numbers["requests"] == 20
     assert numbers["processes"] >= 8
+
+
+def test_each_line_that_it_prints_to_try_next_works_when_it_is_pasted(demo: Demo) -> None:
+    printed = demo.text.split("try in another terminal:")[1]
+    curl, etcdctl, watch = re.findall(r"^(?:curl|ETCDCTL|\S*omni ).*(?:\n  -d .*)?", printed, re.MULTILINE)
+    shell = {**os.environ, "XDG_RUNTIME_DIR": str(demo.folder)}
+
+    def paste(line: str) -> str:
+        return subprocess.run(
+            ["bash", "-c", line], check=True, capture_output=True, timeout=60, env=shell
+        ).stdout.decode()
+
+    assert "26 + 48 = 74" in paste(curl)
+    assert "/omni/v1/demo/replicas/" in paste(etcdctl)
+    assert "namespace demo · " in paste(watch.removesuffix(" --watch"))
 
 
 def test_the_official_client_gets_the_answer_and_its_picture(client: openai.OpenAI) -> None:

@@ -43,7 +43,7 @@ def test_without_any_etcd_the_plan_is_told_and_nothing_is_left_behind(tmp_path: 
     assert any("WARNING stage.devices stage 1: there is no device 4711 here" in line for line in lines)
     for told in (
         "  HTTP        127.0.0.1:<a free port>, the API of omni",
-        "  etcd       one of our own, on loopback, on free ports",
+        "  etcd       one of our own, on a socket of this user",
         "  TTL        7 s; whether etcd grants it is asked at the start only",
         "  0   echo    -      the client  text    2",
         "  1      0  4711     input, output",

@@ -77,9 +77,10 @@ def test_close_shows_down_and_the_key_is_gone_at_once(endpoint: str, namespace: 
         seen.extend(info.status.value for info in delta.updated)
         seen.extend("gone" for _ in delta.removed)
 
-    with OmniCoordClientForHub(endpoint, namespace=namespace, on_view=note):
+    with OmniCoordClientForHub(endpoint, namespace=namespace, on_view=note) as hub:
         replica = stage(endpoint, namespace, ttl_s=60.0)
         replica.wait_registered(10.0)
+        wait_for("it at the hub", lambda: len(hub.get_replica_list().replicas) == 1)
         replica.close()
         wait_for("the farewell", lambda: seen[-2:] == ["down", "gone"], timeout_s=soon_s(2.0))
 

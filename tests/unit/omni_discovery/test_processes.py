@@ -1,14 +1,24 @@
-"""What a process takes of its machine before it begins."""
+"""What a process takes of its machine before it begins, and the folder in which it finds others of its user."""
 
 from __future__ import annotations
 
+import os
 import resource
+from pathlib import Path
 
 import pytest
 
 from omni_discovery import processes
 from omni_discovery.errors import ConfigError
-from omni_discovery.processes import LEAST_FILES, raise_descriptor_limit
+from omni_discovery.processes import (
+    LEAST_FILES,
+    check_parents,
+    is_private,
+    make_private,
+    open_private,
+    raise_descriptor_limit,
+)
+from tests.support.other_user import NOBODY, require_root
 
 
 @pytest.fixture
@@ -32,3 +42,69 @@ def test_too_few_are_refused_with_whom_how_many_and_what_to_do(limits: list[int]
     with pytest.raises(ConfigError, match=r"only 255 files .* a hub needs 256 at least; raise the hard limit"):
         raise_descriptor_limit("a hub")
     assert limits == [60, 255]
+
+
+def test_a_private_folder_is_made_with_what_is_missing_above_it(tmp_path: Path) -> None:
+    folder = tmp_path / "user" / "omni"
+    assert not is_private(folder)
+    with pytest.raises(FileNotFoundError):
+        open_private(folder)
+    make_private(folder)
+    make_private(folder)
+    assert is_private(folder)
+    assert [each.stat().st_mode & 0o777 for each in (folder, folder.parent)] == [0o700, 0o700]
+
+
+def test_a_folder_where_others_may_write_but_not_swap_may_be_above_it(tmp_path: Path) -> None:
+    """As in the temporary folder of all users."""
+    tmp_path.chmod(0o1777)
+    make_private(tmp_path / "omni")
+    check_parents(tmp_path)
+
+
+@pytest.mark.attack("A21")
+@pytest.mark.parametrize("above", [True, False])
+def test_where_others_may_write_nothing_is_believed(tmp_path: Path, above: bool) -> None:
+    folder = tmp_path / "user" / "omni"
+    make_private(folder)
+    changed = folder.parent if above else folder
+    changed.chmod(0o777)
+    assert not is_private(folder)
+    with pytest.raises(ConfigError, match=f"others can write to {changed}.*set XDG_RUNTIME_DIR"):
+        make_private(folder)
+    with pytest.raises(ConfigError, match=f"others can write to {changed}"):
+        check_parents(folder)
+
+
+@pytest.mark.attack("A21")
+@pytest.mark.parametrize("above", [True, False])
+@pytest.mark.parametrize("mode", [0o700, 0o755, 0o1777])
+def test_what_another_user_made_first_is_refused_with_the_users_name(tmp_path: Path, above: bool, mode: int) -> None:
+    require_root()
+    folder = tmp_path / "user" / "omni"
+    make_private(folder)
+    changed = folder.parent if above else folder
+    os.chown(changed, NOBODY, NOBODY)
+    changed.chmod(mode)
+    assert not is_private(folder)
+    with pytest.raises(ConfigError, match=f"{changed} belongs to user 'nobody'.*set XDG_RUNTIME_DIR"):
+        make_private(folder)
+
+
+@pytest.mark.attack("A21")
+def test_a_link_is_followed_only_if_it_is_ours_and_above(tmp_path: Path) -> None:
+    require_root()
+    ours, link = tmp_path / "ours", tmp_path / "link"
+    make_private(ours / "omni")
+    link.symlink_to(ours)
+    assert is_private(link / "omni")
+    os.chown(link, NOBODY, NOBODY, follow_symlinks=False)
+    assert not is_private(link / "omni")
+    with pytest.raises(ConfigError, match=f"{link} is a link made by user 'nobody'"):
+        make_private(link / "omni")
+    (tmp_path / "omni").symlink_to(ours / "omni")
+    with pytest.raises(ConfigError, match="is a link or no folder: remove it"):
+        make_private(tmp_path / "omni")
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="is a link or no folder: remove it"):
+        make_private(tmp_path / "file")

@@ -57,6 +57,7 @@ def _network(monkeypatch: pytest.MonkeyPatch) -> None:
     ("endpoints", "host"),
     [
         ("10.0.0.9:2379", "10.0.0.7"),
+        ("unix:///run/omni/etcd:2379", "127.0.0.1"),
         ("[fd00::9]:2379", "fd00::7"),
         ("192.0.2.1:2379,10.0.0.9:2379", "10.0.0.7"),
         ("both:2379", "fd00::7"),

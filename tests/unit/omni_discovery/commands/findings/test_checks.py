@@ -165,6 +165,18 @@ def test_the_release_of_etcd_is_judged(version: str, grade: Grade) -> None:
     assert judge_version("etcd:2379", version).grade is grade
 
 
+@pytest.mark.parametrize(
+    ("version", "grade"),
+    [("3.6.14", Grade.OK), ("3.7.1", Grade.OK), ("3.6.13", Grade.PROBLEM), ("3.5.34", Grade.PROBLEM)],
+)
+def test_a_release_that_lets_users_out_is_wrong_where_there_are_users(version: str, grade: Grade) -> None:
+    finding = judge_version("etcd:2379", version, has_users=True)
+    assert finding.grade is grade
+    assert judge_version("etcd:2379", version).grade is Grade.OK
+    assert judge_version("etcd:2379", version, embedded=True, has_users=True).grade is Grade.OK
+    assert judge_version("etcd:2379", "3.6.13", has_tls=True).grade is Grade.NOTE
+
+
 def test_nobody_is_told_to_upgrade_an_etcd_that_the_hub_brings_along() -> None:
     finding = judge_version("127.0.0.1:2379", "3.5.1", embedded=True)
     assert (finding.grade, finding.advice) == (Grade.OK, "")

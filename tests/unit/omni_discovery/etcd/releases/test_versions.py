@@ -31,6 +31,29 @@ def test_bugs_are_named_by_one_process_counted_by_others_and_left_out_for_an_etc
     assert said()[1] == "etcd.known_bugs version=3.5.3 count=7: 'omni doctor' names them"
 
 
+def test_weaknesses_are_warned_of_where_users_are_asked_for_and_counted_by_other_processes(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Never for an etcd of our own, nor for one that asks for nobody."""
+    caplog.set_level(logging.WARNING)
+    versions = VersionLog()
+    versions.be_brief(embedded="unix:///a")
+    versions.log_version("unix:///a", "3.5.1", has_users=True)
+    versions.log_version("etcd-1:2379", "3.5.23")
+    assert caplog.messages == []
+    versions.log_version("etcd-1:2379", "3.5.30", has_users=True)
+    versions.log_version("etcd-2:2379", "3.5.30", has_users=True)
+    versions.log_version("etcd-2:2379", "3.6.14", has_users=True, has_tls=True)
+    (told,) = caplog.messages
+    assert told.startswith("etcd.advisories version=3.5.30 count=2: ")
+    assert "run etcd 3.6.14 or newer" in told
+    assert "CVE-2026-73499" in told
+    versions.be_brief(count_only=True)
+    versions.log_version("etcd-1:2379", "3.5.29", has_users=True)
+    assert caplog.messages[1].endswith("count=3: this release has published weaknesses, run etcd 3.6.14 or newer, or "
+                                       "3.7.1 or newer: 'omni doctor' names them")  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("text", "version"),
     [("3.4.23", (3, 4, 23)), ("3.6.0-rc.1", (3, 6, 0)), ("3.5.23+dfsg", (3, 5, 23)), ("", None), ("unknown", None)],
