@@ -65,7 +65,7 @@ def _hide_keys(arguments: argparse.Namespace) -> NoReturn:
     os.lseek(keys_fd, 0, os.SEEK_SET)
     os.set_inheritable(keys_fd, True)
     words = [*without_keys(sys.orig_argv[1:]), "--api-key-fd", str(keys_fd)]
-    os.execv(sys.executable, [sys.executable, *words])  # noqa: S606 - no shell is wanted
+    os.execve(sys.executable, [sys.executable, *words], dict(os.environ))  # noqa: S606 - no shell is wanted
 
 
 def _moved_keys(arguments: argparse.Namespace) -> str:

@@ -255,6 +255,9 @@ def _add_ignored_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--omni-master-port", "-omp", type=int, metavar="PORT", help="likewise")
 
 
+_KEY_HINT: Final = "; what stands behind --api-key are keys: MODEL comes before it"
+
+
 def check_flags(arguments: argparse.Namespace) -> None:
     """Raise ConfigError for flags that contradict each other or are out of range."""
     merge_names(arguments)
@@ -267,7 +270,7 @@ def check_flags(arguments: argparse.Namespace) -> None:
         raise ConfigError(
             "nothing to serve: give a MODEL or --deploy-config YAML"
             " ('omni pipeline show > pipeline.yaml' writes the one in force; with --hub-only and --etcd-endpoints,"
-            " a hub takes that one by itself)"
+            " a hub takes that one by itself)" + _KEY_HINT * bool(arguments.api_key or arguments.api_key_fd is not None)
         )
     check_data_plane(arguments)
     check_backend(arguments)

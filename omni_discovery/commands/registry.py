@@ -195,14 +195,14 @@ def with_registry(arguments: argparse.Namespace, work: Callable[[KVStore], Any])
 
     from omni_discovery.etcd.check import check_registry
     from omni_discovery.etcd.config import RegistryConfig
-    from omni_discovery.etcd.store import EtcdKV
+    from omni_discovery.view.families import NamespaceReader
 
     quiet_logging()
     endpoints, security = find_endpoints(arguments), read_security(arguments)
     check_registry(RegistryConfig(endpoints, arguments.namespace, security), ANSWER_S)
 
     async def connected() -> int:
-        kv = EtcdKV(endpoints, security=security, call_timeout_s=_CALL_S)
+        kv = NamespaceReader(arguments.namespace, endpoints, security=security, call_timeout_s=_CALL_S)
         try:
             return int(await work(kv))
         finally:

@@ -171,6 +171,8 @@ def parse_flags(flags: str) -> Namespace:
             ToolParserManager.import_tool_parser(arguments.tool_parser_plugin)
         if getattr(arguments, "reasoning_parser_plugin", ""):
             ReasoningParserManager.import_reasoning_parser(arguments.reasoning_parser_plugin)
+    except ConfigError:
+        raise
     except (TypeError, ValueError) as error:
         raise ConfigError(f"--api-args: {error}".replace("Error: ", "")) from error
     return arguments
