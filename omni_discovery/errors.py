@@ -45,7 +45,10 @@ class RecordError(OmniError, ValueError):
     """A value in the registry can't be read."""
 
     def __init__(self, key: str, reason: str) -> None:
-        super().__init__(f"{key}: {reason}")
+        # Not at the top: this module is imported with each command's help.
+        from omni_discovery.text import one_line
+
+        super().__init__(one_line(f"{key}: {reason}"))
         self.key = key
         self.reason = reason
 

@@ -84,6 +84,15 @@ class StageCheck(msgspec.Struct, frozen=True, kw_only=True):
     bounds: Bounds = Bounds()
 
 
+class StageDevices(msgspec.Struct, frozen=True, kw_only=True):
+    """The last line that the process of a StageCheck prints: each replica's devices by the machine's names for them.
+
+    None for a replica that gets whatever there is, which nobody can name.
+    """
+
+    of_replicas: list[tuple[str, ...] | None]
+
+
 def read_stage_options(
     arguments: argparse.Namespace, stage_id: int, count: int, runtime: Mapping[str, Any]
 ) -> StageOptions:

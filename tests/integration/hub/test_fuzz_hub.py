@@ -214,7 +214,7 @@ async def test_a_hostile_replica_harms_only_the_requests_that_it_was_given(
                     break
                 hostile.talk()
                 if count % 50 == 0:
-                    calls.append(asyncio.create_task(omni.list_loras(timeout_s=0.1)))
+                    calls.append(asyncio.create_task(omni.list_loras(timeout=0.1)))
                 if count % 10 == 0:
                     # So few at a time that the hub has no reason to refuse any.
                     await gate.acquire()
