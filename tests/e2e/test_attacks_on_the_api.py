@@ -406,7 +406,7 @@ def listening() -> Iterator[tuple[str, int]]:
                 inodes[words[9]] = socket.inet_ntop(family, packed)
     for process in Path("/proc").glob("[0-9]*"):
         try:
-            targets = [os.readlink(each) for each in (process / "fd").iterdir()]
+            targets = [str(each.readlink()) for each in (process / "fd").iterdir()]
         except OSError:
             continue
         for target in targets:

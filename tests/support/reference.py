@@ -253,7 +253,8 @@ _LABELS: Final = {
     "part": "a part of a stage's time: `queue`, `submit`, `first_output`, `generate`, `transfer`"
     " ([what they mean](../operations/watch.md#where-the-time-goes))",
     "reason": "why a frame was dropped: `malformed`, `misplaced` (wrong socket), `session`, `epoch`, `stale` (of an"
-    " earlier attempt), `duplicate`, `gap`, `piece`, `late`",
+    " earlier attempt), `duplicate`, `gap`, `piece`, `late`; or a client's connection closed: `header_timeout`,"
+    " `body_timeout`, `send_timeout`, `displaced` (for a newcomer), `refused` (no place), `body_memory`",
     "stage": "the stage's number",
     "way": "`in`: HTTP request to first dispatch; `out`: last frame of a replica to HTTP answer",
 }

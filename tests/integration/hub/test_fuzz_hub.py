@@ -238,7 +238,9 @@ async def test_a_hostile_replica_harms_only_the_requests_that_it_was_given(
             assert not omni._inner_ids
             assert omni._orchestrator is not None
             assert not omni._orchestrator.request_states
-    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR] == []
+    errors = [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR]
+    # It may go twice with the same request, which then looks like one that ends replicas.
+    assert [error for error in errors if not error.startswith("request.poisonous ")] == []
     assert resident_bytes() - before < 300 << 20
 
 
