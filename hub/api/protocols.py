@@ -28,13 +28,17 @@ logger = logging.getLogger(__name__)
 
 BoundedProtocol: TypeAlias = "BoundedHttp | BoundedWebSocket"
 
+_SLOW_HEADER: Final = "the header of the request did not come in time: send all of it at once"
+_SLOW_BODY: Final = "the body of the request did not come in time: send it without a pause, or send less"
+_FULL: Final = "this hub has too many connections: try again, and use one connection for several requests"
+_BODIES: Final = "too many unfinished bodies are held here: try again, and send the body at once"
 #: The answer to a client whose connection is closed before it has its answer: status, type, code, text.
 _ANSWERS: Final[Mapping[Cut, tuple[int, str, str, str]]] = {
-    Cut.HEADER_TIMEOUT: (408, "timeout_error", "input_timeout", "the header of the request did not come in time"),
-    Cut.BODY_TIMEOUT: (408, "timeout_error", "input_timeout", "the body of the request did not come in time"),
-    Cut.DISPLACED: (503, "service_unavailable_error", "too_many_connections", "this hub has too many connections"),
-    Cut.REFUSED: (503, "service_unavailable_error", "too_many_connections", "this hub has too many connections"),
-    Cut.BODY_MEMORY: (503, "service_unavailable_error", "too_many_bodies", "too many unfinished bodies are held here"),
+    Cut.HEADER_TIMEOUT: (408, "timeout_error", "input_timeout", _SLOW_HEADER),
+    Cut.BODY_TIMEOUT: (408, "timeout_error", "input_timeout", _SLOW_BODY),
+    Cut.DISPLACED: (503, "service_unavailable_error", "too_many_connections", _FULL),
+    Cut.REFUSED: (503, "service_unavailable_error", "too_many_connections", _FULL),
+    Cut.BODY_MEMORY: (503, "service_unavailable_error", "too_many_bodies", _BODIES),
 }
 #: How often the log says that connections are closed for one reason.
 _LOG_EVERY_S: Final = 60.0

@@ -7,8 +7,6 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from omni_discovery.text import harmless
-
 if TYPE_CHECKING:
     from omni_discovery.logs.setup import LogOptions
 
@@ -20,6 +18,8 @@ def say(text: str, *, error: bool = False) -> None:
 
     What a terminal might obey, since it comes from the registry or a peer, is shown as underscores.
     """
+    from omni_discovery.text import harmless
+
     text = harmless(text)
     if error:
         from omni_discovery.logs.setup import logs_json

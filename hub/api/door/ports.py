@@ -18,7 +18,7 @@ from hub.api.door.keys import KeyRing, read_key
 from hub.api.door.tls import follow_files, load_context
 from hub.api.server import HttpServer, bind
 from omni_discovery.errors import ConfigError
-from omni_discovery.processes import is_private, write_private
+from omni_discovery.processes import make_private, write_private
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -142,12 +142,7 @@ class Ports:
         folder = self._token_folder
         file = folder / f"{self._namespace}.admin-{number}.token"
         try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            if not is_private(folder):
-                raise ConfigError(
-                    f"others can write to {folder}: set XDG_RUNTIME_DIR to a folder of your own, or give"
-                    " --admin-token-file"
-                )
+            make_private(folder)
             write_private(file, f"{token}\n".encode())
         except OSError as error:
             raise ConfigError(f"the token for operators can't be left in {file}: {error}") from error

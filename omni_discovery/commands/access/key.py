@@ -6,7 +6,6 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
-from omni_discovery.commands.output import say
 from omni_discovery.commands.registry import add_registry_options, with_registry
 
 if TYPE_CHECKING:
@@ -73,6 +72,7 @@ async def _list(kv: KVStore, namespace: str) -> int:
     from rich.table import Table
 
     from omni_discovery.clock import utc_time
+    from omni_discovery.commands.output import say
     from omni_discovery.commands.terminal import TextConsole
     from omni_discovery.records.api_key import read_api_keys
     from omni_discovery.records.keys import api_keys_prefix
