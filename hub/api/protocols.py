@@ -16,6 +16,7 @@ import h11
 import msgspec
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.frames import CloseCode
 
 from hub.api.connections import ConnectionLimits, Connections, Cut
 from hub.api.errors import error_body
@@ -185,6 +186,18 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         """See asyncio."""
         self._server.connections.closed(self)
         super().connection_lost(exc)
+
+    def send_receive_event_to_app(self) -> None:
+        """Pass a whole message on. One that is no UTF-8 ends the connection, and leaves no traceback in the log."""
+        if self.curr_msg_data_type == "text" and not self.close_sent:
+            try:
+                b"".join(self.frames).decode()
+            except UnicodeDecodeError:
+                self.frames = []
+                self.conn.send_close(CloseCode.INVALID_DATA)
+                self.handle_parser_exception()
+                return
+        super().send_receive_event_to_app()
 
     def handle_ping(self) -> None:
         """Answer a ping, but not that of a client which takes no answers: they would pile up here.
