@@ -200,7 +200,7 @@ class ZygoteLauncher:
             with theirs:
                 try:
                     options = msgspec.json.encode(log).decode()
-                    words = ["-u", "-m", "stage_runtime", "--zygote", str(os.getpid()), options, *self._modules]
+                    words = ["-u", "-P", "-m", "stage_runtime", "--zygote", str(os.getpid()), options, *self._modules]
                     self._zygote = subprocess.Popen(
                         [sys.executable, *words],
                         stdin=theirs.fileno(),
