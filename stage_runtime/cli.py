@@ -57,7 +57,7 @@ from omni_discovery.errors import ConfigError, OmniError
 from omni_discovery.etcd.embedded_file import embedded_among
 from omni_discovery.logs.setup import LogOptions, identify_process
 from omni_discovery.metrics.samples import Sample, SupervisorSample
-from omni_discovery.plugins import check_packages
+from omni_discovery.plugins import check_packages, vllm_plugins
 from omni_discovery.processes import die_with_parent, raise_descriptor_limit
 from omni_discovery.stories import Waits
 from stage_runtime.addresses import find_hosts
@@ -430,7 +430,10 @@ def _run_replica(config: ReplicaConfig) -> int:
 
         _be_brief(config)
         deploy, device = deploy_of_replica(config), device_text(os.environ)
-        check_packages(config.stage_id, deploy.stage(config.stage_id).engine)
+        engine = deploy.stage(config.stage_id).engine
+        check_packages(config.stage_id, engine)
+        if (kept := vllm_plugins(engine)) is not None:
+            os.environ.setdefault("VLLM_PLUGINS", kept)
         from stage_runtime.replica.replica import Replica
 
         code = Replica(config, deploy, _connect_with_stories(config), device=device, write_status=write).run()

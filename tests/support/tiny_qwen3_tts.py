@@ -8,6 +8,7 @@ codec's tokens, 2048 codes in each book, 1920 samples for each frame.
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -224,7 +225,7 @@ def _audible(part: str, name: str, value: torch.Tensor) -> torch.Tensor:
     if part == "decoder" and name.endswith(("layer_scale.scale", "gamma")):
         return torch.full_like(value, 0.3)
     if part == "decoder" and value.dim() >= 2 and value.is_floating_point():
-        return torch.randn(value.shape) * 0.55 / float(value[0].numel()) ** 0.5
+        return torch.randn(value.shape) * 0.55 / math.sqrt(value[0].numel())
     return value.contiguous().clone()
 
 
