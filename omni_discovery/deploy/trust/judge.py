@@ -51,7 +51,7 @@ JUDGED: Final[Mapping[type[msgspec.Struct], frozenset[str]]] = {
             "input_from",
         )
     ),
-    RuntimeConfig: frozenset(("devices", "num_replicas", "share_devices", "ray")),
+    RuntimeConfig: frozenset(("devices", "num_replicas", "share_devices", "ray", "python")),
     RayConfig: frozenset(("num_cpus", "num_gpus", "resources", "strategy")),
     EdgeConfig: frozenset(("from_", "to", "connector", "window_size", "max_inflight", "async_chunk")),
     ConnectorConfig: frozenset(("name", "extra")),
@@ -77,6 +77,7 @@ _ENGINE_ARGS: Final[Mapping[str, frozenset[str]]] = {
 _FOLDERS: Final = ("directory",)
 _SHARED_MEMORY: Final = "/dev/shm"  # noqa: S108 - where hand-offs lie, not a file of ours
 _LONGEST_VALUE: Final = 80
+_PYTHON: Final = "runtime.python"
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +129,8 @@ def closed_in(deploy: DeployConfig, stage_id: int, bounds: Bounds, locate: Locat
         ("runtime.ray.", stage.runtime.on_ray),
     ):
         yield from _closed_keys(part, where, bounds)
+    if (python := stage.runtime.own_python) and not bounds.allows("key", _PYTHON):
+        yield Closed(_PYTHON, f"is a program of this host: {_short(python)}", _allow("key", _PYTHON))
     yield from _closed_model("model", stage.model, bounds, locate)
     yield from _closed_adapter(stage.default_sampling_params, bounds, locate)
     yield from _closed_engine(stage, bounds, locate)

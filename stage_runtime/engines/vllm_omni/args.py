@@ -67,7 +67,7 @@ def check_versions(stage: StageConfig, find: Callable[[str], str] = version) -> 
             raise ConfigError(
                 f"stage {stage.stage_id}: engine 'vllm-omni' was tested with {package} {TESTED} alone, and"
                 f" {found or 'none'} is installed: pip install 'omni-discovery[vllm-omni]', in an environment of its"
-                " own"
+                " own, which the stage names with runtime: {python: ...}"
             )
 
 

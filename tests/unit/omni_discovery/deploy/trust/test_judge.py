@@ -90,6 +90,7 @@ CLOSED: list[tuple[dict[str, Any], str, str]] = [
     (vllm(default_mm_loras={"audio": "/srv/lora"}), "engine_args.default_mm_loras", "--model-root /srv"),
     (vllm(distributed_executor_backend="os.path"), "distributed_executor_backend", "engine-arg=distributed_executor"),
     (vllm(distributed_executor_backend="evil"), "distributed_executor_backend", "engine-arg=distributed_executor"),
+    ({"engine": "echo", "runtime": {"python": "/srv/bin/python"}}, "runtime.python", "--allow key=runtime.python"),
     (omni("/srv/evil"), "model", "--model-root /srv"),
     (omni(trust_remote_code=True), "engine_args.trust_remote_code", "--allow remote-code"),
     (omni(load_format="pt"), "engine_args.load_format", "--allow pickled-weights"),
