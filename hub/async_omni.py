@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from prometheus_client import CollectorRegistry
 
-from hub.config import HubConfig
+from hub.config import ClientBounds, HubConfig
 from hub.engine_control import CollectiveCalls
 from hub.metrics import HubMetrics
 from hub.orchestrator.active import AbortRequest, AddRequest, UpdateRequest
@@ -187,6 +187,11 @@ class AsyncOmni(CollectiveCalls):
         #: Whether an operator has revoked this hub: replicas close its sessions.
         self.is_revoked = False
         self.hub_metrics.view_stale.set_function(lambda: self.view_stale_s or 0.0)
+
+    @property
+    def client_bounds(self) -> ClientBounds:
+        """What clients may ask for over HTTP."""
+        return self._config.client_bounds
 
     @property
     def public_key(self) -> str:

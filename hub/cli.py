@@ -65,7 +65,7 @@ def _hide_keys(arguments: argparse.Namespace) -> NoReturn:
     os.lseek(keys_fd, 0, os.SEEK_SET)
     os.set_inheritable(keys_fd, True)
     words = [*without_keys(sys.orig_argv[1:]), "--api-key-fd", str(keys_fd)]
-    os.execv(sys.executable, [sys.executable, *words])  # noqa: S606 - no shell is wanted
+    os.execve(sys.executable, [sys.executable, *words], dict(os.environ))  # noqa: S606 - no shell is wanted
 
 
 def _moved_keys(arguments: argparse.Namespace) -> str:
@@ -117,6 +117,7 @@ def serve_config(arguments: argparse.Namespace, deploy: DeployConfig) -> ServeCo
     """The settings of a hub by its flags. Raise ConfigError."""
     try:
         import hub.serve.app  # noqa: F401 - imports all packages that a hub needs
+        from hub.serve.clients.flags import http_config
         from hub.serve.running_hub import ServeConfig
         from omni_discovery.balancing.policies import build_load_balancer_factory
     except ModuleNotFoundError as error:
@@ -127,7 +128,8 @@ def serve_config(arguments: argparse.Namespace, deploy: DeployConfig) -> ServeCo
     except ValueError as error:
         raise ConfigError(f"--omni-lb-policy: {error}") from error
     warn_if_plain(arguments.zmq_security)
-    raise_descriptor_limit("a hub")
+    descriptors = raise_descriptor_limit("a hub")
+    host = DEFAULT_HOST if arguments.host is None else arguments.host
     stages = stages_on_host(arguments, deploy)
     plan_on_host(arguments, deploy, stages)
     return ServeConfig(
@@ -140,7 +142,7 @@ def serve_config(arguments: argparse.Namespace, deploy: DeployConfig) -> ServeCo
         namespace=arguments.namespace,
         ttl_s=arguments.omni_heartbeat_timeout,
         policy=policy,
-        host=DEFAULT_HOST if arguments.host is None else arguments.host,
+        host=host,
         port=DEFAULT_PORT if arguments.port is None else arguments.port,
         local_stages=supervisor_options(stages, arguments, deploy),
         runtime_dir=user_runtime_dir(),
@@ -148,7 +150,7 @@ def serve_config(arguments: argparse.Namespace, deploy: DeployConfig) -> ServeCo
         api=arguments.api,
         api_flags=arguments.api_args or "",
         door=read_door(arguments, take_secrets(DOOR_SECRETS), _moved_keys(arguments)),
-        access_log=arguments.access_log,
+        http=http_config(arguments, host, descriptors),
         traces_endpoint=arguments.otlp_traces_endpoint,
         log_stats=arguments.log_stats,
         init_timeout_s=arguments.init_timeout,

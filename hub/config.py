@@ -13,7 +13,30 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 
-from omni_discovery.errors import ConfigError, OmniError
+from omni_discovery.errors import ConfigError, InvalidRequestError, OmniError
+from omni_discovery.wire import MAX_PRIORITY
+
+
+@dataclass(frozen=True, slots=True)
+class ClientBounds:
+    """What a client may ask for over HTTP. The bounds don't hold in Python, where the caller is the operator."""
+
+    max_timeout_s: float = 3600.0
+    #: Of queued requests, a lower priority goes first: by default no client gets in front of those that name none.
+    least_priority: int = 0
+    most_priority: int = MAX_PRIORITY
+
+    def check_asked(self, timeout_s: float | None, priority: int) -> None:
+        """Raise InvalidRequestError for a timeout or a priority that clients may not ask for."""
+        if timeout_s is not None and timeout_s > self.max_timeout_s:
+            raise InvalidRequestError(
+                f"'timeout' is {timeout_s:g} s; this hub allows at most {self.max_timeout_s:g} (--max-timeout)"
+            )
+        if not self.least_priority <= priority <= self.most_priority:
+            raise InvalidRequestError(
+                f"'priority' is {priority}; this hub allows {self.least_priority} to {self.most_priority}"
+                " (--priority-range); a lower number goes first"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +45,10 @@ class HubConfig:
 
     #: Timeout of a request that names none.
     request_timeout_s: float = 600.0
+    #: How long a request whose input comes in segments keeps its slots between two of them.
+    stream_idle_timeout_s: float = 60.0
+    #: What clients may ask for over HTTP.
+    client_bounds: ClientBounds = ClientBounds()
     #: How long a request waits for a stage without a pickable replica before it fails.
     pick_timeout_s: float = 10.0
     #: A dispatch without Accepted or Rejected for so long goes to another replica with a free slot, if there is one;
@@ -66,7 +93,7 @@ class HubConfig:
         """Check the values."""
         for item in fields(self):
             value = getattr(self, item.name)
-            if not (math.isfinite(value) and value > 0):
+            if isinstance(value, float | int) and not (math.isfinite(value) and value > 0):
                 raise ConfigError(f"{item.name} is {value}; it must be a number above 0")
         if self.zmq_heartbeat_timeout_s <= self.zmq_heartbeat_interval_s:
             raise ConfigError(

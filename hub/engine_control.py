@@ -25,16 +25,16 @@ logger = logging.getLogger(__name__)
 
 #: Unknown stages that a warning names.
 _MOST_NAMED: Final = 10
-#: How much longer than ``timeout_s`` the orchestrator itself may take.
+#: How much longer than its timeout a call may take in the orchestrator, in seconds.
 _SLACK_S: Final = 5.0
 _MAX_NAME: Final = 200
 _MAX_TIMEOUT_S: Final = 1e9
 
 
 class CollectiveCalls(ABC):
-    """The control calls. All but ``collective`` pass keyword arguments such as ``stage_ids`` and ``timeout_s`` to it.
+    """The control calls. All but ``collective`` pass keyword arguments such as ``stage_ids`` and ``timeout`` to it.
 
-    Which methods there are depends on the engine.
+    Which methods there are depends on the engine. ``timeout`` is in seconds, and named as in vLLM.
     """
 
     graph: StageGraph
@@ -53,14 +53,14 @@ class CollectiveCalls(ABC):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
         stage_ids: Sequence[int] | None = None,
-        timeout_s: float | None = 60.0,
+        timeout: float | None = 60.0,  # noqa: ASYNC109 - as vLLM has it
         *,
         call_id: str = "",
     ) -> list[ReplicaResult]:
         """Call a control method on every replica of the stages (None: all); return one result for each replica.
 
         Results are sorted by stage and replica, and include replicas that failed, were lost, have no session, or did
-        not answer within ``timeout_s`` (None: wait for all that are there). Values are JSON-like. Stages that the
+        not answer within ``timeout`` (None: wait for all that are there). Values are JSON-like. Stages that the
         pipeline has not are left out with a warning in the log. Raise InvalidRequestError for wrong arguments and where
         no stage is left, OverloadedError if too many calls are open, RuntimeError if one with the same ``call_id`` is,
         RequestError if the hub does not run.
@@ -72,10 +72,10 @@ class CollectiveCalls(ABC):
             stages = tuple(stage_id for stage_id in stages if stage_id in self.graph.stage_ids)
             if not stages:
                 raise InvalidRequestError(unknown)
-        self._check_call(method, args, kwargs or {}, timeout_s, call_id)
+        self._check_call(method, args, kwargs or {}, timeout, call_id)
         done: asyncio.Future[list[ReplicaResult]] = asyncio.get_running_loop().create_future()
         call_id = call_id or uuid.uuid4().hex
-        call = CollectiveCall(call_id, method, tuple(args), dict(kwargs or {}), stages, timeout_s, done)
+        call = CollectiveCall(call_id, method, tuple(args), dict(kwargs or {}), stages, timeout, done)
         orchestrator = self._running_orchestrator()
         self.check_health()
         try:
@@ -83,10 +83,10 @@ class CollectiveCalls(ABC):
         except asyncio.QueueFull:
             raise OverloadedError("too many calls wait in this hub") from None
         try:
-            async with asyncio.timeout(None if timeout_s is None else timeout_s + _SLACK_S):
+            async with asyncio.timeout(None if timeout is None else timeout + _SLACK_S):
                 return await done
         except TimeoutError:
-            raise DeadlineExceededError(f"the hub did not come to {method!r} within {timeout_s:g} s") from None
+            raise DeadlineExceededError(f"the hub did not come to {method!r} within {timeout:g} s") from None
 
     def unknown_stages(self, stage_ids: Iterable[int]) -> str:
         """That the pipeline has not all of these stages, as text; empty if it has."""
@@ -103,13 +103,13 @@ class CollectiveCalls(ABC):
         method: str,
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
-        timeout_s: float | None,
+        timeout: float | None,
         call_id: str,
     ) -> None:
         if not 0 < len(method) <= _MAX_NAME or len(call_id) > _MAX_NAME:
             raise InvalidRequestError(f"the names of a method and of a call have 1 to {_MAX_NAME} characters")
-        if timeout_s is not None and not (math.isfinite(timeout_s) and 0 < timeout_s <= _MAX_TIMEOUT_S):
-            raise InvalidRequestError(f"timeout_s must be a number above 0, not {timeout_s!r}")
+        if timeout is not None and not (math.isfinite(timeout) and 0 < timeout <= _MAX_TIMEOUT_S):
+            raise InvalidRequestError(f"timeout must be a number above 0, not {timeout!r}")
         check_nesting("the arguments", args)
         check_nesting("the arguments", kwargs)
         try:
@@ -160,7 +160,7 @@ class CollectiveCalls(ABC):
         return await self.collective("reset_prefix_cache", **where)
 
     async def collective_rpc(
-        self, name: str, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, **where: Any
+        self, method: str, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, **where: Any
     ) -> list[ReplicaResult]:
         """Call a worker method that the stage's ``engine_args.allow_rpc`` allows by name."""
-        return await self.collective("collective_rpc", (name, list(args), dict(kwargs or {})), **where)
+        return await self.collective("collective_rpc", (method, list(args), dict(kwargs or {})), **where)

@@ -46,6 +46,12 @@ class HubMetrics:
         self.requests = Counter(
             "omni_hub_requests", "Requests that ended or were refused, by outcome.", ["outcome"], registry=self.registry
         )
+        self.http_cuts = Counter(
+            "omni_hub_http_cut",
+            "Connections of clients that the hub closed because they kept it waiting, or for their place or memory.",
+            ["reason"],
+            registry=self.registry,
+        )
         self.failures = Counter(
             "omni_hub_request_failures",
             "Requests that ended with an error, by the stage and the replica at fault and the outcome.",

@@ -15,6 +15,7 @@ OmniError
 ├── EmbeddedEtcdError           the operator: the embedded etcd did not start
 └── RequestError                the client of one request
     ├── InvalidRequestError         the caller: 400, or another of REFUSALS
+    │   └── InputTimeoutError           the caller: it has sent no more of its input for too long
     ├── StageUnavailableError       the operator: no replica of a stage; retry later
     │   └── HubUnavailableError         the caller: this hub serves no requests any more, another hub may
     ├── ReplicaLostError            none: retried where that is safe
@@ -45,7 +46,10 @@ class RecordError(OmniError, ValueError):
     """A value in the registry can't be read."""
 
     def __init__(self, key: str, reason: str) -> None:
-        super().__init__(f"{key}: {reason}")
+        # Not at the top: this module is imported with each command's help.
+        from omni_discovery.text import one_line
+
+        super().__init__(one_line(f"{key}: {reason}"))
         self.key = key
         self.reason = reason
 
@@ -118,6 +122,14 @@ class InvalidRequestError(RequestError, ValueError):
             raise ValueError(f"a request is refused with one of {', '.join(map(str, REFUSALS))}, not {status!r}")
         super().__init__(message)
         self.status = status
+
+
+class InputTimeoutError(InvalidRequestError):
+    """The client has begun a request and has sent no more of it for too long. No engine refuses one with it."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.status = 408
 
 
 class StageUnavailableError(RequestError, RuntimeError):

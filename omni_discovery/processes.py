@@ -179,8 +179,8 @@ def end_group(pid: int) -> None:
         os.killpg(pid, signal.SIGKILL)
 
 
-def raise_descriptor_limit(program: str) -> None:
-    """Raise the soft limit of open files to the hard limit. Raise ConfigError if that is too low.
+def raise_descriptor_limit(program: str) -> int:
+    """Raise the soft limit of open files to the hard limit, and return it. Raise ConfigError if that is too low.
 
     ``program`` names this process in the error, such as ``a hub``.
     """
@@ -191,3 +191,4 @@ def raise_descriptor_limit(program: str) -> None:
             "'ulimit -Hn 65536' as root, or LimitNOFILE= of the systemd unit"
         )
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return sys.maxsize if hard == resource.RLIM_INFINITY else hard

@@ -44,6 +44,7 @@ from omni_discovery.commands.registry import (
 )
 from omni_discovery.commands.stage_options import (
     StageCheck,
+    StageDevices,
     StageOptions,
     check_stage,
     read_config,
@@ -180,6 +181,7 @@ def _check(check: StageCheck) -> int:
         from stage_runtime.engines.capabilities import capabilities_of
         from stage_runtime.engines.trusted import trusted_stage
         from stage_runtime.supervisor.devices import find_machine
+        from stage_runtime.supervisor.environment import replica_devices
 
         stage = check.stage
         trusted = trusted_stage(check.deploy, stage.stage_id, check.bounds)
@@ -191,6 +193,8 @@ def _check(check: StageCheck) -> int:
             edge.connector.close()
         base, machine = dict(os.environ), find_machine()
         _devices_here(base, stage, check.count, machine)
+        shares = [replica_devices(base, stage, check.count, ordinal, machine) for ordinal in range(check.count)]
+        sys.stdout.write(f"\n{msgspec.json.encode(StageDevices(of_replicas=shares)).decode()}\n")
     except OmniError as error:
         say(str(error), error=True)
         return EXIT_CONFIG

@@ -16,6 +16,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from hub.api.chat import read_body
+from hub.api.cross_origin import check_content_type
 from hub.api.errors import error_response
 from omni_discovery.errors import InvalidRequestError, RequestError
 
@@ -64,9 +65,7 @@ async def _respond(omni: AsyncOmni, request: Request) -> Response:
 
 
 async def _read(request: Request) -> AdminCall:
-    # A web page in an operator's browser may send other content types to this host without a CORS preflight.
-    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
-        raise InvalidRequestError("the Content-Type must be application/json")
+    check_content_type(request)
     body = await read_body(request)
     try:
         return msgspec.json.decode(body or b"{}", type=AdminCall)

@@ -9,11 +9,10 @@ from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 from starlette.requests import ClientDisconnect
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import Response, StreamingResponse
 
-from hub.api.chat_answer import Answer, server_timing
+from hub.api.chat_answer import Answer, event_of, server_timing
 from hub.api.chat_schema import (
     MAX_BODY_BYTES,
     MAX_DROPPED_BYTES,
@@ -24,6 +23,7 @@ from hub.api.chat_schema import (
     refuse_embeddings,
     refuse_logprobs,
 )
+from hub.api.cross_origin import check_content_type
 from hub.api.errors import BodyTooLongError, describe, error_response
 from hub.api.exchange import Exchange, exchange_of
 from hub.orchestrator.tracing import trace_headers
@@ -82,9 +82,9 @@ class ChatCompletions:
         """Answer one request."""
         exchange = exchange_of(request.scope)
         exchange.request_id = f"chatcmpl-{exchange.request_id}"
-        answer = Answer(exchange, self._model, int(time.time()))
         try:
             chat, received_s = await self._read(request)
+            answer = Answer(exchange, self._model, int(time.time()), is_streamed=bool(chat.stream))
             headers = trace_headers(request.headers) if self._omni.is_traced else None
             outputs = self._generate(chat, exchange, received_s, headers)
             respond = self._streamed if chat.stream else self._whole
@@ -100,10 +100,12 @@ class ChatCompletions:
         Raise InvalidRequestError, which is counted here: such a request never reaches the orchestrator.
         """
         try:
+            check_content_type(request)
             body = await read_body(request)
             received_s = time.perf_counter()
             chat = parse_chat(body)
             check_model(chat.model, self._model)
+            self._omni.client_bounds.check_asked(chat.timeout, chat.priority)
             refuse_embeddings(self._deploy.stages, chat.modalities)
         except InvalidRequestError as error:
             self._omni.rejections.count(error)
@@ -141,11 +143,12 @@ class ChatCompletions:
             watch.stop()
         if watch.has_left:
             return Response(status_code=_CLIENT_LEFT)
-        body = answer.completion(timings=chat.include_timings)
+        body = await answer.body(timings=chat.include_timings)
         out_s = time.perf_counter() - answer.received_at_s
         self._omni.hub_metrics.observe_out(out_s)
         timing = server_timing({**answer.timings_s, "hub_out": out_s})
-        return JSONResponse(body, headers={"Server-Timing": timing, **stale_header(self._omni)})
+        headers = {"Server-Timing": timing, **stale_header(self._omni)}
+        return Response(body, media_type="application/json", headers=headers)
 
     async def _streamed(
         self, chat: ChatRequest, answer: Answer, outputs: AsyncGenerator[OmniOutput, None], watch: _ClientWatch
@@ -233,17 +236,13 @@ async def _events(
             while output is not None:
                 index = answer.add(output)
                 if index is not None and (output.text or output.data or output.finish_reason is not None):
-                    yield _event(answer.chunk(output, index, first=index not in started))
+                    yield await answer.event(output, index, first=index not in started)
                     started.add(index)
                 output = await anext(rest, None)
         if usage or timings:
-            yield _event(answer.last_chunk(usage=usage, timings=timings))
+            yield event_of(answer.last_chunk(usage=usage, timings=timings))
     except OmniError as error:
-        yield _event(describe(error)[1])
+        yield event_of(describe(error)[1])
     finally:
         watch.stop()
     yield b"data: [DONE]\n\n"
-
-
-def _event(body: Mapping[str, Any]) -> bytes:
-    return b"data: " + msgspec.json.encode(body) + b"\n\n"

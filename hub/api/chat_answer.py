@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import re
 from collections.abc import Mapping
 from math import isfinite
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
+
 from hub.media import joined_wav
+from omni_discovery.errors import EngineFailedError
 
 if TYPE_CHECKING:
     from hub.api.exchange import Exchange
@@ -17,6 +21,10 @@ if TYPE_CHECKING:
 #: Characters of the Server-Timing header, and timings of one answer.
 _MOST_HEADER: Final = 4000
 _MOST_TIMINGS: Final = 256
+#: Bytes of a whole answer, as they are sent.
+_MOST_WHOLE_BYTES: Final = 128 << 20
+#: From so many bytes on an answer is encoded in a thread: the hub's loop must go on meanwhile.
+_LONG_BYTES: Final = 1 << 20
 #: Names that the Server-Timing header allows.
 _TOKEN: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
@@ -29,9 +37,15 @@ _NOTHING_TO_SHOW = {
 
 
 class Answer:
-    """Collects the outputs of one request into choices: one for each final stage, in order of appearance."""
+    """Collects the outputs of one request into choices: one for each final stage, in order of appearance.
 
-    def __init__(self, exchange: Exchange, model: str, created: int) -> None:
+    One that is streamed keeps no outputs.
+    """
+
+    def __init__(self, exchange: Exchange, model: str, created: int, *, is_streamed: bool = False) -> None:
+        self._is_streamed = is_streamed
+        #: The size of what is kept, as it will be sent.
+        self._kept_bytes = 0
         self.exchange = exchange
         self.request_id = request_id = exchange.request_id
         #: Seconds by name, from the request's summary.
@@ -43,12 +57,16 @@ class Answer:
         #: Choice index of each final stage that has output.
         self._indexes: dict[int, int] = {}
         self._texts: dict[int, list[str]] = {}
-        self._images: dict[int, list[dict[str, Any]]] = {}
+        #: Each with its type.
+        self._images: dict[int, list[tuple[bytes, str]]] = {}
         self._sounds: dict[int, list[bytes]] = {}
         self._finished: dict[int, str] = {}
 
     def add(self, output: OmniOutput) -> int | None:
-        """Add one output; return its choice index, None if it belongs to no choice."""
+        """Add one output; return its choice index, None if it belongs to no choice.
+
+        Raise EngineFailedError for an answer that is too long to be sent as a whole.
+        """
         self.exchange.note_output(output)
         if output.is_summary:
             self.timings_s = output.timings_s
@@ -58,16 +76,36 @@ class Answer:
         if output.stage_id not in self._indexes and not (output.text or output.data or output.modality == "text"):
             return None
         index = self._indexes.setdefault(output.stage_id, len(self._indexes))
+        if not self._is_streamed:
+            self._keep(index, output)
+        if output.finish_reason is not None:
+            self._finished[index] = output.finish_reason
+            self._count(output.usage)
+        return index
+
+    def _keep(self, index: int, output: OmniOutput) -> None:
+        self._kept_bytes += len(output.text) + 4 * len(output.data) // 3
+        if self._kept_bytes > _MOST_WHOLE_BYTES:
+            most_mib = _MOST_WHOLE_BYTES >> 20
+            raise EngineFailedError(f"the answer is longer than {most_mib} MiB: ask for it with 'stream': true")
         if output.text:
             self._texts.setdefault(index, []).append(output.text)
         if output.data and output.modality == "audio":
             self._sounds.setdefault(index, []).append(output.data)
         elif output.data:
-            self._images.setdefault(index, []).append(image_part(output.data, output.mime))
-        if output.finish_reason is not None:
-            self._finished[index] = output.finish_reason
-            self._count(output.usage)
-        return index
+            self._images.setdefault(index, []).append((output.data, output.mime))
+
+    async def body(self, *, timings: bool = False) -> bytes:
+        """``completion`` as JSON. Raise EngineFailedError as it does."""
+        if self._kept_bytes < _LONG_BYTES:
+            return msgspec.json.encode(self.completion(timings=timings))
+        return await asyncio.to_thread(lambda: msgspec.json.encode(self.completion(timings=timings)))
+
+    async def event(self, output: OmniOutput, index: int, *, first: bool) -> bytes:
+        """``chunk`` as an event."""
+        if len(output.data) < _LONG_BYTES:
+            return event_of(self.chunk(output, index, first=first))
+        return await asyncio.to_thread(lambda: event_of(self.chunk(output, index, first=first)))
 
     def completion(self, *, timings: bool = False) -> dict[str, Any]:
         """The body of the whole answer, with ``timings_s`` if ``timings``.
@@ -102,7 +140,8 @@ class Answer:
         if index in self._sounds:
             message |= {"content": None, "audio": self._audio(index, joined_wav(self._sounds[index]))}
         else:
-            message["content"] = self._images.get(index) or "".join(self._texts.get(index, []))
+            pictures = [image_part(data, mime) for data, mime in self._images.get(index, ())]
+            message["content"] = pictures or "".join(self._texts.get(index, []))
         return {"index": index, "message": message, "finish_reason": self._finished.get(index, "stop")}
 
     def _audio(self, index: int, file: bytes) -> dict[str, Any]:
@@ -114,6 +153,11 @@ class Answer:
         for name in ("prompt_tokens", "completion_tokens"):
             self.usage[name] += usage.get(name, 0)
         self.usage["total_tokens"] = self.usage["prompt_tokens"] + self.usage["completion_tokens"]
+
+
+def event_of(body: Mapping[str, Any]) -> bytes:
+    """One server-sent event."""
+    return b"".join((b"data: ", msgspec.json.encode(body), b"\n\n"))
 
 
 def image_part(data: bytes, mime: str) -> dict[str, Any]:

@@ -213,7 +213,7 @@ class ChatRequest(NeutralFields, frozen=True, forbid_unknown_fields=True, kw_onl
     seed: Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)] | None = None
     n: Annotated[int, msgspec.Meta(ge=1, le=1)] | None = None
     sampling_params_list: list[dict[str, Any] | None] | None = None
-    timeout: Annotated[float, msgspec.Meta(gt=0, le=86400)] | None = None
+    timeout: Annotated[float, msgspec.Meta(gt=0)] | None = None
     #: As in vLLM: of queued requests, a lower priority goes first.
     priority: Annotated[int, msgspec.Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] = 0
     #: Further prompts for the first stage, by role, such as a negative prompt.

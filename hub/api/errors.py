@@ -60,6 +60,7 @@ _REFUSED: Final = {
     401: ("invalid_request_error", "invalid_api_key"),
     403: ("permission_error", "permission_denied"),
     404: ("invalid_request_error", "not_found"),
+    408: ("timeout_error", "input_timeout"),
     409: ("invalid_request_error", "conflict"),
     413: ("invalid_request_error", "request_too_large"),
     415: ("invalid_request_error", "unsupported_media_type"),

@@ -6,12 +6,16 @@ import asyncio
 import errno
 import socket
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 import uvicorn
 
 from hub.api.chat_schema import MAX_BODY_BYTES
+from hub.api.connections import ConnectionLimits
+from hub.api.cross_origin import WebPolicy, guarded
 from hub.api.exchange import Exchanges
+from hub.api.protocols import BoundedServer
 from omni_discovery.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -54,8 +58,20 @@ class _Server(uvicorn.Server):
         yield
 
 
+@dataclass(frozen=True, slots=True)
+class HttpConfig:
+    """What an HTTP server lets clients do."""
+
+    limits: ConnectionLimits = field(default_factory=ConnectionLimits)
+    policy: WebPolicy = field(default_factory=WebPolicy)
+    #: Requests that one client may have under way; 0 for no bound.
+    most_per_client: int = 0
+    #: Whether each request leaves a line in the log.
+    access_log: bool = False
+
+
 class HttpServer:
-    """The HTTP server of one port of a hub. ``access_log``: whether each request leaves a line.
+    """The HTTP server of one port of a hub.
 
     ``tls``: serve HTTPS with it. ``forwarded_allow_ips``: the proxies that may say who the client is; empty: none.
     """
@@ -64,13 +80,16 @@ class HttpServer:
         self,
         omni: AsyncOmni,
         app: ASGIApp,
+        http: HttpConfig | None = None,
         *,
-        access_log: bool = False,
         tls: ssl.SSLContext | None = None,
         forwarded_allow_ips: str = "",
     ) -> None:
+        http = http or HttpConfig()
+        server = BoundedServer(http.limits, lambda reason: omni.hub_metrics.http_cuts.labels(reason).inc())
         config = uvicorn.Config(
-            Exchanges(app, logs=access_log),
+            Exchanges(guarded(app, http.policy), logs=http.access_log),
+            **server.protocols,
             log_config=None,
             log_level="warning",
             access_log=False,

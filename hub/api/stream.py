@@ -47,7 +47,7 @@ class SegmentFrame(
     model: str = ""
     modalities: Annotated[list[str], msgspec.Meta(min_length=1, max_length=8)] | None = None
     sampling_params_list: list[dict[str, Any] | None] | None = None
-    timeout: Annotated[float, msgspec.Meta(gt=0, le=86400)] | None = None
+    timeout: Annotated[float, msgspec.Meta(gt=0)] | None = None
     priority: Annotated[int, msgspec.Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] = 0
 
     def inputs(self) -> dict[str, Any]:
@@ -140,6 +140,7 @@ class Stream:
         if isinstance(first, EndFrame):
             raise InvalidRequestError("the input ended before its first segment")
         check_model(first.model, self._model)
+        self._omni.client_bounds.check_asked(first.timeout, first.priority)
         refuse_logprobs(self._stages, first.sampling_params_list)
         refuse_adapter_paths(first.sampling_params_list)
         outputs = self._omni.generate(

@@ -115,6 +115,8 @@ class Active:
     picks: dict[int, Pick] = field(default_factory=dict)
     #: Timers of stages whose session was lost and whose work waits for it, by stage.
     graces: dict[int, asyncio.TimerHandle] = field(default_factory=dict)
+    #: Runs while nothing is left to do but to wait for the client's next segment.
+    idle_timer: asyncio.TimerHandle | None = None
     first_sent: bool = False
     #: Whether its client has got output.
     first_shown: bool = False

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
@@ -21,7 +22,7 @@ from hub.orchestrator.collective import CallDue, Collective, CollectiveCall, rej
 from hub.orchestrator.dispatcher import Dispatcher, PickEnded
 from hub.orchestrator.housekeeping import Housekeeping, TimersDue
 from hub.orchestrator.replica_events import ReplicaListener, ReturnDue, StillSilent
-from hub.orchestrator.requests import CompanionEnded, Requests, TimeUp
+from hub.orchestrator.requests import CompanionEnded, InputIdle, Requests, TimeUp
 from hub.orchestrator.retry_budget import RetryDue
 from hub.orchestrator.rollout import Rollout
 from hub.orchestrator.trials import TrialDue
@@ -41,6 +42,7 @@ from hub.replicas.factory import ClientAttacher, RemoteReplicaFactory
 from hub.replicas.health import HealthReporter
 from hub.replicas.membership import Membership, ViewChanged
 from hub.replicas.stage_client import StageClient
+from hub.replicas.view_pace import ViewPace
 from hub.request.events import ClientBackpressure
 from hub.request.outputs import OmniOutput
 from hub.request.state import OrchestratorRequestState, StreamingInputState
@@ -79,7 +81,7 @@ def drain(queue: asyncio.Queue[_Item]) -> list[_Item]:
 
 
 _InboxItem: TypeAlias = (
-    "ClientEvent | PickEnded | RetryDue | TrialDue | ReturnDue | StillSilent | TimeUp | CompanionEnded"
+    "ClientEvent | PickEnded | RetryDue | TrialDue | ReturnDue | StillSilent | TimeUp | InputIdle | CompanionEnded"
     " | BackpressureChanged | TimersDue | ViewChanged | CallDue"
 )
 _Request: TypeAlias = AddRequest | UpdateRequest
@@ -120,6 +122,9 @@ class Orchestrator:
         self._pools = Pools(self.stage_pools) if releases is None else releases.every
         #: Emptied in each turn. Bounded, because sockets are read in bounded batches between two turns.
         self._inbox: deque[_InboxItem] = deque()
+        #: The view that is applied next, once the pace allows it.
+        self._next_view: ViewChanged | None = None
+        self._view_pace = ViewPace()
         self._closed = False
         self._outbox: deque[tuple[str, OmniOutput | Ended]] = deque()
         self._aborts = AbortTracker(config.abort_timeout_s)
@@ -186,7 +191,21 @@ class Orchestrator:
 
     def apply_view(self, view: View, delta: Delta) -> None:
         """Follow the registry; call it on the loop. A ``delta`` that doesn't lead from the last view is not used."""
-        self._post(ViewChanged(view, delta))
+        waiting, changed = self._next_view, ViewChanged(view, delta)
+        if waiting is None:
+            self._next_view = changed
+            if delay_s := self._view_pace.delay_s(time.monotonic()):
+                asyncio.get_running_loop().call_later(delay_s, self._post_view)
+            else:
+                self._post_view()
+        elif not changed.is_before(waiting):
+            # Of views that come so fast the latest tells all: whole views are compared then.
+            self._next_view = changed
+
+    def _post_view(self) -> None:
+        if self._next_view is not None:
+            self._post(self._next_view)
+            self._next_view = None
 
     def set_backpressure(self, request_id: str, backpressure: ClientBackpressure) -> None:
         """Note whether the client of a request keeps up with its output. Requests that have ended are fine."""
@@ -284,7 +303,7 @@ class Orchestrator:
                 self._requests.add_request(item)
             case AbortRequest():
                 self._requests.abort_request(item)
-            case TimeUp() | CompanionEnded() | UpdateRequest() | BackpressureChanged():
+            case TimeUp() | InputIdle() | CompanionEnded() | UpdateRequest() | BackpressureChanged():
                 self._requests.apply_item(item)
             case PickEnded() | RetryDue() | TrialDue():
                 self._requests.resume_dispatch(item)
@@ -295,9 +314,11 @@ class Orchestrator:
             case TimersDue():
                 self._housekeeping.run_timers(item)
             case ViewChanged(view, delta):
+                began_s = time.monotonic()
                 try:
                     self._rollout.apply_view(view, delta)
                 finally:
+                    self._view_pace.applied(began_s, time.monotonic())
                     # A mass loss that the view shows needs its review, even if a third party's client raises here.
                     self._housekeeping.follow_membership()
             case _:

@@ -25,7 +25,7 @@ from hub.request.machine import RequestMachine
 from hub.request.outputs import OmniOutput, of_stage
 from hub.request.state import OrchestratorRequestState, Phase, RequestState
 from omni_discovery import wire
-from omni_discovery.errors import InvalidRequestError, RequestError
+from omni_discovery.errors import InputTimeoutError, InvalidRequestError, RequestError
 
 if TYPE_CHECKING:
     from hub.config import HubConfig
@@ -43,6 +43,13 @@ logger = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True)
 class TimeUp:
     """A request's deadline has passed."""
+
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class InputIdle:
+    """A request has waited for its client's next segment for as long as it may."""
 
     request_id: str
 
@@ -71,7 +78,7 @@ class Requests:
         config: HubConfig,
         metrics: HubMetrics,
         backlog: Backlog,
-        post: Callable[[TimeUp | CompanionEnded], None],
+        post: Callable[[TimeUp | InputIdle | CompanionEnded], None],
         emit: Callable[[str, OmniOutput | Ended], None],
         tracing: Tracing | None = None,
         stories: Stories | None = None,
@@ -144,7 +151,7 @@ class Requests:
         if abort.done is not None:
             self._aborts.when_quiet(ids, abort.done)
 
-    def apply_item(self, item: TimeUp | CompanionEnded | UpdateRequest | BackpressureChanged) -> None:
+    def apply_item(self, item: TimeUp | InputIdle | CompanionEnded | UpdateRequest | BackpressureChanged) -> None:
         """Apply an item of the orchestrator's inbox that concerns one request."""
         match item:
             case UpdateRequest():
@@ -153,6 +160,8 @@ class Requests:
                 self.apply_event(request_id, backpressure)
             case TimeUp(request_id=request_id):
                 self.apply_event(request_id, ev.DeadlinePassed())
+            case InputIdle(request_id=request_id):
+                self._end_idle(request_id)
             case CompanionEnded(request_id=request_id, companion_id=companion_id, event=event):
                 parent = self.active.get(request_id)
                 # After a restart the parent has another companion of that role.
@@ -316,6 +325,33 @@ class Requests:
             for done in active.updates:
                 answer(done)
             active.updates.clear()
+        self._watch_input(active)
+
+    def _watch_input(self, active: Active) -> None:
+        """Count the time for which nothing but the client's next segment is waited for: slots are held meanwhile."""
+        segments = active.machine.segments
+        waits = segments is not None and segments.waits_for_client and not active.machine.finished
+        if active.idle_timer is not None and not waits:
+            active.idle_timer.cancel()
+            active.idle_timer = None
+        elif active.idle_timer is None and waits:
+            idle = InputIdle(active.request.request_id)
+            limit_s = self._config.stream_idle_timeout_s
+            active.idle_timer = asyncio.get_running_loop().call_later(limit_s, self._post, idle)
+
+    def _end_idle(self, request_id: str) -> None:
+        active = self.active.get(request_id)
+        # A segment may have come after the timer.
+        if active is None or active.idle_timer is None:
+            return
+        active.idle_timer = None
+        if active.machine.is_client_behind:
+            # It has not read yet what was answered.
+            self._watch_input(active)
+            return
+        text = f"no segment came for {self._config.stream_idle_timeout_s:g} s after the last was answered"
+        error = InputTimeoutError(f"{text}: the request is over; begin another with the next segment")
+        self.apply_event(request_id, ev.Cancelled(error))
 
     def _carry_out(self, active: Active, action: ev.Action) -> ev.Event | None:
         match action:
@@ -359,8 +395,9 @@ class Requests:
 
     def _finish(self, active: Active, outcome: ev.Outcome, error: RequestError | None) -> None:
         request_id = active.request.request_id
-        for timer in (active.timer, *active.graces.values()):
-            timer.cancel()
+        for timer in (active.timer, active.idle_timer, *active.graces.values()):
+            if timer is not None:
+                timer.cancel()
         self._backlog.leave(request_id)
         for done in active.updates:
             answer(done, "the request has ended")

@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-#: Connections to replicas that have never answered, at the same time.
+#: Connections to replicas that have never answered, at the same time; fewer where descriptors are scarce.
 MOST_UNANSWERED: Final = 256
+#: Descriptors of the two sockets of one replica, with their monitors.
+_DESCRIPTORS_EACH: Final = 6
 #: After so long one that has never answered gives its turn to one that waits.
 TURN_S: Final = 30.0
 #: Bounds of the pause after this process ran out of descriptors, and the time between two looks at those that wait.
@@ -19,12 +21,17 @@ _MOST_PAUSE_S: Final = 30.0
 _REVIEW_S: Final = 1.0
 
 
+def most_unanswered(descriptors: int) -> int:
+    """How many replicas that have never answered may be connected to, with so many descriptors: a quarter of them."""
+    return max(1, min(MOST_UNANSWERED, descriptors // 4 // _DESCRIPTORS_EACH))
+
+
 class AttachLimits:
     """Replicas go by their input address. ``has_answered``: whether one has ever had a session. Moments: monotonic."""
 
-    def __init__(self, has_answered: Callable[[str], bool], most_unanswered: int = MOST_UNANSWERED) -> None:
+    def __init__(self, has_answered: Callable[[str], bool], most: int = MOST_UNANSWERED) -> None:
         self._has_answered = has_answered
-        self._most_unanswered = most_unanswered
+        self._most_unanswered = most
         #: Those that wait, the one that has waited longest first.
         self._waiting: dict[str, None] = {}
         #: When those were connected to that had not answered by then, in that order.

@@ -4,25 +4,28 @@ from __future__ import annotations
 
 import logging
 import math
+import resource
+import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
 from hub.config import OutOfSocketsError
-from hub.replicas.attach_limits import AttachLimits
+from hub.replicas.address_claims import AddressClaims
+from hub.replicas.attach_limits import AttachLimits, most_unanswered
 from hub.replicas.lost import LostReplicas
 from hub.replicas.mismatched import MismatchedReplicas
 from omni_discovery.errors import ConfigError
 from omni_discovery.log_once import LogOnce
 from omni_discovery.records.schema import ReplicaInfo, ReplicaStatus
 from omni_discovery.view.mass_loss import MassLossGuard
-from omni_discovery.view.table import live_hubs
+from omni_discovery.view.table import View, live_hubs
 
 if TYPE_CHECKING:
     from hub.pool.versions import Pools
     from hub.replicas.stage_client import StageClient
-    from omni_discovery.view.table import Delta, ReplicaId, View
+    from omni_discovery.view.table import Delta, ReplicaId
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +40,18 @@ class ViewChanged:
 
     view: View
     delta: Delta
+
+    def is_before(self, other: ViewChanged) -> bool:
+        """Whether the view shows less of one history of the registry."""
+        mine, others = self.view, other.view
+        is_same = (mine.history, mine.cluster_id) == (others.history, others.cluster_id)
+        return is_same and mine.revision < others.revision
+
+
+def _descriptors() -> int:
+    """How many files this process may open."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return sys.maxsize if limit == resource.RLIM_INFINITY else limit
 
 
 def role(info: ReplicaInfo) -> tuple[object, ...]:
@@ -113,7 +128,9 @@ class Membership:
         self._held: set[tuple[int, str]] = set()
         #: By stage that the pipeline doesn't have, and by address that can't be used.
         self._log_once = LogOnce(now)
-        self._limits = AttachLimits(self._has_answered)
+        self._limits = AttachLimits(self._has_answered, most_unanswered(_descriptors()))
+        self._claims = AddressClaims(self._answers, is_same_life)
+        self._view = View()
 
     def apply(self, view: View, delta: Delta) -> bool:
         """Make clients and pools what ``view`` shows; return whether it may have changed which replicas can be picked.
@@ -126,6 +143,7 @@ class Membership:
         if is_later and view.revision < revision:
             return False
         self._version = (view.history, view.cluster_id, view.revision)
+        self._view = view
         self.live_hubs = live_hubs(view)
         self._pools.set_live_hubs(self.live_hubs)
         records, self._records = self._records, view.replicas
@@ -198,11 +216,14 @@ class Membership:
     @property
     def next_review_s(self) -> float | None:
         """When time alone makes ``review_members`` due, monotonic seconds; None if it does not."""
-        due = [each for each in (self._mass_loss.next_review_s, self._limits.next_review_s) if each is not None]
-        return min(due, default=None)
+        moments_s = (self._mass_loss.next_review_s, self._limits.next_review_s, self._claims.next_turn_s)
+        return min((each for each in moments_s if each is not None), default=None)
 
     def review_members(self) -> None:
         """Time has passed or a session has changed: remove those whose mass loss is over, attach those that wait."""
+        turn_s = self._claims.next_turn_s
+        if turn_s is not None and turn_s <= self._now():
+            self._replace_all(self._view, regressed=False)
         if self._vanished:
             self._hold({(info.stage_id, info.input_addr) for info in self._listed.values()})
         if self._limits.next_review_s is not None:
@@ -308,25 +329,23 @@ class Membership:
         self.clients.clear()
 
     def _newest(self, view: View) -> dict[str, ReplicaInfo]:
-        """The records of a view for stages of the pipeline, by address.
-
-        Of two with one address the older is dead, and the newer has got its port; but if the older answers, the newer
-        can't listen there, and is refused.
-        """
-        owners: dict[str, ReplicaInfo] = {}
+        """The records of a view for stages of the pipeline, by address: of several at one address, its owner."""
+        by_addr: dict[str, list[ReplicaInfo]] = {}
         for info in view.replicas.values():
-            if not self._is_ours(info):
-                continue
-            addr, other = info.input_addr, owners.get(info.input_addr)
-            if other is None:
-                owners[addr] = info
-                continue
-            older, newer = (other, info) if other.epoch <= info.epoch else (info, other)
-            is_taken = not is_same_life(older, newer) and self._answers(older)
-            owners[addr] = older if is_taken else newer
-            if owners[addr] is older and self._log_once.should((addr, newer.stage_id, newer.replica_id, newer.epoch)):
-                text = "replica.unusable replica=%s: its address %s is that of replica %s, which answers there"
-                logger.warning(text, newer.name, addr, older.name)
+            if self._is_ours(info):
+                by_addr.setdefault(info.input_addr, []).append(info)
+        shared = {addr for addr, claimants in by_addr.items() if len(claimants) > 1}
+        self._claims.forget_turns(shared)
+        owners = {addr: claimants[0] for addr, claimants in by_addr.items()}
+        for addr in shared:
+            owner = owners[addr] = self._claims.owner(by_addr[addr], self._now())
+            why = "answers there" if self._answers(owner) else "is tried first"
+            for info in by_addr[addr]:
+                if info is owner or is_same_life(info, owner):
+                    continue
+                if self._log_once.should((addr, info.stage_id, info.replica_id, info.epoch)):
+                    text = "replica.unusable replica=%s: its address %s is that of replica %s, which %s"
+                    logger.warning(text, info.name, addr, owner.name, why)
         return owners
 
     def _is_ours(self, info: ReplicaInfo) -> bool:

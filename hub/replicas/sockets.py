@@ -31,8 +31,12 @@ ZmqContext: TypeAlias = "zmq.Context[zmq.Socket[bytes]]"
 
 #: As a plain number: what a mask of zmq's own kind costs is felt with every message.
 _POLLIN: Final = int(zmq.POLLIN)
-#: Messages taken from one socket before the other sockets get their turn.
+#: Messages, and about how many bytes, taken from one socket before the other sockets and tasks get their turn: whoever
+#: bounds what waits for a client must see it as it comes.
 _BATCH: Final = 64
+_BATCH_BYTES: Final = 8 << 20
+#: What a lost connection had brought is handled at once up to this; what is behind that counts as lost with it.
+_MOST_DRAINED_BYTES: Final = 256 << 20
 #: After so many attempts that have timed out the pauses grow, up to this.
 _PATIENT: Final = 5
 _SLOWEST_S: Final = 15.0
@@ -103,9 +107,10 @@ class LoopSocket:
                 self._look_again()
 
     def drain(self) -> None:
-        """Take in everything that has arrived."""
-        while not self.socket.closed and _has_messages(self.socket):
-            self._drain()
+        """Take in what has arrived, up to 256 MiB of it; the rest comes in turns, as always."""
+        left_bytes = _MOST_DRAINED_BYTES
+        while left_bytes > 0 and not self.socket.closed and _has_messages(self.socket):
+            left_bytes -= self._drain()
 
     def close(self) -> None:
         """Close without waiting for unsent messages. Idempotent."""
@@ -118,16 +123,20 @@ class LoopSocket:
             self._drain_due = True
             self._loop.call_soon(self._drain)
 
-    def _drain(self) -> None:
+    def _drain(self) -> int:
+        """Take in some messages; return the size of what was attached to them."""
         self._drain_due, self._is_draining = False, True
+        size_bytes = 0
         try:
             for _ in range(_BATCH):
-                if self.socket.closed:
-                    return
+                if self.socket.closed or size_bytes > _BATCH_BYTES:
+                    break
                 try:
                     frames = self.socket.recv_multipart(zmq.NOBLOCK)
                 except zmq.Again:
-                    return
+                    return size_bytes
+                if len(frames) > 1:
+                    size_bytes += sum(map(len, frames))
                 try:
                     self._on_frames(frames)
                 except Exception:
@@ -136,6 +145,7 @@ class LoopSocket:
         finally:
             self._is_draining = False
         self._look_again()
+        return size_bytes
 
 
 class ConnectionListener(Protocol):

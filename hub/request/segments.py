@@ -114,6 +114,12 @@ class Segments:
         """Whether a segment of the client waits for a first stage: the client should send no other yet."""
         return any(self._lanes[stage_id].waiting for stage_id in self._roots)
 
+    @property
+    def waits_for_client(self) -> bool:
+        """Whether nothing is left to do until the client sends its next segment, or the end of its input."""
+        lanes = self._lanes.values()
+        return not self.is_complete and not any(lane.waiting or lane.open is not None for lane in lanes)
+
     # ---- the stages' side
 
     def steps(self) -> list[Step]:

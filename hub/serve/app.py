@@ -106,7 +106,7 @@ class _Hub:
                 await self._frontend.build(omni)
                 if self._frontend is not None
                 else build_app(omni, config.deploy, int(time.time())),
-                access_log=config.access_log,
+                config.http,
             )
             logger.info("hub.listening url=%s etcd=%s namespace=%s", self._url, self._endpoints, config.namespace)
             for watching in (self._limit_start(omni), self._log_stats(omni)):

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from hub.serve.pipeline_claim import check_pipeline
 from hub.serve.plan import StagesOnHost, plan_on_host, stages_on_host
 from omni_discovery.commands.flags import RAY
+from omni_discovery.commands.output import say
 from omni_discovery.commands.registry import child_environment, read_bounds
 from omni_discovery.commands.stage_options import StageCheck, check_stage
 from omni_discovery.deploy.document import DeployConfig, StageConfig, decode_deploy, encode_deploy
 from omni_discovery.deploy.load import locate_model
-from omni_discovery.deploy.topology import Topology, names_cpu, plan
+from omni_discovery.deploy.topology import CPU, Topology, names_cpu, plan
 from omni_discovery.deploy.trust.judge import check_document
 from omni_discovery.errors import RegistryTlsError, RegistryUnavailableError
 from omni_discovery.etcd.check import check_registry
@@ -40,7 +40,7 @@ def dry_run_hub(arguments: argparse.Namespace, config: ServeConfig) -> int:
     local_stages, deploy = stages_on_host(arguments, config.deploy), config.deploy
     topology = plan(deploy, local_stages, on_this_machine=arguments.worker_backend != RAY)
     pipeline = _agree(config)
-    check_on_host(arguments, deploy, local_stages, read_bounds(arguments).owning(deploy))
+    devices = check_on_host(arguments, deploy, local_stages, read_bounds(arguments).owning(deploy))
     bind(config.host, config.port).close()
     hub = [
         ("HTTP", f"{config.host}:{config.port or '<a free port>'}, the API of {config.api}"),
@@ -55,7 +55,7 @@ def dry_run_hub(arguments: argparse.Namespace, config: ServeConfig) -> int:
     _print(
         ("hub", hub),
         ("registry", _registry(config.endpoints, config.namespace, config.ttl_s, pipeline)),
-        *_layout(arguments, deploy, local_stages, topology),
+        *_layout(arguments, deploy, local_stages, topology, devices),
         ("would be written", [*writes, *_records(config.namespace, local_stages)]),
     )
     return 0
@@ -78,11 +78,11 @@ def dry_run_headless(arguments: argparse.Namespace, security: RegistrySecurity) 
     check_document(deploy, arguments.stage_id, bounds, locate_model)
     local_stages = stages_on_host(arguments, deploy)
     topology = plan_on_host(arguments, deploy, local_stages)
-    check_on_host(arguments, deploy, local_stages, bounds)
+    devices = check_on_host(arguments, deploy, local_stages, bounds)
     _print(
         supervisor,
         title,
-        *_layout(arguments, deploy, local_stages, topology),
+        *_layout(arguments, deploy, local_stages, topology, devices),
         ("would be written", [*_records(namespace, local_stages)]),
     )
     return 0
@@ -92,12 +92,21 @@ _IN_FORCE: Final = "the one in force, as it stands in etcd"
 _WAITS: Final = "none is in force yet: the replicas would wait for the first hub's, and devices are not known before"
 
 
+#: The devices of each replica here, by stage; None for whatever there is.
+Devices = Mapping[int, Sequence[Sequence[str] | None]]
+
+
 def check_on_host(
     arguments: argparse.Namespace, deploy: DeployConfig, local_stages: StagesOnHost, bounds: Bounds
-) -> None:
+) -> Devices:
     """Check engine, model, devices and connectors of each stage in a process of its own. Raise ConfigError."""
+    devices: dict[int, Sequence[Sequence[str] | None]] = {}
     for stage, count in () if arguments.worker_backend == RAY else local_stages:
-        check_stage(StageCheck(stage=stage, deploy=deploy, count=count, bounds=bounds), child_environment())
+        check = StageCheck(stage=stage, deploy=deploy, count=count, bounds=bounds)
+        told = check_stage(check, child_environment())
+        if told is not None:
+            devices[stage.stage_id] = told.of_replicas
+    return devices
 
 
 def _agree(config: ServeConfig) -> str:
@@ -141,7 +150,11 @@ def _data_plane(arguments: argparse.Namespace) -> list[Row]:
 
 
 def _layout(
-    arguments: argparse.Namespace, deploy: DeployConfig, local_stages: StagesOnHost, topology: Topology
+    arguments: argparse.Namespace,
+    deploy: DeployConfig,
+    local_stages: StagesOnHost,
+    topology: Topology,
+    inherited: Devices,
 ) -> Sequence[tuple[str, list[Row]]]:
     counts = {stage.stage_id: count for stage, count in local_stages}
     stages: list[Row] = [("id", "engine", "model", "input from", "output", "replicas here")]
@@ -152,7 +165,9 @@ def _layout(
     here = {stage.stage_id: stage for stage, _ in local_stages}
     replicas: list[Row] = [("stage", "#", "devices", "free ports for")]
     for each in topology.replicas:
-        devices = ",".join(each.devices) or _unnamed(arguments, here[each.stage_id])
+        shares = inherited.get(each.stage_id, ())
+        share = shares[each.ordinal] if each.ordinal < len(shares) else None
+        devices = ",".join(each.devices) or _unnamed(arguments, here[each.stage_id], share)
         replicas.append((str(each.stage_id), str(each.ordinal), devices, ", ".join(each.ports)))
     edges: list[Row] = [("from", "to", "connector", "settings", "the next stage begins on")]
     for edge in topology.edges:
@@ -162,11 +177,15 @@ def _layout(
     return [("stages", stages), ("replicas here", replicas), ("edges", edges)]
 
 
-def _unnamed(arguments: argparse.Namespace, stage: StageConfig) -> str:
-    """What a replica gets for which the plan names no devices."""
+def _unnamed(arguments: argparse.Namespace, stage: StageConfig, share: Sequence[str] | None) -> str:
+    """What a replica gets for which the plan names no devices; ``share`` is its part of those that are shown here."""
     if arguments.worker_backend == RAY:
         return "Ray's choice"
-    return "CPU" if stage.engine == "echo" or names_cpu(stage) else "inherited"
+    if stage.engine == "echo" or names_cpu(stage) or str(stage.engine_args.get("device", "")).startswith(CPU):
+        return "CPU"
+    if share is None:
+        return "inherited, all that are there"
+    return f"inherited: {','.join(share)}" if share else "CPU, none is shown here"
 
 
 def _records(namespace: str, local_stages: StagesOnHost) -> list[Row]:
@@ -181,9 +200,9 @@ def _records(namespace: str, local_stages: StagesOnHost) -> list[Row]:
 
 
 def _print(*sections: tuple[str, list[Row]]) -> None:
-    sys.stdout.write("The plan. Nothing was started, nothing was written.\n")
+    say("The plan. Nothing was started, nothing was written.")
     for title, rows in sections:
-        sys.stdout.write(f"\n{title}\n" + "".join(f"  {line}\n" for line in aligned(rows)))
+        say("\n".join(["", title, *(f"  {line}" for line in aligned(rows))]))
 
 
 def aligned(rows: Sequence[Row]) -> list[str]:

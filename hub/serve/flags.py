@@ -8,6 +8,7 @@ import logging
 from typing import TYPE_CHECKING, Any, Final
 
 from hub.api.door.flags import add_door_options, check_door
+from hub.serve.clients.flags import add_client_options, check_client_options, client_bounds
 from hub.serve.document_flags import add_document_options, check_document_options, joins_pipeline, merge_names
 from hub.serve.foreign_flags import add_foreign_options, check_foreign
 from omni_discovery.balancing.policies import DEFAULT_POLICY
@@ -161,7 +162,9 @@ def hub_config(arguments: argparse.Namespace) -> HubConfig:
     given: dict[str, Any] = {field: value for flag, field in _FLAGS.items() if (value := _value(arguments, flag))}
     if arguments.request_timeout is not None:
         given["accept_limit_s"] = min(HubConfig().accept_limit_s, arguments.request_timeout / 2)
-    return HubConfig(**given)
+    if arguments.stream_idle_timeout is not None:
+        given["stream_idle_timeout_s"] = arguments.stream_idle_timeout
+    return HubConfig(**given, client_bounds=client_bounds(arguments))
 
 
 def _value(arguments: argparse.Namespace, flag: str) -> float | None:
@@ -199,6 +202,7 @@ def add_serve_options(parser: argparse.ArgumentParser) -> None:
         f" prefix-hash or an installed package's policy (default: {DEFAULT_POLICY})",
     )
     add_admission_options(requests)
+    add_client_options(parser.add_argument_group("what clients may do"))
     requests.add_argument(
         "--log-stats",
         action="store_true",
@@ -255,6 +259,9 @@ def _add_ignored_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--omni-master-port", "-omp", type=int, metavar="PORT", help="likewise")
 
 
+_KEY_HINT: Final = "; what stands behind --api-key are keys: MODEL comes before it"
+
+
 def check_flags(arguments: argparse.Namespace) -> None:
     """Raise ConfigError for flags that contradict each other or are out of range."""
     merge_names(arguments)
@@ -267,7 +274,7 @@ def check_flags(arguments: argparse.Namespace) -> None:
         raise ConfigError(
             "nothing to serve: give a MODEL or --deploy-config YAML"
             " ('omni pipeline show > pipeline.yaml' writes the one in force; with --hub-only and --etcd-endpoints,"
-            " a hub takes that one by itself)"
+            " a hub takes that one by itself)" + _KEY_HINT * bool(arguments.api_key or arguments.api_key_fd is not None)
         )
     check_data_plane(arguments)
     check_backend(arguments)
@@ -277,6 +284,7 @@ def check_flags(arguments: argparse.Namespace) -> None:
     check_api(arguments)
     check_tracing(arguments)
     check_admission(arguments)
+    check_client_options(arguments)
     check_loading(arguments)
     if arguments.port is not None and not 0 <= arguments.port <= 65535:
         raise ConfigError(f"--port {arguments.port} is none; take 0 to 65535")

@@ -17,6 +17,8 @@ logger = logging.getLogger(__name__)
 
 #: Names of replicas in one line.
 _MOST_NAMES: Final = 20
+#: The least time between two lines about replicas that have joined, in seconds.
+_JOINED_S: Final = 5.0
 
 
 class HubReadiness:
@@ -26,6 +28,9 @@ class HubReadiness:
         self._url = url
         self._now = now
         self._log = ReadinessLog(now())
+        #: The replicas that the last ``hub.ready`` named, and those that have joined since and were logged.
+        self._told: set[str] = set()
+        self._told_at_s = now()
 
     def check(self, omni: AsyncOmni, starting: Mapping[int, int]) -> None:
         """Log what has changed: that every stage can serve, that one can't any more, or what the hub waits for.
@@ -38,15 +43,26 @@ class HubReadiness:
             missing = "no replica can take work of any stage: this hub is revoked"
         match self._log.observe(missing, self._now()):
             case Ready(after_s):
-                ids = ",".join(str(stage.stage_id) for stage in stages)
+                ids, serving = ",".join(str(stage.stage_id) for stage in stages), omni.serving_replicas()
                 text = "hub.ready url=%s stages=%s replicas=%s after_s=%.1f: every stage can serve"
-                logger.info(text, self._url, ids, short_list(omni.serving_replicas()), after_s)
+                logger.info(text, self._url, ids, short_list(serving), after_s)
+                self._told, self._told_at_s = set(serving), self._now()
             case NotReady():
                 logger.warning("hub.not_ready url=%s: %s", self._url, missing)
             case StillMissing(after_s):
                 logger.info("hub.waiting after_s=%.1f: %s", after_s, missing)
+            case None if not missing:
+                self._tell_joined(omni.serving_replicas())
             case None:
                 pass
+
+    def _tell_joined(self, serving: Collection[str]) -> None:
+        """Log replicas that can serve by now and that no line has named, those of some seconds together."""
+        joined = [name for name in serving if name not in self._told]
+        if joined and self._now() - self._told_at_s >= _JOINED_S:
+            logger.info("hub.joined replicas=%s: %d can serve now", short_list(joined), len(serving))
+            self._told.update(joined)
+            self._told_at_s = self._now()
 
 
 def _missing(stages: Sequence[StageStatus], starting: Mapping[int, int], now_s: float) -> str:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from hub.api.door.config import DoorConfig
+from hub.api.server import HttpConfig
 from hub.async_omni import AsyncOmni
 from hub.orchestrator.tracing import connect_tracing
 from hub.serve.identity import HubIdentity, acquire_identity, new_identity
@@ -86,8 +87,8 @@ class ServeConfig:
     api_flags: str = ""
     #: Who may use the HTTP ports, and which there are beside the API's.
     door: DoorConfig = field(default_factory=DoorConfig)
-    #: Whether each HTTP request leaves a line in the log.
-    access_log: bool = False
+    #: What clients may do over HTTP.
+    http: HttpConfig = field(default_factory=HttpConfig)
     #: The collector to which spans of requests are sent; None for none.
     traces_endpoint: str | None = None
     #: How long every stage may take until it can serve before the hub ends; None: no limit.

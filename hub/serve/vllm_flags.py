@@ -124,7 +124,9 @@ SERVER_VALUES: Final = frozenset(
 #: Those that take one or more.
 SERVER_LISTS: Final = frozenset((*("api_key", "lora_modules"),))
 #: Of the server's flags, those that a hub has itself, for every API.
-OF_THE_HUB: Final = frozenset((*("api_key", "ssl_keyfile", "ssl_certfile", "ssl_ca_certs", "ssl_cert_reqs"),))
+OF_THE_HUB: Final = frozenset(
+    (*("allowed_origins", "api_key", "ssl_keyfile", "ssl_certfile", "ssl_ca_certs", "ssl_cert_reqs"),)
+)
 #: Of the others, those that a hub's ``--api-args`` refuses: it has a listener of its own.
 WITHOUT_EFFECT: Final = frozenset(
     (
@@ -133,6 +135,7 @@ WITHOUT_EFFECT: Final = frozenset(
         *("enable_flash_late_interaction", "ssl_ciphers", "enable_ssl_refresh"),
         *("data_parallel_supervisor_port", "dp_supervisor_probe_interval_s"),
         *("dp_supervisor_probe_timeout_s", "dp_supervisor_probe_failure_threshold"),
+        *("allow_credentials", "allowed_headers", "allowed_methods"),
     )
 )
 

@@ -99,14 +99,17 @@ class RegistryClient(abc.ABC):
             self._thread.close()
             raise
 
-    async def _open_on_loop(self) -> None:
+    def _connect(self) -> EtcdKV:
         config = self._config
-        self._kv = EtcdKV(
+        return EtcdKV(
             config.endpoints,
             security=config.security,
             try_timeout_s=config.try_timeout_s,
             call_timeout_s=config.call_timeout_s,
         )
+
+    async def _open_on_loop(self) -> None:
+        self._kv = self._connect()
         self._start_on_loop(self._kv)
 
     @property

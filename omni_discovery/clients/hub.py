@@ -16,6 +16,7 @@ from omni_discovery.records.schema import HubRecord, ReplicaInfo, ReplicaList
 from omni_discovery.registration.leased_key import Listener
 from omni_discovery.registration.registrars import HubRegistrar
 from omni_discovery.view.api_keys import ApiKeyWatch, OnApiKeys
+from omni_discovery.view.families import NamespaceReader
 from omni_discovery.view.hub_watcher import HubWatcher, ViewOptions
 from omni_discovery.view.table import Delta, View
 
@@ -114,6 +115,19 @@ class OmniCoordClientForHub(RegistryClient):
         """The deploy document as etcd has it now. Raise RegistryError."""
         current = self._run(self._kv.get(keys.pipeline_key(self._config.namespace)))
         return None if current is None else current.value
+
+    def _connect(self) -> EtcdKV:
+        if self._hub is not None:
+            return super()._connect()
+        config = self._config
+        # Who only looks on may be somebody who may not see all of the namespace.
+        return NamespaceReader(
+            config.namespace,
+            config.endpoints,
+            security=config.security,
+            try_timeout_s=config.try_timeout_s,
+            call_timeout_s=config.call_timeout_s,
+        )
 
     def _start_on_loop(self, kv: EtcdKV) -> None:
         config, hub_id = self._config, ""

@@ -194,12 +194,12 @@ class _Progress:
     """Shows what a drain waits for: one live line on a terminal, else a new line for each change."""
 
     def __init__(self, target: Target, epoch: int) -> None:
-        from rich.console import Console
+        from omni_discovery.commands.terminal import TextConsole
 
         self.in_flight = -1
         self._shown: DrainStep | None = None
         self._title = f"draining {target} (epoch {epoch})"
-        self._console = Console()
+        self._console = TextConsole()
         self._status = self._console.status(f"{self._title}: asked") if self._console.is_terminal else None
 
     def __enter__(self) -> _Progress:

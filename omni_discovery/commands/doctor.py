@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 import platform
-import sys
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -51,10 +50,9 @@ class DoctorCommand:
         import asyncio
         import dataclasses
 
-        import msgspec
-
         from omni_discovery.commands.findings.checks import Grade
         from omni_discovery.commands.findings.processes import recent_findings, waiting_findings
+        from omni_discovery.commands.terminal import TextConsole, print_json
         from omni_discovery.etcd.embedded_file import embedded_among
         from omni_discovery.records.keys import check_namespace
         from omni_discovery.stories import read_stories, read_waits
@@ -70,11 +68,9 @@ class DoctorCommand:
         found += recent_findings(read_stories(folder, namespace), diagnosis.registry, endpoints, time.time())
         if arguments.json:
             for finding in found:
-                sys.stdout.write(msgspec.json.encode(dataclasses.asdict(finding)).decode() + "\n")
+                print_json(dataclasses.asdict(finding))
         else:
-            from rich.console import Console
-
-            Console().print(findings_table(found))
+            TextConsole().print(findings_table(found))
         return 1 if any(finding.grade is Grade.PROBLEM for finding in found) else 0
 
 
@@ -95,12 +91,12 @@ async def diagnose(endpoints: str, security: RegistrySecurity, namespace: str, e
     import asyncio
 
     from omni_discovery.commands.findings.checks import Evidence, Finding, Grade, count_namespaces, examine
-    from omni_discovery.errors import RegistryError
+    from omni_discovery.errors import RegistryDeniedError, RegistryError
     from omni_discovery.etcd.config import parse_endpoints
-    from omni_discovery.etcd.store import EtcdKV
     from omni_discovery.records.keys import ROOT, namespace_prefix
     from omni_discovery.records.waits import waits_among
     from omni_discovery.stories import registry_name
+    from omni_discovery.view.families import NamespaceReader
     from omni_discovery.view.table import ReplicaTable
 
     answers = await asyncio.gather(
@@ -113,8 +109,10 @@ async def diagnose(endpoints: str, security: RegistrySecurity, namespace: str, e
     diagnosis = Diagnosis(found)
     if not any(each[0].grade is Grade.OK for each in answers):
         return diagnosis
-    kv = EtcdKV(endpoints, security=security, try_timeout_s=_CALL_S, call_timeout_s=_CALL_S)
+    kv = NamespaceReader(namespace, endpoints, security=security, try_timeout_s=_CALL_S, call_timeout_s=_CALL_S)
     try:
+        if security.user:
+            found.append(await _role(kv, namespace, security.user))
         listing = await kv.list(namespace_prefix(namespace))
         table = ReplicaTable(namespace)
         table.replace(listing, time.time())
@@ -123,6 +121,8 @@ async def diagnose(endpoints: str, security: RegistrySecurity, namespace: str, e
         namespaces = None
         try:
             namespaces = count_namespaces([item.key for item in (await kv.list(ROOT)).items])
+        except RegistryDeniedError:
+            found.append(Finding(Grade.NOTE, "namespace", "other namespaces can't be seen: this user may not"))
         except RegistryError as error:
             found.append(Finding(Grade.NOTE, "namespace", f"other namespaces can't be seen: {error}"))
         found.append(await _least_ttl(kv))
@@ -154,7 +154,8 @@ async def _check_endpoint(
         version = await _release(kv, endpoint)
     except RegistryRefusedError as error:
         advice = (
-            f"correct --etcd-user and the password, or let an administrator run: omni etcd grant-namespace {namespace}"
+            "correct --etcd-user and the password, or let an administrator run: omni etcd grant-role"
+            f" {namespace} observer (or hub, replica, operator; grant-namespace for all of it)"
         )
         return [Finding(Grade.PROBLEM, "etcd", f"{endpoint} refuses us: {error}", advice)]
     except RegistryError as error:
@@ -182,6 +183,27 @@ async def _release(kv: EtcdKV, endpoint: str) -> str:
             return version
         await asyncio.sleep(0.02)
     return ""
+
+
+async def _role(kv: KVStore, namespace: str, user: str) -> Finding:
+    """What our user of etcd may write, found out without writing."""
+    from omni_discovery.commands.findings.checks import Finding, Grade
+    from omni_discovery.errors import RegistryDeniedError
+    from omni_discovery.records.keys import namespace_prefix
+    from omni_discovery.records.roles import API_KEYS, OPEN_FAMILIES, PIPELINE, roles_that_write
+
+    writable = []
+    for family in (*OPEN_FAMILIES, API_KEYS):
+        key = f"{namespace_prefix(namespace)}{family}" + "-" * (family != PIPELINE)
+        try:
+            # No key is ever at that revision, and etcd looks at what we may do before it compares.
+            await kv.compare_and_put(key, b"", -1)
+            writable.append(family)
+        except RegistryDeniedError:
+            continue
+    text = f"user {user} may write " + (", ".join(writable) or "nothing: it looks on")
+    roles = roles_that_write(writable)
+    return Finding(Grade.OK, "role", text + (f" ({', '.join(roles)})" if roles else ""))
 
 
 async def _least_ttl(kv: KVStore) -> Finding:

@@ -134,7 +134,8 @@ def warn_if_plain(zmq_security: str) -> None:
     if zmq_security == PLAIN:
         logger.warning(
             "zmq.plain --zmq-security none: WHOEVER SEES THE NETWORK BETWEEN HUBS AND REPLICAS CAN READ EVERY PROMPT "
-            "AND ANSWER, AND SEND REQUESTS OF THEIR OWN; start all hubs and replicas of the namespace like this"
+            "AND ANSWER, SEND REQUESTS OF THEIR OWN, AND FILL THE MEMORY OF REPLICAS: LIMIT IT FOR EACH PROCESS; start "
+            "all hubs and replicas of the namespace like this"
         )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import re
-import sys
 import time
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -66,10 +65,8 @@ def _limit(text: str) -> int:
 async def _show(kv: KVStore, arguments: argparse.Namespace) -> int:
     import dataclasses
 
-    import msgspec
-    from rich.console import Console
-
     from omni_discovery.commands.history_log import history_file, read_log
+    from omni_discovery.commands.terminal import TextConsole, print_json
 
     past = await read_registry(kv, arguments.namespace)
     log = read_log(history_file(user_runtime_dir(), arguments.namespace))
@@ -81,9 +78,9 @@ async def _show(kv: KVStore, arguments: argparse.Namespace) -> int:
     every: list[Life | HubLife] = [*replicas, *hubs]
     if arguments.json:
         for life in every:
-            sys.stdout.write(msgspec.json.encode({**dataclasses.asdict(life), "end": life.end}).decode() + "\n")
+            print_json({**dataclasses.asdict(life), "end": life.end})
         return 0
-    console, now_s = Console(), time.time()
+    console, now_s = TextConsole(), time.time()
     count = sum(life.registry == past.registry for life in replicas)
     console.print(
         f"namespace {arguments.namespace} · registry {past.registry} · {count} {'life' if count == 1 else 'lives'} · "
@@ -113,7 +110,7 @@ async def _show(kv: KVStore, arguments: argparse.Namespace) -> int:
 def _print_lives(console: Console, replicas: list[Life], hubs: list[HubLife], limit: int, now_s: float) -> None:
     console.print(history_table(replicas, limit, now_s, console.width))
     for line in reasons(replicas[-limit:]):
-        console.print(line, style="red", markup=False, highlight=False)
+        console.print(line, style="red")
     if hubs:
         console.print(hub_history_table(hubs, limit, now_s, console.width))
 

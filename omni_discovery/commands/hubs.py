@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 import time
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Final
@@ -149,16 +148,14 @@ async def read_hubs(kv: KVStore, namespace: str, now_s: float) -> list[HubLine]:
 
 
 async def _show(kv: KVStore, arguments: argparse.Namespace) -> int:
-    import msgspec
+    from omni_discovery.commands.terminal import TextConsole, print_json
 
     found = await read_hubs(kv, arguments.namespace, time.time())
     if arguments.json:
         for line in found:
-            sys.stdout.write(msgspec.json.encode(asdict(line)).decode() + "\n")
+            print_json(asdict(line))
         return 0
-    from rich.console import Console
-
     from omni_discovery.commands.tables import hub_table
 
-    Console().print(hub_table(found, arguments.namespace, time.time()))
+    TextConsole().print(hub_table(found, arguments.namespace, time.time()))
     return 0 if found else await tell_if_empty(kv, arguments.namespace)

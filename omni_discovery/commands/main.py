@@ -155,7 +155,7 @@ def _load(entry: EntryPoint) -> Command | None:
 
 
 def _add_parser(
-    subparsers: argparse._SubParsersAction[argparse.ArgumentParser], name: str, command: Command
+    subparsers: argparse._SubParsersAction[_Parser], name: str, command: Command
 ) -> argparse.ArgumentParser:
     parser = subparsers.add_parser(name, help=command.summary, description=command.summary)
     parser.set_defaults(command=command)

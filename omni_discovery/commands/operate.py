@@ -9,15 +9,17 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
 
-from omni_discovery.errors import ConfigError, OmniError, RecordError, RegistryUnavailableError
-from omni_discovery.kv import KeyValue, KVStore
+from omni_discovery.errors import ConfigError, OmniError, RecordError, RegistryError, RegistryUnavailableError
+from omni_discovery.kv import DeleteEvent, KeyValue, KVStore
 from omni_discovery.records import keys
 from omni_discovery.records.control import ControlError, answered_revision, changed_value, parse
-from omni_discovery.records.schema import ReplicaInfo, ReplicaStatus, decode_replica
+from omni_discovery.records.schema import ReplicaInfo, ReplicaRecord, ReplicaStatus, decode_replica
 from omni_discovery.registration.drain_acks import read_awaited
 
 _POLL_S: Final = 0.1
 _WRITE_TRIES: Final = 10
+#: How long etcd may take to tell what a record said before it was deleted.
+_LAST_WORDS_S: Final = 3.0
 
 
 class OperationFailedError(OmniError):
@@ -204,20 +206,42 @@ class _DrainReader:
         self._epoch = epoch
         #: The first revision at which the record was seen ``draining``; 0 while it is not.
         self._draining_at = 0
+        #: The latest revision of the record that was seen.
+        self._seen_revision = 0
 
     async def step(self) -> DrainStep | None:
         """Return the progress; None when the process with that epoch is gone. Raise RegistryUnavailableError."""
         item = await self._kv.get(self._target.record_key)
         if item is None or item.create_revision != self._epoch:
             return None
+        self._seen_revision = item.mod_revision
         try:
-            record = decode_replica(item.key, self._target.stage_id, self._target.replica_id, item.value)
+            record = self._decode(item)
         except RecordError:
             return DrainStep(0)
         if record.status is not ReplicaStatus.DRAINING:
             return DrainStep(record.queue_length)
         self._draining_at = self._draining_at or item.mod_revision
         return DrainStep(record.queue_length, await read_awaited(self._kv, self._target.namespace, self._draining_at))
+
+    def _decode(self, item: KeyValue) -> ReplicaRecord:
+        return decode_replica(item.key, self._target.stage_id, self._target.replica_id, item.value)
+
+    async def has_withdrawn(self) -> bool:
+        """Whether a record that is gone said ``down`` before: its process ended in order. Never raises."""
+        status: ReplicaStatus | None = None
+        try:
+            async with asyncio.timeout(_LAST_WORDS_S):
+                batches = self._kv.watch_key(self._target.record_key, self._seen_revision)
+                async with contextlib.aclosing(batches):
+                    async for batch in batches:
+                        for event in batch.events:
+                            if isinstance(event, DeleteEvent):
+                                return status is ReplicaStatus.DOWN
+                            status = self._decode(event.item).status
+        except (TimeoutError, RegistryError, RecordError):
+            pass
+        return False
 
 
 async def wait_drained(
@@ -247,6 +271,6 @@ async def wait_drained(
         stands = False
     if not stands:
         return DrainEnd.DRAINED
-    # The process was killed: its drain order is left, and nothing else would remove it.
+    # The process was killed, or may not write the key: its drain order is left, and nothing else would remove it.
     await write_control(kv, target, {"drain": None, "epoch": None})
-    return DrainEnd.DIED
+    return DrainEnd.DRAINED if await reader.has_withdrawn() else DrainEnd.DIED

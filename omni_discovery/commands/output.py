@@ -14,7 +14,13 @@ logger = logging.getLogger(__name__)
 
 
 def say(text: str, *, error: bool = False) -> None:
-    """Print one line on standard output, with ``error`` on standard error."""
+    """Print one line on standard output, with ``error`` on standard error.
+
+    What a terminal might obey, since it comes from the registry or a peer, is shown as underscores.
+    """
+    from omni_discovery.text import harmless
+
+    text = harmless(text)
     if error:
         from omni_discovery.logs.setup import logs_json
 
@@ -42,4 +48,8 @@ def configure_logging(options: LogOptions | None = None) -> None:
 
 def quiet_logging() -> None:
     """Log only what needs an operator now, and never between the lines of an answer: for commands that print one."""
-    logging.basicConfig(level=logging.ERROR, format="omni: %(message)s", stream=sys.stderr)
+    from omni_discovery.logs.setup import TextFormatter
+
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(TextFormatter("omni: %(message)s"))
+    logging.basicConfig(level=logging.ERROR, handlers=[handler])

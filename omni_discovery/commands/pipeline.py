@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from omni_discovery.commands.output import say
 from omni_discovery.commands.registry import add_registry_options, with_registry
 from omni_discovery.errors import ConfigError
 
@@ -74,19 +75,19 @@ async def _apply(kv: KVStore, namespace: str, value: bytes) -> int:
     key = pipeline_key(namespace)
     current = await kv.get(key)
     if current is not None and current.value == value:
-        sys.stdout.write("nothing to change: it was in force already\n")
+        say("nothing to change: it was in force already")
         return 0
     # Compare-and-swap against the document just read: of two operators at once, the second gets an error.
     claim = await (kv.compare_and_put(key, value, current.mod_revision) if current else kv.create(key, value))
     if not claim.won:
         raise ConfigError("somebody else replaced the pipeline at the same moment; look at it and apply again")
     if current is None:
-        sys.stdout.write(f"namespace {namespace} has its first pipeline\n")
+        say(f"namespace {namespace} has its first pipeline")
         return 0
     try:
         difference = describe_difference(decode_deploy(value, "the file"), decode_deploy(current.value, key))
     except ConfigError:
         difference = "what was there could not be read"
-    sys.stdout.write(f"replaced: {difference.replace(' in force', ' before')}\n")
+    say(f"replaced: {difference.replace(' in force', ' before')}")
     sys.stdout.write(_WHAT_NEXT)
     return 0

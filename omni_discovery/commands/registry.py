@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from omni_discovery.commands.output import quiet_logging
+from omni_discovery.commands.output import quiet_logging, say
 from omni_discovery.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -183,7 +182,7 @@ async def tell_if_empty(kv: KVStore, namespace: str) -> int:
     from omni_discovery.etcd.check import explain_empty
 
     if text := await explain_empty(kv, namespace):
-        sys.stderr.write(f"omni: {text}\n")
+        say(text, error=True)
     return 0
 
 
@@ -196,14 +195,14 @@ def with_registry(arguments: argparse.Namespace, work: Callable[[KVStore], Any])
 
     from omni_discovery.etcd.check import check_registry
     from omni_discovery.etcd.config import RegistryConfig
-    from omni_discovery.etcd.store import EtcdKV
+    from omni_discovery.view.families import NamespaceReader
 
     quiet_logging()
     endpoints, security = find_endpoints(arguments), read_security(arguments)
     check_registry(RegistryConfig(endpoints, arguments.namespace, security), ANSWER_S)
 
     async def connected() -> int:
-        kv = EtcdKV(endpoints, security=security, call_timeout_s=_CALL_S)
+        kv = NamespaceReader(arguments.namespace, endpoints, security=security, call_timeout_s=_CALL_S)
         try:
             return int(await work(kv))
         finally:

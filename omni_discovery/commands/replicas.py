@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import sys
 import time
 from typing import TYPE_CHECKING, Final
 
@@ -53,11 +52,11 @@ class ReplicasCommand:
 
     def run(self, arguments: argparse.Namespace) -> int:
         """See Command."""
-        from rich.console import Console
         from rich.live import Live
 
         from omni_discovery.clients import OmniCoordClientForHub
         from omni_discovery.commands.tables import replica_json, replica_table
+        from omni_discovery.commands.terminal import TextConsole, print_json
         from omni_discovery.etcd.check import check_registry
         from omni_discovery.etcd.config import RegistryConfig
         from omni_discovery.view.hub_reports import read_reports
@@ -65,7 +64,7 @@ class ReplicasCommand:
         quiet_logging()
         endpoints, security = find_endpoints(arguments), read_security(arguments)
         check_registry(RegistryConfig(endpoints, arguments.namespace, security), ANSWER_S)
-        console = Console()
+        console = TextConsole()
         with OmniCoordClientForHub(
             endpoints,
             namespace=arguments.namespace,
@@ -85,7 +84,7 @@ class ReplicasCommand:
 
             if arguments.json:
                 for line in replica_json(client.view(), read_reports(client.view(), client.read_beats())):
-                    sys.stdout.write(line + "\n")
+                    print_json(line)
             elif arguments.watch:
                 with Live(console=console, refresh_per_second=4) as live:
                     for turn in itertools.count():

@@ -87,6 +87,15 @@ class StageCheck(msgspec.Struct, frozen=True, kw_only=True):
     bounds: Bounds = Bounds()
 
 
+class StageDevices(msgspec.Struct, frozen=True, kw_only=True):
+    """The last line that the process of a StageCheck prints: each replica's devices by the machine's names for them.
+
+    None for a replica that gets whatever there is, which nobody can name.
+    """
+
+    of_replicas: list[tuple[str, ...] | None]
+
+
 def read_stage_options(
     arguments: argparse.Namespace, stage_id: int, count: int, runtime: Mapping[str, Any]
 ) -> StageOptions:
@@ -130,10 +139,10 @@ def stage_command(config_fd: int, stage_id: int, *flags: str, python: str = "") 
     return [python or sys.executable, *words]
 
 
-def check_stage(check: StageCheck, environment: Mapping[str, str]) -> None:
+def check_stage(check: StageCheck, environment: Mapping[str, str]) -> StageDevices | None:
     """Check engine, model, devices and connectors of a stage in a process of its own, in the stage's own Python.
 
-    Raise ConfigError. Warnings are printed.
+    Return what it tells of the devices, None if it can't be read. Raise ConfigError. Warnings are printed.
     """
     stage, python = check.stage, check.stage.runtime.own_python
     config_fd = open_config(check)
@@ -143,8 +152,7 @@ def check_stage(check: StageCheck, environment: Mapping[str, str]) -> None:
             stdin=subprocess.DEVNULL,
             pass_fds=(config_fd,),
             env=dict(environment),
-            stderr=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
+            capture_output=True,
             timeout=_CHECK_S,
             check=False,
         )
@@ -157,7 +165,11 @@ def check_stage(check: StageCheck, environment: Mapping[str, str]) -> None:
     said = ended.stderr.decode("utf-8", "replace")
     if not ended.returncode:
         sys.stderr.write(said)
-        return
+        try:
+            # Before its last line stands what the engine's libraries print.
+            return msgspec.json.decode(ended.stdout.strip().splitlines()[-1], type=StageDevices)
+        except (msgspec.DecodeError, IndexError):
+            return None
     last = (said.strip().splitlines() or [f"exit code {ended.returncode}"])[-1].removeprefix("omni: ")
     if "No module named" in last and python:
         last = (

@@ -126,14 +126,14 @@ def _deserted(view: View) -> list[int]:
     return [stage.stage_id for stage in deploy.stages if stage.stage_id not in there]
 
 
-def replica_json(view: View, reports: HubReports) -> Iterator[str]:
-    """Yield one line of JSON for each replica, in key order; ``troubles`` is what hubs report of it."""
+def replica_json(view: View, reports: HubReports) -> Iterator[dict[str, Any]]:
+    """Yield what JSON shows of each replica, in key order; ``troubles`` is what hubs report of it."""
     for info in in_key_order(view):
         troubles = [
             {**msgspec.to_builtins(seen.trouble), "hubs": seen.hubs}
             for seen in reports.troubles.get((info.stage_id, info.replica_id), ())
         ]
-        yield msgspec.json.encode({**dataclasses.asdict(info), "troubles": troubles}).decode()
+        yield {**dataclasses.asdict(info), "troubles": troubles}
 
 
 def in_key_order(view: View) -> list[ReplicaInfo]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -50,6 +51,8 @@ def _declare_of_edge(edge: Any, connectors: dict[str, Any], known: Collection[st
     return {**edge, "connector": name}
 
 
+#: Keys of a stage that name the connectors of its edges.
+_END_KEYS: Final = ("input_connectors", "output_connectors")
 #: Our key by theirs, for keys whose values are the same.
 _STAGE_ALIASES: Final = {"engine_input_source": "input_from", "input_sources": "input_from"}
 _STAGE_TYPES: Final = {"llm": "vllm", "diffusion": "diffusion"}
@@ -88,7 +91,7 @@ _HINTS: Final = {
     **dict.fromkeys(_ROLE_KEYS.values(), "write engine_args.pd: prefill or engine_args.pd: decode, one of them"),
     "parallel_config": "write tensor_parallel_size and pipeline_parallel_size in engine_args",
     **dict.fromkeys(
-        ("input_connectors", "output_connectors"),
+        _END_KEYS,
         "right would be {from_stage_N or to_stage_N: the name of a connector}, the same name at both ends",
     ),
     "name": "the model name that clients see is 'model'",
@@ -192,6 +195,8 @@ def unknown_keys(document: Mapping[str, Any], known: Known) -> list[Problem]:
     for index, stage in enumerate(_list_of(document.get("stages"))):
         if isinstance(stage, dict):
             place = f"stage {stage['stage_id']}." if "stage_id" in stage else f"stages[{index}]."
+            stage = dict(stage)  # noqa: PLW2901 - what is reported is taken out of a copy
+            problems += _two_connectors_in(place, stage)
             of_stage = unknown_stage_keys(place, stage, known)
             problems += of_stage
             if "engine" not in stage and not any("'engine'" in problem.text for problem in of_stage):
@@ -300,26 +305,77 @@ def _lift_connectors(document: dict[str, Any]) -> None:
     connectors = dict(_mapping_of(document.get("connectors")))
     edges = [dict(edge) if isinstance(edge, dict) else edge for edge in _list_of(document.get("edges"))]
     found = False
+    #: Where the connector of an edge was named first, by its ends.
+    told: dict[tuple[int, int], str] = {}
     for stage in document["stages"]:
         if not isinstance(stage, dict) or not isinstance(stage.get("stage_id"), int):
             continue
-        for key, prefix in (("input_connectors", "from_stage_"), ("output_connectors", "to_stage_")):
+        for key, prefix in zip(_END_KEYS, ("from_stage_", "to_stage_"), strict=True):
             names = dict(_mapping_of(stage.get(key)))
             for name in [name for name in names if _ends_in_number(str(name), prefix)]:
                 found = True
                 other = int(name.removeprefix(prefix))
                 ends = (other, stage["stage_id"]) if prefix == "from_stage_" else (stage["stage_id"], other)
                 edge = _edge_between(ends, edges)
-                chosen = _name_connector(names[name], ends, connectors)
-                # If the two ends name different connectors, the key stays and is reported as unknown.
-                if edge.setdefault("connector", chosen) == chosen:
+                former = edge.get("connector")
+                if former is None or _are_alike(former, names[name], connectors):
+                    edge["connector"] = _name_connector(names[name], ends, connectors)
+                    told.setdefault(ends, f"stage {stage['stage_id']}.{key}")
                     del names[name]
+                else:
+                    # The key stays, and is reported.
+                    both = (_shown_name(names[name], connectors), _shown_name(former, connectors))
+                    names[name] = _TwoConnectors(ends, *both, told.get(ends, "edges"))
             if names:
                 stage[key] = names
             elif isinstance(stage.get(key), dict):
                 del stage[key]
     if found:
         document |= {"edges": edges, "connectors": connectors}
+
+
+@dataclass(frozen=True, slots=True)
+class _TwoConnectors:
+    """Stands in the place of a connector that differs from what ``first`` has named for the same edge."""
+
+    ends: tuple[int, int]
+    here: str
+    there: str
+    first: str
+
+
+def _are_alike(former: Any, connector: Any, connectors: Mapping[str, Any]) -> bool:
+    """Whether both ends mean one connector: the same name, or descriptions of one class, of which the later holds."""
+    is_described = isinstance(former, dict) or (former in connectors and str(former).startswith("from "))
+    if is_described != isinstance(connector, dict):
+        return False
+    return _shown_name(former, connectors) == _shown_name(connector, connectors)
+
+
+def _shown_name(connector: Any, connectors: Mapping[str, Any]) -> str:
+    """The name of a connector: of one that stands in an edge, or that was put into ``connectors``, its class."""
+    if isinstance(connector, str) and connector.startswith("from "):
+        connector = connectors.get(connector, connector)
+    return str(connector.get("name") if isinstance(connector, dict) else connector)
+
+
+def _two_connectors_in(place: str, stage: dict[str, Any]) -> list[Problem]:
+    """Describe the edges whose ends name different connectors, and take them out of the stage."""
+    problems = []
+    for key in _END_KEYS:
+        names = _mapping_of(stage.get(key))
+        wrong = {name: each for name, each in names.items() if isinstance(each, _TwoConnectors)}
+        for name, each in wrong.items():
+            text = (
+                f"{place}{key} names connector {each.here!r} for the edge from {each.ends[0]} to {each.ends[1]}, and"
+                f" {each.first} names {each.there!r}; right would be the same at both ends"
+            )
+            problems.append(Problem(text, line_of_key(name)))
+        if wrong and len(wrong) == len(names):
+            del stage[key]
+        elif wrong:
+            stage[key] = {name: each for name, each in names.items() if name not in wrong}
+    return problems
 
 
 def _edge_between(ends: tuple[int, int], edges: list[Any]) -> dict[str, Any]:

@@ -432,9 +432,11 @@ def _check(deploy: DeployConfig, document: Any) -> Iterator[Problem]:
 
 def _check_engines(deploy: DeployConfig, document: Any) -> Iterator[Problem]:
     ids = [stage.stage_id for stage in deploy.stages]
-    for stage_id, place, text in engine_problems(deploy.stages, {each: deploy.inputs_of(each) for each in ids}):
-        steps: list[str | int] = ["stages", ids.index(stage_id), "engine_args", *place.split(".")]
-        yield Problem(text, line_at(document, steps))
+    for found in engine_problems(deploy.stages, {each: deploy.inputs_of(each) for each in ids}):
+        text, steps = found.text, ("engine_args", *found.place.split("."))
+        if found.other is not None and (line := line_at(document, ("stages", ids.index(found.other), *steps))):
+            text += f" (stage {found.other}: line {line})"
+        yield Problem(text, line_at(document, ("stages", ids.index(found.stage_id), *steps)))
 
 
 def _check_order(deploy: DeployConfig, document: Any) -> Iterator[Problem]:

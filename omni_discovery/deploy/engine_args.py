@@ -6,7 +6,7 @@ The arguments themselves are checked by the replica, whose vLLM knows them.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from omni_discovery.errors import ConfigError
 
@@ -53,10 +53,17 @@ def bootstrap_port(stage: StageConfig) -> int | None:
     )
 
 
-def engine_problems(
-    stages: Collection[StageConfig], inputs: Mapping[int, Collection[int]]
-) -> Iterator[tuple[int, str, str]]:
-    """Describe what is wrong, after the id of the stage and the place in its ``engine_args``, as far as it is known.
+class EngineProblem(NamedTuple):
+    """What is wrong with a stage at a ``place`` in its ``engine_args``, and with ``other``, if it takes two for it."""
+
+    stage_id: int
+    place: str
+    text: str
+    other: int | None = None
+
+
+def engine_problems(stages: Collection[StageConfig], inputs: Mapping[int, Collection[int]]) -> Iterator[EngineProblem]:
+    """Describe what is wrong, as far as it is known.
 
     ``inputs`` are the stages that each stage takes input from.
     """
@@ -65,7 +72,7 @@ def engine_problems(
             try:
                 check(stage)
             except ConfigError as error:
-                yield stage.stage_id, place, str(error)
+                yield EngineProblem(stage.stage_id, place, str(error))
     prefills = {stage.stage_id: stage for stage in stages if _role(stage) == PREFILL}
     fed = set()
     for stage in stages:
@@ -75,15 +82,13 @@ def engine_problems(
         fed |= {each.stage_id for each in before}
         if not before:
             text = "decodes (engine_args.pd), and no stage that it takes input from prefills: name that in input_from"
-            yield stage.stage_id, "pd", f"stage {stage.stage_id} {text}"
+            yield EngineProblem(stage.stage_id, "pd", f"stage {stage.stage_id} {text}")
         for prefill in before:
-            yield from ((stage.stage_id, place, text) for place, text in _mismatches(prefill, stage))
+            for place, text in _mismatches(prefill, stage):
+                yield EngineProblem(stage.stage_id, place, text, prefill.stage_id)
     for stage_id in sorted(prefills.keys() - fed):
-        yield (
-            stage_id,
-            "pd",
-            f"stage {stage_id} prefills (engine_args.pd), and no stage with pd: decode takes input from it",
-        )
+        text = f"stage {stage_id} prefills (engine_args.pd), and no stage with pd: decode takes input from it"
+        yield EngineProblem(stage_id, "pd", text)
 
 
 def _role(stage: StageConfig) -> object:

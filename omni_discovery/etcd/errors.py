@@ -82,7 +82,10 @@ def refusal(details: str, endpoint: str) -> RegistryRefusedError:
         if text in details:
             return RegistryLoginError(f"{endpoint}: {meaning} ({details})")
     if "permission denied" in details:
-        return RegistryDeniedError(f"{endpoint}: the user's role does not allow this ({details})")
+        return RegistryDeniedError(
+            f"{endpoint}: the user's role does not allow this; hubs, replicas, operators and observers have one each, "
+            f"which an administrator gives: omni etcd grant-role ({details})"
+        )
     return RegistryRefusedError(f"{endpoint}: {details}")
 
 

@@ -42,8 +42,8 @@ class LogOptions(msgspec.Struct, frozen=True, kw_only=True):
 class TextFormatter(logging.Formatter):
     """Date, level and message, with the traceback indented behind them."""
 
-    def __init__(self) -> None:
-        super().__init__(_TEXT, _DATE)
+    def __init__(self, form: str = _TEXT) -> None:
+        super().__init__(form, _DATE)
 
     def format(self, record: logging.LogRecord) -> str:
         """See logging.Formatter."""

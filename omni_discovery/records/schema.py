@@ -15,6 +15,7 @@ from typing import Annotated, Any, Final, TypeVar
 import msgspec
 
 from omni_discovery.errors import RecordError
+from omni_discovery.text import one_line
 
 #: Version of the JSON written by this release. Readers take any version whose known fields decode.
 SCHEMA: Final = 1
@@ -219,8 +220,21 @@ def decode_hub(key: str, hub_id: str, value: bytes) -> HubRecord:
 _Record = TypeVar("_Record", ReplicaRecord, HubRecord)
 
 
+def _printable(record: _Record) -> _Record:
+    """The record with what a terminal might obey as underscores: its texts go into logs, errors and tables."""
+    changes = {
+        name: one_line(text)
+        for name in record.__struct_fields__
+        if type(text := getattr(record, name)) is str and not text.isprintable()
+    }
+    return msgspec.structs.replace(record, **changes) if changes else record
+
+
 def _decode(decoder: msgspec.json.Decoder[_Record], key: str, value: bytes) -> _Record:
     try:
-        return decoder.decode(value)
+        record = decoder.decode(value)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OverflowError) as error:
         raise RecordError(key, str(error)) from error
+    # Without these bytes nothing in it can be unprintable: JSON has no plain control character but the last.
+    is_plain = value.isascii() and b"\\" not in value and b"\x7f" not in value
+    return record if is_plain else _printable(record)

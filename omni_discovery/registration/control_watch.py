@@ -14,7 +14,7 @@ from dataclasses import replace as changed
 from typing import Final
 
 from omni_discovery.clock import Clock, SystemClock
-from omni_discovery.errors import CompactedError, RegistryError, RegistryRefusedError
+from omni_discovery.errors import CompactedError, RegistryDeniedError, RegistryError, RegistryRefusedError
 from omni_discovery.kv import KeyValue, KVStore, Listing, PutEvent, WatchBatch
 from omni_discovery.list_watch import list_and_watch
 from omni_discovery.records import keys
@@ -28,6 +28,11 @@ _BIND_TRIES: Final = 3
 _LOST: Final = (
     "the registry has lost the control key and refuses to have it put back; what it said holds until it is written"
     ' again, for example {"cordon": false}'
+)
+#: The error in the record where a drain by hand can't be bound.
+_UNBOUND: Final = (
+    "a drain without an epoch has to be bound to this life, and this replica's user of etcd may not write the key: "
+    "use 'omni drain', or write the epoch too"
 )
 
 
@@ -99,6 +104,8 @@ class ControlWatch:
         try:
             async with asyncio.timeout(timeout_s):
                 await self._take_back(drain)
+        except RegistryDeniedError:
+            logger.info("control.drain_left key=%s: this user of etcd may not write it; 'omni drain' does", drain.key)
         except (TimeoutError, RegistryError) as error:
             logger.warning("control.drain_left key=%s reason=%r", drain.key, error)
 
@@ -165,7 +172,12 @@ class ControlWatch:
                     self._drain = current
                 self._apply(decision.applied)
                 return
-            claim = await self._kv.compare_and_put(self._key, decision.bound, current.mod_revision)
+            try:
+                claim = await self._kv.compare_and_put(self._key, decision.bound, current.mod_revision)
+            except RegistryDeniedError:
+                # Unbound, it would drain every life that comes after this one, too.
+                self._apply(changed(decision.applied, error=f"revision {current.mod_revision}: {_UNBOUND}"))
+                return
             current, revision = claim.current, claim.revision
 
     def _has_lost_keys(self, listing: Listing, current: KeyValue | None) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from omni_discovery.clock import Clock, SystemClock
-from omni_discovery.errors import CompactedError, RegistryError
+from omni_discovery.errors import CompactedError, RegistryError, RegistryRefusedError
 from omni_discovery.kv import KeyValue, KVStore, Listing, PutEvent, WatchBatch
 from omni_discovery.list_watch import list_and_watch
 from omni_discovery.records import keys
@@ -28,6 +28,7 @@ class ApiKeyWatch:
     def __init__(self, kv: KVStore, namespace: str, on_keys: OnApiKeys, *, clock: Clock | None = None) -> None:
         self._kv = kv
         self._namespace = namespace
+        self._prefix = keys.api_keys_prefix(namespace)
         self._on_keys = on_keys
         self._clock = clock or SystemClock()
         self._items: dict[str, KeyValue] = {}
@@ -37,8 +38,7 @@ class ApiKeyWatch:
 
     def start(self) -> None:
         """Begin to watch; returns at once."""
-        prefix = keys.api_keys_prefix(self._namespace)
-        watching = list_and_watch(self._kv, prefix, self, is_prefix=True, clock=self._clock)
+        watching = list_and_watch(self._kv, self._prefix, self, is_prefix=True, clock=self._clock)
         self._task = asyncio.create_task(watching, name="api-key-watch")
 
     async def close(self) -> None:
@@ -68,6 +68,11 @@ class ApiKeyWatch:
         match error:
             case CompactedError():
                 logger.info("api_keys.relist reason=%s", error)
+            case RegistryRefusedError():
+                level = logging.ERROR if log_level >= logging.WARNING else log_level
+                logger.log(
+                    level, "api_keys.refused reason=%s: this hub's etcd user has to read %s", error, self._prefix
+                )
             case RegistryError():
                 logger.log(log_level, "api_keys.retrying reason=%s: the keys that were known go on to hold", error)
             case _:

@@ -215,7 +215,7 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="subm
 class Abort(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="abort"):
     """Stop all attempts of a request up to and with ``attempt``, the default being all. Always answered by Aborted.
 
-    An attempt that was running also ends with StageDone and finish_reason ``abort``.
+    An attempt that was running also ends with StageDone and finish_reason ``abort``; Aborted is sent after that end.
     """
 
     epoch: _Count

@@ -24,6 +24,8 @@ _PREFIX: Final = struct.Struct("<8sQ")
 _MAGIC: Final = b"OMNIPAY1"
 _ALIGN: Final = 64
 _MAX_DIMS: Final = 32
+#: Rows or columns of an image without pixels.
+_MOST_EMPTY_PX: Final = 256
 _TENSOR, _ARRAY, _IMAGE = 1, 2, 3
 #: Numbers, times and text of a fixed length; no objects and no records.
 _ARRAY_DTYPE: Final = re.compile(r"[<>|][biufcSUmM][0-9]{1,6}(\[[0-9]*[a-zA-Z]+\])?")
@@ -192,7 +194,8 @@ def _image(place: _Place, raw: memoryview, count: int) -> Any:
     from PIL import Image
 
     mode, _, colours = place.dtype.partition("/")
-    if count > 8 * len(raw):
+    # Each row of an image takes memory, also of one without columns.
+    if count > 8 * len(raw) or (not count and max(place.shape, default=0) > _MOST_EMPTY_PX):
         raise SerializationError(f"{len(raw)} bytes are no image of {place.shape}")
     if not colours:
         size = _pair(place.shape)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import time
 import urllib.error
 import urllib.request
@@ -25,6 +26,12 @@ class Reply:
     text: str
     png: bytes
     seconds: float
+
+
+def json_headers() -> dict[str, str]:
+    """The headers of a request with a JSON body; with the key that the hub asks for, too, if the user has set one."""
+    key = os.environ.get("VLLM_API_KEY")
+    return {"Content-Type": "application/json", **({"Authorization": f"Bearer {key}"} if key else {})}
 
 
 def ask(url: str, question: str, *, seed: int = 0, on_text: Callable[[str], None] | None = None) -> Reply:
@@ -64,7 +71,7 @@ def get_text(url: str) -> tuple[int, str]:
 
 def _events(url: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
     request = urllib.request.Request(  # noqa: S310 - the address is our own
-        url, json.dumps(body).encode(), {"Content-Type": "application/json"}
+        url, json.dumps(body).encode(), json_headers()
     )
     try:
         with urllib.request.urlopen(request, timeout=120) as response:  # noqa: S310

@@ -9,6 +9,7 @@ import urllib.request
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
+from stage_runtime.demo.http_client import json_headers
 from stage_runtime.demo.processes import descendants, memory_bytes
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ def measure(url: str, ready_s: float, memory: tuple[float, int], requests: int) 
 def _one(url: str, question: str, seed: int) -> dict[str, float]:
     body = {"messages": [{"role": "user", "content": question}], "modalities": ["text", "image"], "seed": seed}
     request = urllib.request.Request(  # noqa: S310 - the address is our own
-        f"{url}/v1/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+        f"{url}/v1/chat/completions", json.dumps(body).encode(), json_headers()
     )
     with urllib.request.urlopen(request, timeout=60) as response:  # noqa: S310
         response.read()

@@ -11,6 +11,8 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from stage_runtime.demo.http_client import json_headers
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -64,7 +66,8 @@ def numbers_table(numbers: Numbers) -> Table:
 
 def next_steps(url: str, omni: str, etcdctl: str, endpoint: str, namespace: str) -> Iterable[str]:
     """Commands to copy into another terminal."""
-    yield f"""curl -s {url}/v1/chat/completions -H 'Content-Type: application/json' \\
+    key = """ -H "Authorization: Bearer $VLLM_API_KEY\"""" if "Authorization" in json_headers() else ""
+    yield f"""curl -s {url}/v1/chat/completions -H 'Content-Type: application/json'{key} \\
   -d '{{"messages": [{{"role": "user", "content": "what is 26 + 48?"}}], "modalities": ["text"]}}'"""
     yield f"ETCDCTL_ENDPOINTS={endpoint} {etcdctl} get --prefix /omni/v1/"
     yield f"{omni} replicas --namespace {namespace} --watch"

@@ -83,8 +83,8 @@ class Running:
 
 
 def name_of(work: Work) -> str:
-    """The work as log lines name it: ``<hub>/<request id>/<attempt>``, without white space."""
-    return f"{word(work.owner)}/{work.attempt}"
+    """The work as all log lines name it: by the id of its request, without white space."""
+    return word(work.request_id)
 
 
 def request_of(

@@ -16,6 +16,8 @@ _MEMORY_ADVICE: Final = (
 )
 #: The file is truncated or of another format; a restart would read the same bytes.
 _BROKEN_FILE_TYPES: Final = frozenset({"SafetensorError", "UnpicklingError"})
+#: vLLM's words for a model without files in the formats that it may read.
+_NO_WEIGHTS: Final = "cannot find any model weights"
 _MOST_CHARACTERS: Final = 400
 
 
@@ -29,6 +31,12 @@ def not_loaded(stage: StageConfig, error: Exception) -> ConfigError | EngineDead
     if _is_broken_file(error):
         failure = f"the model {stage.model} has a file that can't be read; fetch it anew"
         return ConfigError(f"stage {stage.stage_id}: {failure} ({describe_failure(error)})")
+    if _NO_WEIGHTS in str(error).lower():
+        hint = (
+            "the model has no safetensors; other weights, which can run code, are read from a file's pipeline, or from"
+            " that in etcd where this host allows it: --allow pickled-weights"
+        )
+        return ConfigError(f"stage {stage.stage_id}: engine_args.load_format: {hint} ({describe_failure(error)})")
     return EngineDeadError(f"could not be loaded: {describe_failure(error)}")
 
 

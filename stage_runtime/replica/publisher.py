@@ -12,7 +12,7 @@ from typing import Any, Final, Protocol
 from omni_discovery.records.schema import ReplicaStatus
 from stage_runtime.lifecycle import LifeState, published_status
 from stage_runtime.status_pipe import Exiting, WriteStatus, no_status
-from stage_runtime.supervisor.restarts import EXIT_FAILED
+from stage_runtime.supervisor.restarts import EXIT_DRAINED, EXIT_FAILED
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +44,8 @@ class RecordPublisher(Protocol):
 class ReplicaSnapshot:
     """The state of a replica at one moment. ``is_hopeless``: stalled for so long that the process has to end.
 
-    ``requests`` names what was in the engine when it stalled; empty while it is not stalled.
+    ``requests`` names what was in the engine when it stalled; empty while it is not stalled. ``is_drained``: an
+    operator has drained it, so it stays down.
     """
 
     state: LifeState
@@ -52,6 +53,7 @@ class ReplicaSnapshot:
     is_stalled: bool
     is_hopeless: bool
     requests: str = ""
+    is_drained: bool = False
 
 
 class StatusPublisher:
@@ -119,11 +121,13 @@ class StatusPublisher:
             self._client.describe(phase="asleep" if is_asleep else "ready")
             self._was_asleep = is_asleep
         if snapshot.is_hopeless:
-            text = "replica.hopeless stage=%d requests=%s: %s; ending, to be started anew"
-            logger.error(text, self._stage_id, snapshot.requests or "none", self._stall_reason)
+            # One that drains is being stopped, most times by its supervisor.
+            then = "it was draining" if snapshot.state is LifeState.DRAINING else "to be started anew"
+            text = "replica.hopeless stage=%d requests=%s: %s; ending, %s"
+            logger.error(text, self._stage_id, snapshot.requests or "none", self._stall_reason, then)
             self._write_status(Exiting(self._stall_reason))
             # The main thread, which would close everything in order, is the one that hangs.
-            self._end_process(EXIT_FAILED)
+            self._end_process(EXIT_DRAINED if snapshot.is_drained else EXIT_FAILED)
         current = published_status(snapshot.state, snapshot.is_stalled), snapshot.queue_length
         # The final status, down or error with its reason, is published by the main thread.
         if current != self._published and snapshot.state not in (LifeState.STOPPED, LifeState.FAILED):

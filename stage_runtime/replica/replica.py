@@ -316,7 +316,8 @@ class Replica:
         state, queue_length = self._server.life_state, self._server.queue_length
         is_stalled = self._is_stalled()
         requests = self._loop.names_of_running() if is_stalled else ""
-        return ReplicaSnapshot(state, queue_length, is_stalled, is_stalled and self._is_hopeless(), requests)
+        is_hopeless = is_stalled and self._is_hopeless()
+        return ReplicaSnapshot(state, queue_length, is_stalled, is_hopeless, requests, self._drained_by_key)
 
     def _take_sample(self) -> ReplicaSample | None:
         """The state for metrics; None before the replica has an id."""

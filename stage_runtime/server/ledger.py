@@ -38,6 +38,8 @@ class Ticket:
     overdue_at_s: float = float("inf")
     #: Whether the hub stopped the request because its time was over.
     is_overdue: bool = False
+    #: The connection that the last Abort came on, its epoch and its attempt: it is answered when the request has ended.
+    abort: tuple[Peer, int, int] | None = None
 
     @property
     def owner(self) -> str:

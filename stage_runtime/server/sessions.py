@@ -276,20 +276,21 @@ class Sessions:
             # The Submit may still be on its way, through a connection that broke meanwhile.
             self.ledger.bar_attempts(peer, abort.request_id, abort.attempt)
         ticket = self.ledger.current_ticket(peer.hub_id, abort.request_id)
-        is_running = ticket is not None and ticket.attempt <= abort.attempt
-        if ticket is not None and is_running:
+        if ticket is None or ticket.attempt > abort.attempt:
+            self._acknowledge_abort(peer, abort.epoch, abort.request_id, abort.attempt, was_running=False)
+            return
+        if ticket.abort is None:
             ticket.is_overdue = now_s >= ticket.overdue_at_s
             self._to_do.append(Cancel(ticket.key))
-        self._acknowledge(
-            peer,
-            wire.Aborted(
-                epoch=abort.epoch,
-                request_id=abort.request_id,
-                attempt=abort.attempt,
-                running=is_running,
-                queue_length=len(self.ledger),
-            ),
+        # Answered when the engine has let go of the request: one that hangs never does.
+        ticket.abort = peer, abort.epoch, abort.attempt
+
+    def _acknowledge_abort(self, peer: Peer, epoch: int, request_id: str, attempt: int, *, was_running: bool) -> None:
+        queue_length = len(self.ledger)
+        aborted = wire.Aborted(
+            epoch=epoch, request_id=request_id, attempt=attempt, running=was_running, queue_length=queue_length
         )
+        self._acknowledge(peer, aborted)
 
     def _acknowledge(self, peer: Peer, message: wire.Accepted | wire.Rejected | wire.Aborted) -> None:
         if not self._acks.push_message(peer.name, wire.encode(message)):
@@ -421,6 +422,8 @@ class Sessions:
         logger.warning("server.hub_given_up hub=%s %s requests=%d messages=%d", peer.hub_id, why, len(tickets), dropped)
         self.outcomes[CANCELLED] += len(tickets)
         for ticket in tickets:
+            # Nobody is there to hear of it.
+            ticket.abort = None
             self._close(ticket)
             self._to_do += (Cancel(ticket.key), ReleasePayload(ticket.owner))
         if not any(other.hub_id == peer.hub_id for other in self.handshake.greeted_peers()):
@@ -428,5 +431,10 @@ class Sessions:
             self._to_do.append(ReleaseHub(peer.hub_id))
 
     def _close(self, ticket: Ticket) -> None:
-        if self.ledger.close_ticket(ticket) and not ticket.is_parked:
+        if not self.ledger.close_ticket(ticket):
+            return
+        if not ticket.is_parked:
             self._credits.end_request(ticket.peer.name)
+        if ticket.abort is not None:
+            peer, epoch, attempt = ticket.abort
+            self._acknowledge_abort(peer, epoch, ticket.request_id, attempt, was_running=True)

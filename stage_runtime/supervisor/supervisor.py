@@ -78,6 +78,8 @@ class _Slot:
     unfinished_line: bytes = b""
     #: Whose lines these are: the current process, or the last one.
     source: LineSource = field(default_factory=lambda: LineSource(0))
+    #: The name of the last process that was registered before the current one; empty if none was.
+    former_replica: str = ""
     #: How far the current process is with its start, in its own words; empty if it has not said so yet.
     phase: str = ""
     #: The reason of the current process's Exiting message; empty without one.
@@ -97,6 +99,12 @@ class _Slot:
         if self.child is None:
             return "not running" if self.start_at_s == float("inf") else "waiting for another try"
         return self.phase if self.up_since_s is None else "registering"
+
+    @property
+    def pair(self) -> str:
+        """How log lines name the current or last process; if it has no name, also by that of the one before."""
+        is_named = self.source.replica or not self.former_replica
+        return self.source.pair if is_named else f"{self.source.pair} was={self.former_replica}"
 
     def find_pid(self) -> None:
         """Ask again for the process id, which may not be known at the start."""
@@ -181,7 +189,9 @@ class Supervisor:
         code = max(slot.restarts.hopeless_code or EXIT_DONE for slot in self._slots)
         if code != EXIT_DONE:
             why = "; ".join(dict.fromkeys(slot.former_end for slot in self._slots if slot.former_end))
-            logger.error("supervisor.gave_up stage=%d code=%d: %s", self._config.replica.stage_id, code, why)
+            names = ",".join(name for slot in self._slots if (name := slot.source.replica or slot.former_replica))
+            text = f"supervisor.gave_up stage=%d {f'replicas={names} ' if names else ''}code=%d: %s"
+            logger.error(text, self._config.replica.stage_id, code, why)
         return code
 
     def _turn(self, signals: _SignalPipe) -> None:
@@ -264,6 +274,7 @@ class Supervisor:
 
     def _start(self, slot: _Slot, now_s: float) -> None:
         config = msgspec.structs.replace(self._replica_config, ordinal=slot.ordinal, former_end=slot.former_end)
+        slot.former_replica = slot.source.replica or slot.former_replica
         slot.up_since_s, slot.exit_reason, slot.phase, slot.source = None, "", "", LineSource(config.stage_id)
         slot.start_at_s = float("inf")
         if self._waits is not None:
@@ -296,7 +307,7 @@ class Supervisor:
         self._handle_end(slot, code)
 
     def _handle_end(self, slot: _Slot, code: int) -> None:
-        stage_id, who = self._config.replica.stage_id, slot.source.pair
+        stage_id, who = self._config.replica.stage_id, slot.pair
         if self._kill_at_s is not None:
             text = f"supervisor.ended stage=%d {who} code=%d"
             logger.info(text, stage_id, code)

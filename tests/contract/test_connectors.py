@@ -206,6 +206,24 @@ def test_what_one_puts_the_other_gets(make: Make, value: Any, threshold: int) ->
     assert got[1] == size
 
 
+def test_stages_may_be_given_by_their_numbers(make: Make) -> None:
+    """A hand-off that was put with numbers is got with texts, and the other way round; raw tensors are no exception."""
+    producer, consumer = make(), make()
+    for number, value in enumerate([{"a": 1}, torch.arange(64, dtype=torch.uint8)]):
+        stored, size_bytes, metadata = producer.put(0, 1, f"n{number}", value)  # type: ignore[arg-type]
+        assert stored, producer.last_error
+        got = consumer.get("0", "1", f"n{number}", metadata)
+        assert got is not None
+        assert got[1] == size_bytes
+    metadata = put(producer, "text", {"a": 1})
+    got = consumer.get(0, 1, "text", metadata | KEEP)  # type: ignore[arg-type]
+    assert got is not None
+    assert got[0] == {"a": 1}
+    before = producer.health()["pending"]
+    producer.cleanup("text", from_stage=0, to_stage=1)  # type: ignore[call-arg]
+    assert producer.health()["pending"] < before
+
+
 def test_a_very_large_hand_off_crosses_to_another_process(make: Make, peer: Callable[..., Peer]) -> None:
     producer = make()
     metadata = put(producer, "key", payload(LARGEST_BYTES, 7))

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
+from contextlib import closing
+from pathlib import Path
 
+import msgspec
 import pytest
 
+from omni_discovery.deploy.trust.bounds import Bounds
+from omni_discovery.deploy.trust.judge import within
 from omni_discovery.deploy.trust.vllm_args import CHOICES, MODELS, NAMES, PARTS, SETTINGS, TABLES
+from omni_discovery.errors import ConfigError
+from stage_runtime.engines.base import create_engine
+from stage_runtime.replica.failures import not_loaded
+from tests.support.engines import THINKER, as_the_supervisor_has_it
 
-pytestmark = pytest.mark.vllm
+pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
 
 #: What can name code, files or addresses, by what vLLM 0.32 does with it. Never to be moved to SETTINGS.
 CLOSED = {
@@ -33,7 +43,7 @@ def test_the_settings_are_arguments_of_the_installed_vllm() -> None:
     from vllm import EngineArgs
 
     known = {field.name for field in dataclasses.fields(EngineArgs)}
-    listed = SETTINGS | NAMES | TABLES | {name for name in PARTS | CHOICES if "." not in name}
+    listed = SETTINGS | NAMES | TABLES | {name for name in (*PARTS, *CHOICES) if "." not in name}
     assert listed - known <= _OTHER_MINORS
     assert {name for name in MODELS if "." not in name} <= known
     assert known >= CLOSED
@@ -47,3 +57,23 @@ def test_arguments_whose_type_is_a_class_or_a_config_are_no_plain_settings() -> 
         text = str(field.type)
         if "Callable" in text or "type[" in text or "dict[str, typing.Any]" in text:
             assert field.name not in SETTINGS | NAMES, field.name
+
+
+@pytest.mark.attack("A3")
+def test_pickled_weights_are_not_read_unless_the_host_allows_them(tmp_path: Path) -> None:
+    """A folder with nothing but a pickle: by itself vLLM would read it."""
+    import torch
+    from safetensors.torch import load_file
+
+    shutil.copytree(THINKER.model, tmp_path / "model")
+    weights = tmp_path / "model" / "model.safetensors"
+    torch.save(load_file(weights), weights.with_name("pytorch_model.bin"))
+    weights.unlink()
+    stage = msgspec.structs.replace(THINKER, model=str(tmp_path / "model"))
+    loading = pytest.raises(RuntimeError)
+    with as_the_supervisor_has_it(), closing(create_engine(within(stage, Bounds()))) as engine, loading as caught:
+        engine.load(lambda _phase, _share: None)
+    refusal = not_loaded(stage, caught.value)
+    assert isinstance(refusal, ConfigError)
+    assert "--allow pickled-weights" in str(refusal)
+    assert within(stage, Bounds(allow=("pickled-weights",))) is stage

@@ -44,8 +44,7 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hub]:
         # No attack has ended a process, found a bug, or left a request behind.
         assert alive(tree) == tree
         wait_for("no request to be left", lambda: not sum(each["queue_length"] for each in running.replicas()))
-        # uvicorn shows where it found that a frame is no UTF-8.
-        assert running.text.count("Traceback") == running.text.count("Invalid UTF-8 sequence received")
+        assert "Traceback" not in running.text
         assert "orchestrator.bug" not in running.text
     finally:
         left = running.stop()
@@ -406,7 +405,7 @@ def listening() -> Iterator[tuple[str, int]]:
                 inodes[words[9]] = socket.inet_ntop(family, packed)
     for process in Path("/proc").glob("[0-9]*"):
         try:
-            targets = [os.readlink(each) for each in (process / "fd").iterdir()]
+            targets = [str(each.readlink()) for each in (process / "fd").iterdir()]
         except OSError:
             continue
         for target in targets:

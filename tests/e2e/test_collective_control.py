@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from tests.support.hub import Hub
@@ -31,10 +33,15 @@ stages:
 
 
 def call(hub: Hub, method: str, **body: Any) -> list[Any]:
-    status, answer = hub.post({"timeout_s": 30, **body}, f"/admin/{method}")
-    assert status == 200, answer
-    assert isinstance(answer, list)
-    return answer
+    url, token = (re.search(pattern, hub.text) for pattern in (r"hub\.admin url=(\S+)", r"admin_token file=([^:]+):"))
+    assert url is not None
+    assert token is not None
+    headers = {"Authorization": f"Bearer {Path(token[1]).read_text().strip()}"}
+    answer = httpx.post(url[1] + method, json={"timeout_s": 30, **body}, headers=headers, timeout=60)
+    assert answer.status_code == 200, answer.text
+    found = answer.json()
+    assert isinstance(found, list)
+    return found
 
 
 def test_a_stage_is_put_to_sleep_and_woken_and_a_replica_that_dies_is_one_entry(tmp_path: Path) -> None:
@@ -46,7 +53,6 @@ def test_a_stage_is_put_to_sleep_and_woken_and_a_replica_that_dies_is_one_entry(
     try:
         hub.wait_ready()
         wait_for("all four", lambda: len(call(hub, "is_sleeping")) == 4 and all_up(hub))
-        assert "hub.admin_api" in hub.text
         pids = {(entry["stage_id"], entry["replica_id"]): entry["result"] for entry in rpc(hub)}
         assert pids == {(record["stage_id"], record["replica_id"]): record["pid"] for record in hub.replicas()}
         assert [entry["ok"] for entry in call(hub, "sleep", args=[1], stage_ids=[0])] == [True, True]

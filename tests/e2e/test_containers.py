@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
+import shutil
 import subprocess
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,10 +17,13 @@ from typing import Any, Self
 import pytest
 import yaml
 
+from omni_discovery.etcd.admin import grant_namespace
+from omni_discovery.etcd.config import RegistrySecurity, RegistryTls
 from tests.support.binaries import require_compose
+from tests.support.certificates import make_certificates
 from tests.support.container_image import docker, etcd_image, product_image
 from tests.support.processes import wait_for
-from tests.support.registry import quiet_port
+from tests.support.registry import etcdctl, quiet_port
 from tests.support.running_scenarios import COUNTS, PARTS, assert_answered
 from tests.support.scenarios import ROOT, Client, Settings
 
@@ -28,6 +33,8 @@ FILE = ROOT / "compose" / "docker-compose.yaml"
 BASE = ROOT / "compose" / "kubernetes" / "base"
 PAIR = Path("compose/pair-echo.yaml")
 _UP_S = 120
+#: The user of the namespace, which hubs and stages share here.
+USER, PASSWORD = "omni-default", "a-password"
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,8 +129,8 @@ def pod_of(name: str) -> tuple[dict[str, Any], dict[str, Any]]:
     return pod, container
 
 
-def flags_of(pod: Mapping[str, Any], container: Mapping[str, Any]) -> list[str]:
-    """The pod's settings and restrictions as flags of docker run."""
+def flags_of(pod: Mapping[str, Any], container: Mapping[str, Any], secrets: Path) -> list[str]:
+    """The pod's settings and restrictions as flags of docker run; ``secrets`` has the files of its Secrets."""
     assert pod["securityContext"]["runAsNonRoot"]
     assert container["securityContext"] == {
         "allowPrivilegeEscalation": False,
@@ -133,22 +140,33 @@ def flags_of(pod: Mapping[str, Any], container: Mapping[str, Any]) -> list[str]:
     flags = ["--user", str(pod["securityContext"]["runAsUser"]), "--init", "--read-only"]
     flags += ["--cap-drop", "ALL", "--security-opt", "no-new-privileges"]
     flags += ["--memory", container["resources"]["limits"]["memory"].removesuffix("i").lower()]
-    volumes = {volume["name"]: volume["emptyDir"] for volume in pod["volumes"]}
+    volumes = {volume["name"]: volume["emptyDir"] for volume in pod["volumes"] if "emptyDir" in volume}
     for mount in container["volumeMounts"]:
+        if mount["name"] == "etcd":
+            assert mount["readOnly"]
+            flags += ["--volume", f"{secrets}:{mount['mountPath']}:ro"]
+            continue
         size = volumes[mount["name"]].get("sizeLimit", "1Gi").removesuffix("i").lower()
         # As fsGroup leaves an emptyDir.
         flags += ["--tmpfs", f"{mount['mountPath']}:exec,mode=2777,gid={pod['securityContext']['fsGroup']},size={size}"]
     for source in container["envFrom"]:
         assert source["configMapRef"]["name"] == manifest("etcd")["metadata"]["name"]
         flags += [word for name, value in manifest("etcd")["data"].items() for word in ("--env", f"{name}={value}")]
-    return flags
+    return [*flags, *(word for each in container["env"] for word in ("--env", f"{each['name']}={USER}"))]
+
+
+def words_of(container: Mapping[str, Any]) -> list[str]:
+    """The container's arguments, with its variables in their places as Kubernetes puts them."""
+    return [word.replace(f"$({each['name']})", USER) for word in container["args"] for each in container["env"]]
 
 
 class Pods:
     """One pod of each Deployment of the manifests, as a container under the same restrictions; all on one network."""
 
-    def __init__(self, images: Images) -> None:
+    def __init__(self, images: Images, folder: Path) -> None:
         self._images = images
+        self._folder = folder
+        self._secrets = folder / "secrets"
         self._network = f"omni-test-{uuid.uuid4().hex[:8]}"
         self._stack = ExitStack()
 
@@ -161,16 +179,31 @@ class Pods:
         self._stack.close()
 
     def start_etcd(self) -> None:
-        """An etcd where the pods look for it."""
-        endpoint = manifest("etcd")["data"]["OMNI_ETCD_ENDPOINTS"]
-        host, _, port = endpoint.rpartition(":")
-        urls = ("--listen-client-urls", f"http://0.0.0.0:{port}", "--advertise-client-urls", f"http://{endpoint}")
-        self._run("etcd", "--network-alias", host, self._images.etcd, "etcd", "--data-dir", "/data", *urls)
+        """An etcd where the pods look for it, with TLS and users."""
+        host, _, port = manifest("etcd")["data"]["OMNI_ETCD_ENDPOINTS"].removeprefix("https://").rpartition(":")
+        files = make_certificates(self._folder, f"DNS:{host},IP:127.0.0.1")
+        urls = ("--listen-client-urls", f"https://0.0.0.0:{port}", "--advertise-client-urls", f"https://{host}:{port}")
+        flags = ("--network-alias", host, "--publish", f"127.0.0.1::{port}", "--volume", f"{self._folder}:/tls:ro")
+        pems = ("--cert-file", "/tls/server.crt", "--key-file", "/tls/server.key")
+        etcd = self._run("etcd", *flags, self._images.etcd, "etcd", "--data-dir", "/data", *urls, *pems)
+        endpoint = docker("port", etcd, port).split()[0]
+        tls = [f"--cacert={files.ca}"]
+        wait_for("etcd to answer", lambda: _answers(endpoint, *tls))
+        security = RegistrySecurity(tls=RegistryTls(ca_file=files.ca))
+        asyncio.run(grant_namespace([endpoint], security, "default", USER, PASSWORD))
+        for words in (("user", "add", "root:secret"), ("user", "grant-role", "root", "root"), ("auth", "enable")):
+            etcdctl(endpoint, *tls, *words)
+        self._secrets.mkdir()
+        shutil.copy(files.ca, self._secrets / "ca.crt")
+        (self._secrets / "password").write_text(PASSWORD, encoding="utf-8")
+        for path in self._secrets.iterdir():
+            path.chmod(0o444)
 
     def start(self, name: str) -> str:
         """Start the pod of a Deployment; return its container."""
         pod, container = pod_of(name)
-        return self._run(name, *flags_of(pod, container), self._images.product, *container["args"])
+        flags = flags_of(pod, container, self._secrets)
+        return self._run(name, *flags, self._images.product, *words_of(container))
 
     def _run(self, name: str, *words: str) -> str:
         container = f"{self._network}-{name}"
@@ -179,20 +212,29 @@ class Pods:
         return container
 
 
+def _answers(endpoint: str, *tls: str) -> bool:
+    try:
+        etcdctl(endpoint, *tls, "endpoint", "health")
+    except subprocess.SubprocessError:
+        return False
+    return True
+
+
 def passes(container: str, command: Sequence[str]) -> bool:
     """Whether a command within a container ends with 0, as a probe or a hook of Kubernetes has to."""
     ran = subprocess.run(["docker", "exec", container, *command], capture_output=True, timeout=60, check=False)
     return ran.returncode == 0
 
 
-def test_the_pods_run_under_their_restrictions_and_pass_their_probes(images: Images) -> None:
-    """What the manifests ask of a node, on Docker: user, read-only root, no capabilities, memory, volumes, settings.
+def test_the_pods_run_under_their_restrictions_and_pass_their_probes(images: Images, tmp_path: Path) -> None:
+    """What the manifests ask of a node, on Docker: user, read-only root, no capabilities, memory, volumes, settings,
+    and an etcd with TLS that asks for a login.
 
     1. the startup probes of the stages pass once their replicas are up; the hub's `/health` and `/ready` answer
     2. the page's question is answered
     3. the hub's preStop hook can run in the image, and SIGTERM ends each pod with 0
     """
-    with Pods(images) as pods:
+    with Pods(images, tmp_path) as pods:
         pods.start_etcd()
         stages = [pods.start(name) for name in ("stage-0", "stage-1")]
         hub = pods.start("hub")

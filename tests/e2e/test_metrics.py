@@ -58,7 +58,7 @@ class Site:
     def __init__(self, folder: Path, endpoint: str) -> None:
         for name in ("hub", "stage"):
             (folder / name).mkdir()
-        registry = ["--etcd-endpoints", endpoint]
+        registry = self._registry = ["--etcd-endpoints", endpoint]
         local = ["--stage-id", "0", "--omni-dp-size-local", "2"]
         self._broken = folder / "broken"
         self.hub = Hub.of_yaml(folder / "hub", PAIR.replace("BROKEN", str(self._broken)), *local, *registry)
@@ -70,11 +70,13 @@ class Site:
 
     def break_one(self) -> Scrape:
         """One replica of stage 0 fails from now on; return the count of ejected ones, once it is ejected."""
-        self._broken.write_text(str(next(each["pid"] for each in self.hub.replicas() if each["stage_id"] == 0)))
+        self._broken.write_text(
+            str(next(each["pid"] for each in self.hub.replicas(*self._registry) if each["stage_id"] == 0))
+        )
         name = at_hub("omni_hub_replicas_ejected", stage="0")
 
         def ask_and_look() -> Scrape | None:
-            assert self.hub.ask("one")[0] == 200
+            assert self.hub.ask("one", modalities=["text"])[0] == 200
             found = self.scrape_hub()
             return {name: found[name]} if found[name] else None
 

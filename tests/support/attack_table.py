@@ -37,12 +37,18 @@ def seen(outcomes: Iterable[tuple[str, str]], otherwise: str) -> str:
     said = list(outcomes)
     count = Counter(outcome for outcome, _ in said)
     if count["failed"]:
-        return f"{GOT_THROUGH}: " + ", ".join(why for outcome, why in said if outcome == "failed")
+        return f"{GOT_THROUGH}: {_some(why for outcome, why in said if outcome == 'failed')}"
     untested = [why for outcome, why in said if outcome in {"error", "skipped"}]
     if not count["passed"]:
-        return f"not tested: {'; '.join(dict.fromkeys(untested)) or otherwise}"
+        return f"not tested: {_some(untested) or otherwise}"
     more = f", {len(untested)} not run: {untested[0]}" if untested else ""
     return f"failed as it should ({count['passed']} test{'s' if count['passed'] > 1 else ''}{more})"
+
+
+def _some(reasons: Iterable[str]) -> str:
+    """The first reason, and how many others there are; the values of a test's parameters are left out."""
+    first, *others = dict.fromkeys(reason.partition("[")[0] for reason in reasons) or [""]
+    return f"{first} and {len(others)} more" if others else first
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

@@ -35,6 +35,10 @@ class ChildReplica:
         self._process.kill()
 
     @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
     def is_running(self) -> bool:
         return self._process.poll() is None
 

@@ -22,6 +22,7 @@ from hub.metrics import HubMetrics
 from hub.serve import vllm_omni_flags
 from omni_discovery.metrics.collector import REPLICA_FAMILIES, SUPERVISOR_FAMILIES, Family
 from omni_discovery.records import keys
+from omni_discovery.records.api_key import ApiKeyRecord
 from omni_discovery.records.beat import BeatRecord
 from omni_discovery.records.control import ControlSpec, HubControlSpec
 from omni_discovery.records.health import (
@@ -234,6 +235,7 @@ _LABELS: Final = {
     "event": "what a replica's sockets counted: `refused_handshakes`, `bad_frames`, `wrong_epoch`, `replayed`,"
     " `rejected_<failure kind>`, `hubs_given_up`, `revoked` ...",
     "gpu": "the GPU's number among those that the replica sees",
+    "key": "the name of an API key, or `admin` or `metrics` for those tokens; never a key",
     "model": "the model of the stage",
     "namespace": "the namespace in etcd",
     "outcome": "of a hub: `ok`, `cancelled`, or the type of the error: `OverloadedError`, `StageUnavailableError`,"
@@ -251,7 +253,8 @@ _LABELS: Final = {
     "part": "a part of a stage's time: `queue`, `submit`, `first_output`, `generate`, `transfer`"
     " ([what they mean](../operations/watch.md#where-the-time-goes))",
     "reason": "why a frame was dropped: `malformed`, `misplaced` (wrong socket), `session`, `epoch`, `stale` (of an"
-    " earlier attempt), `duplicate`, `gap`, `piece`, `late`",
+    " earlier attempt), `duplicate`, `gap`, `piece`, `late`; or a client's connection closed: `header_timeout`,"
+    " `body_timeout`, `send_timeout`, `displaced` (for a newcomer), `refused` (no place), `body_memory`",
     "stage": "the stage's number",
     "way": "`in`: HTTP request to first dispatch; `out`: last frame of a replica to HTTP answer",
 }
@@ -265,7 +268,8 @@ In the format of Prometheus:
 
 - `GET /metrics` of a hub has its own metrics and those of its local replicas and supervisors. With `--api vllm`, those
   of vLLM's own server follow.
-- `GET /metrics` at `--metrics-port` of `omni serve --headless` has those of that supervisor and its replicas.
+- `GET /metrics` at `--metrics-port` of `omni serve --headless` has those of that supervisor and its replicas. A hub
+  with `--metrics-port` has its own there, and none at the port of its API.
 
 [What to watch, and the alerts](../operations/watch.md#metrics-and-alerts) · `compose/monitoring` has rules for
 Prometheus and a dashboard for Grafana.
@@ -375,6 +379,11 @@ _REPLICA_FIELDS: Final = {
     "tokenizer": "hash of the tokenizer that was loaded; empty: not known",
     "content": "hash of the model's files: names, sizes, small files whole, samples of weights; empty: not known",
     "code": "the code that serves the model; empty: not known",
+}
+_API_KEY_FIELDS: Final = {
+    "schema": _SCHEMA,
+    "sha256": "the SHA-256 of the key, in hexadecimal: 64 digits",
+    "created_at": "wall clock when it was made, seconds",
 }
 _HUB_FIELDS: Final = {
     "hub_id": "the hub, as in the key",
@@ -513,6 +522,15 @@ def key_rows() -> dict[type[Any], _Key]:
             "`omni doctor`; `omni replicas`, `hubs`, `history`, `pipeline show` of a namespace with nothing else",
             WaitRecord,
             _WAIT_FIELDS,
+        ),
+        keys.ApiKeyKey: _Key(
+            _key(keys.api_key_key, _WAIT),
+            False,
+            "the hash of an API key",
+            "`omni key create`; `omni key revoke` deletes it",
+            "hubs with `--api-keys-from-etcd`; `omni key list`",
+            ApiKeyRecord,
+            _API_KEY_FIELDS,
         ),
         keys.PipelineKey: _Key(
             _key(keys.pipeline_key),

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -33,8 +34,16 @@ def echo_stages(*engine_args: dict[str, Any]) -> DeployConfig:
 class Deployment:
     """One namespace: the deploy document in the registry, a registered hub, and supervisors."""
 
-    def __init__(self, endpoint: str, namespace: str, deploy: DeployConfig, folder: Path) -> None:
-        self.endpoint, self.namespace, self.folder = endpoint, namespace, folder
+    def __init__(
+        self,
+        endpoint: str,
+        namespace: str,
+        deploy: DeployConfig,
+        folder: Path,
+        flags: Sequence[str] = ("--allow", "all"),
+    ) -> None:
+        """``flags`` are given to every supervisor: as a rule these hosts trust whoever writes the document."""
+        self.endpoint, self.namespace, self.folder, self._flags = endpoint, namespace, folder, flags
         self.keys = KeyPair.generate()
         self.supervisors: list[subprocess.Popen[bytes]] = []
         self._hubs: list[RawHub] = []
@@ -50,7 +59,7 @@ class Deployment:
                     sys.executable, "-m", "stage_runtime", "--stage-id", str(stage_id), "--etcd-endpoints",
                     self.endpoint, "--namespace", self.namespace, "--omni-dp-size-local", str(count),
                     "--omni-heartbeat-timeout", "5",
-                    *flags,
+                    *self._flags, *flags,
                 ],
                 stdin=subprocess.DEVNULL,
                 stdout=log,

@@ -7,16 +7,18 @@ import logging
 import secrets
 import socket
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from hub.api.admin import build_admin
+from hub.api.client_quota import ClientQuota
+from hub.api.cross_origin import WebPolicy, web_policy
 from hub.api.door.guard import Door, Locks, OnlyMetrics, OwnHostOnly
 from hub.api.door.keys import KeyRing, read_key
 from hub.api.door.tls import follow_files, load_context
 from hub.api.server import HttpServer, bind
 from omni_discovery.errors import ConfigError
-from omni_discovery.processes import is_private, write_private
+from omni_discovery.processes import make_private, write_private
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 
     from hub.api.door.config import DoorConfig, OwnPort
     from hub.api.door.keys import ApiKey
+    from hub.api.server import HttpConfig
     from hub.async_omni import AsyncOmni
 
 logger = logging.getLogger(__name__)
@@ -66,22 +69,24 @@ class Ports:
         """Where the API is."""
         return self._api.url
 
-    def start(self, omni: AsyncOmni, app: ASGIApp, *, access_log: bool) -> None:
+    def start(self, omni: AsyncOmni, app: ASGIApp, http: HttpConfig) -> None:
         """Serve the API and what else there is. Raise ConfigError if the token for operators can't be written."""
         door, metrics = self._door, None
         if door.metrics_token is not None:
             metrics = KeyRing([door.metrics_token])
         locks = Locks(self.keys if door.asks_for_key else None, metrics, metrics_moved=self._metrics is not None)
-        self._serve(omni, app, locks, self._api, access_log=access_log)
-        if self._metrics is not None:
-            locks = Locks(metrics=metrics)
-            self._serve(omni, OnlyMetrics(app), locks, self._metrics, access_log=access_log)
+        self._serve(omni, app, locks, self._api, http)
+        # The ports of operators check the Host by themselves, and have no clients to bound.
+        operators = replace(http, policy=WebPolicy(), most_per_client=0)
+        if self._metrics is not None and door.metrics is not None:
+            locks, policy = Locks(metrics=metrics), web_policy(door.metrics.host, (), ())
+            self._serve(omni, OnlyMetrics(app), locks, self._metrics, replace(operators, policy=policy))
             logger.info("hub.metrics url=%s/metrics", self._metrics.url)
         if self._admin is not None and door.admin is not None:
             names = (door.admin.host, socket.gethostname())
             locks = Locks(KeyRing([door.admin_token or self._make_token(self._admin)]))
             # The check of the Host is outermost: a page that came in by another name learns nothing.
-            self._serve(omni, build_admin(omni), locks, self._admin, names, access_log=access_log)
+            self._serve(omni, build_admin(omni), locks, self._admin, operators, names)
             logger.info("hub.admin url=%s/admin/", self._admin.url)
         if self._tls is not None and door.tls is not None:
             self._tasks.append(asyncio.create_task(follow_files(self._tls, door.tls)))
@@ -117,16 +122,16 @@ class Ports:
         app: ASGIApp,
         locks: Locks,
         port: _Port,
+        http: HttpConfig,
         own_names: tuple[str, ...] = (),
-        *,
-        access_log: bool,
     ) -> None:
+        if http.most_per_client:
+            # Behind the door, where it is known whose key the client has.
+            app = ClientQuota(app, http.most_per_client)
         guarded: ASGIApp = Door(app, locks, omni.hub_metrics.count_key, omni.rejections.count)
         if own_names:
             guarded = OwnHostOnly(guarded, own_names)
-        server = HttpServer(
-            omni, guarded, access_log=access_log, tls=self._tls, forwarded_allow_ips=self._door.forwarded_allow_ips
-        )
+        server = HttpServer(omni, guarded, http, tls=self._tls, forwarded_allow_ips=self._door.forwarded_allow_ips)
         server.start(port.listener)
         self._servers.append(server)
 
@@ -137,12 +142,7 @@ class Ports:
         folder = self._token_folder
         file = folder / f"{self._namespace}.admin-{number}.token"
         try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            if not is_private(folder):
-                raise ConfigError(
-                    f"others can write to {folder}: set XDG_RUNTIME_DIR to a folder of your own, or give"
-                    " --admin-token-file"
-                )
+            make_private(folder)
             write_private(file, f"{token}\n".encode())
         except OSError as error:
             raise ConfigError(f"the token for operators can't be left in {file}: {error}") from error

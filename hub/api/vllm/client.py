@@ -91,6 +91,7 @@ class OmniEngineClient(StageControl, EngineClient):
         with vllm_errors():
             prompt, pictures = split(prompt)
             check_prompt(prompt, data_parallel_rank, kv_hints)
+            self._omni.client_bounds.check_asked(None, priority)
             # First, because vLLM's own check below fills in fields.
             choices = params_of_choices(sampling_params)
             announce(len(choices))

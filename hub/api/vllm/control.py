@@ -29,11 +29,11 @@ class StageControl:
         method: str,
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
-        timeout_s: float | None = None,
+        timeout: float | None = 60.0,  # noqa: ASYNC109 - as vLLM has it
     ) -> list[Any]:
         """The result of each replica. Raise VLLMError."""
         try:
-            results = await self._omni.collective(method, args, kwargs, [self._stage_id], timeout_s or 60.0)
+            results = await self._omni.collective(method, args, kwargs, [self._stage_id], timeout)
             if not results:
                 raise StageUnavailableError(self._stage_id, f"stage {self._stage_id} has no replica")
             for result in results:
@@ -84,7 +84,7 @@ class StageControl:
         kwargs: dict[str, Any] | None = None,
     ) -> list[Any]:
         """Call a worker method that ``engine_args.allow_rpc`` names on all workers: one list for each replica."""
-        return await self.call("collective_rpc", [method, list(args), kwargs or {}], timeout_s=timeout)
+        return await self.call("collective_rpc", [method, list(args), kwargs or {}], timeout=timeout)
 
 
 _LOAD_S: Final = 120.0

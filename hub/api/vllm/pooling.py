@@ -75,6 +75,7 @@ class PoolingClient(OmniEngineClient):
         """
         with vllm_errors():
             check_prompt(prompt, None, None)
+            self._omni.client_bounds.check_asked(None, priority)
             announce(1)
             token_ids = self._checked_tokens(request_id, prompt, pooling_params, self._tasks, lora_request)
             params = self.adapters.params(stage_params(pooling_params), lora_request, prompt.get("cache_salt"))

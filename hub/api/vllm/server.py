@@ -62,11 +62,16 @@ _NOT_HERE: Final = frozenset(
         "h11_max_header_count",
         "enable_per_request_metrics",
         "enable_flash_late_interaction",
+        # The hub answers CORS itself: all methods and headers, no cookies.
+        "allow_credentials",
+        "allowed_headers",
+        "allowed_methods",
     }
 )
 _NOT_HERE_PREFIXES: Final = ("ssl_ciphers", "enable_ssl", "data_parallel_", "dp_")
 #: Flags that the hub has itself, for every API, with what to give to it.
 _OF_THE_HUB: Final = {
+    "allowed_origins": "--allowed-origins, outside of --api-args",
     "api_key": "--api-key-file FILE (or --api-key), outside of --api-args",
     "ssl_certfile": "--ssl-certfile, outside of --api-args",
     "ssl_keyfile": "--ssl-keyfile, outside of --api-args",
@@ -171,6 +176,8 @@ def parse_flags(flags: str) -> Namespace:
             ToolParserManager.import_tool_parser(arguments.tool_parser_plugin)
         if getattr(arguments, "reasoning_parser_plugin", ""):
             ReasoningParserManager.import_reasoning_parser(arguments.reasoning_parser_plugin)
+    except ConfigError:
+        raise
     except (TypeError, ValueError) as error:
         raise ConfigError(f"--api-args: {error}".replace("Error: ", "")) from error
     return arguments

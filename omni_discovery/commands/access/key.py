@@ -69,25 +69,26 @@ async def _create(kv: KVStore, namespace: str, name: str) -> int:
 
 async def _list(kv: KVStore, namespace: str) -> int:
     from rich import box
-    from rich.console import Console
     from rich.table import Table
 
     from omni_discovery.clock import utc_time
+    from omni_discovery.commands.output import say
+    from omni_discovery.commands.terminal import TextConsole
     from omni_discovery.records.api_key import read_api_keys
     from omni_discovery.records.keys import api_keys_prefix
 
     found, bad = read_api_keys(namespace, (await kv.list(api_keys_prefix(namespace))).items)
     for error in bad:
-        sys.stderr.write(f"omni: can't be read, and opens nothing: {error}\n")
+        say(f"can't be read, and opens nothing: {error}", error=True)
     if not found:
-        sys.stderr.write(f"omni: namespace {namespace!r} has no API key: omni key create NAME\n")
+        say(f"namespace {namespace!r} has no API key: omni key create NAME", error=True)
         return 0
     table = Table(box=box.SIMPLE)
     table.add_column("key", overflow="fold")
     table.add_column("made")
     for name, record in sorted(found.items()):
         table.add_row(name, utc_time(record.created_at))
-    Console(highlight=False).print(table)
+    TextConsole().print(table)
     return 0
 
 

@@ -56,8 +56,13 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True):
         return ALL in self.allow or digest_of(deploy) in self.own
 
     def owning(self, deploy: DeployConfig) -> Bounds:
-        """These bounds on a host whose own command line names this document too."""
-        return msgspec.structs.replace(self, own=(*self.own, digest_of(deploy)))
+        """These bounds on a host whose own command line names this document too.
+
+        The models that it names may also be named by a later one: an update must not lose them.
+        """
+        models = (f"model={stage.model}" for stage in deploy.stages if stage.model)
+        allow = tuple(dict.fromkeys((*self.allow, *models)))
+        return msgspec.structs.replace(self, allow=allow, own=(*self.own, digest_of(deploy)))
 
 
 def digest_of(deploy: DeployConfig) -> str:

@@ -93,7 +93,10 @@ def check_document(deploy: DeployConfig, stage_id: int, bounds: Bounds, locate: 
     """Raise ConfigError if a document asks for more than this host allows, with the flags that would allow it."""
     if bounds.trusts(deploy):
         return
-    found = list(dict.fromkeys(closed_in(deploy, stage_id, bounds, locate)))
+    try:
+        found = list(dict.fromkeys(closed_in(deploy, stage_id, bounds, locate)))
+    except RecursionError as error:
+        raise refusal(stage_id, "engine_args has more levels than can be judged", "--allow all") from error
     if found:
         flags = " ".join(dict.fromkeys(each.flag for each in found))
         told = "; ".join(f"{each.place} {each.reason}" for each in found)
@@ -252,7 +255,7 @@ def _is_among(value: Any, words: frozenset[str]) -> bool:
 def _closed_argument(name: str, value: Any, bounds: Bounds) -> Iterator[Closed]:
     outermost = name.partition(".")[0]
     if not bounds.allows("engine-arg", outermost):
-        reason = f"is no mere setting, or has no such value: {_short(value)}"
+        reason = f"is not known to be a mere setting: {_short(value)}"
         yield Closed(f"engine_args.{name}", reason, _allow("engine-arg", outermost))
 
 

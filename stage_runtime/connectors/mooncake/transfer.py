@@ -19,7 +19,7 @@ from stage_runtime.connectors.errors import TransferError
 from stage_runtime.connectors.mooncake.engine import EngineEnd, check_devices, check_host, check_protocol, host_of
 from stage_runtime.connectors.mooncake.offers import FetchRequest, OfferServer, receive_offered
 from stage_runtime.connectors.settings import COMMON, flag, limits_of, number, port
-from stage_runtime.connectors.store.connector import StoringConnector
+from stage_runtime.connectors.store.connector import StoringConnector, edge_of
 from stage_runtime.connectors.store.layout import TOKEN_BYTES, key_digest
 from stage_runtime.connectors.store.memory import Loan
 from stage_runtime.connectors.store.registered import (
@@ -270,7 +270,7 @@ class MooncakeTransferEngineConnector(StoringConnector):
         piece: PoolBlock | None = None
         try:
             piece, size_bytes = self._piece(raw)
-            metadata = self._described(self._store.put((from_stage, to_stage, put_key), (), size_bytes, piece))
+            metadata = self._described(self._store.put(edge_of(from_stage, to_stage, put_key), (), size_bytes, piece))
         except (OSError, ConfigError, ValueError) as error:
             if piece is not None:
                 piece.drop()

@@ -79,7 +79,7 @@ class StoringConnector(OmniConnectorBase):
             if size_bytes < self.threshold and not self.by_key:
                 metadata: dict[str, Any] = {"inline": b"".join(parts), "size": size_bytes}
             else:
-                kept = self._store.put((from_stage, to_stage, put_key), parts, size_bytes)
+                kept = self._store.put(edge_of(from_stage, to_stage, put_key), parts, size_bytes)
                 metadata = self._described(kept)
         except (OSError, ConfigError, SerializationError) as error:
             return self._failed(from_stage, to_stage, error)
@@ -113,7 +113,7 @@ class StoringConnector(OmniConnectorBase):
         if isinstance(inline, bytes):
             got = to_device(deserialize(inline), self.device), len(inline)
         else:
-            fetched = self._fetch((from_stage, to_stage, get_key), metadata)
+            fetched = self._fetch(edge_of(from_stage, to_stage, get_key), metadata)
             if fetched is None:
                 return None
             loan, content = fetched
@@ -130,7 +130,7 @@ class StoringConnector(OmniConnectorBase):
     def cleanup(self, request_id: str, from_stage: str | None = None, to_stage: str | None = None) -> None:
         """See OmniConnectorBase. With both stages, drop only what was put on that edge under that very key."""
         if from_stage is not None and to_stage is not None:
-            self._store.drop_edge((from_stage, to_stage, request_id))
+            self._store.drop_edge(edge_of(from_stage, to_stage, request_id))
         else:
             self._store.cleanup(request_id)
 
@@ -149,6 +149,11 @@ class StoringConnector(OmniConnectorBase):
     def close(self) -> None:
         """See OmniConnectorBase. Fetched objects stay valid."""
         self._store.close()
+
+
+def edge_of(from_stage: object, to_stage: object, key: object) -> tuple[str, str, str]:
+    """The place of a hand-off. Stages are texts here; whoever has their numbers means the same."""
+    return str(from_stage), str(to_stage), str(key)
 
 
 def _metadata_of(key: str, given: Any) -> dict[str, Any]:

@@ -11,7 +11,6 @@ the decode stage fetches it; an attempt that repeats or resumes computes the pro
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -19,7 +18,6 @@ from typing import Any, Final
 from omni_discovery.deploy.document import StageConfig
 from omni_discovery.deploy.engine_args import DECODE, PREFILL
 from omni_discovery.errors import ConfigError
-from omni_discovery.records.handoff_addresses import host_of
 from stage_runtime.config import PayloadError
 from stage_runtime.engines.base import StageRequest
 
@@ -55,6 +53,7 @@ class PrefillDecode:
         self.connector = str(self.transfer.get("kv_connector") or "")
         #: Parameters by which decode replicas find this one, the same for all its requests.
         self._own: dict[str, Any] = {}
+        self._kv_hosts: list[str] = []
         if self.role is None:
             return
         if self.role not in _KV_ROLES:
@@ -71,10 +70,7 @@ class PrefillDecode:
     @property
     def kv_hosts(self) -> list[str]:
         """Where decode replicas fetch the KV of this one, beside its own address; known once vLLM has loaded."""
-        if not self.is_prefill:
-            return []
-        nixl, mooncake = os.environ.get("VLLM_NIXL_SIDE_CHANNEL_HOST"), self._own.get("remote_bootstrap_addr")
-        return [host for host in (nixl, host_of(mooncake) if mooncake else "") if host]
+        return list(self._kv_hosts)
 
     @property
     def is_prefill(self) -> bool:
@@ -96,12 +92,16 @@ class PrefillDecode:
         """Called once vLLM has loaded: finds out how decode replicas reach this one."""
         if not self.is_prefill:
             return
+        from vllm import envs
+
         self._own = {"remote_engine_id": str(vllm_config.kv_transfer_config.engine_id)}
         if self.connector == "MooncakeConnector":
-            from vllm import envs
             from vllm.utils.network_utils import get_ip
 
+            self._kv_hosts = [get_ip()]
             self._own["remote_bootstrap_addr"] = f"http://{get_ip()}:{envs.VLLM_MOONCAKE_BOOTSTRAP_PORT}"
+        elif self.connector.startswith("Nixl"):
+            self._kv_hosts = [envs.VLLM_NIXL_SIDE_CHANNEL_HOST]
 
     def has_more(self, llm: Any) -> bool:
         """Whether vLLM has work without a request: a prefill is announced to the connector one step after its end."""

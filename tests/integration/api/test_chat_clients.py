@@ -34,7 +34,8 @@ async def served(replica: LocalReplica) -> AsyncIterator[int]:
 async def ask(port: int, prompt: str, *, stream: bool) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     body = json.dumps({"messages": [{"role": "user", "content": prompt}], "stream": stream}).encode()
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: h\r\nContent-Length: {len(body)}\r\n\r\n"
+    head = "POST /v1/chat/completions HTTP/1.1\r\nHost: h\r\nContent-Type: application/json\r\n"
+    head += f"Content-Length: {len(body)}\r\n\r\n"
     writer.write(head.encode() + body)
     await writer.drain()
     return reader, writer

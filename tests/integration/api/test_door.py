@@ -29,8 +29,9 @@ from tests.support.registry import EtcdServer
 
 IN_ARGV, IN_FILE, IN_VARIABLE = "argv-key-7b1d", "file-key-93aa", "variable-key-c4e2"
 METRICS, SECRETS = "metrics-token-5f", (IN_ARGV, IN_FILE, IN_VARIABLE)
-ECHO = "stages: [{stage_id: 0, engine: echo, final_output: text}]"
+ECHO = "stages: [{stage_id: 0, engine: echo, engine_args: {fail_on: kaputt}, final_output: text}]"
 ASK = {"messages": [{"role": "user", "content": "hello"}]}
+CRASH = {"messages": [{"role": "user", "content": "kaputt"}]}
 
 
 def bearer(key: str) -> dict[str, str]:
@@ -93,6 +94,8 @@ def test_every_key_opens_the_api_by_its_name_and_no_request_without_one_comes_in
             assert answer.status_code == 401, (method, path)
             assert answer.headers["www-authenticate"] == "Bearer"
             assert answer.json()["error"]["code"] == "invalid_api_key"
+    assert served.http.post(f"{served.url}/v1/chat/completions", json=CRASH, headers=bearer(IN_FILE)).status_code == 500
+    wait_for("the failed request's line", lambda: re.search(r"request\.failed .* key=alice stage=0", served.hub.text))
     assert served.http.get(f"{served.url}/health").status_code == 200
     figures = served.http.get(f"{served.url}/metrics", headers=bearer(METRICS)).text
     names = set(re.findall(r'omni_hub_requests_by_key_total\{key="([^"]+)"\}', figures))

@@ -6,6 +6,7 @@ import asyncio
 import io
 import json
 import logging
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -13,6 +14,8 @@ from typing import Any
 import httpx
 import pytest
 
+from hub.api.door.guard import Door, Locks
+from hub.api.door.keys import KeyRing, read_key
 from hub.api.served_stage import serving_stage
 from omni_discovery import wire
 from omni_discovery.deploy.document import DeployConfig, StageConfig
@@ -478,7 +481,9 @@ async def test_what_is_asked_of_the_engine_reaches_every_replica_of_the_stage(fr
     [
         ("--max-model-len 64", "--max-model-len is the engine's"),
         ("--port 1", "--port has no effect"),
-        ("--ssl-keyfile a", "--ssl-keyfile has no effect"),
+        ("--ssl-keyfile a", "--ssl-keyfile is a flag of omni serve for every API"),
+        ("--ssl-ciphers a", "--ssl-ciphers has no effect"),
+        ("--api-key k-1", r"--api-key is a flag of omni serve for every API: give it --api-key-file FILE"),
         ("--no-such-flag", "no-such-flag"),
         ("--enable-auto-tool-choice", "--tool-call-parser"),
         ("--tool-call-parser", "expected one argument"),
@@ -487,8 +492,38 @@ async def test_what_is_asked_of_the_engine_reaches_every_replica_of_the_stage(fr
 def test_flags_that_would_have_no_effect_are_refused(frontend: Any, flags: str, said: str) -> None:
     from hub.api.vllm.server import parse_flags
 
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=said) as caught:
         parse_flags(flags)
+    assert "k-1" not in str(caught.value)
+
+
+@pytest.mark.attack("A10", "A28")
+async def test_no_route_of_vllms_server_is_open_without_a_key_but_its_probes(frontend: Any) -> None:
+    """Every route that the server has, those that it leaves unguarded itself among them."""
+    locks = Locks(KeyRing([read_key("alice", "a-key", "x")]))
+    async with running_hub(FakeReplica(speak), deploy=HUB) as omni:
+        app = await frontend.build(omni)
+        door = Door(app, locks, omni.hub_metrics.count_key, omni.rejections.count)
+        routes = {
+            (method, re.sub(r"{[^}]*}", "x", route.path))
+            for route in app._app.routes
+            for method in getattr(route, "methods", None) or {"GET"}
+            if route.path != "/metrics"
+        }
+        assert {path for _, path in routes} >= {"/invocations", "/tokenize", "/docs", "/openapi.json"}
+        transport = httpx.ASGITransport(door, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://hub", timeout=20) as client:
+            opened = set()
+            for method, path in sorted(routes):
+                if (await client.request(method, path, json=ASK)).status_code != 401:
+                    opened.add((method, path))
+            assert opened <= {(method, path) for method in ("GET", "HEAD") for path in ("/health", "/ping", "/ready")}
+            assert ("GET", "/health") in opened
+            assert (await client.get("/ready")).json() == {"ready": True}
+            key = {"Authorization": "Bearer a-key"}
+            assert "stages" in (await client.get("/ready", headers=key)).json()
+            for path in ("/v1/completions", "/invocations"):
+                assert (await client.post(path, json=ASK, headers=key)).status_code == 200
 
 
 def test_a_model_in_two_stages_is_served_by_the_one_that_decodes(frontend: Any) -> None:

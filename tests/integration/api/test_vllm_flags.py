@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from hub.serve import vllm_flags
+from omni_discovery.errors import ConfigError
 
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
 
@@ -89,3 +90,14 @@ def test_flags_that_api_args_refuses_are_not_recommended_for_it() -> None:
     refused = {name for name in server if name in _NOT_HERE or name.startswith(_NOT_HERE_PREFIXES)}
     assert refused == vllm_flags.WITHOUT_EFFECT
     assert _OF_THE_HUB.keys() == vllm_flags.OF_THE_HUB
+
+
+@pytest.mark.attack("A30")
+def test_which_pages_may_send_requests_is_told_to_omni_serve_and_not_to_vllm() -> None:
+    """There would be two answers otherwise: the hub's own, and that of the server behind it."""
+    from hub.api.vllm.server import parse_flags
+
+    with pytest.raises(ConfigError, match="--allowed-origins is a flag of omni serve for every API"):
+        parse_flags("""--allowed-origins '["https://a.example"]'""")
+    with pytest.raises(ConfigError, match="--allow-credentials has no effect on a hub"):
+        parse_flags("--allow-credentials")

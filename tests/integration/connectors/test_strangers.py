@@ -84,6 +84,7 @@ def test_whatever_has_a_name_like_a_segment_stops_no_start(
     assert len(list(shared.iterdir())) == 2
 
 
+@pytest.mark.attack("A7")
 def test_a_second_name_of_a_living_block_takes_nothing_from_it(shared: Path) -> None:
     """Where the kernel lets anybody link to any file, somebody may give a block the name of a dead owner's."""
     with SharedMemoryConnector({"directory": str(shared), "shm_threshold_bytes": 0}) as connector:
@@ -165,6 +166,7 @@ def test_a_folder_that_can_not_be_written_to_counts_as_full(shared: Path) -> Non
     assert "Permission denied" in error
 
 
+@pytest.mark.attack("A16")
 @pytest.mark.parametrize("over_network", [False, True])
 def test_a_segments_name_that_is_taken_while_it_is_read_costs_nothing(shared: Path, over_network: bool) -> None:
     """Everybody saw it before the hand-off was published, and the consumer gives the segment that name again."""
@@ -184,6 +186,7 @@ def test_a_segments_name_that_is_taken_while_it_is_read_costs_nothing(shared: Pa
     assert sorted(path.name for path in shared.iterdir()) == ["elsewhere", f"omni-segment.{metadata['segment']}"]
 
 
+@pytest.mark.attack("A16")
 def test_a_block_whose_name_is_taken_takes_another(shared: Path) -> None:
     block = ShmBlock(str(shared), 1000)
     try:

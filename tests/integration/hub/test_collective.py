@@ -66,7 +66,7 @@ def late(omni: AsyncOmni) -> float:
 
 async def test_every_replica_of_every_stage_answers_in_order() -> None:
     async with scene_of("1/0", "0/1", "0/0", "1/1") as scene:
-        results = await scene.omni.collective_rpc("say", [1, b"\0"], {"a": None}, timeout_s=LONG_S)
+        results = await scene.omni.collective_rpc("say", [1, b"\0"], {"a": None}, timeout=LONG_S)
         assert results == [
             ReplicaResult(stage_id, replica_id, ok=True, result=[[1, b"\0"], {"a": None}])
             for stage_id, replica_id in [(0, 0), (0, 1), (1, 0), (1, 1)]
@@ -98,9 +98,9 @@ async def test_one_dies_one_is_slow_and_the_others_are_not_held_up_by_the_first(
     """
     slow = {"control_delay_s": 3.0}
     async with scene_of("0/0", "0/1", "1/0", "1/1", r01=slow, r10={"control_delay_s": 5.0}) as scene:
-        asking = asyncio.create_task(scene.omni.collective("is_sleeping", timeout_s=LONG_S))
+        asking = asyncio.create_task(scene.omni.collective("is_sleeping", timeout=LONG_S))
         assert places(await asking, ok=True) == ["0/0", "0/1", "1/0", "1/1"]
-        asking = asyncio.create_task(scene.omni.list_loras(timeout_s=1.5))
+        asking = asyncio.create_task(scene.omni.list_loras(timeout=1.5))
         await asyncio.sleep(0.3)
         await asyncio.to_thread(scene.replicas["1/0"].server.close)
         results = await asking
@@ -109,7 +109,7 @@ async def test_one_dies_one_is_slow_and_the_others_are_not_held_up_by_the_first(
         assert errors["1/0"].startswith("ReplicaLostError: ")
         assert errors["0/1"] == "DeadlineExceededError: no answer within 1.5 s"
         await until(lambda: late(scene.omni) == 1, LONG_S)
-        results = await scene.omni.list_loras(timeout_s=LONG_S)
+        results = await scene.omni.list_loras(timeout=LONG_S)
         assert places(results, ok=True) == ["0/0", "0/1", "1/1"]
         assert [result.error for result in results if not result.ok] == [
             "NotConnectedError: this hub has no session with the replica"
@@ -121,7 +121,7 @@ async def test_a_replica_that_is_lost_ends_its_entry_at_once() -> None:
     silent, gone = FakeReplica(replica_id=0), FakeReplica(replica_id=1)
     async with running_hub(silent, gone) as omni:
         began_s = time.monotonic()
-        asking = asyncio.create_task(omni.list_loras(timeout_s=LONG_S))
+        asking = asyncio.create_task(omni.list_loras(timeout=LONG_S))
         await until(lambda: bool(silent.of(wire.Control)) and bool(gone.of(wire.Control)))
         silent.kill()
         show(omni, silent.info)
@@ -136,7 +136,7 @@ async def test_a_replica_without_a_session_has_an_entry_too() -> None:
     deaf.greets = False
     async with running_hub(here, deaf, wait=False) as omni:
         await until(lambda: omni.stage_status()[0].pickable == 1)
-        asking = asyncio.create_task(omni.list_loras(timeout_s=LONG_S))
+        asking = asyncio.create_task(omni.list_loras(timeout=LONG_S))
         await until(lambda: bool(here.of(wire.Control)))
         (control,) = here.of(wire.Control)
         about = {"epoch": control.epoch, "call_id": control.call_id, "queue_length": 0}
@@ -150,12 +150,12 @@ async def test_a_replica_without_a_session_has_an_entry_too() -> None:
 async def test_a_second_call_with_the_id_of_an_open_one_is_an_error() -> None:
     silent = FakeReplica()
     async with running_hub(silent) as omni:
-        first = asyncio.create_task(omni.collective("list_loras", timeout_s=0.5, call_id="mine"))
+        first = asyncio.create_task(omni.collective("list_loras", timeout=0.5, call_id="mine"))
         await until(lambda: bool(silent.of(wire.Control)))
         with pytest.raises(RuntimeError, match="'mine' is already open"):
             await omni.collective("list_loras", call_id="mine")
         assert (await first)[0].error.startswith("DeadlineExceededError")
-        again = await omni.collective("list_loras", timeout_s=0.1, call_id="mine")
+        again = await omni.collective("list_loras", timeout=0.1, call_id="mine")
         assert len(again) == 1
         ids = [control.call_id for control in silent.of(wire.Control)]
         assert len(set(ids)) == 2
@@ -168,8 +168,8 @@ async def test_what_cannot_be_asked_is_refused_before_anything_is_sent() -> None
             {"method": ""},
             {"method": "x" * 300},
             {"method": "m", "stage_ids": [5]},
-            {"method": "m", "timeout_s": 0},
-            {"method": "m", "timeout_s": float("nan")},
+            {"method": "m", "timeout": 0},
+            {"method": "m", "timeout": float("nan")},
             {"method": "m", "args": [object()]},
             {"method": "m", "args": [1 << 70]},
             {"method": "m", "args": ["\ud800"]},
@@ -179,7 +179,7 @@ async def test_what_cannot_be_asked_is_refused_before_anything_is_sent() -> None
         for fields in refused:
             with pytest.raises(InvalidRequestError):
                 await omni.collective(**fields)
-        asking = [asyncio.create_task(omni.list_loras(timeout_s=5.0)) for _ in range(32)]
+        asking = [asyncio.create_task(omni.list_loras(timeout=5.0)) for _ in range(32)]
         await until(lambda: len(silent.of(wire.Control)) == 32)
         with pytest.raises(OverloadedError, match="32 collective calls are open"):
             await omni.list_loras()
@@ -190,12 +190,12 @@ async def test_what_cannot_be_asked_is_refused_before_anything_is_sent() -> None
 
 async def test_a_stage_that_is_not_there_is_named_and_the_others_answer(caplog: pytest.LogCaptureFixture) -> None:
     async with scene_of("0/0", "1/0") as scene:
-        results = await scene.omni.collective("is_sleeping", stage_ids=[99, 1], timeout_s=LONG_S)
+        results = await scene.omni.collective("is_sleeping", stage_ids=[99, 1], timeout=LONG_S)
         assert places(results, ok=True) == ["1/0"]
         warning = "collective.unknown_stage method='is_sleeping': the pipeline has no stage 99; it has 0, 1"
         assert [each.getMessage() for each in caplog.records if "99" in each.getMessage()] == [warning]
         with pytest.raises(InvalidRequestError, match="the pipeline has no stage 99, 98; it has 0, 1"):
-            await scene.omni.collective("is_sleeping", stage_ids=[99, 98, 99], timeout_s=LONG_S)
+            await scene.omni.collective("is_sleeping", stage_ids=[99, 98, 99], timeout=LONG_S)
 
 
 async def test_a_call_without_a_timeout_waits_for_all_and_ends_with_its_caller() -> None:
@@ -204,25 +204,25 @@ async def test_a_call_without_a_timeout_waits_for_all_and_ends_with_its_caller()
     """
     silent = FakeReplica()
     async with running_hub(silent) as omni:
-        asking = [asyncio.create_task(omni.list_loras(timeout_s=None)) for _ in range(32)]
+        asking = [asyncio.create_task(omni.list_loras(timeout=None)) for _ in range(32)]
         await until(lambda: len(silent.of(wire.Control)) == 32, LONG_S)
         for task in asking:
             task.cancel()
         await asyncio.gather(*asking, return_exceptions=True)
-        again = asyncio.create_task(omni.list_loras(timeout_s=None))
+        again = asyncio.create_task(omni.list_loras(timeout=None))
         await until(lambda: len(silent.of(wire.Control)) == 33, LONG_S)
         assert not again.done()
         silent.kill()
         assert [result.error.partition(":")[0] for result in await again] == ["ReplicaLostError"]
     async with scene_of("0/0") as scene:
-        assert places(await scene.omni.is_sleeping(timeout_s=None), ok=True) == ["0/0"]
+        assert places(await scene.omni.is_sleeping(timeout=None), ok=True) == ["0/0"]
 
 
 async def test_a_hub_that_stops_answers_everybody_who_waits() -> None:
     """The call that is open, and the one that the orchestrator had not come to; after that none is taken."""
     silent = FakeReplica()
     async with running_hub(silent) as omni:
-        asking = asyncio.create_task(omni.list_loras(timeout_s=LONG_S))
+        asking = asyncio.create_task(omni.list_loras(timeout=LONG_S))
         await until(lambda: bool(silent.of(wire.Control)))
         await omni.close()
         (result,) = await asyncio.wait_for(asking, 5.0)
@@ -234,10 +234,10 @@ async def test_a_hub_that_stops_answers_everybody_who_waits() -> None:
 async def test_an_orchestrator_that_dies_wakes_everybody_who_waits() -> None:
     silent = FakeReplica()
     async with running_hub(silent) as omni:
-        asking = asyncio.create_task(omni.list_loras(timeout_s=LONG_S))
+        asking = asyncio.create_task(omni.list_loras(timeout=LONG_S))
         await until(lambda: bool(silent.of(wire.Control)))
         omni._tasks[0].cancel()
-        unseen = asyncio.create_task(omni.list_loras(timeout_s=LONG_S))
+        unseen = asyncio.create_task(omni.list_loras(timeout=LONG_S))
         (result,) = await asyncio.wait_for(asking, 5.0)
         assert not result.ok
         with pytest.raises(RequestError):
@@ -253,7 +253,7 @@ async def test_replicas_that_sleep_finish_what_runs_take_nothing_new_and_wake_up
         omni = scene.omni
         running = asyncio.create_task(said(omni, "word " * 8))
         await until(lambda: sum(replica.server.queue_length for replica in scene.replicas.values()) == 1)
-        results = await omni.sleep(1, timeout_s=LONG_S)
+        results = await omni.sleep(1, timeout=LONG_S)
         assert places(results, ok=True) == ["0/0", "0/1"]
         assert await asyncio.wait_for(running, 5.0) == "word " * 8
         assert [result.result for result in await omni.is_sleeping()] == [True, True]
@@ -274,7 +274,7 @@ async def test_sleep_that_cannot_come_in_time_leaves_the_replica_awake() -> None
         running = asyncio.create_task(said(scene.omni, "word " * 8))
         replica = scene.replicas["0/0"]
         await until(lambda: replica.server.queue_length == 1)
-        (result,) = await scene.omni.sleep(timeout_s=0.3)
+        (result,) = await scene.omni.sleep(timeout=0.3)
         assert result.error.startswith("DeadlineExceededError")
         assert await asyncio.to_thread(eventually, lambda: replica.server.life_state.value == "ready")
         assert await running == "word " * 8
@@ -350,7 +350,7 @@ def has_result(hub: Any) -> bool:
 async def test_a_replica_that_registers_under_a_new_epoch_still_answers_what_it_was_asked() -> None:
     replica = FakeReplica()
     async with running_hub(replica) as omni:
-        asking = asyncio.create_task(omni.list_loras(timeout_s=LONG_S))
+        asking = asyncio.create_task(omni.list_loras(timeout=LONG_S))
         await until(lambda: bool(replica.of(wire.Control)))
         (control,) = replica.of(wire.Control)
         replica.info = replace(replica.info, epoch=replica.info.epoch + 1000)

@@ -214,7 +214,7 @@ async def test_a_hostile_replica_harms_only_the_requests_that_it_was_given(
                     break
                 hostile.talk()
                 if count % 50 == 0:
-                    calls.append(asyncio.create_task(omni.list_loras(timeout_s=0.1)))
+                    calls.append(asyncio.create_task(omni.list_loras(timeout=0.1)))
                 if count % 10 == 0:
                     # So few at a time that the hub has no reason to refuse any.
                     await gate.acquire()
@@ -238,7 +238,9 @@ async def test_a_hostile_replica_harms_only_the_requests_that_it_was_given(
             assert not omni._inner_ids
             assert omni._orchestrator is not None
             assert not omni._orchestrator.request_states
-    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR] == []
+    errors = [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR]
+    # It may go twice with the same request, which then looks like one that ends replicas.
+    assert [error for error in errors if not error.startswith("request.poisonous ")] == []
     assert resident_bytes() - before < 300 << 20
 
 

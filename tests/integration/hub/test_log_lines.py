@@ -92,6 +92,7 @@ def test_a_stage_that_is_lost_and_comes_back_is_a_line_each(hub: Hub) -> None:
 def test_a_headless_stage_says_in_json_when_it_can_serve_and_each_line_is_an_object(hub: Hub, folder: Path) -> None:
     """1. it joins the hub's etcd, at the level debug; each line of supervisor and replica is one JSON object
     2. once it can serve, a line has its replicas; a registered replica's lines have its name and the process's id
+    3. the hub, which was ready before, says that one more can serve
     """
     flags = ("--headless", "--stage-id", "0", "--etcd-endpoints", hub.endpoint, "--namespace", hub.namespace)
     logs = ("--log-format", "json", "--log-level", "debug")
@@ -118,6 +119,8 @@ def test_a_headless_stage_says_in_json_when_it_can_serve_and_each_line_is_an_obj
         assert (up["stage"], up["pid"]) == (0, registered["fields"]["pid"])
         assert up["pid"] != ready["pid"]
         assert {each["level"] for each in objects()} >= {"info"}
+        joined = re.compile(rf" hub\.joined replicas=\S*\b{registered['replica']}\b\S*: \d can serve now")
+        wait_for("the hub's line", lambda: joined.search(hub.text))
     finally:
         assert stage.stop() == []
     assert {each["event"] for each in objects()} >= {"supervisor.draining", "replica.stopped", "supervisor.ended"}

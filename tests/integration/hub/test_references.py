@@ -73,6 +73,7 @@ async def test_another_address_is_the_replicas_failure_and_another_replica_does_
         assert all("source_host" not in ref.metadata for ref in submit.payloads)
 
 
+@pytest.mark.attack("A19")
 async def test_without_another_replica_the_request_fails_and_says_why() -> None:
     forging, second = registered(FakeReplica(done_with("169.254.169.254"))), FakeReplica(accept_only, stage_id=1)
     async with running_hub(forging, second, deploy=PAIR) as omni:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import platform
@@ -16,6 +17,9 @@ import pytest
 
 from omni_discovery.clients import OmniCoordClientForHub
 from omni_discovery.commands.history_log import history_file, read_log
+from omni_discovery.etcd.store import EtcdKV
+from omni_discovery.records.keys import replica_key
+from omni_discovery.records.schema import ReplicaRecord, ReplicaStatus, encode_record
 from omni_discovery.stories import read_waits
 from omni_discovery.view.hub_reports import SeenTrouble, read_reports
 from tests.support.hub import Hub
@@ -119,6 +123,43 @@ def test_failures_an_ejection_a_stopped_replica_and_a_drain_are_seen_from_outsid
     assert drained["end"] == "drained by an operator"
     assert [life["end"] for life in lives if life.get("hub_id") == hub_id] == [""]
     assert {each.registry for each in read_log(history_file(tmp_path / "omni", "test"))} == {drained["registry"]}
+
+
+def test_a_loss_is_told_as_far_as_it_is_known_and_a_cordon_with_the_way_back(hub: Hub, tmp_path: Path) -> None:
+    """1. the record of a replica that nobody could reach vanishes: whether it was stopped is not known, and said so
+    2. both replicas are cordoned: doctor names the command that lets one take work again; 3. it does
+    """
+
+    async def register_and_vanish() -> None:
+        kv = EtcdKV(hub.endpoint)
+        try:
+            record = ReplicaRecord(
+                stage_id=0,
+                replica_id=9,
+                input_addr="tcp://127.0.0.1:1",
+                output_addr="tcp://127.0.0.1:2",
+                status=ReplicaStatus.UP,
+            )
+            grant = await kv.grant(60.0)
+            await kv.put(replica_key("test", 0, 9), encode_record(record), grant.lease_id)
+            await asyncio.sleep(1.0)
+            await kv.revoke(grant.lease_id)
+        finally:
+            await kv.close()
+
+    asyncio.run(register_and_vanish())
+    with OmniCoordClientForHub(hub.endpoint, namespace="test") as client:
+        client.wait_synced(30.0)
+        (lost,) = wait_for("the loss", lambda: seen(client, "lost"))
+    assert "it had no session here: whether it was stopped is not known" in lost.trouble.reason
+    assert [run(tmp_path, "cordon", name)[0] for name in ("0/0", "0/1")] == [0, 0]
+    _, text = run(tmp_path, "doctor", "--json")
+    findings = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+    (stage,) = [each for each in findings if each["topic"] == "stage"]
+    assert stage["advice"] == "let it take work again: omni cordon 0/0 --undo; or start another replica"
+    assert any("0/9 was lost at" in each["text"] and "is not known" in each["text"] for each in findings)
+    assert run(tmp_path, "cordon", "0/0", "--undo")[0] == 0
+    assert not any(text.startswith("stage:") for text in problems(tmp_path))
 
 
 def test_a_supervisor_that_waits_for_a_pipeline_is_seen(tmp_path: Path, endpoint: str) -> None:

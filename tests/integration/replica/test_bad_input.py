@@ -112,7 +112,7 @@ def test_a_model_that_is_cut_short_ends_its_supervisor_and_nobody_else(deploy: A
     assert "Traceback" not in log
     assert "replica.misconfigured stage=0 reason=stage 0: " in log
     last = log.strip().splitlines()[-1]
-    assert "supervisor.gave_up stage=0 code=2: its configuration is wrong: stage 0: " in last
+    assert "supervisor.gave_up stage=0 replicas=0/0 code=2: its configuration is wrong: stage 0: " in last
     assert "model.safetensors is cut short" in last
     asked = ["history", "0/0", "--json", "--etcd-endpoints", deployment.endpoint, "--namespace", deployment.namespace]
     told = subprocess.run([*OMNI, *asked], capture_output=True, text=True, timeout=60, check=True).stdout

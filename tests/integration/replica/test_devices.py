@@ -62,13 +62,31 @@ def test_a_device_of_the_document_is_the_first_replica_s_and_the_next_replica_ge
         assert shown(deployed, 2) == {"cuda:6": "6", "cuda:7": "7"}
 
 
-def test_a_dry_run_tells_what_is_inherited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(VARIABLE, "4,5")
-    stage = "{stage_id: 0, engine: torch, final_output: text, runtime: {num_replicas: 2}, engine_args: {target: %s}}"
-    file = tmp_path / "one.yaml"
-    file.write_text(f"stages: [{stage % 'tests.support.environment_callables:variable'}]")
-    words = [sys.executable, "-m", "omni_discovery", "serve", "--dry-run", "--port", "0", "--deploy-config", str(file)]
-    ended = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
+@pytest.mark.parametrize(
+    ("shown_here", "first", "second"),
+    [("4,5", "inherited: 4", "inherited: 5"), ("4,5,6,7", "inherited: 4,5", "inherited: 6,7")],
+)
+def test_a_dry_run_tells_what_is_inherited(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shown_here: str, first: str, second: str
+) -> None:
+    monkeypatch.setenv(VARIABLE, shown_here)
+    ended = dry_run(tmp_path, replicas=2)
     assert ended.returncode == 0, ended.stderr
-    assert "  0      1  inherited  input, output, MASTER_PORT" in ended.stdout.splitlines()
-    assert "CUDA_VISIBLE_DEVICES='4,5' shows what its replicas use: one gets 4, one gets 5" in ended.stderr
+    lines = [" ".join(line.split()) for line in ended.stdout.splitlines()]
+    assert f"0 0 {first} input, output, MASTER_PORT" in lines
+    assert f"0 1 {second} input, output, MASTER_PORT" in lines
+    assert f"CUDA_VISIBLE_DEVICES='{shown_here}' shows what its replicas use: one gets 4" in ended.stderr
+
+
+def test_a_dry_run_where_no_device_is_shown_says_that(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, "")
+    lines = [" ".join(line.split()) for line in dry_run(tmp_path, replicas=1).stdout.splitlines()]
+    assert "0 0 CPU, none is shown here input, output, MASTER_PORT" in lines
+
+
+def dry_run(folder: Path, replicas: int) -> subprocess.CompletedProcess[str]:
+    stage = "{stage_id: 0, engine: torch, final_output: text, runtime: {num_replicas: %d}, engine_args: {target: %s}}"
+    file = folder / "one.yaml"
+    file.write_text(f"stages: [{stage % (replicas, 'tests.support.environment_callables:variable')}]")
+    words = [sys.executable, "-m", "omni_discovery", "serve", "--dry-run", "--port", "0", "--deploy-config", str(file)]
+    return subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)

@@ -139,7 +139,7 @@ def test_an_allowed_target_serves(
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", f"{module}:{Path.cwd()}")
     monkeypatch.setenv("OMNI_ALLOW", "target=trust_models")
-    with Deployment(endpoint, namespace, echo_stages({}), tmp_path) as deployment:
+    with Deployment(endpoint, namespace, echo_stages({}), tmp_path, flags=()) as deployment:
         put(document({"engine": "torch", "engine_args": {"target": "trust_models:shout"}}))
         deployment.start()
         assert deployment.wait_up()
@@ -162,7 +162,7 @@ def test_a_rewritten_document_runs_nothing_when_a_replica_starts_again(
     """
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     marker = tmp_path / "marker"
-    with Deployment(endpoint, namespace, echo_stages({}), tmp_path) as deployment:
+    with Deployment(endpoint, namespace, echo_stages({}), tmp_path, flags=()) as deployment:
         supervisor = deployment.start(0, 2)
         first, second = deployment.wait_up(count=2)
         put(runs_command(marker))

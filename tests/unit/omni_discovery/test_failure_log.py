@@ -56,6 +56,12 @@ def test_a_failure_is_one_line_with_all_that_leads_to_its_cause() -> None:
     assert bench.log.write_due() is None
 
 
+def test_a_client_with_a_key_is_named_by_the_keys_name() -> None:
+    event, fields, _ = parse_message(*replace(FAILURE, label="mine", key="alice").message())
+    assert (event, fields["x_request_id"], fields["key"], fields["stage"]) == ("request.failed", "mine", "alice", "0")
+    assert " key=" not in line_of(FAILURE)
+
+
 def test_what_is_not_known_is_a_dash_and_a_companion_names_its_parent() -> None:
     line = line_of(Failure("r1~7%cfg%1", "", "", None, "StageUnavailableError", "", parent="r1~7"))
     assert line == (

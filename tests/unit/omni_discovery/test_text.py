@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from omni_discovery.text import one_line
+import json
+
+import pytest
+
+from omni_discovery.text import harmless, harmless_json, one_line
 
 
 def test_a_text_of_several_lines_is_one_and_holds_nothing_that_a_terminal_obeys() -> None:
@@ -11,3 +15,22 @@ def test_a_text_of_several_lines_is_one_and_holds_nothing_that_a_terminal_obeys(
     assert shown == "a_]0;title_b_2Jc_d"
     assert shown.isprintable()
     assert one_line("Größe 数量") == "Größe 数量"
+
+
+#: C0, DEL, C1, what turns the direction of writing, and what has no width.
+OBEYED = [chr(code) for code in (*range(9), *range(11, 32), *range(127, 160), *range(0x202A, 0x202F))]
+OBEYED += [chr(code) for code in (*range(0x2066, 0x206A), 0x200B, 0x200D, 0x2028, 0x2029, 0xFEFF, 0xE0001, 0xD800)]
+
+
+@pytest.mark.parametrize("char", OBEYED, ids=lambda char: f"U+{ord(char):04X}")
+def test_what_a_terminal_might_obey_is_an_underscore_in_text_and_escaped_in_json(char: str) -> None:
+    assert harmless(f"a{char}b\n\tc") == "a_b\n\tc"
+    assert char not in one_line(f"a{char}b")
+    escaped = harmless_json(f'"a{char}b"')
+    assert escaped.isprintable()
+    assert json.loads(escaped, strict=False) == f"a{char}b"
+
+
+def test_other_text_stays_as_it_is() -> None:
+    text = "ä 漢字 😀 é"
+    assert harmless(text) == harmless_json(text) == one_line(text) == text

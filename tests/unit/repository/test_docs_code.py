@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.support.binaries import require_promtool
 from tests.support.reference import commands
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -69,6 +70,14 @@ def test_python_can_be_read_and_imports_what_there_is(text: str) -> None:
 @pytest.mark.parametrize("text", blocks("yaml"))
 def test_yaml_can_be_read(text: str) -> None:
     assert isinstance(yaml.safe_load(text), dict)
+
+
+@pytest.mark.parametrize("text", [block for block in blocks("yaml") if "scrape_configs:" in str(block.values[0])])
+def test_prometheus_takes_its_configuration(text: str, tmp_path: Path) -> None:
+    (tmp_path / "prometheus.yaml").write_text(text)
+    command = [require_promtool(), "check", "config", "--syntax-only", "prometheus.yaml"]
+    told = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert told.returncode == 0, told.stdout + told.stderr
 
 
 @pytest.mark.parametrize("text", blocks("toml"))

@@ -43,7 +43,7 @@ def test_every_kind_of_key_is_described() -> None:
 
 def test_the_template_of_each_key_is_one_that_the_registry_reads() -> None:
     """With numbers and names in its places, a template is read as the kind that it stands for."""
-    places = {"<namespace>": "ns", "<stage_id>": "1", "<replica_id>": "2", "<hub_id>": "front"}
+    places = {"<namespace>": "ns", "<stage_id>": "1", "<replica_id>": "2", "<hub_id>": "front", "<name>": "a1"}
     for kind, row in reference.key_rows().items():
         key = row.path
         for place, value in places.items():

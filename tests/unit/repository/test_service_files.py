@@ -11,6 +11,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import certifi
 import kubernetes_validate
 import pytest
 import yaml
@@ -171,15 +172,32 @@ def test_kustomize_makes_of_them_what_was_checked(folder: str) -> None:
         assert built[name] == expected
 
 
-def test_there_is_a_deployment_for_the_hub_and_for_each_stage_and_it_runs_what_omni_understands() -> None:
+#: Where pods have the files of Secrets.
+MOUNTED = "/etc/omni/etcd"
+
+
+@pytest.fixture
+def mounted(tmp_path: Path) -> Path:
+    """A folder with such files, as far as the flags look at them."""
+    shutil.copy(certifi.where(), tmp_path / "ca.crt")
+    (tmp_path / "password").write_text("secret", encoding="utf-8")
+    return tmp_path
+
+
+def understood(spec: dict[str, Any], mounted: Path) -> Any:
+    """What omni makes of a container's arguments."""
+    return parsed([word.replace(MOUNTED, str(mounted)) for word in container(spec)["args"]], *ETCD)
+
+
+def test_there_is_a_deployment_for_the_hub_and_for_each_stage_and_it_runs_what_omni_understands(mounted: Path) -> None:
     for documents, file in ((manifests(), "pair"), (with_gpus(), "pair-gpu")):
         stages = load_deploy(ROOT / "compose" / f"{file}.yaml").stages
         found = deployments(documents)
         assert set(found) == {"hub", *(f"stage-{stage.stage_id}" for stage in stages)}
-        hub = parsed(container(found["hub"])["args"], *ETCD)
+        hub = understood(found["hub"], mounted)
         assert (hub.hub_only, hub.deploy_config) == (True, Path(f"compose/{file}.yaml"))
         for stage in stages:
-            arguments = parsed(container(found[f"stage-{stage.stage_id}"])["args"], *ETCD)
+            arguments = understood(found[f"stage-{stage.stage_id}"], mounted)
             assert (arguments.headless, arguments.stage_id) == (True, stage.stage_id)
             grace_s = found[f"stage-{stage.stage_id}"]["template"]["spec"]["terminationGracePeriodSeconds"]
             assert grace_s > drain_s(arguments.drain_timeout) + 10
@@ -206,7 +224,133 @@ def selectors_of(document: dict[str, Any]) -> list[dict[str, str]]:
         case "Deployment" | "PodDisruptionBudget":
             return [spec["selector"]["matchLabels"]]
         case "NetworkPolicy":
-            peers = [peer for rule in spec["ingress"] for peer in rule.get("from", ())]
-            return [each["podSelector"]["matchLabels"] for each in (spec, *peers)]
+            peers = [peer for rule in rules_of(spec) for peer in rule["peers"]]
+            chosen = [each["podSelector"] for each in (spec, *peers) if "podSelector" in each]
+            return [each["matchLabels"] for each in chosen if each]
         case _:
             return []
+
+
+def rules_of(spec: dict[str, Any]) -> list[dict[str, Any]]:
+    """The rules of a policy, with the direction of each, its peers and its ports. None is without peers or ports."""
+    return [
+        {"direction": direction, "peers": rule[key], "ports": rule["ports"]}
+        for direction, key in (("ingress", "from"), ("egress", "to"))
+        for rule in spec.get(direction, ())
+    ]
+
+
+#: Ends of connections: their namespaces' labels, and their pods'.
+HUB = ({"kubernetes.io/metadata.name": "omni"}, {"app.kubernetes.io/name": "hub"})
+STAGE = (HUB[0], {"app.kubernetes.io/name": "stage-0", "app.kubernetes.io/component": "stage"})
+OTHER_STAGE = (HUB[0], {"app.kubernetes.io/name": "stage-1", "app.kubernetes.io/component": "stage"})
+PROMETHEUS = ({"kubernetes.io/metadata.name": "monitoring"}, {"app": "prometheus"})
+CLIENT = ({"kubernetes.io/metadata.name": "web", "omni-client": "true"}, {"app": "web"})
+STRANGER = ({"kubernetes.io/metadata.name": "default"}, {"app.kubernetes.io/name": "hub"})
+REGISTRY = ({"kubernetes.io/metadata.name": "etcd"}, {"app": "etcd"})
+DNS = ({"kubernetes.io/metadata.name": "kube-system"}, {"k8s-app": "kube-dns"})
+#: The names of ports are those of the containers.
+PORTS = {"http": 8000, "metrics": 9100}
+
+
+def is_let_through(source: Any, target: Any, port: int) -> bool:
+    """Whether the policies of both ends allow a connection, as Kubernetes reads them."""
+    return all(
+        _allows(own, other, direction, port)
+        for own, other, direction in ((source, target, "egress"), (target, source, "ingress"))
+        # Only the pods of our namespace have policies of ours.
+        if own[0] == HUB[0]
+    )
+
+
+def _allows(own: Any, other: Any, direction: str, port: int) -> bool:
+    policies = [each["spec"] for each in manifests() if each["kind"] == "NetworkPolicy"]
+    mine = [spec for spec in policies if _matches(spec["podSelector"], own[1])]
+    rules = [rule for spec in mine for rule in rules_of(spec) if rule["direction"] == direction]
+    assert any(direction.capitalize() in spec["policyTypes"] for spec in mine), "without a policy all is open"
+    return any(
+        any(_is_peer(peer, other) for peer in rule["peers"]) and any(_is_port(each, port) for each in rule["ports"])
+        for rule in rules
+    )
+
+
+def _matches(selector: dict[str, Any], labels: dict[str, str]) -> bool:
+    assert set(selector) <= {"matchLabels"}
+    found: dict[str, str] = selector.get("matchLabels", {})
+    return found.items() <= labels.items()
+
+
+def _is_peer(peer: dict[str, Any], end: Any) -> bool:
+    assert set(peer) <= {"podSelector", "namespaceSelector"}
+    of_namespace = _matches(peer["namespaceSelector"], end[0]) if "namespaceSelector" in peer else end[0] == HUB[0]
+    return of_namespace and _matches(peer.get("podSelector", {}), end[1])
+
+
+def _is_port(rule: dict[str, Any], port: int) -> bool:
+    first = PORTS.get(rule["port"], rule["port"])
+    return bool(first <= port <= rule.get("endPort", first))
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "ports"),
+    [
+        (CLIENT, HUB, [8000]),
+        (PROMETHEUS, HUB, [8000]),
+        (PROMETHEUS, STAGE, [9100]),
+        (HUB, STAGE, [1024, 40_000, 65_535]),
+        (STAGE, OTHER_STAGE, [1024, 40_000, 65_535]),
+        (HUB, REGISTRY, [2379]),
+        (STAGE, REGISTRY, [2379]),
+        (HUB, DNS, [53]),
+        (STAGE, DNS, [53]),
+    ],
+)
+def test_the_network_lets_through_what_has_to_come_through(source: Any, target: Any, ports: list[int]) -> None:
+    assert all(is_let_through(source, target, port) for port in ports)
+
+
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [
+        *((STRANGER, end) for end in (HUB, STAGE)),
+        *((CLIENT, end) for end in (STAGE, OTHER_STAGE)),
+        *((STAGE, end) for end in (HUB, CLIENT, STRANGER, PROMETHEUS)),
+        *((HUB, end) for end in (CLIENT, STRANGER, PROMETHEUS)),
+    ],
+)
+def test_the_network_lets_nobody_else_through(source: Any, target: Any) -> None:
+    assert not any(is_let_through(source, target, port) for port in (53, 80, 443, 2379, 8000, 9100, 40_000))
+
+
+def test_nobody_reaches_more_than_the_port_that_is_for_him() -> None:
+    assert not is_let_through(CLIENT, HUB, 9100)
+    assert not any(is_let_through(PROMETHEUS, STAGE, port) for port in (8000, 40_000))
+    assert not any(is_let_through(source, REGISTRY, port) for source in (HUB, STAGE) for port in (2380, 22, 443))
+
+
+def test_every_pod_reaches_etcd_by_tls_with_a_login_of_its_kind(mounted: Path) -> None:
+    """Its flags name files that are mounted from Secrets, for its group alone, and its probe has the same flags."""
+    (settings,) = [each["data"] for each in manifests() if each["kind"] == "ConfigMap"]
+    assert settings["OMNI_ETCD_ENDPOINTS"].startswith("https://")
+    told = (BASE / "etcd.yaml").read_text(encoding="utf-8")
+    for name, spec in deployments(manifests()).items():
+        kind = name.partition("-")[0]
+        pod, only = spec["template"]["spec"], container(spec)
+        flags = understood(spec, mounted)
+        (mount,) = [each for each in only["volumeMounts"] if each["name"] == "etcd"]
+        (volume,) = [each["projected"] for each in pod["volumes"] if each["name"] == "etcd"]
+        assert (mount["mountPath"], mount["readOnly"]) == (MOUNTED, True)
+        assert volume["defaultMode"] == 0o440
+        files = {item["path"]: each["secret"]["name"] for each in volume["sources"] for item in each["secret"]["items"]}
+        assert files == {"ca.crt": "omni-etcd-ca", "password": f"omni-etcd-{kind}"}
+        assert (flags.etcd_ca, flags.etcd_password_file) == tuple(str(mounted / path) for path in files)
+        (user,) = only["env"]
+        assert flags.etcd_user == f"$({user['name']})"
+        assert user["valueFrom"]["secretKeyRef"] == {"name": f"omni-etcd-{kind}", "key": "username"}
+        assert all(f"create secret generic {secret} " in told for secret in files.values())
+        if kind == "stage":
+            asked = only["startupProbe"]["exec"]["command"][-1].partition("|")[0]
+            words = shlex.split(asked)
+            for flag in ("--etcd-ca", "--etcd-password-file"):
+                assert words[words.index(flag) + 1] == only["args"][only["args"].index(flag) + 1]
+            assert words[words.index("--etcd-user") + 1] == f"${user['name']}"

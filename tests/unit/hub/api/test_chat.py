@@ -77,7 +77,8 @@ def test_what_would_have_to_be_ignored_is_refused_by_its_name(name: str, value: 
         parse_chat(body(**{name: value}))
 
 
-POST = {"type": "http", "method": "POST", "path": "/v1/chat/completions", "headers": []}
+JSON = (b"content-type", b"application/json")
+POST = {"type": "http", "method": "POST", "path": "/v1/chat/completions", "headers": [JSON]}
 
 
 def pieces_of(content: bytes) -> Receive:
@@ -103,7 +104,7 @@ async def answer_to(pieces: list[bytes], **headers: str) -> tuple[int, dict[str,
         "type": "http",
         "method": "POST",
         "path": "/v1/chat/completions",
-        "headers": [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()],
+        "headers": [JSON, *((name.replace("_", "-").encode(), value.encode()) for name, value in headers.items())],
     }
     omni = AsyncOmni(DEPLOY, "hub-1", None)
     response = await ChatCompletions(omni, DEPLOY).respond(Request(scope, receive))

@@ -1,10 +1,46 @@
-"""The header that shows a client where its time went; a replica chooses the names in it."""
+"""What is kept of an answer, and the header that shows a client where its time went: a replica chooses its names."""
 
 from __future__ import annotations
 
+import base64
+import json
+
 import pytest
 
-from hub.api.chat_answer import server_timing, shown_timings
+from hub.api.chat_answer import Answer, server_timing, shown_timings
+from hub.api.exchange import Exchange
+from hub.request.outputs import OmniOutput
+from omni_discovery.errors import EngineFailedError
+
+
+def drawn(size_bytes: int) -> OmniOutput:
+    return OmniOutput("r", 1, "image", data=bytes(size_bytes), mime="image/png")
+
+
+@pytest.mark.attack("A22")
+def test_a_whole_answer_is_bounded_and_a_streamed_one_keeps_nothing() -> None:
+    whole, streamed = (Answer(Exchange(), "m", 0, is_streamed=each) for each in (False, True))
+    picture = drawn(30 << 20)
+    for _ in range(3):
+        whole.add(picture)
+    with pytest.raises(EngineFailedError, match="longer than 128 MiB"):
+        whole.add(picture)
+    for _ in range(50):
+        assert streamed.add(picture) == 0
+    assert streamed.completion()["choices"][0]["message"]["content"] == ""
+
+
+async def test_long_answers_read_as_short_ones_do() -> None:
+    """They are made in a thread."""
+    for size_bytes in (10, 2 << 20):
+        url = f"data:image/png;base64,{base64.b64encode(bytes(size_bytes)).decode()}"
+        answer, output = Answer(Exchange(), "m", 0), drawn(size_bytes)
+        assert answer.add(output) == 0
+        body = json.loads(await answer.body())
+        assert body["choices"][0]["message"]["content"] == [{"type": "image_url", "image_url": {"url": url}}]
+        event = (await answer.event(output, 0, first=True)).removeprefix(b"data: ")
+        assert event.endswith(b"\n\n")
+        assert json.loads(event)["choices"][0]["delta"]["content"][0]["image_url"]["url"] == url
 
 
 def test_timings_are_milliseconds_in_the_order_of_their_names() -> None:

@@ -39,7 +39,7 @@ def run_of(stage_id: int, *phases: Phase, attempt: int = -1, failure: RequestErr
 
 
 def active_of(*runs: StageRun, parent_id: str = "") -> Any:
-    request = SimpleNamespace(request_id="r~1", parent_id=parent_id, label="")
+    request = SimpleNamespace(request_id="r~1", parent_id=parent_id, label="", key="")
     return SimpleNamespace(request=request, machine=SimpleNamespace(runs={run.stage_id: run for run in runs}))
 
 

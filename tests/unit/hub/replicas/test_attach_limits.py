@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from hub.replicas.attach_limits import TURN_S, AttachLimits
+import pytest
+
+from hub.replicas.attach_limits import TURN_S, AttachLimits, most_unanswered
 
 
 class Scene:
@@ -71,3 +73,9 @@ def test_one_that_is_gone_waits_no_more() -> None:
     assert scene.limits.next_review_s is None
     scene.limits.gone("a")
     assert scene.attach("c", 0.0)
+
+
+@pytest.mark.attack("A24")
+def test_replicas_that_never_answer_get_a_quarter_of_the_descriptors_at_most() -> None:
+    """Six descriptors each: the rest is for those that answer, and for clients."""
+    assert [most_unanswered(limit) for limit in (10, 256, 1024, 20_000, 1 << 62)] == [1, 10, 42, 256, 256]

@@ -48,6 +48,7 @@ def flaws(info: ReplicaInfo, *payloads: wire.PayloadRef) -> set[str]:
     return {flaw_of_references(info, message) for message in messages(*payloads)}
 
 
+@pytest.mark.attack("A19")
 @pytest.mark.parametrize("registered", [TCP, ENGINE])
 def test_the_address_in_the_record_is_the_only_one(registered: dict[str, Any]) -> None:
     info = record(**{"0-1": registered})
@@ -71,14 +72,20 @@ def test_each_edge_has_an_address_of_its_own() -> None:
     assert flaws(info, ref(HERE, to_stage=2)) != {""}
 
 
+@pytest.mark.attack("A19")
 def test_a_hand_off_of_another_stage_is_none_of_its_own() -> None:
     assert flaws(record(), ref({}, from_stage=1)) == {"it named a hand-off of stage 1, which is not its own"}
 
 
+@pytest.mark.attack("A19")
 @pytest.mark.parametrize("connectors", [{}, {"0-1": "odd"}, {"0-1": {"connector": "Foreign"}}, {"0-2": TCP}])
-def test_where_the_record_has_no_address_none_is_compared(connectors: dict[str, Any]) -> None:
+def test_where_the_record_has_no_address_its_host_is_compared(connectors: dict[str, Any]) -> None:
     """Replicas of the release before registered none."""
-    assert flaws(record(**connectors), ref(HERE)) == {""}
+    assert flaws(record(**connectors), ref(HERE), ref({**HERE, "source_port": 1})) == {""}
+    elsewhere = ref({"source_host": "169.254.169.254", "source_port": 80})
+    assert flaws(record(**connectors), elsewhere) == {
+        "its hand-off names '169.254.169.254' port 80, its record '10.0.0.1'"
+    }
 
 
 def test_a_record_that_is_odd_lets_nothing_pass() -> None:

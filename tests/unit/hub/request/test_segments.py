@@ -271,3 +271,30 @@ def test_memory_stays_flat_over_many_segments() -> None:
         segments.ended(1)
     assert all(len(lane.waiting) + len(lane.segments) + len(lane.gathered) < 8 for lane in segments._lanes.values())
     assert segments._kept is None
+
+
+@pytest.mark.attack("A9")
+def test_only_the_client_is_waited_for_where_no_stage_has_anything_left_to_do() -> None:
+    """1. a segment is worked on by the first stage, then by the second: the client is not waited for
+    2. both have ended it; 3. the next one came; 4. both have ended that, and then the input has ended
+    """
+    segments = Segments(StageGraph(parse_deploy(PAIR, "test.yaml")).plan(), {"prompt": "s0"})
+    handed = [wire.PayloadRef(from_stage=0, to_stage=1, key="k", connector="c", size_bytes=1)]
+    seen = [segments.waits_for_client]
+
+    def look() -> None:
+        segments.steps()
+        seen.append(segments.waits_for_client)
+
+    for step in (
+        lambda: None,
+        lambda: segments.ended(0, handed),
+        lambda: segments.ended(1),
+        lambda: segments.add({"prompt": "s1"}),
+        lambda: segments.ended(0, handed),
+        lambda: segments.ended(1),
+        lambda: segments.add(None),
+    ):
+        step()
+        look()
+    assert seen == [False, False, False, True, False, False, True, False]

@@ -91,6 +91,7 @@ def test_a_hub_alone_may_take_the_document_in_force_from_an_etcd(parser: argpars
         (["m", "--omni-heartbeat-timeout", "-3", "--etcd-endpoints", "h:1"], "right would be from 1 to 3600"),
         (["m", "--port", "70000"], "take 0 to 65535"),
         (["m", "--namespace", "a/b"], "namespace"),
+        (["--api-key", "k", "m"], "nothing to serve: .*; what stands behind --api-key are keys: MODEL comes before it"),
         ([*HEADLESS, "--metrics-port", "70000"], "--metrics-port 70000 is none; take 0 to 65535"),
         ([*HEADLESS, "--metrics-host", "0.0.0.0"], "is where --metrics-port listens: give that too"),
         ([*HEADLESS, "--metrics-port", "0", "--metrics-host", "a:1"], "--metrics-host 'a:1' is no address"),

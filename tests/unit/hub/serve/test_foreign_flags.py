@@ -75,12 +75,12 @@ def test_a_model_alone_is_named_and_pools_and_is_overridden_as_its_flags_say(par
         (["--deploy-config", "d.yaml", "--served-model-name", "a"], "clients see is 'model' of the deploy document"),
         (["m", "--served-model-name", "a", "b"], "a pipeline has one name, and these are 2: a, b"),
         (
-            ["m", "--api-key", "k", "--enable-auto-tool-choice"],
-            "which --api vllm starts: --api vllm --api-args='--api-key k --enable-auto-tool-choice'",
+            ["m", "--chat-template", "t", "--enable-auto-tool-choice"],
+            "which --api vllm starts: --api vllm --api-args='--chat-template t --enable-auto-tool-choice'",
         ),
         (
-            ["m", "--ssl-keyfile", "f"],
-            "--ssl-keyfile f: has no effect on a hub, whose listener is its own: leave it out",
+            ["m", "--ssl-ciphers", "f"],
+            "--ssl-ciphers f: has no effect on a hub, whose listener is its own: leave it out",
         ),
         (["m", "--api_server_count", "2"], "start more hubs instead"),
         (["m", "--data-parallel-size", "2"], "leave it out and run 2 replicas"),

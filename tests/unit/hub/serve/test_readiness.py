@@ -19,12 +19,13 @@ class Omni:
 
     def __init__(self) -> None:
         self.stages = [StageStatus(0, 0, 0, "none is registered"), StageStatus(1, 2, 2)]
+        self.serving = ("0/3", "1/0", "1/1")
 
     def stage_status(self) -> tuple[StageStatus, ...]:
         return tuple(self.stages)
 
     def serving_replicas(self) -> tuple[str, ...]:
-        return ("0/3", "1/0", "1/1")
+        return self.serving
 
 
 def test_a_hub_says_what_it_waits_for_and_once_that_it_can_serve_and_that_it_can_not_any_more(
@@ -63,6 +64,41 @@ def test_a_hub_says_what_it_waits_for_and_once_that_it_can_serve_and_that_it_can
     assert [line for _, line in told()] == [
         "hub.not_ready url=http://h:1: no replica can take work of any stage: this hub is revoked"
     ]
+
+
+def test_replicas_that_join_a_hub_that_is_ready_are_told_together_and_once(caplog: pytest.LogCaptureFixture) -> None:
+    """1. the hub is ready with three; two more come within five seconds: one line names both
+    2. one goes and comes back: no news
+    3. the hub is not ready for a while: the line that it is again names all
+    """
+    caplog.set_level(logging.INFO)
+    now_s, omni = 100.0, Omni()
+    omni.stages[0] = StageStatus(0, 1, 1)
+    readiness = HubReadiness("http://h:1", lambda: now_s)
+
+    def told() -> list[str]:
+        readiness.check(cast("Any", omni), {0: 2, 1: 2})
+        found = caplog.messages.copy()
+        caplog.clear()
+        return found
+
+    assert [line.split()[0] for line in told()] == ["hub.ready"]
+    before = omni.serving
+    omni.serving = (*before, "0/1")
+    now_s = 103.0
+    assert told() == []
+    omni.serving = (*before, "0/1", "1/2")
+    now_s = 105.0
+    assert told() == ["hub.joined replicas=0/1,1/2: 5 can serve now"]
+    for omni.serving in (before, (*before, "0/1", "1/2")):
+        now_s += 60.0
+        assert told() == []
+    omni.serving, omni.stages[0] = (*before, "0/1", "0/9"), StageStatus(0, 1, 0, "1 registered: 1 draining")
+    now_s += 60.0
+    assert [line.split()[0] for line in told()] == ["hub.not_ready"]
+    omni.stages[0] = StageStatus(0, 1, 1)
+    (ready,) = told()
+    assert "replicas=0/3,1/0,1/1,0/1,0/9 " in ready
 
 
 def test_the_names_of_a_thousand_replicas_stay_one_short_line() -> None:

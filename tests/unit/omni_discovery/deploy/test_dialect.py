@@ -90,9 +90,31 @@ def test_a_connector_that_is_described_on_the_spot_gets_a_name() -> None:
     assert (deploy.connector_of(0, 1).name, deploy.connector_of(0, 1).extra) == ("TcpConnector", {"host": "h"})
 
 
-def test_two_ends_of_an_edge_that_name_different_connectors_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"stage 1\.input_connectors is not known: right would be .* at both ends"):
-        parse_deploy(FLAT.replace("from_stage_0: shared", "from_stage_0: other"), "f")
+@pytest.mark.parametrize(
+    ("other", "there", "here"),
+    [
+        ("other", "shared", "other"),
+        ("{name: TcpConnector}", "shared", "TcpConnector"),
+    ],
+)
+def test_two_ends_of_an_edge_that_name_different_connectors_are_refused_with_both(
+    other: str, there: str, here: str
+) -> None:
+    said = (
+        f"stage 1.input_connectors names connector '{here}' for the edge from 0 to 1, and stage 0.output_connectors"
+        f" names '{there}'; right would be the same at both ends"
+    )
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        parse_deploy(FLAT.replace("from_stage_0: shared", f"from_stage_0: {other}"), "f")
+
+
+def test_two_ends_that_describe_different_connectors_on_the_spot_are_refused_and_alike_ones_are_not() -> None:
+    """The description that comes last holds, as before."""
+    text = FLAT.replace("to_stage_1: shared", "to_stage_1: {name: TcpConnector}")
+    with pytest.raises(ConfigError, match=r"names connector 'SharedMemoryConnector' .* names 'TcpConnector'; right"):
+        parse_deploy(text.replace("from_stage_0: shared", "from_stage_0: {name: SharedMemoryConnector}"), "f")
+    alike = text.replace("from_stage_0: shared", "from_stage_0: {name: TcpConnector, extra: {host: h}}")
+    assert parse_deploy(alike, "f").connector_of(0, 1).extra == {"host": "h"}
 
 
 def test_all_that_has_no_meaning_here_is_told_at_once_with_its_place_and_what_to_do() -> None:

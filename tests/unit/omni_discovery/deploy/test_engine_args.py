@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from omni_discovery.deploy.document import StageConfig, decode_deploy, parse_deploy
-from omni_discovery.deploy.engine_args import bootstrap_port, engine_problems, group_size
+from omni_discovery.deploy.engine_args import EngineProblem, bootstrap_port, engine_problems, group_size
 from omni_discovery.errors import ConfigError
 
 
@@ -21,7 +21,7 @@ def side(stage_id: int, role: str, connector: str = "NixlConnector", tensor: int
     return stage(stage_id, pd=role, tensor_parallel_size=tensor, kv_transfer_config=more)
 
 
-def told(*stages: StageConfig) -> list[tuple[int, str, str]]:
+def told(*stages: StageConfig) -> list[EngineProblem]:
     """What is wrong with stages that each take input from the one before."""
     return list(engine_problems(stages, {each.stage_id: (each.stage_id - 1,) for each in stages}))
 
@@ -59,8 +59,8 @@ def test_a_pair_that_fits_is_accepted_whatever_only_one_of_them_says() -> None:
 def test_a_pair_that_does_not_fit_is_refused_with_both_values(
     prefill: dict[str, Any], decode: dict[str, Any], name: str, values: str
 ) -> None:
-    ((stage_id, place, text),) = told(side(0, "prefill", **prefill), side(1, "decode", **decode))
-    assert (stage_id, place) == (1, name)
+    ((stage_id, place, text, other),) = told(side(0, "prefill", **prefill), side(1, "decode", **decode))
+    assert (stage_id, place, other) == (1, name, 0)
     assert re.search(f"stages 0 and 1 prefill and decode .*engine_args.{name} is .*{values}", text)
 
 
@@ -105,7 +105,12 @@ def test_a_file_of_vllm_omni_says_the_roles_in_its_own_way() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ("size: 1", "size: 2", "p:12: stages 0 and 1 prefill and decode together"),
+        ("size: 1", "size: 2", "is 1 in stage 0 and 2 in stage 1; right would be the same (stage 0: line 5)"),
+        (
+            "size: 1\n      kv_transfer_config: {kv_connector: Nixl",
+            "size: 1\n      kv_transfer_config: {kv_connector: Mooncake",
+            "in stage 0 and 'MooncakeConnector' in stage 1; right would be the same (stage 0: line 6)",
+        ),
         (
             "is_prefill_only: false",
             "is_prefill_only: true",

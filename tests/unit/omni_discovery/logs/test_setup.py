@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from omni_discovery.commands.flags import read_log_options
-from omni_discovery.logs.setup import JsonFormatter, LogOptions, set_up_logging
+from omni_discovery.logs.setup import JsonFormatter, LogOptions, TextFormatter, set_up_logging
 from stage_runtime.cli import build_parser
+from tests.support.terminal import HOSTILE, obeyed
 
 HEAD = """
 import logging, os, threading, warnings
@@ -152,3 +153,19 @@ def test_the_flags_are_read_by_supervisors_too(capsys: pytest.CaptureFixture[str
     with pytest.raises(SystemExit):
         parser.parse_args(["--stage-id", "0", "--log-level", "loud"])
     assert "invalid choice: 'loud'" in capsys.readouterr().err
+
+
+@pytest.mark.attack("A18")
+def test_a_value_of_a_line_and_the_text_of_an_error_are_text_and_pass_for_no_line_of_their_own() -> None:
+    try:
+        raise RuntimeError(HOSTILE)
+    except RuntimeError:
+        error = sys.exc_info()
+    record = logging.LogRecord("hub", logging.ERROR, "f.py", 1, "a.b reason=%s", (HOSTILE,), error)
+    text = TextFormatter("%(levelname)s %(message)s").format(record)
+    assert obeyed(text) == []
+    first, second, *trace = text.splitlines()
+    assert first.startswith("ERROR a.b reason=\\x1b]0;owned\\x07")
+    assert second.startswith("    2026-01-01 00:00:00 ERROR   forged.line")
+    assert trace[0] == "    Traceback (most recent call last):"
+    assert obeyed(JsonFormatter().format(record)) == []

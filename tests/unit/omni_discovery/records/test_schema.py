@@ -24,6 +24,9 @@ from omni_discovery.records.schema import (
     encode_record,
 )
 
+#: Sets a title, clears the screen as C0 and as C1, turns the direction of writing, has no width.
+OBEYED = "\x1b]0;x\x07\x1b[2J\x9b2J\u202ex\u2066\u200b\x7f"
+
 SEVEN: dict[str, Any] = {
     "input_addr": "tcp://h:1",
     "output_addr": "tcp://h:2",
@@ -143,3 +146,22 @@ def test_a_hub_under_another_hubs_key_is_refused() -> None:
     assert decode_hub("key", "h1", value).curve_public_key == "k"
     with pytest.raises(RecordError, match="h1"):
         decode_hub("key", "h2", value)
+
+
+@pytest.mark.attack("A18")
+@pytest.mark.parametrize("ascii_only", [True, False])
+@pytest.mark.parametrize("text", [OBEYED, "a\x7fb", "two\nlines", "\u202e"])
+def test_texts_of_records_are_printable_whatever_was_written(text: str, ascii_only: bool) -> None:
+    texts = ("reason", "phase", "host", "model", "device", "version", "control_error", "input_addr")
+    value = json.dumps(WRITTEN | dict.fromkeys(texts, text), ensure_ascii=ascii_only).encode()
+    record = decode_replica("k", 1, 2, value)
+    assert [name for name in texts if not getattr(record, name).isprintable()] == []
+    assert record.status is ReplicaStatus.UP
+    hub = json.dumps({"hub_id": "h", "host": text, "address": text}, ensure_ascii=ascii_only).encode()
+    assert decode_hub("k", "h", hub).host.isprintable()
+    assert str(RecordError(text, text)).isprintable()
+
+
+def test_a_printable_text_of_any_language_is_kept() -> None:
+    value = json.dumps(WRITTEN | {"reason": "kein Platz für 漢字"}, ensure_ascii=False).encode()
+    assert decode_replica("k", 1, 2, value).reason == "kein Platz für 漢字"

@@ -209,6 +209,17 @@ def test_no_tensor_is_decoded_twice(code: int) -> None:
         deserialize(named(2))
 
 
+@pytest.mark.attack("A31")
+@pytest.mark.parametrize("size", [(0, 15_000), (2**31 - 1, 0)])
+def test_a_picture_without_pixels_takes_no_more_memory_than_it_has_bytes(size: tuple[int, int]) -> None:
+    """A hand-off of 8 MB holds a hundred thousand of them: 120 kB of rows each were 12 GB."""
+    for mode in ("L", "P/RGB"):
+        head = msgspec.msgpack.encode([[0], msgspec.msgpack.Ext(3, msgspec.msgpack.encode([mode, size, 0]))])
+        with pytest.raises(SerializationError, match="no image of"):
+            deserialize(b"OMNIPAY1" + len(head).to_bytes(8, "little") + head + bytes(64))
+    assert there_and_back(Image.new("L", (0, 5))).size == (0, 5)
+
+
 def test_one_object_in_two_places_is_written_twice_and_comes_back() -> None:
     tensor = torch.arange(4)
     got = there_and_back([tensor, {"again": tensor}])

@@ -177,7 +177,7 @@ def test_an_engine_that_raises_takes_all_requests_with_it_but_says_so(
     bench.outcomes.clear()
     with pytest.raises(EngineDeadError, match=type(error).__name__):
         bench.loop.turn()
-    assert caplog.messages == ["engine.died requests=hub/a/0,hub/b/0"]
+    assert caplog.messages == ["engine.died requests=a,b"]
     bench.submit("c")
     bench.loop.fail_all(FailureKind.ENGINE, "dead")
     broken = [outcome for outcome in bench.outcomes if isinstance(outcome, RequestFailed)]

@@ -57,12 +57,14 @@ def fetch(metadata: dict[str, Any], size_bytes: int = 1000, *, holds: Any = None
     return asked
 
 
+@pytest.mark.attack("A19")
 def test_a_hand_off_may_not_be_larger_than_its_reference_says() -> None:
     assert fetch({"data_size": 1000})["data_size"] == 1000
     with pytest.raises(PayloadError, match="1001 bytes was announced as one of 1000"):
         fetch({"data_size": 1001})
 
 
+@pytest.mark.attack("A19")
 def test_metadata_hide_no_others_under_the_key() -> None:
     """A connector would take those below the key in place of those that were checked."""
     hidden = {"source_host": "169.254.169.254", "source_port": 80, "data_size": 1 << 40}

@@ -68,6 +68,14 @@ def test_a_file_that_is_cut_short_is_a_broken_model() -> None:
     assert not is_known(RuntimeError())
 
 
+def test_a_model_without_safetensors_is_told_with_the_flag_for_others() -> None:
+    stage = StageConfig(stage_id=3, engine="vllm", model="/models/m")
+    made = not_loaded(stage, RuntimeError("Cannot find any model weights with `/models/m`"))
+    assert isinstance(made, ConfigError)
+    assert "stage 3: engine_args.load_format" in str(made)
+    assert "--allow pickled-weights" in str(made)
+
+
 def test_the_supervisor_reads_what_it_is_told_among_what_is_printed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also behind a line that somebody left unfinished; long ones are cut, not torn."""
     reading, writing = os.pipe()

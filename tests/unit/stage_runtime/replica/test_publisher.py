@@ -13,7 +13,7 @@ from omni_discovery.records.schema import ReplicaStatus
 from stage_runtime.lifecycle import LifeState
 from stage_runtime.replica.publisher import ReplicaSnapshot, StatusPublisher
 from stage_runtime.status_pipe import Exiting, StatusMessage
-from stage_runtime.supervisor.restarts import EXIT_FAILED
+from stage_runtime.supervisor.restarts import EXIT_DRAINED, EXIT_FAILED
 
 
 class Client:
@@ -111,3 +111,25 @@ def test_a_stall_is_told_with_its_reason_taken_back_and_ended_when_there_is_no_h
     until(lambda: EXIT_FAILED in scene.ended_with)
     assert scene.told[0] == Exiting("it stands")
     scene.publisher.stop()
+
+
+@pytest.mark.parametrize(
+    ("state", "is_drained", "told", "code"),
+    [
+        (LifeState.READY, False, "to be started anew", EXIT_FAILED),
+        (LifeState.DRAINING, False, "it was draining", EXIT_FAILED),
+        (LifeState.DRAINING, True, "it was draining", EXIT_DRAINED),
+    ],
+)
+def test_one_that_hangs_while_it_drains_does_not_say_that_it_comes_back(
+    caplog: pytest.LogCaptureFixture, state: LifeState, is_drained: bool, told: str, code: int
+) -> None:
+    """One that an operator has drained stays down, as if it had come to its end."""
+    scene = Scene()
+    scene.look = ReplicaSnapshot(state, 1, is_stalled=True, is_hopeless=True, requests="r1", is_drained=is_drained)
+    scene.publisher.start()
+    until(lambda: scene.ended_with != [])
+    scene.publisher.stop()
+    assert scene.ended_with[0] == code
+    lines = [line for line in caplog.messages if line.startswith("replica.hopeless")]
+    assert lines[0] == f"replica.hopeless stage=0 requests=r1: it stands; ending, {told}"

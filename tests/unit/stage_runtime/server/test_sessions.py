@@ -82,10 +82,12 @@ class Replica:
         self.sessions.flush_messages(now_s)
         return [said[2] for said in self.said[before:]]
 
-    def delivers(self, *outcomes: Outcome, now_s: float = 0.0) -> None:
-        """The engine has said these."""
+    def delivers(self, *outcomes: Outcome, now_s: float = 0.0) -> list[wire.FromReplica]:
+        """The engine has said these; return what it says to that."""
+        before = len(self.said)
         self.sessions.deliver_outcomes(outcomes)
         self.sessions.flush_messages(now_s)
+        return [said[2] for said in self.said[before:]]
 
     def tick(self, now_s: float) -> None:
         self.sessions.run_timers(now_s)
@@ -247,15 +249,19 @@ def test_aborts_and_releases_work_across_lives_of_the_same_process_and_for_no_ot
 
 
 def test_every_abort_is_answered_and_stops_no_later_attempt() -> None:
-    """1. nothing runs: the answer says so; 2. attempt 5 runs: an abort of attempt 4 leaves it, one of attempt 5 not."""
+    """1. nothing runs: the answer says so; 2. attempt 5 runs: an abort of attempt 4 leaves it, one of attempt 5 not
+    3. that one, repeated or not, is answered once the engine has let go of the request
+    """
     replica = Replica()
     answers = replica.hears("h", wire.Abort(epoch=7, request_id="r", attempt=4))
     replica.submit(attempt=5)
     answers += replica.hears("h", wire.Abort(epoch=7, request_id="r", attempt=4))
     (key,) = [work.key for work in replica.works()]
     assert len(replica.jobs) == 1
-    answers += replica.hears("h", wire.Abort(epoch=7, request_id="r", attempt=5))
+    for _ in range(2):
+        assert replica.hears("h", wire.Abort(epoch=7, request_id="r", attempt=5)) == []
     assert replica.jobs[1:] == [Cancel(key)]
+    answers += replica.delivers(Finished(key, "abort"))
     assert [(answer.attempt, answer.running) for answer in answers if isinstance(answer, wire.Aborted)] == [
         (4, False),
         (4, False),

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import socket
+import urllib.error
 import urllib.request
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 
@@ -53,3 +55,20 @@ def test_the_hub_gets_each_sample_and_one_that_reads_nothing_or_is_gone_stops_no
             exporter.export(REPLICA)
         ours.close()
         exporter.export(REPLICA)
+
+
+def test_a_token_closes_the_port_to_those_without_it(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.touch(0o600)
+    with closing(MetricsExporter()) as exporter:
+        with pytest.raises(ConfigError, match=f"--metrics-token-file {file} is empty"):
+            exporter.serve("127.0.0.1", 0, str(file))
+        file.write_text("m-key\n")
+        url = exporter.serve("127.0.0.1", 0, str(file))
+        for header in ("", "Bearer wrong", "Bearer m-key2", "Basic m-key", "m-key"):
+            with pytest.raises(urllib.error.HTTPError) as caught:
+                urllib.request.urlopen(urllib.request.Request(url, headers={"Authorization": header}), timeout=30)
+            assert (caught.value.code, caught.value.headers["WWW-Authenticate"]) == (401, "Bearer")
+            caught.value.close()
+        request = urllib.request.Request(url, headers={"Authorization": "Bearer m-key"})
+        assert b"omni_build_info" in urllib.request.urlopen(request, timeout=30).read()

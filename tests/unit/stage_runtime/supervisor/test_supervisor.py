@@ -23,7 +23,7 @@ from stage_runtime.config import ReplicaConfig, SupervisorConfig
 from stage_runtime.supervisor import supervisor as process_manager
 from stage_runtime.supervisor.environment import replica_environment, stage_environment
 from stage_runtime.supervisor.relay import LineSource
-from stage_runtime.supervisor.restarts import EXIT_CONFIG, EXIT_DRAINED, RestartPolicy, Restarts
+from stage_runtime.supervisor.restarts import EXIT_CONFIG, EXIT_DRAINED, EXIT_FAILED, RestartPolicy, Restarts
 from stage_runtime.supervisor.supervisor import Child, Supervisor
 from tests.support.hub_fakes import ONE_STAGE, deploy_of
 
@@ -185,6 +185,26 @@ def test_a_crash_loop_is_tried_on_while_another_replica_is_well_and_ends_all_whe
     first.child, first.start_at_s = None, 0.0
     assert supervisor.run() == EXIT_CONFIG
     assert "supervisor.gave_up stage=0 code=2: its configuration is wrong: no such model; it ended" in caplog.text
+
+
+def test_a_process_that_was_never_registered_is_named_by_the_one_before_it(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1. replica 0/3 ends; all that come after it end before they have a name
+    2. every line says that they were to follow 0/3, the last one, too
+    """
+    monkeypatch.setattr(process_manager, "Restarts", partial(Restarts, RestartPolicy(0.001, 0.002)))
+    launcher = _Ending((1, b"\x00omni name 0/3\n"))
+    supervisor = _supervisor(launcher)
+    (slot,) = supervisor._slots
+    supervisor._start(slot, 0.0)
+    supervisor._reap(slot)
+    launcher.ends = ((1, b""),)
+    assert supervisor.run() == EXIT_FAILED
+    assert "supervisor.restarting stage=0 replica=0/3 code=1 " in caplog.messages[0]
+    assert all(" pid=4711 was=0/3 code=1 " in line for line in caplog.messages[1:-1])
+    assert caplog.messages[-2].startswith("supervisor.not_kept_up stage=0 ")
+    assert caplog.messages[-1].startswith("supervisor.gave_up stage=0 replicas=0/3 code=1: ")
 
 
 def test_that_it_drains_is_told_once_to_who_waits_for_its_devices() -> None:

@@ -58,6 +58,9 @@ def test_only_stories_of_the_registry_that_is_asked_are_shown() -> None:
     assert names("a") == ["same", "wiped"]
     assert names("") == ["wiped"], "no etcd answers: by the endpoints alone"
     assert names("c", "none:1") == []
+    embedded = [story("mine", "", "unix:///tmp/a/etcd:2379"), story("another's", "", "unix:///tmp/b/etcd:2379")]
+    found = recent_findings(embedded, "", "unix:///tmp/a/etcd:2379", NOW_S)
+    assert [each.text.split()[1] for each in found] == ["mine"]
 
 
 def test_a_process_that_waits_is_wrong_and_one_at_another_etcd_is_told_so() -> None:

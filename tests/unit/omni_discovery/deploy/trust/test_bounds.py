@@ -27,6 +27,14 @@ def test_a_document_is_ones_own_only_as_long_as_it_says_exactly_the_same() -> No
     assert Bounds(allow=("all",)).trusts(ours)
 
 
+def test_a_later_document_may_name_the_models_of_ones_own_and_nothing_else_of_it() -> None:
+    stage = "{stage_id: 0, engine: vllm, model: /srv/m, engine_args: {trust_remote_code: true}, final_output: text}"
+    bounds = Bounds().owning(parse_deploy(f"stages: [{stage}]", "file"))
+    assert bounds.allows("model", "/srv/m")
+    assert not bounds.allows("model", "/srv/other")
+    assert not bounds.allows("remote-code")
+
+
 def test_a_module_is_allowed_with_those_below_it_and_not_with_its_namesakes() -> None:
     assert is_below("my_models", ("my_models",))
     assert is_below("my_models.sound", ("my_models",))

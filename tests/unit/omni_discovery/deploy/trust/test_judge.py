@@ -190,6 +190,16 @@ def test_a_key_without_a_rule_is_closed(monkeypatch: pytest.MonkeyPatch) -> None
     assert told({"engine": "echo"}) == ""
 
 
+@pytest.mark.attack("A3")
+def test_a_value_of_many_levels_is_refused_like_any_other() -> None:
+    content = '{"stages": [{"stage_id": 0, "engine": "%s", "final_output": "text", "engine_args": {"%s": %s}}]}'
+    levels = "[" * 300 + '{"a": "x y"}' + "]" * 300
+    for engine, name in (("vllm", "dtype"), ("echo", "fail_on"), ("vllm", "of_a_later_vllm")):
+        deploy = decode_deploy((content % (engine, name, levels)).encode(), "etcd")
+        with pytest.raises(ConfigError, match="has not allowed"):
+            check_document(deploy, 0, HOST, locate)
+
+
 def test_only_the_stage_that_runs_here_is_judged() -> None:
     stages = [{"stage_id": 0, **TORCH}, {"stage_id": 1, "engine": "echo", "final_output": "text"}]
     deploy = decode_deploy(msgspec.json.encode({"stages": stages}), "etcd")

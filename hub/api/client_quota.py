@@ -1,0 +1,65 @@
+"""The cap on what one client may have under way at the same time: ``--max-requests-per-client``."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections import Counter
+from typing import TYPE_CHECKING, Final
+
+from hub.api.errors import error_response
+from hub.api.exchange import exchange_of
+from omni_discovery.errors import OverloadedError
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Receive, Scope, Send
+
+#: A host gets a network of this size in IPv6, and may use all of its addresses.
+_IPV6_PREFIX: Final = 64
+_RETRY_AFTER_S: Final = 1.0
+
+
+class ClientQuota:
+    """ASGI middleware that answers with 429 what a client sends while it has ``most`` requests under way.
+
+    A client is who has one API key; without keys it is an IP address, or a network of 64 bits in IPv6. POSTs and
+    WebSockets count.
+    """
+
+    def __init__(self, app: ASGIApp, most: int) -> None:
+        self._app = app
+        self._most = most
+        self._under_way: Counter[str] = Counter()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """See ASGI."""
+        if scope["type"] != "websocket" and scope.get("method") != "POST":
+            await self._app(scope, receive, send)
+            return
+        client = client_of(scope)
+        if self._under_way[client] >= self._most:
+            text = f"this client has {self._most} requests under way, which is the most that one may have here"
+            await error_response(OverloadedError(text, _RETRY_AFTER_S))(scope, receive, send)
+            return
+        self._under_way[client] += 1
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            self._under_way[client] -= 1
+            if not self._under_way[client]:
+                del self._under_way[client]
+
+
+def client_of(scope: Scope) -> str:
+    """The client of a connection; empty for one without a key and an address."""
+    if key := exchange_of(scope).key:
+        return f"key {key}"
+    host = scope["client"][0] if scope.get("client") else ""
+    try:
+        address = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return str(host)
+    if isinstance(address, ipaddress.IPv4Address):
+        return str(address)
+    if address.ipv4_mapped is not None:
+        return str(address.ipv4_mapped)
+    return str(ipaddress.ip_network((address, _IPV6_PREFIX), strict=False))

@@ -1,0 +1,168 @@
+"""Connections: which connections of clients wait for their client, since when, and which must be closed. Pure.
+
+A connection waits for its client until a whole request has come, and while output lies unsent. Both have an end. Where
+all places or all memory for unfinished bodies are taken, one that waits gives way: a client that keeps the hub waiting
+must not keep others out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final, Generic, TypeVar
+
+ConnT = TypeVar("ConnT", bound=Hashable)
+
+#: A body may take a second more for each of these bytes: slow networks are no attack.
+BODY_BYTES_PER_S: Final = 16 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionLimits:
+    """What a hub's HTTP server allows. All are above 0."""
+
+    #: From the connection, or the first byte of a later request, to the end of the request's header.
+    header_timeout_s: float = 15.0
+    #: The longest pause in a body; and from the header to its end, but a second more for each BODY_BYTES_PER_S.
+    body_timeout_s: float = 30.0
+    #: How long a client may take nothing of what waits for it.
+    send_timeout_s: float = 60.0
+    max_connections: int = 8192
+    #: Bytes of unfinished bodies of all connections together.
+    max_unfinished_bytes: int = 256 << 20
+
+
+class Cut(Enum):
+    """Why a connection is closed by the hub; the values are labels of a metric."""
+
+    HEADER_TIMEOUT = "header_timeout"
+    BODY_TIMEOUT = "body_timeout"
+    SEND_TIMEOUT = "send_timeout"
+    #: It waited for its client, and its place was needed.
+    DISPLACED = "displaced"
+    #: Every place is taken by a request that is being served.
+    REFUSED = "refused"
+    #: Its unfinished body was the largest when all of the memory for them was taken.
+    BODY_MEMORY = "body_memory"
+
+
+@dataclass(slots=True, eq=False)
+class _Waiting:
+    """One connection. Moments are monotonic."""
+
+    #: Since when a header or a body is waited for.
+    since_s: float
+    #: Bytes of the unfinished body, and when the last of them came; None while a header is waited for.
+    body_bytes: int | None = None
+    came_s: float = 0.0
+    #: Whether the server itself ends the wait: between two requests of one connection.
+    is_idle: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class _Unsent:
+    """Output that lies unsent, when it was last looked at, and since when it has not become less."""
+
+    size_bytes: int
+    since_s: float
+
+
+class Connections(Generic[ConnT]):
+    """All connections of one server."""
+
+    def __init__(self, limits: ConnectionLimits) -> None:
+        self._limits = limits
+        self._open: set[ConnT] = set()
+        #: Those that wait for their client to send, the one that has waited longest first.
+        self._waiting: dict[ConnT, _Waiting] = {}
+        self._unsent: dict[ConnT, _Unsent] = {}
+        #: The sum of ``body_bytes``.
+        self.unfinished_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def __repr__(self) -> str:
+        return f"Connections({len(self._open)} open, {len(self._waiting)} waiting, {self.unfinished_bytes} bytes)"
+
+    # ---- what a connection does
+
+    def opened(self, conn: ConnT, now_s: float) -> dict[ConnT, Cut]:
+        """A client has connected; return the connections to close, which may be the new one."""
+        self._open.add(conn)
+        if len(self._open) <= self._limits.max_connections:
+            self._waiting[conn] = _Waiting(now_s)
+            return {}
+        oldest = next(iter(self._waiting), None)
+        if oldest is None:
+            return {conn: Cut.REFUSED}
+        self._waiting[conn] = _Waiting(now_s)
+        self.answered(oldest)
+        return {oldest: Cut.DISPLACED}
+
+    def adopted(self, conn: ConnT) -> None:
+        """A connection goes on under another protocol, which has time-outs of its own."""
+        self._open.add(conn)
+
+    def closed(self, conn: ConnT) -> None:
+        """A connection is no more. Idempotent."""
+        self._open.discard(conn)
+        self._unsent.pop(conn, None)
+        self.answered(conn)
+
+    def header_awaited(self, conn: ConnT, now_s: float, *, is_idle: bool = False) -> None:
+        """The next request's header is waited for; ``is_idle``: nothing of it has come."""
+        waiting = self._waiting.get(conn)
+        if waiting is None or waiting.body_bytes is not None or (waiting.is_idle and not is_idle):
+            self.answered(conn)
+            self._waiting[conn] = _Waiting(now_s, is_idle=is_idle)
+
+    def body_came(self, conn: ConnT, size_bytes: int, now_s: float) -> dict[ConnT, Cut]:
+        """The header has come, or so much more of the body, which is unfinished; return the connections to close."""
+        waiting = self._waiting.get(conn)
+        if waiting is None or waiting.body_bytes is None:
+            self._waiting.pop(conn, None)
+            waiting = self._waiting[conn] = _Waiting(now_s, 0)
+        waiting.body_bytes, waiting.came_s = (waiting.body_bytes or 0) + size_bytes, now_s
+        self.unfinished_bytes += size_bytes
+        cut: dict[ConnT, Cut] = {}
+        while self.unfinished_bytes > self._limits.max_unfinished_bytes:
+            largest = max(self._waiting, key=lambda each: self._waiting[each].body_bytes or 0)
+            self.answered(largest)
+            cut[largest] = Cut.BODY_MEMORY
+        return cut
+
+    def answered(self, conn: ConnT) -> None:
+        """Nothing is waited for from the client: its request is whole, or it is being closed. Idempotent."""
+        waiting = self._waiting.pop(conn, None)
+        if waiting is not None:
+            self.unfinished_bytes -= waiting.body_bytes or 0
+
+    # ---- what time does
+
+    def overdue(self, now_s: float, unsent_bytes: Callable[[ConnT], int]) -> dict[ConnT, Cut]:
+        """Return the connections that have kept the hub waiting too long. To be called about once a second."""
+        limits, cut = self._limits, dict[ConnT, Cut]()
+        for conn, waiting in self._waiting.items():
+            waited_s = now_s - waiting.since_s
+            if waiting.body_bytes is not None:
+                is_slow = waited_s > limits.body_timeout_s + waiting.body_bytes / BODY_BYTES_PER_S
+                if is_slow or now_s - waiting.came_s > limits.body_timeout_s:
+                    cut[conn] = Cut.BODY_TIMEOUT
+            elif waited_s > limits.header_timeout_s and not waiting.is_idle:
+                cut[conn] = Cut.HEADER_TIMEOUT
+        for conn in self._open:
+            if not (size_bytes := unsent_bytes(conn)):
+                self._unsent.pop(conn, None)
+                continue
+            unsent = self._unsent.get(conn)
+            if unsent is None or size_bytes < unsent.size_bytes:
+                self._unsent[conn] = _Unsent(size_bytes, now_s)
+                continue
+            unsent.size_bytes = size_bytes
+            if now_s - unsent.since_s > limits.send_timeout_s:
+                cut[conn] = Cut.SEND_TIMEOUT
+        for conn in cut:
+            self.answered(conn)
+        return cut

@@ -1,0 +1,1 @@
+"""What clients may do to a hub over HTTP: the flags of ``omni serve``."""

@@ -1,0 +1,55 @@
+"""A registered replica in a process of its own that answers with far more pictures than anybody can keep."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+from omni_discovery import wire
+from omni_discovery.clients import OmniCoordClientForStage
+from tests.support.hub_fakes import FakeReplica
+
+#: So many pictures, of so many bytes each.
+PICTURES, PICTURE_BYTES = 25, 60 << 20
+
+
+def flood(replica: FakeReplica, submit: wire.Submit) -> None:
+    """Pictures for whoever says ``flood``, sixty thousand timings for ``timings``; all others are echoed."""
+    if "timings" in str(submit.inputs):
+        timings_s = {f"{number:032}": 1.0 for number in range(60_000)}
+        replica.accept(submit)
+        about = replica._about(submit)
+        replica.say(wire.StageDone(**about, seq=0, finish_reason="stop", timings_s=timings_s))
+        return
+    if "flood" not in str(submit.inputs):
+        replica.accept(submit)
+        replica.chunk(submit, 0, text="fine")
+        replica.done(submit, 1)
+        return
+    replica.accept(submit)
+    data = bytes(PICTURE_BYTES)
+    for seq in range(PICTURES):
+        replica.chunk(submit, seq, modality="image", mime="image/png", attachments=[data])
+    replica.done(submit, PICTURES)
+
+
+async def main(endpoint: str, namespace: str) -> None:
+    """Serve until the standard input is closed."""
+    replica = FakeReplica(flood)
+    info = replica.info
+    fields = {"curve_public_key": info.curve_public_key, "capacity": 8}
+    with OmniCoordClientForStage(
+        endpoint,
+        info.input_addr,
+        info.output_addr,
+        0,
+        namespace=namespace,
+        fields=fields,
+        on_registered=lambda _replica_id, epoch: object.__setattr__(info, "epoch", epoch),
+    ):
+        await asyncio.to_thread(sys.stdin.read)
+    replica.kill()
+
+
+if __name__ == "__main__":
+    asyncio.run(main(*sys.argv[1:]))

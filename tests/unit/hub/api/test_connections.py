@@ -1,0 +1,102 @@
+"""Which connections wait for their client, since when, and which are closed."""
+
+from __future__ import annotations
+
+from hub.api.connections import BODY_BYTES_PER_S, ConnectionLimits, Connections, Cut
+
+LIMITS = ConnectionLimits(
+    header_timeout_s=10, body_timeout_s=20, send_timeout_s=30, max_connections=3, max_unfinished_bytes=1000
+)
+
+
+def connections(*names: str) -> Connections[str]:
+    made: Connections[str] = Connections(LIMITS)
+    for number, name in enumerate(names):
+        assert made.opened(name, float(number)) == {}
+    return made
+
+
+def nothing_unsent(_: str) -> int:
+    return 0
+
+
+def test_a_header_has_a_time_from_the_connection_or_the_first_byte_of_a_later_request() -> None:
+    """1. a connects and is answered; 2. it is idle: the server's own timer ends that
+    3. its next request begins at 50: it has until 60
+    """
+    made = connections("a")
+    made.answered("a")
+    made.header_awaited("a", 5.0, is_idle=True)
+    assert made.overdue(50.0, nothing_unsent) == {}
+    made.header_awaited("a", 50.0)
+    made.header_awaited("a", 59.0)
+    assert made.overdue(60.0, nothing_unsent) == {}
+    assert made.overdue(60.1, nothing_unsent) == {"a": Cut.HEADER_TIMEOUT}
+    assert made.overdue(70.0, nothing_unsent) == {}
+
+
+def test_a_body_may_neither_pause_long_nor_come_too_slowly() -> None:
+    made = Connections[str](ConnectionLimits(body_timeout_s=20))
+    for name in ("silent", "slow", "long"):
+        made.opened(name, 0.0)
+        made.body_came(name, 10 * BODY_BYTES_PER_S if name == "silent" else 0, 0.0)
+    for now_s in range(1, 20):
+        made.body_came("slow", 1, float(now_s))
+        made.body_came("long", BODY_BYTES_PER_S, float(now_s))
+        assert made.overdue(float(now_s), nothing_unsent) == {}
+    for name in ("slow", "long"):
+        made.body_came(name, 1, 20.0)
+    assert made.overdue(20.5, nothing_unsent) == {"silent": Cut.BODY_TIMEOUT, "slow": Cut.BODY_TIMEOUT}
+    assert made.unfinished_bytes == 19 * BODY_BYTES_PER_S + 1
+
+
+def test_the_largest_body_gives_way_where_the_memory_for_them_is_taken() -> None:
+    made = connections("a", "b", "c")
+    assert made.body_came("a", 500, 0.0) == {}
+    assert made.body_came("b", 400, 0.0) == {}
+    assert made.body_came("c", 200, 0.0) == {"a": Cut.BODY_MEMORY}
+    assert made.unfinished_bytes == 600
+    made.answered("b")
+    made.closed("c")
+    assert made.unfinished_bytes == 0
+    assert made.body_came("b", 5000, 0.0) == {"b": Cut.BODY_MEMORY}
+
+
+def test_the_one_that_has_waited_longest_gives_its_place() -> None:
+    """1. a is served, b sends a body since 1, c a header since 2: d takes the place of b, e that of c
+    2. all are served: f is refused; 3. one leaves: g has room
+    """
+    made = connections("a", "b", "c")
+    made.answered("a")
+    made.body_came("b", 10, 1.5)
+    made.header_awaited("c", 3.0)
+    assert made.opened("d", 4.0) == {"c": Cut.DISPLACED}
+    made.closed("c")
+    assert made.opened("e", 5.0) == {"b": Cut.DISPLACED}
+    made.closed("b")
+    for each in "de":
+        made.answered(each)
+    assert made.opened("f", 6.0) == {"f": Cut.REFUSED}
+    made.closed("f")
+    made.closed("a")
+    assert made.opened("g", 7.0) == {}
+    assert len(made) == 3
+
+
+def test_a_client_that_takes_nothing_is_given_up_and_one_that_takes_a_little_is_not() -> None:
+    made = connections("dead", "slow", "quick")
+    for name in ("dead", "slow", "quick"):
+        made.answered(name)
+    for now_s in range(100):
+        unsent = {"dead": 100 + now_s, "slow": 1000 - now_s // 20, "quick": 5 * (now_s % 2)}
+        cut = made.overdue(float(now_s), unsent.__getitem__)
+        assert cut == ({"dead": Cut.SEND_TIMEOUT} if "dead" in cut else {})
+        assert ("dead" in cut) == (now_s > 30)
+
+
+def test_a_websocket_counts_as_a_connection_and_waits_for_nothing() -> None:
+    made = connections("a")
+    made.closed("a")
+    made.adopted("a")
+    assert len(made) == 1
+    assert made.overdue(1000.0, nothing_unsent) == {}
