@@ -218,7 +218,7 @@ def test_requests_of_two_talkers_with_the_same_names_are_kept_apart(chunked: Pai
     for key, each in zip("ab", handed, strict=True):
         chunked.decoder.add(StageRequest(key, key, payloads={0: each}))
     together = finish(chunked.decoder, "a", "b")
-    assert not np.array_equal(*alone)
+    assert not np.array_equal(alone[0], alone[1])
     assert [np.array_equal(sound(together[key]), one) for key, one in zip("ab", alone, strict=True)] == [True, True]
 
 

@@ -21,7 +21,7 @@ _Word = Annotated[str, Meta(min_length=1, max_length=64)]
 _PLACE: Final = 1
 
 
-class Speech(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
+class Utterance(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
     """What is said, and how; the names are vLLM-Omni's."""
 
     text: Annotated[str, Meta(min_length=1, max_length=1 << 16)]
@@ -35,7 +35,7 @@ class Speech(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
 PARAMETERS: Final = ("speaker", "language", "instruct", "task_type")
 
 
-def read_speech(inputs: Mapping[str, Any], params: Mapping[str, Any], talker: Any) -> Speech:
+def read_speech(inputs: Mapping[str, Any], params: Mapping[str, Any], talker: Any) -> Utterance:
     """The speech that a client asks for: by ``additional_information``, as vLLM-Omni has it, or by its prompt.
 
     ``params`` are the request's, in the second place. Raise InvalidRequestError.
@@ -47,7 +47,7 @@ def read_speech(inputs: Mapping[str, Any], params: Mapping[str, Any], talker: An
     given |= {str(name): _only(name, value) for name, value in (told or {}).items()}
     if "text" not in given:
         given["text"] = prompt_text(inputs)
-    speech = checked(given, Speech)
+    speech = checked(given, Utterance)
     if speech.task_type != "CustomVoice":
         raise InvalidRequestError(f"task_type: {speech.task_type!r} was not tried here; CustomVoice was")
     return msgspec.structs.replace(
@@ -73,7 +73,7 @@ def _known(name: str, asked: str, there: Mapping[str, Any]) -> str:
     raise InvalidRequestError(f"{name}: this model has {', '.join(sorted(there))}, not {asked!r}")
 
 
-def prompt_of(speech: Speech, tokenize: Callable[[str], Sequence[int]], talker: Any) -> dict[str, Any]:
+def prompt_of(speech: Utterance, tokenize: Callable[[str], Sequence[int]], talker: Any) -> dict[str, Any]:
     """The prompt for vLLM-Omni. Raise InvalidRequestError for a text that can't be said."""
     from vllm_omni.model_executor.models.qwen3_tts.prompt_embeds_builder import Qwen3TTSPromptEmbedsBuilder
 
