@@ -45,7 +45,7 @@ def interpreter_of(pid: int) -> str:
 def test_replicas_run_in_the_python_that_their_stage_names(
     endpoint: str, namespace: str, tmp_path: Path, own: str
 ) -> None:
-    with Deployment(endpoint, namespace, with_python(own), tmp_path) as deployment:
+    with Deployment(endpoint, namespace, with_python(own), tmp_path, flags=()) as deployment:
         supervisor = deployment.start(0, 2, *ALLOWED)
         pids = [each.pid for each in deployment.wait_up(count=2)]
         assert [interpreter_of(pid) for pid in pids] == [own, own]
@@ -54,7 +54,7 @@ def test_replicas_run_in_the_python_that_their_stage_names(
 
 def test_a_host_may_say_for_itself_which_python(endpoint: str, namespace: str, tmp_path: Path, own: str) -> None:
     """What stands in this host's own flags needs no further word of it."""
-    with Deployment(endpoint, namespace, echo_stages({}), tmp_path) as deployment:
+    with Deployment(endpoint, namespace, echo_stages({}), tmp_path, flags=()) as deployment:
         deployment.start(0, 1, "--stage-overrides", f'{{"0": {{"runtime": {{"python": "{own}"}}}}}}')
         assert [interpreter_of(each.pid) for each in deployment.wait_up()] == [own]
 
@@ -66,8 +66,9 @@ def test_a_document_runs_no_program_that_the_host_has_not_allowed(
     marker, program = tmp_path / "marker", tmp_path / "program"
     program.write_text(f"#!/bin/sh\ntouch {marker}\n")
     program.chmod(0o755)
-    with Deployment(endpoint, namespace, with_python(str(program)), tmp_path) as deployment:
-        assert deployment.start().wait(_END_S) == 2
+    with Deployment(endpoint, namespace, with_python(str(program)), tmp_path, flags=()) as deployment:
+        code = deployment.start().wait(_END_S)
+        assert code == 2, deployment.log().read_text()
         said = deployment.log().read_text()
         assert f"runtime.python is a program of this host: '{program}'" in said
         assert "allow it here: --allow key=runtime.python" in said
@@ -84,7 +85,7 @@ def test_what_is_missing_in_a_python_is_named(endpoint: str, namespace: str, tmp
         gone: [f"stage 0: runtime.python {gone} can't be run: No such file or directory"],
     }
     for number, (python, told) in enumerate(wanted.items()):
-        with Deployment(endpoint, f"{namespace}-{number}", with_python(python), tmp_path) as deployment:
+        with Deployment(endpoint, f"{namespace}-{number}", with_python(python), tmp_path, flags=()) as deployment:
             assert deployment.start(0, 1, *ALLOWED).wait(_END_S) == 2
             said = deployment.log().read_text()
             assert [words for words in told if words not in said] == []
