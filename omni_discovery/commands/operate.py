@@ -19,7 +19,7 @@ from omni_discovery.registration.drain_acks import read_awaited
 _POLL_S: Final = 0.1
 _WRITE_TRIES: Final = 10
 #: How long etcd may take to tell what a record said before it was deleted.
-_LAST_WORDS_S: Final = 3.0
+_LAST_WORDS_S: Final = 10.0
 
 
 class OperationFailedError(OmniError):

@@ -57,6 +57,10 @@ class Registry:
         view = replace(view_of(self.infos.values()), pipeline=self.pipeline)
         self.omni.apply_view(view, Delta())
 
+    async def applied(self) -> None:
+        """What was shown is applied: after a view the hub may rest for a quarter of a second."""
+        await asyncio.sleep(0.3)
+
     def apply(self, deploy: DeployConfig) -> None:
         self.pipeline = encode_deploy(deploy)
         self.show()
@@ -207,6 +211,7 @@ async def test_requests_that_wait_for_their_first_replica_move_to_the_new_versio
         first_pool = registry.omni.releases.newest.pools[0]
         registry.infos[first.info.input_addr] = replace(registry.infos[first.info.input_addr], weight=0.0)
         registry.show()
+        await registry.applied()
         waiting = asyncio.create_task(collect(registry.omni.generate({"prompt": "two"})))
         await until(lambda: len(first_pool.core.queue) == 1)
         registry.apply(NEW)
@@ -239,6 +244,7 @@ async def test_what_a_stage_has_begun_goes_on_by_a_document_that_says_the_same_o
         if not first_is_same:
             await registry.add_serving(newer.info, new)
         registry.remove(second.info)
+        await registry.applied()
         (submit,) = first.of(wire.Submit)
         first.done(submit, 0)
         if first_is_same:
@@ -300,6 +306,7 @@ async def test_a_request_that_moves_in_the_moment_in_which_it_is_served_holds_no
         full = replace(registry.infos[first.info.input_addr], weight=0.0)
         free, registry.infos[first.info.input_addr] = registry.infos[first.info.input_addr], full
         registry.show()
+        await registry.applied()
         waiting = asyncio.create_task(collect(registry.omni.generate({"prompt": "two"})))
         await until(lambda: len(pool.core.queue) == 1)
         registry.apply(NEW)
