@@ -234,7 +234,10 @@ def test_prometheus_asks_services_that_are_there_and_reads_rules_that_are_there(
     settings = read(MONITORING / "prometheus.yaml")
     services = read(COMPOSE / DOCKER_FILES[0])["services"]
     names = set(services) | {
-        alias for entry in services.values() for net in entry.get("networks", {}).values() for alias in net["aliases"]
+        alias
+        for entry in services.values()
+        for net in entry.get("networks", {}).values()
+        for alias in net.get("aliases", ())
     }
     jobs = settings["scrape_configs"]
     targets = {target for job in jobs for each in job.get("static_configs", ()) for target in each["targets"]}
