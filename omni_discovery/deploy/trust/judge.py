@@ -181,12 +181,12 @@ def _closed_model(place: str, text: Any, bounds: Bounds, locate: Locate) -> Iter
             yield Closed(place, reason, _allow("model", text))
         return
     if not any(_is_under(path, root) for path in paths for root in bounds.model_roots):
-        parent = paths[0].rstrip("/").rpartition("/")[0] or "/"
         roots = ", ".join(bounds.model_roots) or "none"
         yield Closed(
             place,
             f"lies outside of this host's model roots ({roots}): {_short(text)}",
-            f"--model-root {_quoted(parent)}",
+            # A root of "/" would open all files of this host.
+            _allow("model", text) if paths[0] == "/" else f"--model-root {_quoted(paths[0])}",
         )
 
 
