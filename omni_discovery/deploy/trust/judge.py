@@ -23,6 +23,7 @@ from omni_discovery.deploy.document import (
     StageConfig,
 )
 from omni_discovery.deploy.trust.bounds import Bounds, is_below
+from omni_discovery.deploy.trust.connector_settings import is_open
 from omni_discovery.deploy.trust.vllm_args import (
     MODELS,
     OWN_OF_OMNI,
@@ -73,9 +74,6 @@ _ENGINE_ARGS: Final[Mapping[str, frozenset[str]]] = {
         )
     ),
 }
-#: Settings of built-in connectors that name a folder of this host.
-_FOLDERS: Final = ("directory",)
-_SHARED_MEMORY: Final = "/dev/shm"  # noqa: S108 - where hand-offs lie, not a file of ours
 _LONGEST_VALUE: Final = 80
 _PYTHON: Final = "runtime.python"
 
@@ -268,15 +266,16 @@ def _connectors_of(deploy: DeployConfig, stage_id: int) -> Iterator[tuple[str, M
 
 
 def _closed_connector(name: str, extra: Mapping[str, Any], bounds: Bounds) -> Iterator[Closed]:
-    if CONNECTOR_ALIASES.get(name, name) not in BUILT_IN_CONNECTORS:
+    connector = CONNECTOR_ALIASES.get(name, name)
+    if connector not in BUILT_IN_CONNECTORS:
         if not bounds.allows("connector", name):
             yield Closed("connectors", f"{name!r} is another package's", _allow("connector", name))
         return
-    for key in _FOLDERS:
-        folder = extra.get(key, _SHARED_MEMORY)
+    for key, value in extra.items():
         place = f"connectors.{key}"
-        if folder != _SHARED_MEMORY and not bounds.allows("key", place):
-            yield Closed(place, f"of {name} is a folder of this host: {_short(folder)}", _allow("key", place))
+        if not is_open(connector, key, value) and not bounds.allows("key", place):
+            # The value is not told: it may be a token.
+            yield Closed(place, f"of {name} is this host's to decide", _allow("key", place))
 
 
 def _allow(kind: str, value: str) -> str:

@@ -116,6 +116,27 @@ def test_a_headless_host_refuses_what_it_has_not_allowed(
     assert next_refusal in text
 
 
+@pytest.mark.attack("D3")
+def test_a_headless_host_opens_no_file_that_a_connectors_settings_name(
+    endpoint: str, namespace: str, tmp_path: Path, put: Callable[[str], str]
+) -> None:
+    files = dict.fromkeys(("cert", "key", "ca"), str(tmp_path / "not-there"))
+    connector = {"name": "TcpConnector", "extra": {"tls": files, "timeout_s": 5}}
+    stages = [{"stage_id": 0, "engine": "echo"}, {"stage_id": 1, "engine": "echo", "final_output": "text"}]
+    edges = [{"from": 0, "to": 1, "connector": "wire"}]
+    put(json.dumps({"stages": stages, "connectors": {"wire": connector}, "edges": edges}))
+    code, text = supervise(endpoint, namespace, tmp_path)
+    (line,) = [line for line in text.splitlines() if "omni: " in line]
+    flag = "--allow key=connectors.tls"
+    assert code == 2
+    assert line.startswith(f"omni: {REFUSED}connectors.tls of TcpConnector is this host's to decide")
+    assert line.endswith(f"allow it here: {flag}")
+    code, text = supervise(endpoint, namespace, tmp_path, *flag.split())
+    assert code == 2
+    assert REFUSED not in text
+    assert "edge 0 to 1: tls: [Errno 2]" in text
+
+
 @pytest.mark.attack("A3")
 @pytest.mark.parametrize("target", ["trust_models:subprocess.call", "trust_models:shout.__globals__"])
 def test_an_allowed_module_does_not_lend_what_it_has_imported(
