@@ -97,6 +97,9 @@ ATTACKS: Final = (
         "D3",
         "connector settings in a document from etcd: files, addresses, other namespaces",
         "refused on the replica's host",
+        "D2",
+        "idle connections to supervisors' metrics ports and replicas' ZMQ ports",
+        "supervisors live, requests are served",
     ),
 )
 
