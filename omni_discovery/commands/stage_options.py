@@ -130,9 +130,9 @@ def stage_command(config_fd: int, stage_id: int, *flags: str) -> list[str]:
     """The command of a process of ``stage_runtime`` with its settings in ``config_fd``.
 
     ``flags`` come first and choose the kind of process. The stage id is only there to be read in the process list; the
-    process takes it from its settings.
+    process takes it from its settings. With ``-P``, nothing is imported from the folder that it is started in.
     """
-    words = ["-u", "-m", "stage_runtime", *flags, "--stage-id", str(stage_id), "--config-fd", str(config_fd)]
+    words = ["-u", "-P", "-m", "stage_runtime", *flags, "--stage-id", str(stage_id), "--config-fd", str(config_fd)]
     return [sys.executable, *words]
 
 
