@@ -101,6 +101,7 @@ ATTACKS: Final = (
         "idle connections to supervisors' metrics ports and replicas' ZMQ ports",
         "supervisors live, requests are served",
     ),
+    Attack("D4", "records and documents that break the operator's commands", "shown as what they are"),
 )
 
 #: Rows without a test, and why.

@@ -36,6 +36,7 @@ from omni_discovery.deploy.trust.vllm_args import (
 )
 from omni_discovery.errors import ConfigError
 from omni_discovery.plugins import BUILT_IN_CONNECTORS, BUILT_IN_ENGINES, CONNECTOR_ALIASES
+from omni_discovery.text import is_shown
 
 #: Where a model's text leads on this host: the paths that it stands for, as written and with all links followed.
 #: Empty for the name of a model on a model hub.
@@ -284,7 +285,7 @@ def _allow(kind: str, value: str) -> str:
 
 def _quoted(text: str) -> str:
     # What is no text for a terminal can't be copied from one, either.
-    return shlex.quote(text) if text.isprintable() else repr(text)
+    return shlex.quote(text) if is_shown(text) else ascii(text)
 
 
 def _short(value: Any) -> str:
