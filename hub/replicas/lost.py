@@ -129,8 +129,7 @@ class LostReplicas:
         if losses:
             own = (life for life in losses if self._lost[life].info.input_addr == newcomer.input_addr)
             same_id = (life for life in losses if life[1] == newcomer.replica_id)
-            life = next(own, None) or next(same_id, losses[0])
-            loss = self._lost.pop(life)
+            loss = self._lost.pop(next(own, None) or next(same_id, losses[0]))
             if loss.info.input_addr == newcomer.input_addr and loss.known == _ANSWERED:
                 self._answering.add(_life(newcomer))
             return
