@@ -84,7 +84,7 @@ def vllm(model: str = "m", **engine_args: Any) -> dict[str, Any]:
             "there is no 'nothing'",
         ),
         ({"engine": "theirs"}, "engine", "--allow engine=theirs", "engine 'theirs' is not known"),
-        (vllm("/srv/m"), "model", "--model-root /srv", "handoff.nothing"),
+        (vllm("/srv/m"), "model", "--model-root /srv/m", "handoff.nothing"),
         (vllm(trust_remote_code=True), "engine_args.trust_remote_code", "--allow remote-code", "handoff.nothing"),
         (vllm(load_format="pt"), "engine_args.load_format", "--allow pickled-weights", "handoff.nothing"),
         (vllm(worker_cls="a.B"), "engine_args.worker_cls", "--allow engine-arg=worker_cls", "handoff.nothing"),
