@@ -47,6 +47,9 @@ class DoctorCommand:
         """See Command."""
         add_registry_options(parser)
         parser.add_argument("--json", action="store_true", help="print the findings as JSON lines instead")
+        parser.add_argument(
+            "--recent", action="store_true", help="show in full what failed lately on this machine, not only its end"
+        )
 
     def run(self, arguments: argparse.Namespace) -> int:
         """See Command. Return 0 if nothing is wrong, 1 if something is."""
@@ -68,7 +71,8 @@ class DoctorCommand:
         found = diagnosis.findings
         waits = read_waits(folder, namespace)
         found += waiting_findings(waits, diagnosis.waits, platform.node(), endpoints, time.time())
-        found += recent_findings(read_stories(folder, namespace), diagnosis.registry, endpoints, time.time())
+        stories, brief = read_stories(folder, namespace), not (arguments.recent or arguments.json)
+        found = recent_findings(stories, diagnosis.registry, endpoints, time.time(), brief=brief) + found
         if arguments.json:
             for finding in found:
                 print_json(dataclasses.asdict(finding))
@@ -317,7 +321,7 @@ async def _why_no_greeting(reader: asyncio.StreamReader) -> str:
 
 
 def findings_table(found: list[Finding]) -> Table:
-    """The findings as a table of 80 columns, problems last, next to the prompt."""
+    """The findings as a table of 80 columns, problems last, next to the prompt: a terminal may show only the end."""
     from rich.table import Table
     from rich.text import Text
 

@@ -137,6 +137,24 @@ def test_a_headless_host_opens_no_file_that_a_connectors_settings_name(
     assert "edge 0 to 1: tls: [Errno 2]" in text
 
 
+def test_doctor_on_the_same_machine_tells_of_a_supervisor_that_has_ended(
+    endpoint: str, namespace: str, tmp_path: Path, module: Path, put: Callable[[str], str]
+) -> None:
+    """1. a supervisor refuses the document and ends; 2. doctor says so, in few lines, and what is wrong comes last"""
+    assert module.exists()
+    put(document({"engine": "theirs"}))
+    supervise(endpoint, namespace, tmp_path)
+    command = [sys.executable, "-m", "omni_discovery", "doctor", "--etcd-endpoints", endpoint, "--namespace", namespace]
+    environment = {**os.environ, "XDG_RUNTIME_DIR": str(tmp_path), "COLUMNS": "200"}
+    told = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    lines = told.stdout.splitlines()
+    (refused,) = [number for number, line in enumerate(lines) if "recent" in line and "supervisor stage 0" in line]
+    assert "refused: stage 0: the pipeline in etcd asks for what this host has not allowed: engine" in lines[refused]
+    grades = [line.split()[0] for line in lines if line.startswith(("ok ", "note ", "wrong "))]
+    assert grades == sorted(grades, key=["ok", "note", "wrong"].index)
+    assert lines[-1].strip().endswith("wrong")
+
+
 @pytest.mark.attack("A3")
 @pytest.mark.parametrize("target", ["trust_models:subprocess.call", "trust_models:shout.__globals__"])
 def test_an_allowed_module_does_not_lend_what_it_has_imported(
