@@ -15,6 +15,7 @@ from hub.api.errors import ModelNotFoundError
 from omni_discovery.data_urls import picture_url
 from omni_discovery.deploy.document import StageConfig
 from omni_discovery.errors import InvalidRequestError
+from omni_discovery.inputs.containers import check_containers
 from omni_discovery.wire import MAX_PRIORITY
 
 
@@ -132,7 +133,8 @@ def check_messages(messages: Sequence[Mapping[str, Any]]) -> None:
     pictures = 0
     for position, message in enumerate(messages):
         where = f"messages[{position}]"
-        if message.get("role") not in {"system", "developer", "user", "assistant"}:
+        role = message.get("role")
+        if not isinstance(role, str) or role not in {"system", "developer", "user", "assistant"}:
             raise InvalidRequestError(f"{where}.role must be system, developer, user or assistant")
         pictures += _check_content(f"{where}.content", message.get("content"))
     if pictures > MAX_PICTURES:
@@ -245,6 +247,7 @@ _decoder = msgspec.json.Decoder(ChatRequest)
 
 def parse_chat(body: bytes) -> ChatRequest:
     """Read and check a request body. Raise InvalidRequestError that names the field."""
+    check_containers(body)
     try:
         request = _decoder.decode(body)
     except msgspec.ValidationError as error:

@@ -12,6 +12,8 @@ from omni_discovery.errors import InvalidRequestError
 MAX_NESTING: Final = 64
 
 _CONTAINERS: Final = (Mapping, list, tuple)
+#: The usual types of them, for which no class is gone through.
+_EXACT: Final = frozenset({dict, list, tuple})
 
 
 def check_nesting(what: str, value: Any) -> None:
@@ -26,7 +28,11 @@ def check_nesting(what: str, value: Any) -> None:
 
 
 def _containers_in(value: Any) -> list[Any]:
-    children = value.values() if isinstance(value, Mapping) else value
+    children = value.values() if type(value) is dict or isinstance(value, Mapping) else value
     # Long lists hold token ids: their types are gone through by the interpreter's own loop.
-    kinds = {kind for kind in set(map(type, children)) if issubclass(kind, _CONTAINERS)}
-    return [child for child in children if type(child) in kinds] if kinds else []
+    kinds = {kind for kind in set(map(type, children)) if kind in _EXACT or issubclass(kind, _CONTAINERS)}
+    # Empty ones hold nothing deeper, but the level that they are on counts: one of them stands for all.
+    if not kinds:
+        return []
+    found = [child for child in children if type(child) in kinds and child]
+    return found or [()]

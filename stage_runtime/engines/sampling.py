@@ -15,6 +15,7 @@ import msgspec
 from msgspec import Meta
 
 from omni_discovery.errors import InvalidRequestError
+from omni_discovery.inputs.answer_form import check_answer_form
 from omni_discovery.wire import MAX_LOGPROBS
 
 _Penalty = Annotated[float, Meta(ge=-2, le=2)]
@@ -107,7 +108,10 @@ def token_sampling(params: Mapping[str, Any]) -> dict[str, Any]:
             raise InvalidRequestError(f"extra_args.{name}: that is between the stages; leave it out")
     if given.pop("n", 1) != 1:
         raise InvalidRequestError("n: one answer per request is made; send the request again for more")
-    return msgspec.structs.asdict(checked(given, TokenSampling))
+    found = checked(given, TokenSampling)
+    if found.structured_outputs is not None:
+        check_answer_form("structured_outputs", msgspec.structs.asdict(found.structured_outputs))
+    return msgspec.structs.asdict(found)
 
 
 class Pooling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):

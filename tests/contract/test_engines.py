@@ -402,6 +402,18 @@ class TestThinker:
         monkeypatch.undo()
         assert run(engine, ask_thinker("ill"))["ill"][-1].finish_reason == "length"
 
+    @pytest.mark.attack("D5")
+    @pytest.mark.parametrize("schema", [{"$ref": "#"}, {"type": "object", "minProperties": 10**4}])
+    def test_a_form_that_no_answer_can_have_is_its_clients_mistake(self, thinker: Subject, schema: Any) -> None:
+        """It is refused as it is added, or ends as it runs: never a failure that would count for the replica."""
+        asked = replace(ask_thinker("k"), params={**ask_thinker("k").params, "structured_outputs": {"json": schema}})
+        try:
+            error = run(thinker.engine, asked)["k"][-1].error
+        except InvalidRequestError:
+            return
+        assert error is not None
+        assert (error[0], error[2:]) == (FailureKind.INVALID, (422,))
+
     def test_a_request_without_any_sampling_parameters_is_answered(self, thinker: Subject) -> None:
         said = run(thinker.engine, replace(ask_thinker("bare"), params={}))["bare"]
         assert said[-1].finish_reason in {"stop", "length"}

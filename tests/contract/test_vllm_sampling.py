@@ -150,6 +150,23 @@ def test_a_form_that_makes_no_sense_is_refused_by_name(vllm_sampling: Any, param
         sampling_params(token_sampling(params))
 
 
+@pytest.mark.attack("D5")
+@pytest.mark.parametrize(
+    "form",
+    [
+        {"json": {"type": "array", "minItems": 10**9, "maxItems": 10**9}},
+        {"json": '{"type": "array", "minItems": 1000000000}'},
+        {"choice": ["a" * 500_000]},
+    ],
+)
+def test_a_form_that_may_cost_all_memory_is_refused_by_hub_and_stage(vllm_sampling: Any, form: dict[str, Any]) -> None:
+    asked = vllm_sampling.SamplingParams(structured_outputs=vllm_sampling.StructuredOutputsParams(**form))
+    with pytest.raises(InvalidRequestError, match=r"^structured_outputs\.(json|choice): "):
+        params_of_choices(asked)
+    with pytest.raises(InvalidRequestError, match=r"^structured_outputs\.(json|choice): "):
+        token_sampling({"structured_outputs": form})
+
+
 def test_a_salt_is_the_prompts_and_no_parameter_of_vllms(vllm_sampling: Any) -> None:
     """Of a stage that makes tokens, and of one that pools."""
     assert sampling_params(token_sampling({"cache_salt": "a"})) == sampling_params({})

@@ -8,14 +8,13 @@ from contextvars import ContextVar
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Final
 
-from starlette.datastructures import Headers, MutableHeaders
-from starlette.exceptions import HTTPException
+from starlette.datastructures import MutableHeaders
 from vllm.exceptions import GracefulHTTPError, VLLMError, VLLMValidationError
 
 from hub.api.chat import stale_header
-from hub.api.chat_schema import MAX_DROPPED_BYTES
-from hub.api.errors import BodyTooLongError, describe, error_response
+from hub.api.errors import describe, error_response
 from hub.api.vllm import fan_out
+from hub.api.vllm.body import Body
 from omni_discovery.errors import InvalidRequestError, OmniError, RequestError
 
 if TYPE_CHECKING:
@@ -59,7 +58,7 @@ class AnsweredErrors(logging.Filter):
 class HubHeaders:
     """ASGI middleware that adds the headers of the hub's own API: a stale view, Retry-After.
 
-    A body of more than ``MAX_DROPPED_BYTES`` is answered with 413; vLLM's server would read one of any length.
+    A body that would cost too much is refused (hub/api/vllm/body.py); vLLM's server would read any.
     """
 
     def __init__(self, app: ASGIApp, omni: AsyncOmni) -> None:
@@ -71,11 +70,11 @@ class HubHeaders:
         retry_after_s: list[float] = []
         _retry_after_s.set(retry_after_s)
         fan_out.start_http_request()
-        body, has_begun = _Body(scope, receive), False
+        body, has_begun = Body(scope, receive), False
 
         async def send_more(message: Message) -> None:
             nonlocal has_begun
-            if body.is_too_long and not has_begun:
+            if body.refusal is not None and not has_begun:
                 # vLLM's server answers that it can't read the body; the answer with the reason is sent below.
                 return
             has_begun = True
@@ -87,29 +86,5 @@ class HubHeaders:
             await send(message)
 
         await self._app(scope, body.receive, send_more)
-        if body.is_too_long and not has_begun:
-            limit = f"the body is longer than {MAX_DROPPED_BYTES} bytes: send less in one request"
-            await error_response(BodyTooLongError(limit))(scope, receive, send)
-
-
-class _Body:
-    """The body of a request with a bound on its length."""
-
-    def __init__(self, scope: Scope, receive: Receive) -> None:
-        length = Headers(scope=scope).get("content-length", "") if scope["type"] == "http" else ""
-        self._receive = receive
-        self._announced_bytes = int(length[:20]) if length.isdecimal() else 0
-        self._read_bytes = 0
-
-    @property
-    def is_too_long(self) -> bool:
-        """Whether the body is longer than is read."""
-        return max(self._announced_bytes, self._read_bytes) > MAX_DROPPED_BYTES
-
-    async def receive(self) -> Message:
-        """See ASGI. Raise HTTPException if the body is too long."""
-        message = {} if self.is_too_long else await self._receive()
-        self._read_bytes += len(message.get("body", b""))
-        if self.is_too_long:
-            raise HTTPException(HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
-        return message
+        if body.refusal is not None and not has_begun:
+            await error_response(body.refusal)(scope, receive, send)

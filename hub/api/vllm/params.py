@@ -13,6 +13,7 @@ from vllm.logprobs import Logprob
 from vllm.sampling_params import RequestOutputKind
 
 from omni_discovery.errors import EngineFailedError, InvalidRequestError
+from omni_discovery.inputs.answer_form import check_answer_form
 from omni_discovery.wire import MAX_PROMPT_LOGPROBS
 
 if TYPE_CHECKING:
@@ -77,13 +78,16 @@ def stage_params(asked: Any) -> dict[str, Any]:
 def params_of_choices(asked: Any) -> list[dict[str, Any]]:
     """The parameters of each of ``n`` answers; a seed is incremented from one to the next, as in vLLM.
 
-    Raise InvalidRequestError if ``n`` is too large.
+    Raise InvalidRequestError if ``n`` is too large, or the answer's form may cost too much.
     """
     if asked.n > MAX_ANSWERS:
         raise InvalidRequestError(
             f"n: {asked.n} answers, where one request may have {MAX_ANSWERS}; send several requests"
         )
     params = stage_params(asked)
+    if params.get("structured_outputs"):
+        # VLLM's own check of them, which comes next, compiles them.
+        check_answer_form("structured_outputs", params["structured_outputs"])
     if asked.n == 1:
         return [params]
     seed = params.get("seed")

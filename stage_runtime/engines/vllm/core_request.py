@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from omni_discovery.errors import InvalidRequestError
+from omni_discovery.inputs.answer_form import check_answer_form
 from stage_runtime.engines.vllm.sampling_params import check_chosen_tokens
 
 #: Further keys of a prompt, and their types; each goes into the field of the same name.
@@ -210,6 +211,8 @@ def _ready_sampling(params: Any, prompt_tokens: int, model_config: Any) -> Any:
         return _ready_as_it_is(params)
     from vllm.config import StructuredOutputsConfig
 
+    if params.structured_outputs is not None:
+        check_answer_form("structured_outputs", vars(params.structured_outputs))
     tokenizer = _tokenizer_of(model_config)
     # This also chooses the grammar's backend, which the core has to know.
     params.verify(model_config, None, StructuredOutputsConfig(), tokenizer)

@@ -232,8 +232,7 @@ class VllmEngine(LlmStage):
             del self._answers[made.request_id]
             self._runs.run_ended(made.request_id)
         if piece.finish_reason == "error":
-            reason = str(getattr(made, "error", None) or "the engine could not finish this request")
-            return EngineOutput(made.request_id, error=(FailureKind.ENGINE, reason))
+            return EngineOutput(made.request_id, error=self._ended_by_error(answer, getattr(made, "error", None)))
         if self._pd.is_prefill:
             return self._prefilled(answer, made) if made.finished else None
         finish_reason = (piece.finish_reason or "stop") if made.finished else None
@@ -242,6 +241,12 @@ class VllmEngine(LlmStage):
             return self._end_of(answer, output)
         handed = self._handoffs.piece(answer, is_last=False)
         return output if handed is None else replace(output, handoff_piece=handed)
+
+    def _ended_by_error(self, answer: Answer, error: Any) -> tuple[FailureKind, str, int]:
+        # Where no KV cache came from elsewhere, vLLM ends a request without a reason only because of its grammar.
+        if error is None and self._pd.role is None and answer.params.structured_outputs is not None:
+            return FailureKind.INVALID, "structured_outputs: the engine can't make an answer of this form", 422
+        return FailureKind.ENGINE, str(error or "the engine could not finish this request"), 400
 
     def _prefilled(self, answer: Answer, made: Any) -> EngineOutput:
         # The answer is the decode stage's from its first token on.

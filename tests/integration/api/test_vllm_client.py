@@ -259,7 +259,7 @@ async def test_no_request_takes_a_hub_for_itself(
 
 @pytest.mark.parametrize("is_told", [True, False])
 async def test_a_body_without_end_is_not_read(frontend: Any, monkeypatch: pytest.MonkeyPatch, is_told: bool) -> None:
-    monkeypatch.setattr("hub.api.vllm.errors.MAX_DROPPED_BYTES", 1000)
+    monkeypatch.setattr("hub.api.vllm.body.MAX_BYTES", 1000)
     given = 0
 
     async def body() -> AsyncIterator[bytes]:
@@ -277,6 +277,39 @@ async def test_a_body_without_end_is_not_read(frontend: Any, monkeypatch: pytest
             assert "longer than 1000 bytes" in answer.json()["error"]["message"]
             assert given == (0 if is_told else 1100)
         assert (await client.post("/v1/completions", json=ASK)).status_code == 200
+
+
+HUGE = {"type": "array", "items": {"type": "integer"}, "minItems": 10**9, "maxItems": 10**9}
+CHAT = {"model": "thinker", "messages": [{"role": "user", "content": "1 + 1"}]}
+TAG = {"type": "structural_tag", "format": {"type": "json_schema", "json_schema": HUGE}}
+
+
+@pytest.mark.attack("D5")
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"structured_outputs": {"json": HUGE}}, "structured_outputs.json"),
+        ({"structured_outputs": {"json": json.dumps(HUGE)}}, "structured_outputs.json"),
+        ({"structured_outputs": {"choice": ["a" * 500_000]}}, "structured_outputs.choice"),
+        ({"structured_outputs": {"structural_tag": json.dumps(TAG)}}, "structured_outputs.structural_tag"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": HUGE}}}, "response_format"),
+        ({"response_format": TAG}, "response_format"),
+        ({"tools": [{"type": "function", "function": {"name": "a", "parameters": HUGE}}]}, "tools[0]"),
+        ({"z": [[]] * 60_000}, "lists and objects"),
+    ],
+)
+async def test_a_small_request_that_costs_much_is_refused_by_its_field(
+    frontend: Any, asked: dict[str, Any], said: str
+) -> None:
+    async with serving(frontend, speak) as (client, replica):
+        answer = await client.post("/v1/chat/completions", json={**CHAT, **asked})
+        assert answer.status_code == 400, answer.text
+        assert said in answer.json()["error"]["message"]
+        wide = json.dumps(CHAT).encode("utf-16")
+        answer = await client.post("/v1/completions", content=wide, headers={"Content-Type": "application/json"})
+        assert answer.status_code == 400, answer.text
+        assert "UTF-8" in answer.text
+        assert not replica.of(wire.Submit)
 
 
 async def test_what_a_client_was_told_is_one_line_of_the_log(frontend: Any) -> None:

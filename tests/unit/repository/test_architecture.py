@@ -21,6 +21,7 @@ IMPURE = {"asyncio", "threading", "zmq", "grpc", "time", "random", "os", "subpro
 PURE_FOLDERS = {
     "omni_discovery/records": (),
     "omni_discovery/wire": (),
+    "omni_discovery/inputs": (),
     "omni_discovery/deploy": ("load.py",),
     "hub/request": (),
     "hub/pool": ("stage_pool.py",),
@@ -48,7 +49,7 @@ LAYERS = {
             "list_watch",
             "stories",
         ),
-        ("records", "wire", "metrics"),
+        ("records", "wire", "metrics", "inputs"),
         ("etcd", "deploy", "balancing"),
         ("registration",),
         ("view",),

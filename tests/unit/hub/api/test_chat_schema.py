@@ -41,18 +41,21 @@ def test_the_explicit_list_wins_stage_by_stage() -> None:
     assert stage_params(PAIR, chat) == {3: {"temperature": 1.0, "seed": 4}, 5: {"steps": 3, "seed": 4}}
 
 
-@pytest.mark.attack("C15", "C18")
+@pytest.mark.attack("C15", "C18", "D5")
 @pytest.mark.parametrize(
     ("raw", "said"),
     [
         (b"", "not JSON"),
         (b"\xff\xfe", "not JSON"),
-        (b'{"messages": [{"content": ' + b"[" * 100_000, "not JSON"),
+        (b'{"messages": [{"content": ' + b"[" * 40_000, "not JSON"),
+        (b'{"messages": [{"role": "user", "content": "w", "z": [' + b"[[]]," * 50_000 + b"1]}]}", "50000 lists"),
         (b"[]", "object"),
         (b"{}", "messages"),
         (body(messages=[]), "empty"),
         (body(messages=["x"]), "messages"),
         (body(messages=[{"role": "user"}]), "messages[0].content"),
+        (body(messages=[{"role": [], "content": "x"}]), "messages[0].role"),
+        (body(messages=[{"role": {}, "content": "x"}]), "messages[0].role"),
         (body(messages=[{"role": "user", "content": "\n\t "}]), "empty"),
         (body(messages=[{"role": "user", "content": [{"type": "video_url"}]}]), "text and image_url parts only"),
         (body(temperature=9), "$.temperature"),

@@ -1,0 +1,97 @@
+"""The body of a request to vLLM's server, checked before that server decodes it: it would read any, at any cost."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+
+from hub.api.errors import BodyTooLongError
+from omni_discovery.errors import InvalidRequestError, RequestError
+from omni_discovery.inputs.answer_form import check_answer_form, check_schema
+from omni_discovery.inputs.containers import check_containers
+
+if TYPE_CHECKING:
+    from starlette.types import Message, Receive, Scope
+
+#: Longest body: the pictures of a request (MAX_PICTURES_BYTES) take 4 MiB of it, in base64.
+MAX_BYTES: Final = 8 << 20
+
+
+class _Forms(msgspec.Struct, frozen=True):
+    """The fields of a body from which vLLM's server makes grammars, some of them while it reads the body."""
+
+    structured_outputs: Any = None
+    response_format: Any = None
+    text: Any = None
+    output_config: Any = None
+    tools: Any = None
+
+
+_decoder: Final = msgspec.json.Decoder(_Forms)
+
+
+def check_body(body: bytes) -> None:
+    """Raise InvalidRequestError if to read the body, or to compile what it asks for, may cost too much."""
+    check_containers(body)
+    # JSON in UTF-8 holds no such byte; in other encodings, which Python reads too, nothing above was counted.
+    if b"\0" in body:
+        raise InvalidRequestError("the body is not JSON in UTF-8")
+    if not body.lstrip().startswith(b"{"):
+        return
+    try:
+        asked = _decoder.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidRequestError(f"the body is not JSON: {error}") from error
+    if isinstance(asked.structured_outputs, dict):
+        check_answer_form("structured_outputs", asked.structured_outputs)
+    for name in ("response_format", "text", "output_config"):
+        value = getattr(asked, name)
+        # A text is the prompt of another route.
+        if isinstance(value, dict):
+            check_schema(name, value)
+    for position, tool in enumerate(asked.tools if isinstance(asked.tools, list) else ()):
+        check_schema(f"tools[{position}]", tool)
+
+
+class Body:
+    """The body of a request, which is passed on piece by piece; its last piece only once the whole was checked."""
+
+    def __init__(self, scope: Scope, receive: Receive) -> None:
+        length = Headers(scope=scope).get("content-length", "") if scope["type"] == "http" else ""
+        self._receive = receive
+        self._pieces: list[bytes] = []
+        self._read_bytes = 0
+        #: Why the request is refused, if it is.
+        self.refusal: RequestError | None = None
+        self._check_length(int(length[:20]) if length.isdecimal() else 0)
+
+    def _check_length(self, size_bytes: int) -> None:
+        if size_bytes > MAX_BYTES:
+            self.refusal = BodyTooLongError(f"the body is longer than {MAX_BYTES} bytes: send less in one request")
+
+    async def receive(self) -> Message:
+        """See ASGI. Raise HTTPException if the body is refused."""
+        message = {} if self.refusal is not None else await self._receive()
+        if message.get("type") == "http.request":
+            self._add(message.get("body", b""), is_last=not message.get("more_body", False))
+        if self.refusal is not None:
+            raise HTTPException(HTTPStatus.BAD_REQUEST)
+        return message
+
+    def _add(self, piece: bytes, *, is_last: bool) -> None:
+        self._read_bytes += len(piece)
+        self._check_length(self._read_bytes)
+        if self.refusal is not None:
+            return
+        self._pieces.append(piece)
+        if is_last:
+            whole = b"".join(self._pieces)
+            self._pieces.clear()
+            try:
+                check_body(whole)
+            except InvalidRequestError as error:
+                self.refusal = error

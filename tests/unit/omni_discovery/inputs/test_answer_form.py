@@ -1,0 +1,86 @@
+"""What a form may ask of a grammar's compiler."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from omni_discovery.errors import InvalidRequestError
+from omni_discovery.inputs.answer_form import MAX_COUNT, MAX_FORM, MAX_TEXT, check_answer_form, check_schema
+
+HUGE = {"type": "array", "items": {"type": "integer"}, "minItems": 10**9, "maxItems": 10**9}
+
+
+def nested(depth: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "string"}
+    for _ in range(depth):
+        schema = {"type": "array", "items": schema}
+    return schema
+
+
+@pytest.mark.attack("D5")
+@pytest.mark.parametrize(
+    ("form", "said"),
+    [
+        ({"json": HUGE}, "form.json: m"),
+        ({"json": json.dumps(HUGE)}, "form.json: m"),
+        ({"json": {"type": "array", "minItems": 1e300}}, "minItems"),
+        ({"json": {"type": "array", "minItems": 10**400}}, "minItems"),
+        ({"json": {"type": "string", "minLength": 10**9}}, "minLength"),
+        ({"json": {"type": "string", "maxLength": 10**400}}, "maxLength"),
+        ({"json": {"type": "object", "minProperties": 10**6}}, "minProperties"),
+        ({"json": {"prefixItems": [{"type": "array", "minItems": 4096}] * 17}}, "together"),
+        ({"json": {"type": "string", "pattern": "^a{1000000}$"}}, "pattern"),
+        ({"json": {"patternProperties": {"(a{999}){999}": {}}}}, "counts"),
+        ({"json": {"enum": ["a" * 600] * 200}}, str(MAX_FORM)),
+        ({"json": nested(100_000)}, "deep"),
+        ({"json": '"' + "a" * MAX_FORM + '"'}, str(MAX_FORM)),
+        ({"structural_tag": json.dumps({"format": {"type": "json_schema", "json_schema": HUGE}})}, "structural_tag"),
+        ({"structural_tag": json.dumps({"format": {"type": "repeat", "min": 10**9, "max": 10**9}})}, "structural_tag"),
+        ({"structural_tag": json.dumps({"format": {"type": "regex", "pattern": "a{99999}"}})}, "pattern"),
+        ({"regex": "(a{1,300}){1,300}"}, "form.regex"),
+        ({"regex": "((a{1,300})+){1,300}"}, "form.regex"),
+        ({"regex": "[^]{2}\\]]{300}{300}"}, "form.regex"),
+        ({"regex": "a{" + "9" * 9000 + "}"}, "form.regex"),
+        ({"regex": "(" * 5000}, "deep"),
+        ({"regex": "a" * (MAX_TEXT + 1)}, str(MAX_TEXT)),
+        ({"json": {}, "whitespace_pattern": " {1000000}"}, "whitespace_pattern"),
+        ({"grammar": 'root ::= "a"{100000}'}, "form.grammar"),
+        ({"grammar": "a" * (MAX_FORM + 1)}, str(MAX_FORM)),
+        ({"choice": ["a" * 500_000]}, "form.choice"),
+        ({"choice": ["a" * 500] * 1024}, "form.choice"),
+    ],
+)
+def test_a_form_that_may_cost_too_much_is_refused_by_its_field_and_bound(form: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidRequestError, match=r"^form") as caught:
+        check_answer_form("form", form)
+    assert said in str(caught.value)
+    assert len(str(caught.value)) < 300
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        {"json": {"type": "array", "items": {"type": "string", "maxLength": MAX_COUNT}, "maxItems": 100}},
+        {"json": '{"type": "object", "properties": {"minItems": {"type": "integer", "minimum": 1000000000}}}'},
+        {"json": {"$ref": "#"}},
+        {"json": nested(20)},
+        {"json": "no json"},
+        {"regex": r"\(\d{3}\) [0-9]{4}-(jan|feb){1,2}[{}]{2}x{2,}?{"},
+        {"regex": r"([a-z]{1,63}\.){1,8}[a-z]{2,63}"},
+        {"grammar": 'root ::= "{" [a-z]{1,30} "}"'},
+        {"choice": ["yes", "no"], "json": None},
+        {"json_object": True},
+    ],
+)
+def test_usual_forms_are_fine(form: dict[str, Any]) -> None:
+    check_answer_form("form", form)
+
+
+@pytest.mark.attack("D5")
+def test_a_response_format_and_a_tool_are_read_as_schemas() -> None:
+    for holder in ({"type": "json_schema", "json_schema": {"schema": HUGE}}, {"function": {"parameters": HUGE}}):
+        with pytest.raises(InvalidRequestError, match=r"^tools\[0\]: m"):
+            check_schema("tools[0]", holder)
