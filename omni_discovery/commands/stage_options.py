@@ -133,9 +133,10 @@ def stage_command(config_fd: int, stage_id: int, *flags: str, python: str = "") 
     """The command of a process of ``stage_runtime`` with its settings in ``config_fd``.
 
     ``flags`` come first and choose the kind of process, ``python`` its interpreter, this one by default. The stage id
-    is only there to be read in the process list; the process takes it from its settings.
+    is only there to be read in the process list; the process takes it from its settings. With ``-P``, nothing is
+    imported from the folder that it is started in.
     """
-    words = ["-u", "-m", "stage_runtime", *flags, "--stage-id", str(stage_id), "--config-fd", str(config_fd)]
+    words = ["-u", "-P", "-m", "stage_runtime", *flags, "--stage-id", str(stage_id), "--config-fd", str(config_fd)]
     return [python or sys.executable, *words]
 
 
