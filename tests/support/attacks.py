@@ -93,6 +93,7 @@ ATTACKS: Final = (
     Attack("C25", "odd bodies at /admin", "400", "0.1"),
     Attack("C26", "what is open by default", "loopback, no admin, no access log, bounded bodies", "0.1"),
     Attack("D1", "code planted in the folder that omni is started in", "never imported"),
+    Attack("D6", "tiny chunks, tiny frames, half frames, silent TLS connections, idle WebSockets", "others are served"),
 )
 
 #: Rows without a test, and why.
