@@ -45,6 +45,12 @@ class Cut(Enum):
     REFUSED = "refused"
     #: Its unfinished body was the largest when all of the memory for them was taken.
     BODY_MEMORY = "body_memory"
+    #: What it sent is no HTTP.
+    MALFORMED = "malformed"
+    #: Its body came in a great many chunks of a few bytes, or its WebSocket sent frames like that.
+    TINY_PIECES = "tiny_pieces"
+    #: It went on to send its body after its answer.
+    ANSWERED = "answered"
 
 
 @dataclass(slots=True, eq=False)
@@ -56,7 +62,7 @@ class _Waiting:
     #: Bytes of the unfinished body, and when the last of them came; None while a header is waited for.
     body_bytes: int | None = None
     came_s: float = 0.0
-    #: Whether the server itself ends the wait: between two requests of one connection.
+    #: Whether another ends the wait: the server between two requests of one connection, the endpoint of a WebSocket.
     is_idle: bool = False
 
 
@@ -101,9 +107,10 @@ class Connections(Generic[ConnT]):
         self.answered(oldest)
         return {oldest: Cut.DISPLACED}
 
-    def adopted(self, conn: ConnT) -> None:
-        """A connection goes on under another protocol, which has time-outs of its own."""
+    def adopted(self, conn: ConnT, now_s: float) -> None:
+        """A connection goes on under another protocol: it waits for its client, who has time but may be displaced."""
         self._open.add(conn)
+        self._waiting[conn] = _Waiting(now_s, is_idle=True)
 
     def closed(self, conn: ConnT) -> None:
         """A connection is no more. Idempotent."""
@@ -132,6 +139,14 @@ class Connections(Generic[ConnT]):
             self.answered(largest)
             cut[largest] = Cut.BODY_MEMORY
         return cut
+
+    def all(self) -> list[ConnT]:
+        """Every connection."""
+        return list(self._open)
+
+    def waiting(self) -> list[ConnT]:
+        """Those that wait for their client to send."""
+        return list(self._waiting)
 
     def answered(self, conn: ConnT) -> None:
         """Nothing is waited for from the client: its request is whole, or it is being closed. Idempotent."""

@@ -1,7 +1,8 @@
 """uvicorn's protocols with the bounds of ``Connections``: HTTP by h11, WebSockets by websockets.
 
 uvicorn bounds neither the time of a header or a body, nor how long a client may leave its answer unread, nor the number
-of connections: ``limit_concurrency`` refuses newcomers while strangers that send nothing keep their places.
+of connections: ``limit_concurrency`` refuses newcomers while strangers that send nothing keep their places. It also
+parses all that has come at once, however many small pieces that is.
 """
 
 from __future__ import annotations
@@ -20,10 +21,13 @@ from websockets.frames import CloseCode
 
 from hub.api.connections import ConnectionLimits, Connections, Cut
 from hub.api.errors import error_body
+from hub.api.turns import Turns
 from omni_discovery.log_once import LogOnce
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+
+    from websockets.frames import Frame
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +37,8 @@ _SLOW_HEADER: Final = "the header of the request did not come in time: send all 
 _SLOW_BODY: Final = "the body of the request did not come in time: send it without a pause, or send less"
 _FULL: Final = "this hub has too many connections: try again, and use one connection for several requests"
 _BODIES: Final = "too many unfinished bodies are held here: try again, and send the body at once"
+_MALFORMED: Final = "this is no valid HTTP request"
+_TINY: Final = "the body of the request came in too many small chunks: send larger ones, or a Content-Length"
 #: The answer to a client whose connection is closed before it has its answer: status, type, code, text.
 _ANSWERS: Final[Mapping[Cut, tuple[int, str, str, str]]] = {
     Cut.HEADER_TIMEOUT: (408, "timeout_error", "input_timeout", _SLOW_HEADER),
@@ -40,10 +46,30 @@ _ANSWERS: Final[Mapping[Cut, tuple[int, str, str, str]]] = {
     Cut.DISPLACED: (503, "service_unavailable_error", "too_many_connections", _FULL),
     Cut.REFUSED: (503, "service_unavailable_error", "too_many_connections", _FULL),
     Cut.BODY_MEMORY: (503, "service_unavailable_error", "too_many_bodies", _BODIES),
+    Cut.MALFORMED: (400, "invalid_request_error", "invalid_request", _MALFORMED),
+    Cut.TINY_PIECES: (400, "invalid_request_error", "invalid_request", _TINY),
+}
+#: What a WebSocket is closed with: the code, and the reason that its client reads.
+_CLOSES: Final[Mapping[Cut, tuple[CloseCode, str]]] = {
+    Cut.BODY_TIMEOUT: (CloseCode.POLICY_VIOLATION, "the message did not come in time"),
+    Cut.TINY_PIECES: (CloseCode.POLICY_VIOLATION, "too many small frames"),
+    Cut.DISPLACED: (CloseCode.TRY_AGAIN_LATER, "this hub has too many connections"),
+    Cut.BODY_MEMORY: (CloseCode.TRY_AGAIN_LATER, "too many unfinished messages are held here"),
 }
 #: How often the log says that connections are closed for one reason.
 _LOG_EVERY_S: Final = 60.0
 _RETRY_AFTER: Final = b"5"
+#: A body may have so many chunks, and more if their mean size is at least this.
+_FREE_CHUNKS: Final = 1024
+_LEAST_CHUNK_BYTES: Final = 64
+#: Frames that one message of a WebSocket may have.
+_MAX_FRAGMENTS: Final = 1024
+#: PINGs and PONGs that a client may send within a second.
+_CONTROLS_PER_S: Final = 100
+#: How long a client may take for its side of a close: then the connection is reset.
+_GOODBYE_S: Final = 1.0
+#: How long a client may go on with its body after its answer.
+_AFTER_ANSWER_S: Final = 2.0
 
 
 class BoundedServer:
@@ -68,6 +94,17 @@ class BoundedServer:
         """Close the connections whose clients have kept the hub waiting too long."""
         self.cut(self.connections.overdue(time.monotonic(), lambda each: each.unsent_bytes))
 
+    def drop_waiting(self) -> None:
+        """Reset the connections that wait for their client: the hub stops."""
+        for protocol in self.connections.waiting():
+            protocol.transport.abort()
+
+    def drop_closing(self) -> None:
+        """Reset the WebSockets that have been told that they end: the hub stops."""
+        for protocol in self.connections.all():
+            if isinstance(protocol, BoundedWebSocket) and protocol.close_sent:
+                protocol.transport.abort()
+
     def cut(self, connections: Mapping[BoundedProtocol, Cut]) -> None:
         """Close connections, each with its reason."""
         for protocol, reason in connections.items():
@@ -76,7 +113,36 @@ class BoundedServer:
                 host = protocol.client[0] if protocol.client else "-"
                 text = "http.cut reason=%s client=%s connections=%d: omni_hub_http_cut_total counts them"
                 logger.warning(text, reason.value, host, len(self.connections))
+            self.connections.answered(protocol)
             protocol.cut(reason)
+
+
+class _Framing(h11.Connection):
+    """h11, but what it can't take is noted in ``fault``, and a body in tiny chunks is such."""
+
+    def __init__(self) -> None:
+        super().__init__(h11.SERVER)
+        self.fault: Cut | None = None
+        self._chunks = self._body_bytes = 0
+
+    def next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
+        """See h11; after a fault it waits for ever."""
+        if self.fault is not None:
+            return h11.NEED_DATA
+        try:
+            event = super().next_event()
+        except h11.RemoteProtocolError:
+            self.fault = Cut.MALFORMED
+            return h11.NEED_DATA
+        if isinstance(event, h11.Data):
+            self._chunks += event.chunk_start
+            self._body_bytes += len(event.data)
+            if self._chunks > _FREE_CHUNKS and self._body_bytes < self._chunks * _LEAST_CHUNK_BYTES:
+                self.fault = Cut.TINY_PIECES
+                return h11.NEED_DATA
+        elif isinstance(event, h11.EndOfMessage):
+            self._chunks = self._body_bytes = 0
+        return event
 
 
 class BoundedHttp(H11Protocol):
@@ -85,6 +151,9 @@ class BoundedHttp(H11Protocol):
     def __init__(self, server: BoundedServer, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._server = server
+        self._framing = _Framing()
+        self.conn = self._framing
+        self._turns = Turns(self._take, lambda: not self.flow.read_paused)
 
     @property
     def unsent_bytes(self) -> int:
@@ -104,17 +173,34 @@ class BoundedHttp(H11Protocol):
     def data_received(self, data: bytes) -> None:
         """See asyncio."""
         if not self.transport.is_closing():
-            super().data_received(data)
-            self._follow(len(data))
+            self._turns.came(data, self.transport, self.loop)
+
+    def _take(self, data: bytes) -> None:
+        super().data_received(data)
+        self._follow(len(data))
+
+    def handle_events(self) -> None:
+        """Parse what has come, and close the connection for what can't be parsed."""
+        super().handle_events()
+        if self._framing.fault is not None and not self.transport.is_closing():
+            self._server.cut({self: self._framing.fault})
 
     def on_response_complete(self) -> None:
         """Wait for the next request."""
         super().on_response_complete()
         self._follow(0)
+        if self.conn.their_state is h11.SEND_BODY:
+            self.loop.call_later(_AFTER_ANSWER_S, self._end_body, self.cycle)
+
+    def _end_body(self, cycle: object) -> None:
+        """Leave a client that has its answer, and still sends the body of that request."""
+        if self.cycle is cycle and self.conn.their_state is h11.SEND_BODY and not self.transport.is_closing():
+            self._server.cut({self: Cut.ANSWERED})
 
     def handle_websocket_upgrade(self, event: h11.Request) -> None:
         """Hand the connection over."""
         self._server.connections.closed(self)
+        self._turns.end()
         super().handle_websocket_upgrade(event)
 
     def cut(self, reason: Cut) -> None:
@@ -131,6 +217,7 @@ class BoundedHttp(H11Protocol):
         if (has_begun or reason is Cut.REFUSED) and not is_answered:
             self._answer(*answer)
         self.transport.close()
+        self.loop.call_later(_GOODBYE_S, self.transport.abort)
         if cycle is not None:
             cycle.disconnected = True
             cycle.message_event.set()
@@ -171,6 +258,12 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
     def __init__(self, server: BoundedServer, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._server = server
+        self._turns = Turns(self._take, lambda: not self.read_paused)
+        self.close_timeout = _AFTER_ANSWER_S
+        #: Whether the client has sent a whole message, or parts of one that is unfinished.
+        self._has_begun = self._has_part = False
+        #: The second of the loop's clock in which so many control frames have come.
+        self._second, self._controls = 0, 0
 
     @property
     def unsent_bytes(self) -> int:
@@ -180,15 +273,59 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See asyncio."""
         super().connection_made(transport)
-        self._server.connections.adopted(self)
+        self._server.connections.adopted(self, time.monotonic())
 
     def connection_lost(self, exc: Exception | None) -> None:
         """See asyncio."""
         self._server.connections.closed(self)
         super().connection_lost(exc)
 
+    def data_received(self, data: bytes) -> None:
+        """See asyncio."""
+        if not self.transport.is_closing():
+            self._turns.came(data, self.transport, self.loop)
+
+    def _take(self, data: bytes) -> None:
+        super().data_received(data)
+        if self.transport.is_closing() or not self.handshake_complete:
+            return
+        connections, now_s = self._server.connections, time.monotonic()
+        if self.frames or self.conn.reader.buffer:
+            size_bytes = len(data)
+            if not self._has_part:
+                # Whole messages came before it.
+                size_bytes = min(size_bytes, len(self.conn.reader.buffer) + sum(map(len, self.frames)))
+            self._has_part = True
+            self._server.cut(connections.body_came(self, size_bytes, now_s))
+        elif self._has_part or self._has_begun:
+            self._has_part = False
+            connections.answered(self)
+
+    def handle_cont(self, event: Frame) -> None:
+        """Take a piece of a message, unless it has too many."""
+        if len(self.frames) < _MAX_FRAGMENTS:
+            super().handle_cont(event)
+        elif not self.transport.is_closing():
+            self._server.cut({self: Cut.TINY_PIECES})
+
+    def _may_control(self) -> bool:
+        """Whether one more control frame may come now; else the connection is closed."""
+        second = int(self.loop.time())
+        if second != self._second:
+            self._second, self._controls = second, 0
+        self._controls += 1
+        if self._controls > _CONTROLS_PER_S and not self.transport.is_closing():
+            self._server.cut({self: Cut.TINY_PIECES})
+        return not self.transport.is_closing()
+
+    def handle_pong(self, event: Frame) -> None:
+        """Take a pong, unless there are too many."""
+        if self._may_control():
+            super().handle_pong(event)
+
     def send_receive_event_to_app(self) -> None:
         """Pass a whole message on. One that is no UTF-8 ends the connection, and leaves no traceback in the log."""
+        self._has_begun = True
         if self.curr_msg_data_type == "text" and not self.close_sent:
             try:
                 b"".join(self.frames).decode()
@@ -204,12 +341,21 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
 
         RFC 6455, 5.5.3, lets an endpoint answer only the latest of several pings.
         """
+        if not self._may_control():
+            return
         if self.writable.is_set():
             super().handle_ping()
         else:
             self.conn.data_to_send()
 
     def cut(self, reason: Cut) -> None:
-        """Close the connection of a client that reads nothing."""
+        """Close the connection; a client that may still read is told why."""
         logger.debug("stream.cut reason=%s", reason.value)
-        self.transport.abort()
+        if reason not in _CLOSES or self.close_sent or not self.handshake_complete:
+            self.transport.abort()
+            return
+        self.stop_keepalive()
+        self.frames = []
+        self.conn.fail(*_CLOSES[reason])
+        self.handle_parser_exception()
+        self.loop.call_later(_GOODBYE_S, self.transport.abort)

@@ -7,7 +7,7 @@ import errno
 import socket
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import uvicorn
 
@@ -20,7 +20,7 @@ from omni_discovery.errors import ConfigError
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from starlette.types import ASGIApp
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 #: How long open answers may go on when the hub stops.
 _GRACE_S: Final = 5
-#: How long clients without a request may take to close.
+#: How long clients without a request may take to close, and all clients to end TLS.
 _GOODBYE_S: Final = 1.0
 #: Interval at which answers are ended after that, including those that began meanwhile.
 _LATECOMERS_S: Final = 0.5
@@ -51,11 +51,32 @@ def bind(host: str, port: int, port_flag: str = "--port", host_flag: str = "--ho
 
 
 class _Server(uvicorn.Server):
-    """uvicorn without its signal handlers: the hub's own decide when to stop."""
+    """uvicorn with bounds for the begin and the end of TLS, and without its signal handlers: the hub's own decide."""
+
+    def __init__(self, config: uvicorn.Config, handshake_timeout_s: float) -> None:
+        super().__init__(config)
+        self._handshake_timeout_s = handshake_timeout_s
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen. asyncio's own bounds are a minute for a handshake, and half of one for a goodbye."""
+        config, loop = self.config, asyncio.get_running_loop()
+
+        def connection() -> asyncio.Protocol:
+            make: Callable[..., asyncio.Protocol] = config.http_protocol_class
+            return make(config=config, server_state=self.server_state, app_state={})
+
+        tls: dict[str, Any] = {}
+        if config.ssl is not None:
+            tls = {"ssl_handshake_timeout": self._handshake_timeout_s, "ssl_shutdown_timeout": _GOODBYE_S}
+        self.servers = [
+            await loop.create_server(connection, sock=each, ssl=config.ssl, backlog=config.backlog, **tls)
+            for each in sockets or []
+        ]
+        self.started = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,10 +107,10 @@ class HttpServer:
         forwarded_allow_ips: str = "",
     ) -> None:
         http = http or HttpConfig()
-        server = BoundedServer(http.limits, lambda reason: omni.hub_metrics.http_cuts.labels(reason).inc())
+        self._bounded = BoundedServer(http.limits, lambda reason: omni.hub_metrics.http_cuts.labels(reason).inc())
         config = uvicorn.Config(
             Exchanges(guarded(app, http.policy), logs=http.access_log),
-            **server.protocols,
+            **self._bounded.protocols,
             log_config=None,
             log_level="warning",
             access_log=False,
@@ -104,7 +125,7 @@ class HttpServer:
         config.load()
         config.ssl = tls
         self._omni = omni
-        self._server = _Server(config)
+        self._server = _Server(config, http.limits.header_timeout_s)
         self._task: asyncio.Task[None] | None = None
         self._hurries = asyncio.Event()
 
@@ -125,7 +146,10 @@ class HttpServer:
                 # Each open answer ends with an error instead of being cut. The sessions stay open: replicas that are
                 # stopped now wait for this hub to acknowledge their drain.
                 self._omni.end_requests()
+                # One that still waits for its client has no answer that could end.
+                self._bounded.drop_waiting()
                 await asyncio.wait({self._task}, timeout=_LATECOMERS_S)
+                self._bounded.drop_closing()
             await asyncio.gather(self._task, return_exceptions=True)
 
     def _drop_idle(self) -> None:

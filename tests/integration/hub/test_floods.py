@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -16,7 +17,8 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
 from omni_discovery.etcd.store import EtcdKV
-from tests.support.attackers import GONE, PING, attackers, descriptors, frame, rss_bytes
+from tests.support.attackers import GONE, PING, Attacker, attackers, descriptors, frame, rss_bytes
+from tests.support.certificates import make_certificates
 from tests.support.hub import Hub
 from tests.support.processes import wait_for
 from tests.support.registry import EtcdServer, etcdctl
@@ -200,7 +202,10 @@ def test_a_slow_body_that_goes_on_is_let_in(hub: Hub) -> None:
 
 @pytest.mark.attack("A13")
 def test_answers_that_nobody_reads_do_not_pile_up(hub: Hub) -> None:
-    """Pings whose pongs are not read, and requests whose answers are not: the memory stays, and both are closed."""
+    """Pings whose pongs are not read, and requests whose answers are not: the memory stays, and both are closed.
+
+    The pings are too many, too.
+    """
     before = rss_bytes(hub.process.pid)
     with attackers(hub.url, 2, receive_buffer=4096) as (pinger, reader):
         pinger.open_stream()
@@ -220,7 +225,8 @@ def test_answers_that_nobody_reads_do_not_pile_up(hub: Hub) -> None:
                 except OSError:
                     closed.add(each)
         assert rss_bytes(hub.process.pid) - before < 64 * MIB
-    assert cuts(hub, "send_timeout") >= 2
+    assert cuts(hub, "send_timeout") >= 1
+    assert cuts(hub, "tiny_pieces") >= 1
     must_serve(hub)
 
 
@@ -243,6 +249,131 @@ def test_a_flood_of_connections_keeps_nobody_out(hub: Hub) -> None:
         assert cuts(hub, "displaced") >= 60 or time.monotonic() - began_s > 3
         assert len(young) == 80
     must_serve(hub)
+
+
+def flood_until_closed(attacker: Attacker, data: bytes, seen: Callable[[], object]) -> None:
+    """Send the same again and again; ``seen`` is called now and then, and may assert something."""
+    deadline_s = time.monotonic() + 30
+    attacker.socket.settimeout(30.0)
+    with suppress(*GONE):
+        while time.monotonic() < deadline_s:
+            attacker.send(data)
+            seen()
+        raise AssertionError(f"{attacker.sent_bytes} bytes were let in")
+
+
+@pytest.mark.attack("D6")
+def test_bodies_in_tiny_chunks_are_cut(hub: Hub) -> None:
+    """Chunks of one byte cost the hub a thousand times what they cost the client. A body of 1000 of them is let in."""
+    before = cuts(hub, "tiny_pieces")
+    with attackers(hub.url, 4) as clients:
+        for each in clients:
+            each.request(None, Transfer_Encoding="chunked")
+        for each in clients[:3]:
+            flood_until_closed(each, b"1\r\nx\r\n" * 42000, lambda: must_serve(hub))
+        body = json.dumps({"messages": [{"role": "user", "content": "x" * 900}]}).encode()
+        clients[3].send(b"".join(b"1\r\n%c\r\n" % each for each in body) + b"0\r\n\r\n")
+        assert b" 200 " in clients[3].socket.recv(100)
+    assert cuts(hub, "tiny_pieces") >= before + 3
+
+
+@pytest.mark.attack("D6")
+def test_a_body_that_goes_on_after_its_answer_is_not_read(hub: Hub) -> None:
+    with attackers(hub.url, 1) as (client,):
+        client.request(None, Content_Type="text/plain", Content_Length=str(1 << 20))
+        assert status_of(client.answer()) == 415
+    assert cuts(hub, "answered") >= 1
+
+
+@pytest.mark.attack("D6")
+@pytest.mark.parametrize(
+    ("first", "piece"), [(b"\x01\x80abcd", b"\x00\x80abcd"), (b"", frame(9, b"")), (b"", frame(10, b""))]
+)
+def test_floods_of_tiny_frames_are_cut(hub: Hub, first: bytes, piece: bytes) -> None:
+    """Pieces of a message that never ends, pings and pongs, all of them empty."""
+    before = cuts(hub, "tiny_pieces")
+    with attackers(hub.url, 1) as (client,):
+        client.open_stream()
+        client.send(first)
+        flood_until_closed(client, piece * 42000, lambda: must_serve(hub))
+    assert cuts(hub, "tiny_pieces") == before + 1
+
+
+@pytest.mark.attack("D6")
+def test_websockets_that_have_sent_nothing_give_their_places(hub: Hub) -> None:
+    before = cuts(hub, "displaced")
+    with attackers(hub.url, int(LIMITS["--max-connections"])) as clients:
+        for each in clients:
+            each.open_stream()
+        for _ in range(3):
+            must_serve(hub)
+        assert clients[0].answer()[:4] == b"\x88\x23\x03\xf5"
+    assert cuts(hub, "displaced") > before
+
+
+@pytest.mark.attack("D6")
+def test_unfinished_messages_of_websockets_are_bounded_as_bodies_are(hub: Hub) -> None:
+    """Six with 3 MB each of a frame that never ends: four are too much memory, two are too slow."""
+    memory, slow = cuts(hub, "body_memory"), cuts(hub, "body_timeout")
+    with attackers(hub.url, 6) as clients:
+        for each in clients:
+            each.open_stream()
+        for each in clients:
+            with suppress(*GONE):
+                each.send(b"\x81\xff" + (3 * MIB).to_bytes(8, "big") + bytes(4) + b"x" * 3_000_000)
+        must_serve(hub)
+        for each in clients:
+            each.answer(25.0)
+    assert cuts(hub, "body_memory") >= memory + 4
+    assert cuts(hub, "body_timeout") >= slow + 1
+
+
+@pytest.mark.attack("D6")
+def test_what_is_no_http_is_answered_and_fills_no_log(hub: Hub) -> None:
+    with attackers(hub.url, 20) as clients:
+        for each in clients:
+            each.send(b"\x16\x03\x01 no HTTP\r\n\r\n")
+            assert status_of(each.answer()) == 400
+    assert hub.text.count("http.cut reason=malformed") == 1
+    assert "Invalid HTTP request" not in hub.text
+    assert cuts(hub, "malformed") >= 20
+
+
+@pytest.mark.attack("D6")
+def test_clients_that_do_not_speak_tls_to_its_end_hold_no_descriptors(tmp_path: Path) -> None:
+    """1. some say nothing at all; 2. some never say goodbye after half a request: all are closed soon
+    3. neither they nor half requests and WebSockets lengthen the stop
+    """
+    pems = make_certificates(tmp_path)
+    tls = ["--ssl-certfile", pems.server_cert, "--ssl-keyfile", pems.server_key]
+    document = tmp_path / "deploy.yaml"
+    document.write_text(ECHO)
+    hub = Hub(
+        tmp_path, ["--deploy-config", str(document), *tls, "--header-timeout", "3", "--stream-idle-timeout", "60"]
+    )
+    context = ssl.create_default_context(cafile=pems.ca)
+    try:
+        hub.url = wait_for("the hub to listen", hub._listening, 60.0)
+        quiet = descriptors(hub.process.pid)
+        with attackers(hub.url, 20) as silent, attackers(hub.url, 20) as half:
+            for each in half:
+                each.socket = context.wrap_socket(each.socket, server_hostname="127.0.0.1")
+                each.send(b"GET /health HTTP/1.1\r\n")
+            wait_for("their descriptors to be free", lambda: descriptors(hub.process.pid) < quiet + 20, 20.0)
+            assert all(each.answer() == b"" for each in silent)
+        with attackers(hub.url, 9) as late:
+            for number, each in enumerate(late):
+                each.socket = context.wrap_socket(each.socket, server_hostname="127.0.0.1")
+                if number < 3:
+                    each.open_stream()
+                elif number < 6:
+                    each.request(b"{", Content_Length="100")
+                else:
+                    each.send(b"GET /health HTTP/1.1\r\n")
+            hub.stop()
+        assert "timeout graceful shutdown exceeded" not in hub.text
+    finally:
+        hub.stop()
 
 
 @pytest.mark.attack("A27")

@@ -94,9 +94,29 @@ def test_a_client_that_takes_nothing_is_given_up_and_one_that_takes_a_little_is_
         assert ("dead" in cut) == (now_s > 30)
 
 
-def test_a_websocket_counts_as_a_connection_and_waits_for_nothing() -> None:
+def test_a_websocket_has_time_but_gives_its_place_until_it_has_sent_something() -> None:
+    """1. a and b become WebSockets, c is served; 2. d takes the place of a; b sends, so that e is refused"""
+    made = connections("a", "b", "c")
+    made.answered("c")
+    for each in "ab":
+        made.closed(each)
+        made.adopted(each, 3.0)
+    assert len(made) == 3
+    assert made.overdue(1000.0, nothing_unsent) == {}
+    assert made.waiting() == ["a", "b"]
+    assert made.opened("d", 4.0) == {"a": Cut.DISPLACED}
+    made.closed("a")
+    made.answered("b")
+    made.answered("d")
+    assert made.opened("e", 5.0) == {"e": Cut.REFUSED}
+    assert sorted(made.all()) == ["b", "c", "d", "e"]
+
+
+def test_the_message_of_a_websocket_has_the_bounds_of_a_body() -> None:
     made = connections("a")
     made.closed("a")
-    made.adopted("a")
-    assert len(made) == 1
-    assert made.overdue(1000.0, nothing_unsent) == {}
+    made.adopted("a", 0.0)
+    assert made.body_came("a", 500, 5.0) == {}
+    assert made.unfinished_bytes == 500
+    assert made.overdue(26.0, nothing_unsent) == {"a": Cut.BODY_TIMEOUT}
+    assert made.unfinished_bytes == 0
