@@ -172,7 +172,8 @@ class RuntimeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     """Where a stage's local replicas run.
 
     ``devices``, in the form of CUDA_VISIBLE_DEVICES, is shared out to them, ``cpu`` shows them none; empty, they share
-    what the supervisor was shown. Two replicas get the same device only with ``share_devices``.
+    what the supervisor was shown. Two replicas get the same device only with ``share_devices``. ``python`` is the
+    interpreter of an environment of their own, on the host that they run on; without it they run in the supervisor's.
     """
 
     devices: str = ""
@@ -180,6 +181,12 @@ class RuntimeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     #: Not encoded unless it is set: the release before refuses keys that it does not know.
     share_devices: bool | msgspec.UnsetType = msgspec.UNSET
     ray: RayConfig | msgspec.UnsetType = msgspec.UNSET
+    python: Annotated[str, msgspec.Meta(pattern=r"\A/[^\0]*\Z", max_length=4096)] | msgspec.UnsetType = msgspec.UNSET
+
+    @property
+    def own_python(self) -> str:
+        """The interpreter of the replicas' own; empty for the supervisor's."""
+        return "" if self.python is msgspec.UNSET else self.python
 
     @property
     def on_ray(self) -> RayConfig:

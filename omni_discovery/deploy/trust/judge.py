@@ -25,6 +25,7 @@ from omni_discovery.deploy.document import (
 from omni_discovery.deploy.trust.bounds import Bounds, is_below
 from omni_discovery.deploy.trust.vllm_args import (
     MODELS,
+    OWN_OF_OMNI,
     PARTS,
     PICKLED_FORMATS,
     PICKLED_METHODS,
@@ -51,11 +52,13 @@ JUDGED: Final[Mapping[type[msgspec.Struct], frozenset[str]]] = {
             "input_from",
         )
     ),
-    RuntimeConfig: frozenset(("devices", "num_replicas", "share_devices", "ray")),
+    RuntimeConfig: frozenset(("devices", "num_replicas", "share_devices", "ray", "python")),
     RayConfig: frozenset(("num_cpus", "num_gpus", "resources", "strategy")),
     EdgeConfig: frozenset(("from_", "to", "connector", "window_size", "max_inflight", "async_chunk")),
     ConnectorConfig: frozenset(("name", "extra")),
 }
+#: Engines whose arguments are vLLM's, but for some of their own.
+_OF_VLLM: Final = ("vllm", "vllm-omni")
 #: Engine arguments, with settings as values, of the other built-in engines. Those of ``echo`` fail or wait on purpose.
 _ENGINE_ARGS: Final[Mapping[str, frozenset[str]]] = {
     "echo": frozenset(
@@ -75,6 +78,7 @@ _ENGINE_ARGS: Final[Mapping[str, frozenset[str]]] = {
 _FOLDERS: Final = ("directory",)
 _SHARED_MEMORY: Final = "/dev/shm"  # noqa: S108 - where hand-offs lie, not a file of ours
 _LONGEST_VALUE: Final = 80
+_PYTHON: Final = "runtime.python"
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +115,7 @@ def refusal(stage_id: int, told: str, flags: str) -> ConfigError:
 def within(stage: StageConfig, bounds: Bounds) -> StageConfig:
     """A stage that passed ``check_document``, with what vLLM would else decide by what it finds."""
     formats = stage.engine_args.get("load_format", "auto")
-    if stage.engine != "vllm" or formats != "auto" or bounds.allows("pickled-weights"):
+    if stage.engine not in _OF_VLLM or formats != "auto" or bounds.allows("pickled-weights"):
         return stage
     # By itself vLLM would read pickled weights where there are no others.
     return msgspec.structs.replace(stage, engine_args={**stage.engine_args, "load_format": "safetensors"})
@@ -129,22 +133,30 @@ def closed_in(deploy: DeployConfig, stage_id: int, bounds: Bounds, locate: Locat
         ("runtime.ray.", stage.runtime.on_ray),
     ):
         yield from _closed_keys(part, where, bounds)
+    if (python := stage.runtime.own_python) and not bounds.allows("key", _PYTHON):
+        yield Closed(_PYTHON, f"is a program of this host: {_short(python)}", _allow("key", _PYTHON))
     yield from _closed_model("model", stage.model, bounds, locate)
     yield from _closed_adapter(stage.default_sampling_params, bounds, locate)
+    yield from _closed_engine(stage, bounds, locate)
+    for name, extra in _connectors_of(deploy, stage_id):
+        yield from _closed_connector(name, extra, bounds)
+
+
+def _closed_engine(stage: StageConfig, bounds: Bounds, locate: Locate) -> Iterator[Closed]:
     if stage.engine not in BUILT_IN_ENGINES:
         if not bounds.allows("engine", stage.engine):
             yield Closed("engine", f"{stage.engine!r} is another package's", _allow("engine", stage.engine))
     elif stage.engine == "torch":
         yield from _closed_target(stage.engine_args.get("target"), bounds)
-    elif stage.engine == "vllm":
+    elif stage.engine in _OF_VLLM:
+        own = OWN_OF_OMNI if stage.engine == "vllm-omni" else frozenset()
         for name, value in stage.engine_args.items():
-            yield from _closed_vllm(name, value, bounds, locate)
+            if name not in own or not is_numbers(value):
+                yield from _closed_vllm(name, value, bounds, locate)
     else:
         for name, value in stage.engine_args.items():
             if name not in _ENGINE_ARGS.get(stage.engine, ()) or not (is_text(value) or is_numbers(value)):
                 yield from _closed_argument(name, value, bounds)
-    for name, extra in _connectors_of(deploy, stage_id):
-        yield from _closed_connector(name, extra, bounds)
 
 
 def _closed_keys(part: msgspec.Struct, where: str, bounds: Bounds) -> Iterator[Closed]:

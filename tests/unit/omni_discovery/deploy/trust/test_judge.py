@@ -36,6 +36,10 @@ def vllm(model: str = "org/model", **engine_args: Any) -> dict[str, Any]:
     return {"engine": "vllm", "model": model, "engine_args": engine_args}
 
 
+def omni(model: str = "org/model", **engine_args: Any) -> dict[str, Any]:
+    return {**vllm(model, **engine_args), "engine": "vllm-omni"}
+
+
 OPEN = [
     {"engine": "echo", "engine_args": {"capacity": 8, "crash_on": "a b\u00e9", "allow_rpc": ["pid"]}},
     {"engine": "diffusion", "model": "/models/painter", "engine_args": {"leave_out": ["text_encoder"]}},
@@ -48,6 +52,8 @@ OPEN = [
     vllm(pooler_config={"pooling_type": "MEAN"}, compilation_config=3, limit_mm_per_prompt={"image": {"count": 2}}),
     vllm(quantization="fp8", distributed_executor_backend="mp", generation_config="vllm"),
     {**vllm(enable_lora=True), "default_sampling_params": {"lora": {"name": "a", "path": "/models/a"}}},
+    omni("/models/speaker", async_chunk=True, connector_extra={"codec_chunk_frames": 4}, dtype="bfloat16"),
+    omni(subtalker_sampling_params={"do_sample": True, "temperature": 0.9}, sample_rate_hz=24000, enforce_eager=True),
     {"engine": "echo", "runtime": {"devices": "0,1", "share_devices": True, "ray": {"num_cpus": 2}}},
 ]
 
@@ -84,6 +90,14 @@ CLOSED: list[tuple[dict[str, Any], str, str]] = [
     (vllm(default_mm_loras={"audio": "/srv/lora"}), "engine_args.default_mm_loras", "--model-root /srv"),
     (vllm(distributed_executor_backend="os.path"), "distributed_executor_backend", "engine-arg=distributed_executor"),
     (vllm(distributed_executor_backend="evil"), "distributed_executor_backend", "engine-arg=distributed_executor"),
+    ({"engine": "echo", "runtime": {"python": "/srv/bin/python"}}, "runtime.python", "--allow key=runtime.python"),
+    (omni("/srv/evil"), "model", "--model-root /srv"),
+    (omni(trust_remote_code=True), "engine_args.trust_remote_code", "--allow remote-code"),
+    (omni(load_format="pt"), "engine_args.load_format", "--allow pickled-weights"),
+    (omni(connector_extra={"path": "/srv"}), "engine_args.connector_extra", "--allow engine-arg=connector_extra"),
+    (omni(worker_cls="evil.Worker"), "engine_args.worker_cls", "--allow engine-arg=worker_cls"),
+    (omni(custom_process_input_func="evil.f"), "custom_process_input_func", "engine-arg=custom_process_input_func"),
+    (vllm(async_chunk=True), "engine_args.async_chunk", "--allow engine-arg=async_chunk"),
     *(
         (vllm(**{name: value}), f"engine_args.{name}", f"--allow engine-arg={name.partition('.')[0]}")
         for name, value in {
