@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from omni_discovery.deploy.document import StageConfig, decode_deploy, parse_deploy
-from omni_discovery.deploy.engine_args import EngineProblem, bootstrap_port, engine_problems, group_size
+from omni_discovery.deploy.engine_args import EngineProblem, bootstrap_port, group_size, pair_problems
 from omni_discovery.errors import ConfigError
 
 
@@ -23,7 +23,7 @@ def side(stage_id: int, role: str, connector: str = "NixlConnector", tensor: int
 
 def told(*stages: StageConfig) -> list[EngineProblem]:
     """What is wrong with stages that each take input from the one before."""
-    return list(engine_problems(stages, {each.stage_id: (each.stage_id - 1,) for each in stages}))
+    return list(pair_problems(stages, {each.stage_id: (each.stage_id - 1,) for each in stages}))
 
 
 def test_a_group_is_the_product_of_the_parallel_sizes() -> None:
