@@ -114,10 +114,14 @@ def test_a_file_of_vllm_omni_says_the_roles_in_its_own_way() -> None:
         (
             "is_prefill_only: false",
             "is_prefill_only: true",
-            "stage 1.is_prefill_only is not known: write engine_args.pd",
+            "p:10: stage 1.is_prefill_only stands beside is_decode_only; a stage has one role: write engine_args.pd",
         ),
-        ("is_decode_only: true", "is_decode_only: 7", "stage 1.is_decode_only is not known: write engine_args.pd"),
-        ("size: 1", "size: 1\n      pd: prefill", "stage 1.is_decode_only is not known: write engine_args.pd"),
+        ("is_decode_only: true", "is_decode_only: 7", "p:9: stage 1.is_decode_only is 7; right would be true or false"),
+        (
+            "size: 1",
+            "size: 1\n      pd: prefill",
+            "p:9: stage 1.is_decode_only stands beside engine_args.pd: prefill; ",
+        ),
         ("size: 1", "size: 1\n      data_parallel_size: 2", "p:11: stage 1: engine_args.data_parallel_size is 2"),
         (
             "size: 1",
