@@ -26,7 +26,7 @@ def check_device(name: Any) -> str:
     found = _DEVICE.fullmatch(name) if isinstance(name, str) else None
     if found is None or (found[1] not in _KINDS and not _knows_torch(found[1])):
         raise ConfigError(f"device is {name!r}; 'cpu' is wanted, or a device of torch, such as 'cuda:0'")
-    return name
+    return str(name)
 
 
 def _knows_torch(kind: str) -> bool:

@@ -342,7 +342,7 @@ class MooncakeTransferEngineConnector(StoringConnector):
         Without a rank, it is the sender of hand-offs without metadata; with one, of those with that ``sender_rank``.
         Raise ConfigError for a host or a port that can't be one.
         """
-        if not isinstance(sender_host, str) or not sender_host:
+        if type(sender_host) is not str or not sender_host:
             raise ConfigError(f"sender_host is {sender_host!r}; the sender's address is wanted")
         if type(sender_zmq_port) is not int or not 0 < sender_zmq_port < 65536:
             raise ConfigError(f"sender_zmq_port is {sender_zmq_port!r}; the sender's port is wanted, from 1 to 65535")
