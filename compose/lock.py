@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 COMPOSE = Path(__file__).resolve().parent
-KINDS = ("build", "cpu", "gpu", "test", "audit")
+KINDS = ("build", "cpu", "gpu", "test", "audit", "omni-cpu")
 HOW = ("--no-deps", "--universal", "--python-version", "3.11", "--generate-hashes", "--no-header", "--no-annotate")
 
 

@@ -1,4 +1,4 @@
-"""Make the checkout's virtual environment: `python3 compose/setup_venv.py demo|test|audit`.
+"""Make a virtual environment of the checkout: `python3 compose/setup_venv.py demo|test|audit|omni`.
 
 Needs nothing but Python and its venv module. Installs the pinned packages of compose/lock-*.txt, then the project
 itself, and says how long that took and how much was downloaded. Does nothing when all is in place.
@@ -22,16 +22,29 @@ TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 #: pip installs the first one: it has the installer of the others, and what builds.
 BUILD_LOCK = "lock-build.txt"
 TORCH_LOCK = "lock-torch-cpu.txt"
-LOCKS = {"demo": ["lock-cpu.txt"], "test": ["lock-cpu.txt", "lock-test.txt"], "audit": ["lock-audit.txt"]}
-#: The tools of `make sbom` and `make audit` must not meet what they look at.
-VENVS = {"demo": ROOT / ".venv", "test": ROOT / ".venv", "audit": ROOT / ".venv-audit"}
+LOCKS = {
+    "demo": ["lock-cpu.txt"],
+    "test": ["lock-cpu.txt", "lock-test.txt"],
+    "audit": ["lock-audit.txt"],
+    "omni": ["lock-omni-cpu.txt"],
+}
+#: The tools of `make sbom` and `make audit` must not meet what they look at; vLLM-Omni wants other versions of vLLM and
+#: diffusers than the rest runs on.
+VENVS = {
+    "demo": ROOT / ".venv",
+    "test": ROOT / ".venv",
+    "audit": ROOT / ".venv-audit",
+    "omni": ROOT / ".venv-omni",
+}
+#: A package of the tests that is installed beside the project: it is found by its entry points.
+OMNI_CPU = ROOT / "tests" / "support" / "omni_cpu"
 
 
 def main() -> int:
     """Return the exit code."""
     kind = sys.argv[1] if len(sys.argv) == 2 else ""
     if kind not in LOCKS:
-        print("usage: python3 compose/setup_venv.py demo|test|audit", file=sys.stderr)
+        print(f"usage: python3 compose/setup_venv.py {'|'.join(LOCKS)}", file=sys.stderr)
         return 2
     if sys.version_info < (3, 11):  # noqa: UP036 - this file is run by whatever python3 is
         print(f"Python 3.11 or newer is needed; this is {sys.version.split()[0]}.", file=sys.stderr)
@@ -70,6 +83,8 @@ def _install(kind: str) -> None:
     _uv(python, *hashed, *(argument for name in LOCKS[kind] for argument in ("-r", _lock(name))))
     if kind != "audit":
         _uv(python, "--no-deps", "--no-build-isolation", "--editable", str(ROOT))
+    if kind == "omni":
+        _uv(python, "--no-deps", "--no-build-isolation", "--reinstall", "--compile-bytecode", str(OMNI_CPU))
     megabytes = (_received_bytes() - begin_bytes) / 1e6
     _say(f"ready: {time.monotonic() - begin_s:.0f} s, {megabytes:.0f} MB downloaded\n")
 
@@ -119,6 +134,8 @@ def _received_bytes() -> int:
 def _digest(kind: str) -> str:
     locks = [ROOT / "compose" / name for name in (BUILD_LOCK, TORCH_LOCK, *LOCKS[kind])]
     parts = [ROOT / "pyproject.toml", Path(__file__), *locks]
+    if kind == "omni":
+        parts += sorted(path for path in OMNI_CPU.rglob("*") if path.suffix in (".py", ".pth", ".toml"))
     return hashlib.sha256(b"".join(part.read_bytes() for part in parts) + str(ROOT).encode()).hexdigest()[:16]
 
 

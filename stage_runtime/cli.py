@@ -46,6 +46,7 @@ from omni_discovery.commands.stage_options import (
     StageCheck,
     StageDevices,
     StageOptions,
+    check_stage,
     read_config,
     read_stage_options,
     runtime_here,
@@ -58,7 +59,7 @@ from omni_discovery.errors import ConfigError, OmniError
 from omni_discovery.etcd.embedded_file import embedded_among
 from omni_discovery.logs.setup import LogOptions, identify_process
 from omni_discovery.metrics.samples import Sample, SupervisorSample
-from omni_discovery.plugins import check_packages
+from omni_discovery.plugins import check_packages, vllm_plugins
 from omni_discovery.processes import die_with_parent, raise_descriptor_limit
 from omni_discovery.stories import Waits
 from stage_runtime.addresses import find_hosts
@@ -244,7 +245,7 @@ def _supervise_stage(arguments: argparse.Namespace, options: StageOptions) -> in
     take_secrets()
     _be_brief(replica)
     config = SupervisorConfig(replica=replica, count=options.count, parent_pid=arguments.parent_pid)
-    with closing(_metrics_exporter(options)) as exporter:
+    with closing(_metrics_exporter(options)) as exporter, _refusal_left_for_doctor(replica):
         return _run_stage(config, options, exporter)
 
 
@@ -293,9 +294,16 @@ def _run_stage(config: SupervisorConfig, options: StageOptions, exporter: Metric
     export = exporter.export if exporter.is_used else None
     check_ttl(RegistryConfig(replica.endpoints, replica.namespace, replica.security, ttl_s=replica.ttl_s))
     if options.worker_backend == RAY:
+        if deploy.stage(replica.stage_id).runtime.own_python:
+            raise ConfigError(f"stage {replica.stage_id}: runtime.python is for replicas outside of Ray")
         return _run_on_ray(config, deploy, options.ray_address, export)
-    # Built once here, without loading it, so that an error in its arguments is printed once, before any process starts.
-    create_engine(trusted_stage(in_force, replica.stage_id, replica.bounds)).close()
+    # Built once, without loading it, so that an error in its arguments is printed once, before any replica starts.
+    if deploy.stage(replica.stage_id).runtime.own_python:
+        stage = deploy.stage(replica.stage_id)
+        check = StageCheck(stage=stage, deploy=in_force, count=config.count, bounds=replica.bounds)
+        check_stage(check, os.environ)
+    else:
+        create_engine(trusted_stage(in_force, replica.stage_id, replica.bounds)).close()
     return _run_supervisor(config, deploy, export)
 
 
@@ -345,11 +353,11 @@ def _run_supervisor(config: SupervisorConfig, deploy: DeployConfig, export: Call
     # On the CPU only: a process that has initialized a GPU must not be forked.
     modules = modules_to_preload(stage.engine)
     shared_output_fd, write_fd = os.pipe()
-    is_on_cpu = on_cpu_only(base, stage, config.count, machine)
+    is_on_cpu, python = on_cpu_only(base, stage, config.count, machine), stage.runtime.own_python
     supervisor = Supervisor(
         config,
         deploy,
-        ZygoteLauncher(modules, write_fd) if modules and is_on_cpu else SpawnLauncher(),
+        ZygoteLauncher(modules, write_fd, python) if modules and is_on_cpu else SpawnLauncher(python),
         lambda ordinal: replica_environment(base, stage, settings, config.count, ordinal, machine),
         locks.mark_leaving,
         waits,
@@ -398,6 +406,21 @@ def _be_brief(config: ReplicaConfig) -> None:
     EtcdKV.version_log.be_brief(embedded=embedded, count_only=True)
 
 
+@contextmanager
+def _refusal_left_for_doctor(replica: ReplicaConfig) -> Iterator[None]:
+    """Leave on this machine why the supervisor ends: nothing else tells of one that has ended."""
+    from omni_discovery.stories import Stories
+
+    try:
+        yield
+    except ConfigError as error:
+        stories = Stories(user_runtime_dir(), replica.namespace, replica.endpoints)
+        reason = str(error)
+        stories.write("supervisor", f"stage {replica.stage_id}", lambda: [f"refused: {reason}"])
+        stories.flush()
+        raise
+
+
 def _connect_with_stories(config: ReplicaConfig) -> Callable[..., OmniCoordClientForStage]:
     """Makes the replica's client of the registry, which leaves its lease's story for ``omni doctor``."""
     from omni_discovery.clients import OmniCoordClientForStage
@@ -434,7 +457,10 @@ def _run_replica(config: ReplicaConfig) -> int:
 
         _be_brief(config)
         deploy, device = deploy_of_replica(config), device_text(os.environ)
-        check_packages(config.stage_id, deploy.stage(config.stage_id).engine)
+        engine = deploy.stage(config.stage_id).engine
+        check_packages(config.stage_id, engine)
+        if (kept := vllm_plugins(engine)) is not None:
+            os.environ.setdefault("VLLM_PLUGINS", kept)
         from stage_runtime.replica.replica import Replica
 
         code = Replica(config, deploy, _connect_with_stories(config), device=device, write_status=write).run()

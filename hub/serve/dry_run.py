@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
-import os
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
-
-import msgspec
 
 from hub.serve.pipeline_claim import check_pipeline
 from hub.serve.plan import StagesOnHost, plan_on_host, stages_on_host
 from omni_discovery.commands.flags import RAY
 from omni_discovery.commands.output import say
 from omni_discovery.commands.registry import child_environment, read_bounds
-from omni_discovery.commands.stage_options import StageCheck, StageDevices, open_config, stage_command
+from omni_discovery.commands.stage_options import StageCheck, check_stage
 from omni_discovery.deploy.document import DeployConfig, StageConfig, decode_deploy, encode_deploy
 from omni_discovery.deploy.load import locate_model
 from omni_discovery.deploy.topology import CPU, Topology, names_cpu, plan
 from omni_discovery.deploy.trust.judge import check_document
-from omni_discovery.errors import ConfigError, RegistryTlsError, RegistryUnavailableError
+from omni_discovery.errors import RegistryTlsError, RegistryUnavailableError
 from omni_discovery.etcd.check import check_registry
 from omni_discovery.etcd.config import RegistryConfig
 from omni_discovery.plugins import check_packages
@@ -37,7 +31,6 @@ if TYPE_CHECKING:
 Row = tuple[str, ...]
 
 _ANSWER_S: Final = 3.0
-_CHECK_S: Final = 120.0
 
 
 def dry_run_hub(arguments: argparse.Namespace, config: ServeConfig) -> int:
@@ -109,28 +102,9 @@ def check_on_host(
     """Check engine, model, devices and connectors of each stage in a process of its own. Raise ConfigError."""
     devices: dict[int, Sequence[Sequence[str] | None]] = {}
     for stage, count in () if arguments.worker_backend == RAY else local_stages:
-        config_fd = open_config(StageCheck(stage=stage, deploy=deploy, count=count, bounds=bounds))
-        try:
-            ended = subprocess.run(
-                stage_command(config_fd, stage.stage_id, "--check"),
-                stdin=subprocess.DEVNULL,
-                pass_fds=(config_fd,),
-                env=child_environment(),
-                capture_output=True,
-                timeout=_CHECK_S,
-                check=False,
-            )
-        except subprocess.TimeoutExpired as error:
-            raise ConfigError(f"stage {stage.stage_id}: its engine can't be imported within {_CHECK_S:g} s") from error
-        finally:
-            os.close(config_fd)
-        if ended.returncode:
-            lines = ended.stderr.decode("utf-8", "replace").strip().splitlines() or [f"exit code {ended.returncode}"]
-            raise ConfigError(lines[-1].removeprefix("omni: "))
-        sys.stderr.write(ended.stderr.decode("utf-8", "replace"))
-        # Before its last line stands what the engine's libraries print.
-        with contextlib.suppress(msgspec.DecodeError, IndexError):
-            told = msgspec.json.decode(ended.stdout.strip().splitlines()[-1], type=StageDevices)
+        check = StageCheck(stage=stage, deploy=deploy, count=count, bounds=bounds)
+        told = check_stage(check, child_environment())
+        if told is not None:
             devices[stage.stage_id] = told.of_replicas
     return devices
 

@@ -95,7 +95,8 @@ def _check_stages(local_stages: Sequence[StageConfig], installed: Collection[str
     if doubts := doubtful_engines(local_stages, installed):
         raise ConfigError("; ".join(doubts))
     for stage in local_stages:
-        check_packages(stage.stage_id, stage.engine)
+        if not stage.runtime.own_python:
+            check_packages(stage.stage_id, stage.engine)
         if stage.model.startswith("/") and not Path(stage.model).exists():
             raise ConfigError(f"stage {stage.stage_id}: the model folder {stage.model} does not exist; correct 'model'")
 

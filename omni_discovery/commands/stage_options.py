@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import argparse
 import os
+import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 
@@ -27,6 +28,8 @@ from omni_discovery.etcd.config import RegistrySecurity
 from omni_discovery.logs.setup import LogOptions
 
 T = TypeVar("T")
+
+_CHECK_S: Final = 120.0
 
 
 class ReplicaOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -126,14 +129,55 @@ def runtime_here(arguments: argparse.Namespace, stage_id: int) -> Mapping[str, A
     return of_this_host(parse_overrides(arguments.stage_overrides)).get(stage_id, {})
 
 
-def stage_command(config_fd: int, stage_id: int, *flags: str) -> list[str]:
+def stage_command(config_fd: int, stage_id: int, *flags: str, python: str = "") -> list[str]:
     """The command of a process of ``stage_runtime`` with its settings in ``config_fd``.
 
-    ``flags`` come first and choose the kind of process. The stage id is only there to be read in the process list; the
-    process takes it from its settings.
+    ``flags`` come first and choose the kind of process, ``python`` its interpreter, this one by default. The stage id
+    is only there to be read in the process list; the process takes it from its settings. With ``-P``, nothing is
+    imported from the folder that it is started in.
     """
-    words = ["-u", "-m", "stage_runtime", *flags, "--stage-id", str(stage_id), "--config-fd", str(config_fd)]
-    return [sys.executable, *words]
+    words = ["-u", "-P", "-m", "stage_runtime", *flags, "--stage-id", str(stage_id), "--config-fd", str(config_fd)]
+    return [python or sys.executable, *words]
+
+
+def check_stage(check: StageCheck, environment: Mapping[str, str]) -> StageDevices | None:
+    """Check engine, model, devices and connectors of a stage in a process of its own, in the stage's own Python.
+
+    Return what it tells of the devices, None if it can't be read. Raise ConfigError. Warnings are printed.
+    """
+    stage, python = check.stage, check.stage.runtime.own_python
+    config_fd = open_config(check)
+    try:
+        ended = subprocess.run(
+            stage_command(config_fd, stage.stage_id, "--check", python=python),
+            stdin=subprocess.DEVNULL,
+            pass_fds=(config_fd,),
+            env=dict(environment),
+            capture_output=True,
+            timeout=_CHECK_S,
+            check=False,
+        )
+    except OSError as error:
+        raise ConfigError(f"stage {stage.stage_id}: runtime.python {python} can't be run: {error.strerror}") from error
+    except subprocess.TimeoutExpired as error:
+        raise ConfigError(f"stage {stage.stage_id}: its engine can't be imported within {_CHECK_S:g} s") from error
+    finally:
+        os.close(config_fd)
+    said = ended.stderr.decode("utf-8", "replace")
+    if not ended.returncode:
+        sys.stderr.write(said)
+        try:
+            # Before its last line stands what the engine's libraries print.
+            return msgspec.json.decode(ended.stdout.strip().splitlines()[-1], type=StageDevices)
+        except (msgspec.DecodeError, IndexError):
+            return None
+    last = (said.strip().splitlines() or [f"exit code {ended.returncode}"])[-1].removeprefix("omni: ")
+    if "No module named" in last and python:
+        last = (
+            f"stage {stage.stage_id}: runtime.python {python} lacks what a replica needs: {last}; install it there:"
+            f" {python} -m pip install 'omni-discovery[stage]', and what the engine needs"
+        )
+    raise ConfigError(last)
 
 
 def open_config(config: msgspec.Struct) -> int:

@@ -17,7 +17,7 @@ import yaml
 
 from omni_discovery.deploy.checks import BOUND, Part, Parts, check_engines, check_names, check_parts
 from omni_discovery.deploy.dialect import Overrides, translate, unknown_keys
-from omni_discovery.deploy.lines import Problem, line_at, load_yaml, without_lines
+from omni_discovery.deploy.lines import MOST_LEVELS, Problem, is_too_deep, line_at, load_yaml, without_lines
 from omni_discovery.errors import ConfigError
 
 _YES_OR_NO: Final = "true or false"
@@ -170,7 +170,8 @@ class RuntimeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     """Where a stage's local replicas run.
 
     ``devices``, in the form of CUDA_VISIBLE_DEVICES, is shared out to them, ``cpu`` shows them none; empty, they share
-    what the supervisor was shown. Two replicas get the same device only with ``share_devices``.
+    what the supervisor was shown. Two replicas get the same device only with ``share_devices``. ``python`` is the
+    interpreter of an environment of their own, on the host that they run on; without it they run in the supervisor's.
     """
 
     devices: str = ""
@@ -178,6 +179,12 @@ class RuntimeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     #: Not encoded unless it is set: the release before refuses keys that it does not know.
     share_devices: bool | msgspec.UnsetType = msgspec.UNSET
     ray: RayConfig | msgspec.UnsetType = msgspec.UNSET
+    python: Annotated[str, msgspec.Meta(pattern=r"\A/[^\0]*\Z", max_length=4096)] | msgspec.UnsetType = msgspec.UNSET
+
+    @property
+    def own_python(self) -> str:
+        """The interpreter of the replicas' own; empty for the supervisor's."""
+        return "" if self.python is msgspec.UNSET else self.python
 
     @property
     def on_ray(self) -> RayConfig:
@@ -352,6 +359,7 @@ def _read(
     problems: Sequence[Problem] = (),
     engines: Collection[str] | None = None,
 ) -> DeployConfig:
+    _check_levels(document, source)
     try:
         ours = translate(document, KNOWN_KEYS, overrides, installed)
     except RecursionError as error:
@@ -390,6 +398,7 @@ def convert_document(
     The engines' arguments are only checked in a document that comes from outside, not in one that is in force.
     ``installed`` and ``engines``: see ``parse_deploy``.
     """
+    _check_levels(document, source)
     try:
         plain = without_lines(document)
     except RecursionError as error:
@@ -425,6 +434,11 @@ def _without_echoes(problems: Sequence[Problem], variables: Sequence[Problem]) -
         if problem.variable
         or not any(each.line == problem.line and each.variable in problem.text for each in variables)
     ]
+
+
+def _check_levels(document: Any, source: str) -> None:
+    if is_too_deep(document):
+        raise ConfigError(f"{source}: it has more than {MOST_LEVELS} levels, or a part of it holds itself")
 
 
 def _parts_of(document: Mapping[str, Any]) -> Parts:

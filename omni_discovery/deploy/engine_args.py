@@ -31,7 +31,7 @@ def group_size(stage: StageConfig) -> int:
             raise ConfigError(f"stage {stage.stage_id}: engine_args.{name} is {value!r}; right would be 1 or more")
         size *= value
     copies = stage.engine_args.get("data_parallel_size", 1)
-    if stage.engine == "vllm" and copies != 1:
+    if stage.engine in ("vllm", "vllm-omni") and copies != 1:
         raise ConfigError(
             f"stage {stage.stage_id}: engine_args.data_parallel_size is {copies!r}; a replica is one engine here: leave"
             f" it out and run {copies} replicas, by runtime: {{num_replicas: {copies}}} or --stage-id"

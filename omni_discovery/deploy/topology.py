@@ -193,7 +193,7 @@ def plan(deploy: DeployConfig, local: Sequence[tuple[StageConfig, int]], *, on_t
 def _idle(stage: StageConfig, count: int) -> str:
     """Return a warning about devices that the stage's replicas will not use; empty if there are none."""
     assigned, used = len(devices_of(stage, count, 0)), group_size(stage)
-    if used >= assigned or (used == 1 and stage.engine != "vllm"):
+    if used >= assigned or (used == 1 and stage.engine not in ("vllm", "vllm-omni")):
         return ""
     return (
         f"stage {stage.stage_id}: a replica gets {assigned} devices, and its parallel sizes in engine_args use {used}; "

@@ -270,6 +270,19 @@ class _BuiltIn:
 _BUILT_IN: Final = {
     "echo": _BuiltIn("stage_runtime.engines.echo.engine:EchoEngine"),
     "vllm": _BuiltIn("stage_runtime.engines.vllm.pooling:engine_for", preload=("vllm.v1.engine.llm_engine",)),
+    "vllm-omni": _BuiltIn(
+        "stage_runtime.engines.vllm_omni.engine:OmniStage",
+        preload=(
+            "vllm.v1.engine.core",
+            "vllm_omni.config.resolver",
+            "vllm_omni.engine.async_engine_utils",
+            "vllm_omni.engine.orchestrator",
+            "vllm_omni.engine.stage_init_utils",
+            "vllm_omni.outputs.output_processor",
+            "vllm_omni.worker.gpu_ar_model_runner",
+            "vllm_omni.worker.gpu_generation_model_runner",
+        ),
+    ),
     "diffusion": _BuiltIn("stage_runtime.engines.painter.engine:engine_for", preload=("torch",)),
     # Needs torch only where what it calls does.
     "torch": _BuiltIn("stage_runtime.engines.callable.engine:TorchEngine"),

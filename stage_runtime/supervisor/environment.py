@@ -49,6 +49,8 @@ def placed_environment(
     return {
         **settings,
         **base,
+        # Engines start programs of their own, which import nothing from the current folder either.
+        "PYTHONSAFEPATH": "1",
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(_free_port()),
         **_kv_ports(base, stage, ordinal),
@@ -129,9 +131,16 @@ def stage_environment(stage: StageConfig, model_is_local: bool, advertise_host: 
     if stage.engine == "echo":
         return {}
     environment = {"OMP_NUM_THREADS": "1"}
-    if model_is_local and stage.engine in ("vllm", "diffusion"):
+    if model_is_local and stage.engine in ("vllm", "vllm-omni", "diffusion"):
         environment["HF_HUB_OFFLINE"] = "1"
-    if stage.engine == "vllm":
+    if stage.engine == "vllm-omni":
+        environment |= {
+            # No bound: a request that waits for a hand-off is ended by its deadline.
+            "VLLM_OMNI_INPUT_WAIT_TIMEOUT_S": "0",
+            # Some of its models read weights that are no safetensors; torch unpickles nothing but tensors then.
+            "TORCH_FORCE_WEIGHTS_ONLY_LOAD": "1",
+        }
+    if stage.engine in ("vllm", "vllm-omni"):
         # On the CPU, threads bound to cores spin against each other as soon as there is a second replica.
         environment |= {
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",

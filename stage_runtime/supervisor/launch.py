@@ -52,9 +52,12 @@ class SpawnedChild:
 
 
 class SpawnLauncher:
-    """Starts each replica in an interpreter of its own."""
+    """Starts each replica in an interpreter of its own: ``python``, or this process's."""
 
     phase = ""
+
+    def __init__(self, python: str = "") -> None:
+        self._python = python
 
     def start(self, config: ReplicaConfig, environment: dict[str, str]) -> Child:
         """See Launcher."""
@@ -63,7 +66,7 @@ class SpawnLauncher:
             output_fd, write_fd = os.pipe()
             try:
                 process = subprocess.Popen(
-                    stage_command(config_fd, config.stage_id, "--replica"),
+                    stage_command(config_fd, config.stage_id, "--replica", python=self._python),
                     stdin=subprocess.DEVNULL,
                     stdout=write_fd,
                     stderr=write_fd,
@@ -115,10 +118,11 @@ class ForkedChild:
 class ZygoteLauncher:
     """Starts replicas as forks of a zygote that has imported ``modules``; starts the zygote when needed.
 
-    ``output_fd`` is for what the zygote prints.
+    ``output_fd`` is for what the zygote prints; ``python`` its interpreter, this process's by default.
     """
 
-    def __init__(self, modules: Sequence[str], output_fd: int) -> None:
+    def __init__(self, modules: Sequence[str], output_fd: int, python: str = "") -> None:
+        self._python = python or sys.executable
         self._modules = modules
         self._output_fd = output_fd
         #: When the zygote was started, monotonic; None once it has imported the modules.
@@ -200,9 +204,9 @@ class ZygoteLauncher:
             with theirs:
                 try:
                     options = msgspec.json.encode(log).decode()
-                    words = ["-u", "-m", "stage_runtime", "--zygote", str(os.getpid()), options, *self._modules]
+                    words = ["-u", "-P", "-m", "stage_runtime", "--zygote", str(os.getpid()), options, *self._modules]
                     self._zygote = subprocess.Popen(
-                        [sys.executable, *words],
+                        [self._python, *words],
                         stdin=theirs.fileno(),
                         stdout=self._output_fd,
                         stderr=self._output_fd,

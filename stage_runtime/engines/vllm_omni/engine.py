@@ -1,0 +1,393 @@
+"""One stage of a vLLM-Omni pipeline, in the replica's own process and stepped by the thread that owns it.
+
+vLLM-Omni's scheduler, model runner and models do the work; its connectors, coordinator and processes are not used. What
+a stage hands to the next leaves as a hand-off of ours, whole, or in pieces where ``engine_args.async_chunk`` is true.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from msgspec.structs import replace
+
+from omni_discovery.deploy.document import StageConfig
+from omni_discovery.errors import InvalidRequestError
+from omni_discovery.wire import FailureKind
+from stage_runtime.engines.base import EngineOutput, Report, StageRequest
+from stage_runtime.engines.files import wav_of
+from stage_runtime.engines.vllm.base import scheduler_metrics
+from stage_runtime.engines.vllm.load import check_model, usual_capacity
+from stage_runtime.engines.vllm_omni.args import check_versions, split_args
+from stage_runtime.engines.vllm_omni.handoff import codes_of, is_terminal, pieces_of, read_payload, read_source, renamed
+from stage_runtime.engines.vllm_omni.load import LoadedStage, load_stage
+from stage_runtime.engines.vllm_omni.mailbox import Sent
+from stage_runtime.engines.vllm_omni.request import (
+    first_prompt,
+    first_request,
+    later_request,
+    read_params,
+    source_of,
+)
+
+#: How long the engine is stepped after something happened: vLLM-Omni's threads take some milliseconds to notice.
+_GRACE_S: Final = 0.1
+#: Longest wait, after the end of a request, for what it hands over: a thread brings it.
+_HANDOFF_WAIT_S: Final = 10.0
+#: A step without anything to run returns at once.
+_IDLE_S: Final = 0.001
+#: How many pieces of one request may wait to be fetched.
+_MOST_UNREAD: Final = 16
+
+
+@dataclass(slots=True)
+class _Run:
+    """One request in the engine."""
+
+    request: StageRequest
+    #: Its name in vLLM: used once, unlike its key.
+    name: str
+    params: Any
+    #: The prompt of the pipeline's first stage; empty until the first piece has come.
+    prompt: Mapping[str, Any] = field(default_factory=dict)
+    has_begun: bool = False
+    #: How many payloads of the stage before it were given, and whether the last one was among them.
+    given: int = 0
+    has_all_input: bool = True
+    #: Whether the stage before said that no more comes; until then the request does not end.
+    has_heard_end: bool = True
+    token_ids: list[int] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+    samples: int = 0
+    #: What it hands over, so far; and whether that is all.
+    payloads: list[dict[str, Any]] = field(default_factory=list)
+    has_all_payloads: bool = False
+    #: Its last output, held back until all that it hands over is there; when that is given up.
+    end: EngineOutput | None = None
+    give_up_at_s: float = 0.0
+
+    @property
+    def hands_over(self) -> bool:
+        return bool(self.request.next_stages)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether the engine has to be stepped for it; not while it waits for the stage before."""
+        return self.has_heard_end if self.end is not None else self.has_begun and self.has_all_input
+
+
+class OmniStage:
+    """See Engine. ``engine_args`` are described in ``args``."""
+
+    def __init__(self, stage: StageConfig) -> None:
+        self._stage = stage
+        self._args, self._given = split_args(stage)
+        check_versions(stage)
+        check_model(stage)
+        self._capacity = usual_capacity(self._given)
+        self._loaded: LoadedStage | None = None
+        self._tokenizer: Any = None
+        self._codes: Any = None
+        #: By the request's key, and the keys by vLLM's name.
+        self._runs: dict[str, _Run] = {}
+        self._keys: dict[str, str] = {}
+        self._names = itertools.count()
+        self._due: list[EngineOutput] = []
+        self._quiet_at_s = 0.0
+
+    @property
+    def capacity(self) -> int:
+        """See Engine. ``max_num_seqs``, known exactly once the stage is loaded."""
+        return self._capacity
+
+    @property
+    def modality(self) -> str:
+        """See Engine."""
+        return "text" if self._stage.final_output == "none" else self._stage.final_output
+
+    def load(self, report: Report) -> None:
+        """See Engine."""
+        self._loaded = loaded = load_stage(self._stage, self._args, self._given, report)
+        config = loaded.vllm_config
+        self._capacity = int(config.scheduler_config.max_num_seqs)
+        self._tokenizer = self._tokenizer_of(config)
+        self._codes = codes_of(loaded.metadata.model_stage, loaded.hf_config)
+        #: See DescribedEngine.
+        self.model_details = {
+            "dtype": str(config.model_config.dtype).removeprefix("torch."),
+            "revision": str(config.model_config.revision or ""),
+        }
+
+    def _tokenizer_of(self, config: Any) -> Any:
+        from vllm.tokenizers import cached_tokenizer_from_config
+
+        is_needed = self._loaded is not None and self._loaded.is_first
+        return cached_tokenizer_from_config(model_config=config.model_config) if is_needed else None
+
+    def add(self, request: StageRequest) -> None:
+        """See Engine."""
+        loaded = self._ready()
+        if request.key in self._runs:
+            raise InvalidRequestError("the request is running already")
+        run = _Run(request, f"r{next(self._names)}", read_params(request, loaded))
+        if loaded.is_first:
+            run.prompt = first_prompt(request, loaded, self._tokenizer)
+            made = first_request(run.name, run.prompt, run.params, loaded, hands_over=run.hands_over)
+            self._begin(run, made)
+        elif request.stream_from:
+            if not self._args.async_chunk:
+                raise InvalidRequestError("the hand-off comes in pieces: this stage's engine_args.async_chunk is false")
+            run.has_all_input = run.has_heard_end = False
+        else:
+            self._give_whole(run)
+        self._runs[request.key], self._keys[run.name] = run, request.key
+        self._note_activity()
+
+    def feed(self, key: str, from_stage: int, piece: Mapping[str, Any] | None, is_last: bool) -> None:
+        """See PieceEngine. The last piece says so itself; the end that is announced behind it brings nothing."""
+        run = self._runs.get(key)
+        if run is None:
+            return
+        if piece is not None and run.end is None:
+            self._give(run, from_stage, piece)
+        if is_last and not run.has_all_input:
+            raise InvalidRequestError(f"the hand-off of stage {from_stage} ended before its last piece")
+        run.has_heard_end = run.has_heard_end or is_last
+        self._note_activity()
+
+    def wants(self, key: str, from_stage: int) -> bool:
+        """See PieceEngine."""
+        del from_stage
+        run = self._runs.get(key)
+        return run is None or self._ready().mailbox.unread(run.name) < _MOST_UNREAD
+
+    def abort(self, key: str) -> None:
+        """See Engine."""
+        run = self._runs.get(key)
+        if run is not None:
+            self._stop(run)
+            self._due.append(EngineOutput(key, finish_reason="abort", usage=_usage(run)))
+
+    def has_unfinished(self) -> bool:
+        """See Engine."""
+        if self._due or any(run.is_busy for run in self._runs.values()):
+            return True
+        loaded = self._loaded
+        if loaded is None:
+            return False
+        is_recent = time.monotonic() < self._quiet_at_s
+        return loaded.mailbox.has_unread or (is_recent and bool(loaded.core.scheduler.has_requests()))
+
+    def step(self) -> list[EngineOutput]:
+        """See Engine. One step of vLLM's, and what its threads have brought since the last one."""
+        loaded = self._ready()
+        outputs, self._due = self._due, []
+        ran = False
+        if loaded.core.scheduler.has_requests():
+            made, ran = loaded.core.step_fn()
+            loaded.core.post_step(model_executed=ran)
+            outputs += self._read_outputs(made)
+        outputs += [output for sent in loaded.mailbox.sent() for output in self._hand_on(sent)]
+        outputs += self._held_ends()
+        if ran or outputs:
+            self._note_activity()
+        else:
+            time.sleep(_IDLE_S)
+        return outputs
+
+    def metrics(self) -> Mapping[str, float]:
+        """See MeasuredEngine."""
+        return {} if self._loaded is None else scheduler_metrics(self._loaded.core.scheduler)
+
+    def close(self) -> None:
+        """See Engine."""
+        loaded, self._loaded = self._loaded, None
+        self._runs.clear()
+        if loaded is not None:
+            loaded.close()
+
+    def _ready(self) -> LoadedStage:
+        if self._loaded is None:
+            raise RuntimeError("the stage is not loaded")
+        return self._loaded
+
+    def _note_activity(self) -> None:
+        self._quiet_at_s = time.monotonic() + _GRACE_S
+
+    # ---- input
+
+    def _give_whole(self, run: _Run) -> None:
+        """Give a run the hand-off of the stage before, whole or in pieces that were collected."""
+        if len(run.request.payloads) != 1:
+            stages = ", ".join(map(str, run.request.payloads)) or "none"
+            raise InvalidRequestError(f"this stage takes the hand-off of one stage; it got {stages}")
+        ((from_stage, handed),) = run.request.payloads.items()
+        pieces = pieces_of(handed)
+        if len(pieces) > 1 and not self._args.async_chunk:
+            raise InvalidRequestError("the hand-off is in pieces: this stage's engine_args.async_chunk is false")
+        # All of it is checked first: what is refused must not have begun.
+        payloads = [read_payload(piece, self._codes) for piece in pieces]
+        if self._args.async_chunk and not is_terminal(payloads[-1]):
+            raise InvalidRequestError("the hand-off's last piece is missing, or it is of a stage without async_chunk")
+        for piece in pieces:
+            self._give(run, from_stage, piece)
+
+    def _give(self, run: _Run, from_stage: int, handed: Mapping[str, Any]) -> None:
+        loaded = self._ready()
+        payload = renamed(read_payload(handed, self._codes), run.name)
+        made = None
+        if not run.has_begun:
+            source = read_source(handed)
+            run.prompt = source.prompt()
+            made = later_request(run.name, source, run.params, loaded, in_pieces=self._args.async_chunk)
+        try:
+            loaded.mailbox.offer(run.name, from_stage, run.given, payload)
+        except TypeError as error:
+            raise InvalidRequestError(f"the hand-off's payload: {error}") from error
+        run.given += 1
+        run.has_all_input = run.has_all_input or is_terminal(payload)
+        if made is not None:
+            self._begin(run, made)
+
+    def _begin(self, run: _Run, made: Any) -> None:
+        loaded = self._ready()
+        made.request_id = made.external_req_id = run.name
+        loaded.processor.add_request(request=made, prompt=None, parent_req=None, request_index=0, queue=None)
+        request, wave = loaded.core.preprocess_add_request(made)
+        # vLLM's own request has no room for these, and vLLM-Omni reads them from it.
+        request.additional_information = made.additional_information
+        request.external_req_id, request.payload_sender_info = run.name, None
+        loaded.core.add_request(request, wave)
+        run.has_begun = True
+
+    # ---- output
+
+    def _read_outputs(self, made: Any) -> Iterator[EngineOutput]:
+        processor = self._ready().processor
+        for each in (made or {}).values():
+            for output in processor.process_outputs(each.outputs, time.time(), None).request_outputs:
+                run = self._runs.get(self._keys.get(output.request_id, ""))
+                if run is None or run.end is not None:
+                    continue
+                try:
+                    said = self._read_output(run, output)
+                except ValueError as error:
+                    self._stop(run)
+                    said = EngineOutput(run.request.key, error=(FailureKind.ENGINE, f"{error}"))
+                if said is not None:
+                    yield said
+
+    def _read_output(self, run: _Run, output: Any) -> EngineOutput | None:
+        """What one output of vLLM's adds to a request's answer; None for nothing."""
+        made, key = output.outputs[0], run.request.key
+        run.token_ids += made.token_ids
+        run.texts.append(made.text or "")
+        sound = self._sound_of(run, made) if self.modality == "audio" else None
+        is_shown = self._stage.final_output == "text"
+        text, token_ids = (made.text or "", tuple(made.token_ids)) if is_shown else ("", ())
+        if not output.finished:
+            return EngineOutput(key, text=text, token_ids=token_ids, audio_wav=sound) if sound or token_ids else None
+        if made.finish_reason == "error":
+            self._stop(run)
+            return EngineOutput(key, error=(FailureKind.ENGINE, str(made.stop_reason or "vLLM-Omni gave no reason")))
+        if self.modality == "audio" and not run.samples:
+            self._stop(run)
+            return EngineOutput(key, error=(FailureKind.ENGINE, "the codes made no sound"))
+        end = EngineOutput(
+            key,
+            text=text,
+            token_ids=token_ids,
+            audio_wav=sound,
+            finish_reason=made.finish_reason or "stop",
+            usage=_usage(run),
+        )
+        if run.has_heard_end and not run.hands_over:
+            self._forget(run)
+            return end
+        run.end, run.give_up_at_s = end, time.monotonic() + _HANDOFF_WAIT_S
+        return None
+
+    def _sound_of(self, run: _Run, made: Any) -> bytes | None:
+        """The new samples of an output as a WAV file. Raise ValueError for sound that is none."""
+        import torch
+
+        held: Any = getattr(made, "multimodal_output", None) or {}
+        audio = held.get("audio")
+        if audio is None:
+            return None
+        parts = audio if isinstance(audio, list | tuple) else [audio]
+        samples = torch.cat([part.reshape(-1).float() for part in parts])
+        if not samples.numel():
+            return None
+        run.samples += samples.numel()
+        rate = held.get("sr")
+        while isinstance(rate, list | tuple):
+            rate = rate[-1]
+        return wav_of(samples, self._args.sample_rate_hz if rate is None else int(rate))
+
+    def _hand_on(self, sent: Sent) -> Iterator[EngineOutput]:
+        """Take a payload for the next stage; put it out at once where it goes in pieces."""
+        run = self._runs.get(self._keys.get(sent.name, ""))
+        if run is None or not run.hands_over:
+            return
+        key = run.request.key
+        if sent.flaw:
+            self._stop(run)
+            yield EngineOutput(key, error=(FailureKind.ENGINE, f"a payload can't be handed over: {sent.flaw}"))
+            return
+        handed = {"payload": sent.payload}
+        if not self._args.async_chunk:
+            run.payloads, run.has_all_payloads = [handed], True
+            return
+        if not sent.number:
+            handed["source"] = source_of(run.prompt)
+        run.has_all_payloads = is_terminal(sent.payload)
+        if set(run.request.next_stages) - set(run.request.stream_to):
+            run.payloads.append(handed)
+        if run.request.stream_to:
+            yield EngineOutput(key, handoff_piece=handed)
+
+    def _held_ends(self) -> Iterator[EngineOutput]:
+        """The ends of requests whose input has ended and whose hand-off has come, or did not in time."""
+        now_s = time.monotonic()
+        for run in list(self._runs.values()):
+            if run.end is None or not run.has_heard_end:
+                continue
+            if run.has_all_payloads or not run.hands_over:
+                self._forget(run)
+                yield replace(run.end, handoff=self._handoff_of(run))
+            elif now_s >= run.give_up_at_s:
+                self._stop(run)
+                reason = f"vLLM-Omni made nothing to hand over within {_HANDOFF_WAIT_S:g} s of the request's end"
+                yield EngineOutput(run.request.key, error=(FailureKind.ENGINE, reason))
+
+    def _handoff_of(self, run: _Run) -> Mapping[str, Any] | None:
+        if not run.payloads:
+            return None
+        if self._args.async_chunk:
+            return {"pieces": run.payloads}
+        source = source_of(run.prompt, run.token_ids, "".join(run.texts))
+        return {**run.payloads[0], "source": source}
+
+    # ---- the end
+
+    def _stop(self, run: _Run) -> None:
+        """End a request in vLLM, and forget it."""
+        loaded = self._ready()
+        if run.has_begun:
+            loaded.core.abort_requests([run.name])
+            loaded.processor.abort_requests([run.name], internal=True)
+        self._forget(run)
+        self._note_activity()
+
+    def _forget(self, run: _Run) -> None:
+        self._runs.pop(run.request.key, None)
+        self._keys.pop(run.name, None)
+        self._ready().mailbox.forget(run.name)
+
+
+def _usage(run: _Run) -> dict[str, int]:
+    return {"prompt_tokens": len(run.prompt.get("prompt_token_ids", ())), "completion_tokens": len(run.token_ids)}

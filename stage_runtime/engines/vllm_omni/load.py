@@ -1,0 +1,172 @@
+"""Loads one stage of a vLLM-Omni pipeline: resolves its settings as vLLM-Omni does, and builds its EngineCore here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from omni_discovery.deploy.document import StageConfig
+from omni_discovery.errors import ConfigError
+from omni_discovery.text import essence
+from stage_runtime.engines.base import Report
+from stage_runtime.engines.errors import lacks_memory
+from stage_runtime.engines.vllm_omni import connector
+from stage_runtime.engines.vllm_omni.args import RUN, OmniArgs
+from stage_runtime.engines.vllm_omni.mailbox import Mailbox
+
+#: Settings of every stage here, over vLLM-Omni's own deploy file and the document.
+_ALWAYS: Final = {"async_scheduling": False}
+#: Rows of a resolved stage's parallel settings that have to be 1.
+_SIZES: Final = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedStage:
+    """A stage that is ready to be stepped. Everything but ``mailbox`` is vLLM's or vLLM-Omni's."""
+
+    core: Any
+    #: Turns the core's outputs into text and sound.
+    processor: Any
+    #: Makes requests of prompts; None but in the first stage.
+    inputs: Any
+    vllm_config: Any
+    #: What vLLM-Omni's pipeline says of the stage.
+    metadata: Any
+    #: Sampling parameters of the pipeline and of its deploy file, by name.
+    defaults: Mapping[str, Any]
+    #: The last stage of the pipeline.
+    last_stage: int
+    mailbox: Mailbox
+
+    @property
+    def hf_config(self) -> Any:
+        """The model's ``config.json``."""
+        return self.vllm_config.model_config.hf_config
+
+    @property
+    def is_first(self) -> bool:
+        """Whether its input is the client's."""
+        return self.inputs is not None
+
+    def close(self) -> None:
+        """End the engine, and the threads that would outlive it."""
+        adapter = getattr(self.core.scheduler, "chunk_transfer_adapter", None)
+        if adapter is not None:
+            adapter.shutdown()
+        self.core.model_executor.driver_worker.worker.model_runner.shutdown_omni_connectors()
+        self.core.shutdown()
+
+
+def load_stage(stage: StageConfig, args: OmniArgs, given: Mapping[str, Any], report: Report) -> LoadedStage:
+    """Load it. Raise ConfigError where the operator must act; lack of memory is raised as it comes."""
+    report("importing vllm-omni", 0.05)
+    from vllm_omni.engine.arg_utils import register_omni_models_to_vllm
+
+    # Before anything else of it: else vLLM would look for the model's class in vain, for seconds.
+    register_omni_models_to_vllm()
+    connector.register()
+    report("loading the model", 0.4)
+    try:
+        return _load(stage, args, given)
+    except (ValueError, OSError, KeyError, TypeError) as error:
+        if lacks_memory(error):
+            raise
+        raise ConfigError(
+            f"stage {stage.stage_id}: vLLM-Omni refuses model or engine_args: {essence(error)}"
+        ) from error
+
+
+def _load(stage: StageConfig, args: OmniArgs, given: Mapping[str, Any]) -> LoadedStage:
+    from vllm.tokenizers import cached_tokenizer_from_config
+    from vllm.v1.engine.core import EngineCore
+    from vllm_omni.engine import stage_init_utils
+    from vllm_omni.outputs.output_processor import MultimodalOutputProcessor
+
+    plan = _resolve(stage, args, given)
+    config = _stage_of(plan, stage, args)
+    metadata = stage_init_utils.extract_stage_metadata_from_omni_stage_config(config)
+    spec = _connector_spec(plan, stage, args)
+    mailbox = connector.open_mailbox(stage.stage_id)
+    arguments = stage_init_utils.build_engine_args_dict_from_omni_stage_config(
+        config, stage.model, stage_connector_spec=spec
+    )
+    vllm_config, executor = stage_init_utils.build_vllm_config(
+        config, stage.model, stage_connector_spec=spec, engine_args_dict=arguments
+    )
+    stage_init_utils.maybe_apply_cfg_scheduler_patches(vllm_config)
+    model_config = vllm_config.model_config
+    tokenizer = None
+    if not model_config.skip_tokenizer_init:
+        tokenizer = cached_tokenizer_from_config(model_config=model_config)
+    core = EngineCore(vllm_config, executor, log_stats=False)
+    return LoadedStage(
+        core=core,
+        processor=MultimodalOutputProcessor(
+            tokenizer, log_stats=False, engine_core_output_type=metadata.engine_output_type
+        ),
+        inputs=None if config.input_sources else stage_init_utils.build_stage0_input_processor(vllm_config),
+        vllm_config=vllm_config,
+        metadata=metadata,
+        defaults=dict(config.model_config.default_sampling_params or {}),
+        last_stage=max(each.stage_id for each in plan.stage_configs),
+        mailbox=mailbox,
+    )
+
+
+def _resolve(stage: StageConfig, args: OmniArgs, given: Mapping[str, Any]) -> Any:
+    """The model's pipeline by vLLM-Omni's own deploy file, with the document's settings over it."""
+    from vllm_omni.config.resolver import resolve_omni_config
+
+    # Its own deploy files allow the code that comes with a model; here the document has to.
+    trusted = bool(given.get("trust_remote_code", False))
+    return resolve_omni_config(
+        stage.model,
+        trust_remote_code=trusted,
+        deploy_config_path=None,
+        cli_overrides={"async_chunk": args.async_chunk, "use_v2_model_runner": False},
+        stage_overrides={str(stage.stage_id): {**given, **_ALWAYS, "trust_remote_code": trusted}},
+        strategy_config_path=None,
+    )
+
+
+def _stage_of(plan: Any, stage: StageConfig, args: OmniArgs) -> Any:
+    """The stage's part of a resolved pipeline. Raise ConfigError for what does not work here."""
+    from vllm_omni.config.omni_config import VllmOmniDiffusionStageConfig
+
+    where = f"stage {stage.stage_id}"
+    ids = [each.stage_id for each in plan.stage_configs]
+    if stage.stage_id not in ids:
+        known = ", ".join(map(str, ids))
+        raise ConfigError(f"{where}: vLLM-Omni's pipeline for {stage.model} has the stages {known}; give it their ids")
+    config = plan.stage_by_id(stage.stage_id)
+    if isinstance(config, VllmOmniDiffusionStageConfig):
+        raise ConfigError(
+            f"{where}: a diffusion stage of vLLM-Omni; engine 'vllm-omni' does not run these yet. Engine 'diffusion'"
+            " runs pipelines of diffusers"
+        )
+    kind = getattr(plan.pipeline_config, "model_type", None)
+    if kind not in RUN and not args.untested_pipeline:
+        raise ConfigError(
+            f"{where}: vLLM-Omni's pipeline {kind!r} was not run with this engine, so it is not known whether a second"
+            f" replica repeats the first one's answers; run were {', '.join(RUN)}. engine_args.untested_pipeline: true"
+            " loads it all the same"
+        )
+    for name in _SIZES:
+        if (size := getattr(config.parallel_config, name, 1) or 1) != 1:
+            raise ConfigError(
+                f"{where}: vLLM-Omni's deploy file has {name}: {size} for this stage, and engine 'vllm-omni' runs it in"
+                f" one process: set engine_args.{name}: 1"
+            )
+    return config
+
+
+def _connector_spec(plan: Any, stage: StageConfig, args: OmniArgs) -> dict[str, Any]:
+    """Our connector, with the settings of the one that vLLM-Omni's deploy file names: its processors read them."""
+    from vllm_omni.engine import stage_init_utils
+
+    transfer = stage_init_utils.load_omni_transfer_config_for_model(stage.model, plan.config_path)
+    spec = stage_init_utils.get_stage_connector_spec(transfer, stage.stage_id, args.async_chunk)
+    is_first = not plan.stage_by_id(stage.stage_id).input_sources
+    extra = {**spec.get("extra", {}), **args.connector_extra, "role": "sender" if is_first else "receiver"}
+    return {"name": connector.NAME, "extra": extra}

@@ -1,0 +1,146 @@
+"""Makes requests of vLLM's engine core: of a client's input in the first stage, of hand-offs in every later one.
+
+Every request gets a seed, the client's or one made of its id, for all that is drawn at random: a second replica then
+makes the same tokens and the same sound.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from omni_discovery.errors import InvalidRequestError
+from stage_runtime.engines.base import StageRequest
+from stage_runtime.engines.prompts import read_prompt
+from stage_runtime.engines.sampling import seed_of, token_sampling
+from stage_runtime.engines.vllm.sampling_params import check_chosen_tokens, sampling_params
+from stage_runtime.engines.vllm_omni.handoff import Source
+from stage_runtime.engines.vllm_omni.load import LoadedStage
+from stage_runtime.engines.vllm_omni.speech import PARAMETERS, prompt_of, read_speech
+
+#: The sampling parameters that a request may set: the others were not tried, or need vLLM's own front end.
+_SETTABLE: Final = frozenset(
+    (
+        *("temperature", "top_p", "top_k", "min_p", "seed", "max_tokens", "min_tokens", "stop_token_ids", "ignore_eos"),
+        *("presence_penalty", "frequency_penalty", "repetition_penalty"),
+    )
+)
+#: The stage of vLLM-Omni's pipelines whose prompt is a speech.
+_SPEAKER: Final = "qwen3_tts"
+
+
+def read_params(request: StageRequest, loaded: LoadedStage) -> Any:
+    """The SamplingParams of a request. Raise InvalidRequestError for one that is wrong, or can't be set here."""
+    named = {name: value for name, value in request.params.items() if name not in PARAMETERS}
+    asked = {name: value for name, value in token_sampling(named).items() if value is not None}
+    if strange := sorted(asked.keys() - _SETTABLE):
+        raise InvalidRequestError(f"{strange[0]}: engine 'vllm-omni' does not take it; it takes {_listed(_SETTABLE)}")
+    seed = asked.pop("seed", seed_of(request.request_id))
+    params = sampling_params({**loaded.defaults, **asked})
+    check_chosen_tokens(sampling_params(asked), int(loaded.vllm_config.model_config.get_vocab_size()))
+    _fix_seed(params, seed)
+    return params
+
+
+def _listed(names: Sequence[str] | frozenset[str]) -> str:
+    return ", ".join(sorted(names))
+
+
+def _fix_seed(params: Any, seed: int) -> None:
+    from vllm_omni.worker.sampling_utils import apply_fixed_seed_to_sampling_params
+
+    # The second seed is for what a talker's predictor draws: without it that would come from the process's own state.
+    apply_fixed_seed_to_sampling_params(params, seed, seed_talker_mtp=True)
+
+
+def first_prompt(request: StageRequest, loaded: LoadedStage, tokenizer: Any) -> dict[str, Any]:
+    """The prompt of a request in the first stage. Raise InvalidRequestError."""
+    if loaded.metadata.model_stage == _SPEAKER:
+        talker = loaded.hf_config.talker_config
+        speech = read_speech(request.inputs, request.params, talker)
+        prompt = prompt_of(speech, tokenizer.encode, talker)
+    else:
+        if unfit := [name for name in PARAMETERS if name in request.params]:
+            raise InvalidRequestError(f"the parameter {unfit[0]!r} is not known to this stage")
+        prompt = {"prompt_token_ids": read_prompt(tokenizer, request.inputs)}
+    check_length(len(prompt["prompt_token_ids"]), loaded)
+    return prompt
+
+
+def check_length(tokens: int, loaded: LoadedStage) -> None:
+    """Raise InvalidRequestError for an empty prompt, and for one that leaves no room for an answer."""
+    longest = int(loaded.vllm_config.model_config.max_model_len)
+    if not 0 < tokens < longest:
+        raise InvalidRequestError(
+            f"the prompt has {tokens} tokens; this stage takes up to {longest - 1}. Make it shorter"
+        )
+
+
+def first_request(name: str, prompt: Mapping[str, Any], params: Any, loaded: LoadedStage, *, hands_over: bool) -> Any:
+    """The core's request of the first stage. Raise InvalidRequestError if vLLM refuses it."""
+    from vllm.exceptions import VLLMValidationError
+    from vllm_omni.engine.async_engine_utils import apply_omni_final_stage_metadata, upgrade_to_omni_request
+
+    try:
+        made = loaded.inputs.process_inputs(
+            request_id=name,
+            prompt=dict(prompt),
+            params=params,
+            supported_tasks=("generate",),
+            arrival_time=time.time(),
+        )
+    except (ValueError, TypeError, VLLMValidationError) as error:
+        raise InvalidRequestError(str(error)) from error
+    # A stage that is the request's last one makes nothing for the next.
+    final = loaded.last_stage if hands_over else loaded.metadata.stage_id
+    return apply_omni_final_stage_metadata(upgrade_to_omni_request(made, prompt), final)
+
+
+def later_request(name: str, source: Source, params: Any, loaded: LoadedStage, *, in_pieces: bool) -> Any:
+    """The core's request of a later stage; its payload comes by the connector. Raise InvalidRequestError."""
+    from vllm_omni.engine.orchestrator import build_engine_core_request_from_tokens
+
+    prompt = _placeholders(source, loaded) if in_pieces else _from_whole(name, source, loaded)
+    check_length(len(prompt["prompt_token_ids"]), loaded)
+    return build_engine_core_request_from_tokens(
+        request_id=name, prompt=prompt, params=params, model_config=loaded.vllm_config.model_config
+    )
+
+
+def _from_whole(name: str, source: Source, loaded: LoadedStage) -> dict[str, Any]:
+    convert = loaded.metadata.custom_process_input_func
+    made = []
+    if convert is not None:
+        needs_items = loaded.metadata.requires_multimodal_data
+        made = convert([source.as_output(name)], source.prompt(), needs_items)
+    prompt = dict(made[0]) if made else {}
+    # One place is enough where the pipeline says nothing of it: the payload resizes the prompt.
+    return {**prompt, "prompt_token_ids": list(prompt.get("prompt_token_ids") or [0])}
+
+
+def _placeholders(source: Source, loaded: LoadedStage) -> dict[str, Any]:
+    from vllm_omni.distributed.omni_connectors.adapter import compute_talker_prompt_ids_length
+
+    wanted = getattr(loaded.hf_config, "async_chunk_prewarm_prompt_len", None)
+    if wanted is None or int(wanted) <= 1:
+        try:
+            wanted = compute_talker_prompt_ids_length(source.prompt_token_ids)
+        except (IndexError, ValueError):
+            # It reads the roles of a chat, and this prompt is none.
+            wanted = len(source.prompt_token_ids)
+    return {**source.prompt(), "prompt_token_ids": [0] * max(1, int(wanted))}
+
+
+def source_of(prompt: Mapping[str, Any], token_ids: Sequence[int] = (), text: str = "") -> dict[str, Any]:
+    """The ``source`` of a hand-off, as plain values."""
+    source = Source(
+        prompt_token_ids=list(prompt["prompt_token_ids"]),
+        token_ids=list(token_ids),
+        text=text,
+        additional_information=prompt.get("additional_information"),
+    )
+    built: dict[str, Any] = msgspec.to_builtins(source)
+    return built

@@ -1,0 +1,92 @@
+"""What Qwen3-TTS is asked to say, checked before its talker gets it.
+
+The talker reads its text, voice and language from ``additional_information``; the prompt's tokens only hold the places,
+of which there must be exactly as many as it will fill. It would look up an unknown voice, or fetch a voice from an
+address, in the middle of a step: nothing but the fields below gets there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, Final
+
+import msgspec
+from msgspec import Meta
+
+from omni_discovery.errors import InvalidRequestError
+from stage_runtime.engines.prompts import prompt_text
+from stage_runtime.engines.sampling import checked
+
+_Word = Annotated[str, Meta(min_length=1, max_length=64)]
+_PLACE: Final = 1
+
+
+class Utterance(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
+    """What is said, and how; the names are vLLM-Omni's."""
+
+    text: Annotated[str, Meta(min_length=1, max_length=1 << 16)]
+    speaker: _Word | None = None
+    language: _Word = "Auto"
+    instruct: Annotated[str, Meta(max_length=4096)] = ""
+    task_type: Annotated[str, Meta(max_length=64)] = "CustomVoice"
+
+
+#: Parameters of a request that are no sampling parameters.
+PARAMETERS: Final = ("speaker", "language", "instruct", "task_type")
+
+
+def read_speech(inputs: Mapping[str, Any], params: Mapping[str, Any], talker: Any) -> Utterance:
+    """The speech that a client asks for: by ``additional_information``, as vLLM-Omni has it, or by its prompt.
+
+    ``params`` are the request's, in the second place. Raise InvalidRequestError.
+    """
+    told = inputs.get("additional_information")
+    if told is not None and not isinstance(told, Mapping):
+        raise InvalidRequestError("additional_information is a mapping")
+    given: dict[str, Any] = {name: params[name] for name in PARAMETERS if params.get(name) is not None}
+    given |= {str(name): _only(name, value) for name, value in (told or {}).items()}
+    if "text" not in given:
+        given["text"] = prompt_text(inputs)
+    speech = checked(given, Utterance)
+    if speech.task_type != "CustomVoice":
+        raise InvalidRequestError(f"task_type: {speech.task_type!r} was not tried here; CustomVoice was")
+    return msgspec.structs.replace(
+        speech,
+        speaker=_known("speaker", speech.speaker or "", talker.spk_id),
+        language=_known("language", speech.language, {"Auto": 0, **(talker.codec_language_id or {})}),
+    )
+
+
+def _only(name: Any, value: Any) -> Any:
+    """The value of a list of one, as vLLM-Omni writes them."""
+    if not isinstance(value, list | tuple):
+        return value
+    if len(value) != 1:
+        raise InvalidRequestError(f"additional_information.{name}: one value is right, not {len(value)}")
+    return value[0]
+
+
+def _known(name: str, asked: str, there: Mapping[str, Any]) -> str:
+    for each in there:
+        if each.lower() == asked.strip().lower():
+            return each
+    raise InvalidRequestError(f"{name}: this model has {', '.join(sorted(there))}, not {asked!r}")
+
+
+def prompt_of(speech: Utterance, tokenize: Callable[[str], Sequence[int]], talker: Any) -> dict[str, Any]:
+    """The prompt for vLLM-Omni. Raise InvalidRequestError for a text that can't be said."""
+    from vllm_omni.model_executor.models.qwen3_tts.prompt_embeds_builder import Qwen3TTSPromptEmbedsBuilder
+
+    fields = msgspec.to_builtins(speech)
+    information = {name: [value] for name, value in fields.items()} | {"task_type": [speech.task_type]}
+    try:
+        places = Qwen3TTSPromptEmbedsBuilder.estimate_prompt_len_from_additional_information(
+            information,
+            task_type=speech.task_type,
+            tokenize_prompt=lambda text: list(tokenize(text)),
+            codec_language_id=talker.codec_language_id,
+            spk_is_dialect=talker.spk_is_dialect,
+        )
+    except ValueError as error:
+        raise InvalidRequestError(f"the text can't be said: {error}") from error
+    return {"prompt_token_ids": [_PLACE] * places, "additional_information": information}

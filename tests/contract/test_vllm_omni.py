@@ -1,0 +1,331 @@
+"""The engine of vLLM-Omni's stages, with both stages of a tiny Qwen3-TTS in one process.
+
+vLLM-Omni pins other versions than the rest runs on: `make omni-test` makes an environment of its own and runs this
+file in it.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import os
+import threading
+import time
+import wave
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+
+if importlib.util.find_spec("vllm_omni") is None:
+    pytest.skip("vLLM-Omni has an environment of its own: make omni-test", allow_module_level=True)
+
+from msgspec.structs import replace
+
+from omni_discovery.errors import ConfigError, InvalidRequestError
+from stage_runtime.connectors.serialization import deserialize, serialize
+from stage_runtime.engines.base import Engine, EngineOutput, StageRequest, create_engine
+from stage_runtime.supervisor.environment import stage_environment
+from stage_runtime.testing import EngineContract
+from tests.support.omni_models import SPEECH, omni_stages
+from tests.support.tiny_qwen3_tts import write_model
+
+pytestmark = [
+    pytest.mark.vllm,
+    # Of the libraries, about each other.
+    pytest.mark.filterwarnings("ignore"),
+]
+TEXT = "hello world, the quick brown fox"
+_WAIT_S = 60.0
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    folder = tmp_path_factory.mktemp("model") / "tiny-tts"
+    with pytest.MonkeyPatch.context() as patch:
+        stage = omni_stages(str(folder), async_chunk=True)[0]
+        for name, value in {**stage_environment(stage, True), "MASTER_ADDR": "127.0.0.1"}.items():
+            patch.setitem(os.environ, name, value)
+        write_model(folder)
+        yield str(folder)
+
+
+class Pair:
+    """A talker and its decoder, fed by hand."""
+
+    def __init__(self, model: str, *, async_chunk: bool) -> None:
+        self.talker, self.decoder = (create_engine(stage) for stage in omni_stages(model, async_chunk=async_chunk))
+        for engine in (self.talker, self.decoder):
+            engine.load(lambda *_: None)
+
+    def close(self) -> None:
+        for engine in (self.talker, self.decoder):
+            engine.close()
+
+
+@pytest.fixture(scope="module")
+def whole(model: str) -> Iterator[Pair]:
+    pair = Pair(model, async_chunk=False)
+    yield pair
+    pair.close()
+
+
+@pytest.fixture(scope="module")
+def chunked(model: str) -> Iterator[Pair]:
+    pair = Pair(model, async_chunk=True)
+    yield pair
+    pair.close()
+
+
+def speech(key: str, **params: Any) -> StageRequest:
+    return StageRequest(key, key, inputs={"prompt": TEXT}, params={**SPEECH, **params}, next_stages=(1,))
+
+
+def finish(engine: Engine, *keys: str) -> dict[str, list[EngineOutput]]:
+    """Step until these requests are over; their outputs."""
+    said: dict[str, list[EngineOutput]] = {key: [] for key in keys}
+    until_s = time.monotonic() + _WAIT_S
+    while not all(outputs and outputs[-1].finished for outputs in said.values()):
+        assert time.monotonic() < until_s, f"no end: {said}"
+        assert engine.has_unfinished(), f"nothing to do, and no end: {said}"
+        for output in engine.step():
+            said[output.key].append(output)
+    return said
+
+
+def idle(engine: Engine) -> None:
+    """Step until there is nothing to do."""
+    until_s = time.monotonic() + _WAIT_S
+    while engine.has_unfinished():
+        assert time.monotonic() < until_s
+        engine.step()
+
+
+def sound(outputs: Sequence[EngineOutput]) -> np.ndarray[Any, Any]:
+    """The samples of all WAV files, one behind the other."""
+    assert outputs[-1].error is None
+    parts = []
+    for output in outputs:
+        if output.audio_wav is not None:
+            with wave.open(io.BytesIO(output.audio_wav)) as file:
+                assert (file.getframerate(), file.getnchannels()) == (24000, 1)
+                parts.append(np.frombuffer(file.readframes(file.getnframes()), "<i2"))
+    return np.concatenate(parts)
+
+
+def through_a_connector(handoff: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """As the next stage gets it."""
+    assert handoff is not None
+    got: Mapping[str, Any] = deserialize(bytearray(serialize(handoff)))
+    return got
+
+
+def handoff_of(pair: Pair, request: StageRequest) -> Mapping[str, Any]:
+    pair.talker.add(request)
+    return through_a_connector(finish(pair.talker, request.key)[request.key][-1].handoff)
+
+
+def decode(pair: Pair, key: str, handoff: Mapping[str, Any]) -> np.ndarray[Any, Any]:
+    pair.decoder.add(StageRequest(key, key, payloads={0: handoff}))
+    return sound(finish(pair.decoder, key)[key])
+
+
+def feed(decoder: Any, key: str, pieces: Sequence[Mapping[str, Any]]) -> None:
+    for piece in pieces:
+        decoder.feed(key, 0, piece, False)
+    decoder.feed(key, 0, None, True)
+
+
+def test_a_whole_hand_off_becomes_the_same_sound_on_every_attempt(whole: Pair) -> None:
+    """1. the talker's codes, with all that the decoder asks of it, travel as plain values
+    2. the same request with another key, beside another one and after an abort, makes the same codes and sound
+    3. another seed, or another request id without one, makes another sound
+    """
+    first = handoff_of(whole, speech("a"))
+    codes = first["payload"]["codes"]["audio"]
+    assert (len(codes) % 4, len(codes) > 0, str(codes.dtype)) == (0, True, "torch.int64")
+    heard = decode(whole, "a", first)
+    assert len(heard) == len(codes) // 4 * 1920
+    assert len(set(heard.tolist())) > 100, "that is silence"
+
+    whole.talker.add(speech("gone"))
+    whole.talker.step()
+    whole.talker.abort("gone")
+    assert finish(whole.talker, "gone")["gone"][-1].finish_reason == "abort"
+    for key in ("b", "c"):
+        whole.talker.add(replace(speech(key), request_id="another", params={**SPEECH, "seed": 3 if key == "b" else 4}))
+    ends = {key: through_a_connector(outputs[-1].handoff) for key, outputs in finish(whole.talker, "b", "c").items()}
+    assert ends["b"]["payload"]["codes"]["audio"].tolist() == codes.tolist()
+    assert ends["c"]["payload"]["codes"]["audio"].tolist() != codes.tolist()
+    assert np.array_equal(decode(whole, "b", ends["b"]), heard)
+
+    without = {name: value for name, value in SPEECH.items() if name != "seed"}
+    of_ids = [
+        handoff_of(whole, replace(speech(f"{name}{attempt}"), request_id=name, params=without))
+        for name, attempt in (("x", 0), ("x", 1), ("y", 0))
+    ]
+    x0, x1, y = (each["payload"]["codes"]["audio"].tolist() for each in of_ids)
+    assert x0 == x1 != y
+
+
+def test_sound_comes_while_the_talker_still_speaks(chunked: Pair) -> None:
+    """1. the decoder has begun, and said something, before the talker's end
+    2. while it has nothing to decode, it need not be stepped
+    3. the pieces all at once, as an edge without async_chunk brings them, make exactly the same sound
+    """
+    talker, decoder = chunked.talker, chunked.decoder
+    talker.add(replace(speech("a"), stream_to=(1,)))
+    decoder.add(StageRequest("a", "a", stream_from=(0,)))
+    idle(decoder)
+    pieces: list[Mapping[str, Any]] = []
+    heard: list[EngineOutput] = []
+    is_over, heard_before_the_end = False, 0
+    until_s = time.monotonic() + _WAIT_S
+    while not (heard and heard[-1].finished):
+        assert time.monotonic() < until_s
+        for output in talker.step() if talker.has_unfinished() else ():
+            if output.handoff_piece is not None:
+                pieces.append(through_a_connector(output.handoff_piece))
+                decoder.feed("a", 0, pieces[-1], False)  # type: ignore[attr-defined]
+            if output.finished:
+                assert output.handoff is None
+                is_over = True
+                decoder.feed("a", 0, None, True)  # type: ignore[attr-defined]
+        if decoder.has_unfinished():
+            heard += decoder.step()
+        heard_before_the_end += bool(heard) and not is_over
+    assert heard_before_the_end
+    assert len(pieces) > 3
+    assert ["source" in piece for piece in pieces] == [True] + [False] * (len(pieces) - 1)
+    again = decode(chunked, "b", {"pieces": pieces})
+    assert np.array_equal(again, sound(heard))
+
+    whole = handoff_of(chunked, speech("c"))
+    assert set(whole) == {"pieces"}
+    assert np.array_equal(decode(chunked, "c", whole), again)
+
+
+def test_requests_of_two_talkers_with_the_same_names_are_kept_apart(chunked: Pair) -> None:
+    """Each replica of a stage counts its requests for itself, and the decoder keeps a state for each stream."""
+    handed = [handoff_of(chunked, speech(key, seed=seed)) for key, seed in (("a", 3), ("b", 4))]
+    alone = [decode(chunked, "alone", each) for each in handed]
+    for each in handed:
+        for piece in each["pieces"]:
+            piece["payload"]["meta"]["request_id"] = "r0"
+    for key, each in zip("ab", handed, strict=True):
+        chunked.decoder.add(StageRequest(key, key, payloads={0: each}))
+    together = finish(chunked.decoder, "a", "b")
+    assert not np.array_equal(alone[0], alone[1])
+    assert [np.array_equal(sound(together[key]), one) for key, one in zip("ab", alone, strict=True)] == [True, True]
+
+
+def test_a_stream_that_ends_too_early_or_holds_nonsense_fails_its_request_alone(chunked: Pair) -> None:
+    decoder: Any = chunked.decoder
+    good = handoff_of(chunked, speech("a"))["pieces"]
+    expected = decode(chunked, "a", {"pieces": good})
+    for key, pieces, said in [
+        ("early", good[:2], "ended before its last piece"),
+        ("nonsense", [{"payload": {"codes": {"audio": [99999] * 4}}, "source": good[0]["source"]}], "out of its book"),
+        ("headless", good[1:], "the hand-off's source"),
+    ]:
+        decoder.add(StageRequest(key, key, stream_from=(0,)))
+        with pytest.raises(InvalidRequestError, match=said):
+            feed(decoder, key, pieces)
+        decoder.abort(key)
+        assert finish(decoder, key)[key][-1].finish_reason == "abort"
+    assert np.array_equal(decode(chunked, "b", {"pieces": good}), expected)
+    idle(decoder)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"params": {**SPEECH, "speaker": "nobody"}}, "speaker: this model has ethan, not 'nobody'"),
+        ({"params": {**SPEECH, "logprobs": 1}}, "logprobs: engine 'vllm-omni' does not take it"),
+        ({"params": {**SPEECH, "max_tokens": 0}}, "max_tokens"),
+        ({"params": {**SPEECH, "stop_token_ids": [999999]}}, "stop_token_ids: 999999 is out of the vocabulary"),
+        ({"params": {**SPEECH, "other": 0}}, "'other' is not known"),
+        ({"inputs": {}}, "give a prompt"),
+        ({"inputs": {"prompt": "word " * 4000}}, "Make it shorter"),
+    ],
+)
+def test_a_request_that_cannot_be_served_is_refused(whole: Pair, change: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidRequestError, match=said):
+        whole.talker.add(replace(speech("bad"), **change))
+    assert not whole.talker.has_unfinished()
+
+
+def test_a_hand_off_of_another_mode_is_refused(whole: Pair, chunked: Pair) -> None:
+    pieces, one = handoff_of(chunked, speech("a")), handoff_of(whole, speech("a"))
+    for decoder, handed in ((whole.decoder, pieces), (whole.decoder, {"payload": {}}), (whole.decoder, {})):
+        with pytest.raises(InvalidRequestError):
+            decoder.add(StageRequest("b", "b", payloads={0: handed}))
+    with pytest.raises(InvalidRequestError, match="async_chunk is false"):
+        whole.decoder.add(StageRequest("b", "b", stream_from=(0,)))
+    assert len(decode(whole, "b", one))
+
+
+def test_a_stage_that_hands_nothing_over_ends_with_its_last_token(whole: Pair) -> None:
+    whole.talker.add(replace(speech("a"), next_stages=()))
+    end = finish(whole.talker, "a")["a"][-1]
+    assert (end.handoff, end.finish_reason, end.error) == (None, "length", None)
+    assert end.usage["completion_tokens"] == SPEECH["max_tokens"]
+
+
+@pytest.mark.parametrize(
+    ("engine_args", "stage_id", "said"),
+    [
+        ({"max_nmu_seqs": 1}, 0, "max_nmu_seqs"),
+        ({}, 7, "has the stages 0, 1; give it their ids"),
+    ],
+)
+def test_what_vllm_omni_does_not_know_is_the_operators_mistake(
+    model: str, engine_args: dict[str, Any], stage_id: int, said: str
+) -> None:
+    stage = omni_stages(model, async_chunk=False)[0]
+    changed = msgspec.structs.replace(stage, stage_id=stage_id, engine_args={**stage.engine_args, **engine_args})
+    with pytest.raises(ConfigError, match=said):
+        create_engine(changed).load(lambda *_: None)
+
+
+def test_closing_ends_every_thread(model: str) -> None:
+    before = {thread.name for thread in threading.enumerate()}
+    pair = Pair(model, async_chunk=True)
+    pair.close()
+    pair.close()
+    until_s = time.monotonic() + _WAIT_S
+    while left := {t.name for t in threading.enumerate()} - before - {"tqdm_monitor"}:
+        assert time.monotonic() < until_s, left
+        time.sleep(0.05)
+
+
+class TestOmniKeepsTheContract(EngineContract):
+    """The decoder, in pieces: what a later stage of every pipeline does."""
+
+    offers = frozenset({"feed", "metrics"})
+    folder: ClassVar[str] = ""
+
+    @pytest.fixture(autouse=True, scope="class")
+    def _model(self, model: str) -> None:
+        type(self).folder = model
+
+    def make_engine(self) -> Engine:
+        return create_engine(omni_stages(self.folder, async_chunk=True)[1])
+
+    def good_request(self, key: str) -> StageRequest:
+        return StageRequest(key, key, payloads={0: {"pieces": self.pieces()}})
+
+    def bad_request(self, key: str) -> StageRequest:
+        return StageRequest(key, key, payloads={0: {"pieces": self.pieces()[:-1]}})
+
+    def pieces(self) -> list[Mapping[str, Any]]:
+        made: list[Mapping[str, Any]] = []
+        for number, frames in enumerate((1, 4, 3)):
+            is_last = torch.tensor(number == 2)
+            meta = {"finished": is_last, "is_segment_finished": is_last, "left_context_size": 0}
+            source = {} if number else {"source": {"prompt_token_ids": [1] * 20}}
+            made.append({"payload": {"codes": {"audio": torch.arange(4 * frames) + number}, "meta": meta}, **source})
+        return made

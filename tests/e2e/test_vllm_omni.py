@@ -1,0 +1,118 @@
+"""The whole product with a speaking model: HTTP, hub, etcd, and replicas of vLLM-Omni in a Python of their own.
+
+Needs the environment that `make omni-test` makes.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import os
+import signal
+import subprocess
+import urllib.request
+import wave
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.hub import Hub
+from tests.support.processes import wait_for
+
+PYTHON = Path(__file__).resolve().parents[2] / ".venv-omni" / "bin" / "python"
+
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.vllm,
+    pytest.mark.skipif(not PYTHON.exists(), reason="vLLM-Omni has an environment of its own: make omni-test"),
+]
+
+DEPLOY = """
+model: tiny-tts
+async_chunk: true
+stages:
+  - stage_id: 0
+    engine: vllm-omni
+    model: {model}
+    engine_args: {{{both}, max_model_len: 1024, dtype: bfloat16}}
+    default_sampling_params: {{speaker: ethan, language: English}}
+    runtime: {{devices: cpu, num_replicas: 2, python: {python}}}
+  - stage_id: 1
+    engine: vllm-omni
+    model: {model}
+    engine_args: {{{both}, max_model_len: 8192, max_num_batched_tokens: 8192, dtype: float32}}
+    runtime: {{devices: cpu, num_replicas: 2, python: {python}}}
+    final_output: audio
+"""
+_READY_S = 120.0
+_MOST_KILLS = 6
+BOTH = (
+    "async_chunk: true, connector_extra: {codec_chunk_frames: 4, initial_codec_chunk_frames: 1}, "
+    "enforce_eager: true, kv_cache_memory_bytes: 33554432, max_num_seqs: 4"
+)
+
+
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hub]:
+    folder = tmp_path_factory.mktemp("omni")
+    model = folder / "tiny-tts"
+    command = [str(PYTHON), "-m", "tests.support.tiny_qwen3_tts", str(model)]
+    subprocess.run(command, cwd=PYTHON.parents[2], check=True, capture_output=True, timeout=300)
+    running = Hub.of_yaml(folder, DEPLOY.format(model=model, python=PYTHON, both=BOTH))
+    try:
+        yield running.wait_ready(300.0)
+    finally:
+        left = running.stop()
+    assert not left, running.text[-3000:]
+
+
+def speak(hub: Hub, tokens: int, on_third: Callable[[], None] = lambda: None) -> bytes:
+    """The samples of one streamed answer; ``on_third`` is called when three pieces of it were heard."""
+    params = [{"max_tokens": tokens, "seed": 7}, {}]
+    body: dict[str, Any] = {"messages": [{"role": "user", "content": "hello world"}], "stream": True}
+    data = json.dumps({**body, "sampling_params_list": params}).encode()
+    request = urllib.request.Request(f"{hub.url}/v1/chat/completions", data, {"Content-Type": "application/json"})
+    heard: list[bytes] = []
+    with urllib.request.urlopen(request, timeout=120) as response:
+        for line in response:
+            if not line.startswith(b"data: {"):
+                continue
+            event = json.loads(line[6:])
+            assert "error" not in event, event["error"]
+            for choice in event["choices"]:
+                if sound := choice["delta"].get("audio"):
+                    with wave.open(io.BytesIO(base64.b64decode(sound["data"]))) as file:
+                        heard.append(file.readframes(file.getnframes()))
+                    if len(heard) == 3:
+                        on_third()
+    assert len(heard) > 3
+    return b"".join(heard)
+
+
+def decoders(hub: Hub) -> list[int]:
+    """The process ids of the replicas that make sound of codes."""
+    return [each["pid"] for each in hub.replicas() if each["stage_id"] == 1]
+
+
+def test_no_sample_is_missing_or_heard_twice_when_a_decoder_dies(hub: Hub) -> None:
+    """1. the same request sounds the same every time, whichever replicas make it
+    2. decoders are killed while a client listens, until it was the client's own: what the client hears is the same,
+       sample by sample
+    """
+    expected = speak(hub, 160)
+    assert len(set(expected)) > 100, "that is silence"
+    assert speak(hub, 160) == expected
+    wait_for("both decoders", lambda: len(decoders(hub)) == 2, _READY_S)
+    for pid in decoders(hub):
+        assert Path(f"/proc/{pid}/cmdline").read_bytes().startswith(str(PYTHON).encode())
+    for number in range(_MOST_KILLS):
+        killed = decoders(hub)[number % 2]
+        assert speak(hub, 160, on_third=lambda: os.kill(killed, signal.SIGKILL)) == expected  # noqa: B023
+        if "replica.lost_at_work replica=1/" in hub.text:
+            break
+        wait_for("another decoder", lambda: len(set(decoders(hub)) - {killed}) == 2, _READY_S)  # noqa: B023
+    assert "replica.lost_at_work replica=1/" in hub.text
+    assert "request.failed" not in hub.text

@@ -1,0 +1,87 @@
+"""Hand-offs of vllm-omni stages are checked before they reach the engine, which would die of a bad one."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from omni_discovery.errors import InvalidRequestError
+from stage_runtime.engines.vllm_omni.handoff import (
+    Codes,
+    codes_of,
+    is_terminal,
+    pieces_of,
+    read_payload,
+    read_source,
+    renamed,
+)
+
+torch = pytest.importorskip("torch")
+CODES = Codes(groups=4, codes=2048)
+
+
+def test_a_good_payload_is_taken_as_tensor_or_list() -> None:
+    for codes in (torch.arange(8), list(range(8)), []):
+        assert read_payload({"payload": {"codes": {"audio": codes}}}, CODES)["codes"]["audio"] is codes
+    assert read_payload({"payload": {"embed": {}}}, CODES) == {"embed": {}}
+
+
+@pytest.mark.parametrize(
+    ("handed", "said"),
+    [
+        ({}, "no payload"),
+        ({"payload": {}}, "no payload"),
+        ({"payload": {"codes": {"audio": torch.arange(7)}}}, "7 codes can't be shared out to 4 books"),
+        ({"payload": {"codes": {"audio": [0, 1, 2, 2048]}}}, "out of its book of 2048"),
+        ({"payload": {"codes": {"audio": [0, 1, 2, -1]}}}, "out of its book of 2048"),
+        ({"payload": {"codes": {"audio": torch.ones(4)}}}, "whole numbers"),
+        ({"payload": {"codes": {"audio": "abcd"}}}, "whole numbers"),
+    ],
+)
+def test_a_bad_payload_is_refused(handed: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidRequestError, match=said):
+        read_payload(handed, CODES)
+
+
+def test_the_source_is_what_the_stage_before_was_asked_and_made() -> None:
+    handed = {"source": {"prompt_token_ids": [1, 1], "token_ids": [5], "additional_information": {"text": ["a"]}}}
+    source = read_source(handed)
+    assert source.prompt() == {"prompt_token_ids": [1, 1], "additional_information": {"text": ["a"]}}
+    made = source.as_output("r1")
+    assert (made.finished, made.request_id, made.outputs[0].cumulative_token_ids) == (True, "r1", [5])
+    for bad in ({}, {"source": {"prompt_token_ids": []}}, {"source": {"prompt_token_ids": [-1]}}, {"source": 1}):
+        with pytest.raises(InvalidRequestError, match="the hand-off's source"):
+            read_source(bad)
+
+
+def test_the_last_piece_says_so_itself() -> None:
+    assert is_terminal({"meta": {"finished": torch.tensor(True)}})
+    assert is_terminal({"meta": {"finished": True}})
+    for other in ({"meta": {"finished": torch.tensor(False)}}, {"meta": {}}, {}, {"meta": {"finished": "yes"}}):
+        assert not is_terminal(other)
+
+
+def test_a_payload_gets_the_name_that_its_request_has_here() -> None:
+    payload = {"codes": {}, "meta": {"request_id": "r0", "finished": True}}
+    assert renamed(payload, "r7") == {"codes": {}, "meta": {"request_id": "r7", "finished": True}}
+    assert payload["meta"]["request_id"] == "r0"
+    assert renamed({"codes": {}}, "r7") == {"codes": {}}
+
+
+def test_pieces_are_a_list_of_mappings_or_the_hand_off_itself() -> None:
+    whole = {"payload": {}}
+    assert pieces_of(whole) == [whole]
+    assert pieces_of({"pieces": [whole, whole]}) == [whole, whole]
+    for bad in ({"pieces": []}, {"pieces": [1]}, {"pieces": "x"}):
+        with pytest.raises(InvalidRequestError):
+            pieces_of(bad)
+
+
+def test_codes_are_known_of_a_decoder_whose_model_tells_them() -> None:
+    talker = SimpleNamespace(num_code_groups=16, code_predictor_config=SimpleNamespace(vocab_size=2048))
+    config = SimpleNamespace(talker_config=talker)
+    assert codes_of("code2wav", config) == Codes(groups=16, codes=2048)
+    assert codes_of("qwen3_tts", config) is None
+    assert codes_of("code2wav", SimpleNamespace()) is None

@@ -1,0 +1,51 @@
+"""What Qwen3-TTS may be asked to say; whatever else would reach its talker is refused."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from omni_discovery.errors import InvalidRequestError
+from stage_runtime.engines.vllm_omni.speech import read_speech
+
+TALKER = SimpleNamespace(spk_id={"ethan": 2500, "Serena": 2501}, codec_language_id={"english": 2050})
+
+
+def test_a_prompt_or_vllm_omnis_own_words_are_a_speech() -> None:
+    """1. voice and language come with the parameters, in whatever case; without a language the model finds it
+    2. additional_information is what vLLM-Omni's users write; it goes before the parameters
+    """
+    plain = read_speech({"prompt": "hello"}, {"speaker": "Ethan", "language": "English", "seed": 3}, TALKER)
+    assert (plain.text, plain.speaker, plain.language) == ("hello", "ethan", "english")
+    chat = read_speech({"messages": [{"role": "user", "content": "hi"}]}, {"speaker": "serena"}, TALKER)
+    assert (chat.text, chat.speaker, chat.language) == ("hi", "Serena", "Auto")
+    theirs = {"task_type": ["CustomVoice"], "text": ["hey"], "language": ["Auto"], "speaker": ["Serena"]}
+    told = read_speech({"additional_information": theirs}, {"speaker": "ethan"}, TALKER)
+    assert (told.text, told.speaker, told.language) == ("hey", "Serena", "Auto")
+
+
+@pytest.mark.parametrize(
+    ("information", "said"),
+    [
+        ({"speaker": ["nobody"]}, "speaker: this model has Serena, ethan, not 'nobody'"),
+        ({"speaker": [5]}, "speaker"),
+        ({"speaker": ["ethan", "Serena"]}, "one value is right, not 2"),
+        ({"speaker": "ethan", "language": "klingon"}, "language: this model has Auto, english, not 'klingon'"),
+        ({"speaker": "ethan", "ref_audio": ["http://169.254.169.254/"]}, "'ref_audio' is not known"),
+        ({"speaker": "ethan", "voice_clone_prompt": [{}]}, "'voice_clone_prompt' is not known"),
+        ({"speaker": "ethan", "task_type": ["Base"]}, "task_type: 'Base' was not tried here"),
+        ({"speaker": "ethan", "text": [""]}, "text"),
+        ([], "additional_information is a mapping"),
+    ],
+)
+def test_what_the_talker_would_trip_over_or_fetch_is_refused(information: Any, said: str) -> None:
+    with pytest.raises(InvalidRequestError) as refused:
+        read_speech({"prompt": "hello", "additional_information": information}, {}, TALKER)
+    assert said in str(refused.value)
+
+
+def test_a_voice_has_to_be_named() -> None:
+    with pytest.raises(InvalidRequestError, match="speaker: this model has"):
+        read_speech({"prompt": "hello"}, {}, TALKER)
