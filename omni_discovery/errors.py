@@ -106,9 +106,13 @@ class EmbeddedEtcdError(OmniError):
 
 
 class RequestError(OmniError):
-    """One request failed. ``retry_after_s`` is set where trying again later makes sense."""
+    """One request failed. ``retry_after_s`` is set where trying again later makes sense.
+
+    ``replicas`` are those that its work was sent to, as ``stage/replica``, at most 32.
+    """
 
     retry_after_s: float | None = None
+    replicas: tuple[str, ...] = ()
 
 
 class InvalidRequestError(RequestError, ValueError):

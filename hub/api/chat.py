@@ -92,6 +92,7 @@ class ChatCompletions:
         except ClientDisconnect:
             return Response(status_code=_CLIENT_LEFT)
         except OmniError as error:
+            exchange.note_error(error)
             return error_response(error)
 
     async def _read(self, request: Request) -> tuple[ChatRequest, float]:
@@ -242,6 +243,7 @@ async def _events(
         if usage or timings:
             yield event_of(answer.last_chunk(usage=usage, timings=timings))
     except OmniError as error:
+        answer.exchange.note_error(error)
         yield event_of(describe(error)[1])
     finally:
         watch.stop()

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from starlette.datastructures import MutableHeaders
 
+from omni_discovery.errors import OmniError, RequestError
 from omni_discovery.failure_log import word
 from omni_discovery.text import is_label
 
@@ -57,6 +58,11 @@ class Exchange:
             self._replicas[replica] = None
         if output.replica:
             self._replicas[output.replica] = None
+
+    def note_error(self, error: OmniError) -> None:
+        """Remember the replicas that a failed request was sent to."""
+        if isinstance(error, RequestError):
+            self._replicas |= dict.fromkeys(error.replicas)
 
     @property
     def replicas(self) -> str:

@@ -129,6 +129,8 @@ class Stream:
                 task.cancel()
             ends = await asyncio.gather(reading, serving, return_exceptions=True)
         failure = next((end for end in ends if isinstance(end, Exception)), None)
+        if isinstance(failure, OmniError):
+            exchange.note_error(failure)
         # A client that has left gets no last frame: its reader has ended, and nothing has failed.
         if failure is not None or not serving.cancelled():
             await _close(websocket, failure)

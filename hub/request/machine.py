@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 from msgspec import UNSET
 
@@ -49,6 +49,9 @@ from omni_discovery.errors import (
     ReplicaLostError,
     RequestError,
 )
+
+#: How many replicas the error of a request names at most.
+_MOST_NAMED: Final = 32
 
 
 class RequestMachine:
@@ -261,6 +264,8 @@ class RequestMachine:
             reason = "done" if outcome is Outcome.OK else "abort"
             timings_s, replicas = state.public.pipeline_timings, state.replicas
             actions.append(ev.Emit(summary_output(state.shown_id, reason, timings_s, replicas)))
+        if error is not None:
+            error.replicas = tuple(state.tried)[-_MOST_NAMED:]
         return [*actions, ev.Finish(outcome, error)]
 
     def _stop_all(self) -> list[Action]:
@@ -298,6 +303,7 @@ class RequestMachine:
 
     def _sent(self, run: StageRun, replica: ev.ReplicaRef, now_s: float) -> list[Action]:
         run.sent(replica, now_s, hands_over=bool(self._plan.next_stages[run.stage_id]))
+        self.state.tried[str(replica)] = None
         self.state.public.stage_submit_ts[run.stage_id] = now_s
         self.state.note(run, "queue", now_s - run.dispatched_at_s)
         return [*self._start_companions(run), *flow(self.state, run), *pause_or_resume(self.state, run)]

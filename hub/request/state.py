@@ -366,6 +366,8 @@ class RequestState:
         #: The input of a request that comes in segments; None for any other.
         self.segments = Segments(plan, inputs) if segmented else None
         self.companions = Companions(plan, companions or {})
+        #: The replicas that work was sent to, the last one last; those of a request that fails are named.
+        self.tried: dict[str, None] = {}
         #: Whether so much output waits for the client that the replicas are to make no more.
         self.is_client_behind = False
         #: When it was submitted, monotonic; None before.

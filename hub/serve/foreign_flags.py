@@ -15,6 +15,8 @@ from typing import Any, Final
 
 from hub.serve import vllm_flags, vllm_omni_flags
 from hub.serve.vllm_flags import engine_value
+from omni_discovery.deploy.document import StageConfig
+from omni_discovery.deploy.engine_args import argument_problems
 from omni_discovery.deploy.overrides import FLAG
 from omni_discovery.errors import ConfigError
 
@@ -129,20 +131,33 @@ def _where_it_belongs(flags: Sequence[ForeignFlag], *, is_headless: bool) -> Ite
     """Answer the flags that ``omni serve MODEL`` would have taken."""
     if names := [flag.text for flag in flags if flag.origin == _NAME]:
         yield f"{', '.join(names)}: the name that clients see is 'model' of the deploy document"
-    engine = [flag.text for flag in flags if flag.origin == _ENGINE]
+    refused = dict(_refused_arguments(flags))
+    yield from () if is_headless else refused.values()
+    taken = [flag for flag in flags if flag.origin == _ENGINE and (is_headless or flag.name not in refused)]
+    engine = [flag.text for flag in taken]
     if not engine:
         return
     told = f"{', '.join(engine)}: {'an argument' if len(engine) == 1 else 'arguments'} of a stage's engine"
     if is_headless:
         yield f"{told}, which are part of the pipeline in force: say it to the hubs"
         return
-    given = engine_args_of(flags)
+    given = engine_args_of(taken)
     lines = ", ".join(f"{name}: {json.dumps(value)}" for name, value in given.items())
     override = shlex.quote(json.dumps({"N": {"engine_args": given}}))
     yield (
         f"{told}: write {{{lines}}} into engine_args of that stage in the deploy document, or give {FLAG} {override}"
         " with the stage's id in place of N"
     )
+
+
+def _refused_arguments(flags: Sequence[ForeignFlag]) -> Iterable[tuple[str, str]]:
+    """Return the arguments that the check of a vLLM stage refuses, with its answers."""
+    for name, value in engine_args_of(flags).items():
+        stage = StageConfig(stage_id=0, engine="vllm", engine_args={name: value})
+        for problem in argument_problems(stage):
+            text = next(flag.text for flag in reversed(flags) if flag.name == name)
+            answer = problem.text.removeprefix("stage 0: ").replace("--stage-id 0 ", "--stage-id N ")
+            yield name, f"{text}: {answer}"
 
 
 def engine_args_of(flags: Sequence[ForeignFlag]) -> dict[str, Any]:

@@ -83,11 +83,7 @@ async def _show(kv: KVStore, arguments: argparse.Namespace) -> int:
         return 0
     console, now_s = TextConsole(), time.time()
     count = sum(life.registry == past.registry for life in replicas)
-    console.print(
-        f"namespace {arguments.namespace} · registry {past.registry} · {count} {'life' if count == 1 else 'lives'} · "
-        f"etcd remembers from revision {past.oldest}",
-        style="italic",
-    )
+    console.print(heading(arguments.namespace, past, count, console.width), style="italic")
     # In the order of their first lives; that of the etcd which is asked comes last, next to the prompt.
     registries = dict.fromkeys([*(life.registry for life in every), past.registry])
     for registry in sorted(registries, key=lambda each: each == past.registry):
@@ -199,6 +195,13 @@ async def _replay(
                 found.extend(reader.read_event(event))
             if batch.revision >= end:
                 return
+
+
+def heading(namespace: str, past: RegistryPast, count: int, width: int = 80) -> str:
+    """What the tables are about: one line, or two where it is wider than ``width``."""
+    whose = f"namespace {namespace} · registry {past.registry} · {count} {'life' if count == 1 else 'lives'}"
+    since = f"etcd remembers from revision {past.oldest}"
+    return f"{whose} · {since}" if len(f"{whose} · {since}") <= width else f"{whose}\n{since}"
 
 
 def history_table(found: list[Life], limit: int, now_s: float, width: int = 80) -> Table:

@@ -153,15 +153,17 @@ def translate_stage(stage: Mapping[str, Any], known: Known) -> dict[str, Any]:
         del ours["stage_type"]
     _translate_output(ours)
     _translate_runtime(ours)
-    role = _take_role(ours)
+    said = take_keys(ours, _ROLE_KEYS.values())
+    role = _role_in(said)
     beside = take_keys(ours, [name for name in ours if name in ENGINE_KEYS and name not in known["stage"]])
     if isinstance(ours.get("engine_extras"), dict):
         beside = merged(beside, ours.pop("engine_extras"))
     beside = merged(beside, ours.get("engine_args", {}))
     if role and isinstance(beside, dict) and beside.get("pd", role) == role:
         beside = {**beside, "pd": role}
-    elif role:
-        ours[_ROLE_KEYS[role]] = True
+    elif said and (role or role is None):
+        # They stay, to be reported.
+        ours |= said
     if beside:
         ours["engine_args"] = beside
     return ours
@@ -212,7 +214,9 @@ def unknown_keys(document: Mapping[str, Any], known: Known) -> list[Problem]:
 
 def unknown_stage_keys(place: str, stage: Mapping[str, Any], known: Known) -> list[Problem]:
     """Describe each unknown key of one stage; ``place`` is what stands before a key, as ``stage 0.``."""
-    problems = _unknown_in(place, stage, known["stage"], "what its engine takes goes in 'engine_args'")
+    roles = tuple(_ROLE_KEYS.values())
+    problems = _unknown_in(place, stage, (*known["stage"], *roles), "what its engine takes goes in 'engine_args'")
+    problems += _role_problems(place, stage)
     problems += _unknown_in(f"{place}runtime.", stage.get("runtime"), known["runtime"], "")
     arguments = stage.get("engine_args")
     if stage.get("engine", "vllm") == "vllm" and isinstance(arguments, dict):
@@ -252,15 +256,29 @@ def _translate_output(stage: dict[str, Any]) -> None:
         move_key(stage, "final_output_type", "final_output")
 
 
-def _take_role(stage: dict[str, Any]) -> str:
-    """Take ``is_prefill_only`` and ``is_decode_only`` out; return the role. Wrong ones stay, to be reported."""
-    said = {role: stage[key] for role, key in _ROLE_KEYS.items() if key in stage}
-    roles = [role for role, value in said.items() if value is True]
+def _role_in(said: Mapping[str, Any]) -> str | None:
+    """Return the role of ``is_prefill_only`` and ``is_decode_only``, empty for none; None if they are wrong."""
+    roles = [role for role, key in _ROLE_KEYS.items() if said.get(key) is True]
     if len(roles) > 1 or any(not isinstance(value, bool) for value in said.values()):
-        return ""
-    for role in said:
-        del stage[_ROLE_KEYS[role]]
+        return None
     return roles[0] if roles else ""
+
+
+def _role_problems(place: str, stage: Mapping[str, Any]) -> list[Problem]:
+    """Describe the keys of a stage's role that ``translate_stage`` has left because they are wrong."""
+    said = {name: stage[name] for name in stage if name in _ROLE_KEYS.values()}
+    wrong = {name: value for name, value in said.items() if not isinstance(value, bool)}
+    if wrong:
+        return [
+            Problem(f"{place}{name} is {value!r}; right would be true or false", line_of_key(name))
+            for name, value in wrong.items()
+        ]
+    names = [name for name, value in said.items() if value]
+    if not names:
+        return []
+    other = names[1] if len(names) > 1 else f"engine_args.pd: {_mapping_of(stage.get('engine_args')).get('pd')}"
+    text = f"{place}{names[0]} stands beside {other}; a stage has one role: {_HINTS[names[0]]}"
+    return [Problem(text, line_of_key(names[0]))]
 
 
 def _translate_runtime(stage: dict[str, Any]) -> None:

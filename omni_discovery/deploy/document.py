@@ -10,18 +10,15 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from types import MappingProxyType, UnionType
-from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Final, Literal, TypeVar, Union, get_args, get_origin
 
 import msgspec
 import yaml
 
-from omni_discovery.deploy.dialect import CONNECTORS, Overrides, translate, unknown_keys
-from omni_discovery.deploy.engine_args import engine_problems
+from omni_discovery.deploy.checks import BOUND, Part, Parts, check_engines, check_names, check_parts
+from omni_discovery.deploy.dialect import Overrides, translate, unknown_keys
 from omni_discovery.deploy.lines import MOST_LEVELS, Problem, is_too_deep, line_at, load_yaml, without_lines
 from omni_discovery.errors import ConfigError
-
-#: What would be right for the bound of an edge.
-BOUND: Final = "a whole number from 1, or -1 for no bound"
 
 _YES_OR_NO: Final = "true or false"
 _WORDS: Final = "a word"
@@ -50,6 +47,7 @@ _RIGHT: Final = {
     ),
     **dict.fromkeys(("stages", "edges"), "a list"),
 }
+_Config = TypeVar("_Config", bound=msgspec.Struct)
 _PLACE: Final = re.compile(r" - at `\$(.*)`$", re.DOTALL)
 _STEP: Final = re.compile(r"\.([^.\[]+)|\[(\d+|\.\.\.)\]")
 _LONGEST_VALUE: Final = 60
@@ -301,15 +299,20 @@ class DeployConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 
 
 def parse_deploy(
-    text: str, source: str, overrides: Overrides = MappingProxyType({}), installed: Collection[str] = ()
+    text: str,
+    source: str,
+    overrides: Overrides = MappingProxyType({}),
+    installed: Collection[str] = (),
+    engines: Collection[str] | None = None,
 ) -> DeployConfig:
     """Read a deploy YAML, ours or one written for vLLM-Omni, and merge ``overrides`` into its stages before any check.
 
     ``installed`` are connectors of other packages that edges may name directly. Raise ConfigError with the file, the
-    places and what would be right.
+    places and what would be right; with ``engines``, those of other packages on this host, also with the names of
+    engines and connectors that this host does not know. Without another error, these are left to the caller.
     """
     document, problems = parse_mapping(text, source)
-    return _read(document, source, overrides, installed, problems)
+    return _read(document, source, overrides, installed, problems, engines)
 
 
 def parse_mapping(text: str, source: str) -> tuple[dict[str, Any], list[Problem]]:
@@ -331,11 +334,11 @@ def parse_mapping(text: str, source: str) -> tuple[dict[str, Any], list[Problem]
 
 
 def _where(error: yaml.YAMLError, text: str) -> str:
-    """Return the line of a syntax error as text; empty if it has none. An error at the end is in the last line."""
+    """Return the line of a syntax error as ``:LINE``; empty if it has none. An error at the end is in the last line."""
     place = getattr(error, "problem_mark", None)
     if place is None:
         return ""
-    return f" line {min(place.line + 1, max(1, len(text.splitlines())))}"
+    return f":{min(place.line + 1, max(1, len(text.splitlines())))}"
 
 
 def read_deploy(
@@ -354,13 +357,14 @@ def _read(
     overrides: Overrides,
     installed: Collection[str],
     problems: Sequence[Problem] = (),
+    engines: Collection[str] | None = None,
 ) -> DeployConfig:
     _check_levels(document, source)
     try:
         ours = translate(document, KNOWN_KEYS, overrides, installed)
     except RecursionError as error:
         raise ConfigError(f"{source}: a part of it holds itself") from error
-    deploy = convert_document(ours, source, problems, with_engines=True)
+    deploy = convert_document(ours, source, problems, with_engines=True, installed=installed, engines=engines)
     for stage_id in overrides:
         deploy.stage(stage_id)
     return deploy
@@ -381,36 +385,55 @@ def encode_deploy(deploy: DeployConfig) -> bytes:
 
 
 def convert_document(
-    document: Any, source: str, text_problems: Sequence[Problem] = (), *, with_engines: bool = False
+    document: Any,
+    source: str,
+    text_problems: Sequence[Problem] = (),
+    *,
+    with_engines: bool = False,
+    installed: Collection[str] = (),
+    engines: Collection[str] | None = None,
 ) -> DeployConfig:
     """Decode and check a document in our own keys. Raise ConfigError with all problems, ``text_problems`` too.
 
     The engines' arguments are only checked in a document that comes from outside, not in one that is in force.
+    ``installed`` and ``engines``: see ``parse_deploy``.
     """
     _check_levels(document, source)
-    problems, deploy = list(text_problems), None
-    if isinstance(document, dict):
-        problems += unknown_keys(document, KNOWN_KEYS)
     try:
         plain = without_lines(document)
-        deploy = msgspec.convert(plain, DeployConfig)
-    except msgspec.ValidationError as error:
-        variables = [problem for problem in text_problems if problem.variable]
-        problems += [
-            problem
-            for problem in _wrong_values(DeployConfig, plain, (), document, problems)
-            if not any(each.line == problem.line and each.variable in problem.text for each in variables)
-        ]
-        problems = problems or [_describe(str(error), (), document)]
     except RecursionError as error:
         raise ConfigError(f"{source}: {error}") from error
-    if deploy is not None and not problems:
-        problems = list(_check(deploy, document))
-    if deploy is not None and not problems and with_engines:
-        problems = list(_check_engines(deploy, document))
-    if deploy is None or problems:
-        raise ConfigError(join_problems(problems, source))
+    found, deploy = list(text_problems), None
+    if isinstance(document, dict):
+        found += unknown_keys(document, KNOWN_KEYS)
+    try:
+        deploy = msgspec.convert(plain, DeployConfig)
+    except msgspec.ValidationError as error:
+        found += _wrong_values(DeployConfig, plain, (), document, found)
+        found = found or [_describe(str(error), (), document)]
+    # Of two lists of stages, which one is meant is not known.
+    is_one = not any(problem.text.startswith("stages: ") for problem in text_problems)
+    if is_one and isinstance(plain, dict) and isinstance(plain.get("stages"), list):
+        parts = _parts_of(plain)
+        found += check_parts(parts, document)
+        if with_engines:
+            found += check_engines(parts, document)
+        if found and engines is not None:
+            found += check_names(parts, document, engines, installed)
+    if deploy is None or found:
+        variables = [problem for problem in text_problems if problem.variable]
+        raise ConfigError(join_problems(_without_echoes(found, variables), source))
     return deploy
+
+
+def _without_echoes(problems: Sequence[Problem], variables: Sequence[Problem]) -> list[Problem]:
+    """Leave out what is said again of a value that is a variable of a shell."""
+    return [
+        problem
+        for problem in problems
+        if problem.variable
+        or not any(each.line == problem.line and each.variable in problem.text for each in variables)
+    ]
 
 
 def _check_levels(document: Any, source: str) -> None:
@@ -418,63 +441,46 @@ def _check_levels(document: Any, source: str) -> None:
         raise ConfigError(f"{source}: it has more than {MOST_LEVELS} levels, or a part of it holds itself")
 
 
-def _check(deploy: DeployConfig, document: Any) -> Iterator[Problem]:
-    """Describe what stages and edges have wrong together; of a document with two equal stage ids, only those."""
-    ids = [stage.stage_id for stage in deploy.stages]
-    line = line_at(document, ("stages",))
-    if not ids:
-        yield Problem("'stages' is empty; a pipeline needs at least one", line)
-        return
-    if len(set(ids)) != len(ids):
-        second = next(index for index, stage_id in enumerate(ids) if stage_id in ids[:index])
-        line = line_at(document, ("stages", second, "stage_id"))
-        yield Problem(f"a stage_id appears twice in {ids}", line)
-        return
-    if all(stage.final_output == "none" for stage in deploy.stages):
-        yield Problem("no stage has a final_output; set one to text, image, audio or embedding", line)
-    yield from _check_order(deploy, document)
-    for index, edge in enumerate(deploy.edges):
-        yield from _check_edge(deploy, edge, index, document)
+def _parts_of(document: Mapping[str, Any]) -> Parts:
+    """What can be read of a document with a list of stages, whatever else is wrong with it."""
+    edges, connectors = document.get("edges", []), document.get("connectors", {})
+    names = None
+    # A top-level key that is not known may be the misspelled one of the connectors.
+    if isinstance(connectors, dict) and ("connectors" in document or document.keys() <= set(KNOWN_KEYS["document"])):
+        names = {
+            str(name): str(each.get("name", "")) if isinstance(each, dict) else "" for name, each in connectors.items()
+        }
+    return Parts(
+        [_read_part(StageConfig, stage, {"engine": "?"}) for stage in document["stages"]],
+        [_read_part(EdgeConfig, edge, {}) for edge in edges] if isinstance(edges, list) else [],
+        names,
+    )
 
 
-def _check_engines(deploy: DeployConfig, document: Any) -> Iterator[Problem]:
-    ids = [stage.stage_id for stage in deploy.stages]
-    for found in engine_problems(deploy.stages, {each: deploy.inputs_of(each) for each in ids}):
-        text, steps = found.text, ("engine_args", *found.place.split("."))
-        if found.other is not None and (line := line_at(document, ("stages", ids.index(found.other), *steps))):
-            text += f" (stage {found.other}: line {line})"
-        yield Problem(text, line_at(document, ("stages", ids.index(found.stage_id), *steps)))
+def _read_part(kind: type[_Config], value: Any, stand_ins: Mapping[str, Any]) -> Part[_Config] | None:
+    """Read the keys of a struct that can be read; None if a required one without a stand-in can't.
 
-
-def _check_order(deploy: DeployConfig, document: Any) -> Iterator[Problem]:
-    seen: set[int] = set()
-    for index, stage in enumerate(deploy.stages):
-        for before in deploy.inputs_of(stage.stage_id):
-            if before not in seen:
-                yield Problem(
-                    f"stage {stage.stage_id} takes input from stage {before}, which does not stand before it",
-                    line_at(document, ("stages", index, "input_from")),
-                )
-        seen.add(stage.stage_id)
-
-
-def _check_edge(deploy: DeployConfig, edge: EdgeConfig, index: int, document: Any) -> Iterator[Problem]:
-    ids = [stage.stage_id for stage in deploy.stages]
-    if edge.to not in ids or edge.from_ not in deploy.inputs_of(edge.to):
-        line = line_at(document, ("edges", index))
-        yield Problem(f"the edge {edge.from_} to {edge.to} joins no two stages of the pipeline", line)
-    if edge.connector and edge.connector not in deploy.connectors:
-        known = ", ".join([*sorted(deploy.connectors), *CONNECTORS])
-        yield Problem(
-            f"the edge {edge.from_} to {edge.to} wants connector {edge.connector!r}; there are: {known}",
-            line_at(document, ("edges", index, "connector")),
-        )
-    for name, bound in (("window_size", edge.window_size), ("max_inflight", edge.max_inflight)):
-        if bound == 0:
-            yield Problem(
-                f"the edge {edge.from_} to {edge.to}: {name} is 0; right would be {BOUND}",
-                line_at(document, ("edges", index, name)),
-            )
+    Where a key is not known, those that are missing count as unread: one of them may be meant.
+    """
+    if not isinstance(value, dict):
+        return None
+    fields = msgspec.structs.fields(kind)
+    strange = value.keys() - {field.encode_name for field in fields}
+    read, unread = {}, set()
+    for field in fields:
+        name = field.encode_name
+        try:
+            if name in value:
+                read[field.name] = msgspec.convert(value[name], field.type)
+            elif strange or field.required:
+                unread.add(name)
+        except msgspec.ValidationError:
+            unread.add(name)
+        if field.required and field.name not in read:
+            if name not in stand_ins:
+                return None
+            read[field.name] = stand_ins[name]
+    return Part(kind(**read), frozenset(unread))
 
 
 #: The keys that each part of a document may have.

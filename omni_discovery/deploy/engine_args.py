@@ -62,17 +62,20 @@ class EngineProblem(NamedTuple):
     other: int | None = None
 
 
-def engine_problems(stages: Collection[StageConfig], inputs: Mapping[int, Collection[int]]) -> Iterator[EngineProblem]:
-    """Describe what is wrong, as far as it is known.
+def argument_problems(stage: StageConfig) -> Iterator[EngineProblem]:
+    """Describe what is wrong with the arguments of one stage."""
+    for check, place in ((group_size, ""), (bootstrap_port, "kv_transfer_config")):
+        try:
+            check(stage)
+        except ConfigError as error:
+            yield EngineProblem(stage.stage_id, place, str(error))
+
+
+def pair_problems(stages: Collection[StageConfig], inputs: Mapping[int, Collection[int]]) -> Iterator[EngineProblem]:
+    """Describe what pairs of prefill and decode have wrong together.
 
     ``inputs`` are the stages that each stage takes input from.
     """
-    for stage in stages:
-        for check, place in ((group_size, ""), (bootstrap_port, "kv_transfer_config")):
-            try:
-                check(stage)
-            except ConfigError as error:
-                yield EngineProblem(stage.stage_id, place, str(error))
     prefills = {stage.stage_id: stage for stage in stages if _role(stage) == PREFILL}
     fed = set()
     for stage in stages:

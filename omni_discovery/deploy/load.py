@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
 import msgspec
 
+from omni_discovery.deploy.checks import doubt_of_engine, nearest
 from omni_discovery.deploy.dialect import CONNECTORS, Overrides
 from omni_discovery.deploy.document import DeployConfig, StageConfig, parse_deploy, short_value
 from omni_discovery.errors import ConfigError
-from omni_discovery.plugins import BUILT_IN_ENGINES, CONNECTOR_GROUPS, find_plugins
+from omni_discovery.plugins import CONNECTOR_GROUPS, ENGINE_GROUPS, find_plugins
 
 
 def load_deploy(
@@ -28,7 +28,8 @@ def load_deploy(
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"can't read {file}: {error}") from error
-    deploy = parse_deploy(text, str(file), overrides, find_plugins(CONNECTOR_GROUPS))
+    connectors, engines = find_plugins(CONNECTOR_GROUPS), find_plugins(ENGINE_GROUPS)
+    deploy = parse_deploy(text, str(file), overrides, connectors, engines)
     folder = file.resolve().parent
     stages = tuple(_with_model(stage, default_model, folder) for stage in deploy.stages)
     return msgspec.structs.replace(deploy, stages=stages)
@@ -78,12 +79,7 @@ def describe_difference(ours: DeployConfig, theirs: DeployConfig) -> str:
 
 def doubtful_engines(stages: Collection[StageConfig], installed: Collection[str]) -> list[str]:
     """Describe the stages whose engine is neither built in nor ``installed`` on this host, with the nearest name."""
-    known = sorted({*BUILT_IN_ENGINES, *installed})
-    return [
-        f"stage {stage.stage_id}: engine {stage.engine!r} is not known on this host; {_hint(stage.engine, known)}"
-        for stage in stages
-        if stage.engine not in known
-    ]
+    return [doubt for stage in stages if (doubt := doubt_of_engine(stage, installed))]
 
 
 def doubtful_connectors(
@@ -101,13 +97,8 @@ def doubtful_connectors(
             touches = stage_ids is None or before in stage_ids or stage.stage_id in stage_ids
             if touches and name not in known:
                 place = f"the edge {before} to {stage.stage_id}"
-                doubts.append(f"{place}: connector {name!r} is not known on this host; {_hint(name, known)}")
+                doubts.append(f"{place}: connector {name!r} is not known on this host; {nearest(name, known)}")
     return doubts
-
-
-def _hint(name: str, known: Sequence[str]) -> str:
-    near = difflib.get_close_matches(name, known, n=1)
-    return f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
 
 
 def _by_name(deploy: DeployConfig, shared: Collection[int]) -> dict[str, Any]:

@@ -9,7 +9,11 @@ from typing import Any, Final
 from omni_discovery.errors import ConfigError
 from stage_runtime.connectors.errors import TransferError
 
-_DEVICE: Final = re.compile(r"[a-z]+(:[0-9]+)?")
+_DEVICE: Final = re.compile(r"([a-z]+)(:[0-9]+)?")
+#: The kinds of devices that torch and its plugins know, for hosts without torch.
+_KINDS: Final = frozenset(
+    ("cpu", "cuda", "hip", "hpu", "ipu", "lazy", "maia", "meta", "mlu", "mps", "mtia", "musa", "npu", "xla", "xpu")
+)
 _CPU: Final = "cpu"
 
 
@@ -19,9 +23,19 @@ def check_device(name: Any) -> str:
     Whether the device exists shows when a hand-off is fetched: an edge has one ``device`` for both of its ends, and the
     producer's host may lack it.
     """
-    if not isinstance(name, str) or not _DEVICE.fullmatch(name):
+    found = _DEVICE.fullmatch(name) if isinstance(name, str) else None
+    if found is None or (found[1] not in _KINDS and not _knows_torch(found[1])):
         raise ConfigError(f"device is {name!r}; 'cpu' is wanted, or a device of torch, such as 'cuda:0'")
-    return name
+    return str(name)
+
+
+def _knows_torch(kind: str) -> bool:
+    """Whether torch, where it is imported, has this kind of device: a plugin may have named its own."""
+    torch = sys.modules.get("torch")
+    try:
+        return torch is not None and torch.device(kind) is not None
+    except RuntimeError:
+        return False
 
 
 def to_device(value: Any, device: str) -> Any:

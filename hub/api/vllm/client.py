@@ -150,11 +150,15 @@ class OmniEngineClient(StageControl, EngineClient):
             params=params,
             **more,
         )
-        async with in_flight(), aclosing(outputs):
-            async for output in outputs:
-                exchange.note_output(output)
-                if output.stage_id == self._stage_id:
-                    yield output
+        try:
+            async with in_flight(), aclosing(outputs):
+                async for output in outputs:
+                    exchange.note_output(output)
+                    if output.stage_id == self._stage_id:
+                        yield output
+        except RequestError as error:
+            exchange.note_error(error)
+            raise
 
     async def abort(self, request_id: str | Iterable[str]) -> None:
         """Abort requests, by the ids that ``generate`` got. Does nothing for unknown ids."""

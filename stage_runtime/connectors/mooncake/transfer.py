@@ -340,7 +340,12 @@ class MooncakeTransferEngineConnector(StoringConnector):
         """Set where a sender is, and its token, from the sender's ``get_connection_info``.
 
         Without a rank, it is the sender of hand-offs without metadata; with one, of those with that ``sender_rank``.
+        Raise ConfigError for a host or a port that can't be one.
         """
+        if type(sender_host) is not str or not sender_host:
+            raise ConfigError(f"sender_host is {sender_host!r}; the sender's address is wanted")
+        if type(sender_zmq_port) is not int or not 0 < sender_zmq_port < 65536:
+            raise ConfigError(f"sender_zmq_port is {sender_zmq_port!r}; the sender's port is wanted, from 1 to 65535")
         with self._senders_lock:
             self._senders[sender_rank] = _Sender((sender_host, sender_zmq_port), sender_token)
 

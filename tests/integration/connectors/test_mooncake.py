@@ -171,6 +171,22 @@ def test_one_receiver_asks_many_senders_by_key(make: Make) -> None:
     assert receiver.get("0", "1", "key", {**where, "sender_token": bytes(32)}) is None
 
 
+@pytest.mark.parametrize(
+    ("host", "port", "said"),
+    [
+        ("127.0.0.1", None, "sender_zmq_port is None; the sender's port is wanted, from 1 to 65535"),
+        ("127.0.0.1", 0, "sender_zmq_port is 0"),
+        ("127.0.0.1", "7000", "sender_zmq_port is '7000'"),
+        ("127.0.0.1", True, "sender_zmq_port is True"),
+        (None, 7000, "sender_host is None; the sender's address is wanted"),
+        ("", 7000, "sender_host is ''"),
+    ],
+)
+def test_a_senders_place_that_can_be_none_is_refused_at_once(make: Make, host: Any, port: Any, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        make().update_sender_info(host, port)
+
+
 def test_both_sides_may_be_given_one_secret_and_a_place_by_hand(make: Make) -> None:
     sender = make(sender_token="a long secret of theirs", role="sender")
     put(sender, "key", {"a": 1})

@@ -16,6 +16,7 @@ from starlette.websockets import WebSocket
 
 from hub.api.exchange import Exchange, Exchanges, current_exchange, exchange_of
 from hub.request.outputs import OmniOutput
+from omni_discovery.errors import ConfigError, EngineFailedError
 
 LINE = re.compile(
     r"http\.request method=(?P<method>\S+) path=(?P<path>\S+) status=(?P<status>\S+) duration_s=\d+\.\d{3} "
@@ -153,3 +154,15 @@ def test_thousands_of_replicas_make_no_header_of_kilobytes() -> None:
     for number in range(1000):
         exchange.note_output(output(f"0/{number}"))
     assert exchange.replicas.endswith("0/30, 0/31, and 968 more")
+
+
+def test_the_line_of_a_failed_request_names_the_replicas_that_were_tried() -> None:
+    exchange, error = Exchange(), EngineFailedError("it raised")
+    error.replicas = ("1/0", "0/1")
+    exchange.note_output(output("0/1"))
+    exchange.note_error(error)
+    assert exchange.headers()["x-omni-replicas"] == "0/1, 1/0"
+    nobody = Exchange()
+    nobody.note_error(ConfigError("no request"))
+    nobody.note_error(EngineFailedError("never sent"))
+    assert nobody.replicas == ""

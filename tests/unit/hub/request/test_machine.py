@@ -141,7 +141,9 @@ def test_a_missing_piece_after_shown_output_ends_the_request() -> None:
     actions = walk.chunk(0, 2)
     assert actions[0] == ev.Drop("gap")
     assert of(actions, ev.Abort)
-    assert isinstance(finish_of(actions).error, ReplicaLostError)
+    error = finish_of(actions).error
+    assert isinstance(error, ReplicaLostError)
+    assert [name.partition("/")[0] for name in error.replicas] == ["0"], "the access log names what was tried"
 
 
 def test_a_missing_piece_before_anything_was_shown_moves_the_request() -> None:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import json
+import re
 from typing import Any
 
 import pytest
 
 from hub.command import ServeCommand
+from hub.serve import vllm_flags
 from hub.serve.flags import check_flags
 from hub.serve.plan import deploy_of
-from omni_discovery.deploy.document import DeployConfig
+from omni_discovery.deploy.document import DeployConfig, read_deploy
 from omni_discovery.errors import ConfigError
 
 HEADLESS = ("--headless", "--stage-id", "0", "--etcd-endpoints", "h:1")
@@ -109,3 +112,38 @@ def test_a_flag_that_is_cut_short_is_none(parser: argparse.ArgumentParser, flag:
     """It could be ours or vLLM's."""
     _, unknown = parser.parse_known_args(["m", flag, "1"])
     assert unknown[0] == flag
+
+
+def test_the_advice_for_an_engines_flag_is_not_refused_in_the_next_step(parser: argparse.ArgumentParser) -> None:
+    """What a flag's answer says to write into the document is what the document's own check takes."""
+    refused, of_the_hub = set(), {"model", "log_level", "otlp_traces_endpoint"}
+    for name in sorted((vllm_flags.SWITCHES | vllm_flags.TEXTS | vllm_flags.VALUES) - of_the_hub):
+        flag = f"--{name.replace('_', '-')}"
+        words = ["--deploy-config", "d.yaml", flag, *([] if name in vllm_flags.SWITCHES else ["2"])]
+        with pytest.raises(ConfigError) as told:
+            document(parser, *words)
+        advice = re.search(r"write \{(\w+): (.*)\} into engine_args", str(told.value))
+        if advice is None:
+            refused.add(name)
+            continue
+        stage = {"stage_id": 0, "engine": "vllm", "engine_args": {advice[1]: json.loads(advice[2])}}
+        assert read_deploy({"stages": [{**stage, "final_output": "text"}]}, "d.yaml").stages, name
+    assert refused == {"data_parallel_size"}
+
+
+@pytest.mark.parametrize("value", ["0", "auto"])
+def test_a_wrong_size_of_a_group_is_answered_with_what_would_be_right(
+    parser: argparse.ArgumentParser, value: str
+) -> None:
+    with pytest.raises(ConfigError, match=r"right would be 1 or more") as told:
+        document(parser, "--deploy-config", "d.yaml", "--tensor-parallel-size", value, "--seed", "1")
+    assert "write {seed: 1} into engine_args" in str(told.value)
+
+
+def test_copies_of_an_engine_are_answered_with_the_number_of_replicas(parser: argparse.ArgumentParser) -> None:
+    with pytest.raises(ConfigError) as told:
+        document(parser, "--deploy-config", "d.yaml", "--data-parallel-size", "2")
+    assert str(told.value) == (
+        "--data-parallel-size 2: engine_args.data_parallel_size is 2; a replica is one engine here: leave it out and"
+        " run 2 replicas, by runtime: {num_replicas: 2} or --stage-id N --omni-dp-size-local 2"
+    )

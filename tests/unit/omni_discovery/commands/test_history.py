@@ -14,6 +14,7 @@ from rich.console import Console
 
 from omni_discovery.commands.history import (
     RegistryPast,
+    heading,
     history_table,
     hub_history_table,
     merge,
@@ -339,6 +340,14 @@ def test_any_transitions_make_one_life_for_each_epoch(transitions: list[Transiti
     ids = [(life.stage_id, life.replica_id, life.epoch) for life in found]
     assert sorted(ids) == sorted({(each.stage_id, each.replica_id, each.epoch) for each in transitions})
     assert all(life.is_gone for life in found)
+
+
+def test_the_heading_breaks_between_its_parts_where_the_window_is_narrow() -> None:
+    past = RegistryPast("1f2e3d4c5b6a7988", [], [], [], 12345)
+    whose, since = "namespace omni · registry 1f2e3d4c5b6a7988 · 12 lives", "etcd remembers from revision 12345"
+    assert heading("omni", past, 12, 80).splitlines() == [whose, since]
+    assert heading("omni", past, 12, 120) == f"{whose} · {since}"
+    assert " · 1 life · " in heading("omni", past, 1, 120)
 
 
 @pytest.mark.attack("D4")

@@ -93,7 +93,7 @@ def test_clients_see_the_model_name_or_the_first_stages(tree: DeployConfig) -> N
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("stages: [", "line 1: not YAML"),
+        ("stages: [", "file.yaml:1: not YAML"),
         ("- 1", "mapping"),
         ("stages: []", "empty"),
         ("stages: 3", "stages is 3; right would be a list"),

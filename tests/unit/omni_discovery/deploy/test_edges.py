@@ -104,7 +104,7 @@ def test_an_edge_that_travels_in_pieces_has_the_same_settings_as_for_a_replica()
         ("stages:\nedges: [{from: 0, to: 1}]", r"^f:1: stages is None; right would be a list"),
         ("stages: [{stage_id: [0]}, 5]\nedges: 3", r"^f: 3 keys are wrong:"),
         ("- 1", r"^f: a deploy document is a mapping"),
-        ("a: [", r"^f line \d: not YAML"),
+        ("a: [", r"^f:\d: not YAML"),
     ],
 )
 def test_what_is_wrong_is_told_with_its_line(text: str, told: str) -> None:

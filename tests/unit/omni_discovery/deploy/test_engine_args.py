@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from omni_discovery.deploy.document import StageConfig, decode_deploy, parse_deploy
-from omni_discovery.deploy.engine_args import EngineProblem, bootstrap_port, engine_problems, group_size
+from omni_discovery.deploy.engine_args import EngineProblem, bootstrap_port, group_size, pair_problems
 from omni_discovery.errors import ConfigError
 
 
@@ -23,7 +23,7 @@ def side(stage_id: int, role: str, connector: str = "NixlConnector", tensor: int
 
 def told(*stages: StageConfig) -> list[EngineProblem]:
     """What is wrong with stages that each take input from the one before."""
-    return list(engine_problems(stages, {each.stage_id: (each.stage_id - 1,) for each in stages}))
+    return list(pair_problems(stages, {each.stage_id: (each.stage_id - 1,) for each in stages}))
 
 
 def test_a_group_is_the_product_of_the_parallel_sizes() -> None:
@@ -114,10 +114,14 @@ def test_a_file_of_vllm_omni_says_the_roles_in_its_own_way() -> None:
         (
             "is_prefill_only: false",
             "is_prefill_only: true",
-            "stage 1.is_prefill_only is not known: write engine_args.pd",
+            "p:10: stage 1.is_prefill_only stands beside is_decode_only; a stage has one role: write engine_args.pd",
         ),
-        ("is_decode_only: true", "is_decode_only: 7", "stage 1.is_decode_only is not known: write engine_args.pd"),
-        ("size: 1", "size: 1\n      pd: prefill", "stage 1.is_decode_only is not known: write engine_args.pd"),
+        ("is_decode_only: true", "is_decode_only: 7", "p:9: stage 1.is_decode_only is 7; right would be true or false"),
+        (
+            "size: 1",
+            "size: 1\n      pd: prefill",
+            "p:9: stage 1.is_decode_only stands beside engine_args.pd: prefill; ",
+        ),
         ("size: 1", "size: 1\n      data_parallel_size: 2", "p:11: stage 1: engine_args.data_parallel_size is 2"),
         (
             "size: 1",
