@@ -10,7 +10,7 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import islice
@@ -287,8 +287,8 @@ class AsyncOmni(CollectiveCalls):
         """The numbers of replicas of each stage, in pipeline order."""
         return self.releases.status()
 
-    def serving_replicas(self) -> tuple[str, ...]:
-        """The names of the replicas that can take a new request's work, by stage and id."""
+    def serving_replicas(self) -> dict[str, Hashable]:
+        """By name, the processes of the replicas that can take a new request's work, ordered by stage and id."""
         return self.releases.serving_replicas()
 
     async def generate(

@@ -110,6 +110,8 @@ def run_with_hub(arguments: argparse.Namespace) -> int:
 
     if arguments.parent_pid is not None:
         die_with_parent(arguments.parent_pid)
+    # Python programs that vLLM starts in this process import nothing from the current folder, which may be anybody's.
+    os.environ["PYTHONSAFEPATH"] = "1"
     return run_hub(config)
 
 

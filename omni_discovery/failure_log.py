@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from omni_discovery.text import one_line
+from omni_discovery.text import one_line, replace_hidden
 
 #: Characters of a cause and of any other value in a line.
 _MOST_CAUSE: Final = 400
@@ -132,8 +132,7 @@ def _counts(counter: Counter[str]) -> str:
 
 def word(text: str) -> str:
     """The text as one word of at most 200 characters: a client may name its request by anything."""
-    shown = "".join(char if char.isprintable() and not char.isspace() else "_" for char in text[:_MOST_VALUE])
-    return shown or "-"
+    return replace_hidden(text[:_MOST_VALUE], lambda _char: "_").replace(" ", "_") or "-"
 
 
 def _cause(text: str) -> str:

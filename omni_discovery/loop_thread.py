@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import logging
 import os
+import select
+import socket
 import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
@@ -16,14 +19,22 @@ _Result = TypeVar("_Result")
 
 
 class LoopThread:
-    """Runs coroutines and calls on one named daemon thread until ``close``."""
+    """Runs coroutines and calls on one named daemon thread until ``close``.
+
+    Raise OSError or RuntimeError if there is no descriptor or no thread left for it.
+    """
 
     def __init__(self, name: str, new_loop: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop) -> None:
         self._pid = os.getpid()
+        _check_descriptors()
         self._loop = new_loop()
         self._loop.set_exception_handler(_report)
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError:
+            self._loop.close()
+            raise
 
     @property
     def name(self) -> str:
@@ -83,6 +94,13 @@ class LoopThread:
                 f"thread {self.name} stayed in process {self._pid}: it does not survive a fork; "
                 "start processes by spawn and make the client in the process that uses it"
             )
+
+
+def _check_descriptors() -> None:
+    """Raise OSError if there are too few for a loop, of which asyncio would leave a half and a traceback behind."""
+    with select.epoll(), contextlib.ExitStack() as stack:
+        for end in socket.socketpair():
+            stack.enter_context(end)
 
 
 def _report(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

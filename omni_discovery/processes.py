@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import grp
 import os
 import pwd
 import resource
@@ -74,6 +75,30 @@ def check_parents(folder: Path) -> None:
     path, trusted = Path(os.path.realpath(folder)), _trusted_owners()
     for each in (*reversed(path.parents), path):
         _check_above(each.stat(), each, trusted)
+
+
+def check_unshared(folder: Path) -> None:
+    """Raise ConfigError if another user could put a file into ``folder``, or another folder in its place.
+
+    The group that many systems make for each user may write there, as long as nobody else is in it.
+    """
+    path, trusted = Path(os.path.realpath(folder)), _trusted_owners()
+    for each in (*reversed(path.parents), path):
+        status = each.stat()
+        if status.st_uid not in trusted:
+            raise ConfigError(f"{each} belongs to {_user(status.st_uid)}")
+        # What lies in such a folder can be replaced by its owner alone, but anybody can add to it.
+        is_guarded = each != path and status.st_mode & stat.S_ISVTX
+        if not is_guarded and (status.st_mode & 0o002 or (status.st_mode & 0o020 and not _is_own_group(status.st_gid))):
+            raise ConfigError(f"others can write to {each}")
+
+
+def _is_own_group(gid: int) -> bool:
+    try:
+        user, group = pwd.getpwuid(os.getuid()), grp.getgrgid(gid)
+    except KeyError:
+        return False
+    return gid == user.pw_gid and group.gr_name == user.pw_name and set(group.gr_mem) <= {user.pw_name}
 
 
 def _check_links(folder: Path) -> Path:

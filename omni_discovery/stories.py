@@ -38,9 +38,9 @@ _WRITE_AFTER_S: Final = 1.0
 class Story(msgspec.Struct, frozen=True, kw_only=True):
     """The events of one lease or request, until it was lost or failed at wall-clock ``at_s``."""
 
-    #: ``lease`` or ``request``.
+    #: ``lease``, ``request`` or ``supervisor``.
     kind: str
-    #: The key that the lease holds, or the request's id.
+    #: The key that the lease holds, the request's id, or the supervisor's stage.
     name: str
     pid: int
     at_s: float

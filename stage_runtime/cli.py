@@ -245,7 +245,7 @@ def _supervise_stage(arguments: argparse.Namespace, options: StageOptions) -> in
     take_secrets()
     _be_brief(replica)
     config = SupervisorConfig(replica=replica, count=options.count, parent_pid=arguments.parent_pid)
-    with closing(_metrics_exporter(options)) as exporter:
+    with closing(_metrics_exporter(options)) as exporter, _refusal_left_for_doctor(replica):
         return _run_stage(config, options, exporter)
 
 
@@ -404,6 +404,21 @@ def _be_brief(config: ReplicaConfig) -> None:
 
     embedded = embedded_among(user_runtime_dir(), config.namespace, config.endpoints)
     EtcdKV.version_log.be_brief(embedded=embedded, count_only=True)
+
+
+@contextmanager
+def _refusal_left_for_doctor(replica: ReplicaConfig) -> Iterator[None]:
+    """Leave on this machine why the supervisor ends: nothing else tells of one that has ended."""
+    from omni_discovery.stories import Stories
+
+    try:
+        yield
+    except ConfigError as error:
+        stories = Stories(user_runtime_dir(), replica.namespace, replica.endpoints)
+        reason = str(error)
+        stories.write("supervisor", f"stage {replica.stage_id}", lambda: [f"refused: {reason}"])
+        stories.flush()
+        raise
 
 
 def _connect_with_stories(config: ReplicaConfig) -> Callable[..., OmniCoordClientForStage]:

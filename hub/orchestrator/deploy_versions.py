@@ -6,7 +6,7 @@ rolled out, replicas of both are up.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from math import inf
 from typing import TYPE_CHECKING, Any, Final
@@ -131,11 +131,13 @@ class DeployVersions:
         pools = self._shown().pools
         return tuple(self._status(pools[stage_id]) for stage_id in self.newest.graph.stage_ids)
 
-    def serving_replicas(self) -> tuple[str, ...]:
-        """The names of the replicas that can take a new request's work, by stage and id."""
+    def serving_replicas(self) -> dict[str, Hashable]:
+        """By name, the processes of the replicas that can take a new request's work, ordered by stage and id."""
         members = [pool.core.members.entries.values() for pool in self._shown().pools.values()]
         infos = [entry.info for entries in members for entry in entries if entry.pickable]
-        return tuple(info.name for info in sorted(infos, key=lambda info: (info.stage_id, info.replica_id)))
+        infos.sort(key=lambda info: (info.stage_id, info.replica_id))
+        # No epoch: a process that registers again is the same.
+        return {info.name: (info.host, info.pid, info.input_addr, info.curve_public_key) for info in infos}
 
     def _shown(self) -> DeployVersion:
         """The newest version that can serve every stage; the newest of all if none can."""

@@ -256,7 +256,7 @@ class Dispatcher:
     def _convict(self, active: Active, action: ev.Convict) -> None:
         request_id = active.request.request_id
         self.trials.explain(active.pools[action.stage_id], action.blamed_for)
-        replicas = ",".join(map(str, action.blamed_for))
+        replicas = ev.lives_text(action.blamed_for)
         text = "request.poisonous request=%s stage=%d replicas=%s: they ended while they ran it; it is not tried again"
         logger.error(text, request_id, action.stage_id, replicas)
 

@@ -435,9 +435,9 @@ class Requests:
     def _keep_story(self, active: Active, error: RequestError) -> None:
         if logger.isEnabledFor(logging.DEBUG):
             story = active.machine.story.lines()
-            logger.debug("request.story request=%s\n  %s", active.request.shown_id, "\n  ".join(story))
+            logger.debug("request.story request=%s\n  %s", active.request.request_id, "\n  ".join(story))
         if self._stories is not None and not isinstance(error, InvalidRequestError):
-            self._stories.write("request", active.request.shown_id, active.machine.story.lines)
+            self._stories.write("request", active.request.request_id, active.machine.story.lines)
 
     # ---- companions
 

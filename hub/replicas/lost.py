@@ -88,8 +88,18 @@ class LostReplicas:
             self._replaced.discard(life)
             if not was_replaced and not _said_goodbye(info):
                 self._lost[life] = _Loss(info, now_s, known)
-        # The view before the first shows nothing: nobody of the first view is a newcomer.
-        for info in come if before else ():
+        listed = {_life(info) for info in after.values()}
+        # The session of a process whose record is gone may end later: nobody is to replace that.
+        for life in [life for life in self._silent if life not in listed]:
+            del self._silent[life]
+        # Nobody is lost before the first view. A later one may be empty, too: all records may vanish together. Those
+        # that come back go first, so that a stranger does not take the place of one of them.
+        own = {(loss.info.stage_id, loss.info.input_addr) for loss in self._lost.values()}
+        ids = {life[:2] for life in self._lost}
+        returned = [info for info in come if (info.stage_id, info.input_addr) in own]
+        others = [info for info in come if (info.stage_id, info.input_addr) not in own]
+        others.sort(key=lambda info: _life(info)[:2] not in ids)
+        for info in (*returned, *others):
             self._take_place(info)
         while len(self._lost) > _MOST:
             del self._lost[next(iter(self._lost))]
@@ -114,11 +124,14 @@ class LostReplicas:
             )
 
     def _take_place(self, newcomer: ReplicaInfo) -> None:
-        """Forget the loss that a newcomer makes good: that of the same process, else the oldest of its stage."""
+        """Forget the loss that a newcomer makes good: of its own process, else of its id, else the stage's oldest."""
         losses = [life for life in self._lost if life[0] == newcomer.stage_id]
         if losses:
-            same = (life for life in losses if self._lost[life].info.input_addr == newcomer.input_addr)
-            del self._lost[next(same, losses[0])]
+            own = (life for life in losses if self._lost[life].info.input_addr == newcomer.input_addr)
+            same_id = (life for life in losses if life[1] == newcomer.replica_id)
+            loss = self._lost.pop(next(own, None) or next(same_id, losses[0]))
+            if loss.info.input_addr == newcomer.input_addr and loss.known == _ANSWERED:
+                self._answering.add(_life(newcomer))
             return
         silent = (life for life in self._silent if life[0] == newcomer.stage_id and life not in self._replaced)
         if (life := next(silent, None)) is not None:

@@ -17,10 +17,10 @@ import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from hub.config import HubConfig, NotConnectedError, OutOfSocketsError, QueueFullError
-from hub.replicas.addresses import parse_address
 from hub.replicas.resolver import Resolver
 from omni_discovery.curve import KeyPair, secure_client
 from omni_discovery.errors import ConfigError
+from omni_discovery.records.addresses import parse_address
 from omni_discovery.records.schema import ReplicaInfo
 from omni_discovery.wire import MAX_ATTACHMENT_BYTES
 from omni_discovery.wire.session import SocketName, same_security

@@ -5,7 +5,8 @@ Each event and message about a dispatch carries its ``attempt``; one about an at
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -26,6 +27,13 @@ class ReplicaRef:
 
     def __str__(self) -> str:
         return f"{self.stage_id}/{self.replica_id}"
+
+
+def lives_text(replicas: Iterable[ReplicaRef]) -> str:
+    """Their names, with how often each occurs: two lives of one replica have one name."""
+    counts = Counter(map(str, replicas))
+    often = {1: "", 2: " twice"}
+    return ", ".join(name + often.get(count, f" {count} times") for name, count in counts.items())
 
 
 # ---- events of the whole request

@@ -486,7 +486,7 @@ class RequestMachine:
         text += f"; {decision.why}" if decision.why else ""
         error: RequestError
         if decision.is_poison:
-            error = PoisonousRequestError(f"{text} (lost with it: {', '.join(map(str, run.blamed_for))})")
+            error = PoisonousRequestError(f"{text} (lost with it: {ev.lives_text(run.blamed_for)})")
         elif kind is None or is_engine_death(kind, reason):
             # The engine died with work that is not known to be the cause: for its client the replica is lost.
             error = ReplicaLostError(text)

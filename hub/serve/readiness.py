@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from omni_discovery.logs.readiness import NotReady, ReadinessLog, Ready, StillMissing
@@ -28,8 +28,9 @@ class HubReadiness:
         self._url = url
         self._now = now
         self._log = ReadinessLog(now())
-        #: The replicas that the last ``hub.ready`` named, and those that have joined since and were logged.
-        self._told: set[str] = set()
+        #: The replicas that the last ``hub.ready`` named, and those that have joined since and were logged, each with
+        #: the process that it was.
+        self._told: dict[str, Hashable] = {}
         self._told_at_s = now()
 
     def check(self, omni: AsyncOmni, starting: Mapping[int, int]) -> None:
@@ -46,7 +47,7 @@ class HubReadiness:
                 ids, serving = ",".join(str(stage.stage_id) for stage in stages), omni.serving_replicas()
                 text = "hub.ready url=%s stages=%s replicas=%s after_s=%.1f: every stage can serve"
                 logger.info(text, self._url, ids, short_list(serving), after_s)
-                self._told, self._told_at_s = set(serving), self._now()
+                self._told, self._told_at_s = dict(serving), self._now()
             case NotReady():
                 logger.warning("hub.not_ready url=%s: %s", self._url, missing)
             case StillMissing(after_s):
@@ -56,9 +57,12 @@ class HubReadiness:
             case None:
                 pass
 
-    def _tell_joined(self, serving: Collection[str]) -> None:
-        """Log replicas that can serve by now and that no line has named, those of some seconds together."""
-        joined = [name for name in serving if name not in self._told]
+    def _tell_joined(self, serving: Mapping[str, Hashable]) -> None:
+        """Log replicas that can serve by now and that no line has named, those of some seconds together.
+
+        The next process that has an id is news, a replica that comes back is not.
+        """
+        joined = {name: process for name, process in serving.items() if self._told.get(name) != process}
         if joined and self._now() - self._told_at_s >= _JOINED_S:
             logger.info("hub.joined replicas=%s: %d can serve now", short_list(joined), len(serving))
             self._told.update(joined)

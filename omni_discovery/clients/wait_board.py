@@ -59,7 +59,13 @@ class WaitBoard:
         if self._thread is None:
             if not waits:
                 return
-            self._thread = LoopThread("omni-waits")
+            try:
+                self._thread = LoopThread("omni-waits")
+            except (OSError, RuntimeError) as error:
+                # Without a descriptor or a thread left for it. The next change of the waits tries again.
+                if self._log_once.should():
+                    logger.info("waits.not_shown key=%s reason=%s: seen only on this machine", self._key, error)
+                return
         with contextlib.suppress(RuntimeError):
             self._thread.call(self._change, tuple(waits))
 

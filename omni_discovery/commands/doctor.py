@@ -14,7 +14,7 @@ from omni_discovery.commands.registry import add_registry_options, find_endpoint
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from rich.table import Table
 
@@ -22,12 +22,15 @@ if TYPE_CHECKING:
     from omni_discovery.etcd.config import RegistrySecurity
     from omni_discovery.etcd.store import EtcdKV
     from omni_discovery.kv import KVStore
+    from omni_discovery.records.addresses import TcpAddress
     from omni_discovery.records.schema import ReplicaInfo
     from omni_discovery.records.waits import WaitRecord
     from omni_discovery.view.table import View
 
 _CALL_S: Final = 3.0
 _TCP_S: Final = 2.0
+#: How many replicas are looked at at the same time: the addresses are what records say, and there may be many.
+_AT_ONCE: Final = 64
 #: The first byte that a socket of ZMQ sends.
 _GREETING: Final = b"\xff"
 _RELEASE_TRIES: Final = 50
@@ -44,6 +47,9 @@ class DoctorCommand:
         """See Command."""
         add_registry_options(parser)
         parser.add_argument("--json", action="store_true", help="print the findings as JSON lines instead")
+        parser.add_argument(
+            "--recent", action="store_true", help="show in full what failed lately on this machine, not only its end"
+        )
 
     def run(self, arguments: argparse.Namespace) -> int:
         """See Command. Return 0 if nothing is wrong, 1 if something is."""
@@ -65,7 +71,8 @@ class DoctorCommand:
         found = diagnosis.findings
         waits = read_waits(folder, namespace)
         found += waiting_findings(waits, diagnosis.waits, platform.node(), endpoints, time.time())
-        found += recent_findings(read_stories(folder, namespace), diagnosis.registry, endpoints, time.time())
+        stories, brief = read_stories(folder, namespace), not (arguments.recent or arguments.json)
+        found = recent_findings(stories, diagnosis.registry, endpoints, time.time(), brief=brief) + found
         if arguments.json:
             for finding in found:
                 print_json(dataclasses.asdict(finding))
@@ -230,44 +237,68 @@ async def _check_addresses(view: View) -> list[Finding]:
     from omni_discovery.commands.findings.checks import Finding, Grade
 
     infos = [view.replicas[key] for key in sorted(view.replicas)]
-    results = await asyncio.gather(*(_unreachable(info) for info in infos))
-    found = [
-        Finding(
-            Grade.PROBLEM,
-            "address",
-            f"replica {info.stage_id}/{info.replica_id} on {info.host} can't be reached at {unreachable}",
-            f"if process {info.pid} is dead, the record goes with its lease; if it is stopped, continue or kill it; if "
-            "it is well, see to the firewall, or to its --omni-replica-address: a hub here could not reach it, either",
-        )
-        for info, unreachable in zip(infos, results, strict=True)
-        if unreachable
-    ]
+    places = asyncio.Semaphore(_AT_ONCE)
+
+    async def look(info: ReplicaInfo) -> Finding | None:
+        async with places:
+            return await _address_finding(info)
+
+    results = await asyncio.gather(*map(look, infos), return_exceptions=True)
+    found = []
+    for info, result in zip(infos, results, strict=True):
+        if isinstance(result, BaseException):
+            text = f"replica {info.name} on {info.host} could not be checked: {type(result).__name__}: {result}"
+            found.append(Finding(Grade.PROBLEM, "address", text))
+        elif result is not None:
+            found.append(result)
     if infos and not found:
         found.append(Finding(Grade.OK, "address", f"all {len(infos)} replicas can be reached from here"))
     return found
 
 
-async def _unreachable(info: ReplicaInfo) -> str:
-    """Return the replica's addresses at which nobody answers, each with the reason; empty if both are well.
+async def _address_finding(info: ReplicaInfo) -> Finding | None:
+    """What is wrong with the addresses of a replica; None if both are well. A hub's rules say what an address is."""
+    from omni_discovery.commands.findings.checks import Finding, Grade
+    from omni_discovery.errors import ConfigError
+    from omni_discovery.records.addresses import parse_address
+
+    who = f"replica {info.name} on {info.host}"
+    try:
+        sockets = {text: parse_address(text) for text in (info.input_addr, info.output_addr)}
+    except ConfigError as error:
+        advice = "no hub connects to it: see who wrote the record, and restart the replica"
+        return Finding(Grade.PROBLEM, "address", f"{who}: {error}", advice)
+    if not (unreachable := await _unreachable(sockets)):
+        return None
+    return Finding(
+        Grade.PROBLEM,
+        "address",
+        f"{who} can't be reached at {unreachable}",
+        f"if process {info.pid} is dead, the record goes with its lease; if it is stopped, continue or kill it; if "
+        "it is well, see to the firewall, or to its --omni-replica-address: a hub here could not reach it, either",
+    )
+
+
+async def _unreachable(sockets: Mapping[str, TcpAddress]) -> str:
+    """Return those of a replica's addresses at which nobody answers, each with the reason; empty if all are well.
 
     A socket of ZMQ greets at once. One of a stopped process is connected by the kernel and stays silent.
     """
     import asyncio
 
     wrong = []
-    for address in (info.input_addr, info.output_addr):
-        host, _, port = address.removeprefix("tcp://").rpartition(":")
+    for address, socket in sockets.items():
         try:
             async with asyncio.timeout(_TCP_S):
-                reader, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+                reader, writer = await asyncio.open_connection(socket.host, socket.port)
         except TimeoutError:
             wrong.append(f"{address} (no answer in {_TCP_S:g} s)")
             continue
         except OSError as error:
             wrong.append(f"{address} ({os.strerror(error.errno) if error.errno and error.errno > 0 else error})")
             continue
-        except ValueError:
-            wrong.append(f"{address} (not an address)")
+        except UnicodeError:
+            wrong.append(f"{address} (its name is none that can be resolved)")
             continue
         if why := await _why_no_greeting(reader):
             wrong.append(f"{address} ({why})")
@@ -290,7 +321,7 @@ async def _why_no_greeting(reader: asyncio.StreamReader) -> str:
 
 
 def findings_table(found: list[Finding]) -> Table:
-    """The findings as a table of 80 columns, problems last, next to the prompt."""
+    """The findings as a table of 80 columns, problems last, next to the prompt: a terminal may show only the end."""
     from rich.table import Table
     from rich.text import Text
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 #: A watch of past revisions that brings nothing for so long has caught up with the present.
 _CAUGHT_UP_S: Final = 0.5
 _MOST_S: Final = 20.0
+_LAST_YEAR: Final = 9999
 _TARGET: Final = re.compile(r"(\d{1,9})(?:/(\d{1,9}))?")
 
 
@@ -279,18 +280,17 @@ def _until(life: Life, now_s: float) -> Any:
         return Text(life.last_status, style="green" if life.last_status == "up" else "yellow")
     if life.gone_at_s is not None:
         return _moment(life.gone_at_s, now_s)
-    return (
-        "?"
-        if life.seen_at_s is None
-        else f"after {_moment(life.seen_at_s, now_s).removesuffix(_seconds(life.seen_at_s))}"
-    )
+    seen = "?" if life.seen_at_s is None else _moment(life.seen_at_s, now_s, seconds=False)
+    return seen if seen == "?" else f"after {seen}"
 
 
-def _seconds(at_s: float) -> str:
-    return time.strftime(":%S", time.localtime(at_s))
-
-
-def _moment(at_s: float, now_s: float) -> str:
-    """The date and the time; of former years only the date."""
-    then, now = time.localtime(at_s), time.localtime(now_s)
-    return time.strftime("%b %d %H:%M:%S" if then.tm_year == now.tm_year else "%Y-%m-%d", then)
+def _moment(at_s: float, now_s: float, *, seconds: bool = True) -> str:
+    """The date and the time, of former years only the date; "?" for what no calendar has: a record may say anything."""
+    try:
+        then, now = time.localtime(at_s), time.localtime(now_s)
+    except (OSError, OverflowError, ValueError):
+        return "?"
+    if not 1970 <= then.tm_year <= _LAST_YEAR:
+        return "?"
+    of_this_year = "%b %d %H:%M:%S" if seconds else "%b %d %H:%M"
+    return time.strftime(of_this_year if then.tm_year == now.tm_year else "%Y-%m-%d", then)

@@ -157,5 +157,6 @@ async def _show(kv: KVStore, arguments: argparse.Namespace) -> int:
         return 0
     from omni_discovery.commands.tables import hub_table
 
-    TextConsole().print(hub_table(found, arguments.namespace, time.time()))
+    console = TextConsole()
+    console.print(hub_table(found, arguments.namespace, time.time(), console.width))
     return 0 if found else await tell_if_empty(kv, arguments.namespace)

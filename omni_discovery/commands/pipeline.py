@@ -53,6 +53,7 @@ async def _show(kv: KVStore, namespace: str) -> int:
 
     from omni_discovery.etcd.check import explain_empty
     from omni_discovery.records.keys import pipeline_key
+    from omni_discovery.text import harmless_json
 
     current = await kv.get(pipeline_key(namespace))
     if current is None:
@@ -61,9 +62,14 @@ async def _show(kv: KVStore, namespace: str) -> int:
         raise ConfigError(f"{text} ({empty})" if empty else text)
     try:
         document = msgspec.json.decode(current.value)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"{current.key}: {error}; replace it with 'omni pipeline apply FILE'") from error
-    yaml.safe_dump(document, sys.stdout, sort_keys=False)
+    try:
+        text = yaml.safe_dump(document, sort_keys=False)
+    except RecursionError:
+        # No pipeline that a hub serves has so many levels; what was written is shown all the same.
+        text = harmless_json(current.value.decode()) + "\n"
+    sys.stdout.write(text)
     return 0
 
 

@@ -137,8 +137,8 @@ SECRETS: Final = ("OMNI_ETCD_PASSWORD", *DOOR_SECRETS)
 
 
 def child_environment() -> dict[str, str]:
-    """Return this process's environment without secrets, for child processes."""
-    return {name: value for name, value in os.environ.items() if name not in SECRETS}
+    """Return this process's environment without secrets, for child processes; they import nothing from their folder."""
+    return {name: value for name, value in os.environ.items() if name not in SECRETS} | {"PYTHONSAFEPATH": "1"}
 
 
 def take_secrets(names: Sequence[str] = SECRETS) -> dict[str, str]:

@@ -33,9 +33,16 @@ _STYLE: Final = {
 
 
 #: Columns that may be cut.
+_QUEUE: Final = 2
 _STATUS: Final = 1
 _MODEL: Final = 3
+_ADDRESS: Final = 4
 _PROCESS: Final = 5
+#: What no other column takes from the addresses: an IPv4 address and a port.
+_LEAST_ADDRESS: Final = 21
+#: The longest text of a record below a table, in characters; --json has it whole.
+_MOST_NOTE: Final = 240
+_YEAR_S: Final = 365.25 * 86400
 
 
 def replica_table(
@@ -45,8 +52,8 @@ def replica_table(
 
     ``reports`` are those of the hubs of the view; None: they are not known now.
 
-    Names and addresses of replicas are never cut; the process column gets the width that is left, then a long reason is
-    cut.
+    Names of replicas are never cut, addresses only where they alone would fill the table; the process column gets the
+    width that is left, then a long reason is cut.
     """
     unlike = {
         (info.stage_id, info.replica_id): why for info, why in mismatches_in_force(in_key_order(view), view.pipeline)
@@ -66,9 +73,16 @@ def replica_table(
     names = ("replica", "status", "queue", "model", "address", "process", "age")
     wanted = [max(len(name), *(len(row[at]) for row in rows), 1) for at, name in enumerate(names)]
     wanted[_MODEL] = min(wanted[_MODEL], 16)
-    for at, least in ((_PROCESS, 7), (_STATUS, 14), (_MODEL, 6), (_PROCESS, 4)):
-        too_wide = sum(wanted) + 2 * len(names) - width
-        wanted[at] = max(min(wanted[at], least), wanted[at] - max(0, too_wide))
+    leasts = (
+        (_PROCESS, 7),
+        (_STATUS, 14),
+        (_MODEL, 6),
+        (_PROCESS, 4),
+        (_ADDRESS, _LEAST_ADDRESS),
+        (_QUEUE, 9),
+        (_STATUS, 8),
+    )
+    _narrow(wanted, leasts, width)
     for at, name in enumerate(names):
         right = at in (0, 2, len(names) - 1)
         table.add_column(
@@ -80,6 +94,13 @@ def replica_table(
     cut = [info for info, row in shown if info.reason and len(row[_STATUS]) > wanted[_STATUS]]
     table.caption = _notes(view, unlike, cut, reports, now_s)
     return table
+
+
+def _narrow(wanted: list[int], leasts: Sequence[tuple[int, int]], width: int) -> None:
+    """Make columns of a table that is too wide narrower, in this order, each down to its least."""
+    for at, least in leasts:
+        too_wide = sum(wanted) + 2 * len(wanted) - width
+        wanted[at] = max(min(wanted[at], least), wanted[at] - max(0, too_wide))
 
 
 def _notes(
@@ -101,9 +122,9 @@ def _notes(
         lines.append("what the hubs report of these replicas can't be read now: ejections are unknown")
     else:
         lines += reports.lines(now_s)
-    lines += [f"{info.stage_id}/{info.replica_id}, {one_line(info.reason)}" for info in cut]
+    lines += [f"{info.stage_id}/{info.replica_id}, {_note(info.reason)}" for info in cut]
     lines += [
-        f"! control/{info.stage_id}/{info.replica_id}, {info.control_error}"
+        f"! control/{info.stage_id}/{info.replica_id}, {_note(info.control_error)}"
         for info in in_key_order(view)
         if info.control_error
     ]
@@ -133,7 +154,8 @@ def replica_json(view: View, reports: HubReports) -> Iterator[dict[str, Any]]:
             {**msgspec.to_builtins(seen.trouble), "hubs": seen.hubs}
             for seen in reports.troubles.get((info.stage_id, info.replica_id), ())
         ]
-        yield {**dataclasses.asdict(info), "troubles": troubles}
+        # Not dataclasses.asdict: it copies what a record holds, level by level, and a record may have hundreds.
+        yield {field.name: getattr(info, field.name) for field in dataclasses.fields(info)} | {"troubles": troubles}
 
 
 def in_key_order(view: View) -> list[ReplicaInfo]:
@@ -180,8 +202,18 @@ def _row(
     )
 
 
-def hub_table(found: Sequence[HubLine], namespace: str, now_s: float) -> Table:
-    """Return the hubs as a table of 80 columns; ages are counted to ``now_s``, wall-clock seconds."""
+def _note(text: str) -> str:
+    """A text of a record as a part of a line below the table."""
+    line = one_line(text)
+    return line if len(line) <= _MOST_NOTE else f"{line[:_MOST_NOTE]}..."
+
+
+#: How narrow the address, the process and the id of a hub become, in this order, where the table is too wide.
+_LEAST_OF_HUBS: Final = ((2, _LEAST_ADDRESS), (3, 10), (0, 14), (3, 4))
+
+
+def hub_table(found: Sequence[HubLine], namespace: str, now_s: float, width: int = 80) -> Table:
+    """Return the hubs as a table of ``width`` columns; ages are counted to ``now_s``, wall-clock seconds."""
     table = Table(
         title=f"namespace {namespace} · {len(found)} {'hub' if len(found) == 1 else 'hubs'}",
         title_justify="left",
@@ -189,24 +221,34 @@ def hub_table(found: Sequence[HubLine], namespace: str, now_s: float) -> Table:
         pad_edge=False,
         padding=(0, 1, 0, 0),
     )
-    for name in ("hub", "status", "address", "process", "beat", "age"):
-        right = name in ("beat", "age")
-        table.add_column(name, justify="right" if right else "left", no_wrap=True, overflow="ellipsis")
+    names = ("hub", "status", "address", "process", "beat", "age")
+    rows: list[tuple[str | Text, ...]] = []
     for line in found:
-        status: Any = Text("live", style="green") if line.registered else Text("not registered", style="dim")
+        status = Text("live", style="green") if line.registered else Text("not registered", style="dim")
         if line.revoked:
             status = Text("revoked" if line.registered else "revoked, away", style="bold red")
         if line.error:
             status.append(" !", style="bold red")
-        table.add_row(
-            line.hub_id,
-            status,
-            line.address.removeprefix("http://"),
-            f"{line.host}:{line.pid}" if line.pid else line.host,
-            "-" if line.beat_age_s is None else age(line.beat_age_s),
-            age(now_s - line.started_at) if line.started_at else "-",
+        rows.append(
+            (
+                line.hub_id,
+                status,
+                line.address.removeprefix("http://"),
+                f"{line.host}:{line.pid}" if line.pid else line.host,
+                "-" if line.beat_age_s is None else age(line.beat_age_s),
+                age(now_s - line.started_at) if line.started_at else "-",
+            )
         )
-    wrong = [f"! {line.hub_id}: {line.error}" for line in found if line.error]
+    wanted = [max(len(name), *(len(row[at]) for row in rows), 1) for at, name in enumerate(names)]
+    _narrow(wanted, _LEAST_OF_HUBS, width)
+    for at, name in enumerate(names):
+        right = name in ("beat", "age")
+        table.add_column(
+            name, justify="right" if right else "left", no_wrap=True, overflow="ellipsis", width=wanted[at]
+        )
+    for row in rows:
+        table.add_row(*row)
+    wrong = [f"! {line.hub_id}: {_note(line.error)}" for line in found if line.error]
     if not found:
         table.caption = "no hub is registered"
     elif wrong:
@@ -219,7 +261,11 @@ def _count(number: int, thing: str) -> str:
 
 
 def age(seconds: float) -> str:
-    """Return a duration in a few characters, such as ``5 min``."""
+    """Return a duration in a few characters, such as ``5 min``; "-" for one that no clock can have measured."""
+    if not -_YEAR_S < seconds < 100 * _YEAR_S:
+        return "-"
+    if seconds > 10 * _YEAR_S:
+        return "> 10 y"
     if seconds < 90:
         return f"{max(seconds, 0):.0f} s"
     if seconds < 5400:

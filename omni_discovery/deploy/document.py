@@ -17,7 +17,7 @@ import yaml
 
 from omni_discovery.deploy.dialect import CONNECTORS, Overrides, translate, unknown_keys
 from omni_discovery.deploy.engine_args import engine_problems
-from omni_discovery.deploy.lines import Problem, line_at, load_yaml, without_lines
+from omni_discovery.deploy.lines import MOST_LEVELS, Problem, is_too_deep, line_at, load_yaml, without_lines
 from omni_discovery.errors import ConfigError
 
 #: What would be right for the bound of an edge.
@@ -355,6 +355,7 @@ def _read(
     installed: Collection[str],
     problems: Sequence[Problem] = (),
 ) -> DeployConfig:
+    _check_levels(document, source)
     try:
         ours = translate(document, KNOWN_KEYS, overrides, installed)
     except RecursionError as error:
@@ -386,6 +387,7 @@ def convert_document(
 
     The engines' arguments are only checked in a document that comes from outside, not in one that is in force.
     """
+    _check_levels(document, source)
     problems, deploy = list(text_problems), None
     if isinstance(document, dict):
         problems += unknown_keys(document, KNOWN_KEYS)
@@ -409,6 +411,11 @@ def convert_document(
     if deploy is None or problems:
         raise ConfigError(join_problems(problems, source))
     return deploy
+
+
+def _check_levels(document: Any, source: str) -> None:
+    if is_too_deep(document):
+        raise ConfigError(f"{source}: it has more than {MOST_LEVELS} levels, or a part of it holds itself")
 
 
 def _check(deploy: DeployConfig, document: Any) -> Iterator[Problem]:

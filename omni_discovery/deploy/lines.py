@@ -93,6 +93,27 @@ def without_lines(value: Any) -> Any:
     return value
 
 
+#: How many levels of mappings and lists a document may have: engines' arguments have a handful.
+MOST_LEVELS: Final = 64
+
+
+def is_too_deep(document: Any) -> bool:
+    """Whether a document has more levels than any reader needs, or holds itself. Never runs out of stack."""
+    level = {id(document): document}
+    for _ in range(MOST_LEVELS + 1):
+        # A part that stands in one level several times is looked at once.
+        level = {
+            id(part): part
+            for value in level.values()
+            if isinstance(value, dict | list)
+            for part in (value.values() if isinstance(value, dict) else value)
+            if isinstance(part, dict | list)
+        }
+        if not level:
+            return False
+    return True
+
+
 def load_yaml(text: str) -> tuple[Any, list[Problem]]:
     """Read one YAML document; return it with ``Key`` for its keys, and what is wrong with its text.
 

@@ -14,6 +14,8 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
 
+from omni_discovery.text import replace_hidden
+
 #: The event of a line that is not one of ours: a library's log record, and what a child process prints.
 FOREIGN_EVENT: Final = "text"
 
@@ -71,11 +73,11 @@ def text_line(text: str) -> str:
     might obey is shown by its code.
     """
     lines = text.split("\n")
-    return "\n    ".join(line if line.isprintable() else "".join(map(_shown, line)) for line in lines)
+    return "\n    ".join(replace_hidden(line, _code, "\t") for line in lines)
 
 
-def _shown(char: str) -> str:
-    return char if char.isprintable() or char == "\t" else char.encode("unicode_escape").decode("ascii")
+def _code(char: str) -> str:
+    return char.encode("unicode_escape").decode("ascii")
 
 
 def relayed_line(line: bytes, time: datetime, where: Mapping[str, Any]) -> bytes:

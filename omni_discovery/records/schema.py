@@ -15,7 +15,7 @@ from typing import Annotated, Any, Final, TypeVar
 import msgspec
 
 from omni_discovery.errors import RecordError
-from omni_discovery.text import one_line
+from omni_discovery.text import is_shown, one_line
 
 #: Version of the JSON written by this release. Readers take any version whose known fields decode.
 SCHEMA: Final = 1
@@ -225,7 +225,7 @@ def _printable(record: _Record) -> _Record:
     changes = {
         name: one_line(text)
         for name in record.__struct_fields__
-        if type(text := getattr(record, name)) is str and not text.isprintable()
+        if type(text := getattr(record, name)) is str and not is_shown(text)
     }
     return msgspec.structs.replace(record, **changes) if changes else record
 

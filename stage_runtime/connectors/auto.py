@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from stage_runtime.config import SerializationError
+from stage_runtime.connectors.errors import lacks_descriptors
 from stage_runtime.connectors.settings import COMMON, limits_of
 from stage_runtime.connectors.shm.connector import DEFAULT_DIRECTORY, described
 from stage_runtime.connectors.shm.reader import ShmReader
@@ -99,7 +100,7 @@ class AutoConnector(StoringConnector):
             return None if view is None else (view, view.payload())
         except (OSError, SerializationError) as error:
             # The segment is another user's, or in another container's folder of that name: TCP still reaches it.
-            if "token" not in metadata:
+            if "token" not in metadata or lacks_descriptors(error):
                 raise
             logger.info("connector.not_attached reason=%s", error)
             return None

@@ -9,6 +9,8 @@ OmniError
 
 from __future__ import annotations
 
+import errno
+
 from omni_discovery.errors import OmniError
 
 
@@ -26,3 +28,13 @@ class TransferCancelledError(TransferError):
 
 class EdgeFullError(TransferError):
     """An edge holds as much as ``window_size``, ``max_inflight`` or ``max_inflight_bytes`` allow."""
+
+
+def lacks_descriptors(error: BaseException) -> bool:
+    """Whether it was raised, itself or at its root, because this process or host can open nothing more."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.errno in (errno.EMFILE, errno.ENFILE):
+            return True
+        cause = cause.__cause__
+    return False

@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from omni_discovery.deploy.trust.connector_settings import OF_MODEL_CODE
 from omni_discovery.errors import ConfigError
 from stage_runtime.connectors.store.store import Limits
 
@@ -25,24 +26,6 @@ COMMON: Final = frozenset(
         "ttl_s",
         "window_size",
     }
-)
-#: Settings of vLLM-Omni's model code that its documents write beside those of a connector. They are taken and kept in
-#: ``config``, and no connector reads them.
-OF_MODEL_CODE: Final = frozenset(
-    (
-        *("audio8_tts_codec_dtype", "audiocodec_token_offset", "audiocodec_vocab_size", "cfm_graph_bucket_frames"),
-        *("cfm_max_graphs", "code_predictor_prefix_graph_buckets", "code_predictor_prefix_graph_seq_lens"),
-        *("code_predictor_prefix_graphs", "codec_chunk_frames", "codec_chunk_frames_at_begin", "codec_chunk_ramp"),
-        *("codec_left_context_frames", "codec_right_holdback_frames", "codec_streaming", "codec_token_offset"),
-        *("codec_vocab_size", "connector_get_max_wait", "connector_get_max_wait_first_chunk"),
-        *("connector_get_sleep_s", "crossfade_sec", "decode_batch_max_size", "decode_cudagraph_batch_sizes"),
-        *("decode_cudagraph_capture_sizes", "decode_enable_tf32", "decoder_emit_chunk_frames", "enable_cfm_graph"),
-        *("enable_hift_graph", "fish_speech_backlog_codec_chunk_frames", "fish_speech_backlog_load_threshold"),
-        *("fish_speech_dac_dtype", "fish_speech_dac_max_batch", "fish_speech_dac_max_padded_frames"),
-        *("fish_speech_single_initial_chunk", "fish_speech_tensor_codes", "initial_codec_chunk_frames"),
-        *("initial_latent_chunk_size", "is_amplify_first_chunk", "is_skip_first_chunk", "latent_chunk_size"),
-        *("latent_left_context", "native_talker", "ref_audio_artifact_cache_max_entries", "ref_code_context_frames"),
-    )
 )
 _MIB: Final = 1 << 20
 _MOST_KEPT_FREE: Final = 512 * _MIB

@@ -99,7 +99,7 @@ class _Demo:
         )
         log = self._stack.enter_context(self._log.open("wb"))
         command = [
-            *(sys.executable, "-m", "omni_discovery", "serve"),
+            *(sys.executable, "-P", "-m", "omni_discovery", "serve"),
             *("--deploy-config", str(DEPLOY)),
             *("--port", str(self._config.port)),
             *("--namespace", self._config.namespace),

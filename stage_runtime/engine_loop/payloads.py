@@ -13,7 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from omni_discovery.deploy.document import DEFAULT_WINDOW, DeployConfig
+from omni_discovery.deploy.document import DEFAULT_WINDOW, ConnectorConfig, DeployConfig
+from omni_discovery.deploy.trust.connector_settings import OF_REPLICA
 from omni_discovery.errors import ConfigError
 from omni_discovery.records.handoff_addresses import named_addresses, named_kv_hosts, shown
 from omni_discovery.view.known_producers import KnownProducers
@@ -307,9 +308,18 @@ def build_edges(
                 bind_host=bind_host,
                 advertise_host=advertise_host,
             )
-            extra = place | dict(config.extra)
+            extra = place | config.extra | _of_replica(place, config)
             connector = OmniConnectorFactory.create_connector(ConnectorSpec(config.name, extra))
         except (ValueError, TypeError, ImportError) as error:
             raise ConfigError(f"edge {pair[0]} to {pair[1]}: {error}") from error
         edges[pair] = Edge(config.name, connector, deploy.window_of(*pair))
     return edges
+
+
+def _of_replica(place: Mapping[str, Any], config: ConnectorConfig) -> dict[str, Any]:
+    """What no document changes: whose hand-offs they are, and that none is found by its key alone."""
+    mine = {name: value for name, value in place.items() if name in OF_REPLICA}
+    for name, value in mine.items():
+        if config.extra.get(name, value) != value:
+            logger.warning("payload.setting_ignored connector=%s setting=%s: a replica sets it", config.name, name)
+    return mine

@@ -10,10 +10,13 @@ the registered hubs are honest.
 
 from __future__ import annotations
 
+import os
+import socket as sockets
 from collections.abc import Callable
 from typing import Final
 
 import zmq
+from zmq.utils.monitor import recv_monitor_message
 
 from omni_discovery.curve import KeyPair, secure_server
 from omni_discovery.errors import ConfigError, WireError
@@ -72,6 +75,8 @@ class Peers:
         self.known[routing_id] = peer
 
 
+#: A connection that has not shown its key by then is closed. libzmq's own limit is 30 s, and each holds a descriptor.
+_HANDSHAKE_MS: Final = 3000
 #: From this size on, a frame is given to ZMQ as it is, without a copy.
 _ZERO_COPY_BYTES: Final = 64 << 10
 #: A plain int: converting zmq's own flags would cost time with every message.
@@ -96,7 +101,7 @@ class Router:
         self.socket.ipv6 = ":" in bind_host
         host = f"[{bind_host}]" if ":" in bind_host else bind_host
         try:
-            self.socket.bind(f"tcp://{host}:0")
+            self.listener = _bind(self.socket, f"tcp://{host}:0")
         except zmq.ZMQError as error:
             raise ConfigError(f"can't listen on {bind_host}: {error}; see --omni-replica-address") from error
         self.port = int(self.socket.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
@@ -147,8 +152,21 @@ class Router:
         raise WireError("more than one frame")
 
 
+def _bind(socket: zmq.Socket[bytes], endpoint: str) -> sockets.socket:
+    """Bind, and return the socket that listens, the caller's to close: ZMQ has its own descriptor of it."""
+    monitor = socket.get_monitor_socket(zmq.EVENT_LISTENING)
+    try:
+        socket.bind(endpoint)
+        # ZMQ has sent it before it returned from the bind.
+        listening = recv_monitor_message(monitor, zmq.NOBLOCK)
+        return sockets.socket(fileno=os.dup(listening["value"]))
+    finally:
+        socket.disable_monitor()
+
+
 def _configure(socket: zmq.Socket[bytes], config: ServerConfig) -> None:
     socket.linger = 0
+    socket.handshake_ivl = _HANDSHAKE_MS
     socket.router_mandatory = True
     # A hub that reconnects replaces its old connection, which may be dead without having noticed.
     socket.router_handover = True

@@ -23,6 +23,7 @@ from omni_discovery.wire.session import ForeignIdentityError, MisplacedError, Pe
 from stage_runtime.config import ServerConfig
 from stage_runtime.engine_loop.jobs import Job, Outcome
 from stage_runtime.lifecycle import LifeState
+from stage_runtime.server.descriptors import ConnectionPause
 from stage_runtime.server.handshake import ReplicaState
 from stage_runtime.server.outbox import Outbox
 from stage_runtime.server.router import Router
@@ -57,6 +58,7 @@ class ReplicaServer:
         self._input = Router(self._context, config, bind_host, keys)
         self._output = Router(self._context, config, bind_host, keys)
         self.input_port, self.output_port = self._input.port, self._output.port
+        self._pause = ConnectionPause([self._input.listener, self._output.listener])
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         #: Held while the descriptor is written to or closed: a closed descriptor's number may be another file's.
         self._wake_lock = threading.Lock()
@@ -152,6 +154,7 @@ class ReplicaServer:
             self._thread.join(timeout=5.0)
         # Long enough for what was sent to leave the process; a hub that reads nothing can't delay the close longer.
         linger_ms = 200 if flush_timeout_s else 0
+        self._pause.close()
         self._input.close(linger_ms)
         self._output.close(linger_ms)
         if self._gate is not None:
@@ -183,6 +186,7 @@ class ReplicaServer:
                 is_behind = self._serve(ready, now_s)
                 if now_s >= next_tick_s:
                     next_tick_s = now_s + _TICK_MS / 1000
+                    self._pause.check_descriptors()
                     self._sessions.run_timers(now_s)
                 self._sessions.flush_messages(now_s)
                 if self._outcomes:

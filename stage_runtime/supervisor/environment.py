@@ -49,6 +49,8 @@ def placed_environment(
     return {
         **settings,
         **base,
+        # Engines start programs of their own, which import nothing from the current folder either.
+        "PYTHONSAFEPATH": "1",
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(_free_port()),
         **_kv_ports(base, stage, ordinal),

@@ -6,10 +6,12 @@ import contextlib
 import hmac
 import logging
 import socket
+import sys
 import threading
 import time
-from typing import Any
-from wsgiref.simple_server import WSGIRequestHandler, make_server
+from socketserver import ThreadingMixIn
+from typing import Any, Final
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 from omni_discovery.commands.access.secret_file import read_secret_file
 from omni_discovery.errors import ConfigError
@@ -19,11 +21,63 @@ from omni_discovery.records.api_key import digest_of
 logger = logging.getLogger(__name__)
 
 
+#: Connections that are open at the same time. Each has a thread and a descriptor, also before it shows the token.
+_MOST_CONNECTIONS: Final = 32
+#: How long a client may say or read nothing.
+_SILENCE_S: Final = 5.0
+
+
 class _Quiet(WSGIRequestHandler):
     """Logs no requests."""
 
+    timeout = _SILENCE_S
+
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the name is of http.server
         """See http.server."""
+
+
+class _Server(ThreadingMixIn, WSGIServer):
+    """A thread for each of a bounded number of connections: one more closes the oldest."""
+
+    daemon_threads = True
+    request_queue_size = 128
+
+    def __init__(self, *args: Any) -> None:
+        #: Open connections, the oldest first. Guarded by the condition, which is notified when one is closed.
+        self._connections: dict[Any, None] = {}
+        self._closed_one = threading.Condition()
+        super().__init__(*args)
+
+    def get_request(self) -> tuple[Any, Any]:
+        """See socketserver."""
+        try:
+            return super().get_request()
+        except OSError:
+            # Without a descriptor the connection goes on waiting, and would be tried again at once, for ever.
+            time.sleep(0.1)
+            raise
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """See socketserver."""
+        with self._closed_one:
+            while len(self._connections) >= _MOST_CONNECTIONS:
+                with contextlib.suppress(OSError):
+                    # Its thread sees the end and closes it.
+                    next(iter(self._connections)).shutdown(socket.SHUT_RDWR)
+                self._closed_one.wait(1.0)
+            self._connections[request] = None
+        super().process_request(request, client_address)
+
+    def close_request(self, request: Any) -> None:
+        """See socketserver."""
+        super().close_request(request)
+        with self._closed_one:
+            self._connections.pop(request, None)
+            self._closed_one.notify()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that went away or said nothing is no error of this process."""
+        logger.debug("supervisor.metrics_connection_failed client=%s reason=%r", client_address, sys.exception())
 
 
 def _ask_for_token(app: Any, token: str, source: str) -> Any:
@@ -69,7 +123,6 @@ class MetricsExporter:
         """
         try:
             from prometheus_client import CollectorRegistry, make_wsgi_app
-            from prometheus_client.exposition import ThreadingWSGIServer
 
             from omni_discovery.metrics.collector import HostCollector, add_build_info
         except ImportError as error:
@@ -83,7 +136,7 @@ class MetricsExporter:
         if token_file:
             app = _ask_for_token(app, read_secret_file("--metrics-token-file", token_file).strip(), token_file)
 
-        class Server(ThreadingWSGIServer):
+        class Server(_Server):
             address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
 
         try:

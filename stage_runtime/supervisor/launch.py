@@ -204,7 +204,7 @@ class ZygoteLauncher:
             with theirs:
                 try:
                     options = msgspec.json.encode(log).decode()
-                    words = ["-u", "-m", "stage_runtime", "--zygote", str(os.getpid()), options, *self._modules]
+                    words = ["-u", "-P", "-m", "stage_runtime", "--zygote", str(os.getpid()), options, *self._modules]
                     self._zygote = subprocess.Popen(
                         [self._python, *words],
                         stdin=theirs.fileno(),

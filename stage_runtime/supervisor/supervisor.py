@@ -7,6 +7,7 @@ name of its replica. A replica that ends is restarted; the supervisor ends when 
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import selectors
@@ -32,6 +33,8 @@ from stage_runtime.supervisor.restarts import EXIT_DONE, EXIT_FAILED, LeaveDown,
 logger = logging.getLogger(__name__)
 
 _TICK_S: Final = 0.25
+#: Pause before a replica is started again for which no file descriptor was left.
+_DESCRIPTOR_PAUSE_S: Final = 2.0
 
 
 class Child(Protocol):
@@ -285,7 +288,13 @@ class Supervisor:
             # A lack of processes, files or memory must not cost the replicas that run: retried like any other end.
             logger.error("supervisor.not_started stage=%d: %s", config.stage_id, error)
             slot.exit_reason = f"it could not be started: {error}"
-            self._handle_end(slot, EXIT_FAILED)
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                # It says nothing about the replica: no end that counts, and no reason to give up.
+                slot.start_at_s = now_s + _DESCRIPTOR_PAUSE_S
+                slot.former_end = slot.exit_reason
+                self._tell_wait(slot, _DESCRIPTOR_PAUSE_S)
+            else:
+                self._handle_end(slot, EXIT_FAILED)
             return
         os.set_blocking(slot.child.output_fd, False)
         self._selector.register(slot.child.output_fd, selectors.EVENT_READ, slot)

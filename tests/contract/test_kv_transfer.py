@@ -27,7 +27,7 @@ def start(role: str, folder: Path) -> subprocess.Popen[bytes]:
     """A stage's process, in the environment that its supervisor would give it."""
     config = StageConfig(**stage(0, kv_transfer_config={"kv_connector": "NixlConnector"}))
     settings = stage_environment(config, True, "127.0.0.1")
-    environment = {**replica_environment(dict(os.environ), config, settings, 1, 0), **LOOPBACK}
+    environment = {**replica_environment(dict(os.environ), config, settings, 1, 0), **LOOPBACK, "PYTHONSAFEPATH": ""}
     command = [sys.executable, "-m", "tests.support.kv_stage", role, "NixlConnector", str(folder)]
     with (folder / f"{role}.log").open("wb") as log:
         return subprocess.Popen(command, env=environment, stdout=log, stderr=log)

@@ -93,6 +93,9 @@ ATTACKS: Final = (
     Attack("C25", "odd bodies at /admin", "400", "0.1"),
     Attack("C26", "what is open by default", "loopback, no admin, no access log, bounded bodies", "0.1"),
     Attack("D1", "code planted in the folder that omni is started in", "never imported"),
+    Attack("D2", "idle connections to ports of metrics and of ZMQ", "supervisors live, requests are served"),
+    Attack("D3", "connector settings from etcd: files, addresses, other namespaces", "refused on the replica's host"),
+    Attack("D4", "records and documents that break the operator's commands", "shown as what they are"),
     Attack("D6", "tiny chunks, tiny frames, half frames, silent TLS connections, idle WebSockets", "others are served"),
 )
 

@@ -97,7 +97,8 @@ def _context(base: str) -> bytes:
     """What docker build is sent: the files that the ignore file lets through, and the changed Dockerfile."""
     from docker.utils.build import exclude_paths
 
-    ignored = DOCKERFILE.with_name("Dockerfile.dockerignore").read_text(encoding="utf-8").split()
+    lines = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
+    ignored = [line for line in lines if not line.startswith("#")]
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w", format=tarfile.GNU_FORMAT) as tar:
         for name in sorted(exclude_paths(str(ROOT), ignored)):

@@ -66,4 +66,10 @@ def obeyed(text: str) -> list[str]:
     """What is left in the output that a terminal would obey, or that it would not show as it stands."""
     assert "\x1b[8m" not in text, "hidden text"
     rest = _OF_RICH.sub("", text)
-    return sorted({repr(char) for char in rest if not char.isprintable() and char not in "\r\n"})
+    return sorted({ascii(char) for char in rest if not char.isprintable() and char not in "\r\n"} | _unseen(rest))
+
+
+def _unseen(text: str) -> set[str]:
+    """What is printable by Python's word and yet not seen: of no width, blank, or a heap of marks."""
+    found = {ascii(char) for char in text if char in "\u034f\ufe0f\U000e0100\u180b\u17b4\u3164\u115f\uffa0\u2800"}
+    return found | {ascii(heap) for heap in re.findall("[\u0300-\u036f]{3,}", text)}

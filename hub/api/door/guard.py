@@ -47,7 +47,8 @@ class Locks:
 
 def is_metrics(path: str) -> bool:
     """Whether a path may lead to metrics, below a root path, too."""
-    return "metrics" in path.split("/")
+    # vLLM's mount takes whatever begins so.
+    return any(part.startswith("metrics") for part in path.split("/"))
 
 
 def is_trusted(scope: Scope) -> bool:

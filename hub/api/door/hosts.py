@@ -37,4 +37,11 @@ def means_this_host(headers: Iterable[tuple[bytes, bytes]], names: Collection[st
     origins = [value for name, value in given if name == b"origin"]
     if len(hosts) != 1 or not is_own_host(host_of(hosts[0]), names):
         return False
-    return all(urlsplit(origin).netloc == hosts[0] for origin in origins)
+    return all(_authority_of(origin) == hosts[0] for origin in origins)
+
+
+def _authority_of(origin: str) -> str | None:
+    try:
+        return urlsplit(origin).netloc
+    except ValueError:
+        return None

@@ -357,8 +357,8 @@ def _control(evidence: Evidence) -> Iterator[Finding]:
             text = f"replica {name} is kept from new work: {one_line(item.value.decode())}"
             advice = f"to let it take work: {_undo(info)}"
             if item.mod_revision < info.epoch:
-                text += "; that was written before it registered"
-                advice = f"if it was meant for the one before it: {_undo(info)}"
+                text += "; that was written before it registered, or put back by it when etcd had lost it"
+                advice = f"if it is not meant for this one: {_undo(info)}"
             yield Finding(Grade.NOTE, "control", text, advice)
 
 

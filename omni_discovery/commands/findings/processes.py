@@ -6,6 +6,7 @@ Pure.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import groupby
 from typing import Final
 
@@ -18,20 +19,31 @@ from omni_discovery.text import one_line
 _RECENT_S: Final = 3600.0
 _MOST_RECENT: Final = 5
 _LINES_SHOWN: Final = 10
+#: How much of its last line is shown of a story that is told in brief, in characters.
+_END_SHOWN: Final = 120
+_MORE: Final = "how they came to that: omni doctor --recent"
 
 
 #: As many lines of the same text in a row are shown as three.
 _REPEATS: Final = 4
 
 
-def recent_findings(stories: Sequence[Story], registry: str, endpoints: str, now_s: float) -> list[Finding]:
+def recent_findings(
+    stories: Sequence[Story], registry: str, endpoints: str, now_s: float, *, brief: bool = False
+) -> list[Finding]:
     """Findings about leases and requests that failed on this machine within the last hour, the latest last.
 
-    Only those of the registry of this name, empty if it is not known, or at these endpoints.
+    Only those of the registry of this name, empty if it is not known, or at these endpoints. ``brief``: only how each
+    of them ended, so that the findings about now are not lost among them.
     """
     ours = [story for story in stories if same_registry(story, registry, endpoints)]
     recent = [story for story in ours if now_s - story.at_s <= _RECENT_S][-_MOST_RECENT:]
-    return [Finding(Grade.NOTE, "recent", _story_text(story, now_s)) for story in recent]
+    if not brief:
+        return [Finding(Grade.NOTE, "recent", _story_text(story, now_s)) for story in recent]
+    found = [Finding(Grade.NOTE, "recent", _end_of(story, now_s)) for story in recent]
+    if any(len(story.lines) > 1 for story in recent):
+        found[-1] = replace(found[-1], advice=_MORE)
+    return found
 
 
 #: Waits that are shown, and how long a wait may be that is nothing to speak of.
@@ -70,9 +82,19 @@ def waiting_findings(
 
 
 def _story_text(story: Story, now_s: float) -> str:
+    return "\n".join([_head(story, now_s), *(f"  {line}" for line in _without_repeats(story.lines)[-_LINES_SHOWN:])])
+
+
+def _end_of(story: Story, now_s: float) -> str:
+    """A story's last line alone, and of that no more than a few lines of a terminal."""
+    last = one_line(story.lines[-1]) if story.lines else ""
+    cut = last if len(last) <= _END_SHOWN else f"{last[:_END_SHOWN]}..."
+    return f"{_head(story, now_s)} {cut}".rstrip()
+
+
+def _head(story: Story, now_s: float) -> str:
     ago_s = max(0.0, now_s - story.at_s)
-    head = f"{one_line(story.kind)} {one_line(story.name)} of process {story.pid}, {ago_s:.0f} s ago:"
-    return "\n".join([head, *(f"  {line}" for line in _without_repeats(story.lines)[-_LINES_SHOWN:])])
+    return f"{one_line(story.kind)} {one_line(story.name)} of process {story.pid}, {ago_s:.0f} s ago:"
 
 
 def _without_repeats(lines: Sequence[str]) -> list[str]:

@@ -23,6 +23,7 @@ from omni_discovery.deploy.document import (
     StageConfig,
 )
 from omni_discovery.deploy.trust.bounds import Bounds, is_below
+from omni_discovery.deploy.trust.connector_settings import is_open
 from omni_discovery.deploy.trust.vllm_args import (
     MODELS,
     OWN_OF_OMNI,
@@ -35,6 +36,7 @@ from omni_discovery.deploy.trust.vllm_args import (
 )
 from omni_discovery.errors import ConfigError
 from omni_discovery.plugins import BUILT_IN_CONNECTORS, BUILT_IN_ENGINES, CONNECTOR_ALIASES
+from omni_discovery.text import is_shown
 
 #: Where a model's text leads on this host: the paths that it stands for, as written and with all links followed.
 #: Empty for the name of a model on a model hub.
@@ -73,9 +75,6 @@ _ENGINE_ARGS: Final[Mapping[str, frozenset[str]]] = {
         )
     ),
 }
-#: Settings of built-in connectors that name a folder of this host.
-_FOLDERS: Final = ("directory",)
-_SHARED_MEMORY: Final = "/dev/shm"  # noqa: S108 - where hand-offs lie, not a file of ours
 _LONGEST_VALUE: Final = 80
 _PYTHON: Final = "runtime.python"
 
@@ -181,12 +180,12 @@ def _closed_model(place: str, text: Any, bounds: Bounds, locate: Locate) -> Iter
             yield Closed(place, reason, _allow("model", text))
         return
     if not any(_is_under(path, root) for path in paths for root in bounds.model_roots):
-        parent = paths[0].rstrip("/").rpartition("/")[0] or "/"
         roots = ", ".join(bounds.model_roots) or "none"
         yield Closed(
             place,
             f"lies outside of this host's model roots ({roots}): {_short(text)}",
-            f"--model-root {_quoted(parent)}",
+            # A root of "/" would open all files of this host.
+            _allow("model", text) if paths[0] == "/" else f"--model-root {_quoted(paths[0])}",
         )
 
 
@@ -268,15 +267,16 @@ def _connectors_of(deploy: DeployConfig, stage_id: int) -> Iterator[tuple[str, M
 
 
 def _closed_connector(name: str, extra: Mapping[str, Any], bounds: Bounds) -> Iterator[Closed]:
-    if CONNECTOR_ALIASES.get(name, name) not in BUILT_IN_CONNECTORS:
+    connector = CONNECTOR_ALIASES.get(name, name)
+    if connector not in BUILT_IN_CONNECTORS:
         if not bounds.allows("connector", name):
             yield Closed("connectors", f"{name!r} is another package's", _allow("connector", name))
         return
-    for key in _FOLDERS:
-        folder = extra.get(key, _SHARED_MEMORY)
+    for key, value in extra.items():
         place = f"connectors.{key}"
-        if folder != _SHARED_MEMORY and not bounds.allows("key", place):
-            yield Closed(place, f"of {name} is a folder of this host: {_short(folder)}", _allow("key", place))
+        if not is_open(connector, key, value) and not bounds.allows("key", place):
+            # The value is not told: it may be a token.
+            yield Closed(place, f"of {name} is this host's to decide", _allow("key", place))
 
 
 def _allow(kind: str, value: str) -> str:
@@ -285,7 +285,7 @@ def _allow(kind: str, value: str) -> str:
 
 def _quoted(text: str) -> str:
     # What is no text for a terminal can't be copied from one, either.
-    return shlex.quote(text) if text.isprintable() else repr(text)
+    return shlex.quote(text) if is_shown(text) else ascii(text)
 
 
 def _short(value: Any) -> str:

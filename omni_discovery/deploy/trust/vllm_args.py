@@ -122,7 +122,7 @@ CHOICES: Final[Mapping[str, frozenset[Any]]] = {
     "model_impl": frozenset(("auto", "vllm", "transformers")),
     "kv_transfer_config.kv_connector": frozenset(
         (
-            *("NixlConnector", "NixlPullConnector", "NixlPushConnector", "MooncakeConnector", "P2pNcclConnector"),
+            *("NixlConnector", "NixlPullConnector", "NixlPushConnector", "MooncakeConnector"),
             "OffloadingConnector",
         )
     ),

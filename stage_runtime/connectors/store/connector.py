@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 from omni_discovery.errors import ConfigError
 from stage_runtime.config import SerializationError
 from stage_runtime.connectors.base import OmniConnectorBase
 from stage_runtime.connectors.devices import check_device, to_device
+from stage_runtime.connectors.errors import lacks_descriptors
 from stage_runtime.connectors.serialization import deserialize, serialize_parts
 from stage_runtime.connectors.settings import check_known, flag, number
 from stage_runtime.connectors.store.memory import Lent, Loan
 from stage_runtime.connectors.store.store import Kept, Store
 
 logger = logging.getLogger(__name__)
+
+#: How long a fetch waits for a descriptor where the metadata name no time-out, and how often it looks.
+_DESCRIPTORS_S: Final = 5.0
+_TRY_EVERY_S: Final = 0.05
 
 
 class StoringConnector(OmniConnectorBase):
@@ -113,7 +119,7 @@ class StoringConnector(OmniConnectorBase):
         if isinstance(inline, bytes):
             got = to_device(deserialize(inline), self.device), len(inline)
         else:
-            fetched = self._fetch(edge_of(from_stage, to_stage, get_key), metadata)
+            fetched = self._fetch_late(edge_of(from_stage, to_stage, get_key), metadata)
             if fetched is None:
                 return None
             loan, content = fetched
@@ -122,6 +128,21 @@ class StoringConnector(OmniConnectorBase):
         with self._lock:
             self._gets += 1
         return got
+
+    def _fetch_late(self, edge: tuple[str, str, str], metadata: dict[str, Any]) -> tuple[Loan, Any] | None:
+        """Fetch; try again until the time-out while there is no descriptor left: those of strangers come back soon."""
+        timeout_s = metadata.get("timeout_s")
+        deadline_s = time.monotonic() + (timeout_s if isinstance(timeout_s, int | float) else _DESCRIPTORS_S)
+        while True:
+            try:
+                return self._fetch(edge, metadata)
+            except OSError as error:
+                left_s = deadline_s - time.monotonic()
+                if left_s <= 0 or not lacks_descriptors(error):
+                    raise
+            time.sleep(_TRY_EVERY_S)
+            if timeout_s is not None:
+                metadata = {**metadata, "timeout_s": left_s}
 
     def release(self, obj: Any) -> None:
         """See OmniConnectorBase."""

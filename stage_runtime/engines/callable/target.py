@@ -17,6 +17,7 @@ from msgspec import Meta
 
 from omni_discovery.deploy.document import StageConfig
 from omni_discovery.errors import ConfigError
+from stage_runtime.engines.callable.start_folder import add_start_folder
 from stage_runtime.engines.callable.typed_input import TypedInput
 
 _TARGET: Final = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
@@ -118,10 +119,11 @@ def _wrong(stage: StageConfig, text: str) -> ConfigError:
 def find_object(stage: StageConfig, target: str) -> Any:
     """Import what a target names. Raise ConfigError if it is not there, and what else its module raises."""
     module, _, path = target.partition(":")
+    why_not = add_start_folder(module)
     try:
         found: Any = importlib.import_module(module)
     except ImportError as error:
-        hint = "install it where the replica runs, or put its folder into PYTHONPATH"
+        hint = f"install it where the replica runs, or put its folder into PYTHONPATH{why_not and f'; {why_not}'}"
         raise _wrong(stage, f"{target!r} can't be imported: {error}; {hint}") from error
     for name in path.split("."):
         if not hasattr(found, name):

@@ -152,3 +152,20 @@ def test_a_device_that_is_not_here_is_named_with_what_to_do(make: Make) -> None:
         make(device="xpu:7").get("0", "1", "key")
     with pytest.raises(ConfigError, match="device is 7; 'cpu' is wanted"):
         make(device=7)
+
+
+@pytest.mark.attack("D3")
+def test_a_document_reads_no_hand_offs_of_another_namespace(kind: str, make: Make, tmp_path: Path) -> None:
+    """Two tenants of one host: what the document of one says does not make it the other."""
+    assert make(namespace="tenant-b").put("0", "1", "key", {"secret": 1})[0]
+    extra = f"{{directory: {tmp_path}, namespace: tenant-b, by_key: true}}"
+    deploy = parse_deploy(
+        f"""
+        stages: [{{stage_id: 0, engine: echo}}, {{stage_id: 1, engine: echo, final_output: text}}]
+        edges: [{{from: 0, to: 1, connector: {{name: {kind}, extra: {extra}}}}}]
+        """,
+        "t",
+    )
+    with build_edges(deploy, 1, "tenant-a")[0, 1].connector as thief:
+        assert thief.get("0", "1", "key") is None
+    assert make(namespace="tenant-b").get("0", "1", "key") is not None

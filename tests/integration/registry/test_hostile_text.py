@@ -133,6 +133,90 @@ def test_a_command_shows_hostile_text_as_text(hostile: str, tmp_path: Path, word
         assert read, "what is escaped is still JSON"
 
 
+NEVER = (1e308, -1e308, 1e18)
+FAR = ("tcp://127.0.0.1:99999", "tcp://127.0.0.1:-5", "tcp://[::1]:99999", "tcp://" + "a" * 4000 + ":1")
+DEEP = '{"a":' * 400 + "1" + "}" * 400
+#: What Python calls printable and no terminal shows.
+UNSEEN = "\u034f\ufe0f\U000e0100\u180b\u17b4\u3164\u115f\uffa0\u2800" + "e" + "\u0301" * 60
+
+
+@pytest.fixture(scope="module")
+def breaking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The endpoint of an etcd with records whose numbers, addresses and documents are none that anybody means."""
+    server = EtcdServer(tmp_path_factory.mktemp("etcd"))
+    server.start()
+    told = dict.fromkeys(("reason", "host", "device", "model"), f"owned {UNSEEN} owned")
+    try:
+        put(
+            server.endpoint,
+            *(replica(at, input_addr=each) for at, each in enumerate(FAR, 10)),
+            *(replica(at, registered_at=each, updated_at=each) for at, each in enumerate(NEVER, 20)),
+            replica(30, status="error", **told | {"reason": told["reason"] + "x" * 4000}),
+            replica(31, queue_length=2**53 - 1, capacity=2**31 - 1),
+            replica(32, connectors={"0-1": json.loads(DEEP)}),
+            *((keys.hub_key(NAMESPACE, f"h{at}"), {"hub_id": f"h{at}", "started_at": t}) for at, t in enumerate(NEVER)),
+            (keys.hub_key(NAMESPACE, "well"), {"hub_id": "well", "host": "gpu-1", "address": "http://10.0.0.1:8000"}),
+            (keys.pipeline_key(NAMESPACE), DEEP),
+            # Lives that have ended.
+            *((replica(at)[0], None) for at in (20, 21, 22)),
+            *((keys.hub_key(NAMESPACE, f"h{at}"), None) for at in (1,)),
+        )
+        yield server.endpoint
+    finally:
+        server.kill()
+
+
+@pytest.mark.attack("D4")
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["doctor"], "names no port"),
+        (["doctor", "--json"], "names no port"),
+        (["history"], "?"),
+        (["history", "--json"], "1e308"),
+        (["replicas"], "0/31"),
+        (["replicas", "--json"], '"a":{"a":'),
+        (["hubs"], "10.0.0.1:8000"),
+        (["pipeline", "show"], '{"a":{"a":'),
+        (["pipeline", "apply", "new.yaml"], "what was there could not be read"),
+        (["pipeline", "apply", "deep.yaml"], "deep.yaml: "),
+    ],
+    ids=lambda each: " ".join(each) if isinstance(each, list) else "",
+)
+def test_no_record_breaks_a_command(breaking: str, tmp_path: Path, words: list[str], told: str) -> None:
+    (tmp_path / "new.yaml").write_text("stages: [{stage_id: 0, engine: echo, final_output: image}]")
+    (tmp_path / "deep.yaml").write_text(f"stages: [{{stage_id: 0, engine: echo, engine_args: {DEEP}}}]")
+    if words[0] == "pipeline":
+        put(breaking, (keys.pipeline_key(NAMESPACE), DEEP))
+    text = on_terminal([*words, "--etcd-endpoints", breaking, "--namespace", NAMESPACE], tmp_path)
+    assert "Traceback" not in text, text[-2000:]
+    assert told in " ".join(text.split()), text[:4000]
+    assert obeyed(text) == []
+    if "deep.yaml" in words:
+        stored = etcdctl(breaking, "get", "--print-value-only", keys.pipeline_key(NAMESPACE))
+        assert stored.strip() == DEEP, "nothing is written"
+
+
+@pytest.mark.attack("D4")
+def test_hub_and_replica_say_in_one_line_that_a_document_is_too_deep(server: EtcdServer, tmp_path: Path) -> None:
+    """1. a hub and a replica run; 2. somebody replaces their pipeline; 3. a hub that starts then refuses it"""
+    file = tmp_path / "one.yaml"
+    file.write_text("stages: [{stage_id: 0, engine: echo, final_output: text}]")
+    registry = ("--etcd-endpoints", server.endpoint)
+    hub = Hub(tmp_path, ["--deploy-config", str(file), *registry], NAMESPACE)
+    try:
+        hub.wait_ready()
+        put(server.endpoint, (keys.pipeline_key(NAMESPACE), DEEP))
+        wait_for("the hub's line", lambda: "levels" in hub.text)
+        child = Child(["serve", "--headless", "--stage-id", "0", *registry, "--namespace", NAMESPACE], tmp_path)
+        assert child.process.wait(60) != 0
+        assert "levels" in child.text
+        assert "Traceback" not in child.text
+    finally:
+        hub.stop()
+    assert "Traceback" not in hub.text
+
+
 @pytest.mark.attack("A18")
 def test_a_live_table_shows_hostile_text_as_text(hostile: str, tmp_path: Path) -> None:
     words = ["replicas", "--watch", "--etcd-endpoints", hostile, "--namespace", NAMESPACE]

@@ -84,7 +84,7 @@ def vllm(model: str = "m", **engine_args: Any) -> dict[str, Any]:
             "there is no 'nothing'",
         ),
         ({"engine": "theirs"}, "engine", "--allow engine=theirs", "engine 'theirs' is not known"),
-        (vllm("/srv/m"), "model", "--model-root /srv", "handoff.nothing"),
+        (vllm("/srv/m"), "model", "--model-root /srv/m", "handoff.nothing"),
         (vllm(trust_remote_code=True), "engine_args.trust_remote_code", "--allow remote-code", "handoff.nothing"),
         (vllm(load_format="pt"), "engine_args.load_format", "--allow pickled-weights", "handoff.nothing"),
         (vllm(worker_cls="a.B"), "engine_args.worker_cls", "--allow engine-arg=worker_cls", "handoff.nothing"),
@@ -114,6 +114,45 @@ def test_a_headless_host_refuses_what_it_has_not_allowed(
     assert code == 2
     assert REFUSED not in text
     assert next_refusal in text
+
+
+@pytest.mark.attack("D3")
+def test_a_headless_host_opens_no_file_that_a_connectors_settings_name(
+    endpoint: str, namespace: str, tmp_path: Path, put: Callable[[str], str]
+) -> None:
+    files = dict.fromkeys(("cert", "key", "ca"), str(tmp_path / "not-there"))
+    connector = {"name": "TcpConnector", "extra": {"tls": files, "timeout_s": 5}}
+    stages = [{"stage_id": 0, "engine": "echo"}, {"stage_id": 1, "engine": "echo", "final_output": "text"}]
+    edges = [{"from": 0, "to": 1, "connector": "wire"}]
+    put(json.dumps({"stages": stages, "connectors": {"wire": connector}, "edges": edges}))
+    code, text = supervise(endpoint, namespace, tmp_path)
+    (line,) = [line for line in text.splitlines() if "omni: " in line]
+    flag = "--allow key=connectors.tls"
+    assert code == 2
+    assert line.startswith(f"omni: {REFUSED}connectors.tls of TcpConnector is this host's to decide")
+    assert line.endswith(f"allow it here: {flag}")
+    code, text = supervise(endpoint, namespace, tmp_path, *flag.split())
+    assert code == 2
+    assert REFUSED not in text
+    assert "edge 0 to 1: tls: [Errno 2]" in text
+
+
+def test_doctor_on_the_same_machine_tells_of_a_supervisor_that_has_ended(
+    endpoint: str, namespace: str, tmp_path: Path, module: Path, put: Callable[[str], str]
+) -> None:
+    """1. a supervisor refuses the document and ends; 2. doctor says so, in few lines, and what is wrong comes last"""
+    assert module.exists()
+    put(document({"engine": "theirs"}))
+    supervise(endpoint, namespace, tmp_path)
+    command = [sys.executable, "-m", "omni_discovery", "doctor", "--etcd-endpoints", endpoint, "--namespace", namespace]
+    environment = {**os.environ, "XDG_RUNTIME_DIR": str(tmp_path), "COLUMNS": "200"}
+    told = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    lines = told.stdout.splitlines()
+    (refused,) = [number for number, line in enumerate(lines) if "recent" in line and "supervisor stage 0" in line]
+    assert "refused: stage 0: the pipeline in etcd asks for what this host has not allowed: engine" in lines[refused]
+    grades = [line.split()[0] for line in lines if line.startswith(("ok ", "note ", "wrong "))]
+    assert grades == sorted(grades, key=["ok", "note", "wrong"].index)
+    assert lines[-1].strip().endswith("wrong")
 
 
 @pytest.mark.attack("A3")

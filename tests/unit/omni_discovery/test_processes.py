@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,6 +14,7 @@ from omni_discovery.errors import ConfigError
 from omni_discovery.processes import (
     LEAST_FILES,
     check_parents,
+    check_unshared,
     is_private,
     make_private,
     open_private,
@@ -108,3 +110,47 @@ def test_a_link_is_followed_only_if_it_is_ours_and_above(tmp_path: Path) -> None
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="is a link or no folder: remove it"):
         make_private(tmp_path / "file")
+
+
+@pytest.mark.attack("D1")
+@pytest.mark.parametrize("mode", [0o777, 0o1777, 0o707])
+@pytest.mark.parametrize("above", [True, False])
+def test_a_folder_is_unshared_if_nobody_else_can_put_files_there(tmp_path: Path, mode: int, above: bool) -> None:
+    """Above it, others may add files of theirs, as in the temporary folder, but not swap what is there."""
+    folder = tmp_path / "above" / "folder"
+    folder.mkdir(parents=True)
+    check_unshared(folder)
+    changed = folder.parent if above else folder
+    changed.chmod(mode)
+    if above and mode == 0o1777:
+        check_unshared(folder)
+    else:
+        with pytest.raises(ConfigError, match=f"others can write to {changed}$"):
+            check_unshared(folder)
+
+
+@pytest.mark.parametrize(
+    ("group", "members", "is_unshared"),
+    [("me", [], True), ("me", ["me"], True), ("me", ["me", "other"], False), ("team", [], False)],
+)
+def test_a_group_of_one_user_shares_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, group: str, members: list[str], is_unshared: bool
+) -> None:
+    """Many systems make a group for each user, and folders that it may write to."""
+    gid = tmp_path.stat().st_gid
+    user = SimpleNamespace(pw_name="me", pw_gid=gid)
+    monkeypatch.setattr(processes.pwd, "getpwuid", lambda _: user)
+    monkeypatch.setattr(processes.grp, "getgrgid", lambda _: SimpleNamespace(gr_name=group, gr_mem=members))
+    tmp_path.chmod(0o775)
+    if is_unshared:
+        check_unshared(tmp_path)
+    else:
+        with pytest.raises(ConfigError, match="others can write to"):
+            check_unshared(tmp_path)
+
+
+def test_a_folder_of_another_user_is_not_unshared(tmp_path: Path) -> None:
+    require_root()
+    os.chown(tmp_path, NOBODY, -1)
+    with pytest.raises(ConfigError, match="belongs to user"):
+        check_unshared(tmp_path)

@@ -14,6 +14,7 @@ from typing import Any
 import jsonschema
 import pytest
 import yaml
+from docker.utils.build import exclude_paths
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
@@ -157,6 +158,31 @@ def test_the_image_for_gpus_has_a_vllm_that_is_tested_and_whose_server_a_hub_tak
         assert extra.specifier.contains(version), "what the extra [vllm] admits"
 
 
+# ---- images
+
+
+@pytest.mark.parametrize(
+    "secret", ["keys", ".env", "tls.key", "compose/.env", "compose/ca.crt", "hub/x.pem", "demo-output/x"]
+)
+def test_what_lies_beside_the_code_gets_into_no_image(tmp_path: Path, secret: str) -> None:
+    for name in ("hub/cli.py", "compose/lock-cpu.txt", "pyproject.toml", "README.md", secret):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    lines = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
+    sent = set(exclude_paths(str(tmp_path), [line for line in lines if not line.startswith("#")]))
+    assert secret not in sent
+    assert sent >= {"hub/cli.py", "compose/lock-cpu.txt", "pyproject.toml", "README.md"}
+
+
+def test_nobody_logs_in_to_the_dashboards_and_they_do_not_reach_etcd() -> None:
+    services = read(COMPOSE / "docker-compose.yaml")["services"]
+    settings = services["grafana"]["environment"]
+    assert settings["GF_AUTH_DISABLE_LOGIN_FORM"] == settings["GF_AUTH_ANONYMOUS_ENABLED"] == "true"
+    assert settings["GF_AUTH_BASIC_ENABLED"] == "false"
+    assert settings["GF_AUTH_ANONYMOUS_ORG_ROLE"] == "Viewer"
+    assert not set(services["grafana"]["networks"]) & set(services["etcd"].get("networks", ["default"]))
+
+
 # ---- monitoring
 
 
@@ -208,7 +234,10 @@ def test_prometheus_asks_services_that_are_there_and_reads_rules_that_are_there(
     settings = read(MONITORING / "prometheus.yaml")
     services = read(COMPOSE / DOCKER_FILES[0])["services"]
     names = set(services) | {
-        alias for entry in services.values() for net in entry.get("networks", {}).values() for alias in net["aliases"]
+        alias
+        for entry in services.values()
+        for net in entry.get("networks", {}).values()
+        for alias in net.get("aliases", ())
     }
     jobs = settings["scrape_configs"]
     targets = {target for job in jobs for each in job.get("static_configs", ()) for target in each["targets"]}

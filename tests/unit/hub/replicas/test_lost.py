@@ -127,6 +127,46 @@ def test_one_that_was_stopped_and_comes_back_takes_its_own_place() -> None:
     assert names(lost) == ["0/7", "0/0"]
 
 
+def test_all_that_vanish_together_and_return_are_not_lost() -> None:
+    """1. the leases of all end in one moment, so that nothing is listed; 2. all register again, one as a new process"""
+    lost = LostReplicas()
+    before = [info(number, number + 1, input_addr=f"tcp://h:{number}") for number in range(4)]
+    for each in before:
+        lost.session_up(each)
+    lost.follow_view(view(*before), {}, 0.0)
+    assert names(lost) == ["0/3", "0/2", "0/1", "0/0"]
+    back = [info(number, number + 11, input_addr=f"tcp://h:{number}") for number in range(1, 4)]
+    lost.follow_view({}, view(back[2]), 1.0)
+    assert names(lost) == ["0/2", "0/1", "0/0"]
+    new = info(0, 20, input_addr="tcp://h:new")
+    lost.follow_view(view(back[2]), view(new, *back), 2.0)
+    assert names(lost) == []
+    lost.follow_view(view(new, *back), view(new, *back[1:]), 3.0)
+    (trouble,) = lost.troubles(3.0, 1003.0)
+    assert (trouble.name, "vanished while it answered" in trouble.reason) == ("0/1", True), "its session went on"
+
+
+def test_a_newcomer_takes_the_place_of_the_one_whose_id_it_has() -> None:
+    lost, a, b = LostReplicas(), info(0, 5), info(1, 6)
+    lost.follow_view(view(a, b), {}, 0.0)
+    lost.follow_view({}, view(info(1, 20)), 1.0)
+    assert names(lost) == ["0/0"]
+
+
+def test_a_session_that_ends_after_the_record_is_not_replaced_a_second_time() -> None:
+    """1. 0/0 loses its record, then its session, and is replaced; 2. 0/1 is killed and replaced, its lease ends"""
+    lost, a, b = LostReplicas(), info(0, 5), info(1, 6)
+    lost.session_up(a)
+    lost.follow_view(view(a, b), view(b), 0.0)
+    lost.session_lost(a)
+    next_a, next_b = info(0, 20), info(2, 30)
+    lost.follow_view(view(b), view(next_a, b), 1.0)
+    lost.session_lost(b)
+    lost.follow_view(view(next_a, b), view(next_a, b, next_b), 2.0)
+    lost.follow_view(view(next_a, b, next_b), view(next_a, next_b), 3.0)
+    assert names(lost) == []
+
+
 def test_a_loss_is_forgotten_after_an_hour_and_a_landslide_is_bounded() -> None:
     lost = LostReplicas()
     lost.follow_view(view(*(info(number, number + 1) for number in range(100))), {}, 0.0)

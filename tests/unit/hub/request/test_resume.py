@@ -311,6 +311,18 @@ def test_a_second_death_before_any_output_makes_it_the_culprit_of_both() -> None
     assert "(lost with it: 0/0, 0/1)" in str(error)
 
 
+def test_two_lives_of_one_replica_are_not_told_as_a_repetition_by_mistake() -> None:
+    """The supervisor starts the next process under the same id, and the request kills that, too."""
+    walk = talking(attempts=9)
+    walk.lost(0)
+    walk.accepted(0, replica_id=0)
+    error = finish_of(walk.lost(0)).error
+    assert isinstance(error, PoisonousRequestError)
+    assert "(lost with it: 0/0 twice)" in str(error)
+    ref = ev.ReplicaRef(0, 1, 5, "tcp://h:1")
+    assert ev.lives_text([ref, ref, ev.ReplicaRef(0, 2, 6, "tcp://h:2"), ref]) == "0/1 3 times, 0/2"
+
+
 def test_work_of_a_death_that_has_another_cause_begins_with_a_clean_sheet() -> None:
     walk = talking(attempts=9)
     walk.lost(0)

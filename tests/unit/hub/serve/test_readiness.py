@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Hashable
 from typing import Any, cast
 
 import pytest
@@ -20,12 +21,14 @@ class Omni:
     def __init__(self) -> None:
         self.stages = [StageStatus(0, 0, 0, "none is registered"), StageStatus(1, 2, 2)]
         self.serving = ("0/3", "1/0", "1/1")
+        #: By name, where it is not 1.
+        self.pids: dict[str, int] = {}
 
     def stage_status(self) -> tuple[StageStatus, ...]:
         return tuple(self.stages)
 
-    def serving_replicas(self) -> tuple[str, ...]:
-        return self.serving
+    def serving_replicas(self) -> dict[str, Hashable]:
+        return {name: self.pids.get(name, 1) for name in self.serving}
 
 
 def test_a_hub_says_what_it_waits_for_and_once_that_it_can_serve_and_that_it_can_not_any_more(
@@ -68,7 +71,7 @@ def test_a_hub_says_what_it_waits_for_and_once_that_it_can_serve_and_that_it_can
 
 def test_replicas_that_join_a_hub_that_is_ready_are_told_together_and_once(caplog: pytest.LogCaptureFixture) -> None:
     """1. the hub is ready with three; two more come within five seconds: one line names both
-    2. one goes and comes back: no news
+    2. one goes and comes back: no news; the next process has its id: news
     3. the hub is not ready for a while: the line that it is again names all
     """
     caplog.set_level(logging.INFO)
@@ -93,6 +96,10 @@ def test_replicas_that_join_a_hub_that_is_ready_are_told_together_and_once(caplo
     for omni.serving in (before, (*before, "0/1", "1/2")):
         now_s += 60.0
         assert told() == []
+    omni.pids["0/1"] = 2
+    now_s += 60.0
+    assert told() == ["hub.joined replicas=0/1: 5 can serve now"]
+    assert told() == []
     omni.serving, omni.stages[0] = (*before, "0/1", "0/9"), StageStatus(0, 1, 0, "1 registered: 1 draining")
     now_s += 60.0
     assert [line.split()[0] for line in told()] == ["hub.not_ready"]

@@ -80,7 +80,7 @@ async def test_a_stage_that_is_misconfigured_ends_the_hub_only_if_it_never_was_u
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(app, "_SUPERVISOR_CHECK_S", 0.01)
-    omni = cast("Any", SimpleNamespace(is_running=True, is_revoked=False, stage_status=tuple, serving_replicas=tuple))
+    omni = cast("Any", SimpleNamespace(is_running=True, is_revoked=False, stage_status=tuple, serving_replicas=dict))
     hub = app._Hub(cast("Any", None), "", cast("Any", SimpleNamespace(url="")), None)
     with pytest.raises(ConfigError, match="stage 3 can't run here"):
         await hub._serve(cast("Any", FakeStages(StageEnd(3, 2, was_up=False))), omni)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
@@ -22,6 +23,7 @@ from omni_discovery.commands.history import (
 from omni_discovery.commands.history_log import (
     EventReader,
     HistoryLog,
+    HubLife,
     HubTransition,
     Life,
     Transition,
@@ -337,3 +339,23 @@ def test_any_transitions_make_one_life_for_each_epoch(transitions: list[Transiti
     ids = [(life.stage_id, life.replica_id, life.epoch) for life in found]
     assert sorted(ids) == sorted({(each.stage_id, each.replica_id, each.epoch) for each in transitions})
     assert all(life.is_gone for life in found)
+
+
+@pytest.mark.attack("D4")
+@pytest.mark.parametrize("at_s", [1e308, -1e308, 1e18, 1e17, -1e10])
+def test_a_time_that_no_calendar_has_is_a_question_mark(at_s: float) -> None:
+    now_s = 1_700_000_000.0
+    common: dict[str, Any] = {"stage_id": 0, "replica_id": 1, "epoch": 7, "registered_at_s": at_s, "up_at_s": at_s}
+    shown = [
+        Life(**common, seen_at_s=at_s, is_gone=True),
+        Life(**common, gone_at_s=at_s, is_gone=True),
+        Life(**common, last_status="up"),
+    ]
+    hubs = [HubLife(hub_id="h", started_at_s=at_s, gone_at_s=at_s, is_gone=True)]
+    console = Console(width=80, file=io.StringIO())
+    with console.capture() as captured:
+        console.print(history_table(shown, 9, now_s))
+        console.print(hub_history_table(hubs, 9, now_s))
+    lines = [line.split() for line in captured.get().splitlines() if line.split()[:1] in (["0/1"], ["h"])]
+    # The first three columns of a replica are its name, its epoch, and its process, which is not known here.
+    assert [line.count("?") for line in lines] == [2, 2, 1, 2], lines

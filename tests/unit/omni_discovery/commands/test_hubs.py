@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -75,3 +76,25 @@ async def test_without_hubs_the_table_says_so() -> None:
 def test_what_can_be_no_hubs_id_is_refused(wrong: str) -> None:
     with pytest.raises(ConfigError, match="omni hubs"):
         keys.check_hub_id(wrong)
+
+
+@pytest.mark.attack("D4")
+@pytest.mark.parametrize(
+    "forged",
+    [{"started_at": -1e308}, {"address": "http://" + "a" * 4000}, {"host": "h" * 4096, "pid": 1}],
+    ids=lambda forged: next(iter(forged)),
+)
+async def test_one_record_does_not_cut_what_the_other_hubs_show(kv: FakeKV, forged: dict[str, Any]) -> None:
+    await kv.put(keys.hub_key(NS, "forged"), encode_record(HubRecord(hub_id="forged", **forged)))
+    await kv.put(keys.hub_control_key(NS, "front-3"), b'{"revoked": "' + b"x" * 4096 + b'"}')
+    console = Console(width=80, file=io.StringIO())
+    with console.capture() as captured:
+        console.print(hub_table(await read_hubs(kv, NS, 1000.0), NS, 1000.0))
+    lines = captured.get().splitlines()
+    assert max(len(line) for line in lines) <= 80
+    for hub_id in ("front-1", "front-2"):
+        row = next(line for line in lines if line.strip().startswith(hub_id))
+        assert "live" in row, row
+        assert "10.0.0.5:8000" in row, row
+        assert "60 s" in row, row
+    assert len(lines) < 20, lines

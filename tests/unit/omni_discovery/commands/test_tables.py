@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from typing import Any
 
 import msgspec
+import pytest
 from rich.console import Console
 
-from omni_discovery.commands.tables import replica_json, replica_table
+from omni_discovery.commands.tables import age, replica_json, replica_table
 from omni_discovery.etcd.check import empty_namespace_text, namespaces_in
 from omni_discovery.records.beat import BeatRecord
 from omni_discovery.records.health import HubHealth, ReplicaTrouble
@@ -144,3 +146,63 @@ def test_the_records_of_scripts_hold_what_hubs_report() -> None:
     first, second = replica_json(view, reports)
     assert first["troubles"] == [{"stage_id": 0, "replica_id": 0, "kind": "ejected", "until": 9.0, "hubs": ("a",)}]
     assert second["troubles"] == []
+
+
+@pytest.mark.attack("D4")
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [
+        (-5.0, "0 s"),
+        (89.0, "89 s"),
+        (4 * 365 * 86400.0, "35040.0 h"),
+        (11 * 366 * 86400.0, "> 10 y"),
+        *((each, "-") for each in (1e308, -1e308, 1e18, float("inf"), float("nan"), -1e10)),
+    ],
+)
+def test_an_age_has_few_characters_whatever_a_record_says(seconds: float, shown: str) -> None:
+    assert age(seconds) == shown
+
+
+@pytest.mark.attack("D4")
+@pytest.mark.parametrize(
+    "forged",
+    [
+        {"address": "tcp://" + "a" * 4000 + ":1"},
+        {"queue": 2**53 - 1, "capacity": 2**31 - 1},
+        {"registered_at": -1e308},
+        {"reason": "x" * 4096, "control_error": "y" * 4096},
+        {"model": "m" * 4096, "host": "h" * 4096, "device": "d" * 4096},
+        {
+            "host": "h" * 4096,
+            "address": "tcp://" + "a" * 4000,
+            "queue": 2**53 - 1,
+            "reason": "x" * 99,
+            "registered_at": 1,
+        },
+    ],
+    ids=lambda forged: next(iter(forged)),
+)
+def test_one_record_does_not_cut_what_the_others_show(forged: dict[str, Any]) -> None:
+    address, queue = forged.pop("address", "tcp://10.120.130.140:36152"), forged.pop("queue", 1)
+    registered_at = forged.pop("registered_at", 0.0)
+    bad = replace(info(1), input_addr=address, queue_length=queue, registered_at=registered_at, **forged)
+    lines = printed(info(0), bad, info(2))
+    assert max(len(line) for line in lines) <= 80
+    # Names, states, addresses and ages of the others are whole.
+    for replica_id in (0, 2):
+        row = next(line for line in lines if line.strip().startswith(f"0/{replica_id}"))
+        assert "up" in row, row
+        assert "10.120.130.140:36151" in row, row
+        assert "8.3 h" in row, row
+    assert len(lines) < 25, lines
+
+
+@pytest.mark.attack("D4")
+def test_json_shows_what_a_record_holds_however_deep() -> None:
+    deep: Any = 1
+    for _ in range(900):
+        deep = {"a": deep}
+    shown = replace(info(0), connectors=deep)
+    (line,) = replica_json(View(replicas={(0, 0): shown}), read_reports(View(), {}))
+    assert line["connectors"] is deep
+    assert line["status"] == "up"

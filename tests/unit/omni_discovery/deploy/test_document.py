@@ -16,6 +16,7 @@ from omni_discovery.deploy.document import (
     EdgeConfig,
     RuntimeConfig,
     StageConfig,
+    convert_document,
     decode_deploy,
     encode_deploy,
     parse_deploy,
@@ -194,3 +195,29 @@ def test_a_document_says_only_what_the_release_before_knows_unless_it_has_to() -
     for unset in ("num_replicas: 1", "share_devices: false"):
         assert b"share_devices" not in encode_deploy(parse_deploy(stage % unset, "d"))
     assert b'"share_devices":true' in encode_deploy(parse_deploy(stage % "share_devices: true", "d"))
+
+
+@pytest.mark.attack("D4")
+@pytest.mark.parametrize("levels", [70, 400, 900, 5000])
+def test_a_document_of_many_levels_is_refused_by_all_who_read_it(levels: int) -> None:
+    deep = '{"a":' * levels + "1" + "}" * levels
+    whole = f'{{"stages":[{{"stage_id":0,"engine":"echo","final_output":"text","engine_args":{deep}}}]}}'
+    for text in (deep, whole):
+        with pytest.raises(ConfigError) as of_registry:
+            decode_deploy(text.encode(), "pipeline")
+        with pytest.raises(ConfigError, match="levels"):
+            parse_deploy(text, "file")
+        assert str(of_registry.value).startswith("pipeline: ")
+        assert len(str(of_registry.value)) < 200
+
+
+def test_a_part_that_holds_itself_many_times_is_refused() -> None:
+    held: dict[str, object] = {}
+    held |= {str(number): held for number in range(9)}
+    with pytest.raises(ConfigError, match="holds itself"):
+        convert_document({"stages": held}, "t")
+    twice = {"a": [1]}
+    document = {
+        "stages": [{"stage_id": 0, "engine": "echo", "final_output": "text", "engine_args": {"x": [twice] * 9}}]
+    }
+    assert convert_document(document, "t").stages[0].engine_args == {"x": [twice] * 9}

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import socket
+import threading
 import urllib.error
 import urllib.request
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
@@ -72,3 +73,22 @@ def test_a_token_closes_the_port_to_those_without_it(tmp_path: Path) -> None:
             caught.value.close()
         request = urllib.request.Request(url, headers={"Authorization": "Bearer m-key"})
         assert b"omni_build_info" in urllib.request.urlopen(request, timeout=30).read()
+
+
+@pytest.mark.attack("D2")
+def test_idle_connections_keep_no_thread_and_nobody_out() -> None:
+    """1. strangers connect 200 times and say nothing: a bounded number of threads waits for them
+    2. a scrape is answered meanwhile; 3. all strangers are hung up on
+    """
+    with closing(MetricsExporter()) as exporter, ExitStack() as stack:
+        url = exporter.serve("127.0.0.1", 0)
+        exporter.export(SUPERVISOR)
+        before = threading.active_count()
+        port = int(url.rpartition(":")[2].partition("/")[0])
+        strangers = [
+            stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=60.0)) for _ in range(200)
+        ]
+        assert "omni_supervisor_replicas_wanted" in urllib.request.urlopen(url, timeout=60).read().decode()
+        assert threading.active_count() - before <= 33
+        for stranger in strangers:
+            assert stranger.recv(1) == b""

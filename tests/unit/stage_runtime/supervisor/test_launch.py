@@ -8,11 +8,14 @@ import socket
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import msgspec
 import pytest
 
-from stage_runtime.supervisor.launch import SpawnedChild
+from omni_discovery.commands.registry import child_environment
+from stage_runtime.config import ReplicaConfig
+from stage_runtime.supervisor.launch import SpawnedChild, SpawnLauncher, ZygoteLauncher
 from stage_runtime.supervisor.zygote import Ended, Notice, Started
 from tests.support.processes import wait_for
 from tests.support.replica_stage import is_running
@@ -73,3 +76,30 @@ def test_what_a_forked_replica_had_started_goes_with_it(by_zygote: bool) -> None
         assert zygote.wait(30) == 0
         for pid in (started.pid, left_behind):
             wait_for("its end", lambda pid=pid: not is_running(pid))
+
+
+@pytest.mark.attack("D1")
+@pytest.mark.parametrize("forked", [False, True])
+def test_a_replica_imports_nothing_from_the_folder_of_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forked: bool
+) -> None:
+    """Nor do programs that it starts: its environment says so too."""
+    for name in ("msgspec", "logging", "stage_runtime"):
+        (tmp_path / f"{name}.py").write_text("open('planted', 'w').close()\n")
+    monkeypatch.chdir(tmp_path)
+    environment = child_environment()
+    assert environment.pop("PYTHONSAFEPATH") == "1"
+    reading, writing = os.pipe()
+    launcher = ZygoteLauncher(("json",), writing) if forked else SpawnLauncher()
+    # Nobody answers there: it says so, and ends.
+    config = ReplicaConfig(stage_id=0, endpoints="127.0.0.1:9", namespace="n", pipeline_wait_s=0.1)
+    try:
+        child = launcher.start(config, environment)
+        assert wait_for("the replica's end", child.poll, 60.0) == 1
+        assert "no etcd answered" in os.read(child.output_fd, 65536).decode()
+    finally:
+        launcher.close()
+        os.close(reading)
+        os.close(writing)
+    os.close(child.output_fd)
+    assert not (tmp_path / "planted").exists()

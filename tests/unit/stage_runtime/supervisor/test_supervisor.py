@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -412,3 +413,21 @@ def test_replicas_that_pass_kv_on_get_ports_of_their_own() -> None:
     plain = StageConfig(stage_id=0, engine="vllm")
     environment = replica_environment({}, plain, stage_environment(plain, True, "10.0.0.7"), 1, 0)
     assert not [name for name in environment if "NIXL" in name]
+
+
+class _WithoutDescriptors(_Launcher):
+    """Has none left."""
+
+    def start(self, config: ReplicaConfig, environment: dict[str, str]) -> Child:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+
+@pytest.mark.attack("D2")
+def test_a_replica_without_a_descriptor_for_its_start_is_tried_for_ever(caplog: pytest.LogCaptureFixture) -> None:
+    supervisor = _supervisor(_WithoutDescriptors())
+    (slot,) = supervisor._slots
+    for turn in range(20):
+        supervisor._start_due(100.0 * turn)
+    assert caplog.text.count("supervisor.not_started stage=0: [Errno 24] Too many open files") == 20
+    assert not slot.is_hopeless
+    assert slot.start_at_s < float("inf")

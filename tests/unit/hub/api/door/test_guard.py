@@ -53,7 +53,7 @@ def test_where_keys_are_asked_for_all_but_probes_and_metrics_is_closed(
     assert Locks(API).of(method, path) is ring
 
 
-@pytest.mark.parametrize("path", ["/metrics", "/metrics/", "/metrics/x", "/root/metrics"])
+@pytest.mark.parametrize("path", ["/metrics", "/metrics/", "/metrics/x", "/metricsX", "/root/metrics"])
 def test_a_token_closes_the_metrics_below_any_root_and_nothing_else(path: str) -> None:
     assert Locks(None, METRICS).of("GET", path) is METRICS
     assert Locks(API, METRICS).of("GET", path) is METRICS

@@ -32,6 +32,7 @@ def test_addresses_localhost_and_given_names_are_this_host(host: str) -> None:
         [(b"host", b"127.0.0.1:9000"), (b"origin", b"https://evil.example")],
         [(b"host", b"127.0.0.1:9000"), (b"origin", b"http://127.0.0.1:8000")],
         [(b"host", b"127.0.0.1:9000"), (b"origin", b"null")],
+        [(b"host", b"127.0.0.1:9000"), (b"origin", b"http://[")],
     ],
 )
 def test_any_other_name_and_a_page_of_another_origin_is_not(headers: list[tuple[bytes, bytes]]) -> None:

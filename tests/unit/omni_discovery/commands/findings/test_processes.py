@@ -37,6 +37,20 @@ def test_a_story_that_repeats_itself_is_shortened() -> None:
     ]
 
 
+def test_in_brief_a_story_is_how_it_ended_and_the_last_says_how_to_see_the_rest() -> None:
+    """Five stories of ten lines each would push out of a terminal what is wrong now."""
+
+    def story(name: str, *lines: str) -> Story:
+        return Story(kind="request", name=name, pid=7, at_s=NOW_S, lines=lines, registry="a")
+
+    first, second = recent_findings([story("r1~1", "began", "x" * 500), story("r2~2")], "a", "", NOW_S, brief=True)
+    assert first.text == f"request r1~1 of process 7, 0 s ago: {'x' * 120}..."
+    assert (first.advice, second.advice) == ("", "how they came to that: omni doctor --recent")
+    assert second.text == "request r2~2 of process 7, 0 s ago:"
+    (alone,) = recent_findings([story("r3~3", "refused: why")], "a", "", NOW_S, brief=True)
+    assert (alone.text, alone.advice) == ("request r3~3 of process 7, 0 s ago: refused: why", "")
+
+
 def test_only_stories_of_the_registry_that_is_asked_are_shown() -> None:
     """Two etcds hold a namespace of one name, and this machine's files have stories of both."""
 

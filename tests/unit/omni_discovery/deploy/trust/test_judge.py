@@ -69,9 +69,10 @@ CLOSED: list[tuple[dict[str, Any], str, str]] = [
     (TORCH, "engine_args.target", "--allow target=subprocess"),
     ({"engine": "torch", "engine_args": {}}, "engine_args.target", "--allow all"),
     ({"engine": "theirs"}, "engine", "--allow engine=theirs"),
-    ({"engine": "echo", "model": "/etc"}, "model", "--model-root /"),
+    ({"engine": "echo", "model": "/etc"}, "model", "--model-root /etc"),
+    ({"engine": "echo", "model": "/"}, "model", "--allow model=/"),
     ({"engine": "diffusion", "engine_args": {"call_args": {"f": "x:y"}, "more": 1}}, "more", "--allow engine-arg=more"),
-    (vllm("/srv/evil"), "model", "--model-root /srv"),
+    (vllm("/srv/evil"), "model", "--model-root /srv/evil"),
     (vllm("s3://bucket/model"), "model", "--allow model=s3://bucket/model"),
     (vllm("org/repo/file.gguf"), "model", "--allow model=org/repo/file.gguf"),
     (vllm(trust_remote_code=True), "engine_args.trust_remote_code", "--allow remote-code"),
@@ -81,13 +82,13 @@ CLOSED: list[tuple[dict[str, Any], str, str]] = [
     (vllm(quantization="bitsandbytes"), "engine_args.quantization", "--allow pickled-weights"),
     (vllm(load_format="runai_streamer"), "engine_args.load_format", "--allow engine-arg=load_format"),
     (vllm(load_format=["pt"]), "engine_args.load_format", "--allow engine-arg=load_format"),
-    (vllm(tokenizer="/srv/tokenizer"), "engine_args.tokenizer", "--model-root /srv"),
+    (vllm(tokenizer="/srv/tokenizer"), "engine_args.tokenizer", "--model-root /srv/tokenizer"),
     (vllm(hf_config_path="https://x/y"), "engine_args.hf_config_path", "--allow model=https://x/y"),
     (vllm(model_weights="s3://x"), "engine_args.model_weights", "--allow model=s3://x"),
-    (vllm(generation_config="/srv/g"), "engine_args.generation_config", "--model-root /srv"),
-    (vllm(spec_model="/srv/draft"), "engine_args.spec_model", "--model-root /srv"),
-    (vllm(speculative_config={"model": "/srv/draft"}), "speculative_config.model", "--model-root /srv"),
-    (vllm(default_mm_loras={"audio": "/srv/lora"}), "engine_args.default_mm_loras", "--model-root /srv"),
+    (vllm(generation_config="/srv/g"), "engine_args.generation_config", "--model-root /srv/g"),
+    (vllm(spec_model="/srv/draft"), "engine_args.spec_model", "--model-root /srv/draft"),
+    (vllm(speculative_config={"model": "/srv/draft"}), "speculative_config.model", "--model-root /srv/draft"),
+    (vllm(default_mm_loras={"audio": "/srv/lora"}), "engine_args.default_mm_loras", "--model-root /srv/lora"),
     (vllm(distributed_executor_backend="os.path"), "distributed_executor_backend", "engine-arg=distributed_executor"),
     (vllm(distributed_executor_backend="evil"), "distributed_executor_backend", "engine-arg=distributed_executor"),
     ({"engine": "echo", "runtime": {"python": "/srv/bin/python"}}, "runtime.python", "--allow key=runtime.python"),
@@ -131,6 +132,8 @@ CLOSED: list[tuple[dict[str, Any], str, str]] = [
         for name, key, value in [
             ("kv_transfer_config", "kv_connector_module_path", "evil"),
             ("kv_transfer_config", "kv_connector", "EvilConnector"),
+            # It takes the address of its peer from the request's id, which clients may choose.
+            ("kv_transfer_config", "kv_connector", "P2pNcclConnector"),
             ("structured_outputs_config", "reasoning_parser_plugin", "/srv/plugin.py"),
             ("compilation_config", "backend", "evil.backend"),
             ("compilation_config", "inductor_passes", {"a": "evil.pass"}),
@@ -141,7 +144,7 @@ CLOSED: list[tuple[dict[str, Any], str, str]] = [
     (
         {**vllm(), "default_sampling_params": {"lora": {"name": "a", "path": "/srv/a"}}},
         "default_sampling_params.lora.path",
-        "--model-root /srv",
+        "--model-root /srv/a",
     ),
 ]
 
@@ -193,7 +196,7 @@ def test_a_key_without_a_rule_is_closed(monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.attack("A3")
 def test_a_value_of_many_levels_is_refused_like_any_other() -> None:
     content = '{"stages": [{"stage_id": 0, "engine": "%s", "final_output": "text", "engine_args": {"%s": %s}}]}'
-    levels = "[" * 300 + '{"a": "x y"}' + "]" * 300
+    levels = "[" * 50 + '{"a": "x y"}' + "]" * 50
     for engine, name in (("vllm", "dtype"), ("echo", "fail_on"), ("vllm", "of_a_later_vllm")):
         deploy = decode_deploy((content % (engine, name, levels)).encode(), "etcd")
         with pytest.raises(ConfigError, match="has not allowed"):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from hub.replicas.addresses import TcpAddress, parse_address
 from omni_discovery.errors import ConfigError
+from omni_discovery.records.addresses import TcpAddress, parse_address
 
 
 @pytest.mark.parametrize(

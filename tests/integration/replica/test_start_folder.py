@@ -1,0 +1,90 @@
+"""The folder that ``omni serve`` is started in, where other users can write: nothing there is run."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.processes import DEFAULTS, Child, wait_for
+
+#: As users start it; "-m" would look through the folder of the start by itself.
+OMNI = Path(sys.executable).with_name("omni")
+PLANTED = ("msgspec", "logging", "stage_runtime", "hub", "zmq", "numpy", "multiprocessing")
+SHOUT = """
+import msgspec
+import planted_helper
+
+class Words(msgspec.Struct):
+    prompt: str
+
+def shout(words: Words):
+    return words.prompt.upper()
+"""
+
+
+@pytest.fixture
+def anybodys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder as /tmp is, with modules that leave a mark where they are imported."""
+    folder = tmp_path / "anybodys"
+    folder.mkdir()
+    for name in PLANTED:
+        (folder / f"{name}.py").write_text(f"open({str(tmp_path / 'imported')!r}, 'a').write('{name} ')\n")
+    folder.chmod(0o1777)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    for name in DEFAULTS:
+        monkeypatch.delenv(name, raising=False)
+    return folder
+
+
+def deploy(folder: Path, stage: str) -> str:
+    file = folder / "deploy.yaml"
+    file.write_text(f"stages: [{{stage_id: 0, final_output: text, {stage}}}]")
+    return str(file)
+
+
+def dry_run(folder: Path, file: str) -> subprocess.CompletedProcess[str]:
+    words = [str(OMNI), "serve", "--dry-run", "--port", "0", "--deploy-config", file]
+    return subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
+
+
+@pytest.mark.attack("D1")
+def test_a_hub_its_supervisor_and_its_replica_import_nothing_that_others_put_there(
+    anybodys: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tests.support.processes.OMNI", [str(OMNI)])
+    child = Child(
+        ["serve", "--port", "0", "--deploy-config", deploy(tmp_path, "engine: echo")], anybodys, "log", tmp_path / "run"
+    )
+    try:
+        wait_for("the replica", lambda: child.must_run() or "hub.ready" in child.text, 60.0)
+    finally:
+        assert child.stop() == []
+    assert not (tmp_path / "imported").exists()
+
+
+@pytest.mark.attack("D1")
+def test_a_dry_run_imports_nothing_that_others_put_there(anybodys: Path, tmp_path: Path) -> None:
+    done = dry_run(anybodys, deploy(tmp_path, "engine: echo"))
+    assert done.returncode == 0, done.stderr
+    assert not (tmp_path / "imported").exists()
+
+
+@pytest.mark.attack("D1")
+def test_a_target_is_found_in_a_folder_of_this_user_only(anybodys: Path, tmp_path: Path) -> None:
+    """1. others can write there: refused, with the reason; 2. this user alone: found, and planted names come last"""
+    for name, text in (("shouting", SHOUT), ("planted_helper", "")):
+        (anybodys / f"{name}.py").write_text(text)
+    file = deploy(tmp_path, "engine: torch, engine_args: {target: 'shouting:shout', device: cpu}")
+    refused = dry_run(anybodys, file)
+    assert refused.returncode == 2
+    (line,) = refused.stderr.splitlines()
+    assert "'shouting:shout' can't be imported: No module named 'shouting'; " in line
+    assert line.endswith(f"nothing is imported from the folder {anybodys}: others can write to {anybodys}")
+    anybodys.chmod(0o755)
+    found = dry_run(anybodys, file)
+    assert found.returncode == 0, found.stderr
+    assert not (tmp_path / "imported").exists()
