@@ -162,6 +162,7 @@ def _bind(socket: zmq.Socket[bytes], endpoint: str) -> sockets.socket:
         return sockets.socket(fileno=os.dup(listening["value"]))
     finally:
         socket.disable_monitor()
+        monitor.close(0)
 
 
 def _configure(socket: zmq.Socket[bytes], config: ServerConfig) -> None:
