@@ -103,7 +103,8 @@ async def test_pictures_come_as_they_are_and_an_end_frame_ends_the_input() -> No
     ("frame", "why"),
     [
         ("no json", "not JSON"),
-        ('{"type": "segment", "messages": ' + "[" * 100_000, "can't be used|not JSON"),
+        ('{"type": "segment", "messages": ' + "[" * 40_000, "can't be used|not JSON"),
+        ('{"type": "segment", "messages": ' + "[" * 100_000, "more than 50000 lists and objects"),
         ('{"type": "song"}', "song"),
         ('{"type": "segment"}', "one of 'prompt'"),
         ('{"type": "segment", "prompt": "a", "messages": []}', "one of 'prompt'"),
