@@ -54,7 +54,7 @@ def test_a_record_without_a_lease_and_of_nobody_is_named_beside_an_endpoint_that
             stage_id=0,
             replica_id=0,
             input_addr=f"tcp://{nobody}",
-            output_addr="tcp://[::1]:x",
+            output_addr=f"tcp://{nobody}",
             status=ReplicaStatus.UP,
             host="gpu-7",
         )
@@ -64,7 +64,6 @@ def test_a_record_without_a_lease_and_of_nobody_is_named_beside_an_endpoint_that
     assert f"{nobody} does not answer" in problems[0]
     assert "no hub is registered" in problems[1]
     assert f"tcp://{nobody} (Connection refused)" in problems[4]
-    assert "tcp://[::1]:x (not an address)" in problems[4]
 
 
 @pytest.mark.parametrize(
@@ -92,7 +91,8 @@ async def test_a_socket_that_connects_and_does_not_greet_is_named(
             etcdctl, endpoint, "put", f"/omni/v1/{namespace}/replicas/0/0", encode_record(record).decode()
         )
         findings = (await diagnose(endpoint, RegistrySecurity(), namespace)).findings
-        await eventually("both connections to be closed", lambda: len(closed) == 2)
+        # Both addresses are the same one, which is looked at once.
+        await eventually("the connection to be closed", lambda: len(closed) == 1)
     assert [told in each.text for each in findings if each.topic == "address" and each.grade is Grade.PROBLEM] == (
         [True] if told else []
     )
