@@ -46,8 +46,8 @@ def limit_files(pid: int, spare: int) -> None:
 def test_hand_offs_reach_a_replica_whose_descriptors_strangers_take(
     endpoint: str, namespace: str, tmp_path: Path
 ) -> None:
-    """1. a replica has 500 descriptors to spare, and strangers connect 1600 times to its two ports
-    2. hand-offs are drawn all the while, each from a segment that it has to open; 3. a new hub is welcomed
+    """1. a replica has 500 descriptors to spare, and strangers connect 1600 times to its two ports, until it pauses
+    2. hand-offs are drawn meanwhile, each from a segment that it has to open; 3. a new hub is welcomed
     """
     with Deployment(
         endpoint, namespace, echo_stages({"payload_bytes": 100_000}, {"modality": "image"}), tmp_path
@@ -59,6 +59,7 @@ def test_hand_offs_reach_a_replica_whose_descriptors_strangers_take(
         limit_files(painting.pid, 500)
         ports = [int(addr.rpartition(":")[2]) for addr in (painting.input_addr, painting.output_addr)]
         with strangers(*ports, count=800):
+            assert eventually(lambda: "server.connections_paused" in running.log(1).read_text(), 30.0)
             for name in "abcdef":
                 thinker.submit(name, "seven", next_stages=(1,))
                 thinker.acknowledged(30.0)
@@ -72,7 +73,6 @@ def test_hand_offs_reach_a_replica_whose_descriptors_strangers_take(
             late = running.hub(painting)
             late.hello(30.0)
         assert [each.pid for each in running.replicas(1)] == [painting.pid]
-        assert "server.connections_paused" in running.log(1).read_text()
 
 
 @pytest.mark.attack("D2")
