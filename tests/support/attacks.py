@@ -100,6 +100,7 @@ ATTACKS: Final = (
     Attack("D6", "tiny chunks, tiny frames, half frames, silent TLS connections, idle WebSockets", "others are served"),
     Attack("E1", "a registered replica floods its hubs with frames that take long to read", "others are served"),
     Attack("E2", "so many large records that they fit into no answer of etcd", "listed in smaller pages"),
+    Attack("E3", "links in a folder of another user, where omni demo writes", "refused; nothing is written"),
 )
 
 #: Rows without a test, and why.
