@@ -108,7 +108,7 @@ class Membership:
         #: Replicas that left without goodbye, for the hub's report.
         self._lost = lost or LostReplicas()
         #: Replicas that are not picked because of what they run.
-        self.mismatched = MismatchedReplicas(pools, owner.serves_document)
+        self.mismatched = MismatchedReplicas(pools, owner.serves_document, self._life_has_answered)
         self.clients: dict[str, StageClient] = {}
         #: How many hubs share the replicas, this one included.
         self.live_hubs = 1
@@ -228,6 +228,8 @@ class Membership:
             self._hold({(info.stage_id, info.input_addr) for info in self._listed.values()})
         if self._limits.next_review_s is not None:
             self._attach_waiting()
+        if self.mismatched.is_disputed:
+            self.check_mismatches()
 
     def _attach_waiting(self) -> None:
         waiting, overdue = self._limits.review(self._now())
@@ -255,6 +257,12 @@ class Membership:
         entry = self._pools.of(info).core.members.entries.get(info.input_addr)
         is_known = entry is not None and (entry.info.replica_id, entry.info.epoch) == (info.replica_id, info.epoch)
         return is_known and entry is not None and entry.answers
+
+    def _life_has_answered(self, info: ReplicaInfo) -> bool:
+        """Whether this life of a replica has ever had a session."""
+        entry = self._pools.of(info).core.members.entries.get(info.input_addr)
+        is_known = entry is not None and (entry.info.replica_id, entry.info.epoch) == (info.replica_id, info.epoch)
+        return is_known and entry is not None and entry.first_up_s is not None
 
     def _has_answered(self, addr: str) -> bool:
         """Whether the client of an address has ever had a session, or is gone."""

@@ -101,6 +101,7 @@ ATTACKS: Final = (
     Attack("E1", "a registered replica floods its hubs with frames that take long to read", "others are served"),
     Attack("E2", "so many large records that they fit into no answer of etcd", "listed in smaller pages"),
     Attack("E3", "links in a folder of another user, where omni demo writes", "refused; nothing is written"),
+    Attack("E4", "records of replicas that do not exist say what the others must have loaded", "they do not count"),
 )
 
 #: Rows without a test, and why.
