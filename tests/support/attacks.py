@@ -102,6 +102,7 @@ ATTACKS: Final = (
     Attack("E2", "so many large records that they fit into no answer of etcd", "listed in smaller pages"),
     Attack("E3", "links in a folder of another user, where omni demo writes", "refused; nothing is written"),
     Attack("E4", "records of replicas that do not exist say what the others must have loaded", "they do not count"),
+    Attack("E8", "thousands of records of nobody, that change all the time", "views are merged; others are served"),
 )
 
 #: Rows without a test, and why.
