@@ -103,6 +103,7 @@ ATTACKS: Final = (
     Attack("E3", "links in a folder of another user, where omni demo writes", "refused; nothing is written"),
     Attack("E4", "records of replicas that do not exist say what the others must have loaded", "they do not count"),
     Attack("E8", "thousands of records of nobody, that change all the time", "views are merged; others are served"),
+    Attack("E9", "a replica ends requests with gaps and acknowledges no abort", "ejected; aborts are bounded"),
 )
 
 #: Rows without a test, and why.
