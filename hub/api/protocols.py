@@ -10,8 +10,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from abc import ABC, abstractmethod
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final
 
 import h11
 import msgspec
@@ -30,8 +31,6 @@ if TYPE_CHECKING:
     from websockets.frames import Frame
 
 logger = logging.getLogger(__name__)
-
-BoundedProtocol: TypeAlias = "BoundedHttp | BoundedWebSocket"
 
 _SLOW_HEADER: Final = "the header of the request did not come in time: send all of it at once"
 _SLOW_BODY: Final = "the body of the request did not come in time: send it without a pause, or send less"
@@ -72,11 +71,40 @@ _GOODBYE_S: Final = 1.0
 _AFTER_ANSWER_S: Final = 2.0
 
 
+class Bounded(asyncio.Protocol, ABC):
+    """What the connections of a BoundedServer have in common, in front of uvicorn's protocol."""
+
+    _server: BoundedServer
+    _turns: Turns
+    transport: asyncio.Transport
+    loop: asyncio.AbstractEventLoop
+    client: tuple[str, int] | None
+
+    @abstractmethod
+    def cut(self, reason: Cut) -> None:
+        """Close the connection; a client that may still read is told why."""
+
+    @property
+    def unsent_bytes(self) -> int:
+        """Bytes that the client has not taken."""
+        return self.transport.get_write_buffer_size()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """See asyncio."""
+        self._server.connections.closed(self)
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """See asyncio."""
+        if not self.transport.is_closing():
+            self._turns.came(data, self.transport, self.loop)
+
+
 class BoundedServer:
     """The connections of one server. ``on_cut`` is called with the reason of each that the hub closes."""
 
     def __init__(self, limits: ConnectionLimits, on_cut: Callable[[str], None]) -> None:
-        self.connections: Connections[BoundedProtocol] = Connections(limits)
+        self.connections: Connections[Bounded] = Connections(limits)
         self._on_cut = on_cut
         self._log_once = LogOnce(time.monotonic)
 
@@ -105,7 +133,7 @@ class BoundedServer:
             if isinstance(protocol, BoundedWebSocket) and protocol.close_sent:
                 protocol.transport.abort()
 
-    def cut(self, connections: Mapping[BoundedProtocol, Cut]) -> None:
+    def cut(self, connections: Mapping[Bounded, Cut]) -> None:
         """Close connections, each with its reason."""
         for protocol, reason in connections.items():
             self._on_cut(reason.value)
@@ -145,7 +173,7 @@ class _Framing(h11.Connection):
         return event
 
 
-class BoundedHttp(H11Protocol):
+class BoundedHttp(Bounded, H11Protocol):
     """One HTTP connection."""
 
     def __init__(self, server: BoundedServer, *args: Any, **options: Any) -> None:
@@ -155,28 +183,13 @@ class BoundedHttp(H11Protocol):
         self.conn = self._framing
         self._turns = Turns(self._take, lambda: not self.flow.read_paused)
 
-    @property
-    def unsent_bytes(self) -> int:
-        """Bytes that the client has not taken."""
-        return self.transport.get_write_buffer_size()
-
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """See asyncio."""
         super().connection_made(transport)
         self._server.cut(self._server.connections.opened(self, time.monotonic()))
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        """See asyncio."""
-        self._server.connections.closed(self)
-        super().connection_lost(exc)
-
-    def data_received(self, data: bytes) -> None:
-        """See asyncio."""
-        if not self.transport.is_closing():
-            self._turns.came(data, self.transport, self.loop)
-
     def _take(self, data: bytes) -> None:
-        super().data_received(data)
+        H11Protocol.data_received(self, data)
         self._follow(len(data))
 
     def handle_events(self) -> None:
@@ -204,7 +217,7 @@ class BoundedHttp(H11Protocol):
         super().handle_websocket_upgrade(event)
 
     def cut(self, reason: Cut) -> None:
-        """Close the connection; a client that may still read is told why."""
+        """See Bounded."""
         answer = _ANSWERS.get(reason)
         # None before the first request; uvicorn's annotation says otherwise.
         cycle: Any = self.cycle
@@ -252,7 +265,7 @@ class BoundedHttp(H11Protocol):
                 connections.answered(self)
 
 
-class BoundedWebSocket(WebSocketsSansIOProtocol):
+class BoundedWebSocket(Bounded, WebSocketsSansIOProtocol):
     """One WebSocket."""
 
     def __init__(self, server: BoundedServer, *args: Any, **options: Any) -> None:
@@ -265,28 +278,13 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         #: The second of the loop's clock in which so many control frames have come.
         self._second, self._controls = 0, 0
 
-    @property
-    def unsent_bytes(self) -> int:
-        """Bytes that the client has not taken."""
-        return self.transport.get_write_buffer_size()
-
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See asyncio."""
         super().connection_made(transport)
         self._server.connections.adopted(self, time.monotonic())
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        """See asyncio."""
-        self._server.connections.closed(self)
-        super().connection_lost(exc)
-
-    def data_received(self, data: bytes) -> None:
-        """See asyncio."""
-        if not self.transport.is_closing():
-            self._turns.came(data, self.transport, self.loop)
-
     def _take(self, data: bytes) -> None:
-        super().data_received(data)
+        WebSocketsSansIOProtocol.data_received(self, data)
         if self.transport.is_closing() or not self.handshake_complete:
             return
         connections, now_s = self._server.connections, time.monotonic()
@@ -349,7 +347,7 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
             self.conn.data_to_send()
 
     def cut(self, reason: Cut) -> None:
-        """Close the connection; a client that may still read is told why."""
+        """See Bounded."""
         logger.debug("stream.cut reason=%s", reason.value)
         if reason not in _CLOSES or self.close_sent or not self.handshake_complete:
             self.transport.abort()
