@@ -71,33 +71,23 @@ _GOODBYE_S: Final = 1.0
 _AFTER_ANSWER_S: Final = 2.0
 
 
-class Bounded(asyncio.Protocol, ABC):
-    """What the connections of a BoundedServer have in common, in front of uvicorn's protocol."""
+class Bounded(ABC):
+    """A connection of a BoundedServer."""
 
-    _server: BoundedServer
-    _turns: Turns
-    transport: asyncio.Transport
-    loop: asyncio.AbstractEventLoop
     client: tuple[str, int] | None
+
+    @property
+    @abstractmethod
+    def unsent_bytes(self) -> int:
+        """Bytes that the client has not taken."""
 
     @abstractmethod
     def cut(self, reason: Cut) -> None:
         """Close the connection; a client that may still read is told why."""
 
-    @property
-    def unsent_bytes(self) -> int:
-        """Bytes that the client has not taken."""
-        return self.transport.get_write_buffer_size()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """See asyncio."""
-        self._server.connections.closed(self)
-        super().connection_lost(exc)
-
-    def data_received(self, data: bytes) -> None:
-        """See asyncio."""
-        if not self.transport.is_closing():
-            self._turns.came(data, self.transport, self.loop)
+    @abstractmethod
+    def drop(self) -> None:
+        """Reset the connection."""
 
 
 class BoundedServer:
@@ -125,13 +115,13 @@ class BoundedServer:
     def drop_waiting(self) -> None:
         """Reset the connections that wait for their client: the hub stops."""
         for protocol in self.connections.waiting():
-            protocol.transport.abort()
+            protocol.drop()
 
     def drop_closing(self) -> None:
         """Reset the WebSockets that have been told that they end: the hub stops."""
         for protocol in self.connections.all():
             if isinstance(protocol, BoundedWebSocket) and protocol.close_sent:
-                protocol.transport.abort()
+                protocol.drop()
 
     def cut(self, connections: Mapping[Bounded, Cut]) -> None:
         """Close connections, each with its reason."""
@@ -173,7 +163,35 @@ class _Framing(h11.Connection):
         return event
 
 
-class BoundedHttp(Bounded, H11Protocol):
+class _Input(Bounded, asyncio.Protocol):
+    """What both protocols do in front of uvicorn's."""
+
+    _server: BoundedServer
+    _turns: Turns
+    transport: asyncio.Transport
+    loop: asyncio.AbstractEventLoop
+
+    @property
+    def unsent_bytes(self) -> int:
+        """See Bounded."""
+        return self.transport.get_write_buffer_size()
+
+    def drop(self) -> None:
+        """See Bounded."""
+        self.transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """See asyncio."""
+        self._server.connections.closed(self)
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """See asyncio."""
+        if not self.transport.is_closing():
+            self._turns.came(data, self.transport, self.loop)
+
+
+class BoundedHttp(_Input, H11Protocol):
     """One HTTP connection."""
 
     def __init__(self, server: BoundedServer, *args: Any, **options: Any) -> None:
@@ -182,11 +200,13 @@ class BoundedHttp(Bounded, H11Protocol):
         self._framing = _Framing()
         self.conn = self._framing
         self._turns = Turns(self._take, lambda: not self.flow.read_paused)
+        #: The TLS handshake that comes before; None: there is none.
+        self.handshake: Bounded | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """See asyncio."""
         super().connection_made(transport)
-        self._server.cut(self._server.connections.opened(self, time.monotonic()))
+        self._server.cut(self._server.connections.opened(self, time.monotonic(), after=self.handshake))
 
     def _take(self, data: bytes) -> None:
         H11Protocol.data_received(self, data)
@@ -265,7 +285,7 @@ class BoundedHttp(Bounded, H11Protocol):
                 connections.answered(self)
 
 
-class BoundedWebSocket(Bounded, WebSocketsSansIOProtocol):
+class BoundedWebSocket(_Input, WebSocketsSansIOProtocol):
     """One WebSocket."""
 
     def __init__(self, server: BoundedServer, *args: Any, **options: Any) -> None:
