@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from websockets.frames import Frame
+    from websockets.http11 import Request
 
 logger = logging.getLogger(__name__)
 
@@ -55,6 +56,8 @@ _CLOSES: Final[Mapping[Cut, tuple[CloseCode, str]]] = {
     Cut.DISPLACED: (CloseCode.TRY_AGAIN_LATER, "this hub has too many connections"),
     Cut.BODY_MEMORY: (CloseCode.TRY_AGAIN_LATER, "too many unfinished messages are held here"),
 }
+#: The key in the ASGI scope of what ``input_wait_of`` returns.
+_INPUT_WAIT: Final = "omni.input_wait"
 #: How often the log says that connections are closed for one reason.
 _LOG_EVERY_S: Final = 60.0
 _RETRY_AFTER: Final = b"5"
@@ -88,6 +91,14 @@ class Bounded(ABC):
     @abstractmethod
     def drop(self) -> None:
         """Reset the connection."""
+
+
+def input_wait_of(scope: Mapping[str, Any]) -> Callable[[bool], None] | None:
+    """What the endpoint of a WebSocket calls with True when it waits for its client, and with False when it works.
+
+    One that calls it never counts as working once the client has sent a whole message.
+    """
+    return scope.get(_INPUT_WAIT)
 
 
 class BoundedServer:
@@ -293,8 +304,9 @@ class BoundedWebSocket(_Input, WebSocketsSansIOProtocol):
         self._server = server
         self._turns = Turns(self._take, lambda: not self.read_paused)
         self.close_timeout = _AFTER_ANSWER_S
-        #: Whether the client has sent a whole message, or parts of one that is unfinished.
-        self._has_begun = self._has_part = False
+        #: Whether it waits for its client, apart from a message that has come in part. Whole messages end the wait, and
+        #: the endpoint may begin it again.
+        self._is_idle = True
         #: The second of the loop's clock in which so many control frames have come.
         self._second, self._controls = 0, 0
 
@@ -305,19 +317,36 @@ class BoundedWebSocket(_Input, WebSocketsSansIOProtocol):
 
     def _take(self, data: bytes) -> None:
         WebSocketsSansIOProtocol.data_received(self, data)
-        if self.transport.is_closing() or not self.handshake_complete:
-            return
+        if not self.transport.is_closing():
+            self._follow(len(data))
+
+    def _follow(self, size_bytes: int) -> None:
+        """Note what is waited for, after so many bytes have come."""
         connections, now_s = self._server.connections, time.monotonic()
-        if self.frames or self.conn.reader.buffer:
-            size_bytes = len(data)
-            if not self._has_part:
-                # Whole messages came before it.
-                size_bytes = min(size_bytes, len(self.conn.reader.buffer) + sum(map(len, self.frames)))
-            self._has_part = True
-            self._server.cut(connections.body_came(self, size_bytes, now_s))
-        elif self._has_part or self._has_begun:
-            self._has_part = False
+        if self._has_part:
+            # Of what has come at once, whole messages may have been the most.
+            part_bytes = len(self.conn.reader.buffer) + sum(map(len, self.frames))
+            self._server.cut(connections.body_came(self, min(size_bytes, part_bytes), now_s))
+        elif self._is_idle:
+            connections.header_awaited(self, now_s, is_idle=True)
+        else:
             connections.answered(self)
+
+    @property
+    def _has_part(self) -> bool:
+        """Whether a message, or the request for the WebSocket, has come in part."""
+        return bool(self.frames or self.conn.reader.buffer)
+
+    def handle_connect(self, event: Request) -> None:
+        """Begin the WebSocket's task, whose endpoint may say when it waits for the client."""
+        super().handle_connect(event)
+        if hasattr(self, "scope"):
+            self.scope[_INPUT_WAIT] = self._note_wait  # type: ignore[typeddict-unknown-key]
+
+    def _note_wait(self, waits: bool) -> None:
+        self._is_idle = waits
+        if not self.transport.is_closing() and not self._has_part:
+            self._follow(0)
 
     def handle_cont(self, event: Frame) -> None:
         """Take a piece of a message, unless it has too many."""
@@ -343,7 +372,8 @@ class BoundedWebSocket(_Input, WebSocketsSansIOProtocol):
 
     def send_receive_event_to_app(self) -> None:
         """Pass a whole message on. One that is no UTF-8 ends the connection, and leaves no traceback in the log."""
-        self._has_begun = True
+        self._is_idle = False
+        self._server.connections.answered(self)
         if self.curr_msg_data_type == "text" and not self.close_sent:
             try:
                 b"".join(self.frames).decode()

@@ -68,8 +68,9 @@ class _Server(uvicorn.Server):
         config, loop = self.config, asyncio.get_running_loop()
 
         def connection() -> BoundedHttp:
-            make: Callable[..., BoundedHttp] = config.http_protocol_class
-            return make(config=config, server_state=self.server_state, app_state={})
+            make: Callable[..., Any] = config.http_protocol_class
+            made: BoundedHttp = make(config=config, server_state=self.server_state, app_state={})
+            return made
 
         self.servers: list[Any] = [
             await loop.create_server(connection, sock=each, backlog=config.backlog)
