@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from omni_discovery.errors import InvalidRequestError
 
-#: Inputs of vLLM's front end that no engine here reads: what it has made of pictures and sounds, and how.
+#: Inputs of vLLM's front end that an engine may not read: what it has made of pictures and sounds, and how.
 _UNREAD: Final = ("mm_features", "mm_processor_kwargs", "multi_modal_uuids", "mm_hashes")
 
 
@@ -24,7 +24,6 @@ def read_prompt(tokenizer: Any, inputs: Mapping[str, Any], *, begins: bool = Tru
     ``begins`` False: the ``prompt`` continues a request, so it gets no special tokens at its front. With ``images``,
     parts of messages may be ``{"type": "image"}``, for which the model's chat template writes a placeholder.
     """
-    check_unread(inputs)
     given = [name for name in ("messages", "prompt", "prompt_token_ids") if inputs.get(name) is not None]
     if len(given) != 1:
         raise InvalidRequestError("give one of messages, prompt and prompt_token_ids")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from omni_discovery.errors import InvalidRequestError
-from stage_runtime.engines.prompts import prompt_text, read_prompt
+from stage_runtime.engines.prompts import check_unread, prompt_text, read_prompt
 
 
 class Tokenizer:
@@ -25,6 +25,6 @@ def test_a_prompt_is_read_as_tokens_or_as_text() -> None:
 @pytest.mark.parametrize("name", ["mm_features", "mm_processor_kwargs", "multi_modal_uuids", "mm_hashes"])
 def test_what_a_front_end_of_vllm_makes_of_items_is_refused_by_name(name: str) -> None:
     """Dropped in silence, it would have the model answer to something else."""
-    for read in (lambda inputs: read_prompt(Tokenizer(), inputs), prompt_text):
+    for read in (check_unread, prompt_text):
         with pytest.raises(InvalidRequestError, match=f"^{name}: this stage does not read it"):
             read({"prompt": "what is this?", name: {"fps": 2}})
