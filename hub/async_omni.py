@@ -130,9 +130,9 @@ async def send_update(queue: asyncio.Queue[Any], request_id: str, inputs: Mappin
 
 
 def _checked(segment: object) -> Mapping[str, Any]:
-    if not isinstance(segment, Mapping | str):
+    if not isinstance(segment, Mapping):
         raise InvalidRequestError(f"a segment is a mapping such as {{'prompt': ...}}, not {type(segment).__name__}")
-    return inputs_of(segment)
+    return segment
 
 
 _REVOKED: Final = "this hub is revoked: no replica listens to it"
