@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import pytest
 
 from omni_discovery import __version__
-from stage_runtime.replica.identity import FIELDS, model_details
+from stage_runtime.replica.identity import FIELDS, model_details, voices_of
 
 MIB = 1 << 20
 
@@ -93,3 +93,13 @@ def test_of_a_model_that_is_nowhere_only_the_code_is_known() -> None:
 def test_a_folder_that_can_not_be_read_is_a_warning_and_no_content(folder: Path) -> None:
     (folder / "broken.json").symlink_to(folder / "nowhere.json")
     assert set(model_details(str(folder), Plain())) == {"code"}
+
+
+def test_the_voices_of_an_engine_are_those_that_a_record_can_hold() -> None:
+    class Speaking:
+        voices: ClassVar[list[str]] = ["ann", "", "x" * 65, "bob", "ann", *(f"voice {number}" for number in range(300))]
+
+    found = voices_of(Speaking())
+    assert found[:3] == ("ann", "bob", "voice 0")
+    assert len(found) == 256
+    assert voices_of(Plain()) == ()
