@@ -12,7 +12,8 @@ import pytest
 from rich.console import Console
 
 from omni_discovery.etcd.embedded_file import read_embedded, write_endpoint
-from stage_runtime.demo.run import DemoConfig, _Demo
+from stage_runtime.demo.pipeline import DemoConfig
+from stage_runtime.demo.run import _Demo
 from tests.support.quiet import soon_s
 
 _DEAF = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(60)"
