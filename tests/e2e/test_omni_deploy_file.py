@@ -45,14 +45,21 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, model: str) -> Iterator[Cl
     assert not left, running.text
 
 
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
 def test_their_file_serves_on_hosts_without_a_hub_and_survives_a_killed_decoder(cluster: Cluster) -> None:
-    """1. each host has two replicas of its stage, in the Python that its flag names
+    """1. each host has two replicas of its stage, forks of a zygote of its own in the Python that its flag names
     2. a request is heard the same twice
     3. the decoder that makes a request's sound is killed: what the client hears is the same, sample by sample
     """
     hub = cluster.hub
     wait_for("two replicas of each stage", lambda: [len(cluster.replicas(n)) for n in (0, 1)] == [2, 2], _READY_S)
-    for pid in (*cluster.replicas(0), *cluster.replicas(1)):
+    zygotes = [{parent_of(pid) for pid in cluster.replicas(stage)} for stage in (0, 1)]
+    assert [len(each) for each in zygotes] == [1, 1]
+    assert zygotes[0] != zygotes[1]
+    for pid in (*cluster.replicas(0), *cluster.replicas(1), *zygotes[0], *zygotes[1]):
         assert Path(f"/proc/{pid}/cmdline").read_bytes().startswith(str(PYTHON).encode())
     for told in ("deploy.resolved pipeline=qwen3_tts", "deploy.left_out trust_remote_code of stages 0, 1"):
         assert told in hub.text
