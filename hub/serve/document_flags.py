@@ -28,7 +28,7 @@ from omni_discovery.deploy.load import load_deploy, locate_model
 from omni_discovery.deploy.overrides import FLAG, of_the_document, parse_overrides, with_async_chunk, with_shm_threshold
 from omni_discovery.deploy.trust.judge import check_document
 from omni_discovery.errors import ConfigError
-from omni_discovery.etcd.check import check_registry
+from omni_discovery.etcd.check import check_registry, waiting_hosts
 from omni_discovery.etcd.config import RegistryConfig
 from omni_discovery.records.keys import pipeline_key
 
@@ -137,8 +137,10 @@ def _document_of_vllm_omni(arguments: argparse.Namespace, overrides: dict[int, d
     if python := python_of_omni(arguments):
         request = resolve_request(arguments, engine_args, served_name(arguments.foreign), overrides)
         return _with_flags(resolve_document(python, request), arguments)
-    if not arguments.etcd_endpoints or _pipeline_in_force(arguments) is None:
+    if not arguments.etcd_endpoints:
         raise without_python(arguments)
+    if _pipeline_in_force(arguments) is None:
+        raise without_python(arguments, waiting_hosts(_registry_of(arguments)))
     deploy = _document_in_force(arguments)
     if str(arguments.model) not in (deploy.model, *(stage.model for stage in deploy.stages)):
         raise ConfigError(
@@ -151,9 +153,12 @@ def _document_of_vllm_omni(arguments: argparse.Namespace, overrides: dict[int, d
     return with_flags(deploy, arguments)
 
 
+def _registry_of(arguments: argparse.Namespace) -> RegistryConfig:
+    return RegistryConfig(arguments.etcd_endpoints, arguments.namespace, read_security(arguments))
+
+
 def _pipeline_in_force(arguments: argparse.Namespace) -> bytes | None:
-    config = RegistryConfig(arguments.etcd_endpoints, arguments.namespace, read_security(arguments))
-    return check_registry(config, ANSWER_S)
+    return check_registry(_registry_of(arguments), ANSWER_S)
 
 
 def _document_in_force(arguments: argparse.Namespace) -> DeployConfig:

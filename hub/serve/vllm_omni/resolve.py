@@ -11,6 +11,7 @@ import logging
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -151,14 +152,15 @@ def _ask(python: str, request: ResolveRequest) -> bytes:
     raise ConfigError(last or f"{python}: vLLM-Omni has ended with code {ended.returncode} and said nothing")
 
 
-def without_python(arguments: argparse.Namespace) -> ConfigError:
-    """The error of a hub that can't resolve, where etcd has no pipeline either."""
+def without_python(arguments: argparse.Namespace, waiting: Sequence[str] = ()) -> ConfigError:
+    """The error of a hub that can't resolve, where etcd has no pipeline either; ``waiting`` are hosts of stages."""
     what = f"MODEL {arguments.model} --omni"
     if arguments.deploy_config is not None:
         what = f"{arguments.deploy_config}, in which no stage says an engine, so that it counts as vLLM-Omni's,"
     etcd = "and etcd has no pipeline yet" if arguments.etcd_endpoints else "and no --etcd-endpoints is given"
+    hosts = f" (those that wait for it: {', '.join(waiting)})" if waiting else ""
     return ConfigError(
         f"{what} is for vLLM-Omni to resolve: this Python has none, {etcd}. Name one of this host ({FLAG}"
-        " /opt/omni/bin/python), or start the first hub on a host that has one, as every host of these stages has:"
-        " the pipeline is in etcd then, and this hub takes it from there"
+        f" /opt/omni/bin/python), or start the first hub on a host that has one, as every host of these stages"
+        f" has{hosts}: the pipeline is in etcd then, and this hub takes it from there"
     )
