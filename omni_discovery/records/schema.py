@@ -85,6 +85,7 @@ class ReplicaInfo:
     tokenizer: str = ""
     content: str = ""
     code: str = ""
+    deterministic: bool = False
 
     @property
     def name(self) -> str:
@@ -164,10 +165,12 @@ class ReplicaRecord(msgspec.Struct, frozen=True, kw_only=True):
     tokenizer: _Text = ""
     content: _Text = ""
     code: _Text = ""
+    #: Whether its output is a function of a request's input and seed: another replica makes the same again.
+    deterministic: bool | msgspec.UnsetType = msgspec.UNSET
 
     def to_info(self, epoch: int) -> ReplicaInfo:
         """The replica as balancers see it, in the life that the key's creation revision ``epoch`` names."""
-        fields = {name: getattr(self, name) for name in _SHARED_FIELDS}
+        fields = {name: value for name in _SHARED_FIELDS if (value := getattr(self, name)) is not msgspec.UNSET}
         return ReplicaInfo(**fields, last_heartbeat=self.updated_at, epoch=epoch)
 
 

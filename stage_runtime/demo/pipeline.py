@@ -20,8 +20,10 @@ from rich.spinner import Spinner
 
 from omni_discovery.clients import OmniCoordClientForHub
 from omni_discovery.commands.tables import replica_table
+from omni_discovery.errors import ConfigError
 from omni_discovery.etcd.embedded import find_binary
 from omni_discovery.etcd.embedded_file import read_embedded, remove_endpoint
+from omni_discovery.processes import check_unshared
 from omni_discovery.records.schema import ReplicaStatus
 from stage_runtime.demo.http_client import DemoError, get_text
 from stage_runtime.demo.processes import alive, descendants
@@ -44,6 +46,19 @@ class DemoConfig:
     requests: int
     namespace: str
     runtime_dir: Path
+
+
+def make_output(folder: Path) -> None:
+    """Make the folder for what a demo writes. Raise ConfigError if that can't be, or if others can write there."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"can't write to --output {folder}: {error.strerror}") from error
+    try:
+        check_unshared(folder)
+    except ConfigError as error:
+        text = f"--output {folder}: {error}, who could lead what is written there to another file: name a folder"
+        raise ConfigError(f"{text} that is yours alone") from error
 
 
 class DemoPipeline:

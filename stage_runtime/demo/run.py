@@ -12,10 +12,9 @@ from rich.console import Console
 from rich.text import Text
 
 from omni_discovery.deploy.document import parse_deploy
-from omni_discovery.errors import ConfigError
 from stage_runtime.demo.http_client import Reply, ask
 from stage_runtime.demo.measure import measure, measure_memory
-from stage_runtime.demo.pipeline import DemoConfig, DemoPipeline
+from stage_runtime.demo.pipeline import DemoConfig, DemoPipeline, make_output
 from stage_runtime.demo.show import answer_panel, numbers_table
 
 DEPLOY: Final = Path(__file__).with_name("deploy.yaml")
@@ -28,10 +27,7 @@ _RESTART_S: Final = 60.0
 def run_demo(config: DemoConfig) -> int:
     """Run the demo; return the exit code. Raise ConfigError for the output folder, DemoError for what fails later."""
     console = Console(highlight=False)
-    try:
-        config.output.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"can't write to --output {config.output}: {error.strerror}") from error
+    make_output(config.output)
     with ExitStack() as stack:
         demo = _Demo(config, console, stack)
         demo.start("[bold]omni demo[/] · a thinker (vLLM) and a painter (diffusion), two replicas each")

@@ -23,7 +23,7 @@ from omni_discovery.commands.output import say
 from omni_discovery.commands.registry import user_runtime_dir
 from omni_discovery.errors import ConfigError, OmniError
 from stage_runtime.demo.http_client import DemoError, Sound, listen
-from stage_runtime.demo.pipeline import DemoConfig, DemoPipeline
+from stage_runtime.demo.pipeline import DemoConfig, DemoPipeline, make_output
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -46,10 +46,7 @@ def run_speech(config: DemoConfig, model: Path, omni_python: str, speaker: str) 
     console = Console(highlight=False)
     if not (model / "config.json").exists():
         raise ConfigError(f"--model {model} is no model's folder: 'make omni-demo' makes one and gives it")
-    try:
-        config.output.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"can't write to --output {config.output}: {error.strerror}") from error
+    make_output(config.output)
     with ExitStack() as stack:
         demo = _Speech(config, console, stack, model, omni_python, speaker)
         demo.start("[bold]omni demo of speech[/] · Qwen3-TTS by vLLM-Omni's stages: two talkers, two decoders")

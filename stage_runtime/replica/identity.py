@@ -9,8 +9,10 @@ import logging
 from pathlib import Path
 from typing import Final
 
+from msgspec import UNSET
+
 from omni_discovery import __version__
-from omni_discovery.deploy.document import DeployConfig
+from omni_discovery.deploy.document import DeployConfig, StageConfig
 from omni_discovery.deploy.fingerprint import stage_fingerprint
 from stage_runtime.engines.capabilities import capabilities_of
 from stage_runtime.engines.files import code_version, content_hash, model_files
@@ -43,6 +45,12 @@ def model_details(model: str, engine: object) -> dict[str, str]:
     if "revision" in details:
         details.setdefault("content", details["revision"])
     return {name: text[:_LONGEST] for name, text in details.items()}
+
+
+def is_deterministic(stage: StageConfig, engine: object) -> bool:
+    """Whether a loaded engine's output is a function of input and seed: what the document says of it goes first."""
+    said = stage.deterministic
+    return capabilities_of(engine).is_deterministic() if said is UNSET else bool(said)
 
 
 def _folder_details(folder: Path | None) -> dict[str, str]:
