@@ -291,6 +291,10 @@ class AsyncOmni(CollectiveCalls):
         """By name, the processes of the replicas that can take a new request's work, ordered by stage and id."""
         return self.releases.serving_replicas()
 
+    def voices(self) -> list[str]:
+        """The voices that this pipeline's replicas can speak with, sorted."""
+        return self.releases.voices()
+
     async def generate(
         self,
         inputs: Inputs,

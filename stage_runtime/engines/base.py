@@ -240,6 +240,14 @@ class DescribedEngine(Protocol):
         """
 
 
+class SpeakingEngine(Protocol):
+    """Offered by an engine that can speak with several voices."""
+
+    @property
+    def voices(self) -> Sequence[str]:
+        """After ``load``: the names that clients may give; the first 256 of at most 64 characters are shown to them."""
+
+
 class MeasuredEngine(Protocol):
     """Offered by an engine that knows more of its load than the replica sees."""
 

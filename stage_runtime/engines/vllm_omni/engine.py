@@ -126,6 +126,14 @@ class OmniStage:
             "revision": str(config.model_config.revision or ""),
         }
 
+    @property
+    def voices(self) -> list[str]:
+        """See SpeakingEngine."""
+        if self._loaded is None or not self._loaded.is_first:
+            return []
+        talker = getattr(self._loaded.hf_config, "talker_config", None)
+        return sorted(getattr(talker, "spk_id", None) or ())
+
     def _tokenizer_of(self, config: Any) -> Any:
         from vllm.tokenizers import cached_tokenizer_from_config
 

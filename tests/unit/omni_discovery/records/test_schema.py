@@ -56,6 +56,18 @@ def test_a_replica_can_be_built_from_the_seven_fields_of_the_seeds() -> None:
     assert (info.replica_id, info.epoch) == (-1, 0)
 
 
+def test_voices_are_in_a_record_only_where_there_are_some() -> None:
+    """So that releases without them write and read the same bytes."""
+    silent = decode(WRITTEN)
+    assert b"voices" not in encode_record(silent)
+    assert silent.to_info(1).voices == []
+    speaking = decode({**WRITTEN, "voices": ["ann", "b\x1b]ob"]})
+    assert decode(encode_record(speaking)).to_info(1).voices == ["ann", "b_]ob"]
+    for wrong in (["x" * 65], [""], ["x"] * 257, "ann", [5]):
+        with pytest.raises(RecordError):
+            decode({**WRITTEN, "voices": wrong})
+
+
 def test_an_event_has_the_six_fields_of_the_seeds_in_their_order() -> None:
     names = [field.name for field in dataclasses.fields(ReplicaEvent)]
     assert names == ["input_addr", "output_addr", "stage_id", "event_type", "status", "queue_length"]

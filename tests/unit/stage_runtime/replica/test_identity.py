@@ -9,7 +9,7 @@ import pytest
 
 from omni_discovery import __version__
 from omni_discovery.deploy.document import StageConfig
-from stage_runtime.replica.identity import FIELDS, is_deterministic, model_details
+from stage_runtime.replica.identity import FIELDS, is_deterministic, model_details, voices_of
 
 MIB = 1 << 20
 
@@ -109,3 +109,13 @@ def test_the_document_has_the_last_word_on_whether_a_stage_repeats_itself() -> N
     )
     assert [is_deterministic(stage, Plain()) for stage in (silent, yes, no)] == [False, True, False]
     assert [is_deterministic(stage, Certain()) for stage in (silent, yes, no)] == [True, True, False]
+
+
+def test_the_voices_of_an_engine_are_those_that_a_record_can_hold() -> None:
+    class Speaking:
+        voices: ClassVar[list[str]] = ["ann", "", "x" * 65, "bob", "ann", *(f"voice {number}" for number in range(300))]
+
+    found = voices_of(Speaking())
+    assert found[:3] == ("ann", "bob", "voice 0")
+    assert len(found) == 256
+    assert voices_of(Plain()) == ()
