@@ -1,7 +1,7 @@
 """The ``engine_args`` of a vllm-omni stage, and what is refused by them and by the installed packages. Pure.
 
-``async_chunk``, ``connector_extra``, ``sample_rate_hz`` and ``untested_pipeline`` are read here; all others go to
-vLLM-Omni's resolver, over what its own deploy file for the model says of the stage.
+``async_chunk``, ``connector_extra``, ``pipeline``, ``sample_rate_hz`` and ``untested_pipeline`` are read here; all
+others go to vLLM-Omni's resolver, over what its own deploy file for the model says of the stage.
 """
 
 from __future__ import annotations
@@ -44,6 +44,9 @@ class OmniArgs(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     connector_extra: dict[str, bool | int | float | list[int]] = {}
     #: Of the sound of a model that does not say it.
     sample_rate_hz: Annotated[int, Meta(ge=1, le=1 << 20)] = 24000
+    #: The pipeline by its name in vLLM-Omni's registry. With it, these settings are all there are: no deploy file that
+    #: vLLM-Omni ships lies below them.
+    pipeline: str | None = None
     #: Load a pipeline that is not in ``RUN`` all the same.
     untested_pipeline: bool = False
 
