@@ -262,6 +262,8 @@ def main() -> None:
     parser.add_argument("--kill", action="store_true")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
+    # Whoever ends it ends the processes that it has started.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     results: Row = {"machine": machine(), "rounds": given.rounds, "tokens": given.tokens, "rows": [], "killed": []}
     with tempfile.TemporaryDirectory() as folder:
         model = Path(folder) / "tiny-tts"

@@ -136,7 +136,7 @@ def test_steps_are_told_and_an_abort_is_heard_between_two_of_them(painter: Engin
     said = run(painter, ask("a"))["a"]
     assert [output.usage["steps"] for output in said if output.usage] == [1, 2, 3, 4, 4]
     painter.add(ask("long", num_inference_steps=1000))
-    steps, outputs = 0, []
+    steps, outputs = 0, list[EngineOutput]()
     until_s = time.monotonic() + _WAIT_S
     while not (outputs and outputs[-1].finished):
         assert time.monotonic() < until_s

@@ -12,10 +12,10 @@ import sys
 from pathlib import Path
 from typing import Any, Final
 
+import diffusers
 import torch
-from diffusers import AutoencoderKLQwenImage, FlowMatchEulerDiscreteScheduler, QwenImageTransformer2DModel
+import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
 #: How many numbers a token of its prompt has.
 EMBEDS_SIZE: Final = 16
@@ -66,10 +66,14 @@ def write_model(folder: Path) -> None:
     """Write the pipeline. The same weights at each call."""
     torch.manual_seed(0)
     _write_tokenizer(folder / "tokenizer")
+    # Their libraries type neither these classes nor their methods.
+    made: Any = diffusers
+    text: Any = transformers
+    config = text.Qwen2_5_VLConfig(text_config=_TEXT, vision_config=_VISION)
     parts: dict[str, Any] = {
-        "text_encoder": Qwen2_5_VLForConditionalGeneration(Qwen2_5_VLConfig(text_config=_TEXT, vision_config=_VISION)),
-        "transformer": _transformer(),
-        "vae": AutoencoderKLQwenImage(
+        "text_encoder": text.Qwen2_5_VLForConditionalGeneration(config),
+        "transformer": _transformer(made.QwenImageTransformer2DModel),
+        "vae": made.AutoencoderKLQwenImage(
             base_dim=8,
             z_dim=4,
             dim_mult=[1, 2, 2, 2],
@@ -79,15 +83,15 @@ def write_model(folder: Path) -> None:
             latents_mean=[0.0] * 4,
             latents_std=[1.0] * 4,
         ),
-        "scheduler": FlowMatchEulerDiscreteScheduler(),
+        "scheduler": made.FlowMatchEulerDiscreteScheduler(),
     }
     for name, part in parts.items():
         part.save_pretrained(folder / name)
     (folder / "model_index.json").write_text(json.dumps(_INDEX, indent=1), encoding="utf-8")
 
 
-def _transformer() -> Any:
-    transformer: Any = QwenImageTransformer2DModel(
+def _transformer(kind: Any) -> Any:
+    transformer = kind(
         patch_size=2,
         in_channels=16,
         out_channels=4,

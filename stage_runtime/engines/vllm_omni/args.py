@@ -51,6 +51,11 @@ def split_args(stage: StageConfig) -> tuple[OmniArgs, dict[str, Any]]:
     own = {name: value for name, value in stage.engine_args.items() if name in OmniArgs.__struct_fields__}
     given = {name: value for name, value in stage.engine_args.items() if name not in own}
     check_only(stage, given, _ONLY)
+    if len(stage.input_from or ()) > 1:
+        raise ConfigError(
+            f"stage {stage.stage_id}: input_from is {list(stage.input_from or ())}; engine 'vllm-omni' takes one stage"
+            " before it: no pipeline of vLLM-Omni has a stage with two, and its functions between stages read one"
+        )
     return checked_args(stage, OmniArgs, own), given
 
 

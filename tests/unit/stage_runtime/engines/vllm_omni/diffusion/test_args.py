@@ -62,6 +62,12 @@ def test_a_pipeline_that_was_not_run_is_loaded_only_where_the_document_wants_it(
     check_pipeline(stage(), "FluxPipeline", split_diffusion_args(stage(untested_pipeline=True))[0])
 
 
+def test_a_version_that_was_not_tested_is_refused_before_it_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stage_runtime.engines.vllm_omni.args._found", lambda *_: "0.31.0")
+    with pytest.raises(ConfigError, match=r"0\.30 alone, and 0\.31\.0 is installed: pip install 'omni-discovery"):
+        engine_for(stage())
+
+
 def test_a_stage_that_shows_pictures_is_one_that_draws(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another stage gets vLLM-Omni's engine of tokens; both want the tested versions first."""
     monkeypatch.setattr("stage_runtime.engines.vllm_omni.diffusion.engine.check_versions", lambda _: None)
