@@ -281,9 +281,9 @@ def main() -> None:
                         results["rows"].append({"talkers": talkers, **row})
                         write(given.out, results)
                     if given.kill:
-                        results["killed"] += [
-                            {"talkers": talkers, **killed(client, given.tokens * 8)} for client in both
-                        ]
+                        seen = [killed(client, given.tokens * 8) for client in both]
+                        results["killed"] += [{"talkers": talkers, **each} for each in seen]
+                        write(given.out, results)
                 finally:
                     peer.close()
     results["machine_after"] = machine()
