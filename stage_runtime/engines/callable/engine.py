@@ -164,6 +164,11 @@ class TorchEngine:
         """See DescribedEngine. ``code`` covers the target's own file, not the modules that it imports."""
         return {"code": f"{self._args.target}+{source_hash(self._args)}; {code_version()}"}
 
+    @property
+    def voices(self) -> tuple[str, ...]:
+        """See SpeakingEngine."""
+        return self._args.voices
+
     def check(self) -> None:
         """See CheckedEngine. User code is imported, not called."""
         find_target(self._stage, self._args)
