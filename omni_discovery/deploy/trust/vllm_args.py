@@ -143,7 +143,7 @@ WORDS_OF_OMNI: Final = frozenset(("pipeline",))
 #: Arguments of engine ``vllm-omni``, its own and vLLM-Omni's, that are settings where they hold numbers alone.
 OWN_OF_OMNI: Final = frozenset(
     (
-        *("async_chunk", "connector_extra", "sample_rate_hz", "untested_pipeline"),
+        *("async_chunk", "connector_extra", "sample_rate_hz", "untested_pipeline", "max_side_px"),
         *("subtalker_sampling_params", "silence_ban_frames"),
     )
 )

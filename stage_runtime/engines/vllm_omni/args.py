@@ -55,13 +55,25 @@ def split_args(stage: StageConfig) -> tuple[OmniArgs, dict[str, Any]]:
     """The engine's own arguments, and those for vLLM-Omni. Raise ConfigError for a value that does not work here."""
     own = {name: value for name, value in stage.engine_args.items() if name in OmniArgs.__struct_fields__}
     given = {name: value for name, value in stage.engine_args.items() if name not in own}
-    for name, (only, why) in _ONLY.items():
-        if given.get(name, only) != only:
+    check_only(stage, given, _ONLY)
+    if len(stage.input_from or ()) > 1:
+        raise ConfigError(
+            f"stage {stage.stage_id}: input_from is {list(stage.input_from or ())}; engine 'vllm-omni' takes one stage"
+            " before it: no pipeline of vLLM-Omni has a stage with two, and its functions between stages read one"
+        )
+    return checked_args(stage, OmniArgs, own), given
+
+
+def check_only(
+    stage: StageConfig, given: Mapping[str, Any], only: Mapping[str, tuple[Any, str]], where: str = "engine_args"
+) -> None:
+    """Raise ConfigError for an argument of ``only`` that has not the one value that works here."""
+    for name, (value, why) in only.items():
+        if given.get(name, value) != value:
             raise ConfigError(
-                f"stage {stage.stage_id}: engine_args.{name} is {given[name]!r}; engine 'vllm-omni' works with {only!r}"
+                f"stage {stage.stage_id}: {where}.{name} is {given[name]!r}; engine 'vllm-omni' works with {value!r}"
                 f" alone: {why}"
             )
-    return checked_args(stage, OmniArgs, own), given
 
 
 def check_versions(stage: StageConfig, find: Callable[[str], str] = version) -> None:

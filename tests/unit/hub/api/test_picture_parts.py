@@ -17,8 +17,8 @@ from omni_discovery.data_urls import picture_parts, read_picture
 from omni_discovery.deploy.document import StageConfig
 from omni_discovery.errors import InvalidRequestError
 from stage_runtime.engines.base import Engine, StageRequest, create_engine
-from stage_runtime.engines.diffusers.request import Traits
-from stage_runtime.engines.diffusers.request import read_picture as read_drawing
+from stage_runtime.engines.pictures.request import Traits
+from stage_runtime.engines.pictures.request import read_picture as read_drawing
 from stage_runtime.engines.vllm.prompt import take_pictures
 from stage_runtime.testing import run
 
