@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import uvicorn
 
-from hub.api.chat_schema import MAX_BODY_BYTES
 from hub.api.connections import ConnectionLimits
 from hub.api.cross_origin import WebPolicy, guarded
 from hub.api.exchange import Exchanges
+from hub.api.generation.body import MAX_BODY_BYTES
 from hub.api.protocols import BoundedServer
 from omni_discovery.errors import ConfigError
 

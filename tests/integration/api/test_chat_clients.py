@@ -72,5 +72,5 @@ async def test_an_answer_that_ends_ends_the_watch_over_its_client() -> None:
                 reader, writer = await ask(port, "word", stream=stream)
                 async with asyncio.timeout(5.0):
                     await reader.readuntil(b"[DONE]" if stream else b'"usage"')
-                await until(lambda: not any("_ClientWatch" in repr(task) for task in asyncio.all_tasks()), soon_s(2.0))
+                await until(lambda: not any("ClientWatch" in repr(task) for task in asyncio.all_tasks()), soon_s(2.0))
                 writer.close()
