@@ -14,6 +14,7 @@ from omni_discovery.commands.registry import child_environment, read_bounds
 from omni_discovery.commands.stage_options import StageCheck, check_stage
 from omni_discovery.deploy.document import DeployConfig, StageConfig, decode_deploy, encode_deploy
 from omni_discovery.deploy.load import locate_model
+from omni_discovery.deploy.pieces import why_late
 from omni_discovery.deploy.topology import CPU, Topology, names_cpu, plan
 from omni_discovery.deploy.trust.judge import check_document
 from omni_discovery.errors import RegistryTlsError, RegistryUnavailableError
@@ -173,6 +174,7 @@ def _layout(
     for edge in topology.edges:
         settings = ", ".join(f"{name}={value}" for name, value in edge.settings.items()) or "defaults"
         begins = "the first piece" if edge.in_pieces else "the whole hand-off"
+        begins += ", answers at the last" if why_late(deploy, edge.from_stage, edge.to_stage) else ""
         edges.append((str(edge.from_stage), str(edge.to_stage), edge.connector, settings, begins))
     return [("stages", stages), ("replicas here", replicas), ("edges", edges)]
 

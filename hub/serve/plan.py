@@ -17,6 +17,7 @@ from omni_discovery.commands.stage_options import StageOptions, read_stage_optio
 from omni_discovery.deploy.document import DeployConfig, StageConfig
 from omni_discovery.deploy.load import doubtful_connectors, doubtful_engines
 from omni_discovery.deploy.overrides import FLAG, of_this_host, on_this_host, parse_overrides
+from omni_discovery.deploy.pieces import late_edges
 from omni_discovery.deploy.topology import Topology, plan
 from omni_discovery.errors import ConfigError
 from omni_discovery.plugins import CONNECTOR_GROUPS, ENGINE_GROUPS, check_packages, find_plugins
@@ -80,6 +81,8 @@ def plan_on_host(arguments: argparse.Namespace, deploy: DeployConfig, local_stag
         logger.warning("deploy.engine_unknown %s", doubt)
     for doubt in doubtful_connectors(deploy, None, connectors):
         logger.warning("deploy.connector_unknown %s", doubt)
+    for warning in late_edges(deploy):
+        logger.warning("deploy.async_chunk %s", warning)
     topology = plan(deploy, local_stages, on_this_machine=on_this_machine)
     for warning in topology.warnings:
         logger.warning("deploy.devices %s", warning)

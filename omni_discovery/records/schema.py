@@ -88,6 +88,7 @@ class ReplicaInfo:
     content: str = ""
     code: str = ""
     voices: Sequence[str] = field(default_factory=list)
+    deterministic: bool = False
 
     @property
     def name(self) -> str:
@@ -170,11 +171,14 @@ class ReplicaRecord(msgspec.Struct, frozen=True, kw_only=True):
     code: _Text = ""
     #: The names of the voices that it can speak with; absent for none.
     voices: Annotated[tuple[_Voice, ...], msgspec.Meta(max_length=MOST_VOICES)] | msgspec.UnsetType = msgspec.UNSET
+    #: Whether its output is a function of a request's input and seed: another replica makes the same again.
+    deterministic: bool | msgspec.UnsetType = msgspec.UNSET
 
     def to_info(self, epoch: int) -> ReplicaInfo:
         """The replica as balancers see it, in the life that the key's creation revision ``epoch`` names."""
-        fields = {name: getattr(self, name) for name in _SHARED_FIELDS}
-        fields["voices"] = [] if self.voices is msgspec.UNSET else list(self.voices)
+        fields = {name: value for name in _SHARED_FIELDS if (value := getattr(self, name)) is not msgspec.UNSET}
+        if self.voices is not msgspec.UNSET:
+            fields["voices"] = list(self.voices)
         return ReplicaInfo(**fields, last_heartbeat=self.updated_at, epoch=epoch)
 
 

@@ -24,6 +24,7 @@ from omni_discovery.deploy.document import parse_deploy
 from omni_discovery.errors import ConfigError
 from omni_discovery.etcd.embedded import find_binary
 from omni_discovery.etcd.embedded_file import read_embedded, remove_endpoint
+from omni_discovery.processes import check_unshared
 from omni_discovery.records.schema import ReplicaStatus
 from stage_runtime.demo.http_client import DemoError, Reply, ask, get_text
 from stage_runtime.demo.measure import measure, measure_memory
@@ -61,6 +62,11 @@ def run_demo(config: DemoConfig) -> int:
         config.output.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"can't write to --output {config.output}: {error.strerror}") from error
+    try:
+        check_unshared(config.output)
+    except ConfigError as error:
+        text = f"--output {config.output}: {error}, who could lead what is written there to another file: name a folder"
+        raise ConfigError(f"{text} that is yours alone") from error
     with ExitStack() as stack:
         demo = _Demo(config, console, stack)
         demo.start()

@@ -154,6 +154,19 @@ class CompanionEngine(Protocol):
         """Whether it does."""
 
 
+class DeterministicEngine(Protocol):
+    """Offered by an engine whose output may be the same whenever and wherever a request runs."""
+
+    @property
+    def deterministic(self) -> bool:
+        """After ``load``: whether all output, hand-offs and their pieces are a function of input and ``params``.
+
+        That is: the same tokens and sound, in the same order and pieces of hand-off, whatever runs beside them. A lost
+        replica's work is then run again even where a part of what came of it was shown; hubs see to a ``seed`` in the
+        parameters, compare what was shown with what comes again, and end the request where they differ.
+        """
+
+
 class SegmentEngine(Protocol):
     """Offered by an engine that takes the input of a request in segments.
 

@@ -9,8 +9,10 @@ import logging
 from pathlib import Path
 from typing import Final
 
+from msgspec import UNSET
+
 from omni_discovery import __version__
-from omni_discovery.deploy.document import DeployConfig
+from omni_discovery.deploy.document import DeployConfig, StageConfig
 from omni_discovery.deploy.fingerprint import stage_fingerprint
 from omni_discovery.records.schema import MOST_VOICES
 from stage_runtime.engines.capabilities import capabilities_of
@@ -51,6 +53,12 @@ def voices_of(engine: object) -> tuple[str, ...]:
     """The voices of a loaded engine that its record can hold."""
     fitting = (name for name in capabilities_of(engine).voices() if 0 < len(name) <= _LONGEST_VOICE)
     return tuple(dict.fromkeys(fitting))[:MOST_VOICES]
+
+
+def is_deterministic(stage: StageConfig, engine: object) -> bool:
+    """Whether a loaded engine's output is a function of input and seed: what the document says of it goes first."""
+    said = stage.deterministic
+    return capabilities_of(engine).is_deterministic() if said is UNSET else bool(said)
 
 
 def _folder_details(folder: Path | None) -> dict[str, str]:

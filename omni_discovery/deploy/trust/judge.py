@@ -50,7 +50,7 @@ JUDGED: Final[Mapping[type[msgspec.Struct], frozenset[str]]] = {
     StageConfig: frozenset(
         (
             *("stage_id", "engine", "model", "engine_args", "runtime", "default_sampling_params", "final_output"),
-            "input_from",
+            *("input_from", "deterministic"),
         )
     ),
     RuntimeConfig: frozenset(("devices", "num_replicas", "share_devices", "ray", "python")),
@@ -65,7 +65,7 @@ _ENGINE_ARGS: Final[Mapping[str, frozenset[str]]] = {
     "echo": frozenset(
         (
             *("capacity", "modality", "delay_s", "load_s", "payload_bytes", "fail_on", "crash_on", "kill_on"),
-            *("hang_on", "handoff_on", "control_delay_s", "allow_rpc"),
+            *("hang_on", "handoff_on", "control_delay_s", "allow_rpc", "random"),
         )
     ),
     "diffusion": frozenset(

@@ -13,8 +13,8 @@ from msgspec import inspect as shapes
 
 from omni_discovery.data_urls import FILE_PARTS, file_parts
 from omni_discovery.errors import ConfigError, InvalidRequestError
+from omni_discovery.inputs.seeds import seed_of
 from stage_runtime.engines.base import StageRequest
-from stage_runtime.engines.sampling import seed_of
 
 _PLACE: Final = re.compile(r" - at `\$\.?([^`]*)`$")
 _MISSING: Final = re.compile(r"missing required field `([^`]*)`$")

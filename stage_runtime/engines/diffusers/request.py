@@ -10,11 +10,12 @@ import msgspec
 from msgspec import Meta
 
 from omni_discovery.errors import InvalidRequestError
+from omni_discovery.inputs.seeds import seed_of
 from stage_runtime.engines.base import StageRequest
 from stage_runtime.engines.companions import NEGATIVE, negative_of
 from stage_runtime.engines.handoffs import joined
 from stage_runtime.engines.prompts import prompt_text
-from stage_runtime.engines.sampling import Seed, checked, seed_of
+from stage_runtime.engines.sampling import Seed, checked
 
 #: Names in a hand-off that hold a prompt's embeddings; the first that is there counts.
 _EMBEDS: Final = ("prompt_embeds", "hidden_states")

@@ -7,6 +7,7 @@ import zlib
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from random import Random
 from typing import Any, Final
 
 import numpy as np
@@ -48,10 +49,15 @@ class Speech:
     is_paused: bool = False
     #: How many characters of the text were handed over.
     handed: int = 0
+    #: What draws the numbers behind the words, if there are any.
+    dice: Random | None = None
     _shown: str = ""
 
     def add_text(self, text: str) -> None:
         """Append text. Raise NotResumableError if the answer does not begin with what another replica has shown."""
+        if self.dice is not None:
+            dice = self.dice
+            text = re.sub(r"\S+", lambda word: f"{word[0]}~{dice.randrange(1000)}", text)
         words = _WORD.findall(text)
         self.text += text
         self.word_count += len(words)

@@ -17,11 +17,12 @@ from msgspec import Meta
 
 from omni_discovery.deploy.document import StageConfig
 from omni_discovery.errors import ConfigError, InvalidRequestError
+from omni_discovery.inputs.seeds import seed_of
 from omni_discovery.wire import FailureKind
 from stage_runtime.engines.base import EngineOutput, Report, StageRequest, check_model_folder, checked_args
 from stage_runtime.engines.companions import NEGATIVE, negative_of
 from stage_runtime.engines.handoffs import joined
-from stage_runtime.engines.sampling import Seed, checked, seed_of
+from stage_runtime.engines.sampling import Seed, checked
 
 if TYPE_CHECKING:
     from stage_runtime.engines.diffusers.engine import DiffusersEngine

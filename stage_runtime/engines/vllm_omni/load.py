@@ -12,7 +12,7 @@ from omni_discovery.text import essence
 from stage_runtime.engines.base import Report
 from stage_runtime.engines.errors import lacks_memory
 from stage_runtime.engines.vllm_omni import connector
-from stage_runtime.engines.vllm_omni.args import RUN, OmniArgs
+from stage_runtime.engines.vllm_omni.args import RUN, OmniArgs, is_deterministic
 from stage_runtime.engines.vllm_omni.mailbox import Mailbox
 
 #: Settings of every stage here, over vLLM-Omni's own deploy file and the document.
@@ -38,6 +38,8 @@ class LoadedStage:
     #: The last stage of the pipeline.
     last_stage: int
     mailbox: Mailbox
+    #: See DeterministicEngine.
+    is_deterministic: bool
 
     @property
     def hf_config(self) -> Any:
@@ -78,6 +80,7 @@ def load_stage(stage: StageConfig, args: OmniArgs, given: Mapping[str, Any], rep
 
 
 def _load(stage: StageConfig, args: OmniArgs, given: Mapping[str, Any]) -> LoadedStage:
+    from vllm.platforms import current_platform
     from vllm.tokenizers import cached_tokenizer_from_config
     from vllm.v1.engine.core import EngineCore
     from vllm_omni.engine import stage_init_utils
@@ -111,6 +114,12 @@ def _load(stage: StageConfig, args: OmniArgs, given: Mapping[str, Any]) -> Loade
         defaults=dict(config.model_config.default_sampling_params or {}),
         last_stage=max(each.stage_id for each in plan.stage_configs),
         mailbox=mailbox,
+        is_deterministic=is_deterministic(
+            getattr(plan.pipeline_config, "model_type", None),
+            current_platform.device_type,
+            spec["extra"],
+            in_pieces=args.async_chunk,
+        ),
     )
 
 

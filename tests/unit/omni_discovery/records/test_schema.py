@@ -109,6 +109,17 @@ def test_a_record_is_written_as_it_always_was_with_new_fields_behind() -> None:
     assert (old.fingerprint, old.revision, old.dtype, old.tokenizer, old.content, old.code) == ("f00d", *[""] * 5)
 
 
+def test_a_replica_that_is_deterministic_says_so_and_any_other_says_nothing() -> None:
+    """A record without the field is that of a release before, or of a stage that does not repeat itself."""
+    plain = decode(WRITTEN)
+    assert b"deterministic" not in encode_record(plain)
+    assert plain.to_info(1).deterministic is False
+    for said in (True, False):
+        record = decode({**WRITTEN, "deterministic": said})
+        assert record.to_info(1).deterministic is said
+        assert decode(encode_record(record)) == record
+
+
 def test_the_info_of_a_record_has_every_field_of_it_and_the_epoch_of_the_key() -> None:
     record = decode({**WRITTEN, "epoch": 5, "updated_at": 9.0, "labels": {"a": "b"}, "device": "cuda:0"})
     info = record.to_info(epoch=7)

@@ -8,7 +8,8 @@ from typing import Any, ClassVar
 import pytest
 
 from omni_discovery import __version__
-from stage_runtime.replica.identity import FIELDS, model_details, voices_of
+from omni_discovery.deploy.document import StageConfig
+from stage_runtime.replica.identity import FIELDS, is_deterministic, model_details, voices_of
 
 MIB = 1 << 20
 
@@ -103,3 +104,18 @@ def test_the_voices_of_an_engine_are_those_that_a_record_can_hold() -> None:
     assert found[:3] == ("ann", "bob", "voice 0")
     assert len(found) == 256
     assert voices_of(Plain()) == ()
+
+
+class Certain:
+    """An engine that repeats itself."""
+
+    deterministic = True
+
+
+def test_the_document_has_the_last_word_on_whether_a_stage_repeats_itself() -> None:
+    silent, yes, no = (
+        StageConfig(stage_id=0, engine="e", **more)
+        for more in ({}, {"deterministic": True}, {"deterministic": False})  # type: ignore[arg-type]
+    )
+    assert [is_deterministic(stage, Plain()) for stage in (silent, yes, no)] == [False, True, False]
+    assert [is_deterministic(stage, Certain()) for stage in (silent, yes, no)] == [True, True, False]

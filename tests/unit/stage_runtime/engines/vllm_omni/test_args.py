@@ -9,7 +9,7 @@ import pytest
 
 from omni_discovery.deploy.document import StageConfig
 from omni_discovery.errors import ConfigError
-from stage_runtime.engines.vllm_omni.args import check_versions, split_args
+from stage_runtime.engines.vllm_omni.args import check_versions, is_deterministic, split_args
 
 
 def stage(**engine_args: Any) -> StageConfig:
@@ -65,3 +65,23 @@ def test_only_the_tested_minor_is_taken_with_the_vllm_below_it() -> None:
             check_versions(stage(), installed(**versions))
         assert said in str(refused.value)
         assert "pip install 'omni-discovery[vllm-omni]'" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("changed", "repeats"),
+    [
+        ({}, True),
+        ({"in_pieces": False, "extra": {}}, True),
+        ({"model_type": "another"}, False),
+        ({"model_type": None}, False),
+        ({"device": "cuda"}, False),
+        ({"extra": {}}, False),
+        ({"extra": {"codec_chunk_ramp": [4, 8]}}, True),
+        ({"extra": {"initial_codec_chunk_frames": 1, "codec_chunk_adaptive": True}}, False),
+    ],
+)
+def test_a_stage_is_deterministic_where_that_was_seen(changed: dict[str, Any], repeats: bool) -> None:
+    """Of pieces whose size depends on the load of the moment, another attempt makes others."""
+    asked: dict[str, Any] = {"model_type": "qwen3_tts", "device": "cpu", "extra": {"initial_codec_chunk_frames": 1}}
+    asked |= {"in_pieces": True, **changed}
+    assert is_deterministic(**asked) is repeats
