@@ -21,7 +21,7 @@ _Tokens = Annotated[int, msgspec.Meta(ge=1, le=1 << 24)]
 _TokenId = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
 _Word = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
 
-#: Answers that one HTTP request may ask for.
+#: Answers that one HTTP request may ask for, to all its prompts together.
 MOST_ANSWERS: Final = 64
 
 
@@ -89,7 +89,8 @@ class TextFields(SamplingFields, frozen=True, kw_only=True):
 
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    n: Annotated[int, msgspec.Meta(ge=1, le=MOST_ANSWERS)] | None = None
+    #: Each answer sends the whole prompt once more.
+    n: Annotated[int, msgspec.Meta(ge=1, le=16)] | None = None
     #: Whether the answer has ``timings_s``; a stream has them in its last chunk.
     include_timings: bool = False
 

@@ -195,6 +195,7 @@ async def test_asking_for_words_and_picture_counts_the_prompt_once() -> None:
     assert counts == [3, 3]
 
 
+@pytest.mark.attack("C12")
 async def test_files_of_every_kind_reach_the_first_stage_as_they_are() -> None:
     """And tools' and developers' messages do. The echo names what it was shown, with size and checksum."""
     data = base64.b64encode(b"file").decode()

@@ -8,9 +8,10 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from openai import APIError, AsyncOpenAI, BadRequestError, UnprocessableEntityError
+from openai import APIError, AsyncOpenAI, BadRequestError, InternalServerError, UnprocessableEntityError
 
 from stage_runtime.engines.echo.engine import draw_png
+from tests.support.hub_fakes import until
 from tests.support.speaking import DRAWER, SPEAKER, Served, served
 
 PROMPT = "one two three"
@@ -65,7 +66,7 @@ async def test_vllms_fields_are_taken_and_what_is_wrong_is_refused(client: Async
     assert (await client.completions.create(**ASK, **more)).choices[0].text == PROMPT
     refused: list[tuple[dict[str, Any], str]] = [
         ({"prompt": []}, "'prompt' is a text"),
-        ({"prompt": ["a", [1]], "n": 40}, "80 answers were asked for"),
+        ({"prompt": ["a", [1]] * 5, "n": 8}, "80 answers were asked for"),
         ({"prompt": [["a"]]}, "'prompt' is a text"),
         ({"logprobs": 2}, "engine 'echo', which gives none"),
         ({"echo": True}, "'echo' is not served here"),
@@ -76,6 +77,22 @@ async def test_vllms_fields_are_taken_and_what_is_wrong_is_refused(client: Async
             await client.completions.create(**{**ASK, **more})
     with pytest.raises(APIError, match="'gpt' is not served here"):
         await client.completions.create(model="gpt", prompt="x")
+
+
+async def test_an_answer_that_fails_ends_the_others_at_once() -> None:
+    document = """
+    stages: [{stage_id: 0, engine: echo, engine_args: {delay_s: 0.05, fail_on: bad}, final_output: text}]
+    """
+    asked: Any = {"model": "", "prompt": ["word " * 5000, "bad"]}
+    async with served(document) as hub, hub.client as client:
+        with pytest.raises(InternalServerError, match="told to fail on 'bad'"):
+            await client.completions.create(**asked)
+        await until(lambda: len(hub.replicas[0].loop) == 0, 30.0)
+        stream = await client.completions.create(**asked, stream=True)
+        with pytest.raises(APIError, match="told to fail on 'bad'"):
+            async for _ in stream:
+                pass
+        await until(lambda: len(hub.replicas[0].loop) == 0, 30.0)
 
 
 async def test_pictures_are_drawn_alone(hub: Served, client: AsyncOpenAI) -> None:

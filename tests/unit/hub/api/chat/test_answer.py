@@ -73,6 +73,7 @@ async def test_a_whole_answer_is_bounded_and_a_streamed_one_keeps_nothing() -> N
     assert "_parts" not in vars(stream)
 
 
+@pytest.mark.attack("A22")
 async def test_sound_without_end_is_bounded_in_a_whole_answer_too() -> None:
     answer = answer_of(WholeAnswer, SPOKEN)
     minutes = [heard(bytes(48_000 * 600))] * 4

@@ -45,7 +45,7 @@ NEUTRAL: list[tuple[str, Any]] = [
 ASKED_FOR: list[tuple[str, Any]] = [
     ("logprobs", 0),
     ("top_logprobs", 3),
-    ("n", 65),
+    ("n", 17),
     ("tools", [{"type": "function", "function": {"name": "f"}}]),
     ("tools", {}),
     ("tool_choice", "required"),
