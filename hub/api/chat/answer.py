@@ -194,7 +194,7 @@ class StreamedAnswer(Answer):
             data, mime = output.data, output.mime
             picture = partial(self._chunk, choice, output.modality, lambda: {"content": [image_part(data, mime)]})
             yield await _event(picture, len(data))
-        elif output.text:
+        elif output.text or output.logprobs:
             words = self._words(choice, output.text)
             yield event_of(self._chunk(choice, "text", lambda: words, logprobs=output.logprobs))
 

@@ -184,7 +184,7 @@ async def _events(
     counts_each = options is not None and options.continuous_usage_stats
     try:
         async for number, output in generation.from_first(first):
-            if answer.note(number, output) and (output.text or output.finish_reason is not None):
+            if answer.note(number, output) and (output.text or output.logprobs or output.finish_reason is not None):
                 counts = {"usage": answer.usage.shown()} if counts_each else {}
                 yield event_of({**answer.head, "choices": [answer.choice(number, [output])], **counts})
         if (options is not None and options.include_usage) or answer.asked.include_timings:

@@ -166,6 +166,13 @@ async def test_log_probabilities_are_of_the_drawn_token_and_the_likeliest() -> N
     assert bare["choices"][0]["logprobs"]["content"][0]["top_logprobs"] == []
 
 
+async def test_a_token_without_text_is_in_the_log_probabilities_of_a_stream() -> None:
+    """Such as the special token that ends the words."""
+    end = said("", token_ids=(9,), logprobs=((TokenLogprob(9, -0.5, 1, "<end>"),),))
+    (event,) = await streamed(answer_of(StreamedAnswer), end)
+    assert [each["token"] for each in event["logprobs"]["content"]] == ["<end>"]
+
+
 async def test_token_counts_come_with_each_event_where_they_are_asked_for() -> None:
     answer = answer_of(StreamedAnswer, counts_each=True)
     events = [
