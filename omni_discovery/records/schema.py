@@ -87,8 +87,8 @@ class ReplicaInfo:
     tokenizer: str = ""
     content: str = ""
     code: str = ""
-    voices: Sequence[str] = field(default_factory=list)
     deterministic: bool = False
+    voices: Sequence[str] = field(default_factory=list)
 
     @property
     def name(self) -> str:
@@ -169,16 +169,16 @@ class ReplicaRecord(msgspec.Struct, frozen=True, kw_only=True):
     tokenizer: _Text = ""
     content: _Text = ""
     code: _Text = ""
-    #: The names of the voices that it can speak with; absent for none.
-    voices: Annotated[tuple[_Voice, ...], msgspec.Meta(max_length=MOST_VOICES)] | msgspec.UnsetType = msgspec.UNSET
     #: Whether its output is a function of a request's input and seed: another replica makes the same again.
     deterministic: bool | msgspec.UnsetType = msgspec.UNSET
+    #: The names of the voices that it can speak with; absent for none.
+    voices: Annotated[tuple[_Voice, ...], msgspec.Meta(max_length=MOST_VOICES)] | msgspec.UnsetType = msgspec.UNSET
 
     def to_info(self, epoch: int) -> ReplicaInfo:
         """The replica as balancers see it, in the life that the key's creation revision ``epoch`` names."""
         fields = {name: value for name in _SHARED_FIELDS if (value := getattr(self, name)) is not msgspec.UNSET}
-        if self.voices is not msgspec.UNSET:
-            fields["voices"] = list(self.voices)
+        if "voices" in fields:
+            fields["voices"] = list(fields["voices"])
         return ReplicaInfo(**fields, last_heartbeat=self.updated_at, epoch=epoch)
 
 

@@ -49,16 +49,16 @@ def model_details(model: str, engine: object) -> dict[str, str]:
     return {name: text[:_LONGEST] for name, text in details.items()}
 
 
-def voices_of(engine: object) -> tuple[str, ...]:
-    """The voices of a loaded engine that its record can hold."""
-    fitting = (name for name in capabilities_of(engine).voices() if 0 < len(name) <= _LONGEST_VOICE)
-    return tuple(dict.fromkeys(fitting))[:MOST_VOICES]
-
-
 def is_deterministic(stage: StageConfig, engine: object) -> bool:
     """Whether a loaded engine's output is a function of input and seed: what the document says of it goes first."""
     said = stage.deterministic
     return capabilities_of(engine).is_deterministic() if said is UNSET else bool(said)
+
+
+def voices_of(engine: object) -> tuple[str, ...]:
+    """The voices of a loaded engine that its record can hold."""
+    fitting = (name for name in capabilities_of(engine).voices() if 0 < len(name) <= _LONGEST_VOICE)
+    return tuple(dict.fromkeys(fitting))[:MOST_VOICES]
 
 
 def _folder_details(folder: Path | None) -> dict[str, str]:

@@ -380,8 +380,8 @@ _REPLICA_FIELDS: Final = {
     "tokenizer": "hash of the tokenizer that was loaded; empty: not known",
     "content": "hash of the model's files: names, sizes, small files whole, samples of weights; empty: not known",
     "code": "the code that serves the model; empty: not known",
-    "voices": "the names of the voices that it speaks with; absent: none",
     "deterministic": "whether its output is a function of a request's input and seed; absent: no, or not known",
+    "voices": "the names of the voices that it speaks with; absent: none",
 }
 _API_KEY_FIELDS: Final = {
     "schema": _SCHEMA,

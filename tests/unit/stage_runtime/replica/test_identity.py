@@ -96,16 +96,6 @@ def test_a_folder_that_can_not_be_read_is_a_warning_and_no_content(folder: Path)
     assert set(model_details(str(folder), Plain())) == {"code"}
 
 
-def test_the_voices_of_an_engine_are_those_that_a_record_can_hold() -> None:
-    class Speaking:
-        voices: ClassVar[list[str]] = ["ann", "", "x" * 65, "bob", "ann", *(f"voice {number}" for number in range(300))]
-
-    found = voices_of(Speaking())
-    assert found[:3] == ("ann", "bob", "voice 0")
-    assert len(found) == 256
-    assert voices_of(Plain()) == ()
-
-
 class Certain:
     """An engine that repeats itself."""
 
@@ -119,3 +109,13 @@ def test_the_document_has_the_last_word_on_whether_a_stage_repeats_itself() -> N
     )
     assert [is_deterministic(stage, Plain()) for stage in (silent, yes, no)] == [False, True, False]
     assert [is_deterministic(stage, Certain()) for stage in (silent, yes, no)] == [True, True, False]
+
+
+def test_the_voices_of_an_engine_are_those_that_a_record_can_hold() -> None:
+    class Speaking:
+        voices: ClassVar[list[str]] = ["ann", "", "x" * 65, "bob", "ann", *(f"voice {number}" for number in range(300))]
+
+    found = voices_of(Speaking())
+    assert found[:3] == ("ann", "bob", "voice 0")
+    assert len(found) == 256
+    assert voices_of(Plain()) == ()
