@@ -308,6 +308,7 @@ class AsyncOmni(CollectiveCalls):
         async_chunk: bool | None = None,
         label: str = "",
         key: str = "",
+        on_input_wait: Callable[[bool], None] | None = None,
     ) -> AsyncGenerator[OmniOutput, None]:
         """Run one request; yield its outputs as they come, then one summary. Raise RequestError.
 
@@ -323,7 +324,8 @@ class AsyncOmni(CollectiveCalls):
 
         ``inputs`` may also be an asynchronous iterator of segments: each is answered, by the same replicas, before the
         next is sent; an output's ``segment`` is the index of its segment. With ``segmented``, ``inputs`` is the first
-        segment, and ``update`` sends the others.
+        segment, and ``update`` sends the others. ``on_input_wait`` is called on the loop with True when nothing is left
+        to do until the next segment comes, and with False when there is again.
         """
         feeder = SegmentFeeder(inputs)
         parts = RequestParts(
@@ -340,6 +342,7 @@ class AsyncOmni(CollectiveCalls):
             async_chunk,
             label,
             key,
+            on_input_wait,
         )
         orchestrator = self._running_orchestrator()
         live_hubs = orchestrator.live_hubs

@@ -21,6 +21,7 @@ from hub.api.chat_answer import shown_timings
 from hub.api.chat_schema import check_model, refuse_adapter_paths, refuse_logprobs
 from hub.api.errors import describe
 from hub.api.exchange import Exchange, exchange_of
+from hub.api.protocols import input_wait_of
 from omni_discovery.data_urls import picture_parts
 from omni_discovery.errors import DeadlineExceededError, InvalidRequestError, OmniError, OverloadedError, RequestError
 from omni_discovery.inputs.containers import check_containers
@@ -157,6 +158,7 @@ class Stream:
             timeout_s=first.timeout,
             received_s=time.perf_counter(),
             priority=first.priority,
+            on_input_wait=input_wait_of(websocket.scope),
         )
         async with aclosing(outputs):
             async for output in outputs:

@@ -97,7 +97,7 @@ ATTACKS: Final = (
     Attack("D3", "connector settings from etcd: files, addresses, other namespaces", "refused on the replica's host"),
     Attack("D4", "records and documents that break the operator's commands", "shown as what they are"),
     Attack("D5", "a small request that costs much: schemas, millions of containers", "refused before it costs"),
-    Attack("D6", "tiny chunks, tiny frames, half frames, silent TLS connections, idle WebSockets", "others are served"),
+    Attack("D6", "tiny chunks, tiny frames, half frames, silent TLS handshakes, idle WebSockets", "others are served"),
     Attack("E1", "a registered replica floods its hubs with frames that take long to read", "others are served"),
     Attack("E2", "so many large records that they fit into no answer of etcd", "listed in smaller pages"),
     Attack("E3", "links in a folder of another user, where omni demo writes", "refused; nothing is written"),
