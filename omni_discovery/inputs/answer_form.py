@@ -28,7 +28,7 @@ _NUMBERS: Final = ("minItems", "maxItems", "minProperties", "maxProperties", "mi
 _EXPRESSIONS: Final = ("pattern", "regex")
 _GRAMMARS: Final = ("grammar", "ebnf")
 #: Digits past these are too many in any case, and Python refuses to read thousands of them.
-_COUNTS: Final = re.compile(r"\{\s*(\d*)\s*,?\s*(\d*)\s*\}")
+_COUNTS: Final = re.compile(r"\{\s*+(\d*+)\s*+,?+\s*+(\d*+)\s*+\}")
 _DIGITS: Final = 12
 
 

@@ -16,7 +16,7 @@ from omni_discovery.errors import InvalidRequestError
 from stage_runtime.config import NotResumableError
 from stage_runtime.engines.base import StageRequest
 
-_WORD = re.compile(r"\s*\S+\s*$|\s*\S+\s")
+_WORD = re.compile(r"\s*+\S++(?:\s*+$|\s)")
 
 #: How many words an answer may have ready before it wants no more pieces.
 _AHEAD: Final = 2
@@ -52,7 +52,8 @@ class Speech:
 
     def add_text(self, text: str) -> None:
         """Append text. Raise NotResumableError if the answer does not begin with what another replica has shown."""
-        words = _WORD.findall(text)
+        # In text without a word, the search would begin anew at each character.
+        words = [] if text.isspace() else _WORD.findall(text)
         self.text += text
         self.word_count += len(words)
         planned = len(self.said) + len(self.words)
