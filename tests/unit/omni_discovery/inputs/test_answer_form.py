@@ -8,7 +8,16 @@ from typing import Any
 import pytest
 
 from omni_discovery.errors import InvalidRequestError
-from omni_discovery.inputs.answer_form import MAX_COUNT, MAX_FORM, MAX_TEXT, check_answer_form, check_schema
+from omni_discovery.inputs.answer_form import (
+    MAX_CLASSES,
+    MAX_COUNT,
+    MAX_FORM,
+    MAX_OPTIONAL,
+    MAX_REPEATED,
+    MAX_TEXT,
+    check_answer_form,
+    check_schema,
+)
 
 HUGE = {"type": "array", "items": {"type": "integer"}, "minItems": 10**9, "maxItems": 10**9}
 
@@ -46,6 +55,15 @@ def nested(depth: int) -> dict[str, Any]:
         ({"regex": "a{" + "9" * 9000 + "}"}, "form.regex"),
         ({"regex": "(" * 5000}, "deep"),
         ({"regex": "a" * (MAX_TEXT + 1)}, str(MAX_TEXT)),
+        ({"regex": "^[a-z]{4096}$"}, str(MAX_REPEATED)),
+        ({"regex": "([a-z]{64}){64}"}, str(MAX_REPEATED)),
+        ({"json": {"type": "string", "pattern": "^[a-z]{4096}$"}}, str(MAX_REPEATED)),
+        ({"regex": "[a-z]" * 3000}, str(MAX_CLASSES)),
+        ({"regex": r"\w." * 200}, str(MAX_CLASSES)),
+        ({"grammar": "root ::= " + "[a-z] " * 4096}, str(MAX_CLASSES)),
+        ({"json": {"properties": {str(each): {"pattern": "[a-z]" * 100} for each in range(9)}}}, str(MAX_CLASSES)),
+        ({"regex": "a?" * 512}, str(MAX_OPTIONAL)),
+        ({"regex": "(ab){,1}" * 100}, str(MAX_OPTIONAL)),
         ({"json": {}, "whitespace_pattern": " {1000000}"}, "whitespace_pattern"),
         ({"grammar": 'root ::= "a"{100000}'}, "form.grammar"),
         ({"grammar": "a" * (MAX_FORM + 1)}, str(MAX_FORM)),
@@ -70,6 +88,9 @@ def test_a_form_that_may_cost_too_much_is_refused_by_its_field_and_bound(form: d
         {"json": "no json"},
         {"regex": r"\(\d{3}\) [0-9]{4}-(jan|feb){1,2}[{}]{2}x{2,}?{"},
         {"regex": r"([a-z]{1,63}\.){1,8}[a-z]{2,63}"},
+        {"regex": r"a\.\[" * 2000},
+        {"regex": "a{1,3}?" * 100 + "(?:b)" * 100 + "c*?" * 100},
+        {"grammar": "root ::= " + '"[a-z] . [" ' * 1000},
         {"grammar": 'root ::= "{" [a-z]{1,30} "}"'},
         {"choice": ["yes", "no"], "json": None},
         {"json_object": True},
