@@ -28,9 +28,42 @@ SUSPICIOUS_S: Final = 0.002
 #: What an expression may stumble over: a beginning of what it looks for, and what it repeats.
 BEGINNINGS: Final = (
     *("", "{", "{1,", "%", "%0", "$", "${a", "[", "float", "int1", "a", "a.", "a=", " a", "a:", "a://", "GPU-", "/"),
-    *(" - at `$", "unknown field `", "missing required field `", "code: [", "<f8[", "1.", "1", "-", ".a", "..", "v."),
+    *(
+        " - at `$",
+        "unknown field `",
+        "missing required field `",
+        "code: [",
+        "<f8[",
+        "1.",
+        "1",
+        "-",
+        ".a",
+        "..",
+        "v.",
+        '"',
+    ),
 )
-PUMPS: Final = (" ", "0", "a", "A", "_", ".", "-", "\t\n", "a.", "0a", "${a", "{ ", "{1", "code: [", " - at `$", " a", "%0")
+PUMPS: Final = (
+    " ",
+    "0",
+    "a",
+    "A",
+    "_",
+    ".",
+    "-",
+    "\t\n",
+    "a.",
+    "0a",
+    "${a",
+    "{ ",
+    "{1",
+    "code: [",
+    " - at `$",
+    " a",
+    "%0",
+    '\\"',
+    "[",
+)
 ENDS: Final = ("!", "\x00", "`x")
 #: The methods that begin anew at each character; the others look once.
 SEARCHES: Final = frozenset(("search", "findall", "finditer", "sub", "split"))
@@ -116,6 +149,7 @@ def test_an_expression_reads_a_hostile_text_once(place: str, text: str, is_searc
         (r"code: \[([^\]]+)\]", True),
         (r"\s*\S+\s*$|\s*\S+\s", True),
         (r"float[0-9]+[a-z0-9_]*", False),
+        (r'"(?:\\.|[^"\\])*"', True),
     ],
 )
 def test_expressions_that_read_a_text_again_and_again_are_found(
