@@ -17,7 +17,7 @@ from omni_discovery.errors import InvalidRequestError
 from stage_runtime.config import NotResumableError
 from stage_runtime.engines.base import StageRequest
 
-_WORD = re.compile(r"\s*\S+\s*$|\s*\S+\s")
+_WORD = re.compile(r"\s*+\S++(?:\s*+$|\s)")
 
 #: How many words an answer may have ready before it wants no more pieces.
 _AHEAD: Final = 2
@@ -58,7 +58,8 @@ class Speech:
         if self.dice is not None:
             dice = self.dice
             text = re.sub(r"\S+", lambda word: f"{word[0]}~{dice.randrange(1000)}", text)
-        words = _WORD.findall(text)
+        # In text without a word, the search would begin anew at each character.
+        words = [] if text.isspace() else _WORD.findall(text)
         self.text += text
         self.word_count += len(words)
         planned = len(self.said) + len(self.words)
