@@ -102,6 +102,9 @@ ATTACKS: Final = (
     Attack("E2", "so many large records that they fit into no answer of etcd", "listed in smaller pages"),
     Attack("E3", "links in a folder of another user, where omni demo writes", "refused; nothing is written"),
     Attack("E4", "records of replicas that do not exist say what the others must have loaded", "they do not count"),
+    Attack("E5", "a text that a check by a regular expression reads again and again", "read once"),
+    Attack("E6", "a small schema with millions of states", "refused by its numbers"),
+    Attack("E7", "a client sends a second request behind the first, and goes", "its work ends; no ERROR in the log"),
     Attack("E8", "thousands of records of nobody, that change all the time", "views are merged; others are served"),
     Attack("E9", "a replica ends requests with gaps and acknowledges no abort", "ejected; aborts are bounded"),
 )
