@@ -8,7 +8,7 @@ import resource
 import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, Protocol
 
 from hub.config import OutOfSocketsError
@@ -46,6 +46,16 @@ class ViewChanged:
         mine, others = self.view, other.view
         is_same = (mine.history, mine.cluster_id) == (others.history, others.cluster_id)
         return is_same and mine.revision < others.revision
+
+    def followed_by(self, later: ViewChanged) -> ViewChanged:
+        """The later view, with both changes where they are known to follow each other and no replica came or went."""
+        first, second = self.delta, later.delta
+        came_or_went = first.added or first.removed or second.added or second.removed
+        if came_or_went or second.since_revision is None or second.since_revision != self.view.revision:
+            return later
+        updated = {_replica(info): info for info in (*first.updated, *second.updated)}
+        delta = replace(second, updated=tuple(updated.values()), since_revision=first.since_revision)
+        return ViewChanged(later.view, delta)
 
 
 def _descriptors() -> int:

@@ -105,6 +105,8 @@ ATTACKS: Final = (
     Attack("E5", "a text that a check by a regular expression reads again and again", "read once"),
     Attack("E6", "a small schema with millions of states", "refused by its numbers"),
     Attack("E7", "a client sends a second request behind the first, and goes", "its work ends; no ERROR in the log"),
+    Attack("E8", "thousands of records of nobody, that change all the time", "views are merged; others are served"),
+    Attack("E9", "a replica ends requests with gaps and acknowledges no abort", "ejected; aborts are bounded"),
 )
 
 #: Rows without a test, and why.
