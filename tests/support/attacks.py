@@ -104,6 +104,7 @@ ATTACKS: Final = (
     Attack("E4", "records of replicas that do not exist say what the others must have loaded", "they do not count"),
     Attack("E8", "thousands of records of nobody, that change all the time", "views are merged; others are served"),
     Attack("E9", "a replica ends requests with gaps and acknowledges no abort", "ejected; aborts are bounded"),
+    Attack("E10", "another user plants compiled code and locks in /tmp", "not loaded; stages start and serve"),
 )
 
 #: Rows without a test, and why.
