@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import select
 import time
 from abc import ABC, abstractmethod
 from functools import partial
@@ -28,6 +29,7 @@ from omni_discovery.log_once import LogOnce
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from uvicorn._types import ASGISendEvent
     from websockets.frames import Frame
     from websockets.http11 import Request
 
@@ -120,7 +122,10 @@ class BoundedServer:
         }
 
     async def review(self) -> None:
-        """Close the connections whose clients have kept the hub waiting too long."""
+        """Close the connections whose clients have kept the hub waiting too long, or have gone unnoticed."""
+        for protocol in self.connections.all():
+            if isinstance(protocol, BoundedHttp) and protocol.is_left:
+                protocol.transport.abort()
         self.cut(self.connections.overdue(time.monotonic(), lambda each: each.unsent_bytes))
 
     def drop_waiting(self) -> None:
@@ -228,6 +233,15 @@ class BoundedHttp(_Input, H11Protocol):
         super().handle_events()
         if self._framing.fault is not None and not self.transport.is_closing():
             self._server.cut({self: self._framing.fault})
+
+    @property
+    def is_left(self) -> bool:
+        """Whether the client has closed its side while its answer is made and, as it has sent more, nothing is read."""
+        if not self.flow.read_paused or self.conn.their_state is not h11.DONE or self.transport.is_closing():
+            return False
+        poll = select.poll()
+        poll.register(self.transport.get_extra_info("socket").fileno(), select.POLLRDHUP)
+        return bool(poll.poll(0))
 
     def on_response_complete(self) -> None:
         """Wait for the next request."""
@@ -347,6 +361,12 @@ class BoundedWebSocket(_Input, WebSocketsSansIOProtocol):
         self._is_idle = waits
         if not self.transport.is_closing() and not self._has_part:
             self._follow(0)
+
+    async def send(self, message: ASGISendEvent) -> None:
+        """See ASGI. A request for a WebSocket that was refused is answered: uvicorn would log it as a fault of ours."""
+        await super().send(message)
+        if self.initial_response is not None and self.close_sent:
+            self.handshake_complete = True
 
     def handle_cont(self, event: Frame) -> None:
         """Take a piece of a message, unless it has too many."""

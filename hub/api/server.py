@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import uvicorn
 
-from hub.api.chat_schema import MAX_BODY_BYTES
 from hub.api.connections import ConnectionLimits
 from hub.api.cross_origin import WebPolicy, guarded
 from hub.api.door.handshakes import TlsListener
 from hub.api.exchange import Exchanges
+from hub.api.generation.body import MAX_BODY_BYTES
 from hub.api.protocols import BoundedServer
 from omni_discovery.errors import ConfigError
 

@@ -294,6 +294,7 @@ class RequestMachine:
             segmented=self.state.segments is not None,
             blamed_for=tuple(run.blamed_for),
             seed=self.state.seed,
+            has_had_seed=run.stage_id in self.state.seeded,
         )
 
     def _dispatch_if_ready(self, run: StageRun, now_s: float) -> list[Action]:
@@ -305,7 +306,7 @@ class RequestMachine:
     def _sent(self, run: StageRun, replica: ev.ReplicaRef, now_s: float, *, deterministic: bool) -> list[Action]:
         hands_over, is_whole = bool(self._plan.next_stages[run.stage_id]), self.state.segments is None
         run.sent(replica, now_s, hands_over=hands_over, deterministic=deterministic and is_whole)
-        if deterministic:
+        if (deterministic and is_whole) or run.stage_id in self.state.seeded:
             self.state.note_seed(run.stage_id)
         self.state.tried[str(replica)] = None
         self.state.public.stage_submit_ts[run.stage_id] = now_s

@@ -386,6 +386,8 @@ class RequestState:
         #: For whatever is drawn at random in deterministic stages, if the client names no seed: one for all attempts.
         #: Below 2**62, as the seeds that clients may give.
         self.seed = seed_of(request_id) >> (SEED_BITS - 62)
+        #: The stages that were sent it: all their attempts get it.
+        self.seeded: set[int] = set()
         self.shown_id = shown_id or request_id
         self.priority = priority
         self.is_companion = is_companion
@@ -449,6 +451,7 @@ class RequestState:
         """Show that a stage was sent the request's seed, in ``public.sampling_params_list``."""
         shown, place = list(self.public.sampling_params_list), self.plan.stages.index(stage_id)
         if shown[place].get("seed") is None:
+            self.seeded.add(stage_id)
             shown[place] = {**shown[place], "seed": self.seed}
             self.public.sampling_params_list = shown
 

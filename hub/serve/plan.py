@@ -16,7 +16,7 @@ from omni_discovery.commands.flags import RAY
 from omni_discovery.commands.stage_options import StageOptions, read_stage_options
 from omni_discovery.deploy.document import DeployConfig, StageConfig
 from omni_discovery.deploy.load import doubtful_connectors, doubtful_engines
-from omni_discovery.deploy.overrides import FLAG, of_this_host, on_this_host, parse_overrides
+from omni_discovery.deploy.overrides import FLAG, of_this_host, on_this_host, parse_overrides, with_omni_python
 from omni_discovery.deploy.pieces import late_edges
 from omni_discovery.deploy.topology import Topology, plan
 from omni_discovery.errors import ConfigError
@@ -53,7 +53,7 @@ def stages_on_host(arguments: argparse.Namespace, deploy: DeployConfig) -> Stage
     stages = []
     for stage in () if arguments.hub_only else deploy.stages:
         if arguments.stage_id in (None, stage.stage_id):
-            override = overrides.get(stage.stage_id, {})
+            override = with_omni_python(stage, overrides.get(stage.stage_id, {}), arguments.omni_python)
             local = on_this_host(stage, override)
             stages.append((local, replica_count(arguments, local, override)))
     return stages

@@ -49,7 +49,7 @@ _RIGHT: Final = {
     **dict.fromkeys(("stages", "edges"), "a list"),
 }
 _Config = TypeVar("_Config", bound=msgspec.Struct)
-_PLACE: Final = re.compile(r" - at `\$(.*)`$", re.DOTALL)
+_PLACE: Final = re.compile(r" - at `\$([^`]*)`$")
 _STEP: Final = re.compile(r"\.([^.\[]+)|\[(\d+|\.\.\.)\]")
 _LONGEST_VALUE: Final = 60
 

@@ -27,18 +27,30 @@ MAX_COUNTS: Final = 1 << 16
 MAX_CLASSES: Final = 256
 #: Parts of an expression that may be absent. What their number costs grows with its square at least: 64 take 0.6 s.
 MAX_OPTIONAL: Final = 64
+#: Of all objects of a schema together: the square of an object's properties, times its minProperties or maxProperties
+#: and 4 more. Without those numbers only optional properties count. A vocabulary of 32 000 takes some seconds for that.
+MAX_PROPERTY_WORK: Final = 1 << 15
 #: Parts of a schema, or groups of an expression, inside each other.
 MAX_DEPTH: Final = 64
 
 _LENGTHS: Final = ("minLength", "maxLength")
 _NUMBERS: Final = ("minItems", "maxItems", "minProperties", "maxProperties", "minContains", "maxContains")
+_NUMBER_BOUNDS: Final = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
+_VALUE_WORK: Final = 128
+_TOO_MUCH_WORK: Final = (
+    "too many optional properties, or bounds of numbers and formats. An object may have 90 optional properties, and "
+    "fewer with minProperties or maxProperties; a schema may have "
+    f"{MAX_PROPERTY_WORK // _VALUE_WORK} of minimum, maximum and format. Name properties in 'required', or ask for less"
+)
 _EXPRESSIONS: Final = ("pattern", "regex")
 _GRAMMARS: Final = ("grammar", "ebnf")
 #: Digits past these are too many in any case, and Python refuses to read thousands of them.
-_COUNTS: Final = re.compile(r"\{\s*(\d*)\s*,?\s*(\d*)\s*\}")
+_COUNTS: Final = re.compile(r"\{\s*+(\d*+)\s*+,?+\s*+(\d*+)\s*+\}")
 _DIGITS: Final = 12
 #: A class of characters: in brackets, the dot, or named by a letter. Other escaped characters are taken as themselves.
 _CLASS: Final = re.compile(r"\\[wWdDsSpP]|\\.|[\[.]", re.DOTALL)
+#: Of a grammar: classes and Lark's expressions, which are kept, or texts and comments, which hold no classes.
+_QUOTED: Final = re.compile(r'(\[(?:\\.|[^\]\\\n])*+\]?|/(?:\\.|[^/\\\n])++/?)|"(?:\\.|[^"\\\n])*+"?|#[^\n]*+')
 
 
 def check_answer_form(what: str, form: Mapping[str, Any]) -> None:
@@ -67,7 +79,7 @@ def check_schema(what: str, schema: Any) -> None:
         except (msgspec.DecodeError, UnicodeError, RecursionError):
             # The engine refuses it with a better reason.
             return
-    total, size, classes = 0.0, 0, 0
+    total, size, classes, work = 0.0, 0, 0, 0.0
     for path, name, value in _walk(what, schema):
         size += len(name) + (len(value) if isinstance(value, str) else 1)
         if size > MAX_FORM:
@@ -82,9 +94,29 @@ def check_schema(what: str, schema: Any) -> None:
                 f"{path}: numbers of items and properties are more than {MAX_COUNT} together; leave them out, or ask "
                 f"for less"
             )
+        work += _property_work(value) if isinstance(value, Mapping) else _value_work(name, value)
+        if work > MAX_PROPERTY_WORK:
+            raise InvalidRequestError(f"{path}: {_TOO_MUCH_WORK}")
         classes += _check_texts(path, name, value)
         if classes > MAX_CLASSES:
             raise InvalidRequestError(f"{path}: more than {MAX_CLASSES} classes of characters in all expressions here")
+
+
+def _value_work(name: str, value: Any) -> int:
+    """What one value costs: bounds of numbers and formats of texts are long grammars, written out."""
+    is_costly = name == "format" if isinstance(value, str) else name in _NUMBER_BOUNDS and _is_number(value)
+    return _VALUE_WORK if is_costly else 0
+
+
+def _property_work(schema: Mapping[Any, Any]) -> float:
+    """What the order of an object's properties costs: any of those that are left may come next."""
+    named, patterns, required = (schema.get(each) for each in ("properties", "patternProperties", "required"))
+    properties = len(named) if isinstance(named, Mapping) else 0
+    most = max(_number_of(each, schema.get(each)) for each in ("minProperties", "maxProperties"))
+    if isinstance(named, Mapping) and isinstance(required, list | tuple) and not most:
+        properties -= len({each for each in required if isinstance(each, str)} & named.keys())
+    properties += len(patterns) if isinstance(patterns, Mapping) else 0
+    return properties**2 * (most + 4)
 
 
 def _check_texts(path: str, name: str, value: Any) -> int:
@@ -134,7 +166,7 @@ def _check_grammar(what: str, grammar: str) -> int:
     # A rule is compiled once however often it is named, so the counts add up.
     if sum(_most(found) for found in _COUNTS.finditer(grammar)) > MAX_COUNTS:
         raise InvalidRequestError(f"{what}: its counts are more than {MAX_COUNTS} together; ask for less")
-    return _check_classes(what, re.sub(r'"(?:\\.|[^"\\])*"', "", grammar))
+    return _check_classes(what, _QUOTED.sub(r"\1", grammar))
 
 
 def _check_expression(what: str, expression: str) -> int:

@@ -292,7 +292,7 @@ _BUILT_IN: Final = {
     "echo": _BuiltIn("stage_runtime.engines.echo.engine:EchoEngine"),
     "vllm": _BuiltIn("stage_runtime.engines.vllm.pooling:engine_for", preload=("vllm.v1.engine.llm_engine",)),
     "vllm-omni": _BuiltIn(
-        "stage_runtime.engines.vllm_omni.engine:OmniStage",
+        "stage_runtime.engines.vllm_omni.diffusion.engine:engine_for",
         preload=(
             "vllm.v1.engine.core",
             "vllm_omni.config.resolver",

@@ -11,6 +11,7 @@ import json
 import os
 import signal
 import subprocess
+import urllib.error
 import urllib.request
 import wave
 from collections.abc import Callable, Iterator
@@ -83,8 +84,8 @@ def speak(hub: Hub, tokens: int, on_piece: Callable[[], None] = lambda: None, nu
             event = json.loads(line[6:])
             assert "error" not in event, event["error"]
             for choice in event["choices"]:
-                if sound := choice["delta"].get("audio"):
-                    with wave.open(io.BytesIO(base64.b64decode(sound["data"]))) as file:
+                if sound := choice["delta"].get("audio", {}).get("data"):
+                    with wave.open(io.BytesIO(base64.b64decode(sound))) as file:
                         heard.append(file.readframes(file.getnframes()))
                     if len(heard) == number:
                         on_piece()
@@ -100,6 +101,18 @@ def pids(hub: Hub, *stages: int) -> list[int]:
 
 def lost_at_work(hub: Hub, stage_id: int) -> bool:
     return f"replica.lost_at_work replica={stage_id}/" in hub.text
+
+
+def say(hub: Hub, **fields: Any) -> tuple[int, bytes]:
+    """Status and body of POST /v1/audio/speech."""
+    body = {"input": "hello world", "response_format": "pcm", "seed": 7, "max_new_tokens": 40, **fields}
+    headers = {"Content-Type": "application/json"}
+    request = urllib.request.Request(f"{hub.url}/v1/audio/speech", json.dumps(body).encode(), headers)
+    try:
+        with urllib.request.urlopen(request, timeout=120) as response:
+            return response.status, response.read()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read()
 
 
 def test_no_sample_is_missing_or_heard_twice_when_a_decoder_dies(hub: Hub) -> None:
@@ -162,3 +175,16 @@ def test_talker_and_decoder_die_together_and_the_sound_goes_on(hub: Hub) -> None
             break
         wait_for("two others", lambda: len(set(pids(hub, 0, 1)) - killed) == 4, _READY_S)  # noqa: B023
     assert "request.failed" not in hub.text
+
+
+def test_the_speech_route_says_what_a_chat_says_in_a_voice_of_the_model(hub: Hub) -> None:
+    with urllib.request.urlopen(f"{hub.url}/v1/audio/voices", timeout=30) as response:
+        voices = json.load(response)["voices"]
+    assert voices
+    for voice in voices:
+        expected = speak(hub, 40, speaker=voice)
+        assert say(hub, voice=voice) == say(hub, voice=voice, stream_format="audio") == (200, expected)
+    status, refused = say(hub, voice="nobody")
+    assert status == 400
+    assert f"this model has {', '.join(voices)}, not 'nobody'" in json.loads(refused)["error"]["message"]
+    assert say(hub, language="Klingon", voice=voices[0])[0] == 400

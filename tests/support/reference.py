@@ -19,7 +19,7 @@ import msgspec
 from prometheus_client import Counter, Histogram
 
 from hub.metrics import HubMetrics
-from hub.serve import vllm_omni_flags
+from hub.serve.vllm_omni import flags as vllm_omni_flags
 from omni_discovery.metrics.collector import REPLICA_FAMILIES, SUPERVISOR_FAMILIES, Family
 from omni_discovery.records import keys
 from omni_discovery.records.api_key import ApiKeyRecord

@@ -34,6 +34,8 @@ class SoundFormat(NamedTuple):
     container: str = ""
     codec: str = ""
     options: Mapping[str, str] = {}
+    #: Bits per second of each channel; 0: FFmpeg's own choice.
+    channel_bit_rate: int = 0
 
 
 #: By the names that OpenAI's chat has for them.
@@ -41,9 +43,9 @@ FORMATS: Final[Mapping[str, SoundFormat]] = {
     "wav": SoundFormat("audio/wav"),
     "pcm16": SoundFormat("audio/pcm"),
     # A stream can't be rewound to write how long it has become.
-    "mp3": SoundFormat("audio/mpeg", "mp3", "libmp3lame", {"write_xing": "0", "id3v2_version": "0"}),
+    "mp3": SoundFormat("audio/mpeg", "mp3", "libmp3lame", {"write_xing": "0", "id3v2_version": "0"}, 64_000),
     "opus": SoundFormat("audio/ogg", "ogg", "libopus", {"page_duration": "200000"}),
-    "aac": SoundFormat("audio/aac", "adts", "aac"),
+    "aac": SoundFormat("audio/aac", "adts", "aac", {}, 64_000),
     "flac": SoundFormat("audio/flac", "flac", "flac"),
 }
 
@@ -175,6 +177,8 @@ class _Coded:
         rate_hz = next((each for each in rates if each >= kind.rate_hz), rates[-1])
         self._stream = container.add_stream(form.codec, rate=rate_hz)
         self._stream.layout = _layout(kind)
+        if form.channel_bit_rate:
+            self._stream.bit_rate = form.channel_bit_rate * kind.channels
         self._position = 0
 
     def add(self, samples: bytes) -> bytes:

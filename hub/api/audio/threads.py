@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _Made = TypeVar("_Made")
 
-#: Sound is encoded some seventy times as fast as it is heard: two threads are enough for a hundred voices.
+#: A second of sound takes at most some 10 ms to encode: two threads are enough for a hundred voices.
 _THREADS: Final = 2
 #: How long a slice may wait for a thread and take in it.
 _SLICE_S: Final = 30.0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -124,19 +126,25 @@ def _load(stage: StageConfig, args: OmniArgs, given: Mapping[str, Any]) -> Loade
 
 
 def _resolve(stage: StageConfig, args: OmniArgs, given: Mapping[str, Any]) -> Any:
-    """The model's pipeline by vLLM-Omni's own deploy file, with the document's settings over it."""
+    """The model's pipeline by vLLM-Omni's own deploy file, with the document's settings over it.
+
+    With ``pipeline`` the document's settings are all, and the deploy file names the pipeline alone.
+    """
     from vllm_omni.config.resolver import resolve_omni_config
 
     # Its own deploy files allow the code that comes with a model; here the document has to.
     trusted = bool(given.get("trust_remote_code", False))
-    return resolve_omni_config(
-        stage.model,
-        trust_remote_code=trusted,
-        deploy_config_path=None,
-        cli_overrides={"async_chunk": args.async_chunk, "use_v2_model_runner": False},
-        stage_overrides={str(stage.stage_id): {**given, **_ALWAYS, "trust_remote_code": trusted}},
-        strategy_config_path=None,
-    )
+    with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
+        file.write(json.dumps({"pipeline": args.pipeline, "stages": []}))
+        file.flush()
+        return resolve_omni_config(
+            stage.model,
+            trust_remote_code=trusted,
+            deploy_config_path=file.name if args.pipeline else None,
+            cli_overrides={"async_chunk": args.async_chunk, "use_v2_model_runner": False},
+            stage_overrides={str(stage.stage_id): {**given, **_ALWAYS, "trust_remote_code": trusted}},
+            strategy_config_path=None,
+        )
 
 
 def _stage_of(plan: Any, stage: StageConfig, args: OmniArgs) -> Any:
@@ -174,7 +182,8 @@ def _connector_spec(plan: Any, stage: StageConfig, args: OmniArgs) -> dict[str, 
     """Our connector, with the settings of the one that vLLM-Omni's deploy file names: its processors read them."""
     from vllm_omni.engine import stage_init_utils
 
-    transfer = stage_init_utils.load_omni_transfer_config_for_model(stage.model, plan.config_path)
+    file = None if args.pipeline else plan.config_path
+    transfer = stage_init_utils.load_omni_transfer_config_for_model(stage.model, file)
     spec = stage_init_utils.get_stage_connector_spec(transfer, stage.stage_id, args.async_chunk)
     is_first = not plan.stage_by_id(stage.stage_id).input_sources
     extra = {**spec.get("extra", {}), **args.connector_extra, "role": "sender" if is_first else "receiver"}

@@ -290,6 +290,26 @@ def test_the_seed_of_the_client_is_kept_and_other_replicas_get_none() -> None:
     assert other.machine.state.public.sampling_params_list[0] == {}
 
 
+def test_once_a_stage_has_had_the_seed_every_attempt_gets_it() -> None:
+    """Also at a replica that declares nothing, and after the parameters were replaced by those of another document."""
+    walk = Walk(WITH_TEXT, params={})
+    walk.deterministic = {0}
+    (first,) = seeds(walk.tell(ev.Submitted()))
+    walk.accepted(0)
+    walk.machine.set_params({0: {"temperature": 0.5}})
+    actions = walk.lost(0)
+    assert seeds(actions, deterministic=False) == [first]
+    walk.deterministic = set()
+    walk.accepted(0, 1)
+    assert walk.machine.state.public.sampling_params_list[0] == {"temperature": 0.5, "seed": first}
+
+
+def test_input_in_segments_gets_no_seed() -> None:
+    """It can't be made again, and a seed would keep its first segment from being continued."""
+    assert ev.Dispatch(0, 0, {}, {}, (), (), frozenset(), segmented=True, seed=3).params_for(deterministic=True) == {}
+    assert ev.Dispatch(0, 0, {}, {}, (), (), frozenset(), seed=3).params_for(deterministic=True) == {"seed": 3}
+
+
 def test_two_requests_have_two_seeds() -> None:
     plan = Walk(WITH_TEXT).machine.state.plan
     assert RequestState("a", {}, plan, {}).seed != RequestState("b", {}, plan, {}).seed

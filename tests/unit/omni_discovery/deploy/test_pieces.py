@@ -13,8 +13,8 @@ def pair(first: str, second: str, more: str = "async_chunk: true") -> DeployConf
     return parse_deploy(f"{stages}\n{more}", "test")
 
 
-SPEAKS = "engine: vllm-omni, model: /m, engine_args: {async_chunk: true}"
-WHOLE = "engine: vllm-omni, model: /m"
+SPEAKS = "engine: vllm-omni, model: /m"
+WHOLE = "engine: vllm-omni, model: /m, engine_args: {async_chunk: false}"
 
 
 @pytest.mark.parametrize(

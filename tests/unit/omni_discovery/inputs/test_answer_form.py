@@ -19,6 +19,11 @@ from omni_discovery.inputs.answer_form import (
     check_schema,
 )
 
+
+def object_of(count: int, **more: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": {f"a{each}": {} for each in range(count)}, **more}
+
+
 HUGE = {"type": "array", "items": {"type": "integer"}, "minItems": 10**9, "maxItems": 10**9}
 
 
@@ -64,6 +69,9 @@ def nested(depth: int) -> dict[str, Any]:
         ({"json": {"properties": {str(each): {"pattern": "[a-z]" * 100} for each in range(9)}}}, str(MAX_CLASSES)),
         ({"regex": "a?" * 512}, str(MAX_OPTIONAL)),
         ({"regex": "(ab){,1}" * 100}, str(MAX_OPTIONAL)),
+        ({"grammar": 'root ::= ["] ' + "[a-z] " * 300 + '["]'}, str(MAX_CLASSES)),
+        ({"grammar": '# "\nroot ::= ' + "[a-z] " * 300 + '# "'}, str(MAX_CLASSES)),
+        ({"grammar": 'start: /"' + "[a-z]" * 300 + '"/'}, str(MAX_CLASSES)),
         ({"json": {}, "whitespace_pattern": " {1000000}"}, "whitespace_pattern"),
         ({"grammar": 'root ::= "a"{100000}'}, "form.grammar"),
         ({"grammar": "a" * (MAX_FORM + 1)}, str(MAX_FORM)),
@@ -105,3 +113,43 @@ def test_a_response_format_and_a_tool_are_read_as_schemas() -> None:
     for holder in ({"type": "json_schema", "json_schema": {"schema": HUGE}}, {"function": {"parameters": HUGE}}):
         with pytest.raises(InvalidRequestError, match=r"^tools\[0\]: m"):
             check_schema("tools[0]", holder)
+
+
+@pytest.mark.attack("E6")
+@pytest.mark.parametrize(
+    "schema",
+    [
+        object_of(1000, minProperties=1, maxProperties=300, additionalProperties=False),
+        object_of(300, minProperties=30, maxProperties=60),
+        object_of(64, minProperties=64),
+        object_of(4000),
+        object_of(91),
+        object_of(400, required=["a1", "a2", "b", 7]),
+        {"patternProperties": {f"^{each}": {} for each in range(200)}},
+        {"anyOf": [object_of(30, title=str(each)) for each in range(20)]},
+        {"$defs": {str(each): object_of(90) for each in range(3)}, "$ref": "#/$defs/0"},
+        {"type": "array", "items": object_of(130), "maxItems": 2},
+        {"prefixItems": [{"type": "integer", "minimum": -(2**63) + each, "maximum": 2**62} for each in range(200)]},
+        {"prefixItems": [{"type": "string", "format": "ipv6"}] * 300},
+    ],
+)
+def test_a_schema_whose_properties_may_come_in_too_many_orders_is_refused(schema: dict[str, Any]) -> None:
+    for form in ({"json": schema}, {"json": json.dumps(schema)}):
+        with pytest.raises(InvalidRequestError, match=r"^form\.json: .*optional properties"):
+            check_answer_form("form", form)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        object_of(90),
+        {"properties": {"format": {"format": "date"}, "minimum": {"minimum": 1}}},
+        {"prefixItems": [{"type": "integer", "minimum": 0, "maximum": each} for each in range(120)]},
+        object_of(1000, required=[f"a{each}" for each in range(990)]),
+        object_of(12, minProperties=1, maxProperties=200),
+        {"anyOf": [object_of(15, title=str(each)) for each in range(36)]},
+        {"type": "object", "minProperties": 1, "maxProperties": 50_000},
+    ],
+)
+def test_schemas_with_many_properties_are_fine(schema: dict[str, Any]) -> None:
+    check_answer_form("form", {"json": schema})

@@ -13,7 +13,8 @@ from rich.console import Console
 
 from omni_discovery.errors import ConfigError
 from omni_discovery.etcd.embedded_file import read_embedded, write_endpoint
-from stage_runtime.demo.run import DemoConfig, _Demo, run_demo
+from stage_runtime.demo.pipeline import DemoConfig
+from stage_runtime.demo.run import _Demo, run_demo
 from tests.support.quiet import soon_s
 
 _DEAF = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(60)"

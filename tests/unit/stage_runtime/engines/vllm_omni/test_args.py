@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib.metadata import PackageNotFoundError
 from typing import Any
 
+import msgspec
 import pytest
 
 from omni_discovery.deploy.document import StageConfig
@@ -36,6 +37,12 @@ def test_own_arguments_are_taken_and_all_others_are_vllm_omnis() -> None:
 def test_what_does_not_work_is_refused_by_name(name: str, value: Any) -> None:
     with pytest.raises(ConfigError, match=rf"stage 3: engine_args\.{name} is {value!r}; engine 'vllm-omni' works with"):
         split_args(stage(**{name: value}))
+
+
+def test_a_stage_behind_two_others_is_refused_with_the_document() -> None:
+    split_args(msgspec.structs.replace(stage(), input_from=(0,)))
+    with pytest.raises(ConfigError, match=r"stage 3: input_from is \[0, 1\]; .* takes one stage before it"):
+        split_args(msgspec.structs.replace(stage(), input_from=(0, 1)))
 
 
 @pytest.mark.parametrize("bad", [{"async_chunk": "yes"}, {"connector_extra": {"a": "b"}}, {"sample_rate_hz": 0}])

@@ -8,8 +8,8 @@ import shlex
 import pytest
 
 from hub.command import ServeCommand
-from hub.serve import vllm_omni_flags
 from hub.serve.flags import check_flags
+from hub.serve.vllm_omni import flags as vllm_omni_flags
 from omni_discovery.errors import ConfigError
 
 #: Those of its release 0.30.0 that do something here.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stage_runtime.engines.diffusers.batches import BatchQueue
+from stage_runtime.engines.pictures.batches import BatchQueue
 
 
 def queue_of(*asked: tuple[str, str, int]) -> BatchQueue[str]:

@@ -9,8 +9,10 @@ import pytest
 from starlette.requests import Request
 from starlette.types import Message, Receive
 
-from hub.api.chat import ChatCompletions
-from hub.api.chat_schema import MAX_BODY_BYTES, MAX_DROPPED_BYTES, parse_chat
+from hub.api.audio.threads import EncoderThreads
+from hub.api.chat.completions import ChatCompletions
+from hub.api.chat.schema import parse_chat
+from hub.api.generation.body import MAX_BODY_BYTES, MAX_DROPPED_BYTES
 from hub.async_omni import AsyncOmni
 from omni_discovery.deploy.document import parse_deploy
 from omni_discovery.errors import InvalidRequestError, OverloadedError
@@ -41,21 +43,17 @@ NEUTRAL: list[tuple[str, Any]] = [
 ]
 
 ASKED_FOR: list[tuple[str, Any]] = [
-    ("logprobs", True),
     ("logprobs", 0),
     ("top_logprobs", 3),
-    ("n", 2),
-    ("logit_bias", {"50256": -100}),
+    ("n", 17),
     ("tools", [{"type": "function", "function": {"name": "f"}}]),
     ("tools", {}),
     ("tool_choice", "required"),
     ("response_format", {"type": "json_object"}),
     ("service_tier", "flex"),
     ("reasoning_effort", "low"),
-    ("audio", {"voice": "alloy", "format": "wav"}),
-    ("repetition_penalty", 1.1),
-    ("min_tokens", 5),
-    ("ignore_eos", True),
+    ("audio", {"voice": "alloy", "format": "midi"}),
+    ("audio", {"format": "wav", "loudness": 3}),
     ("nonsense", None),
 ]
 
@@ -107,7 +105,7 @@ async def answer_to(pieces: list[bytes], **headers: str) -> tuple[int, dict[str,
         "headers": [JSON, *((name.replace("_", "-").encode(), value.encode()) for name, value in headers.items())],
     }
     omni = AsyncOmni(DEPLOY, "hub-1", None)
-    response = await ChatCompletions(omni, DEPLOY).respond(Request(scope, receive))
+    response = await ChatCompletions(omni, DEPLOY, EncoderThreads()).respond(Request(scope, receive))
     refused = omni.metrics.get_sample_value("omni_hub_requests_total", {"outcome": "BodyTooLongError"})
     assert refused == (response.status_code == 413)
     return response.status_code, json.loads(bytes(response.body))
@@ -140,7 +138,9 @@ async def test_a_body_that_is_too_long_gets_413(pieces: list[bytes], headers: di
 
 async def test_another_model_is_refused_as_not_found_and_counted_by_a_public_name() -> None:
     omni = AsyncOmni(DEPLOY, "hub-1", None)
-    response = await ChatCompletions(omni, DEPLOY).respond(Request(POST, pieces_of(body(model="gpt"))))
+    response = await ChatCompletions(omni, DEPLOY, EncoderThreads()).respond(
+        Request(POST, pieces_of(body(model="gpt")))
+    )
     error = json.loads(bytes(response.body))["error"]
     assert (response.status_code, error["code"], error["param"]) == (404, "model_not_found", "model")
     assert "'gpt' is not served here" in error["message"]
@@ -163,7 +163,7 @@ async def test_the_time_in_the_hub_begins_when_the_body_has_come(monkeypatch: py
 
     omni, piece = AsyncOmni(DEPLOY, "hub-1", None), pieces_of(body())
     monkeypatch.setattr(omni, "generate", generate)
-    monkeypatch.setattr("hub.api.chat.time.perf_counter", lambda: now_s)
-    response = await ChatCompletions(omni, DEPLOY).respond(Request(POST, receive))
+    monkeypatch.setattr("hub.api.generation.running.time.perf_counter", lambda: now_s)
+    response = await ChatCompletions(omni, DEPLOY, EncoderThreads()).respond(Request(POST, receive))
     assert (response.status_code, begun) == (429, [now_s])
     assert now_s > 120.0

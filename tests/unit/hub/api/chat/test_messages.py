@@ -10,15 +10,17 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from hub.api.chat_schema import MAX_BODY_BYTES, MAX_PICTURES, parse_chat
+from hub.api.chat.messages import MAX_PICTURES
+from hub.api.chat.schema import parse_chat
+from hub.api.generation.body import MAX_BODY_BYTES
 from hub.api.stream import parse_frame
 from omni_discovery import wire
 from omni_discovery.data_urls import picture_parts, read_picture
 from omni_discovery.deploy.document import StageConfig
 from omni_discovery.errors import InvalidRequestError
 from stage_runtime.engines.base import Engine, StageRequest, create_engine
-from stage_runtime.engines.diffusers.request import Traits
-from stage_runtime.engines.diffusers.request import read_picture as read_drawing
+from stage_runtime.engines.pictures.request import Traits
+from stage_runtime.engines.pictures.request import read_picture as read_drawing
 from stage_runtime.engines.vllm.prompt import take_pictures
 from stage_runtime.testing import run
 
@@ -66,9 +68,10 @@ def test_pictures_are_let_in_as_they_are(parts: tuple[Any, ...]) -> None:
         (shown(detail=["low"]), "'detail' can't be chosen"),
         (shown(size=5), "'size' is not known"),
         ({**shown(), "uuid": "x"}, "'uuid' is not known"),
-        ({"type": "input_audio", "input_audio": {}}, "text and image_url parts only"),
-        ({"type": "text"}, "text and image_url parts only"),
-        ("x", "text and image_url parts only"),
+        ({"type": "file", "file": {}}, "a part is one of text, image_url, input_audio, audio_url, video_url"),
+        ({"type": ["text"]}, "a part is one of text"),
+        ({"type": "text"}, "a part is one of text"),
+        ("x", "a part is one of text"),
     ],
     ids=str,
 )

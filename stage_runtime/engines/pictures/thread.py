@@ -81,7 +81,7 @@ class PipelineThread(Generic[_Item]):
         #: Events of the batch being drawn; the last one is no BatchStepped. Read by the thread that made this object.
         self._events: SimpleQueue[Event] = SimpleQueue()
         # A daemon: a device that hangs must not keep the process from ending.
-        self._thread = threading.Thread(target=self._run, name="diffusers", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="pictures", daemon=True)
         self._thread.start()
 
     def start(self, batch: Batch[_Item]) -> None:
