@@ -73,7 +73,8 @@ def test_what_another_user_put_into_tmp_is_neither_loaded_nor_waited_for(
         assert lock.stat().st_uid == NOBODY
         fcntl.flock(held, fcntl.LOCK_EX)
         deployment.start()
-        (replica,) = deployment.wait_up()
+        # It imports vLLM and torch's compiler.
+        (replica,) = deployment.wait_up(timeout_s=300.0)
         hub = deployment.session(replica)
         hub.submit("r", inputs={"prompt": ""})
         hub.acknowledged()
