@@ -161,7 +161,7 @@ def test_etcdctl_shows_readable_json_under_leases(hub: Hub) -> None:
         ({"messages": [{"role": "user", "content": "x"}], "modalities": ["smell"]}, 400, "smell"),
         ({"messages": [{"role": "user", "content": "x"}], "model": "other"}, 404, "echo-pair"),
         ({"messages": [{"role": "user", "content": "x"}], "temprature": 1}, 400, "temprature"),
-        ({"messages": [{"role": "user", "content": "x"}], "n": 2}, 400, "$.n"),
+        ({"messages": [{"role": "user", "content": "x"}], "n": 17}, 400, "$.n"),
         ({"messages": [{"role": "user", "content": "x"}], "tools": [{"type": "function"}]}, 400, "tools"),
         ({"messages": [{"role": "user", "content": "x" * 10_000_000}]}, 413, "send less"),
         ({"messages": [{"role": "user", "content": "x"}], "sampling_params_list": [{}, {}, {}]}, 400, "stages"),
