@@ -6,6 +6,7 @@ import os
 import resource
 import signal
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,15 +21,18 @@ from tests.support.replica_stage import Deployment, echo_stages
 
 @contextmanager
 def strangers(*ports: int, count: int) -> Iterator[None]:
-    """So many connections to each port that say nothing."""
+    """So many connections to each port that say nothing, none faster than the port's backlog is emptied."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     opened: list[socket.socket] = []
     try:
-        for port in [port for _ in range(count) for port in ports]:
-            opened.append(socket.socket())
-            opened[-1].setblocking(False)
-            opened[-1].connect_ex(("127.0.0.1", port))
+        for _ in range(count):
+            for port in ports:
+                opened.append(socket.socket())
+                opened[-1].setblocking(False)
+                opened[-1].connect_ex(("127.0.0.1", port))
+            # What the backlog has no room for is tried again after a second, when the first may be gone.
+            time.sleep(0.002)
         yield
     finally:
         for each in opened:
