@@ -108,6 +108,7 @@ ATTACKS: Final = (
     Attack("E8", "thousands of records of nobody, that change all the time", "views are merged; others are served"),
     Attack("E9", "a replica ends requests with gaps and acknowledges no abort", "ejected; aborts are bounded"),
     Attack("F1", "connections to the ports of an engine's process groups, closed at once", "nobody can connect"),
+    Attack("F4", "sound with sample rates of 1 Hz or of gigahertz", "the request fails; memory stays flat"),
 )
 
 #: Rows without a test, and why.
