@@ -109,6 +109,8 @@ ATTACKS: Final = (
     Attack("E9", "a replica ends requests with gaps and acknowledges no abort", "ejected; aborts are bounded"),
     Attack("F1", "connections to the ports of an engine's process groups, closed at once", "nobody can connect"),
     Attack("F4", "sound with sample rates of 1 Hz or of gigahertz", "the request fails; memory stays flat"),
+    Attack("F5", "token ids without text and without end", "the hub keeps 8 MiB of a stage's output at most"),
+    Attack("F7", "large files of a stage that is declared deterministic", "compared by parts; the loop goes on"),
 )
 
 #: Rows without a test, and why.
